@@ -1,0 +1,1 @@
+"""Codecs: the contract, the registry, and one file per family."""

@@ -1,0 +1,258 @@
+"""The contract of a codec, and the encoding that it produces.
+
+A codec sees flat tensors only: one dimension, contiguous, of one of `DTYPES`. Layout (strides,
+expanded dimensions, gaps) is dealt with here, once, so that a codec is nothing but its format.
+"""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import torch
+
+from cswap.codecs.layout import (
+    flat_numel,
+    flatten,
+    meta_of,
+    restore,
+    torch_dtype,
+    unflatten_into,
+)
+from cswap.errors import ConfigError, CorruptEncodingError, UnsupportedError
+from cswap.schema.tensor import DTYPES, DType, TensorMeta
+
+
+class Stream(Protocol):
+    """What a codec needs of a stream: on a CPU, how many threads it may use."""
+
+    @property
+    def threads(self) -> int:
+        """Threads that a CPU codec may use; ignored on a GPU."""
+        ...
+
+
+class LateSize(Protocol):
+    """A size that is known only once the stream that encodes has got there."""
+
+    def value(self) -> int:
+        """The size in bytes. To be called after the encode's event has fired."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeKey:
+    """Names one encode for counter-based stochastic rounding: the same key, the same bytes.
+
+    Attributes:
+        seed: of the run.
+        tensor_id: which saved tensor, stable from step to step.
+        step: which training step.
+    """
+
+    seed: int = 0
+    tensor_id: int = 0
+    step: int = 0
+
+
+DEFAULT_KEY: Final = EncodeKey()
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """The result of an encode: all that decode needs.
+
+    Attributes:
+        codec: name of the codec, as `cswap.get_codec` takes it.
+        meta: layout of the tensor that was encoded.
+        payload: [nbytes] uint8, the codec's bytes, on the device that encoded them.
+    """
+
+    codec: str
+    meta: TensorMeta
+    payload: torch.Tensor
+
+    @property
+    def nbytes(self) -> int:
+        """Encoded bytes, without header."""
+        return self.payload.numel()
+
+    @property
+    def raw_nbytes(self) -> int:
+        """Bytes before encoding: the distinct elements of the tensor."""
+        return flat_numel(self.meta) * DTYPES[self.meta.dtype].itemsize
+
+    @property
+    def ratio(self) -> float:
+        """Raw bytes over encoded bytes; above 1 is good."""
+        return self.raw_nbytes / max(self.nbytes, 1)
+
+    def to_bytes(self) -> bytes:
+        """The stream: header and payload, with a checksum over both (docs/format.md)."""
+        from cswap.codecs.header import write_stream
+
+        return write_stream(self)
+
+    @staticmethod
+    def from_bytes(data: bytes | bytearray | memoryview) -> Encoding:
+        """Read a stream back.
+
+        Raises:
+            CorruptEncodingError: ``data`` is truncated, damaged, or no stream of cswap's.
+        """
+        from cswap.codecs.header import read_stream
+
+        return read_stream(data)
+
+
+class Codec(abc.ABC):
+    """One format: bytes to fewer bytes and back. Stateless and reentrant.
+
+    A codec implements the five abstract members and nothing else.
+
+    Attributes:
+        name: as `get_codec` takes it, parameters included.
+        lossless: whether decode returns every bit.
+        max_ratio: no encoding of this codec is smaller than raw bytes / max_ratio (plus a
+            constant); a stream that claims more is corrupt. Keeps a hostile header from
+            allocating memory.
+    """
+
+    name: str
+    lossless: bool
+    max_ratio: int
+
+    @abc.abstractmethod
+    def supports(self, dtype: torch.dtype, device: str = "cpu") -> bool:
+        """Whether tensors of this dtype on this kind of device ("cpu", "cuda") can be encoded."""
+
+    @abc.abstractmethod
+    def bound(self, dtype: torch.dtype, numel: int) -> int:
+        """Bytes that ``out`` must have to encode ``numel`` elements; the encoding is no larger."""
+
+    @abc.abstractmethod
+    def encode_flat(
+        self, x: torch.Tensor, out: torch.Tensor, *, key: EncodeKey, stream: Stream | None
+    ) -> int | LateSize:
+        """Encode x [n], contiguous, into out [>= bound] uint8, 16-byte aligned; return the bytes.
+
+        Asynchronous where the device is: then the size may be late.
+        """
+
+    @abc.abstractmethod
+    def decode_flat(
+        self, payload: torch.Tensor, out: torch.Tensor, *, stream: Stream | None
+    ) -> None:
+        """Decode payload [nbytes] uint8 into out [n], contiguous; write every element.
+
+        Raises:
+            CorruptEncodingError: payload is not an encoding of n elements of out's dtype.
+        """
+
+    def encode(
+        self,
+        tensor: torch.Tensor,
+        out: torch.Tensor | None = None,
+        *,
+        key: EncodeKey = DEFAULT_KEY,
+        stream: Stream | None = None,
+    ) -> Encoding:
+        """Encode a tensor of any strided layout.
+
+        Args:
+            tensor: dense (strided) tensor; stride-0 dimensions are encoded once.
+            out: [>= bound] uint8 on the same device to encode into; the encoding then is a view
+                of it. Default: allocated.
+            key: names this encode for stochastic rounding.
+            stream: where to run; default: at once, with all threads.
+
+        Raises:
+            UnsupportedError: this codec does not take this dtype, device or layout.
+            ConfigError: ``out`` is too small or not uint8.
+        """
+        meta = meta_of(tensor)
+        kind = tensor.device.type
+        if not self.supports(tensor.dtype, kind):
+            raise UnsupportedError(
+                f"codec={self.name!r}: does not take {meta.dtype} on {kind}. "
+                "See `cswap codecs` for what each codec takes."
+            )
+        x = flatten(tensor)
+        bound = self.bound(x.dtype, x.numel())
+        if out is None:
+            out = torch.empty(bound, dtype=torch.uint8, device=x.device)
+        elif out.dtype != torch.uint8 or out.numel() < bound or not out.is_contiguous():
+            raise ConfigError(
+                f"out={out.dtype} of {out.numel()} elements: must be contiguous uint8 "
+                f"of at least {bound} (codec.bound)."
+            )
+        size = self.encode_flat(x, out, key=key, stream=stream)
+        nbytes = size if isinstance(size, int) else size.value()
+        return Encoding(self.name, meta, out[:nbytes])
+
+    def decode(
+        self,
+        encoding: Encoding,
+        out: torch.Tensor | None = None,
+        *,
+        stream: Stream | None = None,
+    ) -> torch.Tensor:
+        """Rebuild the tensor with its exact sizes and strides.
+
+        Args:
+            encoding: what `encode` returned, or `Encoding.from_bytes`.
+            out: tensor of the same dtype and sizes to write to. Default: allocated.
+            stream: where to run; default: at once, with all threads.
+
+        Raises:
+            CorruptEncodingError: the encoding is damaged or another codec's.
+            ConfigError: ``out`` does not fit.
+        """
+        if encoding.codec != self.name:
+            raise CorruptEncodingError(
+                f"encoding.codec={encoding.codec!r}: cannot be decoded by {self.name!r}."
+            )
+        meta = encoding.meta
+        self.check(encoding.payload, meta)
+        if out is not None and (out.dtype != torch_dtype(meta.dtype) or out.shape != meta.sizes):
+            raise ConfigError(
+                f"out={out.dtype} {tuple(out.shape)}: must be {meta.dtype} {meta.sizes}."
+            )
+        x = torch.empty(
+            flat_numel(meta), dtype=torch_dtype(meta.dtype), device=encoding.payload.device
+        )
+        self.decode_flat(encoding.payload, x, stream=stream)
+        return restore(x, meta) if out is None else unflatten_into(x, meta, out)
+
+    def check(self, payload: torch.Tensor, meta: TensorMeta) -> None:
+        """Refuse a payload that cannot be an encoding of ``meta``, before memory is allocated.
+
+        Raises:
+            CorruptEncodingError: see above.
+        """
+        raw_bytes = flat_numel(meta) * DTYPES[meta.dtype].itemsize
+        if raw_bytes > (payload.numel() + 1) * self.max_ratio:
+            raise CorruptEncodingError(
+                f"encoding of {payload.numel()} bytes claims {raw_bytes} raw bytes, more than "
+                f"codec {self.name!r} can reach."
+            )
+        if not self.supports(torch_dtype(meta.dtype)):
+            raise CorruptEncodingError(
+                f"encoding.meta.dtype={meta.dtype!r}: codec {self.name!r} never encodes that."
+            )
+
+    def __repr__(self) -> str:
+        return f"get_codec({self.name!r})"
+
+
+def word_dtype(dtype: torch.dtype) -> DType:
+    """The schema's description of a torch dtype.
+
+    Raises:
+        UnsupportedError: cswap does not know the dtype (quantised ones, for instance).
+    """
+    name = str(dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        raise UnsupportedError(f"dtype={name!r}: not encodable. Known: {', '.join(DTYPES)}.")
+    return DTYPES[name]

@@ -1,0 +1,103 @@
+"""From a strided tensor to the flat elements that codecs see, and back."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from cswap.errors import UnsupportedError
+from cswap.schema.tensor import DTYPES, TensorMeta
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_WORD_INT = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@lru_cache(maxsize=None)
+def torch_dtype(name: str) -> torch.dtype:
+    """torch's dtype of that name, one of `DTYPES`.
+
+    Raises:
+        UnsupportedError: this torch has no dtype of that name.
+    """
+    found = getattr(torch, name, None) if name in DTYPES else None
+    if not isinstance(found, torch.dtype):
+        raise UnsupportedError(f"dtype={name!r}: unknown to torch {torch.__version__}.")
+    return found
+
+
+def meta_of(tensor: torch.Tensor) -> TensorMeta:
+    """Layout of a tensor, as if it stood alone (storage offset 0).
+
+    Raises:
+        UnsupportedError: the tensor is not a plain strided one of a known dtype.
+    """
+    name = str(tensor.dtype).removeprefix("torch.")
+    if tensor.layout != torch.strided or tensor.is_quantized or name not in DTYPES:
+        raise UnsupportedError(
+            f"tensor of dtype {name}, layout {tensor.layout}: only strided tensors of the dtypes "
+            f"{', '.join(DTYPES)} can be encoded."
+        )
+    return TensorMeta(name, tuple(tensor.shape), tensor.stride(), 0, str(tensor.device))
+
+
+def _dense_numel(meta: TensorMeta) -> int:
+    # Elements that differ in their place in memory, were there no overlaps but stride 0.
+    return math.prod(n for n, s in zip(meta.sizes, meta.strides, strict=True) if s != 0 or n == 0)
+
+
+def flat_numel(meta: TensorMeta) -> int:
+    """Elements that an encoding of ``meta`` holds: the span, or fewer if the span has gaps."""
+    return min(meta.span, _dense_numel(meta))
+
+
+def _has_gaps(meta: TensorMeta) -> bool:
+    return meta.span > _dense_numel(meta)
+
+
+def _narrow(meta: TensorMeta) -> tuple[list[int], list[int]]:
+    # Sizes and strides with every expanded dimension cut to one element.
+    sizes = [1 if s == 0 and n > 0 else n for n, s in zip(meta.sizes, meta.strides, strict=True)]
+    return sizes, list(meta.strides)
+
+
+def flatten(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements of a tensor, each once, as [flat_numel] contiguous; a view if it can be."""
+    x = tensor.detach().resolve_conj().resolve_neg()
+    meta = meta_of(x)
+    if _has_gaps(meta):
+        sizes, strides = _narrow(meta)
+        return x.as_strided(sizes, strides, x.storage_offset()).reshape(-1)
+    return x.as_strided((meta.span,), (1,), x.storage_offset())
+
+
+def restore(x: torch.Tensor, meta: TensorMeta) -> torch.Tensor:
+    """A tensor of layout ``meta`` from its flat elements x; a view of x if there are no gaps."""
+    if not _has_gaps(meta):
+        return x.as_strided(meta.sizes, meta.strides, x.storage_offset())
+    base = torch.empty(meta.span, dtype=x.dtype, device=x.device)
+    sizes, strides = _narrow(meta)
+    base.as_strided(sizes, strides).copy_(x.view(sizes))
+    return base.as_strided(meta.sizes, meta.strides)
+
+
+def unflatten_into(x: torch.Tensor, meta: TensorMeta, out: torch.Tensor) -> torch.Tensor:
+    """Write the tensor of layout ``meta`` with flat elements x to ``out``; return ``out``."""
+    return out.copy_(restore(x, meta))
+
+
+def bytes_of(x: torch.Tensor) -> NDArray[Any]:
+    """The bytes of a flat CPU tensor as a numpy array that shares its memory."""
+    return x.view(torch.uint8).numpy()  # type: ignore[no-any-return]
+
+
+def words_of(x: torch.Tensor) -> NDArray[Any]:
+    """The words of a flat CPU tensor as unsigned numpy integers that share its memory."""
+    word = DTYPES[str(x.dtype).removeprefix("torch.")].word
+    if x.data_ptr() % word:
+        raise UnsupportedError(f"tensor at address {x.data_ptr():#x}: not aligned to {word} bytes.")
+    return x.view(_WORD_INT[word]).numpy().view(f"u{word}")  # type: ignore[no-any-return]

@@ -1,0 +1,62 @@
+"""Split the tiles of one tensor over threads."""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+MAX_RANGES: Final = 8
+"""More threads than this gain nothing: the codecs are bound by memory bandwidth before."""
+
+MIN_RANGE_TILES: Final = 32
+"""Handing a range to another thread costs about 20 us, as much as encoding ten tiles or more."""
+
+_lock = threading.Lock()
+_pool: ThreadPoolExecutor | None = None
+
+
+def split(n_tiles: int, threads: int) -> list[tuple[int, int]]:
+    """Cut ``n_tiles`` into at most ``threads`` ranges worth a thread each.
+
+    >>> split(100, 2), split(40, 2)
+    ([(0, 50), (50, 100)], [(0, 40)])
+    """
+    n = max(1, min(threads, n_tiles // MIN_RANGE_TILES, MAX_RANGES))
+    edges = [n_tiles * i // n for i in range(n + 1)]
+    return list(zip(edges[:-1], edges[1:], strict=True))
+
+
+def run_ranges(job: Callable[[int, int, int], T], ranges: list[tuple[int, int]]) -> list[T]:
+    """Call ``job(index, first, last)`` for each range; the caller's thread takes the first.
+
+    Jobs must not call this again (the pool has no thread to spare for waiting).
+    """
+    futures: list[Future[T]] = [
+        _threads().submit(job, i, *ranges[i]) for i in range(1, len(ranges))
+    ]
+    return [job(0, *ranges[0]), *(f.result() for f in futures)]
+
+
+def _threads() -> ThreadPoolExecutor:
+    global _pool
+    with _lock:
+        if _pool is None:
+            _pool = ThreadPoolExecutor(MAX_RANGES, thread_name_prefix="cswap-tiles")
+        return _pool
+
+
+def _forget_pool() -> None:
+    # A forked child inherits the pool's bookkeeping but none of its threads.
+    global _pool, _lock
+    _pool, _lock = None, threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_pool)

@@ -1,0 +1,54 @@
+"""Errors of cswap.
+
+* CswapError
+  + ConfigError           a setting or an argument is wrong; nothing was changed
+    - UnknownCodecError   no codec of that name
+    - UnsupportedError    this codec cannot take this tensor
+  + CorruptEncodingError  bytes that came back are not the bytes that were written
+  + InternalError         cswap broke one of its own rules: please report
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class CswapError(Exception):
+    """Base class of every error that cswap raises on purpose."""
+
+
+class ConfigError(CswapError, ValueError):
+    """An argument or a setting is wrong. Raised before anything was changed."""
+
+
+class UnknownCodecError(ConfigError):
+    """No codec of that name is registered.
+
+    >>> raise UnknownCodecError("zcv", known=("raw", "zvc"))
+    Traceback (most recent call last):
+    ...
+    cswap.errors.UnknownCodecError: codec='zcv': no such codec. Did you mean 'zvc'? Known: raw, zvc.
+    """
+
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        known = sorted(known)
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        super().__init__(f"codec={name!r}: no such codec.{hint} Known: {', '.join(known)}.")
+        self.name = name
+
+
+class UnsupportedError(ConfigError):
+    """A codec was given a tensor (dtype, device, layout) that it does not take."""
+
+
+class CorruptEncodingError(CswapError):
+    """An encoding or a stream is truncated, damaged, or not one of cswap's."""
+
+
+class InternalError(CswapError):
+    """cswap broke one of its own rules."""

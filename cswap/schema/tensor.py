@@ -1,0 +1,145 @@
+"""What a tensor is (dtype and layout) and what it is like (profile).
+
+Records only, standard library only: planning and reporting read them without torch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Kind = Literal["float", "int", "uint", "bool", "other"]
+
+
+@dataclass(frozen=True, slots=True)
+class DType:
+    """A dtype as codecs see it: a row of equal words.
+
+    Attributes:
+        name: torch's own name without the prefix, such as ``bfloat16``.
+        itemsize: bytes of one element.
+        word: bytes of one word; a complex element is two words of its real dtype.
+        kind: how a word is to be read.
+        exponent_bits: of one word; 0 unless ``kind`` is ``float``.
+        mantissa_bits: stored mantissa bits of one word; 0 unless ``kind`` is ``float``.
+    """
+
+    name: str
+    itemsize: int
+    word: int
+    kind: Kind
+    exponent_bits: int = 0
+    mantissa_bits: int = 0
+
+    @property
+    def is_complex(self) -> bool:
+        """Whether an element is two words, real and imaginary."""
+        return self.itemsize == 2 * self.word
+
+
+def _float(name: str, nbytes: int, exponent: int, mantissa: int) -> DType:
+    return DType(name, nbytes, nbytes, "float", exponent, mantissa)
+
+
+def _complex(name: str, nbytes: int, exponent: int, mantissa: int) -> DType:
+    return DType(name, nbytes, nbytes // 2, "float", exponent, mantissa)
+
+
+DTYPES: Final[dict[str, DType]] = {
+    d.name: d
+    for d in (
+        _float("float64", 8, 11, 52),
+        _float("float32", 4, 8, 23),
+        _float("float16", 2, 5, 10),
+        _float("bfloat16", 2, 8, 7),
+        _float("float8_e4m3fn", 1, 4, 3),
+        _float("float8_e4m3fnuz", 1, 4, 3),
+        _float("float8_e5m2", 1, 5, 2),
+        _float("float8_e5m2fnuz", 1, 5, 2),
+        DType("float8_e8m0fnu", 1, 1, "other"),
+        DType("float4_e2m1fn_x2", 1, 1, "other"),
+        _complex("complex128", 16, 11, 52),
+        _complex("complex64", 8, 8, 23),
+        _complex("complex32", 4, 5, 10),
+        *(DType(f"int{b}", b // 8, b // 8, "int") for b in (8, 16, 32, 64)),
+        *(DType(f"uint{b}", b // 8, b // 8, "uint") for b in (8, 16, 32, 64)),
+        DType("bool", 1, 1, "bool"),
+    )
+}
+"""Every dtype that autograd can save and cswap can encode, by torch's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMeta:
+    """Layout of one tensor: all that is needed to build an equal one.
+
+    Attributes:
+        dtype: a key of `DTYPES`.
+        sizes: shape, in elements.
+        strides: in elements, one per size; 0 for an expanded dimension.
+        storage_offset: elements before the first, in the storage it came from.
+        device: torch's name of the device, such as ``cuda:1``.
+    """
+
+    dtype: str
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    storage_offset: int = 0
+    device: str = "cpu"
+
+    @property
+    def numel(self) -> int:
+        """Number of elements that indexing can reach (an expanded one counts every time)."""
+        return math.prod(self.sizes)
+
+    @property
+    def span(self) -> int:
+        """Elements from the first to the last in memory, gaps included; 0 if empty.
+
+        >>> TensorMeta("float32", (3, 4), (8, 2)).span
+        23
+        >>> TensorMeta("float32", (1000, 4), (0, 1)).span
+        4
+        """
+        if 0 in self.sizes:
+            return 0
+        return 1 + sum((n - 1) * s for n, s in zip(self.sizes, self.strides, strict=True))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the span."""
+        return self.span * DTYPES[self.dtype].itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class TensorProfile:
+    """What a sample says about a tensor's values.
+
+    Fractions are of sampled words and lie in [0, 1].
+
+    Attributes:
+        dtype: a key of `DTYPES`.
+        nbytes: raw bytes of the whole tensor.
+        sampled: words looked at; 0 means that nothing is known.
+        zero_fraction: words whose bits are all zero (-0.0 is not).
+        repeat_fraction: words equal to the word before them, within a sampled tile.
+        spread: fraction of words (zeros included) whose exponent lies less than 1, 3, 7 and 15
+            below the largest of their tile. Empty unless floating.
+        spread_nonzero: the same among words that are not zero, as zvc would leave them.
+        int_bits: bits that (largest - smallest) of a tile needs, mean over sampled tiles;
+            None unless integer or bool.
+        non_finite: fraction of words that are NaN or infinite.
+        amax: largest finite magnitude seen; 0.0 unless floating.
+    """
+
+    dtype: str
+    nbytes: int
+    sampled: int = 0
+    zero_fraction: float = 0.0
+    repeat_fraction: float = 0.0
+    spread: tuple[float, ...] = ()
+    spread_nonzero: tuple[float, ...] = ()
+    int_bits: float | None = None
+    non_finite: float = 0.0
+    amax: float = 0.0
