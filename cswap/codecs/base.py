@@ -133,7 +133,12 @@ class Codec(abc.ABC):
 
     @abc.abstractmethod
     def encode_flat(
-        self, x: torch.Tensor, out: torch.Tensor, *, key: EncodeKey, stream: Stream | None
+        self,
+        x: torch.Tensor,
+        out: torch.Tensor,
+        *,
+        key: EncodeKey,
+        stream: Stream | None,
     ) -> int | LateSize:
         """Encode x [n], contiguous, into out [>= bound] uint8, 16-byte aligned; return the bytes.
 
@@ -215,12 +220,16 @@ class Codec(abc.ABC):
             )
         meta = encoding.meta
         self.check(encoding.payload, meta)
-        if out is not None and (out.dtype != torch_dtype(meta.dtype) or out.shape != meta.sizes):
+        if out is not None and (
+            out.dtype != torch_dtype(meta.dtype) or out.shape != meta.sizes
+        ):
             raise ConfigError(
                 f"out={out.dtype} {tuple(out.shape)}: must be {meta.dtype} {meta.sizes}."
             )
         x = torch.empty(
-            flat_numel(meta), dtype=torch_dtype(meta.dtype), device=encoding.payload.device
+            flat_numel(meta),
+            dtype=torch_dtype(meta.dtype),
+            device=encoding.payload.device,
         )
         self.decode_flat(encoding.payload, x, stream=stream)
         return restore(x, meta) if out is None else unflatten_into(x, meta, out)
@@ -254,5 +263,7 @@ def word_dtype(dtype: torch.dtype) -> DType:
     """
     name = str(dtype).removeprefix("torch.")
     if name not in DTYPES:
-        raise UnsupportedError(f"dtype={name!r}: not encodable. Known: {', '.join(DTYPES)}.")
+        raise UnsupportedError(
+            f"dtype={name!r}: not encodable. Known: {', '.join(DTYPES)}."
+        )
     return DTYPES[name]

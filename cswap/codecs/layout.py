@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _WORD_INT = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-@lru_cache(maxsize=None)
+@cache
 def torch_dtype(name: str) -> torch.dtype:
     """torch's dtype of that name, one of `DTYPES`.
 
@@ -47,7 +47,9 @@ def meta_of(tensor: torch.Tensor) -> TensorMeta:
 
 def _dense_numel(meta: TensorMeta) -> int:
     # Elements that differ in their place in memory, were there no overlaps but stride 0.
-    return math.prod(n for n, s in zip(meta.sizes, meta.strides, strict=True) if s != 0 or n == 0)
+    return math.prod(
+        n for n, s in zip(meta.sizes, meta.strides, strict=True) if s != 0 or n == 0
+    )
 
 
 def flat_numel(meta: TensorMeta) -> int:
@@ -61,7 +63,10 @@ def _has_gaps(meta: TensorMeta) -> bool:
 
 def _narrow(meta: TensorMeta) -> tuple[list[int], list[int]]:
     # Sizes and strides with every expanded dimension cut to one element.
-    sizes = [1 if s == 0 and n > 0 else n for n, s in zip(meta.sizes, meta.strides, strict=True)]
+    sizes = [
+        1 if s == 0 and n > 0 else n
+        for n, s in zip(meta.sizes, meta.strides, strict=True)
+    ]
     return sizes, list(meta.strides)
 
 
@@ -85,7 +90,9 @@ def restore(x: torch.Tensor, meta: TensorMeta) -> torch.Tensor:
     return base.as_strided(meta.sizes, meta.strides)
 
 
-def unflatten_into(x: torch.Tensor, meta: TensorMeta, out: torch.Tensor) -> torch.Tensor:
+def unflatten_into(
+    x: torch.Tensor, meta: TensorMeta, out: torch.Tensor
+) -> torch.Tensor:
     """Write the tensor of layout ``meta`` with flat elements x to ``out``; return ``out``."""
     return out.copy_(restore(x, meta))
 
@@ -99,5 +106,7 @@ def words_of(x: torch.Tensor) -> NDArray[Any]:
     """The words of a flat CPU tensor as unsigned numpy integers that share its memory."""
     word = DTYPES[str(x.dtype).removeprefix("torch.")].word
     if x.data_ptr() % word:
-        raise UnsupportedError(f"tensor at address {x.data_ptr():#x}: not aligned to {word} bytes.")
+        raise UnsupportedError(
+            f"tensor at address {x.data_ptr():#x}: not aligned to {word} bytes."
+        )
     return x.view(_WORD_INT[word]).numpy().view(f"u{word}")  # type: ignore[no-any-return]

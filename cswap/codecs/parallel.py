@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -30,10 +31,12 @@ def split(n_tiles: int, threads: int) -> list[tuple[int, int]]:
     """
     n = max(1, min(threads, n_tiles // MIN_RANGE_TILES, MAX_RANGES))
     edges = [n_tiles * i // n for i in range(n + 1)]
-    return list(zip(edges[:-1], edges[1:], strict=True))
+    return list(itertools.pairwise(edges))
 
 
-def run_ranges(job: Callable[[int, int, int], T], ranges: list[tuple[int, int]]) -> list[T]:
+def run_ranges(
+    job: Callable[[int, int, int], T], ranges: list[tuple[int, int]]
+) -> list[T]:
     """Call ``job(index, first, last)`` for each range; the caller's thread takes the first.
 
     Jobs must not call this again (the pool has no thread to spare for waiting).

@@ -77,7 +77,12 @@ class TiledCodec(Codec):
         return container_bound(n_words, d.word) + ranges * SLACK
 
     def encode_flat(
-        self, x: torch.Tensor, out: torch.Tensor, *, key: EncodeKey, stream: Stream | None
+        self,
+        x: torch.Tensor,
+        out: torch.Tensor,
+        *,
+        key: EncodeKey,
+        stream: Stream | None,
     ) -> int | LateSize:
         """See `Codec.encode_flat`."""
         d = word_dtype(x.dtype)
@@ -91,7 +96,9 @@ class TiledCodec(Codec):
         def job(index: int, first: int, last: int) -> int:
             base = start + first * capacity + index * SLACK
             return int(
-                encode_range(encode, words, target, args, first, last, TILE_WORDS[d.word], base)
+                encode_range(
+                    encode, words, target, args, first, last, TILE_WORDS[d.word], base
+                )
             )
 
         ends = run_ranges(job, ranges)
@@ -121,11 +128,17 @@ class TiledCodec(Codec):
         args = self.tile_args(d, EncodeKey())
 
         def job(_index: int, first: int, last: int) -> int:
-            return int(decode_range(decode, source, words, args, first, last, TILE_WORDS[d.word]))
+            return int(
+                decode_range(
+                    decode, source, words, args, first, last, TILE_WORDS[d.word]
+                )
+            )
 
         bad = [t for t in run_ranges(job, split(n_tiles, _threads(stream))) if t >= 0]
         if bad:
-            raise CorruptEncodingError(f"codec {self.name!r}: tile {bad[0]} is damaged.")
+            raise CorruptEncodingError(
+                f"codec {self.name!r}: tile {bad[0]} is damaged."
+            )
 
 
 NO_ARGS: Final[NDArray[Any]] = np.zeros(1, np.uint64)

@@ -1,0 +1,53 @@
+"""``raw``: the bytes as they are. Moving without encoding is a codec too."""
+
+from __future__ import annotations
+
+import torch
+
+from cswap.codecs.base import Codec, EncodeKey, LateSize, Stream
+from cswap.errors import CorruptEncodingError
+from cswap.schema.tensor import DTYPES
+
+
+class Raw(Codec):
+    """A copy. See docs/format.md, section "raw"."""
+
+    name = "raw"
+    lossless = True
+    max_ratio = 1
+
+    def supports(self, dtype: torch.dtype, device: str = "cpu") -> bool:
+        """Every dtype, everywhere."""
+        return str(dtype).removeprefix("torch.") in DTYPES
+
+    def bound(self, dtype: torch.dtype, numel: int) -> int:
+        """Exactly the raw bytes."""
+        return numel * dtype.itemsize
+
+    def encode_flat(
+        self,
+        x: torch.Tensor,
+        out: torch.Tensor,
+        *,
+        key: EncodeKey,
+        stream: Stream | None,
+    ) -> int | LateSize:
+        """See `Codec.encode_flat`."""
+        source = x.view(torch.uint8)
+        out[: source.numel()].copy_(source, non_blocking=True)
+        return source.numel()
+
+    def decode_flat(
+        self,
+        payload: torch.Tensor,
+        out: torch.Tensor,
+        *,
+        stream: Stream | None,
+    ) -> None:
+        """See `Codec.decode_flat`."""
+        target = out.view(torch.uint8)
+        if payload.numel() != target.numel():
+            raise CorruptEncodingError(
+                f"raw encoding of {payload.numel()} bytes, {target.numel()} expected."
+            )
+        target.copy_(payload, non_blocking=True)

@@ -1,0 +1,152 @@
+"""Names of codecs: a lazy table, other people's entry points, and ``a+b``.
+
+A name is ``family``, ``family:parameter`` (an integer, such as the rate of ``zfp:12``), or two of
+these joined by ``+`` (see compose.py).
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from functools import lru_cache
+from importlib import metadata
+from typing import TYPE_CHECKING, Final
+
+from cswap.codecs.base import Codec
+from cswap.errors import ConfigError, UnknownCodecError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Factory = Callable[..., Codec]
+
+ENTRY_POINT_GROUP: Final = "cswap.codecs"
+
+_BUILT_IN: Final[dict[str, str]] = {
+    "raw": "cswap.codecs.raw:Raw",
+    "zvc": "cswap.codecs.zvc:Zvc",
+    "csr": "cswap.codecs.csr:Csr",
+    "rle": "cswap.codecs.rle:Rle",
+    "bitpack": "cswap.codecs.bitpack:Bitpack",
+    "expk": "cswap.codecs.expk:Expk",
+    "lz4": "cswap.codecs.host:Lz4",
+    "zstd": "cswap.codecs.host:Zstd",
+    "bf16": "cswap.codecs.cast:CastBfloat16",
+    "fp16": "cswap.codecs.cast:CastFloat16",
+    "int8": "cswap.codecs.int8:Int8",
+    "fp8": "cswap.codecs.fp8:Fp8",
+    "mxfp8": "cswap.codecs.mxfp8:Mxfp8",
+    "int4": "cswap.codecs.int4:Int4",
+    "zfp": "cswap.codecs.zfp:Zfp",
+}
+"""Family to ``module:class``, imported on first use."""
+
+COMPOSITES: Final = ("zvc+expk", "zvc+int8", "zvc+fp8")
+"""Compositions that `list_codecs` shows; `get_codec` takes more (see compose.py)."""
+
+_lock = threading.RLock()
+_registered: dict[str, Factory] = {}
+_made: dict[str, Codec] = {}
+
+
+def register_codec(name: str, factory: Factory) -> None:
+    """Make a codec of your own available under ``name``.
+
+    Args:
+        name: without ``+`` and ``:``; must be free.
+        factory: called without arguments, or with the integer of ``name:parameter``.
+
+    Raises:
+        ConfigError: the name is malformed or taken.
+    """
+    if not name or "+" in name or ":" in name or name != name.strip().lower():
+        raise ConfigError(
+            f"name={name!r}: must be lower case, without '+', ':' or spaces around."
+        )
+    with _lock:
+        if name in _factories():
+            raise ConfigError(
+                f"name={name!r}: a codec of that name exists; choose another."
+            )
+        _registered[name] = factory
+
+
+def list_codecs() -> list[str]:
+    """Names that `get_codec` takes, sorted: families, and the usual compositions."""
+    return sorted({*_factories(), *COMPOSITES})
+
+
+def get_codec(name: str) -> Codec:
+    """The codec of that name; the same object every time.
+
+    Raises:
+        UnknownCodecError: no such codec.
+        ConfigError: a wrong parameter, a composition that is not possible, or a codec whose
+            package is missing (the message says which to install).
+    """
+    if not isinstance(name, str):
+        raise ConfigError(
+            f"codec={name!r}: must be a name. Known: {', '.join(list_codecs())}."
+        )
+    with _lock:
+        if name not in _made:
+            _made[name] = _make(name)
+        return _made[name]
+
+
+def _make(name: str) -> Codec:
+    first, plus, second = name.partition("+")
+    if plus:
+        from cswap.codecs.compose import compose
+
+        return compose(_family(first, name), get_codec(second))
+    return _family(name, name)
+
+
+def _family(part: str, whole: str) -> Codec:
+    family, colon, parameter = part.partition(":")
+    factory = _factories().get(family)
+    if factory is None:
+        raise UnknownCodecError(whole, list_codecs())
+    if not colon:
+        return factory()
+    try:
+        number = int(parameter)
+    except ValueError:
+        raise ConfigError(
+            f"codec={whole!r}: {parameter!r} must be an integer."
+        ) from None
+    try:
+        return factory(number)
+    except TypeError:
+        raise ConfigError(f"codec={whole!r}: {family!r} takes no parameter.") from None
+
+
+def _factories() -> dict[str, Factory]:
+    with _lock:
+        found: dict[str, Factory] = {
+            n: _lazy(target) for n, target in _BUILT_IN.items()
+        }
+        for name, factory in _entry_points().items():
+            found.setdefault(name, factory)
+        found.update(_registered)
+        return found
+
+
+@lru_cache(maxsize=1)
+def _entry_points() -> dict[str, Factory]:
+    def load(point: metadata.EntryPoint) -> Factory:
+        return lambda *parameter: point.load()(*parameter)  # type: ignore[no-any-return]
+
+    return {p.name: load(p) for p in metadata.entry_points(group=ENTRY_POINT_GROUP)}
+
+
+def _lazy(target: str) -> Factory:
+    def load(*parameter: int) -> Codec:
+        module, _, name = target.partition(":")
+        made = getattr(importlib.import_module(module), name)(*parameter)
+        if not isinstance(made, Codec):
+            raise ConfigError(f"{target}: is not a Codec.")
+        return made
+
+    return load
