@@ -1,0 +1,80 @@
+"""Compressed swapping of the tensors that PyTorch's autograd saves for backward.
+
+>>> import cswap
+>>> cswap.list_codecs()[0]
+'bf16'
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from cswap.api import install as install
+    from cswap.api import swapping as swapping
+    from cswap.codecs.base import Codec as Codec
+    from cswap.codecs.base import Encoding as Encoding
+    from cswap.codecs.registry import get_codec as get_codec
+    from cswap.codecs.registry import list_codecs as list_codecs
+    from cswap.codecs.registry import register_codec as register_codec
+    from cswap.config import SwapConfig as SwapConfig
+    from cswap.engine.stats import Stats as Stats
+    from cswap.errors import ConfigError as ConfigError
+    from cswap.errors import CorruptEncodingError as CorruptEncodingError
+    from cswap.errors import CswapError as CswapError
+    from cswap.errors import UnknownCodecError as UnknownCodecError
+    from cswap.schema.tensor import TensorProfile as TensorProfile
+
+__version__: Final = "0.1.0.dev0"
+
+_EXPORTS: Final = {
+    "Codec": "cswap.codecs.base",
+    "ConfigError": "cswap.errors",
+    "CorruptEncodingError": "cswap.errors",
+    "CswapError": "cswap.errors",
+    "Encoding": "cswap.codecs.base",
+    "Stats": "cswap.engine.stats",
+    "SwapConfig": "cswap.config",
+    "TensorProfile": "cswap.schema.tensor",
+    "UnknownCodecError": "cswap.errors",
+    "get_codec": "cswap.codecs.registry",
+    "install": "cswap.api",
+    "list_codecs": "cswap.codecs.registry",
+    "register_codec": "cswap.codecs.registry",
+    "swapping": "cswap.api",
+}
+"""Public name to the module it lives in, imported on first use."""
+
+__all__ = [
+    "Codec",
+    "ConfigError",
+    "CorruptEncodingError",
+    "CswapError",
+    "Encoding",
+    "Stats",
+    "SwapConfig",
+    "TensorProfile",
+    "UnknownCodecError",
+    "__version__",
+    "get_codec",
+    "install",
+    "list_codecs",
+    "register_codec",
+    "swapping",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+if not TYPE_CHECKING:  # a checker that saw it would accept any name
+
+    def __getattr__(name: str) -> object:
+        # Lazy, so that `cswap --help`, the planners and the simulator start without torch.
+        if name not in _EXPORTS:
+            raise AttributeError(f"module 'cswap' has no attribute {name!r}")
+        value = getattr(importlib.import_module(_EXPORTS[name]), name)
+        globals()[name] = value  # the next access does not come here
+        return value
