@@ -1,0 +1,55 @@
+# The first target that needs it builds .venv. Tools are started from .venv/bin, not with `python -m`,
+# which would put the repository's root on sys.path (see kernels/README.md).
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+# A hanging test fails after this many seconds instead of holding everything up.
+PYTEST := $(BIN)/pytest --timeout 300
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: demo test test-all test-gpu bench-gpu check fix bench docs build clean help
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[all]"
+	touch $@
+
+demo: $(STAMP) ## train the two demo models with and without cswap; results in demo-out/
+	$(BIN)/python -m bench demo
+
+test: check ## what CI runs: check, then every test that is neither slow nor for a GPU
+	$(PYTEST) -m "not slow and not gpu"
+
+test-all: check ## test, and the slow ones
+	$(PYTEST) -m "not gpu"
+
+test-gpu: ## the tests that need a CUDA device, with the Python that has torch for it
+	PYTHONPATH=.:kernels $(PYTHON) -m pytest -m gpu tests
+
+bench-gpu: ## benchmark of the codecs on a CUDA device; JSON under bench/results/
+	PYTHONPATH=.:kernels $(PYTHON) -m bench codecs --device cuda
+
+check: $(STAMP) ## lint, format, types, import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+fix: $(STAMP) ## format, and repair what the linter can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP) ## benchmark of the codecs on the CPU; JSON under bench/results/
+	$(BIN)/python -m bench codecs --device cpu
+
+build: $(STAMP) ## a wheel in dist/
+	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+
+clean: ## remove what the other targets made, .venv included
+	rm -rf .venv build dist site demo-out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .hypothesis .benchmarks *.egg-info
+	find cswap kernels tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12

@@ -1,0 +1,1 @@
+"""Kernels of cswap, one file per format; numpy and numba only."""
