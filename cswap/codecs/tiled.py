@@ -9,8 +9,14 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+
+from cswap.codecs.base import Codec, EncodeKey, LateSize, Stream, word_dtype
+from cswap.codecs.layout import bytes_of, words_of
+from cswap.codecs.parallel import MAX_RANGES, run_ranges, split
+from cswap.errors import CorruptEncodingError, UnsupportedError
 from cswap_kernels.tiles import (
     ALIGN,
+    ENTRY,
     SLACK,
     TILE_WORDS,
     container_bound,
@@ -22,20 +28,18 @@ from cswap_kernels.tiles import (
     shift_entries,
 )
 
-from cswap.codecs.base import Codec, EncodeKey, LateSize, Stream, word_dtype
-from cswap.codecs.layout import bytes_of, words_of
-from cswap.codecs.parallel import MAX_RANGES, run_ranges, split
-from cswap.errors import CorruptEncodingError
-
 if TYPE_CHECKING:
     import torch
-    from cswap_kernels.tiles import TileFunction
     from numpy.typing import NDArray
 
     from cswap.schema.tensor import DType
+    from cswap_kernels.tiles import TileFunction
 
 MAX_RATIO: Final = 2 * max(TILE_WORDS[w] * w for w in TILE_WORDS) // 8
 """A tile of up to 16 KiB costs at least its directory entry of 8 bytes."""
+
+MAX_BYTES: Final = ALIGN << 32
+"""Directory entries count in units of ALIGN, with 32 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +69,9 @@ class TiledCodec(Codec):
 
     @abc.abstractmethod
     def tile_args(self, dtype: DType, key: EncodeKey) -> NDArray[np.uint64]:
-        """[k] u64: what the tile functions get as ``args``. Decode is called with the default key,
-        so nothing that decode needs may depend on the key.
+        """[k] u64: what the tile functions get as ``args``.
+
+        Decode is called with the default key: nothing that it needs may depend on the key.
         """
 
     def bound(self, dtype: torch.dtype, numel: int) -> int:
@@ -87,18 +92,23 @@ class TiledCodec(Codec):
         """See `Codec.encode_flat`."""
         d = word_dtype(x.dtype)
         words, target = words_of(x), bytes_of(out)
+        if container_bound(words.size, d.word) > MAX_BYTES:
+            raise UnsupportedError(
+                f"tensor of {words.nbytes} bytes: the tile directory reaches {MAX_BYTES}. "
+                "Encode it in parts."
+            )
         encode = self.tile_functions(d).encode
         args = self.tile_args(d, key)
-        ranges = split(count_tiles(words.size, d.word), _threads(stream))
         capacity = segment_capacity(d.word)
-        start = directory_bytes(count_tiles(words.size, d.word))
+        n_tiles = count_tiles(words.size, d.word)
+        start = directory_bytes(n_tiles)
+        target[n_tiles * ENTRY : start] = 0  # the padding too is the same every time
+        ranges = split(n_tiles, _threads(stream))
 
         def job(index: int, first: int, last: int) -> int:
             base = start + first * capacity + index * SLACK
             return int(
-                encode_range(
-                    encode, words, target, args, first, last, TILE_WORDS[d.word], base
-                )
+                encode_range(encode, words, target, args, first, last, TILE_WORDS[d.word], base)
             )
 
         ends = run_ranges(job, ranges)
@@ -128,17 +138,11 @@ class TiledCodec(Codec):
         args = self.tile_args(d, EncodeKey())
 
         def job(_index: int, first: int, last: int) -> int:
-            return int(
-                decode_range(
-                    decode, source, words, args, first, last, TILE_WORDS[d.word]
-                )
-            )
+            return int(decode_range(decode, source, words, args, first, last, TILE_WORDS[d.word]))
 
         bad = [t for t in run_ranges(job, split(n_tiles, _threads(stream))) if t >= 0]
         if bad:
-            raise CorruptEncodingError(
-                f"codec {self.name!r}: tile {bad[0]} is damaged."
-            )
+            raise CorruptEncodingError(f"codec {self.name!r}: tile {bad[0]} is damaged.")
 
 
 NO_ARGS: Final[NDArray[Any]] = np.zeros(1, np.uint64)

@@ -19,7 +19,7 @@ args holds the format's parameters; first is the index of the tile's first word 
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -44,12 +44,12 @@ ENTRY: Final = 8
 
 RAW: Final = 0x80000000
 
-_WORD_TYPES: Final = {1: types.uint8, 2: types.uint16, 4: types.uint32, 8: types.uint64}
+_WORD_TYPES: Final[dict[int, Any]] = {1: types.uint8, 2: types.uint16, 4: types.uint32, 8: types.uint64}
 _BYTES = types.Array(types.uint8, 1, "C")
 _ARGS = types.Array(types.uint64, 1, "C")
 
 
-class TileFunction(types.WrapperAddressProtocol):  # type: ignore[misc]
+class TileFunction(types.WrapperAddressProtocol):
     """A compiled tile function that the loops below can be given as an argument."""
 
     def __init__(self, function: Any, signature: Any) -> None:
@@ -69,14 +69,14 @@ class TileFunction(types.WrapperAddressProtocol):  # type: ignore[misc]
         return self._signature
 
 
-@lru_cache(maxsize=None)
+@cache
 def tile_encoder(function: Callable[..., int], word: int) -> TileFunction:
     """Compile (or load from the disk cache) an ``encode_tile`` for words of ``word`` bytes."""
     words = types.Array(_WORD_TYPES[word], 1, "C")
     return TileFunction(function, types.int64(words, _BYTES, _ARGS, types.int64))
 
 
-@lru_cache(maxsize=None)
+@cache
 def tile_decoder(function: Callable[..., int], word: int) -> TileFunction:
     """Compile (or load from the disk cache) a ``decode_tile`` for words of ``word`` bytes."""
     words = types.Array(_WORD_TYPES[word], 1, "C")
@@ -126,7 +126,9 @@ def encode_range(encode_tile, words, out, args, first_tile, last_tile, tile_word
         else:
             directory[2 * tile + 1] = np.uint32(nbytes)
         directory[2 * tile] = np.uint32(cursor >> 4)
-        cursor += (nbytes + 15) & ~np.int64(15)
+        after = cursor + ((nbytes + 15) & ~np.int64(15))
+        out[cursor + nbytes : after] = 0  # no stale bytes: the same tensor, the same stream
+        cursor = after
     return cursor
 
 
