@@ -19,7 +19,7 @@ _WORD_INT = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @cache
 def torch_dtype(name: str) -> torch.dtype:
-    """torch's dtype of that name, one of `DTYPES`.
+    """The torch dtype of that name, one of `DTYPES`.
 
     Raises:
         UnsupportedError: this torch has no dtype of that name.
@@ -37,7 +37,9 @@ def meta_of(tensor: torch.Tensor) -> TensorMeta:
         UnsupportedError: the tensor is not a plain strided one of a known dtype.
     """
     name = str(tensor.dtype).removeprefix("torch.")
-    if tensor.layout != torch.strided or tensor.is_quantized or name not in DTYPES:
+    # A nested tensor calls itself strided, but has no sizes.
+    strided = tensor.layout == torch.strided and not tensor.is_nested
+    if not strided or tensor.is_quantized or name not in DTYPES:
         raise UnsupportedError(
             f"tensor of dtype {name}, layout {tensor.layout}: only strided tensors of the dtypes "
             f"{', '.join(DTYPES)} can be encoded."
@@ -47,9 +49,7 @@ def meta_of(tensor: torch.Tensor) -> TensorMeta:
 
 def _dense_numel(meta: TensorMeta) -> int:
     # Elements that differ in their place in memory, were there no overlaps but stride 0.
-    return math.prod(
-        n for n, s in zip(meta.sizes, meta.strides, strict=True) if s != 0 or n == 0
-    )
+    return math.prod(n for n, s in zip(meta.sizes, meta.strides, strict=True) if s != 0 or n == 0)
 
 
 def flat_numel(meta: TensorMeta) -> int:
@@ -63,21 +63,29 @@ def _has_gaps(meta: TensorMeta) -> bool:
 
 def _narrow(meta: TensorMeta) -> tuple[list[int], list[int]]:
     # Sizes and strides with every expanded dimension cut to one element.
-    sizes = [
-        1 if s == 0 and n > 0 else n
-        for n, s in zip(meta.sizes, meta.strides, strict=True)
-    ]
+    sizes = [1 if s == 0 and n > 0 else n for n, s in zip(meta.sizes, meta.strides, strict=True)]
     return sizes, list(meta.strides)
 
 
 def flatten(tensor: torch.Tensor) -> torch.Tensor:
     """The elements of a tensor, each once, as [flat_numel] contiguous; a view if it can be."""
-    x = tensor.detach().resolve_conj().resolve_neg()
-    meta = meta_of(x)
+    meta = meta_of(tensor)
+    x = tensor.detach()
+    # Lazy conjugation and negation are undone on the flat elements: resolving them here would
+    # clone, and a clone of an expanded or gapped tensor has another layout than meta.
+    conjugated, negated = x.is_conj(), x.is_neg()
+    x = x.conj() if conjugated else x
+    x = torch._neg_view(x) if negated else x  # noqa: SLF001 (no public name clears the bit)
     if _has_gaps(meta):
         sizes, strides = _narrow(meta)
-        return x.as_strided(sizes, strides, x.storage_offset()).reshape(-1)
-    return x.as_strided((meta.span,), (1,), x.storage_offset())
+        # contiguous() too: reshape returns a view of stride 2 for sizes (3, 1), strides (2, 1).
+        flat = x.as_strided(sizes, strides, x.storage_offset()).reshape(-1).contiguous()
+    else:
+        flat = x.as_strided((meta.span,), (1,), x.storage_offset())
+    flat = flat.conj_physical() if conjugated else flat
+    flat = flat.neg() if negated else flat
+    # torch.frombuffer makes tensors at odd addresses; kernels read whole words.
+    return flat.clone() if flat.data_ptr() % DTYPES[meta.dtype].word else flat
 
 
 def restore(x: torch.Tensor, meta: TensorMeta) -> torch.Tensor:
@@ -90,23 +98,19 @@ def restore(x: torch.Tensor, meta: TensorMeta) -> torch.Tensor:
     return base.as_strided(meta.sizes, meta.strides)
 
 
-def unflatten_into(
-    x: torch.Tensor, meta: TensorMeta, out: torch.Tensor
-) -> torch.Tensor:
+def unflatten_into(x: torch.Tensor, meta: TensorMeta, out: torch.Tensor) -> torch.Tensor:
     """Write the tensor of layout ``meta`` with flat elements x to ``out``; return ``out``."""
     return out.copy_(restore(x, meta))
 
 
 def bytes_of(x: torch.Tensor) -> NDArray[Any]:
     """The bytes of a flat CPU tensor as a numpy array that shares its memory."""
-    return x.view(torch.uint8).numpy()  # type: ignore[no-any-return]
+    return x.view(torch.uint8).numpy()
 
 
 def words_of(x: torch.Tensor) -> NDArray[Any]:
     """The words of a flat CPU tensor as unsigned numpy integers that share its memory."""
     word = DTYPES[str(x.dtype).removeprefix("torch.")].word
     if x.data_ptr() % word:
-        raise UnsupportedError(
-            f"tensor at address {x.data_ptr():#x}: not aligned to {word} bytes."
-        )
-    return x.view(_WORD_INT[word]).numpy().view(f"u{word}")  # type: ignore[no-any-return]
+        raise UnsupportedError(f"tensor at address {x.data_ptr():#x}: not aligned to {word} bytes.")
+    return x.view(_WORD_INT[word]).numpy().view(f"u{word}")
