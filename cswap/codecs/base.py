@@ -174,7 +174,7 @@ class Codec(abc.ABC):
 
         Raises:
             UnsupportedError: this codec does not take this dtype, device or layout.
-            ConfigError: ``out`` is too small or not uint8.
+            ConfigError: ``out`` is too small, not uint8, unaligned, or on another device.
         """
         meta = meta_of(tensor)
         kind = tensor.device.type
@@ -187,10 +187,10 @@ class Codec(abc.ABC):
         bound = self.bound(x.dtype, x.numel())
         if out is None:
             out = torch.empty(bound, dtype=torch.uint8, device=x.device)
-        elif out.dtype != torch.uint8 or out.numel() < bound or not out.is_contiguous():
+        elif not _takes(out, bound, x.device):
             raise ConfigError(
-                f"out={out.dtype} of {out.numel()} elements: must be contiguous uint8 "
-                f"of at least {bound} (codec.bound)."
+                f"out={out.dtype} of {out.numel()} elements on {out.device}: must be contiguous "
+                f"uint8 of at least {bound} (codec.bound), 16-byte aligned, on {x.device}."
             )
         size = self.encode_flat(x, out, key=key, stream=stream)
         nbytes = size if isinstance(size, int) else size.value()
@@ -221,10 +221,13 @@ class Codec(abc.ABC):
         meta = encoding.meta
         self.check(encoding.payload, meta)
         if out is not None and (
-            out.dtype != torch_dtype(meta.dtype) or out.shape != meta.sizes
+            out.dtype != torch_dtype(meta.dtype)
+            or out.shape != meta.sizes
+            or any(s == 0 and n > 1 for n, s in zip(out.shape, out.stride(), strict=True))
         ):
             raise ConfigError(
-                f"out={out.dtype} {tuple(out.shape)}: must be {meta.dtype} {meta.sizes}."
+                f"out={out.dtype} {tuple(out.shape)}, strides {out.stride()}: must be "
+                f"{meta.dtype} {meta.sizes}, and no dimension expanded."
             )
         x = torch.empty(
             flat_numel(meta),
@@ -246,13 +249,26 @@ class Codec(abc.ABC):
                 f"encoding of {payload.numel()} bytes claims {raw_bytes} raw bytes, more than "
                 f"codec {self.name!r} can reach."
             )
-        if not self.supports(torch_dtype(meta.dtype)):
+        # Not the payload's device: the stream of a GPU's codec is read into host memory first.
+        dtype = torch_dtype(meta.dtype)
+        if not (self.supports(dtype, "cpu") or self.supports(dtype, "cuda")):
             raise CorruptEncodingError(
                 f"encoding.meta.dtype={meta.dtype!r}: codec {self.name!r} never encodes that."
             )
 
     def __repr__(self) -> str:
         return f"get_codec({self.name!r})"
+
+
+def _takes(out: torch.Tensor, bound: int, device: torch.device) -> bool:
+    # Whether ``out`` can be encoded into.
+    return (
+        out.dtype == torch.uint8
+        and out.numel() >= bound
+        and out.is_contiguous()
+        and out.data_ptr() % 16 == 0
+        and out.device == device
+    )
 
 
 def word_dtype(dtype: torch.dtype) -> DType:
@@ -263,7 +279,5 @@ def word_dtype(dtype: torch.dtype) -> DType:
     """
     name = str(dtype).removeprefix("torch.")
     if name not in DTYPES:
-        raise UnsupportedError(
-            f"dtype={name!r}: not encodable. Known: {', '.join(DTYPES)}."
-        )
+        raise UnsupportedError(f"dtype={name!r}: not encodable. Known: {', '.join(DTYPES)}.")
     return DTYPES[name]

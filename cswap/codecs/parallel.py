@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Final, TypeVar
 
 if TYPE_CHECKING:
@@ -23,28 +23,31 @@ _lock = threading.Lock()
 _pool: ThreadPoolExecutor | None = None
 
 
-def split(n_tiles: int, threads: int) -> list[tuple[int, int]]:
-    """Cut ``n_tiles`` into at most ``threads`` ranges worth a thread each.
+def split(n_tiles: int, threads: int, least: int = MIN_RANGE_TILES) -> list[tuple[int, int]]:
+    """Cut ``n_tiles`` into at most ``threads`` ranges of ``least`` tiles or more.
 
     >>> split(100, 2), split(40, 2)
     ([(0, 50), (50, 100)], [(0, 40)])
     """
-    n = max(1, min(threads, n_tiles // MIN_RANGE_TILES, MAX_RANGES))
+    n = max(1, min(threads, n_tiles // least, MAX_RANGES))
     edges = [n_tiles * i // n for i in range(n + 1)]
     return list(itertools.pairwise(edges))
 
 
-def run_ranges(
-    job: Callable[[int, int, int], T], ranges: list[tuple[int, int]]
-) -> list[T]:
+def run_ranges(job: Callable[[int, int, int], T], ranges: list[tuple[int, int]]) -> list[T]:
     """Call ``job(index, first, last)`` for each range; the caller's thread takes the first.
 
-    Jobs must not call this again (the pool has no thread to spare for waiting).
+    Jobs must not call this again (the pool has no thread to spare for waiting). If a job raises,
+    so does this, but never before all have ended: the caller may free their memory then.
     """
     futures: list[Future[T]] = [
         _threads().submit(job, i, *ranges[i]) for i in range(1, len(ranges))
     ]
-    return [job(0, *ranges[0]), *(f.result() for f in futures)]
+    try:
+        first = job(0, *ranges[0])
+    finally:
+        wait(futures)
+    return [first, *(f.result() for f in futures)]
 
 
 def _threads() -> ThreadPoolExecutor:

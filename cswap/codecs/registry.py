@@ -7,6 +7,7 @@ these joined by ``+`` (see compose.py).
 from __future__ import annotations
 
 import importlib
+import re
 import threading
 from functools import lru_cache
 from importlib import metadata
@@ -44,6 +45,8 @@ _BUILT_IN: Final[dict[str, str]] = {
 COMPOSITES: Final = ("zvc+expk", "zvc+int8", "zvc+fp8")
 """Compositions that `list_codecs` shows; `get_codec` takes more (see compose.py)."""
 
+_INTEGER: Final = re.compile(r"0|-?[1-9][0-9]{0,8}")
+
 _lock = threading.RLock()
 _registered: dict[str, Factory] = {}
 _made: dict[str, Codec] = {}
@@ -60,14 +63,10 @@ def register_codec(name: str, factory: Factory) -> None:
         ConfigError: the name is malformed or taken.
     """
     if not name or "+" in name or ":" in name or name != name.strip().lower():
-        raise ConfigError(
-            f"name={name!r}: must be lower case, without '+', ':' or spaces around."
-        )
+        raise ConfigError(f"name={name!r}: must be lower case, without '+', ':' or spaces around.")
     with _lock:
         if name in _factories():
-            raise ConfigError(
-                f"name={name!r}: a codec of that name exists; choose another."
-            )
+            raise ConfigError(f"name={name!r}: a codec of that name exists; choose another.")
         _registered[name] = factory
 
 
@@ -85,9 +84,7 @@ def get_codec(name: str) -> Codec:
             package is missing (the message says which to install).
     """
     if not isinstance(name, str):
-        raise ConfigError(
-            f"codec={name!r}: must be a name. Known: {', '.join(list_codecs())}."
-        )
+        raise ConfigError(f"codec={name!r}: must be a name. Known: {', '.join(list_codecs())}.")
     with _lock:
         if name not in _made:
             _made[name] = _make(name)
@@ -109,24 +106,26 @@ def _family(part: str, whole: str) -> Codec:
     if factory is None:
         raise UnknownCodecError(whole, list_codecs())
     if not colon:
-        return factory()
+        return _checked(factory(), whole)
+    # One spelling per codec: int() would also take "+8", "0_8", " 8" and digits of other scripts.
+    if not _INTEGER.fullmatch(parameter):
+        raise ConfigError(f"codec={whole!r}: {parameter!r} must be an integer, such as 8.")
     try:
-        number = int(parameter)
-    except ValueError:
-        raise ConfigError(
-            f"codec={whole!r}: {parameter!r} must be an integer."
-        ) from None
-    try:
-        return factory(number)
-    except TypeError:
-        raise ConfigError(f"codec={whole!r}: {family!r} takes no parameter.") from None
+        made = factory(int(parameter))
+    except TypeError as error:
+        raise ConfigError(f"codec={whole!r}: {family!r} takes no parameter.") from error
+    return _checked(made, whole)
+
+
+def _checked(made: object, name: str) -> Codec:
+    if not isinstance(made, Codec):
+        raise ConfigError(f"codec={name!r}: its factory made {made!r}, which is no Codec.")
+    return made
 
 
 def _factories() -> dict[str, Factory]:
     with _lock:
-        found: dict[str, Factory] = {
-            n: _lazy(target) for n, target in _BUILT_IN.items()
-        }
+        found: dict[str, Factory] = {n: _lazy(target) for n, target in _BUILT_IN.items()}
         for name, factory in _entry_points().items():
             found.setdefault(name, factory)
         found.update(_registered)
@@ -136,7 +135,7 @@ def _factories() -> dict[str, Factory]:
 @lru_cache(maxsize=1)
 def _entry_points() -> dict[str, Factory]:
     def load(point: metadata.EntryPoint) -> Factory:
-        return lambda *parameter: point.load()(*parameter)  # type: ignore[no-any-return]
+        return lambda *parameter: point.load()(*parameter)
 
     return {p.name: load(p) for p in metadata.entry_points(group=ENTRY_POINT_GROUP)}
 
@@ -144,9 +143,7 @@ def _entry_points() -> dict[str, Factory]:
 def _lazy(target: str) -> Factory:
     def load(*parameter: int) -> Codec:
         module, _, name = target.partition(":")
-        made = getattr(importlib.import_module(module), name)(*parameter)
-        if not isinstance(made, Codec):
-            raise ConfigError(f"{target}: is not a Codec.")
+        made: Codec = getattr(importlib.import_module(module), name)(*parameter)
         return made
 
     return load
