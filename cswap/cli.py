@@ -1,0 +1,113 @@
+"""The command line: parse, call one function, print."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+import cswap
+from cswap import doctor as doctor_module
+from cswap.errors import CswapError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+app = typer.Typer(
+    help="Compressed swapping of the tensors that PyTorch's autograd saves for backward.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+def main() -> None:
+    """Run the command line; an error of cswap's becomes one line and exit code 2."""
+    try:
+        app()
+    except CswapError as error:
+        print(f"cswap: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"cswap {cswap.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def doctor(as_json: _Json = False) -> None:
+    """Say what cswap can use on this machine, why not, and what to install.
+
+    Exit code 0 if swapping works on the CPU, else 1.
+    """
+    findings = doctor_module.examine()
+    usable = doctor_module.cpu_usable(findings)
+    if as_json:
+        print(json.dumps({"cpu_usable": usable, "findings": [asdict(f) for f in findings]}))
+    else:
+        table = _table("part", "usable", "version", "what, or why not", "what to do")
+        for f in findings:
+            mark = "[green]yes[/]" if f.usable else "[red]NO[/]" if f.required else "no"
+            table.add_row(f.part, mark, *map(_literal, (f.version, f.detail, f.remedy)))
+        _show(table)
+        print(f"Swapping on the CPU: {'works' if usable else 'does not work; see NO above'}.")
+    raise typer.Exit(0 if usable else 1)
+
+
+@app.command()
+def codecs(
+    names: Annotated[list[str] | None, typer.Argument(help="Which; default: all.")] = None,
+    as_json: _Json = False,
+) -> None:
+    """List the codecs, what they take and whether they work here."""
+    rows = doctor_module.survey_codecs(names or ())
+    if as_json:
+        print(json.dumps([asdict(row) for row in rows]))
+        return
+    table = _table("codec", "lossless", "takes on CPU", "on CUDA", "usable", "what, or why not")
+    for row in rows:
+        lossless = "" if row.lossless is None else "yes" if row.lossless else "no"
+        available = "yes" if row.available else "no"
+        takes = (doctor_module.abbreviate(row.cpu), doctor_module.abbreviate(row.cuda))
+        table.add_row(row.name, lossless, *takes, available, _literal(row.description))
+    _show(table)
+
+
+def _table(*columns: str) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for i, column in enumerate(columns):
+        table.add_column(column, overflow="fold", no_wrap=i == 0)
+    return table
+
+
+def _literal(text: str) -> str:
+    from rich.markup import escape  # 'cswap[host]' is not markup
+
+    return escape(text)
+
+
+def _show(table: Table) -> None:
+    from rich.console import Console
+
+    Console().print(table)
