@@ -1,0 +1,160 @@
+"""The self-describing stream: header, then payload. See docs/format.md, section "Stream".
+
+Whatever read_stream gets may be damaged or hostile: everything is checked before it is used, and
+nothing is allocated but a copy of the payload.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import zlib
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import torch
+
+from cswap.codecs.base import Encoding
+from cswap.codecs.layout import has_gaps
+from cswap.codecs.registry import get_codec
+from cswap.errors import ConfigError, CorruptEncodingError, UnsupportedError
+from cswap.schema.tensor import DTYPES, TensorMeta
+
+if TYPE_CHECKING:
+    from cswap.codecs.base import Codec
+
+MAGIC: Final = b"CSWP"
+VERSION: Final = 1
+
+# magic, checksum, version, header bytes, dimensions, bytes of codec name and of dtype name, zero,
+# payload bytes
+_FIXED: Final = struct.Struct("<4sIHHBBBBQ")
+_CHECKED_FROM: Final = 8
+"""The checksum covers every byte from here on; the magic before it is compared."""
+
+_ALIGN: Final = 16
+MAX_DIMS: Final = 64
+"""More than PyTorch can index."""
+
+MAX_NAME_BYTES: Final = 255
+
+_MAX_COUNT: Final = 2**63
+"""PyTorch counts elements and bytes with 63 bits."""
+
+GAP_RATIO: Final = 4096
+GAP_BYTES: Final = 256 << 20
+"""A tensor with gaps is restored with its gaps, which the payload does not hold: they may take
+GAP_RATIO times the payload, or GAP_BYTES. Else a short stream could claim any amount of memory."""
+
+
+def write_stream(encoding: Encoding) -> bytes:
+    """Header and payload as bytes.
+
+    Raises:
+        UnsupportedError: the gaps between the tensor's elements are too large for a reader to
+            trust (see GAP_RATIO), or the codec's name is too long.
+    """
+    meta = encoding.meta
+    payload = encoding.payload.detach().cpu().contiguous().numpy()
+    if not _gaps_allowed(meta, payload.size):
+        raise UnsupportedError(
+            f"tensor of sizes {meta.sizes}, strides {meta.strides}: its gaps span {meta.nbytes} "
+            f"bytes, too many for a stream. Encode tensor.contiguous() instead."
+        )
+    codec, dtype = encoding.codec.encode(), meta.dtype.encode()
+    n_dims = len(meta.sizes)
+    if len(codec) > MAX_NAME_BYTES:
+        raise UnsupportedError(
+            f"codec={encoding.codec!r}: its name is too long for a stream, which takes "
+            f"{MAX_NAME_BYTES} bytes."
+        )
+    size = _header_bytes(n_dims, len(codec), len(dtype))
+    fixed = (VERSION, size, n_dims, len(codec), len(dtype), 0, payload.size)
+    rest = struct.pack(f"<{2 * n_dims}Q", *meta.sizes, *meta.strides) + codec + dtype
+    header = bytearray(size)
+    header[: _FIXED.size] = _FIXED.pack(MAGIC, 0, *fixed)
+    header[_FIXED.size : _FIXED.size + len(rest)] = rest
+    checksum = zlib.crc32(payload.data, zlib.crc32(header[_CHECKED_FROM:]))
+    struct.pack_into("<I", header, 4, checksum)
+    return b"".join((header, payload.data))
+
+
+def read_stream(data: bytes | bytearray | memoryview) -> Encoding:
+    """The encoding that a stream holds, its payload copied to CPU memory.
+
+    Raises:
+        CorruptEncodingError: not a stream, or damaged, or of an unknown codec, or one that no
+            codec could have written.
+        UnsupportedError: a dtype that this version of PyTorch does not have.
+        ConfigError: the codec's package is missing; the message says which to install.
+    """
+    view = memoryview(data).cast("B")
+    if view.nbytes < _FIXED.size or bytes(view[:4]) != MAGIC:
+        raise CorruptEncodingError(
+            f"stream of {view.nbytes} bytes starting with {bytes(view[:4])!r}: "
+            "not one of cswap's, or truncated."
+        )
+    fixed = _FIXED.unpack_from(view)
+    _, checksum, version, size, n_dims, n_codec, n_dtype, zero, n_payload = fixed
+    if zlib.crc32(view[_CHECKED_FROM:]) != checksum:
+        raise CorruptEncodingError(
+            f"stream of {view.nbytes} bytes: checksum differs; it is truncated or damaged."
+        )
+    if version != VERSION:
+        raise CorruptEncodingError(
+            f"stream of version {version}: this cswap reads version {VERSION}. Update cswap."
+        )
+    expected = _header_bytes(n_dims, n_codec, n_dtype)
+    if zero or n_dims > MAX_DIMS or size != expected or size + n_payload != view.nbytes:
+        raise CorruptEncodingError(
+            f"stream of {view.nbytes} bytes: header of {size} bytes and payload of {n_payload} "
+            "do not add up."
+        )
+    meta, name = _parse(view[_FIXED.size : size], n_dims, n_codec, n_dtype)
+    if not _gaps_allowed(meta, n_payload):
+        raise CorruptEncodingError(
+            f"stream of {view.nbytes} bytes claims gaps of {meta.nbytes} bytes in memory."
+        )
+    payload = torch.empty(n_payload, dtype=torch.uint8)
+    payload.numpy()[:] = np.frombuffer(view[size:], np.uint8)
+    _codec(name).check(payload, meta)
+    return Encoding(name, meta, payload)
+
+
+def _header_bytes(n_dims: int, n_codec: int, n_dtype: int) -> int:
+    size = _FIXED.size + 16 * n_dims + n_codec + n_dtype
+    return -(-size // _ALIGN) * _ALIGN
+
+
+def _parse(rest: memoryview, n_dims: int, n_codec: int, n_dtype: int) -> tuple[TensorMeta, str]:
+    # The layout and the codec's name from the part of the header after the fixed one.
+    counts = struct.unpack_from(f"<{2 * n_dims}Q", rest)
+    names = bytes(rest[16 * n_dims :])
+    codec, dtype = names[:n_codec], names[n_codec : n_codec + n_dtype]
+    known = dtype.decode("latin-1")
+    if known not in DTYPES or any(names[n_codec + n_dtype :]):
+        raise CorruptEncodingError(f"stream of dtype {known!r}: unknown, or not padded with zeros.")
+    meta = TensorMeta(known, counts[:n_dims], counts[n_dims:])
+    numel = math.prod(max(n, 1) for n in meta.sizes)  # PyTorch multiplies the sizes beside a 0 too
+    largest = max((numel, meta.nbytes, *meta.strides))
+    if largest >= _MAX_COUNT:
+        raise CorruptEncodingError(
+            f"stream of sizes {meta.sizes}, strides {meta.strides}: beyond any memory."
+        )
+    try:
+        return meta, codec.decode()
+    except UnicodeDecodeError as error:
+        raise CorruptEncodingError(f"stream of codec {codec!r}: no such codec.") from error
+
+
+def _gaps_allowed(meta: TensorMeta, payload_bytes: int) -> bool:
+    return meta.nbytes <= max(GAP_BYTES, GAP_RATIO * payload_bytes) or not has_gaps(meta)
+
+
+def _codec(name: str) -> Codec:
+    try:
+        return get_codec(name)
+    except ConfigError as error:
+        if isinstance(error.__cause__, ImportError):
+            raise  # nothing is wrong with the stream: the codec's package is missing here
+        raise CorruptEncodingError(f"stream of an unknown codec: {error}") from error
