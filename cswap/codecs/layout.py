@@ -57,7 +57,8 @@ def flat_numel(meta: TensorMeta) -> int:
     return min(meta.span, _dense_numel(meta))
 
 
-def _has_gaps(meta: TensorMeta) -> bool:
+def has_gaps(meta: TensorMeta) -> bool:
+    """Whether memory lies between the tensor's elements that is not the tensor's."""
     return meta.span > _dense_numel(meta)
 
 
@@ -76,7 +77,7 @@ def flatten(tensor: torch.Tensor) -> torch.Tensor:
     conjugated, negated = x.is_conj(), x.is_neg()
     x = x.conj() if conjugated else x
     x = torch._neg_view(x) if negated else x  # noqa: SLF001 (no public name clears the bit)
-    if _has_gaps(meta):
+    if has_gaps(meta):
         sizes, strides = _narrow(meta)
         # contiguous() too: reshape returns a view of stride 2 for sizes (3, 1), strides (2, 1).
         flat = x.as_strided(sizes, strides, x.storage_offset()).reshape(-1).contiguous()
@@ -90,7 +91,7 @@ def flatten(tensor: torch.Tensor) -> torch.Tensor:
 
 def restore(x: torch.Tensor, meta: TensorMeta) -> torch.Tensor:
     """A tensor of layout ``meta`` from its flat elements x; a view of x if there are no gaps."""
-    if not _has_gaps(meta):
+    if not has_gaps(meta):
         return x.as_strided(meta.sizes, meta.strides, x.storage_offset())
     base = torch.empty(meta.span, dtype=x.dtype, device=x.device)
     sizes, strides = _narrow(meta)
@@ -101,6 +102,12 @@ def restore(x: torch.Tensor, meta: TensorMeta) -> torch.Tensor:
 def unflatten_into(x: torch.Tensor, meta: TensorMeta, out: torch.Tensor) -> torch.Tensor:
     """Write the tensor of layout ``meta`` with flat elements x to ``out``; return ``out``."""
     return out.copy_(restore(x, meta))
+
+
+def empty_strided(meta: TensorMeta) -> torch.Tensor:
+    """Uninitialised tensor of layout ``meta``, gaps included."""
+    base = torch.empty(meta.span, dtype=torch_dtype(meta.dtype), device=meta.device)
+    return base.as_strided(meta.sizes, meta.strides)
 
 
 def bytes_of(x: torch.Tensor) -> NDArray[Any]:

@@ -1,4 +1,4 @@
-"""The tile container: directory, segments, raw escape. See docs/format.md, section "Tile container".
+"""The tile container: directory, segments, raw escape. See docs/format.md, "Tile container".
 
 A format contributes two *tile functions*; everything around them (splitting into tiles, storing a
 tile raw when its encoding would not shrink, bounds checks on the way back) is here, once.
@@ -44,7 +44,12 @@ ENTRY: Final = 8
 
 RAW: Final = 0x80000000
 
-_WORD_TYPES: Final[dict[int, Any]] = {1: types.uint8, 2: types.uint16, 4: types.uint32, 8: types.uint64}
+_WORD_TYPES: Final[dict[int, Any]] = {
+    1: types.uint8,
+    2: types.uint16,
+    4: types.uint32,
+    8: types.uint64,
+}
 _BYTES = types.Array(types.uint8, 1, "C")
 _ARGS = types.Array(types.uint64, 1, "C")
 
