@@ -44,6 +44,7 @@ bench: $(STAMP) ## benchmark of the codecs on the CPU; JSON under bench/results/
 	$(BIN)/python -m bench codecs --device cpu
 
 build: $(STAMP) ## a wheel in dist/
+	rm -rf build # what an earlier build left there would go into this wheel too
 	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
 clean: ## remove what the other targets made, .venv included

@@ -1,0 +1,46 @@
+"""Settings of every test run: property tests, benchmarks off, and what GPU tests need."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import settings
+
+# Compilation on first use would break any deadline; CI repeats a red run exactly.
+settings.register_profile("dev", max_examples=25, deadline=None)
+settings.register_profile("ci", max_examples=100, deadline=None, derandomize=True)
+settings.register_profile("nightly", max_examples=2000, deadline=None)
+settings.load_profile(
+    os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev")
+)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    # Set here because pytest does not start where an option in pyproject.toml is unknown to it.
+    if config.pluginmanager.hasplugin("benchmark"):
+        asked = config.option.benchmark_enable or config.option.benchmark_only
+        config.option.benchmark_disable = not asked
+    if config.option.markexpr == "gpu" and (reason := missing_for_gpu()):
+        pytest.exit(f"GPU tests were asked for, but {reason}", returncode=2)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if marked and (reason := missing_for_gpu()):
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def missing_for_gpu() -> str:
+    """What keeps GPU tests from running here; empty if nothing does."""
+    try:
+        import torch
+    except ImportError as error:
+        return f"torch cannot be imported: {error}"
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is built without CUDA: install a CUDA build"
+    if not torch.cuda.is_available():
+        return "torch sees no CUDA device: check nvidia-smi and CUDA_VISIBLE_DEVICES"
+    return ""
