@@ -1,0 +1,46 @@
+"""`python -m bench <command>`, each command the function `main` of the module of its name.
+
+A module is imported when its command is called.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import typer
+from typer.core import TyperGroup
+
+if TYPE_CHECKING:
+    from typing import Any
+
+COMMANDS = ("demo", "codecs", "overhead")
+
+
+class LazyGroup(TyperGroup):
+    """Imports commands one by one: what one benchmark needs must not stop another."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the commands whose module is there."""
+        return [name for name in COMMANDS if find_spec(f"bench.{name}")]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Import and return one command; None lets typer name the ones that exist."""
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        app = typer.Typer(add_completion=False)
+        app.command(cmd_name)(import_module(f"bench.{cmd_name}").main)
+        return typer.main.get_command(app)
+
+
+app = typer.Typer(cls=LazyGroup, no_args_is_help=True, add_completion=False)
+
+
+@app.callback()
+def bench() -> None:
+    """Demo and benchmarks of cswap."""
+
+
+if __name__ == "__main__":
+    app(prog_name="python -m bench")

@@ -1,0 +1,192 @@
+"""Counting the bytes that saved tensors hold, and checking that against the allocator's own books.
+
+Two independent counts, both the same for every mode:
+
+* `SavedBytes` sees each tensor that autograd packs or unpacks, wherever a mode's own hooks then put
+  it, and follows its storage with a weak reference until the last owner lets go. Storages are
+  counted once, at their full size. What an engine holds beside them is added.
+* `heap_bytes` asks glibc how many bytes are allocated: by torch, numpy, Numba and Python alike,
+  saved or not.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+import weakref
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+SAMPLE_S = 0.001  # a step takes some 40 ms; shorter waits would take the core from it
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Bytes over the time of one step.
+
+    Attributes:
+        at_s: seconds since the step began.
+        nbytes: bytes held at that moment.
+    """
+
+    at_s: list[float] = field(default_factory=list)
+    nbytes: list[int] = field(default_factory=list)
+
+    def add(self, at_s: float, nbytes: int) -> None:
+        """Append one sample."""
+        self.at_s.append(at_s)
+        self.nbytes.append(nbytes)
+
+    @property
+    def peak(self) -> int:
+        """Largest sample in bytes."""
+        return max(self.nbytes, default=0)
+
+
+class SavedBytes:
+    """Live bytes of the storages that autograd saved, plus an engine's encodings.
+
+    Args:
+        outside: tensors that outlive the step (parameters, buffers, inputs); not counted.
+        encoded_bytes: bytes of encodings held now; called at each sample.
+    """
+
+    def __init__(self, outside: Iterable[Tensor], encoded_bytes: Callable[[], int]) -> None:
+        self.curve = Curve()
+        self._outside = list(outside)  # held, so that their addresses stay theirs
+        self._outside_addresses = {x.untyped_storage().data_ptr() for x in self._outside}
+        self._encoded_bytes = encoded_bytes
+        self._live: dict[int, int] = {}  # address of the storage's C++ object -> its bytes
+        # a storage may die on a worker's thread, or within a garbage collection that _note triggers
+        self._lock = threading.RLock()
+        self._start_s = time.perf_counter()
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Count what is packed and unpacked in this block, inside the hooks already installed.
+
+        autograd calls only the innermost pair of hooks, so this one passes every call on to the
+        pair below it.
+        """
+        below = torch._C._autograd._top_saved_tensors_default_hooks(False)  # noqa: SLF001 - no public way
+        pack_below, unpack_below = below or (Tensor.detach, _same)
+
+        def pack(x: Tensor) -> object:
+            self._note(x)
+            return pack_below(x)
+
+        def unpack(packed: object) -> Tensor:
+            x: Tensor = unpack_below(packed)
+            self._note(x)
+            return x
+
+        with saved_tensors_hooks(pack, unpack):
+            yield
+
+    def _note(self, x: Tensor) -> None:
+        storage = x.untyped_storage()
+        if storage.data_ptr() in self._outside_addresses:
+            return
+        with self._lock:
+            key = storage._cdata  # noqa: SLF001 - data_ptr is 0 for every empty storage
+            if key not in self._live:
+                self._live[key] = storage.nbytes()
+                weakref.finalize(storage, self._forget, key).atexit = False
+        self.sample()
+
+    def _forget(self, key: int) -> None:
+        with self._lock:
+            del self._live[key]
+        self.sample()
+
+    def sample(self) -> None:
+        """Record the bytes held now."""
+        with self._lock:
+            held = sum(self._live.values()) + self._encoded_bytes()
+            self.curve.add(time.perf_counter() - self._start_s, held)
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
+
+
+class _MallInfo2(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            [
+                "arena",
+                "ordblks",
+                "smblks",
+                "hblks",
+                "hblkhd",
+                "usmblks",
+                "fsmblks",
+                "uordblks",
+                "fordblks",
+                "keepcost",
+            ]
+        )
+    ]
+
+
+def heap_bytes() -> int | None:
+    """Bytes allocated with malloc and not freed, in all arenas and by mmap.
+
+    None where the C library is not glibc >= 2.33.
+
+    Source: mallinfo(3).
+    """
+    mallinfo2 = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if mallinfo2 is None:
+        return None
+    mallinfo2.restype = _MallInfo2
+    info = mallinfo2()
+    return int(info.uordblks + info.hblkhd)
+
+
+class HeapSampler:
+    """Samples `heap_bytes` on a thread of its own while the block runs, as growth over a baseline.
+
+    Args:
+        baseline_bytes: what `heap_bytes` said before the mode was switched on.
+    """
+
+    def __init__(self, baseline_bytes: int) -> None:
+        self.curve = Curve()
+        self._baseline_bytes = baseline_bytes
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heap-sampler", daemon=True)
+        self._start_s = 0.0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Sample while the block runs, and once before and after it."""
+        self._start_s = time.perf_counter()
+        self.sample()
+        self._thread.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+            self._thread.join()
+        self.sample()
+
+    def sample(self) -> None:
+        """Record the growth now; does nothing where the allocator cannot be asked."""
+        now = heap_bytes()
+        if now is not None:
+            self.curve.add(time.perf_counter() - self._start_s, now - self._baseline_bytes)
+
+    def _run(self) -> None:
+        while not self._stop.wait(SAMPLE_S):
+            self.sample()

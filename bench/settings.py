@@ -1,0 +1,97 @@
+"""What the demo was asked to do, checked before anything runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+MODELS = ("cnn", "gpt")
+MODES = ("off", "lossless", "int8", "checkpoint")
+# fixed: another number of threads sums in another order, so results of two machines would differ
+N_THREADS = 2
+
+
+class SettingsError(ValueError):
+    """An option of the demo is wrong; the text names it, its value and what is allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class DemoSettings:
+    """Options of one demo run.
+
+    Attributes:
+        out: folder for results.json and the picture; created if missing.
+        models: which of MODELS to train.
+        modes: which of MODES to compare; "off" is always among them.
+        n_steps: training steps per model; None takes each model's own number.
+        seed: first of the seeds; the spread uses this one and the next two.
+        quick: tiny models and a few steps, to see that everything works.
+    """
+
+    out: Path
+    models: tuple[str, ...] = MODELS
+    modes: tuple[str, ...] = MODES
+    n_steps: int | None = None
+    seed: int = 0
+    quick: bool = False
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The three seeds whose validation losses show how much chance alone changes."""
+        return (self.seed, self.seed + 1, self.seed + 2)
+
+    @classmethod
+    def parse(
+        cls, *, out: Path, models: str, modes: str, steps: int | None, seed: int, quick: bool
+    ) -> DemoSettings:
+        """Check the command line's options.
+
+        Raises:
+            SettingsError: an unknown or missing name, a number out of range, or a folder that
+                cannot be written.
+        """
+        chosen_modes = _names("--modes", modes, MODES)
+        if "off" not in chosen_modes:
+            raise SettingsError(
+                f"--modes {modes!r}: 'off' is missing; the others are compared with it. Add it."
+            )
+        if steps is not None and steps < 1:
+            raise SettingsError(f"--steps {steps}: must be at least 1.")
+        if seed < 0:
+            raise SettingsError(f"--seed {seed}: must not be negative.")
+        return cls(
+            out=_writable_folder(out),
+            models=_names("--models", models, MODELS),
+            modes=chosen_modes,
+            n_steps=steps,
+            seed=seed,
+            quick=quick,
+        )
+
+
+def _names(option: str, given: str, allowed: Sequence[str]) -> tuple[str, ...]:
+    asked = {name.strip() for name in given.split(",") if name.strip()}
+    unknown = sorted(asked.difference(allowed))
+    if unknown or not asked:
+        raise SettingsError(
+            f"{option} {given!r}: {', '.join(unknown) or 'nothing'} is not one of "
+            f"{', '.join(allowed)}."
+        )
+    return tuple(name for name in allowed if name in asked)
+
+
+def _writable_folder(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".write-test"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise SettingsError(
+            f"--out {folder}: cannot write there ({error.strerror}). Name another folder."
+        ) from error
+    return folder
