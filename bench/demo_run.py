@@ -81,13 +81,10 @@ class Demo:
         bar = progress.add_task(label, total=task.n_steps)
         run = Lockstep(task, modes, seed, measured=measured)
         self.runs.setdefault(task.name, []).append(run)
-        run.run(lambda n_steps: progress.update(bar, completed=n_steps))
-
-    def close(self) -> None:
-        """Switch every mode off."""
-        for runs in self.runs.values():
-            for run in runs:
-                run.close()
+        try:
+            run.run(lambda n_steps: progress.update(bar, completed=n_steps))
+        finally:
+            run.close()
 
     def document(self, *, complete: bool) -> dict[str, Any]:
         """Return everything found so far, as JSON-able values."""
@@ -135,7 +132,6 @@ def run(settings: DemoSettings, console: Console | None = None) -> int:
         )
     finally:
         _write_down(demo, complete=complete)
-        demo.close()
     return 0 if complete else INTERRUPTED
 
 

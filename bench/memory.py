@@ -52,21 +52,36 @@ class Curve:
         return max(self.nbytes, default=0)
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What an engine holds.
+
+    Attributes:
+        device_bytes: in tensors as they were saved, or decoded again.
+        host_bytes: in encodings.
+    """
+
+    device_bytes: int = 0
+    host_bytes: int = 0
+
+
 class SavedBytes:
-    """Live bytes of the storages that autograd saved, plus an engine's encodings.
+    """Live bytes of the storages that autograd saved, plus what an engine holds beside them.
 
     Args:
         outside: tensors that outlive the step (parameters, buffers, inputs); not counted.
-        encoded_bytes: bytes of encodings held now; called at each sample.
+        held: what the mode's engine says it holds now; asked at each sample.
     """
 
-    def __init__(self, outside: Iterable[Tensor], encoded_bytes: Callable[[], int]) -> None:
+    def __init__(self, outside: Iterable[Tensor], held: Callable[[], Held]) -> None:
         self.curve = Curve()
         self._outside = list(outside)  # held, so that their addresses stay theirs
         self._outside_addresses = {x.untyped_storage().data_ptr() for x in self._outside}
-        self._encoded_bytes = encoded_bytes
+        self._held = held
         self._live: dict[int, int] = {}  # address of the storage's C++ object -> its bytes
-        # a storage may die on a worker's thread, or within a garbage collection that _note triggers
+        # A storage may die on a worker's thread, or within a garbage collection that _note
+        # triggers; and the worker may hold an engine's lock then, so nobody may ask an engine for
+        # anything while holding this one.
         self._lock = threading.RLock()
         self._start_s = time.perf_counter()
 
@@ -106,13 +121,17 @@ class SavedBytes:
     def _forget(self, key: int) -> None:
         with self._lock:
             del self._live[key]
-        self.sample()
 
     def sample(self) -> None:
-        """Record the bytes held now."""
+        """Record the bytes held now.
+
+        The engine knows tensors that it decoded ahead and autograd has not asked for yet; the
+        storages seen here include small ones, and those saved outside the model. The larger counts.
+        """
+        held = self._held()
         with self._lock:
-            held = sum(self._live.values()) + self._encoded_bytes()
-            self.curve.add(time.perf_counter() - self._start_s, held)
+            saved_bytes = max(sum(self._live.values()), held.device_bytes)
+            self.curve.add(time.perf_counter() - self._start_s, saved_bytes + held.host_bytes)
 
 
 def _same(x: Tensor) -> Tensor:

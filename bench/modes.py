@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import cswap
+from bench.memory import Held
 
 if TYPE_CHECKING:
-    from cswap.api import Installation
-
     from bench.models import Net
+    from cswap.api import InstallHandle
 
 
-def switch_on(mode: str, model: Net) -> Installation | None:
+def switch_on(mode: str, model: Net) -> InstallHandle | None:
     """Switch a mode on for a model; return cswap's handle if the mode has one."""
     model.checkpointed = mode == "checkpoint"
     if mode == "lossless":
@@ -22,13 +22,15 @@ def switch_on(mode: str, model: Net) -> Installation | None:
     return None
 
 
-def encoded_bytes(handle: Installation | None) -> int:
-    """Bytes that the mode's encodings hold now."""
+def held(handle: InstallHandle | None) -> Held:
+    """What the mode's engine holds now."""
     if handle is None:
-        return 0
-    raise NotImplementedError
+        return Held()
+    stats = handle.stats
+    return Held(device_bytes=stats.device_bytes, host_bytes=stats.host_bytes)
 
 
-def report(handle: Installation | None) -> dict[str, Any] | None:
-    """What cswap says of itself: its statistics, None for a mode without cswap."""
-    return None if handle is None else handle.stats.to_dict()
+def report(handle: InstallHandle) -> dict[str, Any]:
+    """What cswap says of itself: its statistics, and the decision for each saved tensor."""
+    decisions = [str(explanation).partition("\n")[0] for explanation in handle.engine.explain()]
+    return {"stats": handle.stats.to_dict(), "decisions": decisions}

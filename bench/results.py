@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass
 from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any
 
-from bench.modes import report
-
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -121,7 +119,7 @@ def curves(run: Lockstep) -> dict[str, Any]:
                 }
                 for memory in replica.log.memories
             ],
-            "cswap": replica.log.cswap or report(replica.handle),
+            "cswap": replica.log.cswap,
         }
         for replica in run.replicas
     }

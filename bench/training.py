@@ -153,7 +153,7 @@ class Replica:
 
     def _measure_saved(self, batch: Batch, n_steps: int) -> Curve:
         outside = [*self.model.parameters(), *self.model.buffers(), *batch]
-        saved = SavedBytes(outside, lambda: modes.encoded_bytes(self.handle))
+        saved = SavedBytes(outside, lambda: modes.held(self.handle))
         self.model.probe = saved.watch
         with saved.watch():
             self.compute_gradients(batch, n_steps, after_forward=saved.sample)
