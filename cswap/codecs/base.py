@@ -13,6 +13,7 @@ from typing import Final, Protocol
 import torch
 
 from cswap.codecs.layout import (
+    empty_flat,
     flat_numel,
     flatten,
     meta_of,
@@ -223,17 +224,13 @@ class Codec(abc.ABC):
         if out is not None and (
             out.dtype != torch_dtype(meta.dtype)
             or out.shape != meta.sizes
-            or any(s == 0 and n > 1 for n, s in zip(out.shape, out.stride(), strict=True))
+            or (out.stride() != meta.strides and _is_expanded(out))
         ):
             raise ConfigError(
-                f"out={out.dtype} {tuple(out.shape)}, strides {out.stride()}: must be "
-                f"{meta.dtype} {meta.sizes}, and no dimension expanded."
+                f"out={out.dtype} {tuple(out.shape)}, strides {out.stride()}: must be {meta.dtype} "
+                f"{meta.sizes}, and no dimension expanded unless all strides are {meta.strides}."
             )
-        x = torch.empty(
-            flat_numel(meta),
-            dtype=torch_dtype(meta.dtype),
-            device=encoding.payload.device,
-        )
+        x = empty_flat(flat_numel(meta), torch_dtype(meta.dtype), encoding.payload.device)
         self.decode_flat(encoding.payload, x, stream=stream)
         return restore(x, meta) if out is None else unflatten_into(x, meta, out)
 
@@ -258,6 +255,10 @@ class Codec(abc.ABC):
 
     def __repr__(self) -> str:
         return f"get_codec({self.name!r})"
+
+
+def _is_expanded(x: torch.Tensor) -> bool:
+    return any(s == 0 and n > 1 for n, s in zip(x.shape, x.stride(), strict=True))
 
 
 def _takes(out: torch.Tensor, bound: int, device: torch.device) -> bool:

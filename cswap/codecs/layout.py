@@ -58,7 +58,7 @@ def flat_numel(meta: TensorMeta) -> int:
 
 
 def has_gaps(meta: TensorMeta) -> bool:
-    """Whether memory lies between the tensor's elements that is not the tensor's."""
+    """Whether the span holds memory that is not the tensor's: its elements are then gathered."""
     return meta.span > _dense_numel(meta)
 
 
@@ -79,8 +79,11 @@ def flatten(tensor: torch.Tensor) -> torch.Tensor:
     x = torch._neg_view(x) if negated else x  # noqa: SLF001 (no public name clears the bit)
     if has_gaps(meta):
         sizes, strides = _narrow(meta)
-        # contiguous() too: reshape returns a view of stride 2 for sizes (3, 1), strides (2, 1).
-        flat = x.as_strided(sizes, strides, x.storage_offset()).reshape(-1).contiguous()
+        # As integers: PyTorch warns of every new complex32. And contiguous(), as reshape returns a
+        # view of stride 2 for sizes (3, 1), strides (2, 1).
+        same = x.view(_WORD_INT.get(x.itemsize, x.dtype))
+        flat = same.as_strided(sizes, strides, x.storage_offset()).reshape(-1).contiguous()
+        flat = flat.view(x.dtype)
     else:
         flat = x.as_strided((meta.span,), (1,), x.storage_offset())
     flat = flat.conj_physical() if conjugated else flat
@@ -89,24 +92,33 @@ def flatten(tensor: torch.Tensor) -> torch.Tensor:
     return flat.clone() if flat.data_ptr() % DTYPES[meta.dtype].word else flat
 
 
+def empty_flat(numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """[numel] elements of any content; by way of bytes, as PyTorch warns of an empty complex32."""
+    return torch.empty(numel * dtype.itemsize, dtype=torch.uint8, device=device).view(dtype)
+
+
 def restore(x: torch.Tensor, meta: TensorMeta) -> torch.Tensor:
     """A tensor of layout ``meta`` from its flat elements x; a view of x if there are no gaps."""
-    if not has_gaps(meta):
-        return x.as_strided(meta.sizes, meta.strides, x.storage_offset())
-    base = torch.empty(meta.span, dtype=x.dtype, device=x.device)
-    sizes, strides = _narrow(meta)
-    base.as_strided(sizes, strides).copy_(x.view(sizes))
-    return base.as_strided(meta.sizes, meta.strides)
+    if has_gaps(meta):
+        return unflatten_into(x, meta, empty_strided(meta, x.device))
+    return x.as_strided(meta.sizes, meta.strides, x.storage_offset())
 
 
 def unflatten_into(x: torch.Tensor, meta: TensorMeta, out: torch.Tensor) -> torch.Tensor:
     """Write the tensor of layout ``meta`` with flat elements x to ``out``; return ``out``."""
-    return out.copy_(restore(x, meta))
+    if out.stride() != meta.strides:
+        return out.copy_(restore(x, meta))
+    if has_gaps(meta):
+        sizes, strides = _narrow(meta)
+        out.as_strided(sizes, strides, out.storage_offset()).copy_(x.view(sizes))
+    else:
+        out.as_strided((meta.span,), (1,), out.storage_offset()).copy_(x)
+    return out
 
 
-def empty_strided(meta: TensorMeta) -> torch.Tensor:
+def empty_strided(meta: TensorMeta, device: torch.device) -> torch.Tensor:
     """Uninitialised tensor of layout ``meta``, gaps included."""
-    base = torch.empty(meta.span, dtype=torch_dtype(meta.dtype), device=meta.device)
+    base = empty_flat(meta.span, torch_dtype(meta.dtype), device)
     return base.as_strided(meta.sizes, meta.strides)
 
 
