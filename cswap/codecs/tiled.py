@@ -58,6 +58,12 @@ def all_threads() -> int:
     return torch.get_num_threads()
 
 
+def tile_numel(dtype: torch.dtype) -> int:
+    """Elements of a full tile."""
+    d = word_dtype(dtype)
+    return TILE_WORDS[d.word] * d.word // d.itemsize
+
+
 class TiledCodec(Codec):
     """Base of the tiled codecs: a family gives its tile functions and their arguments."""
 

@@ -1,0 +1,14 @@
+"""What every codec must pass, for cswap's own and for others': see `check_codec`.
+
+>>> import cswap
+>>> from cswap.testing import check_codec
+>>> check_codec(cswap.get_codec("raw"), examples=2)
+"""
+
+from __future__ import annotations
+
+from cswap.testing.battery import check_codec
+from cswap.testing.golden import check_golden, write_golden
+from cswap.testing.strategies import TensorSpec, specs, tensors
+
+__all__ = ["TensorSpec", "check_codec", "check_golden", "specs", "tensors", "write_golden"]

@@ -1,0 +1,269 @@
+"""`check_codec`: everything a codec promises, tried."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from cswap.codecs.base import Codec, EncodeKey, Encoding
+from cswap.codecs.layout import flatten, torch_dtype
+from cswap.codecs.registry import get_codec
+from cswap.codecs.tiled import tile_numel
+from cswap.errors import ConfigError, CswapError, UnsupportedError
+from cswap.schema.tensor import DTYPES
+from cswap.testing.buffers import Guarded, bits, fail_unless, memory_of
+from cswap.testing.golden import check_golden
+from cswap.testing.hostile import check_hostile
+from cswap.testing.strategies import TensorSpec, specs, values_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+MANY_TILES: Final = 3 * 32 * 16384
+"""Bytes that are worth three threads to a tiled codec, and four blocks to a host codec."""
+
+
+@dataclass(frozen=True, slots=True)
+class Threads:
+    """A stream of the CPU: nothing but a number of threads."""
+
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is checked, and against what.
+
+    Attributes:
+        codec: the codec.
+        error_bound: whether a decoded tensor (second) is as near to the original (first) as the
+            codec promises; None if nothing is promised.
+        dtypes: what the codec supports.
+        twin: kind of a second device, or None.
+    """
+
+    codec: Codec
+    error_bound: Callable[[torch.Tensor, torch.Tensor], bool] | None
+    dtypes: tuple[str, ...]
+    twin: str | None
+
+
+def check_codec(
+    codec: Codec,
+    *,
+    examples: int = 25,
+    error_bound: Callable[[torch.Tensor, torch.Tensor], bool] | None = None,
+    golden: Path | None = None,
+    twin: str | None = None,
+) -> None:
+    """Check that a codec keeps the contract of `cswap.Codec`; needs hypothesis.
+
+    Sizes 0, 1, 63, 1000 and around a tile for every dtype; then generated tensors of any layout
+    and values. Each comes back with equal sizes and strides, bit by bit if the codec is lossless;
+    takes no more than its bound; leaves its input and the memory behind its output alone; and has
+    the same bytes whatever was in its buffers and however many threads encoded it. Elements that
+    are not finite come back bit by bit from a lossy codec too, and so does all of a tile that
+    holds one. Truncated, flipped and foreign streams are refused, damaged payloads never crash.
+
+    Args:
+        codec: registered under its name (`cswap.register_codec`), so that its streams can be read.
+        examples: generated tensors. 25 take about a second for a fast codec.
+        error_bound: called with a tensor and what became of it, non-finite elements set to 0 in
+            both; whether they are as near as the codec promises. Lossy codecs only.
+        golden: folder of golden files (`write_golden`); checked if given.
+        twin: kind of device ("cuda") whose encodings must be interchangeable with the CPU's.
+
+    Raises:
+        AssertionError: the codec breaks its contract; the message has the tensor's `TensorSpec`.
+        ConfigError: the codec is not registered under its name.
+    """
+    _require_registered(codec)
+    dtypes = tuple(d for d in DTYPES if codec.supports(torch_dtype(d)))
+    subject = Subject(codec, error_bound, dtypes, twin)
+    fail_unless(bool(dtypes), f"{codec!r} supports no dtype on the CPU")
+    fail_unless(1 <= codec.max_ratio <= 1 << 16, f"{codec!r}.max_ratio={codec.max_ratio}")
+    _check_unsupported(codec)
+    _check_sizes(subject)
+    _check_generated(subject, examples)
+    _check_many_tiles(subject)
+    _check_concurrency(subject)
+    for dtype in {dtypes[0], dtypes[-1]}:
+        check_hostile(codec, dtype)
+    if golden is not None:
+        check_golden(codec, golden)
+
+
+def _require_registered(codec: Codec) -> None:
+    try:
+        found = get_codec(codec.name).name
+    except CswapError as error:
+        raise ConfigError(
+            f"codec={codec!r}: not to be found by its name; call cswap.register_codec first."
+        ) from error
+    fail_unless(found == codec.name, f"get_codec({codec.name!r}).name is {found!r}")
+
+
+def _check_unsupported(codec: Codec) -> None:
+    for dtype in DTYPES:
+        if codec.supports(torch_dtype(dtype)):
+            continue
+        x = torch.zeros(16, dtype=torch.uint8).view(torch_dtype(dtype))
+        try:
+            codec.encode(x)
+        except UnsupportedError:
+            continue
+        raise AssertionError(f"{codec!r} encoded {dtype}, which it does not support")
+
+
+def _check_sizes(subject: Subject) -> None:
+    for dtype in subject.dtypes:
+        tile = tile_numel(torch_dtype(dtype))
+        kinds = values_for(dtype)
+        for i, numel in enumerate((0, 1, 63, 1000, tile - 1, tile, tile + 1)):
+            spec = TensorSpec(dtype, (numel,), values=kinds[i % len(kinds)], seed=i)
+            check_one(subject, spec, threads=1, seed=i)
+
+
+def _check_generated(subject: Subject, examples: int) -> None:
+    import hypothesis.strategies as st
+    from hypothesis import HealthCheck, given, settings
+
+    @settings(
+        max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    )
+    @given(
+        spec=specs(subject.dtypes), threads=st.sampled_from((1, 3)), seed=st.integers(0, 2**63 - 1)
+    )
+    def run(spec: TensorSpec, threads: int, seed: int) -> None:
+        check_one(subject, spec, threads=threads, seed=seed)
+
+    run()
+
+
+def check_one(subject: Subject, spec: TensorSpec, *, threads: int, seed: int) -> None:
+    """Encode and decode one tensor every way there is, and compare."""
+    codec = subject.codec
+    x = spec.build()
+    before = memory_of(x)
+    key = EncodeKey(seed=seed, tensor_id=seed % 7, step=seed % 5)
+    encoding = _encode_twice(codec, x, key, threads, str(spec))
+    fail_unless(torch.equal(memory_of(x), before), f"{spec}: encode changed its input")
+
+    # Flat, into memory full of two different bytes: what is not written differs.
+    flat = [_decode_into(codec, encoding, x, fill, str(spec)) for fill in (0xA5, 0x5A)]
+    fail_unless(torch.equal(*flat), f"{spec}: decode left elements unwritten")
+    x_hat = codec.decode(encoding, stream=Threads(threads))
+    layout = (x_hat.dtype, x_hat.shape, x_hat.stride())
+    fail_unless(layout == (x.dtype, x.shape, x.stride()), f"{spec}: came back as {layout}")
+    fail_unless(torch.equal(bits(flatten(x_hat)), flat[0]), f"{spec}: decode differs from flat")
+    _compare(subject, x, x_hat, str(spec))
+
+    given = torch.full((x.numel() * x.itemsize,), 0xA5, dtype=torch.uint8)
+    out = given.view(x.dtype).view(x.shape)
+    fail_unless(codec.decode(encoding, out) is out, f"{spec}: decode did not return its out")
+    fail_unless(torch.equal(bits(out), bits(x_hat)), f"{spec}: decode into out differs")
+
+    again = Encoding.from_bytes(encoding.to_bytes())
+    same = (again.codec, again.meta) == (encoding.codec, encoding.meta)
+    same = same and torch.equal(again.payload, encoding.payload)
+    fail_unless(same, f"{spec}: {again} was read from the stream of {encoding}")
+    if subject.twin is not None and codec.supports(x.dtype, subject.twin):
+        _check_twin(codec, x, encoding, key, subject.twin, str(spec))
+
+
+def _encode_twice(
+    codec: Codec, x: torch.Tensor, key: EncodeKey, threads: int, what: str
+) -> Encoding:
+    # Buffers with different contents, different numbers of threads: the same bytes.
+    bound = codec.bound(x.dtype, flatten(x).numel())
+    first, second = Guarded(bound, 0xA5), Guarded(bound, 0x5A)
+    encoding = codec.encode(x, first.inside, key=key, stream=Threads(1))
+    other = codec.encode(x, second.inside, key=key, stream=Threads(threads))
+    for guarded in (first, second):
+        fail_unless(guarded.intact, f"{what}: encode wrote outside its bound of {bound} bytes")
+    fail_unless(encoding.nbytes <= bound, f"{what}: {encoding.nbytes} bytes, bound {bound}")
+    fail_unless(encoding.codec == codec.name, f"{what}: encoding says {encoding.codec!r}")
+    fail_unless(
+        torch.equal(encoding.payload, other.payload), f"{what}: two encodes, different bytes"
+    )
+    return encoding
+
+
+def _decode_into(
+    codec: Codec, encoding: Encoding, x: torch.Tensor, fill: int, what: str
+) -> torch.Tensor:
+    # The bytes of the flat elements, decoded into memory full of ``fill``.
+    guarded = Guarded(encoding.raw_nbytes, fill)
+    codec.decode_flat(encoding.payload, guarded.inside.view(x.dtype), stream=Threads(1))
+    fail_unless(guarded.intact, f"{what}: decode wrote outside its output")
+    return guarded.inside
+
+
+def _compare(subject: Subject, x: torch.Tensor, x_hat: torch.Tensor, what: str) -> None:
+    if subject.codec.lossless:
+        fail_unless(torch.equal(bits(x), bits(x_hat)), f"{what}: bits differ")
+        return
+    finite = torch.isfinite(x)
+    exact = bits(x).view(x.numel(), -1) == bits(x_hat).view(x.numel(), -1)
+    kept = exact.all(dim=1).view(x.shape) | finite
+    fail_unless(bool(kept.all()), f"{what}: elements that are not finite differ")
+    if flatten(x).numel() <= tile_numel(x.dtype) and not bool(finite.all()):
+        fail_unless(bool(exact.all()), f"{what}: a tile that is not finite throughout differs")
+    if subject.error_bound is not None:
+        pair = (torch.where(finite, x, 0), torch.where(finite, x_hat, 0))
+        fail_unless(subject.error_bound(*pair), f"{what}: beyond the codec's error bound")
+
+
+def _check_twin(
+    codec: Codec, x: torch.Tensor, encoding: Encoding, key: EncodeKey, twin: str, what: str
+) -> None:
+    # Each decodes the other's encoding to the same bits; places of segments may differ.
+    there = Encoding(codec.name, encoding.meta, encoding.payload.to(twin))
+    expected = bits(codec.decode(encoding))
+    fail_unless(
+        torch.equal(bits(codec.decode(there)).cpu(), expected), f"{what}: {twin} decodes it wrong"
+    )
+    back = codec.encode(x.to(twin), key=key)
+    here = Encoding(codec.name, encoding.meta, back.payload.cpu())
+    fail_unless(
+        torch.equal(bits(codec.decode(here)), expected), f"{what}: {twin}'s encoding differs"
+    )
+
+
+def _check_many_tiles(subject: Subject) -> None:
+    # Enough for several threads, and what compresses best: no reader may take it for a lie.
+    for dtype in {subject.dtypes[0], subject.dtypes[-1]}:
+        numel = MANY_TILES // DTYPES[dtype].itemsize + 5
+        for values in ("sparse", "zeros"):
+            check_one(subject, TensorSpec(dtype, (numel,), values=values), threads=3, seed=1)
+
+
+def _check_concurrency(subject: Subject) -> None:
+    codec, n_threads = subject.codec, 4
+    kinds = values_for(subject.dtypes[0])
+    inputs = [
+        TensorSpec(subject.dtypes[0], (3000 + i,), values=kinds[i % len(kinds)], seed=i).build()
+        for i in range(2 * n_threads)
+    ]
+    expected = [(bits(e.payload), bits(codec.decode(e))) for e in map(codec.encode, inputs)]
+    start = threading.Barrier(n_threads)
+    wrong: list[str] = []
+
+    def work(first: int) -> None:
+        start.wait()
+        for i in [*range(first, len(inputs)), *range(first)]:
+            encoding = codec.encode(inputs[i], stream=Threads(2))
+            found = (bits(encoding.payload), bits(codec.decode(encoding, stream=Threads(2))))
+            if not all(map(torch.equal, found, expected[i])):
+                wrong.append(f"tensor {i}")
+
+    threads = [threading.Thread(target=work, args=(2 * i,)) for i in range(n_threads)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    fail_unless(not wrong, f"{codec!r} from {n_threads} threads at once: {wrong} differ")

@@ -1,0 +1,55 @@
+"""Memory that shows what was done to it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+
+_GUARD_BYTES: Final = 64
+_GUARD: Final = 0xC3
+
+
+class Guarded:
+    """Bytes of a chosen content with guard bytes on both sides, aligned as codecs ask for.
+
+    >>> g = Guarded(4, 0xA5)
+    >>> g.inside.tolist(), g.intact
+    ([165, 165, 165, 165], True)
+    """
+
+    def __init__(self, nbytes: int, fill: int) -> None:
+        self._all = torch.full((nbytes + 2 * _GUARD_BYTES,), _GUARD, dtype=torch.uint8)
+        self.inside = self._all[_GUARD_BYTES : _GUARD_BYTES + nbytes]
+        self.inside.fill_(fill)
+
+    @property
+    def intact(self) -> bool:
+        """Whether nothing was written around ``inside``."""
+        around = (self._all[:_GUARD_BYTES], self._all[-_GUARD_BYTES:])
+        return all(bool((part == _GUARD).all()) for part in around)
+
+
+def bits(x: torch.Tensor) -> torch.Tensor:
+    """[numel * itemsize] uint8: the bits of every element, in the order of its indices."""
+    same = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    # As integers of the same size: those can be copied in any layout, whatever the dtype.
+    whole = x.view(same.get(x.itemsize, x.dtype)).contiguous().reshape(-1)
+    return whole.view(torch.uint8) if whole.numel() else torch.empty(0, dtype=torch.uint8)
+
+
+def memory_of(x: torch.Tensor) -> torch.Tensor:
+    """A copy of all bytes of the tensor's storage."""
+    whole = torch.empty(0, dtype=torch.uint8)
+    whole.set_(x.untyped_storage())
+    return whole.clone()
+
+
+def fail_unless(holds: bool, message: str) -> None:
+    """A check that ``python -O`` does not remove.
+
+    Raises:
+        AssertionError: it does not hold.
+    """
+    if not holds:
+        raise AssertionError(message)

@@ -1,0 +1,127 @@
+"""Golden files: bytes that every version of a codec must decode, and most must encode again.
+
+``<root>/<codec>/<dtype>/`` holds ``input.npy`` (``input.bin`` for dtypes that numpy lacks): the
+flat elements; ``stream.bin``: what a codec made of them; ``config.json``: layout, key, the SHA-256
+of the decoded elements, and the versions of the packages that encoded, if any did. Files are never
+rewritten: changing one needs a new version of the format.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from importlib import metadata
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import torch
+
+from cswap.codecs.base import Codec, EncodeKey, Encoding
+from cswap.codecs.layout import flatten, restore, torch_dtype
+from cswap.schema.tensor import TensorMeta
+from cswap.testing.buffers import bits, fail_unless
+from cswap.testing.strategies import TensorSpec
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DTYPES_KEPT: Final = ("float32", "bfloat16", "float16", "int64", "bool")
+"""One of each kind is enough, as long as all files together stay below 200 KB."""
+
+ENCODED_BY: Final = {"lz4": ("lz4",), "zstd": ("zstandard",), "zfp": ("zfpy",)}
+"""Packages whose next version may encode to other bytes, by family."""
+
+_KEY: Final = EncodeKey(seed=1, tensor_id=2, step=3)
+
+
+def write_golden(codec: Codec, root: Path) -> list[Path]:
+    """Write the golden files of a codec that do not exist yet.
+
+    Returns:
+        The folders written.
+    """
+    written = []
+    for dtype in DTYPES_KEPT:
+        folder = _folder(codec, root) / dtype
+        if folder.exists() or not codec.supports(torch_dtype(dtype)):
+            continue
+        x = TensorSpec(dtype, (13, 21), "permuted", "sparse", seed=5).build()
+        encoding = codec.encode(x, key=_KEY)
+        folder.mkdir(parents=True)
+        _write_input(flatten(x), folder)
+        (folder / "stream.bin").write_bytes(encoding.to_bytes())
+        config = {
+            "codec": codec.name,
+            "dtype": dtype,
+            "sizes": encoding.meta.sizes,
+            "strides": encoding.meta.strides,
+            "key": {"seed": _KEY.seed, "tensor_id": _KEY.tensor_id, "step": _KEY.step},
+            "decoded_sha256": _sha256(codec.decode(encoding)),
+            "packages": _versions(codec),
+        }
+        (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", "utf-8")
+        written.append(folder)
+    return written
+
+
+def check_golden(codec: Codec, root: Path) -> None:
+    """Decode every golden file of a codec, and encode its input again.
+
+    The bytes encoded must equal the file's, unless another package does the encoding and its
+    version is not the one that wrote the file.
+
+    Raises:
+        AssertionError: something differs, or there are no files.
+    """
+    folders = sorted(p.parent for p in _folder(codec, root).glob("*/config.json"))
+    fail_unless(
+        bool(folders), f"{_folder(codec, root)}: no golden files; python -m cswap.testing {root}"
+    )
+    for folder in folders:
+        _check_folder(codec, folder)
+
+
+def _check_folder(codec: Codec, folder: Path) -> None:
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
+    stream = (folder / "stream.bin").read_bytes()
+    meta = TensorMeta(config["dtype"], tuple(config["sizes"]), tuple(config["strides"]))
+    encoding = Encoding.from_bytes(stream)
+    fail_unless(
+        (encoding.codec, encoding.meta) == (codec.name, meta), f"{folder}: header reads {encoding}"
+    )
+    x, x_hat = restore(_read_input(folder, meta.dtype), meta), codec.decode(encoding)
+    fail_unless(_sha256(x_hat) == config["decoded_sha256"], f"{folder}: decodes to other elements")
+    if codec.lossless:
+        fail_unless(torch.equal(bits(x), bits(x_hat)), f"{folder}: input and decoded bits differ")
+    if config["packages"] == _versions(codec):
+        again = codec.encode(x, key=EncodeKey(**config["key"])).to_bytes()
+        fail_unless(again == stream, f"{folder}: encodes to other bytes")
+
+
+def _folder(codec: Codec, root: Path) -> Path:
+    return root / codec.name.replace(":", "_")  # ':' is not for file names everywhere
+
+
+def _versions(codec: Codec) -> dict[str, str]:
+    families = codec.name.replace(":", "+").split("+")
+    packages = [package for family in families for package in ENCODED_BY.get(family, ())]
+    return {package: metadata.version(package) for package in packages}
+
+
+def _sha256(x: torch.Tensor) -> str:
+    return hashlib.sha256(bits(flatten(x)).numpy().data).hexdigest()
+
+
+def _write_input(x: torch.Tensor, folder: Path) -> None:
+    if x.dtype == torch.bfloat16:
+        (folder / "input.bin").write_bytes(bits(x).numpy().tobytes())
+    else:
+        np.save(folder / "input.npy", x.numpy())
+
+
+def _read_input(folder: Path, dtype: str) -> torch.Tensor:
+    plain = folder / "input.npy"
+    if plain.exists():
+        return torch.from_numpy(np.load(plain))
+    data = bytearray((folder / "input.bin").read_bytes())
+    return torch.frombuffer(data, dtype=torch_dtype(dtype))

@@ -1,0 +1,137 @@
+"""What a codec does with streams and payloads that are damaged or made up."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import torch
+
+from cswap.codecs.base import Codec, Encoding
+from cswap.codecs.header import write_stream
+from cswap.errors import CorruptEncodingError
+from cswap.schema.tensor import DTYPES, TensorMeta
+from cswap.testing.buffers import Guarded, fail_unless
+from cswap.testing.strategies import TensorSpec, values_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+N_BITS: Final = 1000
+"""A payload of fewer bits has each of them flipped; of a longer one, N_MUTATIONS in its front."""
+
+N_MUTATIONS: Final = 60
+
+
+def check_hostile(codec: Codec, dtype: str) -> None:
+    """Damage streams and payloads of one dtype in every way that is worth a try.
+
+    Raises:
+        AssertionError: a damage was taken for good, or did harm.
+    """
+    small = codec.encode(TensorSpec(dtype, (2, 9), "permuted", "sparse").build())
+    _check_streams(small)
+    _check_claims(codec, small)
+    fail_unless(
+        _is_refused(lambda: codec.decode(Encoding("another", small.meta, small.payload))),
+        f"{codec!r} decoded another codec's encoding",
+    )
+    rng = np.random.default_rng(0)
+    for values in values_for(dtype):
+        for numel in (20, 24 * 1024 // DTYPES[dtype].itemsize):  # the latter: two tiles or three
+            x = TensorSpec(dtype, (numel,), values=values).build()
+            for damaged in _damages(codec.encode(x).payload.numpy(), rng):
+                _check_payload(codec, dtype, numel, damaged)
+
+
+def _is_refused(call: Callable[[], object]) -> bool:
+    try:
+        call()
+    except CorruptEncodingError:
+        return True
+    return False
+
+
+def _check_streams(encoding: Encoding) -> None:
+    # Every truncation, every flipped bit, and more behind: refused by the stream's reader.
+    stream = encoding.to_bytes()
+    for end in range(len(stream)):
+        refused = _is_refused(lambda end=end: Encoding.from_bytes(stream[:end]))  # type: ignore[misc]
+        fail_unless(refused, f"{encoding}: accepted when cut to {end} bytes")
+    for bit in range(8 * len(stream)):
+        flipped = bytearray(stream)
+        flipped[bit // 8] ^= 1 << bit % 8
+        refused = _is_refused(lambda data=flipped: Encoding.from_bytes(data))  # type: ignore[misc]
+        fail_unless(refused, f"{encoding}: accepted with bit {bit} flipped")
+    for foreign in (stream + b"\0", stream + stream, b"\x89PNG\r\n\x1a\n" + stream, bytes(1000)):
+        refused = _is_refused(lambda data=foreign: Encoding.from_bytes(data))  # type: ignore[misc]
+        fail_unless(refused, f"{encoding}: accepted {len(foreign)} foreign bytes")
+
+
+def _check_claims(codec: Codec, encoding: Encoding) -> None:
+    # A header with a right checksum that claims more than its payload can hold.
+    most = (encoding.nbytes + 1) * codec.max_ratio
+    for sizes, strides in (
+        ((most + 1,), (1,)),
+        ((2**40,), (1,)),
+        ((2**20, 2**20), (2**20, 1)),
+        ((2,), (2**50,)),
+        ((2**62,) * 3, (0, 0, 0)),
+    ):
+        meta = TensorMeta(encoding.meta.dtype, sizes, strides)
+        # Straight to bytes: Encoding.to_bytes refuses to write some of these.
+        refused = _is_refused(lambda meta=meta: Encoding.from_bytes(forge(encoding, meta)))  # type: ignore[misc]
+        fail_unless(refused, f"{codec!r}: accepted a payload of {encoding.nbytes} bytes as {meta}")
+
+
+def forge(encoding: Encoding, meta: TensorMeta) -> bytes:
+    """A stream with a right checksum that claims another layout than its encoding has."""
+    small = TensorMeta(meta.dtype, (1,) * len(meta.sizes), (1,) * len(meta.sizes))
+    stream = bytearray(write_stream(Encoding(encoding.codec, small, encoding.payload)))
+    n_dims = len(meta.sizes)
+    struct.pack_into(f"<{2 * n_dims}Q", stream, 24, *meta.sizes, *meta.strides)
+    struct.pack_into("<I", stream, 4, zlib.crc32(stream[8:]))
+    return bytes(stream)
+
+
+def _damages(payload: np.ndarray, rng: np.random.Generator) -> Iterator[np.ndarray]:
+    n = payload.size
+    yield from (payload[:end] for end in {*range(min(n, 40)), n // 2, max(n - 1, 0)})
+    yield np.concatenate((payload, payload))
+    yield from (np.full(n, fill, np.uint8) for fill in (0, 0x7F, 0x80, 0xFF))
+    front = range(8 * n) if 8 * n <= N_BITS else rng.integers(0, N_BITS, N_MUTATIONS).tolist()
+    for bit in front:
+        damaged = payload.copy()
+        damaged[bit // 8] ^= 1 << bit % 8
+        yield damaged
+    for _ in range(N_MUTATIONS if n else 0):
+        damaged = payload.copy()
+        first = int(rng.integers(n))
+        last = first + int(rng.integers(1, 9))
+        damaged[first:last] = rng.integers(0, 256, damaged[first:last].size)
+        yield damaged
+
+
+def _check_payload(codec: Codec, dtype: str, numel: int, damaged: np.ndarray) -> None:
+    # Refused, or decoded to something; never a byte read behind it or written around the output.
+    found = [_decode_with(codec, dtype, numel, damaged, behind) for behind in (0x00, 0xFF)]
+    same = (found[0] is None) == (found[1] is None)
+    if found[0] is not None and found[1] is not None:
+        same = torch.equal(found[0], found[1])
+    fail_unless(same, f"{codec!r}: what follows a payload of {damaged.size} bytes matters")
+
+
+def _decode_with(
+    codec: Codec, dtype: str, numel: int, damaged: np.ndarray, behind: int
+) -> torch.Tensor | None:
+    memory = torch.full((damaged.size + 256,), behind, dtype=torch.uint8)
+    memory[: damaged.size] = torch.from_numpy(damaged.copy())
+    guarded = Guarded(numel * DTYPES[dtype].itemsize, 0xA5)
+    x = guarded.inside.view(getattr(torch, dtype))
+    refused = _is_refused(lambda: codec.decode_flat(memory[: damaged.size], x, stream=None))
+    fail_unless(
+        guarded.intact, f"{codec!r}: a damaged payload was decoded to outside of its output"
+    )
+    return None if refused else guarded.inside
