@@ -134,10 +134,21 @@ def _factories() -> dict[str, Factory]:
 
 @lru_cache(maxsize=1)
 def _entry_points() -> dict[str, Factory]:
-    def load(point: metadata.EntryPoint) -> Factory:
-        return lambda *parameter: point.load()(*parameter)
+    return {p.name: _foreign(p) for p in metadata.entry_points(group=ENTRY_POINT_GROUP)}
 
-    return {p.name: load(p) for p in metadata.entry_points(group=ENTRY_POINT_GROUP)}
+
+def _foreign(point: metadata.EntryPoint) -> Factory:
+    def load(*parameter: int) -> Codec:
+        try:
+            factory = point.load()
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(
+                f"codec={point.name!r}: its entry point {point.value!r} cannot be loaded: {error}."
+            ) from error
+        made: Codec = factory(*parameter)
+        return made
+
+    return load
 
 
 def _lazy(target: str) -> Factory:
