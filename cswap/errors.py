@@ -38,9 +38,7 @@ class UnknownCodecError(ConfigError):
         known = sorted(known)
         close = difflib.get_close_matches(name, known, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
-        super().__init__(
-            f"codec={name!r}: no such codec.{hint} Known: {', '.join(known)}."
-        )
+        super().__init__(f"codec={name!r}: no such codec.{hint} Known: {', '.join(known)}.")
         self.name = name
 
 

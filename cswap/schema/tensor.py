@@ -104,9 +104,7 @@ class TensorMeta:
         """
         if 0 in self.sizes:
             return 0
-        return 1 + sum(
-            (n - 1) * s for n, s in zip(self.sizes, self.strides, strict=True)
-        )
+        return 1 + sum((n - 1) * s for n, s in zip(self.sizes, self.strides, strict=True))
 
     @property
     def nbytes(self) -> int:

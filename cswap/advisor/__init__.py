@@ -1,0 +1,1 @@
+"""The execution advisor: which codec, for this tensor, on this machine."""

@@ -1,0 +1,185 @@
+"""Decides per tensor: profile, price the candidates, take the cheapest. Remembers per call site."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from cswap.advisor import rules
+from cswap.advisor.cost import RATIOS, Candidate, choose, predict
+from cswap.advisor.rates import CPU_RATES, DEFAULT_PRICE_S_PER_BYTE
+from cswap.codecs.registry import get_codec
+from cswap.errors import ConfigError
+from cswap.profiler import profile
+
+if TYPE_CHECKING:
+    import torch
+
+    from cswap.advisor.site import Site
+    from cswap.codecs.base import Codec
+    from cswap.config import SwapConfig
+    from cswap.schema.plan import Plan
+    from cswap.schema.tensor import TensorProfile
+
+RESAMPLE_EVERY: Final = 16
+"""Swap-outs of one call site between two samples of its values: zeros drift with training."""
+
+MAX_SITES: Final = 1 << 14
+
+_LOSSLESS: Final = ("raw", "zvc", "zvc+expk", "expk", "bitpack", "rle", "csr")
+
+_SiteKey = tuple[int, str, "torch.dtype", int, bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why one call site's tensors are encoded as they are.
+
+    Attributes:
+        position: among the tensors saved in a step.
+        site: where that is in the model.
+        profile: of the last sample; None if the choice did not depend on one.
+        candidates: predicted costs, cheapest first; empty if there was no choice.
+        codec: the choice.
+        reason: in words.
+    """
+
+    position: int
+    site: Site
+    profile: TensorProfile | None
+    candidates: tuple[Candidate, ...]
+    codec: str
+    reason: str
+
+    def __str__(self) -> str:
+        where = self.site.scope or self.site.operator or self.site.producer or "-"
+        text = f"#{self.position} {where}: {self.codec} ({self.reason})"
+        if self.profile is not None:
+            p = self.profile
+            text += f"; {p.dtype}, {p.nbytes} bytes, {100 * p.zero_fraction:.0f} % zeros"
+        for c in self.candidates:
+            text += f"\n    {c.codec:<10} ratio {c.ratio:6.2f}  cost {1e6 * c.cost_s:8.1f} us"
+        return text
+
+
+@dataclass(slots=True)
+class _Memory:
+    explanation: Explanation
+    codec: Codec
+    uses: int = 1
+
+
+class Advisor:
+    """Chooses codecs. Thread-safe.
+
+    Attributes:
+        may_use_lossy: whether the options admit a lossy codec for any tensor at all.
+    """
+
+    def __init__(self, config: SwapConfig, plan: Plan | None) -> None:
+        """Args: config: parsed options; plan: decisions that come before all others.
+
+        Raises:
+            ConfigError: the options do not fit together.
+        """
+        rules.check(config, plan)
+        self._config = config
+        self._plan = plan
+        self._lossy = rules.lossy_candidates(config.lossy)
+        self.may_use_lossy = rules.may_use_lossy(config, plan)
+        self._lock = threading.Lock()
+        self._sites: dict[_SiteKey, _Memory] = {}
+
+    def may_be_lossy(self, tensor: torch.Tensor, site: Site) -> bool:
+        """Whether lossy codecs are allowed for this tensor, by the options and by its role."""
+        return self.may_use_lossy and rules.may_be_lossy(tensor, site)
+
+    def plan_keeps(self, position: int) -> bool:
+        """Whether the plan leaves the tensor at this position on the device."""
+        decision = self._plan.decisions.get(position) if self._plan else None
+        return decision is not None and decision.action == "keep"
+
+    def choose(self, x: torch.Tensor, site: Site, position: int, *, lossy_ok: bool) -> Codec:
+        """The codec for x [n], flat, saved at this site and position of the step.
+
+        Raises:
+            ConfigError: the user's own function named a codec that does not exist.
+        """
+        key = (position, site.scope, x.dtype, x.numel(), lossy_ok)
+        with self._lock:
+            memory = self._sites.get(key)
+            if memory is not None and memory.uses < RESAMPLE_EVERY:
+                memory.uses += 1
+                return memory.codec
+        explanation = self._decide(x, site, position, lossy_ok=lossy_ok)
+        codec = get_codec(explanation.codec)
+        with self._lock:
+            if len(self._sites) >= MAX_SITES:
+                self._sites.clear()
+            self._sites[key] = _Memory(explanation, codec)
+        return codec
+
+    def explain(self) -> list[Explanation]:
+        """The latest decision of every call site, in the order of the step."""
+        with self._lock:
+            found = [memory.explanation for memory in self._sites.values()]
+        return sorted(found, key=lambda e: e.position)
+
+    def _decide(self, x: torch.Tensor, site: Site, position: int, *, lossy_ok: bool) -> Explanation:
+        forced, reason = self._forced(x, site, position)
+        taken: TensorProfile | None = None
+        if callable(self._config.codec) and forced is None:
+            taken = profile(x)
+            forced, reason = self._config.codec(taken), "the codec function said so"
+        if forced not in (None, "auto"):
+            name, why = self._admissible(str(forced), x, lossy_ok=lossy_ok)
+            if name is not None:
+                return Explanation(position, site, taken, (), name, reason)
+            reason = why
+        else:
+            reason = ""
+        return self._cheapest(x, site, position, reason, lossy_ok=lossy_ok)
+
+    def _forced(self, x: torch.Tensor, site: Site, position: int) -> tuple[str | None, str]:
+        decision = self._plan.decisions.get(position) if self._plan else None
+        if decision is not None and decision.codec is not None:
+            return decision.codec, "the plan says so"
+        if site.codec is not None:
+            return site.codec, "forced for this module"
+        option = self._config.codec
+        if isinstance(option, dict):
+            for key in (x.dtype, str(x.dtype), str(x.dtype).removeprefix("torch.")):
+                if key in option:
+                    return option[key], "forced for this dtype"
+        if isinstance(option, str) and option != "auto":
+            return option, "forced"
+        return None, ""
+
+    def _admissible(self, name: str, x: torch.Tensor, *, lossy_ok: bool) -> tuple[str | None, str]:
+        codec = get_codec(name)
+        if not codec.supports(x.dtype, x.device.type):
+            return None, f"{name} does not take this dtype; "
+        if not codec.lossless and not lossy_ok:
+            return None, f"{name} is lossy and this tensor must come back exactly; "
+        return name, ""
+
+    def _cheapest(
+        self, x: torch.Tensor, site: Site, position: int, reason: str, *, lossy_ok: bool
+    ) -> Explanation:
+        taken = profile(x)
+        names = _LOSSLESS + (self._lossy if lossy_ok else ())
+        candidates = sorted(
+            (
+                predict(name, taken, CPU_RATES[name], DEFAULT_PRICE_S_PER_BYTE)
+                for name in names
+                if name in RATIOS and get_codec(name).supports(x.dtype, x.device.type)
+            ),
+            key=lambda c: c.cost_s,
+        )
+        if not candidates:
+            raise ConfigError(f"dtype={x.dtype}: no codec takes it on {x.device.type}.")
+        best = choose(candidates)
+        return Explanation(
+            position, site, taken, tuple(candidates), best.codec, reason + "lowest predicted cost"
+        )

@@ -1,0 +1,152 @@
+"""The cost model: predicted ratio from a profile, and cost = time on the device + price * bytes.
+
+Torch-free: planners use it on traces.
+
+Source: the decision "compress only if it pays" is CSwap+'s (TPDS 33(12), 2022, Eq. 3-7); here the
+bytes are priced instead of simulated: `price_s_per_byte` is what a byte on the link, or in the
+host's memory, is worth in seconds of the device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from cswap.schema.tensor import DTYPES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cswap.schema.tensor import TensorProfile
+
+K3, K4 = 2, 3
+"""Index into `TensorProfile.spread` of the exponents that a code of 3 or 4 bits reaches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """How fast a codec is on a device.
+
+    Attributes:
+        encode_bytes_per_s: raw bytes per second.
+        decode_bytes_per_s: raw bytes per second.
+        overhead_s: per tensor and direction, whatever its size.
+    """
+
+    encode_bytes_per_s: float
+    decode_bytes_per_s: float
+    overhead_s: float = 20e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One codec's predicted cost for one tensor.
+
+    Attributes:
+        codec: its name.
+        ratio: predicted raw bytes over encoded bytes.
+        device_s: predicted encode plus decode time, in seconds.
+        cost_s: device_s plus the price of the encoded bytes, in seconds.
+    """
+
+    codec: str
+    ratio: float
+    device_s: float
+    cost_s: float
+
+
+def _word_bits(profile: TensorProfile) -> int:
+    return 8 * DTYPES[profile.dtype].word
+
+
+def _ratio_zvc(p: TensorProfile) -> float:
+    w = _word_bits(p)
+    return w / (1 + w * (1 - p.zero_fraction))
+
+
+def _ratio_csr(p: TensorProfile) -> float:
+    w = _word_bits(p)
+    return w / (16 / 256 + (w + 8) * (1 - p.zero_fraction))
+
+
+def _ratio_rle(p: TensorProfile) -> float:
+    # Each word that differs from the one before is stored; a run costs two bytes more.
+    w, literal = _word_bits(p), 1 - p.repeat_fraction
+    return w / (w * literal + 16 * min(literal, p.repeat_fraction) + 0.05)
+
+
+def _ratio_bitpack(p: TensorProfile) -> float:
+    w = _word_bits(p)
+    if DTYPES[p.dtype].kind == "bool":
+        return 8.0
+    return w / (w if p.int_bits is None else min(w, p.int_bits + 0.25))
+
+
+def _expk_bits(p: TensorProfile, spread: tuple[float, ...]) -> float:
+    # Code of k bits instead of the exponent; an escape costs its position and the exponent.
+    d = DTYPES[p.dtype]
+    w = _word_bits(p)
+    rest = w - d.exponent_bits
+    by_k = (rest + k + 24 * (1 - within) for k, within in ((3, spread[K3 - 0]), (4, spread[K4])))
+    return min(w, *by_k)
+
+
+def _ratio_expk(p: TensorProfile) -> float:
+    return _word_bits(p) / _expk_bits(p, p.spread) if p.spread else 1.0
+
+
+def _ratio_zvc_expk(p: TensorProfile) -> float:
+    if not p.spread_nonzero:
+        return 1.0
+    w = _word_bits(p)
+    return w / (1 + (1 - p.zero_fraction) * _expk_bits(p, p.spread_nonzero))
+
+
+def _fixed(bits: float) -> Callable[[TensorProfile], float]:
+    return lambda p: max(1.0, _word_bits(p) / bits) if p.non_finite == 0 else 1.0
+
+
+def _sparse(bits: float) -> Callable[[TensorProfile], float]:
+    def ratio(p: TensorProfile) -> float:
+        if p.non_finite:
+            return _ratio_zvc(p)
+        return _word_bits(p) / (1 + (1 - p.zero_fraction) * min(bits, _word_bits(p)))
+
+    return ratio
+
+
+RATIOS: Final[dict[str, Callable[[TensorProfile], float]]] = {
+    "raw": lambda _: 1.0,
+    "zvc": _ratio_zvc,
+    "csr": _ratio_csr,
+    "rle": _ratio_rle,
+    "bitpack": _ratio_bitpack,
+    "expk": _ratio_expk,
+    "zvc+expk": _ratio_zvc_expk,
+    "bf16": _fixed(16),
+    "fp16": _fixed(16),
+    "int8": _fixed(8 + 32 / 128),
+    "fp8": _fixed(8 + 32 / 128),
+    "mxfp8": _fixed(8 + 8 / 32),
+    "int4": _fixed(4 + 32 / 32),
+    "zvc+int8": _sparse(8 + 32 / 128),
+    "zvc+fp8": _sparse(8 + 32 / 128),
+    "zvc+int4": _sparse(4 + 32 / 32),
+}
+"""Predicted ratio, before tiles that refuse, for each codec that the advisor considers."""
+
+
+def predict(codec: str, profile: TensorProfile, rate: Rate, price_s_per_byte: float) -> Candidate:
+    """What this codec would cost for a tensor of this profile."""
+    ratio = RATIOS[codec](profile)
+    device_s = (
+        2 * rate.overhead_s
+        + profile.nbytes / rate.encode_bytes_per_s
+        + profile.nbytes / rate.decode_bytes_per_s
+    )
+    return Candidate(codec, ratio, device_s, device_s + price_s_per_byte * profile.nbytes / ratio)
+
+
+def choose(candidates: list[Candidate]) -> Candidate:
+    """The cheapest; the first named of equals."""
+    return min(candidates, key=lambda c: c.cost_s)

@@ -1,0 +1,251 @@
+"""`SwapConfig`: every option, parsed once at the edge; below it sizes are integers of bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from cswap.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cswap.schema.tensor import TensorProfile
+
+LOSSY_NAMES: Final = ("off", "bf16", "fp16", "int8", "fp8", "mxfp8", "int4")
+MIN_BYTES: Final = {"cpu": 64 << 10, "cuda": 1 << 20}
+"""Default of ``min_bytes`` by kind of device."""
+
+ENV_PREFIX: Final = "CSWAP_"
+
+_UNITS: Final = {"": 0, "b": 0, "kib": 10, "mib": 20, "gib": 30, "tib": 40}
+_DECIMAL: Final = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
+
+Size = int | str
+CodecOption = str | Callable[["TensorProfile"], str] | Mapping[Any, str]
+
+
+def parse_bytes(value: Size, name: str) -> int:
+    """A size in bytes from an int or from text such as "1.5GiB" or "300MB".
+
+    Raises:
+        ConfigError: not a size, or negative.
+
+    >>> parse_bytes("1.5KiB", "budget"), parse_bytes("2 MB", "budget"), parse_bytes(7, "budget")
+    (1536, 2000000, 7)
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        if value >= 0:
+            return value
+    elif isinstance(value, str) and (match := _SIZE.fullmatch(value)):
+        number, unit = float(match[1]), match[2].lower()
+        if unit in _UNITS:
+            return int(number * (1 << _UNITS[unit]))
+        if unit in _DECIMAL:
+            return int(number * _DECIMAL[unit])
+    raise ConfigError(
+        f'{name}={value!r}: must be bytes as an int >= 0, or text such as "64KiB", "1.5GiB".'
+    )
+
+
+def _parse_optional_bytes(value: Any, name: str) -> int | None:
+    return None if value is None else parse_bytes(value, name)
+
+
+def _parse_count(value: Any, name: str) -> int:
+    if isinstance(value, str) and value.strip().isdigit():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ConfigError(f"{name}={value!r}: must be an integer >= 0.")
+    return value
+
+
+def _parse_optional_count(value: Any, name: str) -> int | None:
+    return None if value is None else _parse_count(value, name)
+
+
+def _parse_bool(value: Any, name: str) -> bool:
+    words = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+    if isinstance(value, str) and value.lower() in words:
+        return words[value.lower()]
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name}={value!r}: must be True or False.")
+    return value
+
+
+def _parse_lossy(value: Any, name: str) -> str | float:
+    if isinstance(value, str):
+        if value in LOSSY_NAMES:
+            return value
+        try:
+            value = float(value)
+        except ValueError:
+            close = difflib.get_close_matches(value, LOSSY_NAMES, n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise ConfigError(
+                f"{name}={value!r}: must be one of {', '.join(LOSSY_NAMES)}, or a relative error "
+                f"such as 0.01.{hint}"
+            ) from None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
+        raise ConfigError(
+            f"{name}={value!r}: a relative error must lie between 0 and 1; "
+            f"or name one of {', '.join(LOSSY_NAMES)}."
+        )
+    if not math.isfinite(value):
+        raise ConfigError(f"{name}={value!r}: must be finite.")
+    return float(value)
+
+
+def _parse_codec(value: Any, name: str) -> CodecOption:
+    if isinstance(value, str):
+        return value
+    if callable(value):
+        chosen: Callable[[TensorProfile], str] = value
+        return chosen
+    if isinstance(value, Mapping) and all(isinstance(v, str) for v in value.values()):
+        return dict(value)
+    raise ConfigError(
+        f"{name}={value!r}: must be 'auto', the name of a codec, a function from TensorProfile to "
+        "a name, or a dict from dtype or module-path glob to a name."
+    )
+
+
+def _parse_selectors(value: Any, name: str) -> tuple[Any, ...]:
+    if isinstance(value, str):
+        value = [part.strip() for part in value.split(",") if part.strip()]
+    if isinstance(value, type):
+        value = [value]
+    if not isinstance(value, list | tuple | set | frozenset) or not all(
+        isinstance(v, str | type) for v in value
+    ):
+        raise ConfigError(f"{name}={value!r}: must be module classes or path globs, or a list.")
+    return tuple(value)
+
+
+def _parse_directory(value: Any, name: str) -> Path | None:
+    if value is None:
+        return None
+    if not isinstance(value, str | os.PathLike) or not os.fspath(value):
+        raise ConfigError(f"{name}={value!r}: must be a path to a directory.")
+    path = Path(value)
+    if not path.is_dir() or not os.access(path, os.W_OK | os.X_OK):
+        raise ConfigError(f"{name}={str(path)!r}: must be an existing, writable directory.")
+    return path
+
+
+def _parse_plan(value: Any, _name: str) -> Any:
+    return value  # read by cswap.schema.plan, a layer that knows the format
+
+
+_PARSERS: Final[dict[str, Callable[[Any, str], Any]]] = {
+    "codec": _parse_codec,
+    "lossy": _parse_lossy,
+    "min_bytes": _parse_optional_bytes,
+    "budget": _parse_optional_bytes,
+    "host_limit": _parse_optional_bytes,
+    "spill_dir": _parse_directory,
+    "spill_limit": _parse_optional_bytes,
+    "keep_last": _parse_count,
+    "exclude": _parse_selectors,
+    "include": _parse_selectors,
+    "workers": _parse_optional_count,
+    "seed": _parse_count,
+    "verify": _parse_bool,
+    "plan": _parse_plan,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SwapConfig:
+    """The options of `cswap.install` and `cswap.swapping`.
+
+    Sizes are given as an int of bytes or as text ("1.5GiB") and are ints afterwards.
+
+    Attributes:
+        codec: ``"auto"`` lets the advisor choose per tensor; or one codec for all that it supports
+            (`cswap.list_codecs`); or a function from `TensorProfile` to a name; or a dict from
+            dtype name or module-path glob to a name ("auto" where nothing matches).
+        lossy: ``"off"`` (default: every bit comes back); the lossy codec that may be used; or the
+            largest relative error (root mean square) that may be made.
+        min_bytes: smaller tensors stay where they are; default 64 KiB on a CPU, 1 MiB on CUDA.
+        budget: bytes of device memory that saved tensors may keep; the ones saved last stay.
+            Default: none may, all that is eligible is swapped.
+        host_limit: bytes of host memory for encodings; past it they go to ``spill_dir``, or the
+            tensor stays. Default: no limit.
+        spill_dir: existing directory for the disk tier; default: no disk tier.
+        spill_limit: bytes on disk; default: no limit.
+        keep_last: this many of the tensors saved last stay on the device: backward wants them
+            first, before a copy could be back.
+        exclude: module classes, or globs on module paths, whose saved tensors stay.
+        include: if given, only tensors saved in these modules are swapped.
+        workers: threads that encode and decode beside the computation on a CPU; 0 does it in line.
+            Default: half the cores, at most four.
+        seed: of stochastic rounding; the same seed gives the same bytes.
+        verify: checksum every round trip; costs a pass over each tensor on both ways.
+        plan: a plan (path, JSON text, dict or `Plan`) that says what to do with each tensor.
+
+    Raises:
+        ConfigError: an option has a wrong value.
+    """
+
+    codec: CodecOption = "auto"
+    lossy: str | float = "off"
+    min_bytes: Size | None = None
+    budget: Size | None = None
+    host_limit: Size | None = None
+    spill_dir: str | os.PathLike[str] | None = None
+    spill_limit: Size | None = None
+    keep_last: int = 0
+    exclude: Any = ()
+    include: Any = ()
+    workers: int | None = None
+    seed: int = 0
+    verify: bool = False
+    plan: Any = None
+
+    def __post_init__(self) -> None:
+        for name, parse in _PARSERS.items():
+            object.__setattr__(self, name, parse(getattr(self, name), name))
+
+    @staticmethod
+    def resolve(base: SwapConfig | None = None, **options: Any) -> SwapConfig:
+        """Options over ``base``, or over the environment over the defaults.
+
+        ``CSWAP_BUDGET=2GiB`` and the like override defaults, never explicit arguments. A plan is
+        read from a path, and ``codec`` is a name there.
+
+        Raises:
+            ConfigError: an unknown option or a wrong value; names the environment variable if the
+                value came from there.
+        """
+        for name in options:
+            if name not in _PARSERS:
+                close = difflib.get_close_matches(name, _PARSERS, n=1)
+                hint = f" Did you mean {close[0]!r}?" if close else ""
+                raise ConfigError(f"{name}: no such option.{hint} Known: {', '.join(_PARSERS)}.")
+        if base is not None:
+            return dataclasses.replace(base, **options)
+        return SwapConfig(**{**_from_environment(skip=options), **options})
+
+    def min_bytes_on(self, kind: str) -> int:
+        """Smallest tensor, in bytes, that is swapped on this kind of device ("cpu", "cuda")."""
+        if self.min_bytes is None:
+            return MIN_BYTES.get(kind, MIN_BYTES["cuda"])
+        assert isinstance(self.min_bytes, int)
+        return self.min_bytes
+
+
+def _from_environment(skip: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, parse in _PARSERS.items():
+        variable = ENV_PREFIX + name.upper()
+        if name not in skip and variable in os.environ:
+            parse(os.environ[variable], variable)  # an error names the variable
+            found[name] = os.environ[variable]
+    return found

@@ -1,0 +1,1 @@
+"""What can run codecs and copy: one file per kind of device."""

@@ -1,0 +1,114 @@
+"""The contract of a device: what the executor needs of hardware, no more.
+
+Note [order on a device]
+~~~~~~~~~~~~~~~~~~~~~~~~
+Work is submitted as jobs. A job runs after the events that it names in ``after`` have fired, and
+after nothing else: two jobs on one stream may overlap (CPU workers do), so every dependency is an
+event, spelled out. CUDA streams give more order than that; nothing may rely on it.
+
+The compute stream is the one on which the user's own operators run. Memory that the user's
+operators produced may be read after ``device.now()`` has fired; memory for them must be written
+before ``device.join(event)``. A tensor that a job reads or writes must be kept alive by the
+submitter until the job's event has fired: the allocator may give the memory to someone else as
+soon as the last reference is gone (no record_stream).
+
+Sizes known late: a job that encodes learns its size while it runs. ``when(event, callback)`` runs
+the callback on the host, once the event has fired, on a thread of the device's choice: there the
+size is known and the next job is submitted. Nothing on the compute stream ever waits for it.
+"""
+
+from __future__ import annotations
+
+import abc
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+    from cswap.codecs.base import Stream
+
+Role = Literal["compute", "codec", "d2h", "h2d"]
+
+
+class Event(Protocol):
+    """A point in the work of a device."""
+
+    @property
+    def error(self) -> BaseException | None:
+        """What the job raised, if it did; meaningful once the event has fired."""
+        ...
+
+    def query(self) -> bool:
+        """Whether the event has fired."""
+        ...
+
+
+class Device(abc.ABC):
+    """Streams, events, memory and copies of one device.
+
+    Attributes:
+        kind: "cpu", "cuda" or "sim".
+        unified: whether encodings can be decoded right where the host store keeps them.
+        backlog_bytes: tensors waiting for an encode may hold this much; past it the computing
+            thread encodes itself.
+        ready_bytes: results may be decoded this far ahead of their use.
+        overlaps: whether jobs of roles other than "compute" run beside the computation.
+    """
+
+    kind: str
+    unified: bool
+    backlog_bytes: int
+    ready_bytes: int
+    overlaps: bool
+
+    @abc.abstractmethod
+    def submit(
+        self, job: Callable[[Stream], None], *, role: Role, after: tuple[Event, ...] = ()
+    ) -> Event:
+        """Run ``job(stream)`` on the stream of that role once ``after`` has fired.
+
+        On a CPU, role "compute" runs the job before this returns. An exception of the job is kept
+        in the event's ``error``, never raised here.
+        """
+
+    @abc.abstractmethod
+    def when(self, event: Event, callback: Callable[[], None]) -> None:
+        """Call ``callback`` on the host after the event has fired; at once if it already has."""
+
+    @abc.abstractmethod
+    def defer(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` on the host some time soon; may itself be called from a finaliser."""
+
+    @abc.abstractmethod
+    def wait(self, event: Event) -> None:
+        """Block the host until the event has fired and the callbacks given so far have run."""
+
+    @abc.abstractmethod
+    def now(self) -> Event:
+        """An event that fires when the computation issued so far by this thread has run."""
+
+    @abc.abstractmethod
+    def join(self, event: Event) -> None:
+        """Let computation issued from here on run after the event; on a CPU: wait for it."""
+
+    @abc.abstractmethod
+    def allocate(self, dtype: torch.dtype, numel: int) -> torch.Tensor:
+        """[numel] uninitialised device memory, for results that computation will read."""
+
+    @abc.abstractmethod
+    def scratch(self, nbytes: int) -> torch.Tensor:
+        """[>= nbytes] uint8 of device memory for one encode; give it back with `give_back`."""
+
+    @abc.abstractmethod
+    def give_back(self, scratch: torch.Tensor) -> None:
+        """Return scratch memory whose last job has run."""
+
+    @abc.abstractmethod
+    def host_memory(self, nbytes: int) -> torch.Tensor:
+        """[nbytes] uint8 of host memory that this device copies to fastest (pinned, if it can).
+
+        Raises:
+            MemoryError: the host has no such memory left.
+        """

@@ -1,0 +1,1 @@
+"""The engine: what happens to a saved tensor between pack and unpack."""

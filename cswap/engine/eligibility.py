@@ -1,0 +1,82 @@
+"""May this saved tensor be swapped at all? Every "no" has a name that the stats count."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn import Parameter
+
+from cswap.schema.tensor import DTYPES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_CASTS: Final = frozenset({"ToCopyBackward0", "TBackward0", "TransposeBackward0"})
+"""What autocast and `nn.Linear` put between a parameter and what is saved of it."""
+
+_NAMES: Final = {getattr(torch, n): n for n in DTYPES if hasattr(torch, n)}
+
+
+def is_tracing() -> bool:
+    """Whether operators are being recorded rather than run: nothing may be inserted then."""
+    if torch._C._is_tracing() or torch.compiler.is_compiling():  # noqa: SLF001
+        return True
+    if torch._C._len_torch_dispatch_stack() == 0:  # noqa: SLF001
+        return False
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    return get_proxy_mode() is not None
+
+
+def reason_to_keep(tensor: torch.Tensor) -> str | None:
+    """Why a plain tensor of sufficient size cannot be swapped; None if it can."""
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.dtype not in _NAMES:
+        return "layout"
+    if is_tracing():
+        return "tracing"
+    if _derives_from_parameter(tensor):
+        return "parameter"
+    return None
+
+
+def _derives_from_parameter(tensor: torch.Tensor) -> bool:
+    """A view of a parameter, or a cast of one.
+
+    `nn.Linear` saves ``weight.t()``, a plain tensor; under autocast a cast of it, which its cache
+    holds anyway and which must not be encoded lossily any more than the weight itself.
+    """
+    if isinstance(tensor._base, Parameter):  # noqa: SLF001
+        return True
+    node = tensor.grad_fn
+    while node is not None and node.name() in _CASTS:
+        node = node.next_functions[0][0]
+    return node is not None and isinstance(getattr(node, "variable", None), Parameter)
+
+
+def weak_storage(storage: torch.UntypedStorage) -> StorageWeakRef:
+    """A reference that keeps the storage's identity from being reused, not its memory."""
+    return StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+
+
+class OwnedStorages:
+    """Storages of a model's parameters and buffers: they outlive the step, whatever is saved."""
+
+    def __init__(self) -> None:
+        self._storages: dict[int, StorageWeakRef] = {}
+
+    def refresh(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Take the storages of these tensors, and no others, as owned."""
+        found: dict[int, StorageWeakRef] = {}
+        for tensor in tensors:
+            if type(tensor) in (torch.Tensor, Parameter) and tensor.layout == torch.strided:
+                storage = tensor.untyped_storage()
+                key = storage._cdata  # noqa: SLF001
+                found[key] = self._storages.get(key) or weak_storage(storage)
+        self._storages = found
+
+    def __contains__(self, tensor: torch.Tensor) -> bool:
+        return (
+            bool(self._storages) and tensor.untyped_storage()._cdata in self._storages  # noqa: SLF001
+        )

@@ -1,0 +1,342 @@
+"""`SwapEngine`: from a saved tensor to a packed object and back."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn import Parameter
+
+from cswap.advisor.advisor import Advisor
+from cswap.advisor.site import Site
+from cswap.codecs.layout import flatten
+from cswap.codecs.registry import get_codec
+from cswap.devices.cpu import cpu_device
+from cswap.engine.aliases import AliasTable, make_handle
+from cswap.engine.eligibility import OwnedStorages, reason_to_keep
+from cswap.engine.executor import Executor
+from cswap.engine.handle import Handle, State, Token
+from cswap.engine.packed import Kept, PackedView, modified_error
+from cswap.engine.prefetch import ReadyBudget, StepOrder
+from cswap.engine.scope import ScopeStack
+from cswap.engine.stats import Counters, Stats
+from cswap.errors import InternalError
+from cswap.stores.disk import DiskStore
+from cswap.stores.host import HostStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from cswap.advisor.advisor import Explanation
+    from cswap.config import SwapConfig
+    from cswap.devices.base import Device
+    from cswap.schema.plan import Plan
+
+PREFETCH_DEPTH = 2
+"""Tensors decoded ahead of the one that backward works on."""
+
+
+class SwapEngine:
+    """Swaps what autograd saves. One per `install` or `swapping`; may outlive its hooks.
+
+    Attributes:
+        config: the options it was made with.
+        scopes: where in the model the current thread is; written by module hooks.
+    """
+
+    def __init__(
+        self, config: SwapConfig, plan: Plan | None = None, device: Device | None = None
+    ) -> None:
+        """Args: config: checked options; plan: what to do with each tensor; device: for tests.
+
+        Raises:
+            ConfigError: the options do not fit together, or the disk tier cannot be made.
+        """
+        self.config = config
+        self.scopes = ScopeStack()
+        self._advisor = Advisor(config, plan)
+        self._device = cpu_device(_workers(config)) if device is None else device
+        self._counters = Counters()
+        self._host = HostStore(self._device.host_memory, _optional_int(config.host_limit))
+        self._disk = _disk_store(config)
+        self._executor = Executor(
+            self._device,
+            self._host,
+            self._disk,
+            self._counters,
+            seed=config.seed,
+            verify=config.verify,
+        )
+        self._owned = OwnedStorages()
+        self._lock = threading.Lock()
+        self._aliases = AliasTable()
+        self._order = StepOrder()
+        self._ready = ReadyBudget(self._device.ready_bytes)
+        self._window: deque[tuple[weakref.ref[Token], int]] = deque()
+        self._window_bytes = 0
+        self._dead: deque[Handle] = deque()
+        self._dead_bytes = 0
+        self._min_bytes = config.min_bytes_on("cpu")
+        self._budget = _optional_int(config.budget)
+
+    # ----------------------------------------------------------------- hooks
+
+    def pack(self, tensor: torch.Tensor) -> Kept | PackedView:
+        """What autograd keeps instead of ``tensor``. Never raises."""
+        kind = type(tensor)
+        if kind is torch.Tensor:
+            if tensor.nbytes >= self._min_bytes and tensor.numel():
+                return self._pack_large(tensor)
+            reason = "small"
+        else:
+            reason = "parameter" if kind is Parameter else "subclass"
+        return self._keep(tensor, reason)
+
+    def unpack(self, packed: Kept | PackedView) -> torch.Tensor:
+        """The tensor that was packed.
+
+        Raises:
+            RuntimeError: autograd's own, if the tensor was modified in place and not swapped out
+                before that.
+            CorruptEncodingError: what came back is not what was stored.
+        """
+        if isinstance(packed, Kept):
+            return packed.unpack()
+        return self._unpack_view(packed)
+
+    # ----------------------------------------------------------------- users
+
+    @property
+    def stats(self) -> Stats:
+        """What has been done so far."""
+        self._bury()
+        return self._counters.snapshot(self._disk.in_use_bytes if self._disk else 0)
+
+    def explain(self) -> list[Explanation]:
+        """Every call site with its profile, the candidates with their cost, and the choice."""
+        return self._advisor.explain()
+
+    def synchronize(self) -> None:
+        """Block until every swap-out under way is done."""
+        for handle in self._live_handles():
+            self._executor.settle(handle)
+
+    def begin_step(self) -> None:
+        """A forward of the model begins."""
+        with self._lock:
+            self._order.begin_step()
+
+    def own(self, tensors: Iterable[torch.Tensor]) -> None:
+        """These tensors outlive the step: leave them, and what shares their storage, alone."""
+        self._owned.refresh(tensors)
+
+    # ------------------------------------------------------------------ pack
+
+    @property
+    def wants_operators(self) -> bool:
+        """Whether the scopes should say which operator runs: only lossy codecs care."""
+        return self._advisor.may_use_lossy
+
+    @staticmethod
+    def pass_through(tensor: torch.Tensor) -> Kept:
+        """Keep a tensor where it is, uncounted."""
+        try:
+            version = tensor._version  # noqa: SLF001
+            kept = tensor if tensor.is_leaf else tensor.detach()
+        except RuntimeError:  # inference tensors have no version; some subclasses cannot detach
+            version, kept = -1, tensor
+        return Kept(kept, version)
+
+    def _keep(self, tensor: torch.Tensor, reason: str) -> Kept:
+        self._counters.keep(reason)
+        return self.pass_through(tensor)
+
+    def _pack_large(self, tensor: torch.Tensor) -> Kept | PackedView:
+        if self._dead:
+            self._bury()
+        scope = self.scopes.current
+        reason = scope.keep or reason_to_keep(tensor)
+        if reason is None and tensor.device.type != self._device.kind:
+            reason = "device"
+        if reason is None and tensor in self._owned:
+            reason = "parameter"
+        if reason is not None:
+            return self._keep(tensor, reason)
+        site = Site(
+            scope=scope.path,
+            kind=scope.kind,
+            operator=self.scopes.operator,
+            producer="" if tensor.grad_fn is None else tensor.grad_fn.name(),
+            codec=scope.codec,
+            lossless=scope.lossless,
+        )
+        return self._pack_handle(tensor, site)
+
+    def _pack_handle(self, tensor: torch.Tensor, site: Site) -> Kept | PackedView:
+        lossy_ok = self._advisor.may_be_lossy(tensor, site)
+        with self._lock:
+            handle = self._aliases.find(tensor, lossy_ok=lossy_ok)
+            token = None if handle is None or handle.token is None else handle.token()
+            if handle is not None and isinstance(token, Token):
+                handle.views += 1
+                self._counters.pack(deduplicated=True)
+                return PackedView(token, tensor)
+            position, step = self._order.next_position(), self._order.step
+        if self._advisor.plan_keeps(position):
+            return self._keep(tensor, "plan")
+        try:
+            handle = make_handle(tensor)
+        except RuntimeError:  # a storage that is smaller than its tensor says, as FSDP makes them
+            return self._keep(tensor, "storage")
+        if handle.raw_nbytes < self._min_bytes:
+            return self._keep(tensor, "small")
+        handle.position, handle.step, handle.site, handle.lossy_ok = position, step, site, lossy_ok
+        handle.views = 1
+        return self._admit(handle, tensor)
+
+    def _admit(self, handle: Handle, tensor: torch.Tensor) -> PackedView:
+        token = Token(handle)
+        handle.token = weakref.ref(token, partial(self._on_death, handle))
+        self._counters.pack(deduplicated=False)
+        self._counters.hold(device=handle.raw_nbytes)
+        with self._lock:
+            self._aliases.add(handle, tensor)
+            self._order.add(handle, token)
+        packed = PackedView(token, tensor)
+        if self._budget is None and not self.config.keep_last:
+            self._swap_out(handle)
+        else:
+            self._hold_in_window(handle, token)
+        return packed
+
+    def _hold_in_window(self, handle: Handle, token: Token) -> None:
+        # The newest stay: backward wants them first. What falls out of the window is swapped.
+        self._counters.stay("budget")
+        leaving: list[Token] = []
+        with self._lock:
+            self._window.append((weakref.ref(token), handle.raw_nbytes))
+            self._window_bytes += handle.raw_nbytes
+            while len(self._window) > self.config.keep_last and (
+                self._budget is None or self._window_bytes > self._budget
+            ):
+                reference, nbytes = self._window.popleft()
+                self._window_bytes -= nbytes
+                oldest = reference()
+                if oldest is not None:
+                    leaving.append(oldest)
+        for oldest in leaving:
+            self._counters.stay("budget", -1)
+            self._swap_out(oldest.handle)
+
+    def _swap_out(self, handle: Handle) -> None:
+        if handle.state is not State.KEPT or handle.source is None or handle.site is None:
+            return
+        if handle.modified():
+            self._counters.stay("modified")  # unpack has to raise autograd's error
+            return
+        x = flatten(handle.source) if handle.gathered else handle.source
+        try:
+            codec = self._advisor.choose(x, handle.site, handle.position, lossy_ok=handle.lossy_ok)
+        except Exception as error:
+            self._counters.fall_back("advisor", error)
+            codec = get_codec("raw")
+        handle.lossy_ok = not codec.lossless
+        self._executor.swap_out(handle, x, codec)
+
+    # ---------------------------------------------------------------- unpack
+
+    def _unpack_view(self, packed: PackedView) -> torch.Tensor:
+        handle = packed.token.handle
+        first = handle.unpacked == 0
+        with self._lock:
+            if first:
+                self._order.asked(handle)
+            depth = PREFETCH_DEPTH if self._device.overlaps else 0
+            upcoming = self._order.upcoming(handle, depth)
+        for other in upcoming:
+            if self._ready.fits(other.raw_nbytes) and self._executor.prefetch(other):
+                self._note_ready(other)
+        memory = self._executor.memory(handle)
+        if memory is handle.source and handle.modified():
+            raise modified_error(memory, handle.version)
+        handle.unpacked += 1
+        out = packed.rebuild(memory)
+        if handle.unpacked % max(handle.views, 1) == 0:
+            with self._lock:
+                self._ready.remove(handle)
+            self._executor.drop_result(handle)
+        else:
+            self._note_ready(handle)
+        return out
+
+    def _note_ready(self, handle: Handle) -> None:
+        with self._lock:
+            dropped = self._ready.add(handle)
+        for other in dropped:
+            self._executor.drop_result(other)
+
+    # --------------------------------------------------------------- release
+
+    def _on_death(self, handle: Handle, _reference: weakref.ref[Token]) -> None:
+        # Runs wherever the last packed view died, maybe inside one of our own locks (the garbage
+        # collector chooses the moment): only take a note, and let a worker act on it.
+        self._dead.append(handle)
+        self._dead_bytes += handle.raw_nbytes
+        if self._dead_bytes > self._device.backlog_bytes:
+            self._dead_bytes = 0
+            self._device.defer(self._bury)
+
+    def _bury(self) -> None:
+        while self._dead:
+            try:
+                handle = self._dead.popleft()
+            except IndexError:  # another thread took it
+                return
+            with self._lock:
+                self._aliases.discard(handle)
+                self._order.discard(handle)
+                self._ready.remove(handle)
+            self._executor.release(handle)
+            handle.token = None
+
+    def _live_handles(self) -> list[Handle]:
+        with self._lock:
+            tokens = [ref() for ref in self._order.live()]
+        return [token.handle for token in tokens if token is not None]
+
+    def __repr__(self) -> str:
+        return f"<SwapEngine on {self._device.kind}: {self.stats.swapped} swapped>"
+
+
+def _workers(config: SwapConfig) -> int:
+    if config.workers is not None:
+        return config.workers
+    import os
+
+    return max(1, min(4, (os.cpu_count() or 2) // 2))
+
+
+def _optional_int(value: Any) -> int | None:
+    if value is None or isinstance(value, int):
+        return value
+    raise InternalError(f"unparsed size {value!r}")
+
+
+def _disk_store(config: SwapConfig) -> DiskStore | None:
+    if config.spill_dir is None:
+        return None
+    from pathlib import Path
+
+    from cswap.errors import ConfigError
+
+    try:
+        return DiskStore(Path(config.spill_dir), _optional_int(config.spill_limit))
+    except OSError as error:
+        raise ConfigError(
+            f"spill_dir={str(config.spill_dir)!r}: cannot be written: {error.strerror}. "
+            "Name a directory that this user may write to."
+        ) from error

@@ -1,0 +1,103 @@
+"""What autograd holds instead of a saved tensor."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from cswap.errors import InternalError
+
+if TYPE_CHECKING:
+    from cswap.engine.handle import Handle, Token
+
+
+class Kept:
+    """A tensor left where it is.
+
+    Note [kept tensors are checked and detached]
+    ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+    With hooks installed autograd no longer compares versions itself, so an in-place change between
+    forward and backward would silently give wrong gradients: we compare. And an operator that
+    saves its own output would own itself through us (output -> grad_fn -> us -> output), a cycle
+    that Python's collector cannot see: non-leaf tensors are kept detached, which shares memory
+    and version, not history.
+    """
+
+    __slots__ = ("tensor", "version")
+
+    def __init__(self, tensor: torch.Tensor, version: int) -> None:
+        self.tensor = tensor
+        self.version = version
+
+    def unpack(self) -> torch.Tensor:
+        """The tensor.
+
+        Raises:
+            RuntimeError: autograd's own, if it was modified in place since.
+        """
+        if self.version >= 0 and self.tensor._version != self.version:  # noqa: SLF001
+            raise modified_error(self.tensor, self.version)
+        return self.tensor
+
+
+class PackedView:
+    """One saved tensor: its exact layout, as a view of a handle's memory."""
+
+    __slots__ = ("conj", "dtype", "neg", "offset", "sizes", "strides", "token")
+
+    def __init__(self, token: Token, tensor: torch.Tensor) -> None:
+        self.token = token
+        self.dtype = tensor.dtype
+        self.sizes = tensor.shape
+        self.strides = tensor.stride()
+        self.offset = tensor.storage_offset()
+        self.conj = tensor.is_conj()
+        self.neg = tensor.is_neg()
+
+    def rebuild(self, memory: torch.Tensor) -> torch.Tensor:
+        """The saved tensor with its exact sizes and strides, as a view of ``memory``.
+
+        The storage offset is the original one, too, unless only a small part of the storage was
+        saved (then it counts from the start of that part).
+
+        Raises:
+            InternalError: memory is not what this view was made of.
+        """
+        handle = self.token.handle
+        if handle.gathered:
+            x = memory.detach()
+        else:
+            x = memory if memory.dtype == self.dtype else self._reinterpret(memory)
+            x = x.as_strided(self.sizes, self.strides, self._offset_in(memory, handle))
+        if self.conj:
+            x = x.conj()
+        if self.neg:
+            x = torch._neg_view(x)  # noqa: SLF001
+        if x.shape != self.sizes or x.stride() != self.strides or x.dtype != self.dtype:
+            raise InternalError(
+                f"swap-in gave {x.dtype} {tuple(x.shape)} with strides {x.stride()} for "
+                f"{self.dtype} {tuple(self.sizes)} with strides {self.strides}"
+            )
+        return x
+
+    def _offset_in(self, memory: torch.Tensor, handle: Handle) -> int:
+        if memory is handle.source:  # still in the storage that it was saved from
+            return int(self.offset)
+        return int(self.offset) - handle.start * memory.element_size() // self.dtype.itemsize
+
+    def _reinterpret(self, memory: torch.Tensor) -> torch.Tensor:
+        nbytes = memory.numel() * memory.element_size()
+        whole = nbytes // self.dtype.itemsize * self.dtype.itemsize
+        return memory.view(torch.uint8)[:whole].view(self.dtype)
+
+
+def modified_error(tensor: torch.Tensor, expected: int) -> RuntimeError:
+    """Autograd's error for a saved tensor that was modified in place, in its own words."""
+    return RuntimeError(
+        "one of the variables needed for gradient computation has been modified by an inplace "
+        f"operation: [{tensor.type()} {list(tensor.shape)}] is at version {tensor._version}; "  # noqa: SLF001
+        f"expected version {expected} instead. Hint: enable anomaly detection to find the "
+        "operation that failed to compute its gradient, with "
+        "torch.autograd.set_detect_anomaly(True)."
+    )

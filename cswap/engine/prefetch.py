@@ -1,0 +1,107 @@
+"""What backward will ask for next: learned from the last step, last-in first-out before that.
+
+Everything here is a guess. A wrong one costs a miss, never a wrong result: which tensor an unpack
+gets is in its own packed view, and no state depends on forward and backward taking turns.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cswap.engine.handle import Handle, Token
+
+
+class StepOrder:
+    """Positions of saved tensors in their step, and the order in which backward wants them."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        self._position = 0
+        self._asked_since_pack = False
+        self._live: dict[tuple[int, int], weakref.ref[Token]] = {}
+        self._asked: list[int] = []
+        self._asked_step = -1
+        self._after: dict[int, int] = {}
+
+    def begin_step(self) -> None:
+        """A forward begins: count positions from zero again."""
+        if self._position:
+            self.step += 1
+            self._position = 0
+        self._asked_since_pack = False
+
+    def next_position(self) -> int:
+        """Position of the tensor that is being saved. Saving after an unpack begins a step."""
+        if self._asked_since_pack:
+            self.begin_step()
+        self._position += 1
+        return self._position - 1
+
+    def add(self, handle: Handle, token: Token) -> None:
+        """A handle that may be asked for."""
+        self._live[handle.step, handle.position] = weakref.ref(token)
+
+    def discard(self, handle: Handle) -> None:
+        """A handle that no longer can be."""
+        self._live.pop((handle.step, handle.position), None)
+
+    def live(self) -> list[weakref.ref[Token]]:
+        """References to all handles that may still be asked for."""
+        return list(self._live.values())
+
+    def asked(self, handle: Handle) -> None:
+        """Backward has asked for this handle (for the first time)."""
+        self._asked_since_pack = True
+        if handle.step != self._asked_step:
+            if len(self._asked) > 1:
+                self._after = dict(zip(self._asked[:-1], self._asked[1:], strict=True))
+            self._asked, self._asked_step = [], handle.step
+        self._asked.append(handle.position)
+
+    def upcoming(self, handle: Handle, count: int) -> list[Handle]:
+        """The ``count`` handles that are likely to be asked for after this one."""
+        found: list[Handle] = []
+        position = handle.position
+        for _ in range(4 * count):  # positions of tensors that were kept or shared are skipped
+            position = self._after.get(position, position - 1)
+            reference = self._live.get((handle.step, position))
+            token = None if reference is None else reference()
+            if token is not None:
+                found.append(token.handle)
+            if position < 0 or len(found) == count:
+                break
+        return found
+
+
+class ReadyBudget:
+    """Bounds the decoded memory that waits to be asked for (again)."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        """Args: limit_bytes: decoded bytes that may wait."""
+        self._limit = limit_bytes
+        self._waiting: OrderedDict[int, Handle] = OrderedDict()
+        self._bytes = 0
+
+    def fits(self, nbytes: int) -> bool:
+        """Whether that many bytes more may be decoded ahead."""
+        return self._bytes + nbytes <= self._limit
+
+    def add(self, handle: Handle) -> list[Handle]:
+        """Count a handle's decoded memory; returns the ones to drop to stay within the limit."""
+        if id(handle) not in self._waiting:
+            self._waiting[id(handle)] = handle
+            self._bytes += handle.raw_nbytes
+        dropped: list[Handle] = []
+        while self._bytes > self._limit and len(self._waiting) > 1:
+            _, oldest = self._waiting.popitem(last=False)
+            self._bytes -= oldest.raw_nbytes
+            dropped.append(oldest)
+        return dropped
+
+    def remove(self, handle: Handle) -> None:
+        """The handle's decoded memory waits no more."""
+        if self._waiting.pop(id(handle), None) is not None:
+            self._bytes -= handle.raw_nbytes

@@ -1,0 +1,51 @@
+"""Where in the model the current thread is: set by module hooks, read at pack."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What holds for tensors saved in one module.
+
+    Attributes:
+        path: dotted name in the model, "" for the root or outside any.
+        kind: class of the module.
+        keep: why its saved tensors stay (``"excluded"``), or None.
+        lossless: its saved tensors must come back bit for bit.
+        codec: forced by a glob of the ``codec`` option, or None.
+    """
+
+    path: str = ""
+    kind: str = ""
+    keep: str | None = None
+    lossless: bool = False
+    codec: str | None = None
+
+
+OUTSIDE: Final = Scope()
+
+
+class ScopeStack(threading.local):
+    """The modules that the current thread is in, outermost first, and the operator it runs."""
+
+    def __init__(self) -> None:
+        self.stack: list[Scope] = [OUTSIDE]
+        self.operator: str = ""
+
+    @property
+    def current(self) -> Scope:
+        """The innermost module."""
+        return self.stack[-1]
+
+    def push(self, scope: Scope) -> None:
+        """Enter a module."""
+        self.stack.append(scope)
+
+    def pop(self) -> None:
+        """Leave the innermost module."""
+        if len(self.stack) > 1:
+            self.stack.pop()

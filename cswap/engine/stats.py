@@ -1,0 +1,239 @@
+"""What the engine counts, and the snapshot of it that users see."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+from contextlib import contextmanager
+
+_log = logging.getLogger("cswap")
+
+
+@dataclass(slots=True)
+class CodecStats:
+    """Totals of one codec.
+
+    Attributes:
+        count: encodes.
+        raw: bytes before.
+        encoded: bytes after.
+        encode_s: seconds in encode, summed over threads.
+        decode_s: seconds in decode, summed over threads.
+    """
+
+    count: int = 0
+    raw: int = 0
+    encoded: int = 0
+    encode_s: float = 0.0
+    decode_s: float = 0.0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.count} tensors, {_bytes(self.raw)} -> {_bytes(self.encoded)}, "
+            f"encode {self.encode_s:.3f} s, decode {self.decode_s:.3f} s"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Snapshot of what an engine has done. Prints as a table.
+
+    Attributes:
+        packed: tensors that autograd saved.
+        swapped: of these, encoded and moved out.
+        deduplicated: of these, served by a tensor already held (same storage, same version).
+        kept_by_reason: of these, left where they were, by reason.
+        raw_bytes: bytes of the swapped ones before encoding.
+        encoded_bytes: and after.
+        by_codec: totals per codec.
+        device_bytes: bytes of device memory held now for saved tensors (small ones and parameters
+            not counted).
+        host_bytes: bytes of host memory held now for encodings.
+        peak_device_bytes: most of the first at any time.
+        peak_host_bytes: most of the second at any time.
+        peak_saved_bytes: most of their sum at any time.
+        disk_bytes: bytes on disk now.
+        prefetch_hits: unpacks that found their tensor decoded, or under way.
+        prefetch_misses: unpacks that had to fetch.
+        exposed_s: seconds that the computing thread spent encoding, decoding or waiting for it.
+        fallbacks: times that a slower but correct path was taken after a failure.
+        fallbacks_by_reason: the same, by what failed.
+    """
+
+    packed: int = 0
+    swapped: int = 0
+    deduplicated: int = 0
+    kept_by_reason: dict[str, int] = field(default_factory=dict)
+    raw_bytes: int = 0
+    encoded_bytes: int = 0
+    by_codec: dict[str, CodecStats] = field(default_factory=dict)
+    device_bytes: int = 0
+    host_bytes: int = 0
+    peak_device_bytes: int = 0
+    peak_host_bytes: int = 0
+    peak_saved_bytes: int = 0
+    disk_bytes: int = 0
+    prefetch_hits: int = 0
+    prefetch_misses: int = 0
+    exposed_s: float = 0.0
+    fallbacks: int = 0
+    fallbacks_by_reason: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def ratio(self) -> float:
+        """Raw bytes over encoded bytes of what was swapped; 1.0 if nothing was."""
+        return self.raw_bytes / self.encoded_bytes if self.encoded_bytes else 1.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return {**dataclasses.asdict(self), "ratio": self.ratio}
+
+    def __str__(self) -> str:
+        rows = [(k, _show(k, v)) for k, v in self.to_dict().items() if not isinstance(v, dict)]
+        rows += [(f"kept: {reason}", str(n)) for reason, n in sorted(self.kept_by_reason.items())]
+        rows += [(f"codec {name}", str(c)) for name, c in sorted(self.by_codec.items())]
+        fallbacks = sorted(self.fallbacks_by_reason.items())
+        rows += [(f"fallback: {what}", str(n)) for what, n in fallbacks]
+        width = max(len(name) for name, _ in rows)
+        return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+
+
+def _bytes(n: float) -> str:
+    if n < 1024:
+        return f"{n:.0f} B"
+    for unit in ("KiB", "MiB"):
+        n /= 1024
+        if n < 1024:
+            return f"{n:.1f} {unit}"
+    return f"{n / 1024:.1f} GiB"
+
+
+def _show(name: str, value: float) -> str:
+    if name.endswith("_bytes"):
+        return _bytes(value)
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+class Counters:
+    """The running counts behind `Stats`. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.kept: Counter[str] = Counter()
+        self.fallbacks: Counter[str] = Counter()
+        self.by_codec: dict[str, CodecStats] = {}
+        self.packed = 0
+        self.deduplicated = 0
+        self.swapped = 0
+        self.prefetch_hits = 0
+        self.prefetch_misses = 0
+        self.exposed_s = 0.0
+        self._device_bytes = 0
+        self._host_bytes = 0
+        self._peak_device = 0
+        self._peak_host = 0
+        self._peak_saved = 0
+
+    def keep(self, reason: str) -> None:
+        """A tensor was saved and left where it is."""
+        with self._lock:
+            self.packed += 1
+            self.kept[reason] += 1
+
+    def stay(self, reason: str, by: int = 1) -> None:
+        """A tensor that was packed stays where it is after all (or ``by=-1``: does not)."""
+        with self._lock:
+            self.kept[reason] += by
+
+    def pack(self, *, deduplicated: bool) -> None:
+        """A tensor was saved and is the engine's now."""
+        with self._lock:
+            self.packed += 1
+            self.deduplicated += deduplicated
+
+    def hold(self, *, device: int = 0, host: int = 0) -> None:
+        """The engine holds that many bytes more (or fewer)."""
+        with self._lock:
+            self._device_bytes += device
+            self._host_bytes += host
+            self._peak_device = max(self._peak_device, self._device_bytes)
+            self._peak_host = max(self._peak_host, self._host_bytes)
+            self._peak_saved = max(self._peak_saved, self._device_bytes + self._host_bytes)
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of device memory that the engine holds now."""
+        return self._device_bytes
+
+    def encoded(self, codec: str, raw: int, encoded: int) -> None:
+        """One swap-out is done."""
+        with self._lock:
+            self.swapped += 1
+            entry = self.by_codec.setdefault(codec, CodecStats())
+            entry.count += 1
+            entry.raw += raw
+            entry.encoded += encoded
+
+    def spent(self, codec: str, *, encode_s: float = 0.0, decode_s: float = 0.0) -> None:
+        """A codec took that long."""
+        with self._lock:
+            entry = self.by_codec.setdefault(codec, CodecStats())
+            entry.encode_s += encode_s
+            entry.decode_s += decode_s
+
+    def fetched(self, *, hit: bool) -> None:
+        """An unpack found its tensor ready (or under way), or did not."""
+        with self._lock:
+            self.prefetch_hits += hit
+            self.prefetch_misses += not hit
+
+    def fall_back(self, what: str, why: object) -> None:
+        """A slower but correct path is taken; said once in the log, counted always."""
+        with self._lock:
+            self.fallbacks[what] += 1
+            first = self.fallbacks[what] == 1
+        if first:
+            _log.warning("%s failed (%s); taking a slower path from here on.", what, why)
+
+    @contextmanager
+    def exposed(self) -> Iterator[None]:
+        """Time that the computing thread spends inside counts as exposed."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.exposed_s += time.perf_counter() - start
+
+    def snapshot(self, disk_bytes: int = 0) -> Stats:
+        """The counts as they stand."""
+        with self._lock:
+            return Stats(
+                packed=self.packed,
+                swapped=self.swapped,
+                deduplicated=self.deduplicated,
+                kept_by_reason={k: n for k, n in self.kept.items() if n},
+                raw_bytes=sum(c.raw for c in self.by_codec.values()),
+                encoded_bytes=sum(c.encoded for c in self.by_codec.values()),
+                by_codec={name: dataclasses.replace(c) for name, c in self.by_codec.items()},
+                device_bytes=self._device_bytes,
+                host_bytes=self._host_bytes,
+                peak_device_bytes=self._peak_device,
+                peak_host_bytes=self._peak_host,
+                peak_saved_bytes=self._peak_saved,
+                disk_bytes=disk_bytes,
+                prefetch_hits=self.prefetch_hits,
+                prefetch_misses=self.prefetch_misses,
+                exposed_s=self.exposed_s,
+                fallbacks=sum(self.fallbacks.values()),
+                fallbacks_by_reason=dict(self.fallbacks),
+            )

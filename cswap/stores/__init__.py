@@ -1,0 +1,1 @@
+"""Where encodings rest: the host tier and the disk tier."""
