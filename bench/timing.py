@@ -1,0 +1,49 @@
+"""Interleaved timing: A B C A B C ..., so that a drift of the machine hits all alike."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds of one contender over all rounds.
+
+    Attributes:
+        median_s: median.
+        low_s: 20 % quantile.
+        high_s: 80 % quantile.
+    """
+
+    median_s: float
+    low_s: float
+    high_s: float
+
+
+def interleaved(
+    contenders: Mapping[str, Callable[[], object]], *, rounds: int, warmup: int = 1
+) -> dict[str, Timing]:
+    """Time every contender once per round; the rounds of the warm-up are not counted."""
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for round_ in range(warmup + rounds):
+        for name, run in contenders.items():
+            start = time.perf_counter()
+            run()
+            elapsed = time.perf_counter() - start
+            if round_ >= warmup:
+                seconds[name].append(elapsed)
+    return {name: _timing(values) for name, values in seconds.items()}
+
+
+def _timing(values: list[float]) -> Timing:
+    ordered = sorted(values)
+    last = len(ordered) - 1
+    return Timing(
+        statistics.median(ordered), ordered[round(0.2 * last)], ordered[round(0.8 * last)]
+    )
