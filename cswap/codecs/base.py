@@ -21,7 +21,7 @@ from cswap.codecs.layout import (
     torch_dtype,
     unflatten_into,
 )
-from cswap.errors import ConfigError, CorruptEncodingError, UnsupportedError
+from cswap.errors import ConfigError, CorruptEncodingError, InternalError, UnsupportedError
 from cswap.schema.tensor import DTYPES, DType, TensorMeta
 
 
@@ -195,6 +195,10 @@ class Codec(abc.ABC):
             )
         size = self.encode_flat(x, out, key=key, stream=stream)
         nbytes = size if isinstance(size, int) else size.value()
+        if nbytes > bound:
+            raise InternalError(
+                f"codec {self.name!r}: encoded to {nbytes} bytes, {bound} are its bound."
+            )
         return Encoding(self.name, meta, out[:nbytes])
 
     def decode(

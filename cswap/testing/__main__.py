@@ -1,4 +1,4 @@
-"""``python -m cswap.testing tests/golden``: write the golden files that do not exist yet."""
+"""``python -m cswap.testing tests/golden [codec ...]``: write what golden files are missing."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 from cswap.codecs.registry import get_codec, list_codecs
 from cswap.testing.golden import write_golden
 
-for name in list_codecs():
-    for folder in write_golden(get_codec(name), Path(sys.argv[1])):
-        sys.stdout.write(f"{folder}\n")
+if __name__ == "__main__":
+    root, names = Path(sys.argv[1]), sys.argv[2:] or list_codecs()
+    for name in names:
+        for folder in write_golden(get_codec(name), root):
+            sys.stdout.write(f"{folder}\n")
