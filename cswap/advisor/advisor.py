@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from cswap.advisor import rules
-from cswap.advisor.cost import RATIOS, Candidate, choose, predict
+from cswap.advisor.cost import Candidate, predict
 from cswap.advisor.rates import CPU_RATES, DEFAULT_PRICE_S_PER_BYTE
 from cswap.codecs.registry import get_codec
-from cswap.errors import ConfigError
 from cswap.profiler import profile
 
 if TYPE_CHECKING:
@@ -27,7 +26,10 @@ RESAMPLE_EVERY: Final = 16
 
 MAX_SITES: Final = 1 << 14
 
-_LOSSLESS: Final = ("raw", "zvc", "zvc+expk", "expk", "bitpack", "rle", "csr")
+KEEP: Final = "keep"
+"""Stands for the tensor's own memory among the candidates: no time, every byte."""
+
+_LOSSLESS: Final = ("zvc", "zvc+expk", "expk", "bitpack", "rle", "csr")
 
 _SiteKey = tuple[int, str, "torch.dtype", int, bool]
 
@@ -66,7 +68,7 @@ class Explanation:
 @dataclass(slots=True)
 class _Memory:
     explanation: Explanation
-    codec: Codec
+    codec: Codec | None
     uses: int = 1
 
 
@@ -100,8 +102,17 @@ class Advisor:
         decision = self._plan.decisions.get(position) if self._plan else None
         return decision is not None and decision.action == "keep"
 
-    def choose(self, x: torch.Tensor, site: Site, position: int, *, lossy_ok: bool) -> Codec:
+    def choose(
+        self, x: torch.Tensor, site: Site, position: int, *, lossy_ok: bool, may_keep: bool
+    ) -> Codec | None:
         """The codec for x [n], flat, saved at this site and position of the step.
+
+        Args:
+            x: the values.
+            site: where they were saved.
+            position: in the step.
+            lossy_ok: whether a lossy codec may be chosen.
+            may_keep: whether the answer may be None: leave it where it is, nothing pays.
 
         Raises:
             ConfigError: the user's own function named a codec that does not exist.
@@ -112,8 +123,8 @@ class Advisor:
             if memory is not None and memory.uses < RESAMPLE_EVERY:
                 memory.uses += 1
                 return memory.codec
-        explanation = self._decide(x, site, position, lossy_ok=lossy_ok)
-        codec = get_codec(explanation.codec)
+        explanation = self._decide(x, site, position, lossy_ok=lossy_ok, may_keep=may_keep)
+        codec = None if explanation.codec == KEEP else get_codec(explanation.codec)
         with self._lock:
             if len(self._sites) >= MAX_SITES:
                 self._sites.clear()
@@ -126,7 +137,9 @@ class Advisor:
             found = [memory.explanation for memory in self._sites.values()]
         return sorted(found, key=lambda e: e.position)
 
-    def _decide(self, x: torch.Tensor, site: Site, position: int, *, lossy_ok: bool) -> Explanation:
+    def _decide(
+        self, x: torch.Tensor, site: Site, position: int, *, lossy_ok: bool, may_keep: bool
+    ) -> Explanation:
         forced, reason = self._forced(x, site, position)
         taken: TensorProfile | None = None
         if callable(self._config.codec) and forced is None:
@@ -139,7 +152,9 @@ class Advisor:
             reason = why
         else:
             reason = ""
-        return self._cheapest(x, site, position, reason, lossy_ok=lossy_ok)
+        stay = KEEP if may_keep else "raw"
+        names = (stay, *_LOSSLESS, *(self._lossy if lossy_ok else ()))
+        return self._cheapest(x, site, position, reason, names)
 
     def _forced(self, x: torch.Tensor, site: Site, position: int) -> tuple[str | None, str]:
         decision = self._plan.decisions.get(position) if self._plan else None
@@ -165,21 +180,16 @@ class Advisor:
         return name, ""
 
     def _cheapest(
-        self, x: torch.Tensor, site: Site, position: int, reason: str, *, lossy_ok: bool
+        self, x: torch.Tensor, site: Site, position: int, reason: str, names: tuple[str, ...]
     ) -> Explanation:
         taken = profile(x)
-        names = _LOSSLESS + (self._lossy if lossy_ok else ())
         candidates = sorted(
             (
                 predict(name, taken, CPU_RATES[name], DEFAULT_PRICE_S_PER_BYTE)
                 for name in names
-                if name in RATIOS and get_codec(name).supports(x.dtype, x.device.type)
+                if name == KEEP or get_codec(name).supports(x.dtype, x.device.type)
             ),
             key=lambda c: c.cost_s,
         )
-        if not candidates:
-            raise ConfigError(f"dtype={x.dtype}: no codec takes it on {x.device.type}.")
-        best = choose(candidates)
-        return Explanation(
-            position, site, taken, tuple(candidates), best.codec, reason + "lowest predicted cost"
-        )
+        reason += "lowest predicted cost"
+        return Explanation(position, site, taken, tuple(candidates), candidates[0].codec, reason)

@@ -116,6 +116,7 @@ def _sparse(bits: float) -> Callable[[TensorProfile], float]:
 
 
 RATIOS: Final[dict[str, Callable[[TensorProfile], float]]] = {
+    "keep": lambda _: 1.0,
     "raw": lambda _: 1.0,
     "zvc": _ratio_zvc,
     "csr": _ratio_csr,
@@ -145,8 +146,3 @@ def predict(codec: str, profile: TensorProfile, rate: Rate, price_s_per_byte: fl
         + profile.nbytes / rate.decode_bytes_per_s
     )
     return Candidate(codec, ratio, device_s, device_s + price_s_per_byte * profile.nbytes / ratio)
-
-
-def choose(candidates: list[Candidate]) -> Candidate:
-    """The cheapest; the first named of equals."""
-    return min(candidates, key=lambda c: c.cost_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Final
 
 from cswap.advisor.cost import Rate
@@ -9,6 +10,7 @@ from cswap.advisor.cost import Rate
 _G: Final = 1e9
 
 CPU_RATES: Final[dict[str, Rate]] = {
+    "keep": Rate(inf, inf, 0.0),
     "raw": Rate(20 * _G, 20 * _G),
     "zvc": Rate(10 * _G, 10 * _G),
     "zvc+expk": Rate(3 * _G, 3 * _G),

@@ -41,7 +41,7 @@ def may_be_lossy(tensor: torch.Tensor, site: Site) -> bool:
     """Whether an error in this tensor is one that training forgives (docs/limits.md)."""
     if not tensor.is_floating_point() and not tensor.is_complex():
         return False
-    if site.lossless or tensor.nbytes < LOSSY_MIN_BYTES or tensor.element_size() == 1:
+    if tensor.nbytes < LOSSY_MIN_BYTES or tensor.element_size() == 1:
         return False
     return _role_allows(site.kind, site.scope, site.operator, site.producer)
 

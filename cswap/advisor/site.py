@@ -15,7 +15,6 @@ class Site:
         operator: the torch function that the user's code called, where that is recorded.
         producer: autograd node that produced the tensor, "" for a leaf.
         codec: forced for this module by the ``codec`` option.
-        lossless: whatever is saved here must come back bit for bit.
     """
 
     scope: str = ""
@@ -23,4 +22,3 @@ class Site:
     operator: str = ""
     producer: str = ""
     codec: str | None = None
-    lossless: bool = False

@@ -82,6 +82,8 @@ class SwapEngine:
         self._dead_bytes = 0
         self._min_bytes = config.min_bytes_on("cpu")
         self._budget = _optional_int(config.budget)
+        # Where host memory is device memory, moving what does not shrink saves nothing.
+        self._may_keep = self._device.unified and config.budget is None and config.spill_dir is None
 
     # ----------------------------------------------------------------- hooks
 
@@ -172,7 +174,6 @@ class SwapEngine:
             operator=self.scopes.operator,
             producer="" if tensor.grad_fn is None else tensor.grad_fn.name(),
             codec=scope.codec,
-            lossless=scope.lossless,
         )
         return self._pack_handle(tensor, site)
 
@@ -240,10 +241,15 @@ class SwapEngine:
             return
         x = flatten(handle.source) if handle.gathered else handle.source
         try:
-            codec = self._advisor.choose(x, handle.site, handle.position, lossy_ok=handle.lossy_ok)
+            codec = self._advisor.choose(
+                x, handle.site, handle.position, lossy_ok=handle.lossy_ok, may_keep=self._may_keep
+            )
         except Exception as error:
             self._counters.fall_back("advisor", error)
             codec = get_codec("raw")
+        if codec is None:
+            self._counters.stay("does_not_pay")
+            return
         handle.lossy_ok = not codec.lossless
         self._executor.swap_out(handle, x, codec)
 

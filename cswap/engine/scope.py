@@ -15,14 +15,12 @@ class Scope:
         path: dotted name in the model, "" for the root or outside any.
         kind: class of the module.
         keep: why its saved tensors stay (``"excluded"``), or None.
-        lossless: its saved tensors must come back bit for bit.
         codec: forced by a glob of the ``codec`` option, or None.
     """
 
     path: str = ""
     kind: str = ""
     keep: str | None = None
-    lossless: bool = False
     codec: str | None = None
 
 
