@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 if TYPE_CHECKING:
     from typing import Any
 
-COMMANDS = ("demo", "codecs", "overhead")
+COMMANDS = ("demo", "codecs", "overhead", "readme")
 
 
 class LazyGroup(TyperGroup):

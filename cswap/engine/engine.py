@@ -248,6 +248,7 @@ class SwapEngine:
             self._counters.fall_back("advisor", error)
             codec = get_codec("raw")
         if codec is None:
+            handle.lossy_ok = False
             self._counters.stay("does_not_pay")
             return
         handle.lossy_ok = not codec.lossless

@@ -1,0 +1,143 @@
+"""`python -m bench readme`: the tables of README.md and docs, made from committed result files.
+
+A table stands between ``<!-- NAME -->`` and ``<!-- /NAME -->``. `tests/test_readme.py` fails if one is stale.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+RESULTS: Final = ROOT / "bench" / "results" / "cpu"
+PAGES: Final = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md")
+MIB: Final = 1 << 20
+
+_SHOWN: Final = {
+    "relu": ("zvc", "zvc+expk", "int8", "zvc+int8", "lz4", "zstd", "blosc2"),
+    "gelu": ("expk", "int8", "fp8", "int4", "lz4", "zstd", "blosc2"),
+    "mask": ("bitpack", "lz4", "zstd", "blosc2"),
+    "index": ("bitpack", "lz4", "zstd", "blosc2"),
+    "token": ("bitpack", "lz4", "zstd", "blosc2"),
+}
+"""What the README's table shows; docs/benchmarks.md has everything."""
+
+
+def _load(name: str) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads((RESULTS / name).read_text())
+    return data
+
+
+def _markdown(headings: list[str], rows: list[list[str]]) -> str:
+    lines = [headings, ["---"] + ["--:"] * (len(headings) - 1), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _where(data: dict[str, Any], file: str) -> str:
+    e = data["environment"]
+    return (
+        f"Measured by `{e['command']}` on {e['cpu']}, {e['n_cpus']} cores, "
+        f"torch {e['versions']['torch']}; file: `bench/results/cpu/{file}`."
+    )
+
+
+def demo_table() -> str:
+    """The demo's comparison."""
+    data = _load("demo.json")
+    rows = [
+        [
+            f"{r['model']} {r['mode']}",
+            f"{r['peak_saved_bytes'] / MIB:.1f}",
+            f"{r['ratio']:.2f}",
+            f"{r['step_time_rel']:.2f}",
+            f"{r['final_loss']:.4f}",
+            f"{100 * r['accuracy']:.1f}",
+            "yes" if r["bit_equal"] else "no",
+            f"{r['max_grad_diff']:.1e}",
+        ]
+        for r in data["rows"]
+    ]
+    headings = ["run", "peak saved MiB", "off's / this", "step time, off = 1", "val. loss"]
+    headings += ["accuracy %", "bit-equal to off", "largest gradient difference"]
+    return _markdown(headings, rows) + "\n\n" + _where(data, "demo.json")
+
+
+def _codec_rows(rows: list[dict[str, Any]]) -> list[list[str]]:
+    return [
+        [
+            f"{r['data']} {r['dtype']}",
+            f"`{r['codec']}`",
+            f"{r['ratio']:.2f}",
+            f"{r['encode_gb_per_s']:.1f}",
+            f"{r['encode_of_memcpy']:.2f}",
+            f"{r['decode_gb_per_s']:.1f}",
+            f"{r['decode_of_memcpy']:.2f}",
+            "" if r["lossless"] else f"{r['relative_rms_error']:.1e}",
+        ]
+        for r in rows
+    ]
+
+
+_CODEC_HEADINGS: Final = ["data", "codec", "ratio", "encode GB/s", "of memcpy", "decode GB/s"]
+_CODEC_HEADINGS += ["of memcpy", "relative RMS error"]
+
+
+def codec_table() -> str:
+    """The codecs that matter on each kind of data."""
+    data = _load("codecs.json")
+    shown = [
+        r
+        for r in data["rows"]
+        if r["codec"] in _SHOWN.get(r["data"], ()) and r["dtype"] != "bfloat16"
+    ]
+    return _markdown(_CODEC_HEADINGS, _codec_rows(shown)) + "\n\n" + _where(data, "codecs.json")
+
+
+def all_codecs_table() -> str:
+    """Every codec on every data set."""
+    data = _load("codecs.json")
+    return _markdown(_CODEC_HEADINGS, _codec_rows(data["rows"])) + "\n\n" + _where(
+        data, "codecs.json"
+    )
+
+
+def overhead_table() -> str:
+    """What the hooks cost."""
+    data = _load("overhead.json")
+    rows = [[name, f"{us:.1f}"] for name, us in data["microseconds"].items()]
+    return _markdown(["pack + unpack of", "us"], rows) + "\n\n" + _where(data, "overhead.json")
+
+
+TABLES: Final = {
+    "demo": demo_table,
+    "codecs": codec_table,
+    "all codecs": all_codecs_table,
+    "overhead": overhead_table,
+}
+
+
+def filled(text: str) -> str:
+    """The page with each of its tables made anew."""
+    for name, make in TABLES.items():
+        mark = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+        if mark.search(text):
+            table = make()
+            text = mark.sub(lambda m, table=table: f"{m[1]}{table}\n{m[2]}", text)  # type: ignore[misc]
+    return text
+
+
+def main(
+    check: Annotated[bool, typer.Option(help="Change nothing; exit 1 if stale.")] = False,
+) -> None:
+    """Fill the tables of README.md and docs/benchmarks.md from the committed results."""
+    for page in PAGES:
+        text = page.read_text()
+        new = filled(text)
+        if new != text and check:
+            typer.echo(f"{page.name} is stale: run `python -m bench readme`.", err=True)
+            raise typer.Exit(1)
+        page.write_text(new)
