@@ -117,8 +117,8 @@ class CpuDevice(Device):
 
     kind = "cpu"
     unified = True
-    backlog_bytes = 16 << 20  # memory is what is being saved: let little of it wait
-    ready_bytes = 32 << 20
+    backlog_bytes = 4 << 20  # memory is what is being saved: let little of it wait
+    ready_bytes = 8 << 20
 
     def __init__(self, workers: int) -> None:
         """Args: workers: threads; 0 runs every job in the thread that submits it."""

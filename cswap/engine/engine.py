@@ -276,7 +276,7 @@ class SwapEngine:
             with self._lock:
                 self._ready.remove(handle)
             self._executor.drop_result(handle)
-        else:
+        elif memory is not handle.source:
             self._note_ready(handle)
         return out
 
