@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -25,7 +26,6 @@ from cswap.codecs.layout import flat_numel, has_gaps, meta_of
 from cswap.engine.eligibility import weak_storage
 from cswap.engine.handle import Handle, State
 from cswap.schema.tensor import TensorMeta
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch.multiprocessing.reductions import StorageWeakRef
@@ -93,7 +93,7 @@ def make_handle(tensor: torch.Tensor) -> Handle:
     elif not has_gaps(meta):
         handle = _flat_handle(x, int(x.storage_offset()), meta.span, version)
     else:
-        handle = Handle(x, meta, start=0, gathered=True, version=version)
+        handle = Handle(x, meta, start=int(x.storage_offset()), gathered=True, version=version)
         handle.raw_nbytes = flat_numel(meta) * itemsize
     handle.base = weakref.ref(tensor if base is None else base)
     return handle
@@ -127,10 +127,6 @@ def _serves(handle: Handle, tensor: torch.Tensor, nbytes: int, *, lossy_ok: bool
 
 
 def _same_layout(handle: Handle, tensor: torch.Tensor, meta: TensorMeta) -> bool:
-    source = handle.source
-    return (
-        source is not None
-        and (meta.dtype, meta.sizes, meta.strides)
-        == (handle.meta.dtype, handle.meta.sizes, handle.meta.strides)
-        and source.storage_offset() == tensor.storage_offset()
-    )
+    mine = handle.meta
+    same = (meta.dtype, meta.sizes, meta.strides) == (mine.dtype, mine.sizes, mine.strides)
+    return same and handle.start == tensor.storage_offset()
