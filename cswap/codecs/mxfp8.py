@@ -1,0 +1,25 @@
+"""``mxfp8``: OCP's MXFP8, E4M3 elements, groups of 32 (docs/format/mxfp8.md)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cswap.codecs.lossy import LossyTiledCodec
+from cswap.codecs.tiled import TileFunctions
+from cswap_kernels.mxfp8 import mxfp8_decode_cpu, mxfp8_encode_cpu
+from cswap_kernels.tiles import tile_decoder, tile_encoder
+
+if TYPE_CHECKING:
+    from cswap.schema.tensor import DType
+
+
+class Mxfp8(LossyTiledCodec):
+    """Error: 2**-3 of the value (saturation; else 2**-4), or 2**-18 of the largest of its group."""
+
+    name = "mxfp8"
+
+    def tile_functions(self, dtype: DType) -> TileFunctions:
+        """See `TiledCodec.tile_functions`."""
+        return TileFunctions(
+            tile_encoder(mxfp8_encode_cpu, dtype.word), tile_decoder(mxfp8_decode_cpu, dtype.word)
+        )

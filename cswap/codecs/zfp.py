@@ -1,0 +1,149 @@
+"""``zfp``, ``zfp:RATE``: zfp at a fixed rate, through the package ``zfpy`` (docs/format/zfp.md)."""
+
+from __future__ import annotations
+
+import importlib
+import struct
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from cswap.codecs.base import Codec, EncodeKey, LateSize, Stream, word_dtype
+from cswap.codecs.layout import bytes_of, words_of
+from cswap.codecs.lossy import FLOATS, float_kind
+from cswap.errors import ConfigError, CorruptEncodingError
+from cswap_kernels.floats import narrow, widen
+from cswap_kernels.zfp import LARGEST, SMALLEST, block_bits, stream_bytes
+
+if TYPE_CHECKING:
+    import torch
+    from numpy.typing import NDArray
+
+    from cswap.schema.tensor import DType
+
+DEFAULT_RATE: Final = 16
+"""Bits per value."""
+
+MAX_RATE: Final = 64
+
+_HEADER: Final = struct.Struct("<IIQ")  # raw or not, bits per block, words
+_ZFP, _RAW = 0, 1
+
+_PIECE: Final = 1 << 16
+"""Values per call of zfpy, which keeps the GIL: about a millisecond. A multiple of 64 blocks, so
+that each call ends with a whole word of 64 bits and the calls' streams join to one."""
+
+
+class Zfp(Codec):
+    """A fixed number of bits per value; nothing is promised about the error of a single one.
+
+    float16 and bfloat16 are widened to float32.
+
+    Args:
+        rate: bits per value, 1 to 64. Below 3, blocks of 4 values take the 9 (float64: 12) bits
+            that zfp needs for their exponent.
+
+    Raises:
+        ConfigError: the rate is none, or zfpy is missing.
+    """
+
+    lossless = False
+    max_ratio = 22
+    """256 / 12: float64 at the lowest rate."""
+
+    def __init__(self, rate: int = DEFAULT_RATE) -> None:
+        if not 1 <= rate <= MAX_RATE:
+            raise ConfigError(f"codec='zfp:{rate}': the rate must be 1 to {MAX_RATE} bits.")
+        try:
+            self._zfpy: Any = importlib.import_module("zfpy")
+        except ImportError as error:
+            raise ConfigError(
+                f"codec='zfp': needs zfpy ({error}): pip install cswap[host]"
+            ) from error
+        self.name = "zfp" if rate == DEFAULT_RATE else f"zfp:{rate}"
+        self._rate = rate
+
+    def supports(self, dtype: torch.dtype, device: str = "cpu") -> bool:
+        """Floats and complex of two bytes per real number or more."""
+        return device == "cpu" and str(dtype).removeprefix("torch.") in FLOATS
+
+    def bound(self, dtype: torch.dtype, numel: int) -> int:
+        """The header and the raw bytes."""
+        return _HEADER.size + numel * dtype.itemsize
+
+    def encode_flat(
+        self, x: torch.Tensor, out: torch.Tensor, *, key: EncodeKey, stream: Stream | None
+    ) -> int | LateSize:
+        """See `Codec.encode_flat`."""
+        d = word_dtype(x.dtype)
+        words, target = words_of(x), bytes_of(out)
+        bits = block_bits(self._rate, _itemsize(d))
+        nbytes = stream_bytes(words.size, bits)
+        raw = nbytes >= words.nbytes
+        for first in range(0, 0 if raw else words.size, _PIECE):
+            piece = _values(words[first : first + _PIECE], d)
+            with np.errstate(invalid="ignore"):
+                magnitudes = np.abs(piece)
+                if not (magnitudes < LARGEST[piece.itemsize]).all():  # NaN is not less either
+                    raw = True
+                    break
+                piece = np.where(magnitudes < SMALLEST[piece.itemsize], 0, piece)
+            data = self._zfpy.compress_numpy(piece, rate=bits / 4, write_header=False)
+            start = _HEADER.size + stream_bytes(first, bits)
+            target[start : start + len(data)] = np.frombuffer(data, np.uint8)
+        if raw:
+            nbytes = words.nbytes
+            target[_HEADER.size : _HEADER.size + nbytes] = words.view(np.uint8)
+        header = _HEADER.pack(_RAW if raw else _ZFP, bits, words.size)
+        target[: _HEADER.size] = np.frombuffer(header, np.uint8)
+        return _HEADER.size + nbytes
+
+    def decode_flat(
+        self, payload: torch.Tensor, out: torch.Tensor, *, stream: Stream | None
+    ) -> None:
+        """See `Codec.decode_flat`."""
+        d = word_dtype(out.dtype)
+        words, source = words_of(out), bytes_of(payload)
+        bits = block_bits(self._rate, _itemsize(d))
+        sizes = {_ZFP: stream_bytes(words.size, bits), _RAW: words.nbytes}
+        mode, found_bits, n_words = (
+            _HEADER.unpack_from(source.data) if source.size >= _HEADER.size else (None, 0, 0)
+        )
+        data = source[_HEADER.size :]
+        # zfpy trusts its input: the exact size is what keeps it from reading on.
+        if (found_bits, n_words, data.size) != (bits, words.size, sizes.get(mode)):
+            raise CorruptEncodingError(
+                f"zfp encoding of {source.size} bytes: not one of {words.size} words at {bits} "
+                "bits per block."
+            )
+        if mode == _RAW:
+            words.view(np.uint8)[:] = data
+            return
+        for first in range(0, words.size, _PIECE):
+            piece = words[first : first + _PIECE]
+            start = stream_bytes(first, bits)
+            nbytes = stream_bytes(piece.size, bits)
+            self._decode_piece(data[start : start + nbytes], piece, d, bits)
+
+    def _decode_piece(
+        self, data: NDArray[np.uint8], words: NDArray[Any], d: DType, bits: int
+    ) -> None:
+        itemsize = _itemsize(d)
+        x = words.view(f"f{itemsize}") if d.word == itemsize else np.empty(words.size, np.float32)
+        kind = self._zfpy.type_double if itemsize == 8 else self._zfpy.type_float
+        try:
+            self._zfpy._decompress(data, kind, [x.size], out=x, rate=bits / 4)  # noqa: SLF001
+        except RuntimeError as error:
+            raise CorruptEncodingError(f"zfp: {error}") from error
+        if d.word != itemsize:
+            narrow(x, words, float_kind(d))
+
+
+def _itemsize(d: DType) -> int:
+    # Bytes of a value as zfp sees it.
+    return max(d.word, 4)
+
+
+def _values(words: NDArray[Any], d: DType) -> NDArray[Any]:
+    # Words as float32 or float64.
+    return words.view(np.float64) if d.word == 8 else widen(words, float_kind(d))

@@ -1,0 +1,85 @@
+"""``bf16``, ``fp16``: each word of 4 or 8 bytes as one of 2. See docs/format/cast.md."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numba import njit
+
+from cswap_kernels.floats import (
+    BFLOAT16,
+    bits_of,
+    float_of,
+    float_to_bfloat16,
+    float_to_half,
+    half_to_float,
+    narrow,
+    target_of,
+    widen,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+_M = np.uint32(0x7FFFFFFF)
+_HALF_LIMIT = 0x477FF000  # bits of 65520, from where on float16 is infinite
+_BFLOAT16_LIMIT = 0x7F7F8000  # bits from where on bfloat16 is infinite
+
+
+@njit(nogil=True, cache=True)
+def cast_encode_cpu(words, dst, args, first):
+    """Tile encoder; args[1] names the format to cast to. See cswap_kernels/tiles.py."""
+    x = widen(words, args[0])
+    n = np.uint64(x.size)
+    codes = dst[: 2 * x.size].view(np.uint16)  # [n]
+    top = np.uint32(0)
+    if args[1] == BFLOAT16:
+        for i in range(n):
+            codes[i] = float_to_bfloat16(x[i])
+            top = max(top, np.uint32(bits_of(x[i]) & _M))
+        return -1 if top >= _BFLOAT16_LIMIT else 2 * x.size
+    for i in range(n):
+        codes[i] = float_to_half(x[i])
+        top = max(top, np.uint32(bits_of(x[i]) & _M))
+    return -1 if top >= _HALF_LIMIT else 2 * x.size
+
+
+@njit(nogil=True, cache=True)
+def cast_decode_cpu(src, words, args, first):
+    """Tile decoder; see cswap_kernels/tiles.py."""
+    x = target_of(words)
+    if src.size != 2 * x.size:
+        return -1
+    n = np.uint64(x.size)
+    codes = src.view(np.uint16)  # [n]
+    if args[1] == BFLOAT16:
+        for i in range(n):
+            x[i] = float_of(np.uint32(np.uint32(codes[i]) << np.uint32(16)))
+    else:
+        for i in range(n):
+            x[i] = half_to_float(np.uint16(codes[i]))
+    narrow(x, words, args[0])
+    return 0
+
+
+def cast_encode_reference(x: NDArray[np.float32], target: int) -> bytes | None:
+    """Bytes of a tile x [n], already widened to float32; None if it is stored raw."""
+    with np.errstate(over="ignore"):
+        codes = x.astype(np.float16).view(np.uint16)
+    if target == BFLOAT16:
+        bits = x.view(np.uint32).astype(np.uint64)
+        codes = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+    infinite = 0x7F80 if target == BFLOAT16 else 0x7C00
+    if not np.isfinite(x).all() or (codes & 0x7FFF >= infinite).any():
+        return None
+    return codes.tobytes()
+
+
+def cast_decode_reference(data: bytes, target: int) -> NDArray[np.float32]:
+    """x_hat [n] of the bytes of a tile."""
+    codes = np.frombuffer(data, np.uint16)
+    if target == BFLOAT16:
+        return (codes.astype(np.uint32) << 16).view(np.float32)
+    return codes.view(np.float16).astype(np.float32)

@@ -1,0 +1,243 @@
+"""What the lossy formats share: words to float32 and back, roundings, which tiles stay raw.
+
+All lossy formats compute in IEEE float32, one rounding per operation: no operation is followed by
+another that a compiler may contract with it, unless the first is exact. So CPU and GPU, with or
+without fused multiply-add, write the same bytes. See docs/format/lossy.md.
+
+Loops run over unsigned indices: Numba then need not treat negative ones, and LLVM vectorises.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numba import njit, types
+from numba.extending import intrinsic
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+IEEE: Final = 0
+"""args[0]: words are IEEE floats of their size."""
+
+BFLOAT16: Final = 1
+"""args[0]: words of two bytes are bfloat16."""
+
+LIMIT: Final = 0x7E800000
+"""Bits of 2**126. A tile with a magnitude from here on (or Inf, NaN) is stored raw: below, the
+range of a group cannot overflow, nor a decoded value."""
+
+OCTAVES: Final = 12
+"""A tile whose largest magnitude is more octaves above its mean exponent is stored raw."""
+
+HALF_SHIFT, HALF_LEAST = 13, 113 << 23
+"""float16 has 13 mantissa bits less than float32, and 2**-14 is its smallest normal number."""
+
+E4M3_SHIFT, E4M3_LEAST = 20, 121 << 23
+"""E4M3 has 20 mantissa bits less than float32, and 2**-6 is its smallest normal number."""
+
+_HALF_MAX = 0x7BFF
+_M = np.int32(0x7FFFFFFF)
+
+
+@intrinsic
+def bits_of(_context: Any, _x: Any) -> Any:
+    """The bits of a float32 as uint32."""
+
+    def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], context.get_value_type(types.uint32))
+
+    return types.uint32(types.float32), generate
+
+
+@intrinsic
+def float_of(_context: Any, _bits: Any) -> Any:
+    """The float32 of these bits."""
+
+    def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], context.get_value_type(types.float32))
+
+    return types.float32(types.uint32), generate
+
+
+def _rounding(name: str) -> Any:
+    def typed(_context: Any, _x: Any) -> Any:
+        def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+            kinds = [context.get_value_type(types.float32)]
+            return builder.call(builder.module.declare_intrinsic(name, kinds), args)
+
+        return types.float32(types.float32), generate
+
+    return intrinsic(typed)
+
+
+rint = _rounding("llvm.rint")  # to nearest, ties to even
+floor = _rounding("llvm.floor")
+
+
+@njit(nogil=True, cache=True)
+def round_small(magnitude, shift, least):
+    """Bits of a positive float32 (u32), rounded to nearest even, as a float of fewer bits.
+
+    shift and least as in HALF_*, E4M3_*. Overflow runs on into the codes above the largest.
+    """
+    u = np.uint32(magnitude)
+    bias = np.uint32(least - (1 << 23))
+    odd = np.uint32((u >> np.uint32(shift)) & np.uint32(1))
+    half = np.uint32((1 << (shift - 1)) - 1)
+    normal = np.uint32(np.uint32(u - bias + half + odd) >> np.uint32(shift))
+    # Added to 2**k whose last bit is the smallest denormal, x is rounded to a multiple of that.
+    magic = np.uint32(least + (shift << 23))
+    denormal = np.uint32(bits_of(float_of(u) + float_of(magic)) - magic)
+    return normal if u >= np.uint32(least) else denormal
+
+
+@njit(nogil=True, cache=True)
+def widen_small(code, shift, least):
+    """Inverse of `round_small`, code (u32) without sign: the float32 of the same value."""
+    c = np.uint32(code)
+    moved = np.uint32(c << np.uint32(shift))
+    normal = float_of(np.uint32(moved + np.uint32(least - (1 << 23))))
+    denormal = float_of(np.uint32(moved + np.uint32(least))) - float_of(np.uint32(least))
+    return normal if moved >= np.uint32(1 << 23) else denormal
+
+
+@njit(nogil=True, cache=True)
+def half_to_float(word):
+    """The float32 of a float16 (u16); exact."""
+    w = np.uint32(word)
+    code = np.uint32(w & np.uint32(0x7FFF))
+    bits = bits_of(widen_small(code, HALF_SHIFT, HALF_LEAST))
+    bits |= np.uint32(0x7F800000) if code > np.uint32(_HALF_MAX) else np.uint32(0)
+    return float_of(np.uint32(bits | np.uint32((w & np.uint32(0x8000)) << np.uint32(16))))
+
+
+@njit(nogil=True, cache=True)
+def float_to_half(x):
+    """The float16 (u16) nearest to a float32, ties to even; Inf from 65520 on, and for NaN."""
+    u = bits_of(x)
+    code = round_small(np.uint32(u & np.uint32(_M)), HALF_SHIFT, HALF_LEAST)
+    code = min(np.uint32(code), np.uint32(_HALF_MAX + 1))
+    return np.uint16(code | np.uint32((u >> np.uint32(16)) & np.uint32(0x8000)))
+
+
+@njit(nogil=True, cache=True)
+def float_to_bfloat16(x):
+    """The bfloat16 (u16) nearest to a float32, ties to even; for NaN any NaN or infinity."""
+    u = bits_of(x)
+    odd = np.uint32((u >> np.uint32(16)) & np.uint32(1))
+    return np.uint16(np.uint32(u + np.uint32(0x7FFF) + odd) >> np.uint32(16))
+
+
+@njit(nogil=True, cache=True)
+def widen(words, kind):
+    """Words [n] u16|u32|u64 as [n] f32: a view of u32, else a copy. f64 is rounded to nearest."""
+    if words.itemsize == 4:
+        return words.view(np.float32)
+    x = np.empty(words.size, np.float32)
+    n = np.uint64(words.size)
+    if words.itemsize == 8:
+        doubles = words.view(np.float64)
+        for i in range(n):
+            x[i] = np.float32(doubles[i])
+    elif kind == BFLOAT16:
+        for i in range(n):
+            x[i] = float_of(np.uint32(np.uint32(words[i]) << np.uint32(16)))
+    else:
+        for i in range(n):
+            x[i] = half_to_float(np.uint16(words[i]))
+    return x
+
+
+@njit(nogil=True, cache=True)
+def target_of(words):
+    """[n] f32 to decode to: a view of u32 words, else memory for `narrow` to read."""
+    if words.itemsize == 4:
+        return words.view(np.float32)
+    return np.empty(words.size, np.float32)
+
+
+@njit(nogil=True, cache=True)
+def narrow(x, words, kind):
+    """Inverse of `widen`, x [n] f32 from `target_of`: rounds to nearest even.
+
+    float16 saturates at its largest number: the middle of a step may lie above what was encoded.
+    """
+    n = np.uint64(words.size)
+    if words.itemsize == 8:
+        doubles = words.view(np.float64)
+        for i in range(n):
+            doubles[i] = np.float64(x[i])
+    elif words.itemsize == 2 and kind == BFLOAT16:
+        for i in range(n):
+            words[i] = float_to_bfloat16(x[i])
+    elif words.itemsize == 2:
+        for i in range(n):
+            h = float_to_half(x[i])
+            words[i] = h - np.uint16((h & np.uint16(0x7FFF)) > np.uint16(_HALF_MAX))
+
+
+@njit(nogil=True, cache=True)
+def ordered(bits):
+    """Bits of a float32 (u32) as an int32 of the same order; its own inverse but for the type."""
+    b = np.int32(bits)
+    return np.int32(b ^ np.int32((b >> np.int32(31)) & _M))
+
+
+@njit(nogil=True, cache=True)
+def merge(a, b):
+    """Two (bits of max |x|, sum of biased exponents, non-zeros) as that of all their values."""
+    return max(a[0], b[0]), np.int64(a[1]) + np.int64(b[1]), np.int64(a[2]) + np.int64(b[2])
+
+
+@njit(nogil=True, cache=True)
+def is_raw(total):
+    """Whether a tile is stored raw for its values: see docs/format/lossy.md, "Tiles stored raw"."""
+    top, exponents, n_nonzero = total
+    distance = np.int64(top >> 23) * n_nonzero - exponents
+    return top >= LIMIT or distance > OCTAVES * n_nonzero
+
+
+@njit(nogil=True, cache=True)
+def padded(nbytes):
+    """Bytes rounded up to 16."""
+    return (np.int64(nbytes) + 15) & ~np.int64(15)
+
+
+# References: the same in numpy, slow and obvious.
+
+
+def widen_reference(words: NDArray[Any], kind: int) -> NDArray[np.float32]:
+    """Words [n] u16|u32|u64 as [n] f32."""
+    if words.itemsize == 2 and kind == BFLOAT16:
+        return (words.astype(np.uint32) << 16).view(np.float32)
+    with np.errstate(over="ignore", under="ignore"):
+        return words.view(f"f{words.itemsize}").astype(np.float32)
+
+
+def narrow_reference(x: NDArray[np.float32], dtype: Any, kind: int) -> NDArray[Any]:
+    """X [n] f32 as words of ``dtype`` (u2, u4, u8)."""
+    size = np.dtype(dtype).itemsize
+    if size == 2 and kind == BFLOAT16:
+        bits = x.view(np.uint32)
+        return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+    if size == 2:
+        x = np.clip(x, np.float32(-65504), np.float32(65504))
+    return x.astype(f"f{size}").view(dtype)
+
+
+def is_raw_reference(x: NDArray[np.float32]) -> bool:
+    """Whether a tile x [n] f32 is stored raw for its values."""
+    magnitudes = x.view(np.uint32) & 0x7FFFFFFF
+    exponents = magnitudes[magnitudes > 0].astype(np.int64) >> 23
+    if magnitudes.size and magnitudes.max() >= LIMIT:
+        return True
+    return (
+        exponents.size > 0 and int((exponents.max() - exponents).sum()) > OCTAVES * exponents.size
+    )
+
+
+def pad_reference(data: bytes) -> bytes:
+    """Data filled with zeros to a multiple of 16 bytes."""
+    return data + bytes(-len(data) % 16)

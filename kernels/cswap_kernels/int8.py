@@ -1,0 +1,150 @@
+"""``int8``: groups of 128 values share a scale and a zero point. See docs/format/int8.md.
+
+    x_hat = (q - z) * s        q: u8 per value; s: float32 whose low 8 bits are 0; z: u8
+    s = (hi - lo) / 255, rounded up to 16 significant bits, with lo = min(x, 0), hi = max(x, 0)
+    z = rint(-lo / s), q = rint(x / s) + z;  |x - x_hat| <= s / 2
+
+The zero point takes the place of the scale's low 8 bits. z = 0 is a group without negative values,
+z = 255 one without positive, z = 128 a symmetric one: the same formula for all.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from numba import njit
+
+from cswap_kernels.floats import (
+    LIMIT,
+    bits_of,
+    float_of,
+    is_raw,
+    is_raw_reference,
+    merge,
+    narrow,
+    ordered,
+    pad_reference,
+    padded,
+    rint,
+    target_of,
+    widen,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+GROUP: Final = 128
+"""Values that share a scale."""
+
+_M = np.int32(0x7FFFFFFF)
+_LEAST_SCALE = 0x00800000  # 2**-126: its reciprocal is finite
+
+
+# Inlined, and called with a constant n for the whole groups: then LLVM vectorises without a rest.
+@njit(nogil=True, inline="always")
+def _encode_groups(x, scales, codes, first_group, last_group, n):
+    # Groups of n values each; returns what `merge` takes.
+    top = np.int32(0)
+    exponents = np.int64(0)
+    n_nonzero = np.int64(0)
+    for group in range(first_group, last_group):
+        first = np.uint64(GROUP * group)
+        lo = np.int32(0)  # in the order of `ordered`
+        hi = np.int32(0)
+        e = np.int32(0)
+        nz = np.int32(0)
+        for i in range(np.uint64(n)):
+            bits = bits_of(x[first + i])
+            magnitude = np.int32(np.int32(bits) & _M)
+            value = ordered(bits)
+            lo = min(lo, value)
+            hi = max(hi, value)
+            e = np.int32(e + np.int32(magnitude >> np.int32(23)))
+            nz = np.int32(nz + np.int32(magnitude != 0))
+        top = max(top, max(hi, np.int32(~lo) if lo < 0 else lo))
+        exponents += e
+        n_nonzero += nz
+        if top >= LIMIT:
+            break
+        low = float_of(np.uint32(ordered(np.uint32(lo))))
+        spread = float_of(np.uint32(hi)) - low
+        scale = max(bits_of(spread / np.float32(255)), np.uint32(_LEAST_SCALE))
+        scale = np.uint32((scale + np.uint32(255)) & np.uint32(0xFFFFFF00))
+        inverse = np.float32(1) / float_of(scale)
+        zero = np.int32(rint(-low * inverse))
+        scales[group] = np.uint32(scale | np.uint32(zero))
+        for i in range(np.uint64(n)):
+            q = np.int32(np.int32(rint(x[first + i] * inverse)) + zero)
+            codes[first + i] = np.uint8(min(max(q, np.int32(0)), np.int32(255)))
+    return top, exponents, n_nonzero
+
+
+@njit(nogil=True, cache=True)
+def _encode(x, dst):
+    n_groups, n_whole = (x.size + GROUP - 1) // GROUP, x.size // GROUP
+    scales = dst[: 4 * n_groups].view(np.uint32)  # [n_groups]
+    start = padded(4 * n_groups)
+    dst[4 * n_groups : start] = 0
+    codes = dst[start : start + x.size]  # [n]
+    whole = _encode_groups(x, scales, codes, 0, n_whole, GROUP)
+    rest = _encode_groups(x, scales, codes, n_whole, n_groups, x.size - GROUP * n_whole)
+    return np.int64(-1) if is_raw(merge(whole, rest)) else start + x.size
+
+
+@njit(nogil=True, cache=True)
+def int8_encode_cpu(words, dst, args, first):
+    """Tile encoder; see cswap_kernels/tiles.py."""
+    return _encode(widen(words, args[0]), dst)
+
+
+@njit(nogil=True, cache=True)
+def _decode(src, x):
+    n_groups = (x.size + GROUP - 1) // GROUP
+    start = padded(4 * n_groups)
+    if src.size != start + x.size:
+        return -1
+    scales = src[: 4 * n_groups].view(np.uint32)  # [n_groups]
+    codes = src[start:]  # [n]
+    for group in range(n_groups):
+        scale = float_of(np.uint32(scales[group] & np.uint32(0xFFFFFF00)))
+        zero = np.int32(scales[group] & np.uint32(255))
+        first = GROUP * group
+        for i in range(np.uint64(first), np.uint64(min(first + GROUP, x.size))):
+            x[i] = np.float32(np.int32(np.int32(codes[i]) - zero)) * scale
+    return 0
+
+
+@njit(nogil=True, cache=True)
+def int8_decode_cpu(src, words, args, first):
+    """Tile decoder; see cswap_kernels/tiles.py."""
+    x = target_of(words)
+    status = _decode(src, x)
+    narrow(x, words, args[0])
+    return np.int64(status)
+
+
+def int8_encode_reference(x: NDArray[np.float32]) -> bytes | None:
+    """Bytes of a tile x [n], already widened to float32; None if it is stored raw."""
+    if is_raw_reference(x):
+        return None
+    groups = np.pad(x, (0, -x.size % GROUP)).reshape(-1, GROUP)
+    lo, hi = groups.min(1, initial=0), groups.max(1, initial=0)
+    scale = np.maximum((hi - lo) / np.float32(255), np.float32(2.0**-126))
+    bits = (scale.view(np.uint32) + 255) & ~np.uint32(255)
+    inverse = 1 / bits.view(np.float32)
+    zero = np.rint(-lo * inverse)
+    codes = np.clip(np.rint(groups * inverse[:, None]) + zero[:, None], 0, 255)
+    scales: bytes = (bits | zero.astype(np.uint32)).tobytes()
+    data: bytes = codes.astype(np.uint8).tobytes()[: x.size]
+    return pad_reference(scales) + data
+
+
+def int8_decode_reference(data: bytes, n: int) -> NDArray[np.float32]:
+    """x_hat [n] of the bytes of a tile."""
+    n_groups = -(-n // GROUP)
+    words = np.frombuffer(data, np.uint32, n_groups)
+    scale = np.repeat((words & ~np.uint32(255)).view(np.float32), GROUP)[:n]
+    zero = np.repeat(words & 255, GROUP)[:n].astype(np.int32)
+    codes = np.frombuffer(data, np.uint8, n, -(-4 * n_groups // 16) * 16)
+    return (codes - zero).astype(np.float32) * scale

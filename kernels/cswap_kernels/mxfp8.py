@@ -1,0 +1,133 @@
+"""``mxfp8``: OCP Microscaling MXFP8, E4M3 elements. See docs/format/mxfp8.md.
+
+    x_hat = e4m3(c) * 2**(e - 127)      c: u8 per value; e: u8 (E8M0) per group of 32
+    e = 127 + floor(log2(max |x|)) - 8, at least 0; c = E4M3 nearest to x / 2**(e - 127)
+
+8 is the exponent of E4M3's largest number, 448 = 1.75 * 2**8. Quotients beyond 448 saturate.
+
+Source: OCP Microscaling Formats (MX) Specification 1.0, sections 5.2 and 6.3.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from numba import njit
+
+from cswap_kernels.floats import (
+    float_of,
+    is_raw,
+    is_raw_reference,
+    merge,
+    narrow,
+    pad_reference,
+    padded,
+    target_of,
+    widen,
+)
+from cswap_kernels.fp8 import (
+    e4m3_table,
+    from_e4m3,
+    magnitudes_of,
+    to_e4m3,
+    to_e4m3_reference,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+GROUP: Final = 32
+"""Values that share a scale: the specification's k."""
+
+_E_MAX = 8
+
+
+# Inlined, and called with a constant n for the whole groups: then LLVM vectorises without a rest.
+@njit(nogil=True, inline="always")
+def _encode_groups(x, scales, codes, first_group, last_group, n):
+    # Groups of n values each; returns what `merge` takes.
+    total = (np.uint32(0), np.int64(0), np.int64(0))
+    for group in range(first_group, last_group):
+        first = np.uint64(GROUP * group)
+        found = magnitudes_of(x, first, n)
+        total = merge(total, found)
+        scale = max(np.int32(found[0] >> np.uint32(23)) - np.int32(_E_MAX), np.int32(0))
+        scales[group] = np.uint8(scale)
+        inverse = float_of(np.uint32(np.uint32(254 - scale) << np.uint32(23)))
+        for i in range(np.uint64(n)):
+            codes[first + i] = to_e4m3(x[first + i] * inverse)
+    return total
+
+
+@njit(nogil=True, cache=True)
+def _encode(x, dst):
+    n_groups, n_whole = (x.size + GROUP - 1) // GROUP, x.size // GROUP
+    start = padded(n_groups)
+    dst[n_groups:start] = 0
+    scales = dst[:n_groups]
+    codes = dst[start : start + x.size]  # [n]
+    whole = _encode_groups(x, scales, codes, 0, n_whole, GROUP)
+    rest = _encode_groups(x, scales, codes, n_whole, n_groups, x.size - GROUP * n_whole)
+    return np.int64(-1) if is_raw(merge(whole, rest)) else start + x.size
+
+
+@njit(nogil=True, cache=True)
+def mxfp8_encode_cpu(words, dst, args, first):
+    """Tile encoder; see cswap_kernels/tiles.py."""
+    return _encode(widen(words, args[0]), dst)
+
+
+@njit(nogil=True, cache=True)
+def e8m0(code):
+    """The float32 of an E8M0 scale (u8): 2**(code - 127), NaN for 255."""
+    c = np.uint32(code)
+    bits = np.uint32(c << np.uint32(23))
+    bits = np.uint32(0x00400000) if c == 0 else bits  # 2**-127 is not a normal number
+    bits = np.uint32(0x7FC00000) if c == 255 else np.uint32(bits)
+    return float_of(np.uint32(bits))
+
+
+@njit(nogil=True, cache=True)
+def _decode(src, x):
+    n_groups = (x.size + GROUP - 1) // GROUP
+    start = padded(n_groups)
+    if src.size != start + x.size:
+        return -1
+    codes = src[start:]  # [n]
+    for group in range(n_groups):
+        scale = e8m0(src[group])
+        first = GROUP * group
+        for i in range(np.uint64(first), np.uint64(min(first + GROUP, x.size))):
+            x[i] = from_e4m3(codes[i]) * scale
+    return 0
+
+
+@njit(nogil=True, cache=True)
+def mxfp8_decode_cpu(src, words, args, first):
+    """Tile decoder; see cswap_kernels/tiles.py."""
+    x = target_of(words)
+    status = _decode(src, x)
+    narrow(x, words, args[0])
+    return np.int64(status)
+
+
+def mxfp8_encode_reference(x: NDArray[np.float32]) -> bytes | None:
+    """Bytes of a tile x [n], already widened to float32; None if it is stored raw."""
+    if is_raw_reference(x):
+        return None
+    groups = np.pad(x, (0, -x.size % GROUP)).reshape(-1, GROUP)
+    amax = np.abs(groups).max(1, initial=0)
+    scale = np.maximum((amax.view(np.uint32) >> 23).astype(np.int32) - _E_MAX, 0)
+    quotients = np.ldexp(groups, 127 - scale[:, None]).astype(np.float32)
+    codes = to_e4m3_reference(quotients)
+    return pad_reference(scale.astype(np.uint8).tobytes()) + codes.tobytes()[: x.size]
+
+
+def mxfp8_decode_reference(data: bytes, n: int) -> NDArray[np.float32]:
+    """x_hat [n] of the bytes of a tile."""
+    n_groups = -(-n // GROUP)
+    scale = np.frombuffer(data, np.uint8, n_groups).astype(np.int32)
+    factor = np.where(scale == 255, np.nan, 2.0 ** (scale - 127.0)).astype(np.float32)
+    codes = np.frombuffer(data, np.uint8, n, -(-n_groups // 16) * 16)
+    return e4m3_table()[codes] * np.repeat(factor, GROUP)[:n]
