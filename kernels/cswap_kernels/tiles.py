@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numba import njit, types
 
+from cswap_kernels.words import copy_bytes
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -126,7 +128,7 @@ def encode_range(encode_tile, words, out, args, first_tile, last_tile, tile_word
         nbytes = encode_tile(x, out[cursor:], args, first)
         if nbytes < 0 or nbytes >= raw_bytes:
             nbytes = raw_bytes
-            out[cursor : cursor + raw_bytes] = x.view(np.uint8)
+            copy_bytes(out[cursor:], x)
             directory[2 * tile + 1] = np.uint32(raw_bytes | 0x80000000)
         else:
             directory[2 * tile + 1] = np.uint32(nbytes)
@@ -165,7 +167,7 @@ def decode_range(decode_tile, payload, words, args, first_tile, last_tile, tile_
         if raw:
             if nbytes != x.size * itemsize:
                 return tile
-            x.view(np.uint8)[:] = segment
+            copy_bytes(x, segment)
         elif decode_tile(segment, x, args, first) != 0:
             return tile
     return -1

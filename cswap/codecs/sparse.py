@@ -1,0 +1,30 @@
+"""What the sparse codecs share: they take any word, have no parameters, and keep every bit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cswap.codecs.tiled import NO_ARGS, TiledCodec
+from cswap.schema.tensor import DTYPES
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+
+    from cswap.codecs.base import EncodeKey
+    from cswap.schema.tensor import DType
+
+
+class SparseTiledCodec(TiledCodec):
+    """Base of the codecs that look for zeros and repeats, whatever the words mean."""
+
+    lossless = True
+
+    def supports(self, dtype: torch.dtype, device: str = "cpu") -> bool:
+        """Every dtype, on the CPU."""
+        return device == "cpu" and str(dtype).removeprefix("torch.") in DTYPES
+
+    def tile_args(self, dtype: DType, key: EncodeKey) -> NDArray[np.uint64]:
+        """None."""
+        return NO_ARGS
