@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,6 +14,13 @@ from cswap.codecs.raw import Raw
 from cswap.codecs.registry import get_codec, list_codecs, register_codec
 from cswap.errors import ConfigError, CorruptEncodingError, CswapError
 from cswap.testing import check_codec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    Floats = NDArray[Any]
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -37,7 +45,70 @@ def test_every_lossy_codec_has_its_bound(name):
     assert codec.lossless == (name not in BOUNDS)
 
 
-BOUNDS: dict[str, Any] = {}
+# What each lossy codec promises, as its page under docs/format/ has it: by how much a word may be
+# off. A word counts as one of the group of words that it shares a scale with.
+
+
+def within(allowed: Callable[[Floats], Floats]) -> Callable[[torch.Tensor, torch.Tensor], bool]:
+    """An error bound for `check_codec`: |x - x_hat| <= allowed(x), and the dtype's own rounding."""
+
+    def holds(x: torch.Tensor, x_hat: torch.Tensor) -> bool:
+        if x.numel() == 0:
+            return x_hat.numel() == 0
+        exact, found = x.double().numpy(), x_hat.double().numpy()
+        # Computed in float32, at best; the scale of a group is at least its smallest normal number.
+        unit = max(torch.finfo(x.dtype).eps, torch.finfo(torch.float32).eps) / 2
+        least = max(torch.finfo(x.dtype).smallest_normal * unit, 2.0**-126)
+        rounding = unit * np.maximum(np.abs(exact), np.abs(found)) + least
+        with np.errstate(over="ignore"):  # float64 has ranges that are no float64
+            return bool((np.abs(exact - found) <= allowed(exact) + rounding).all())
+
+    return holds
+
+
+def groups(x: Floats, size: int) -> Floats:
+    return np.pad(x, (0, -x.size % size)).reshape(-1, size)
+
+
+def span(x: Floats, size: int) -> Floats:
+    """Of each word: from the lowest to the highest of its group, 0 among them."""
+    g = groups(x, size)
+    found = g.max(1, initial=0) - g.min(1, initial=0)
+    return np.repeat(found, size)[: x.size]
+
+
+def largest(x: Floats, size: int) -> Floats:
+    """Of each word: the largest magnitude of its group."""
+    return np.repeat(np.abs(groups(x, size)).max(1), size)[: x.size]
+
+
+def int4_step(x: Floats) -> Floats:
+    g = np.pad(x, (0, -x.size % 32), mode="edge").reshape(-1, 32)
+    step = (g.max(1) - g.min(1)) / 14
+    step = np.maximum(step, np.maximum(np.abs(g).max(1) * 2.0**-14, 2.0**-100))
+    return np.repeat(step, 32)[: x.size]
+
+
+ROUNDED = 1 + 2.0**-10
+"""Scales are rounded up, to 16 bits or to 24."""
+
+TILE = 8192
+"""Words; no tile is longer. Survivors of zvc share their scale with any others of their tile."""
+
+BOUNDS = {
+    "bf16": within(lambda x: np.abs(x) * 2.0**-8),
+    "fp16": within(lambda x: np.maximum(np.abs(x) * 2.0**-11, 2.0**-25)),
+    "int8": within(lambda x: span(x, 128) / 510 * ROUNDED),
+    "fp8": within(lambda x: np.abs(x) / 16 + largest(x, 128) / 448 / 1024 * ROUNDED),
+    # The scale is a power of two: quotients of 448 to 512 come down to 448, by an eighth at most.
+    "mxfp8": within(lambda x: np.abs(x) / 8 + largest(x, 32) / 256 / 1024 * ROUNDED),
+    # Stochastic: off by a step at most. The step is rounded up to a bfloat16.
+    "int4": within(lambda x: int4_step(x) * (1 + 2.0**-7) * ROUNDED),
+    # Nothing is promised of a single value; this is what 16 bits do with four of a block.
+    "zfp": within(lambda x: largest(x, 4) * 2.0**-8),
+    "zvc+int8": within(lambda x: span(x, TILE) / 510 * ROUNDED),
+    "zvc+fp8": within(lambda x: np.abs(x) / 16 + largest(x, TILE) / 448 / 1024 * ROUNDED),
+}
 
 
 def test_golden_files_are_small():
@@ -228,7 +299,7 @@ BREACHES = [
     (ClaimsAnyRatio, "max_ratio"),
     (ClaimsTooLittleRatio, "more than codec 'broken' can reach"),
     (TakesWhatItDoesNotSupport, "which it does not support"),
-    (LossyWithNan, "elements that are not finite differ"),
+    (LossyWithNan, "words that are not finite differ"),
     (LossyAroundNan, "a tile that is not finite throughout differs"),
 ]
 

@@ -68,6 +68,11 @@ def _narrow(meta: TensorMeta) -> tuple[list[int], list[int]]:
     return sizes, list(meta.strides)
 
 
+def _as_integers(x: torch.Tensor) -> torch.Tensor:
+    # To be copied: PyTorch warns of every new complex32.
+    return x.view(_WORD_INT.get(x.itemsize, x.dtype))
+
+
 def flatten(tensor: torch.Tensor) -> torch.Tensor:
     """The elements of a tensor, each once, as [flat_numel] contiguous; a view if it can be."""
     meta = meta_of(tensor)
@@ -79,11 +84,9 @@ def flatten(tensor: torch.Tensor) -> torch.Tensor:
     x = torch._neg_view(x) if negated else x  # noqa: SLF001 (no public name clears the bit)
     if has_gaps(meta):
         sizes, strides = _narrow(meta)
-        # As integers: PyTorch warns of every new complex32. And contiguous(), as reshape returns a
-        # view of stride 2 for sizes (3, 1), strides (2, 1).
-        same = x.view(_WORD_INT.get(x.itemsize, x.dtype))
-        flat = same.as_strided(sizes, strides, x.storage_offset()).reshape(-1).contiguous()
-        flat = flat.view(x.dtype)
+        # contiguous() too: reshape returns a view of stride 2 for sizes (3, 1), strides (2, 1).
+        same = _as_integers(x).as_strided(sizes, strides, x.storage_offset())
+        flat = same.reshape(-1).contiguous().view(x.dtype)
     else:
         flat = x.as_strided((meta.span,), (1,), x.storage_offset())
     flat = flat.conj_physical() if conjugated else flat
@@ -107,7 +110,8 @@ def restore(x: torch.Tensor, meta: TensorMeta) -> torch.Tensor:
 def unflatten_into(x: torch.Tensor, meta: TensorMeta, out: torch.Tensor) -> torch.Tensor:
     """Write the tensor of layout ``meta`` with flat elements x to ``out``; return ``out``."""
     if out.stride() != meta.strides:
-        return out.copy_(restore(x, meta))
+        _as_integers(out).copy_(_as_integers(restore(x, meta)))
+        return out
     if has_gaps(meta):
         sizes, strides = _narrow(meta)
         out.as_strided(sizes, strides, out.storage_offset()).copy_(x.view(sizes))

@@ -40,8 +40,7 @@ class Subject:
 
     Attributes:
         codec: the codec.
-        error_bound: whether a decoded tensor (second) is as near to the original (first) as the
-            codec promises; None if nothing is promised.
+        error_bound: as in `check_codec`.
         dtypes: what the codec supports.
         twin: kind of a second device, or None.
     """
@@ -72,8 +71,9 @@ def check_codec(
     Args:
         codec: registered under its name (`cswap.register_codec`), so that its streams can be read.
         examples: generated tensors. 25 take about a second for a fast codec.
-        error_bound: called with a tensor and what became of it, non-finite elements set to 0 in
-            both; whether they are as near as the codec promises. Lossy codecs only.
+        error_bound: called with the flat words [n] of a tensor (a complex element is two) and
+            with what became of them, in the order of memory, non-finite ones set to 0 in both;
+            whether they are as near as the codec promises. Lossy codecs only.
         golden: folder of golden files (`write_golden`); checked if given.
         twin: kind of device ("cuda") whose encodings must be interchangeable with the CPU's.
 
@@ -206,16 +206,22 @@ def _compare(subject: Subject, x: torch.Tensor, x_hat: torch.Tensor, what: str) 
     if subject.codec.lossless:
         fail_unless(torch.equal(bits(x), bits(x_hat)), f"{what}: bits differ")
         return
-    finite = torch.isfinite(x)
-    shape = (x.numel(), x.itemsize)
-    exact = bits(x).view(shape) == bits(x_hat).view(shape)
-    kept = exact.all(dim=1).view(x.shape) | finite
-    fail_unless(bool(kept.all()), f"{what}: elements that are not finite differ")
-    if flatten(x).numel() <= tile_numel(x.dtype) and not bool(finite.all()):
+    flat, flat_hat = flatten(x), flatten(x_hat)
+    words, words_hat = _real_words(flat), _real_words(flat_hat)
+    finite = torch.isfinite(words)
+    exact = (bits(words) == bits(words_hat)).view(words.numel(), words.itemsize).all(dim=1)
+    fail_unless(bool((exact | finite).all()), f"{what}: words that are not finite differ")
+    if flat.numel() <= tile_numel(x.dtype) and not bool(finite.all()):
         fail_unless(bool(exact.all()), f"{what}: a tile that is not finite throughout differs")
     if subject.error_bound is not None:
-        pair = (torch.where(finite, x, 0), torch.where(finite, x_hat, 0))
+        pair = (torch.where(finite, words, 0), torch.where(finite, words_hat, 0))
         fail_unless(subject.error_bound(*pair), f"{what}: beyond the codec's error bound")
+
+
+def _real_words(flat: torch.Tensor) -> torch.Tensor:
+    # By way of bytes: torch.view_as_real takes no complex32.
+    real = {16: torch.float64, 8: torch.float32, 4: torch.float16}
+    return bits(flat).view(real[flat.itemsize] if flat.is_complex() else flat.dtype)
 
 
 def _check_twin(

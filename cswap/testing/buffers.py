@@ -34,8 +34,9 @@ def bits(x: torch.Tensor) -> torch.Tensor:
     """[numel * itemsize] uint8: the bits of every element, in the order of its indices."""
     same = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     # As integers of the same size: those can be copied in any layout, whatever the dtype.
-    whole = x.view(same.get(x.itemsize, x.dtype)).contiguous().reshape(-1)
-    return whole.view(torch.uint8) if whole.numel() else torch.empty(0, dtype=torch.uint8)
+    whole = x.view(same.get(x.itemsize, x.dtype)).contiguous()
+    # as_strided: what has one element is contiguous whatever its strides, but view() minds them.
+    return whole.as_strided((x.numel(),), (1,), whole.storage_offset()).view(torch.uint8)
 
 
 def memory_of(x: torch.Tensor) -> torch.Tensor:
