@@ -105,7 +105,7 @@ BOUNDS = {
     # Stochastic: off by a step at most. The step is rounded up to a bfloat16.
     "int4": within(lambda x: int4_step(x) * (1 + 2.0**-7) * ROUNDED),
     # Nothing is promised of a single value; this is what 16 bits do with four of a block.
-    "zfp": within(lambda x: largest(x, 4) * 2.0**-8),
+    "zfp": within(lambda x: np.maximum(largest(x, 4) * 2.0**-8, 2.0**-96)),
     "zvc+int8": within(lambda x: span(x, TILE) / 510 * ROUNDED),
     "zvc+fp8": within(lambda x: np.abs(x) / 16 + largest(x, TILE) / 448 / 1024 * ROUNDED),
 }
