@@ -30,6 +30,12 @@ def held(handle: InstallHandle | None) -> Held:
     return Held(device_bytes=stats.device_bytes, host_bytes=stats.host_bytes)
 
 
+def settle(handle: InstallHandle | None) -> None:
+    """Wait until the mode's engine has nothing under way."""
+    if handle is not None:
+        handle.engine.synchronize()
+
+
 def report(handle: InstallHandle) -> dict[str, Any]:
     """What cswap says of itself: its statistics, and the decision for each saved tensor."""
     decisions = [str(explanation).partition("\n")[0] for explanation in handle.engine.explain()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rich import box
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -13,18 +14,18 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 UNKNOWN = "-"
-TITLE = "What autograd saves: cswap off, lossless and int8, and torch's checkpointing"
+TITLE = "Saved tensors: cswap's two modes and torch's checkpointing"
 CAPTION = (
-    "peak: most bytes that saved tensors held in a step. ratio: off's peak / this peak. time: of a "
-    "step, off = 1. loss, acc.: validation. bits: loss and gradients equal off's bit by bit, in "
-    "every step. diff: largest difference of a gradient from off's."
+    "peak: most bytes that saved tensors held in a step; x less: than off. ratio: raw / encoded "
+    "bytes. time: of a step, off = 1. loss, acc.: validation. bits: loss and all gradients equal "
+    "off's, in every step. diff: largest difference of a gradient from off's."
 )
-HEADINGS = ("peak\nMiB", "ratio", "time", "loss", "acc.\n%", "bits", "diff")
+HEADINGS = ("peak\nMiB", "x\nless", "ratio", "time", "loss", "acc.\n%", "bits", "diff")
 
 
 def comparison(rows: Sequence[Row]) -> Table:
     """Return the table of all models and modes."""
-    table = Table(title=TITLE, caption=CAPTION)
+    table = Table(title=TITLE, caption=CAPTION, box=box.SIMPLE_HEAD, collapse_padding=True)
     for heading in ("model", "mode"):
         table.add_column(heading, no_wrap=True)
     for heading in HEADINGS:
@@ -39,12 +40,13 @@ def _figures(row: Row) -> list[str]:
     equal = {None: UNKNOWN, True: "equal", False: "differ"}[row.bit_equal]
     return [
         _number(row.peak_saved_bytes, "{:.1f}", 1 / MIB),
+        _number(row.peak_ratio, "{:.2f}"),
         _number(row.ratio, "{:.2f}"),
         _number(row.step_time_rel, "{:.2f}"),
         _number(row.final_loss, "{:.4f}"),
         _number(row.accuracy, "{:.1f}", 100),
         equal,
-        _number(row.max_grad_diff, "{:.1e}"),
+        "0" if row.max_grad_diff == 0 else _number(row.max_grad_diff, "{:.1e}"),
     ]
 
 
@@ -60,3 +62,13 @@ def spread_line(model: str, spread: dict[str, Any]) -> str:
         f"{verdict} the spread of {len(spread['seeds'])} seeds without cswap, "
         f"{spread['spread']:.4f}."
     )
+
+
+def fallback_lines(rows: Sequence[Row]) -> list[str]:
+    """Say where cswap took a slower path after a failure: the figures are then not its own."""
+    return [
+        f"{row.model}, {row.mode}: {row.fallbacks} times cswap fell back to a slower path; "
+        "see fallbacks_by_reason in results.json."
+        for row in rows
+        if row.fallbacks
+    ]

@@ -45,12 +45,15 @@ class Memory:
     Attributes:
         n_steps: training steps done before.
         saved: bytes of saved tensors over time, `bench.memory.SavedBytes`.
+        held_bytes: the same between forward and backward, when all encodes had finished; of
+            another step, because waiting for them changes the curve.
         heap: growth of the allocator's bytes over time; empty unless asked for and known.
         heap_after_forward: that growth when forward had ended; None if not measured.
     """
 
     n_steps: int
     saved: Curve
+    held_bytes: int
     heap: Curve
     heap_after_forward: int | None
 
@@ -147,16 +150,25 @@ class Replica:
         heap, after_forward = Curve(), None
         if with_heap and heap_bytes() is not None:
             heap, after_forward = self._measure_heap(batch, n_steps)
-        self.log.memories.append(
-            Memory(n_steps, self._measure_saved(batch, n_steps), heap, after_forward)
-        )
+        between: list[int] = []
 
-    def _measure_saved(self, batch: Batch, n_steps: int) -> Curve:
+        def settle(saved: SavedBytes) -> None:
+            modes.settle(self.handle)
+            saved.sample()
+            between.append(saved.curve.nbytes[-1])
+
+        self._measure_saved(batch, n_steps, after_forward=settle)
+        curve = self._measure_saved(batch, n_steps, after_forward=SavedBytes.sample)
+        self.log.memories.append(Memory(n_steps, curve, between[0], heap, after_forward))
+
+    def _measure_saved(
+        self, batch: Batch, n_steps: int, after_forward: Callable[[SavedBytes], None]
+    ) -> Curve:
         outside = [*self.model.parameters(), *self.model.buffers(), *batch]
         saved = SavedBytes(outside, lambda: modes.held(self.handle))
         self.model.probe = saved.watch
         with saved.watch():
-            self.compute_gradients(batch, n_steps, after_forward=saved.sample)
+            self.compute_gradients(batch, n_steps, after_forward=lambda: after_forward(saved))
         self.model.probe = nullcontext
         saved.sample()
         return saved.curve
