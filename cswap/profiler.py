@@ -1,0 +1,89 @@
+"""The tensor profiler: what a tensor's values are like, from a sample."""
+
+from __future__ import annotations
+
+import struct
+from itertools import accumulate
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from cswap.codecs.layout import words_of
+from cswap.schema.tensor import DTYPES, DType, TensorProfile
+from cswap_kernels import profile as kernel
+
+if TYPE_CHECKING:
+    import torch
+
+PIECES: Final = 16
+PIECE_WORDS: Final = 256
+WHOLE_PIECE_WORDS: Final = 4096
+"""Of `profile_all`: the size of a tile."""
+
+
+def profile(
+    x: torch.Tensor, *, samples: int = PIECES, piece_words: int = PIECE_WORDS
+) -> TensorProfile:
+    """Profile x from ``samples`` pieces of ``piece_words`` words each, spread evenly.
+
+    Args:
+        x: [n] flat and contiguous, on a CPU.
+        samples: pieces; more is surer and slower (about 1 us each).
+        piece_words: words of a piece.
+    """
+    d = DTYPES[str(x.dtype).removeprefix("torch.")]
+    nbytes = x.numel() * d.itemsize
+    if nbytes == 0:
+        return TensorProfile(d.name, 0)
+    words = words_of(x)
+    if words.size <= samples * piece_words:
+        samples = -(-words.size // piece_words)
+    counts = np.empty(kernel.N_COUNTS, np.float64)
+    flip = np.uint64(1 << (8 * d.word - 1) if d.kind == "int" else 0)
+    kernel.profile_pieces(
+        words, samples, piece_words, _exponent_bits(d), d.mantissa_bits, flip, counts
+    )
+    return _from_counts(d, nbytes, counts.tolist())
+
+
+def profile_all(x: torch.Tensor) -> TensorProfile:
+    """Profile x from every one of its words, in pieces of a tile: slow and exact."""
+    n_words = max(1, x.numel() * x.itemsize)
+    return profile(x, samples=-(-n_words // WHOLE_PIECE_WORDS), piece_words=WHOLE_PIECE_WORDS)
+
+
+def _exponent_bits(d: DType) -> int:
+    if d.kind == "float":
+        return d.exponent_bits
+    return -1 if d.kind == "other" else 0
+
+
+def _from_counts(d: DType, nbytes: int, counts: list[float]) -> TensorProfile:
+    n = counts[kernel.WORDS]
+    nonzero = max(n - counts[kernel.ZEROS], 1.0)
+    is_float, is_int = d.kind == "float", d.kind in ("int", "uint", "bool")
+    within = accumulate(counts[kernel.SPREAD : kernel.SPREAD + 4])
+    within_nonzero = accumulate(counts[kernel.SPREAD_NONZERO : kernel.SPREAD_NONZERO + 4])
+    return TensorProfile(
+        dtype=d.name,
+        nbytes=nbytes,
+        sampled=int(n),
+        zero_fraction=counts[kernel.ZEROS] / n,
+        repeat_fraction=counts[kernel.REPEATS] / max(counts[kernel.FOLLOWERS], 1.0),
+        spread=tuple(c / n for c in within) if is_float else (),
+        spread_nonzero=tuple(c / nonzero for c in within_nonzero) if is_float else (),
+        int_bits=counts[kernel.INT_BITS] / counts[kernel.PIECES] if is_int else None,
+        non_finite=counts[kernel.NON_FINITE] / n,
+        amax=_value_of(int(counts[kernel.AMAX]), d) if is_float else 0.0,
+    )
+
+
+def _value_of(bits: int, d: DType) -> float:
+    """The float whose bits, without the sign, these are."""
+    exponent, mantissa = bits >> d.mantissa_bits, bits & ((1 << d.mantissa_bits) - 1)
+    if d.word == 8:
+        return float(struct.unpack("<d", struct.pack("<Q", bits))[0])
+    bias = (1 << (d.exponent_bits - 1)) - 1
+    if exponent == 0:
+        return float(mantissa * 2.0 ** (1 - bias - d.mantissa_bits))
+    return float((1 + mantissa / (1 << d.mantissa_bits)) * 2.0 ** (exponent - bias))

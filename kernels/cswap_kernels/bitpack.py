@@ -1,0 +1,130 @@
+"""``bitpack``: integers as their distance from the tile's smallest, in the fewest bits.
+
+See docs/format/bitpack.md. Serves bools as well: distance 0 or 1, one bit.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numba import njit
+
+from cswap_kernels.planes import get_parts, padded, parts_bytes, put_parts, put_parts_reference
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+HEADER = 16
+"""Bytes: u8 width, 7 zero, u64 smallest (sign bit flipped if signed)."""
+
+
+@njit(nogil=True, cache=True)
+def _encoded_bytes(n, width):
+    return HEADER + (width >> 3) * padded(n) + parts_bytes(n, width & 7)
+
+
+@njit(nogil=True, cache=True)
+def bitpack_encode_cpu(words, dst, args, first):
+    """See tiles.py; args[0] is the sign bit of signed words, else 0."""
+    n = words.size
+    flip = words.dtype.type(args[0])
+    low = words[0] ^ flip
+    high = low
+    for i in range(n):
+        low = min(low, words[i] ^ flip)
+        high = max(high, words[i] ^ flip)
+    width = 0
+    while width < 64 and np.uint64(high - low) >> np.uint64(width):
+        width += 1
+    nbytes = _encoded_bytes(n, width)
+    if nbytes >= n * words.itemsize:
+        return -1
+    dst[:HEADER] = 0
+    dst[0] = width
+    dst[8:16].view(np.uint64)[0] = np.uint64(low)
+    at = HEADER
+    for byte in range(width >> 3):
+        row = dst[at : at + n]
+        shift = words.dtype.type(8 * byte)
+        for i in range(n):
+            row[i] = np.uint8(((words[i] ^ flip) - low) >> shift)
+        dst[at + n : at + padded(n)] = 0
+        at += padded(n)
+    if width & 7:
+        shift = words.dtype.type(width & ~7)
+        c = np.empty((n + 7) & ~7, np.uint8)
+        for i in range(n):
+            c[i] = np.uint8(((words[i] ^ flip) - low) >> shift)
+        c[n:] = 0
+        put_parts(c, width & 7, dst, at)
+    return nbytes
+
+
+@njit(nogil=True, cache=True)
+def bitpack_decode_cpu(src, words, args, first):
+    """See tiles.py."""
+    n = words.size
+    if src.size < HEADER or src[0] > 8 * words.itemsize:
+        return -1
+    width = np.int64(src[0])
+    if src.size != _encoded_bytes(n, width):
+        return -1
+    flip = words.dtype.type(args[0])
+    low = words.dtype.type(src[8:16].view(np.uint64)[0])
+    at = HEADER
+    whole = width >> 3
+    if whole == 0:
+        words[:] = 0
+    for byte in range(whole):
+        row = src[at : at + n]
+        shift = words.dtype.type(8 * byte)
+        if byte == 0:
+            for i in range(n):
+                words[i] = words.dtype.type(row[i])
+        else:
+            for i in range(n):
+                words[i] |= words.dtype.type(row[i]) << shift
+        at += padded(n)
+    if width & 7:
+        c = np.empty((n + 7) & ~7, np.uint8)
+        get_parts(src, at, width & 7, c)
+        shift = words.dtype.type(width & ~7)
+        for i in range(n):
+            words[i] |= words.dtype.type(c[i]) << shift
+    for i in range(n):
+        words[i] = (words[i] + low) ^ flip
+    return 0
+
+
+def bitpack_encode_reference(words: NDArray[Any], flip: int) -> bytes | None:
+    """One tile, as docs/format/bitpack.md says it; None if it would not shrink."""
+    values = [int(w) ^ flip for w in words]
+    low = min(values)
+    width = (max(values) - low).bit_length()
+    out = bytes([width]) + bytes(7) + low.to_bytes(8, "little")
+    n = len(values)
+    for byte in range(width // 8):
+        row = bytes((v - low) >> 8 * byte & 255 for v in values)
+        out += row + bytes(-n % 16)
+    top = np.array([(v - low) >> width // 8 * 8 & 255 for v in values], np.uint8)
+    out += put_parts_reference(top, width % 8)
+    return out if len(out) < n * words.itemsize else None
+
+
+def bitpack_decode_reference(stream: bytes, n: int, word: int, flip: int) -> NDArray[Any]:
+    """The inverse, for a valid stream."""
+    width, low, at = stream[0], int.from_bytes(stream[8:16], "little"), HEADER
+    values = [0] * n
+    for byte in range(width // 8):
+        for i in range(n):
+            values[i] |= stream[at + i] << 8 * byte
+        at += -(-n // 16) * 16
+    m, shift = -(-n // 8) * 8, width // 8 * 8
+    for part in (4, 2, 1):
+        if width % 8 & part:
+            q = m * part // 8
+            for i in range(n):
+                values[i] |= (stream[at + i % q] >> i // q * part & (1 << part) - 1) << shift
+            at, shift = at + -(-q // 16) * 16, shift + part
+    return np.array([(v + low) ^ flip for v in values], np.uint64).astype(f"u{word}")

@@ -1,0 +1,270 @@
+"""``expk``: exponents as 3- or 4-bit distances from the tile's largest; the rest verbatim.
+
+See docs/format/expk.md. Bits in, bits out: NaN payloads, -0.0 and denormals survive.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numba import njit
+
+from cswap_kernels.planes import get_parts, padded, parts_bytes, put_parts, put_parts_reference
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+HEADER = 16
+"""Bytes: u8 k, u8 zero code, u16 largest exponent, u32 escapes, 8 zero."""
+
+
+@njit(nogil=True, cache=True)
+def _rest_bits(mantissa_bits):
+    # Sign and mantissa: whole bytes, and this many bits over.
+    return (mantissa_bits + 1) & 7
+
+
+@njit(nogil=True, cache=True)
+def _fixed_bytes(n, mantissa_bits, k):
+    whole = (mantissa_bits + 1) >> 3
+    rest = _rest_bits(mantissa_bits)
+    return HEADER + whole * padded(n) + parts_bytes(n, rest) + parts_bytes(n, k)
+
+
+@njit(nogil=True, cache=True)
+def _escape_bytes(exponent_bits):
+    return 3 if exponent_bits <= 8 else 4  # u16 position, then u8 or u16 exponent
+
+
+@njit(nogil=True, cache=True)
+def _largest_exponent(words, field):
+    top = words.dtype.type(0)
+    for i in range(words.size):
+        top = max(top, words[i] & field)
+    return top
+
+
+@njit(nogil=True, cache=True)
+def _choose(words, top, mantissa_bits, exponent_bits, forced):
+    # The cheapest of (k, zero code): returns k, zero code, escapes, bytes.
+    shift = words.dtype.type(mantissa_bits)
+    field = words.dtype.type((1 << exponent_bits) - 1)
+    high = words.dtype.type(top >> shift)
+    over6, at6, over14, at14, zeros = 0, 0, 0, 0, 0
+    for i in range(words.size):
+        exponent = (words[i] >> shift) & field
+        below = high - exponent
+        over6 += below > 6
+        at6 += below == 6
+        over14 += below > 14
+        at14 += below == 14
+        zeros += exponent == 0
+    best = (0, 0, 0, np.int64(1) << 62)
+    for k, over, last in ((3, over6, at6), (4, over14, at14)):
+        if forced not in (0, k):
+            continue
+        limit = (1 << k) - 2
+        hidden = zeros if high > limit else 0  # zeros that escape unless they have a code
+        shown = zeros if high == limit else 0
+        for zero_code in (0, 1):
+            if zero_code and hidden == 0:
+                continue
+            escapes = over if zero_code == 0 else over - hidden + last - shown
+            nbytes = _fixed_bytes(words.size, mantissa_bits, k)
+            nbytes += escapes * _escape_bytes(exponent_bits)
+            if nbytes < best[3]:
+                best = (k, zero_code, escapes, nbytes)
+    return best
+
+
+@njit(nogil=True, cache=True)
+def _put_rest(words, mantissa_bits, exponent_bits, c, dst):
+    # Sign and mantissa: byte rows, then the bits over; returns the byte behind.
+    n = words.size
+    low = words.dtype.type((1 << mantissa_bits) - 1)
+    down = words.dtype.type(exponent_bits)
+    sign = words.dtype.type(1 << mantissa_bits)
+    at = HEADER
+    for byte in range((mantissa_bits + 1) >> 3):
+        row = dst[at : at + n]
+        shift = words.dtype.type(8 * byte)
+        for i in range(n):
+            row[i] = np.uint8(((words[i] & low) | ((words[i] >> down) & sign)) >> shift)
+        dst[at + n : at + padded(n)] = 0
+        at += padded(n)
+    bits = _rest_bits(mantissa_bits)
+    if bits:
+        shift = words.dtype.type((mantissa_bits + 1) & ~7)
+        for i in range(n):
+            c[i] = np.uint8(((words[i] & low) | ((words[i] >> down) & sign)) >> shift)
+        at = put_parts(c, bits, dst, at)
+    return at
+
+
+@njit(nogil=True, cache=True)
+def _put_escapes(words, c, code, shift, field, dst, at, count):
+    # Positions (u16), then exponents (u8, or u16 if field needs it), in order.
+    positions = dst[at : at + 2 * count].view(np.uint16)
+    exponents = dst[at + 2 * count :]
+    wide = field > 255
+    pattern = np.uint64(code) * np.uint64(0x0101010101010101)
+    eights = c[: c.size & ~7].view(np.uint64)
+    found = 0
+    for g in range(eights.size):
+        # SWAR: which of eight bytes equals the code; most groups have none.
+        v = eights[g] ^ pattern
+        if (v - np.uint64(0x0101010101010101)) & ~v & np.uint64(0x8080808080808080):
+            for i in range(8 * g, min(8 * g + 8, words.size)):
+                if c[i] == code:
+                    exponent = (words[i] >> shift) & field
+                    positions[found] = np.uint16(i)
+                    if wide:
+                        exponents[2 * found] = np.uint8(exponent)
+                        exponents[2 * found + 1] = np.uint8(exponent >> words.dtype.type(8))
+                    else:
+                        exponents[found] = np.uint8(exponent)
+                    found += 1
+
+
+@njit(nogil=True, cache=True)
+def expk_encode_cpu(words, dst, args, first):
+    """See tiles.py; args: exponent bits, mantissa bits, k or 0 for the cheaper."""
+    n = words.size
+    exponent_bits, mantissa_bits = np.int64(args[0]), np.int64(args[1])
+    shift = words.dtype.type(mantissa_bits)
+    field = words.dtype.type((1 << exponent_bits) - 1)
+    top = _largest_exponent(words, words.dtype.type(field << shift))
+    k, zero_code, escapes, nbytes = _choose(
+        words, top, mantissa_bits, exponent_bits, np.int64(args[2])
+    )
+    if nbytes >= n * words.itemsize:
+        return -1
+    high = words.dtype.type(top >> shift)
+    dst[:HEADER] = 0
+    dst[0], dst[1] = k, zero_code
+    dst[2:4].view(np.uint16)[0] = np.uint16(high)
+    dst[4:8].view(np.uint32)[0] = np.uint32(escapes)
+    c = np.zeros((n + 7) & ~7, np.uint8)
+    at = _put_rest(words, mantissa_bits, exponent_bits, c, dst)
+    code = words.dtype.type((1 << k) - 1)
+    limit = words.dtype.type(code - words.dtype.type(zero_code))
+    zero = words.dtype.type(code - words.dtype.type(1))
+    for i in range(n):
+        exponent = (words[i] >> shift) & field
+        below = high - exponent
+        below = below if below < limit else code
+        c[i] = np.uint8(zero if (zero_code != 0 and exponent == 0) else below)
+    at = put_parts(c, k, dst, at)
+    if escapes:
+        _put_escapes(words, c, np.uint8(code), shift, field, dst, at, escapes)
+    return nbytes
+
+
+@njit(nogil=True, cache=True)
+def _get_escapes(src, at, count, code, wide, c, exponents):
+    # Patch the exponents of escaped words; False if a position is not one of an escape.
+    positions = src[at : at + 2 * count].view(np.uint16)
+    values = src[at + 2 * count :]
+    for j in range(count):
+        i = np.int64(positions[j])
+        if i >= exponents.size or c[i] != code:
+            return False
+        exponents[i] = np.uint16(values[j])
+        if wide:
+            exponents[i] = np.uint16(values[2 * j]) | np.uint16(values[2 * j + 1]) << np.uint16(8)
+    return True
+
+
+@njit(nogil=True, cache=True)
+def expk_decode_cpu(src, words, args, first):
+    """See tiles.py."""
+    n = words.size
+    exponent_bits, mantissa_bits = np.int64(args[0]), np.int64(args[1])
+    if src.size < HEADER or src[0] < 3 or src[0] > 4 or src[1] > 1:
+        return -1
+    k, zero_code = np.int64(src[0]), np.int64(src[1])
+    high = src[2:4].view(np.uint16)[0]
+    escapes = np.int64(src[4:8].view(np.uint32)[0])
+    nbytes = _fixed_bytes(n, mantissa_bits, k)
+    if src.size != nbytes + escapes * _escape_bytes(exponent_bits) or high >> exponent_bits:
+        return -1
+    at = _get_rest(src, words, mantissa_bits, exponent_bits)
+    c = np.empty((n + 7) & ~7, np.uint8)
+    at = get_parts(src, at, k, c)
+    exponents = np.empty(n, np.uint16)
+    code = np.uint8((1 << k) - 1)
+    zero = np.uint8(code - np.uint8(1))
+    for i in range(n):
+        exponents[i] = high - np.uint16(c[i])
+    if zero_code:
+        for i in range(n):
+            exponents[i] = np.uint16(0) if c[i] == zero else exponents[i]
+    if not _get_escapes(src, at, escapes, code, exponent_bits > 8, c, exponents):
+        return -1
+    shift = words.dtype.type(mantissa_bits)
+    field = np.uint16((1 << exponent_bits) - 1)
+    for i in range(n):
+        words[i] |= words.dtype.type(exponents[i] & field) << shift
+    return 0
+
+
+@njit(nogil=True, cache=True)
+def _get_rest(src, words, mantissa_bits, exponent_bits):
+    # Inverse of _put_rest: words without their exponents; returns the byte behind.
+    n = words.size
+    at = HEADER
+    words[:] = 0
+    for byte in range((mantissa_bits + 1) >> 3):
+        row = src[at : at + n]
+        shift = words.dtype.type(8 * byte)
+        for i in range(n):
+            words[i] |= words.dtype.type(row[i]) << shift
+        at += padded(n)
+    bits = _rest_bits(mantissa_bits)
+    if bits:
+        c = np.empty((n + 7) & ~7, np.uint8)
+        at = get_parts(src, at, bits, c)
+        shift = words.dtype.type((mantissa_bits + 1) & ~7)
+        for i in range(n):
+            words[i] |= words.dtype.type(c[i]) << shift
+    low = words.dtype.type((1 << mantissa_bits) - 1)
+    sign = words.dtype.type(1 << mantissa_bits)
+    up = words.dtype.type(exponent_bits)
+    for i in range(n):
+        words[i] = (words[i] & low) | ((words[i] & sign) << up)
+    return at
+
+
+def expk_encode_reference(
+    words: NDArray[Any], exponent_bits: int, mantissa_bits: int, forced: int = 0
+) -> bytes | None:
+    """One tile, as docs/format/expk.md says it; None if it would not shrink."""
+    x = [int(w) for w in words]
+    field, low = (1 << exponent_bits) - 1, (1 << mantissa_bits) - 1
+    exponents = [w >> mantissa_bits & field for w in x]
+    rest = [w & low | w >> exponent_bits & 1 << mantissa_bits for w in x]
+    high, whole = max(exponents), (mantissa_bits + 1) // 8
+    best: bytes | None = None
+    for k in (3, 4) if forced == 0 else (forced,):
+        escape = (1 << k) - 1
+        for zero_code in (0, 1) if high > escape - 1 and 0 in exponents else (0,):
+            codes = [min(high - e, escape) for e in exponents]
+            codes = [escape if zero_code and c == escape - 1 else c for c in codes]
+            codes = [
+                escape - 1 if zero_code and e == 0 else c
+                for c, e in zip(codes, exponents, strict=True)
+            ]
+            out = bytes([k, zero_code]) + high.to_bytes(2, "little")
+            escaped = [i for i, c in enumerate(codes) if c == escape]
+            out += len(escaped).to_bytes(4, "little") + bytes(8)
+            for byte in range(whole):
+                out += bytes(r >> 8 * byte & 255 for r in rest) + bytes(-len(x) % 16)
+            over = np.array([r >> 8 * whole & 255 for r in rest], np.uint8)
+            out += put_parts_reference(over, (mantissa_bits + 1) % 8)
+            out += put_parts_reference(np.array(codes, np.uint8), k)
+            out += b"".join(i.to_bytes(2, "little") for i in escaped)
+            wide = 1 if exponent_bits <= 8 else 2
+            out += b"".join(exponents[i].to_bytes(wide, "little") for i in escaped)
+            best = out if best is None or len(out) < len(best) else best
+    return best if best is not None and len(best) < words.nbytes else None
