@@ -43,6 +43,10 @@ fix: $(STAMP) ## format, and repair what the linter can
 bench: $(STAMP) ## benchmark of the codecs on the CPU; JSON under bench/results/
 	$(BIN)/python -m bench codecs --device cpu
 
+docs: $(STAMP) ## the documentation as web pages, in site/
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	$(BIN)/zensical build --clean
+
 build: $(STAMP) ## a wheel in dist/
 	rm -rf build # what an earlier build left there would go into this wheel too
 	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
