@@ -275,9 +275,9 @@ def test_ratio_of_whole_tiles(name: str, dtype: torch.dtype, ratio: float) -> No
 
 
 @pytest.mark.parametrize("name", GROUPED)
-@pytest.mark.parametrize("outlier", [float("inf"), float("nan"), -(2.0**126), 2.0**14])
+@pytest.mark.parametrize("outlier", [float("inf"), float("nan"), -(2.0**126), 2.0**13])
 def test_tile_with_outlier_is_stored_raw(name: str, outlier: float) -> None:
-    x = torch.rand(3 * 4096) + 0.5
+    x = torch.rand(3 * 4096) + 1  # of one exponent
     x[5000] = outlier
     codec = cswap.get_codec(name)
     x_hat = codec.decode(codec.encode(x))
@@ -288,8 +288,8 @@ def test_tile_with_outlier_is_stored_raw(name: str, outlier: float) -> None:
 
 @pytest.mark.parametrize("name", GROUPED)
 def test_tile_with_a_moderate_outlier_is_encoded(name: str) -> None:
-    x = torch.rand(4096) + 0.5
-    x[77] = 2.0**11
+    x = torch.rand(4096) + 1
+    x[77] = 2.0**12
     codec = cswap.get_codec(name)
     assert not torch.equal(codec.decode(codec.encode(x)), x)
 
