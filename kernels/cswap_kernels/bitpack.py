@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numba import njit
 
-from cswap_kernels.planes import get_parts, padded, parts_bytes, put_parts, put_parts_reference
+from cswap_kernels.planes import (
+    get_parts,
+    mask_above,
+    mask_put,
+    padded,
+    parts_bytes,
+    put_parts,
+    put_parts_reference,
+    whole_groups,
+)
+from cswap_kernels.words import load_mask, popcount, store_mask, word_bytes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -25,10 +35,55 @@ def _encoded_bytes(n, width):
 
 
 @njit(nogil=True, cache=True)
+def _flags_encode(words, dst):
+    # Bytes that are all 0 or 1, in one pass: the encoding's size, or -1 if some are not.
+    n = words.size
+    full = n & ~63
+    ones, other = 0, np.uint64(0)
+    for i in range(0, full, 64):
+        mask = mask_above(words, i, np.uint8(0))
+        other |= mask_above(words, i, np.uint8(1))
+        store_mask(dst, HEADER + (i >> 3), mask)
+        ones += popcount(mask)
+    if full < n:
+        mask = np.uint64(0)
+        for j in range(n - full):
+            other |= np.uint64(words[full + j] > 1)
+            mask |= np.uint64(words[full + j] != 0) << np.uint64(j)
+        store_mask(dst, HEADER + (full >> 3), mask)
+        ones += popcount(mask)
+    if other:
+        return -1
+    dst[:HEADER] = 0
+    if ones in (0, n):
+        dst[8] = ones != 0
+        return HEADER
+    dst[0] = 1
+    end = HEADER + (whole_groups(n) >> 3)
+    nbytes = _encoded_bytes(n, 1)
+    dst[end:nbytes] = 0
+    return nbytes
+
+
+@njit(nogil=True, cache=True)
+def _flags_decode(src, words):
+    # Inverse of _flags_encode for tiles that hold both 0 and 1.
+    full = words.size & ~63
+    for i in range(0, full, 64):
+        mask_put(words, i, load_mask(src, HEADER + (i >> 3)))
+    for i in range(full, words.size):
+        words[i] = (src[HEADER + (i >> 3)] >> np.uint8(i & 7)) & np.uint8(1)
+
+
+@njit(nogil=True, cache=True)
 def bitpack_encode_cpu(words, dst, args, first):
     """See tiles.py; args[0] is the sign bit of signed words, else 0."""
     n = words.size
     flip = words.dtype.type(args[0])
+    if word_bytes(words) == 1 and flip == 0:
+        nbytes = _flags_encode(words, dst)
+        if nbytes >= 0:
+            return nbytes if nbytes < n else -1
     low = words[0] ^ flip
     high = low
     for i in range(n):
@@ -53,7 +108,7 @@ def bitpack_encode_cpu(words, dst, args, first):
         at += padded(n)
     if width & 7:
         shift = words.dtype.type(width & ~7)
-        c = np.empty((n + 7) & ~7, np.uint8)
+        c = np.empty(whole_groups(n), np.uint8)
         for i in range(n):
             c[i] = np.uint8(((words[i] ^ flip) - low) >> shift)
         c[n:] = 0
@@ -72,6 +127,9 @@ def bitpack_decode_cpu(src, words, args, first):
         return -1
     flip = words.dtype.type(args[0])
     low = words.dtype.type(src[8:16].view(np.uint64)[0])
+    if word_bytes(words) == 1 and width == 1 and flip == 0 and low == 0:
+        _flags_decode(src, words)
+        return 0
     at = HEADER
     whole = width >> 3
     if whole == 0:
@@ -87,7 +145,7 @@ def bitpack_decode_cpu(src, words, args, first):
                 words[i] |= words.dtype.type(row[i]) << shift
         at += padded(n)
     if width & 7:
-        c = np.empty((n + 7) & ~7, np.uint8)
+        c = np.empty(whole_groups(n), np.uint8)
         get_parts(src, at, width & 7, c)
         shift = words.dtype.type(width & ~7)
         for i in range(n):
@@ -120,11 +178,12 @@ def bitpack_decode_reference(stream: bytes, n: int, word: int, flip: int) -> NDA
         for i in range(n):
             values[i] |= stream[at + i] << 8 * byte
         at += -(-n // 16) * 16
-    m, shift = -(-n // 8) * 8, width // 8 * 8
+    m, shift = -(-n // 64) * 64, width // 8 * 8
     for part in (4, 2, 1):
         if width % 8 & part:
             q = m * part // 8
             for i in range(n):
-                values[i] |= (stream[at + i % q] >> i // q * part & (1 << part) - 1) << shift
+                j, up = (i // 8, i % 8) if part == 1 else (i % q, i // q * part)
+                values[i] |= (stream[at + j] >> up & (1 << part) - 1) << shift
             at, shift = at + -(-q // 16) * 16, shift + part
     return np.array([(v + low) ^ flip for v in values], np.uint64).astype(f"u{word}")

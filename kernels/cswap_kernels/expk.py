@@ -10,13 +10,29 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numba import njit
 
-from cswap_kernels.planes import get_parts, padded, parts_bytes, put_parts, put_parts_reference
+from cswap_kernels.planes import (
+    get_parts,
+    lowest_bit,
+    mask_above,
+    padded,
+    parts_bytes,
+    put_parts,
+    put_parts_reference,
+    whole_groups,
+)
+from cswap_kernels.words import popcount
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 HEADER = 16
 """Bytes: u8 k, u8 zero code, u16 largest exponent, u32 escapes, 8 zero."""
+
+NEAR = 14
+"""Exponent 0 may have a code of its own only if the largest exponent is above this."""
+
+FAR, ZERO = 254, 255
+"""A distance of 254 or more; exponent 0. Both while encoding only."""
 
 
 @njit(nogil=True, cache=True)
@@ -46,40 +62,55 @@ def _largest_exponent(words, field):
 
 
 @njit(nogil=True, cache=True)
-def _choose(words, top, mantissa_bits, exponent_bits, forced):
-    # The cheapest of (k, zero code): returns k, zero code, escapes, bytes.
+def _distances(words, high, mantissa_bits, exponent_bits, c):
+    # How far each exponent lies below the largest, at most FAR; ZERO for exponent 0, unless the
+    # largest is so small that 0 is near it. c [m] u8 is 0 behind the words.
     shift = words.dtype.type(mantissa_bits)
     field = words.dtype.type((1 << exponent_bits) - 1)
-    high = words.dtype.type(top >> shift)
-    over6, at6, over14, at14, zeros = 0, 0, 0, 0, 0
+    far = words.dtype.type(FAR)
+    marked = words.dtype.type(ZERO if high > NEAR else high)
     for i in range(words.size):
         exponent = (words[i] >> shift) & field
-        below = high - exponent
-        over6 += below > 6
-        at6 += below == 6
-        over14 += below > 14
-        at14 += below == 14
-        zeros += exponent == 0
+        below = min(words.dtype.type(high - exponent), far)
+        c[i] = np.uint8(marked if exponent == 0 else below)
+    c[words.size :] = 0
+
+
+@njit(nogil=True, cache=True)
+def _choose(c, n, mantissa_bits, exponent_bits, forced):
+    # The cheapest of (k, zero code): returns k, zero code, escapes, bytes.
+    over5, over6, over13, over14, zeros = 0, 0, 0, 0, 0
+    for i in range(0, c.size, 64):
+        over5 += popcount(mask_above(c, i, np.uint8(5)))
+        over6 += popcount(mask_above(c, i, np.uint8(6)))
+        over13 += popcount(mask_above(c, i, np.uint8(13)))
+        over14 += popcount(mask_above(c, i, np.uint8(14)))
+        zeros += popcount(mask_above(c, i, np.uint8(FAR)))
     best = (0, 0, 0, np.int64(1) << 62)
-    for k, over, last in ((3, over6, at6), (4, over14, at14)):
+    for k, plain, with_zero in ((3, over6, over5 - zeros), (4, over14, over13 - zeros)):
         if forced not in (0, k):
             continue
-        limit = (1 << k) - 2
-        hidden = zeros if high > limit else 0  # zeros that escape unless they have a code
-        shown = zeros if high == limit else 0
-        for zero_code in (0, 1):
-            if zero_code and hidden == 0:
-                continue
-            escapes = over if zero_code == 0 else over - hidden + last - shown
-            nbytes = _fixed_bytes(words.size, mantissa_bits, k)
-            nbytes += escapes * _escape_bytes(exponent_bits)
+        for zero_code in range(2 if zeros else 1):
+            escapes = with_zero if zero_code else plain
+            nbytes = _fixed_bytes(n, mantissa_bits, k) + escapes * _escape_bytes(exponent_bits)
             if nbytes < best[3]:
                 best = (k, zero_code, escapes, nbytes)
     return best
 
 
 @njit(nogil=True, cache=True)
-def _put_rest(words, mantissa_bits, exponent_bits, c, dst):
+def _codes(c, n, k, zero_code):
+    # Distances to codes, in place.
+    escape = np.uint8((1 << k) - 1)
+    limit = np.uint8(escape - np.uint8(zero_code))
+    zero = np.uint8(limit if zero_code else escape)
+    for i in range(n):
+        near = c[i] if c[i] < limit else escape
+        c[i] = zero if c[i] == np.uint8(ZERO) else near
+
+
+@njit(nogil=True, cache=True)
+def _put_rest(words, mantissa_bits, exponent_bits, dst):
     # Sign and mantissa: byte rows, then the bits over; returns the byte behind.
     n = words.size
     low = words.dtype.type((1 << mantissa_bits) - 1)
@@ -95,6 +126,7 @@ def _put_rest(words, mantissa_bits, exponent_bits, c, dst):
         at += padded(n)
     bits = _rest_bits(mantissa_bits)
     if bits:
+        c = np.zeros(whole_groups(n), np.uint8)
         shift = words.dtype.type((mantissa_bits + 1) & ~7)
         for i in range(n):
             c[i] = np.uint8(((words[i] & low) | ((words[i] >> down) & sign)) >> shift)
@@ -103,28 +135,25 @@ def _put_rest(words, mantissa_bits, exponent_bits, c, dst):
 
 
 @njit(nogil=True, cache=True)
-def _put_escapes(words, c, code, shift, field, dst, at, count):
+def _put_escapes(words, c, k, shift, field, dst, at, count):
     # Positions (u16), then exponents (u8, or u16 if field needs it), in order.
     positions = dst[at : at + 2 * count].view(np.uint16)
     exponents = dst[at + 2 * count :]
     wide = field > 255
-    pattern = np.uint64(code) * np.uint64(0x0101010101010101)
-    eights = c[: c.size & ~7].view(np.uint64)
     found = 0
-    for g in range(eights.size):
-        # SWAR: which of eight bytes equals the code; most groups have none.
-        v = eights[g] ^ pattern
-        if (v - np.uint64(0x0101010101010101)) & ~v & np.uint64(0x8080808080808080):
-            for i in range(8 * g, min(8 * g + 8, words.size)):
-                if c[i] == code:
-                    exponent = (words[i] >> shift) & field
-                    positions[found] = np.uint16(i)
-                    if wide:
-                        exponents[2 * found] = np.uint8(exponent)
-                        exponents[2 * found + 1] = np.uint8(exponent >> words.dtype.type(8))
-                    else:
-                        exponents[found] = np.uint8(exponent)
-                    found += 1
+    for group in range(0, c.size, 64):
+        mask = mask_above(c, group, np.uint8((1 << k) - 2))
+        while mask:
+            i = group + lowest_bit(mask)
+            mask &= mask - np.uint64(1)
+            exponent = (words[i] >> shift) & field
+            positions[found] = np.uint16(i)
+            if wide:
+                exponents[2 * found] = np.uint8(exponent)
+                exponents[2 * found + 1] = np.uint8(exponent >> words.dtype.type(8))
+            else:
+                exponents[found] = np.uint8(exponent)
+            found += 1
 
 
 @njit(nogil=True, cache=True)
@@ -134,45 +163,40 @@ def expk_encode_cpu(words, dst, args, first):
     exponent_bits, mantissa_bits = np.int64(args[0]), np.int64(args[1])
     shift = words.dtype.type(mantissa_bits)
     field = words.dtype.type((1 << exponent_bits) - 1)
-    top = _largest_exponent(words, words.dtype.type(field << shift))
-    k, zero_code, escapes, nbytes = _choose(
-        words, top, mantissa_bits, exponent_bits, np.int64(args[2])
-    )
+    high = words.dtype.type(_largest_exponent(words, words.dtype.type(field << shift)) >> shift)
+    c = np.empty(whole_groups(n), np.uint8)
+    _distances(words, high, mantissa_bits, exponent_bits, c)
+    k, zero_code, escapes, nbytes = _choose(c, n, mantissa_bits, exponent_bits, np.int64(args[2]))
     if nbytes >= n * words.itemsize:
         return -1
-    high = words.dtype.type(top >> shift)
     dst[:HEADER] = 0
     dst[0], dst[1] = k, zero_code
     dst[2:4].view(np.uint16)[0] = np.uint16(high)
     dst[4:8].view(np.uint32)[0] = np.uint32(escapes)
-    c = np.zeros((n + 7) & ~7, np.uint8)
-    at = _put_rest(words, mantissa_bits, exponent_bits, c, dst)
-    code = words.dtype.type((1 << k) - 1)
-    limit = words.dtype.type(code - words.dtype.type(zero_code))
-    zero = words.dtype.type(code - words.dtype.type(1))
-    for i in range(n):
-        exponent = (words[i] >> shift) & field
-        below = high - exponent
-        below = below if below < limit else code
-        c[i] = np.uint8(zero if (zero_code != 0 and exponent == 0) else below)
+    at = _put_rest(words, mantissa_bits, exponent_bits, dst)
+    _codes(c, n, k, zero_code)
     at = put_parts(c, k, dst, at)
     if escapes:
-        _put_escapes(words, c, np.uint8(code), shift, field, dst, at, escapes)
+        _put_escapes(words, c, k, shift, field, dst, at, escapes)
     return nbytes
 
 
 @njit(nogil=True, cache=True)
-def _get_escapes(src, at, count, code, wide, c, exponents):
-    # Patch the exponents of escaped words; False if a position is not one of an escape.
+def _get_escapes(src, at, count, code, shift, field, c, words):
+    # Put in the exponents of escaped words; False if a position is not one of an escape.
     positions = src[at : at + 2 * count].view(np.uint16)
     values = src[at + 2 * count :]
+    wide = field > 255
+    others = words.dtype.type(~(field << shift))
     for j in range(count):
         i = np.int64(positions[j])
-        if i >= exponents.size or c[i] != code:
+        if i >= words.size or c[i] != code:
             return False
-        exponents[i] = np.uint16(values[j])
+        exponent = words.dtype.type(values[j])
         if wide:
-            exponents[i] = np.uint16(values[2 * j]) | np.uint16(values[2 * j + 1]) << np.uint16(8)
+            exponent = words.dtype.type(values[2 * j])
+            exponent |= words.dtype.type(values[2 * j + 1]) << words.dtype.type(8)
+        words[i] = (words[i] & others) | ((exponent & field) << shift)
     return True
 
 
@@ -184,29 +208,22 @@ def expk_decode_cpu(src, words, args, first):
     if src.size < HEADER or src[0] < 3 or src[0] > 4 or src[1] > 1:
         return -1
     k, zero_code = np.int64(src[0]), np.int64(src[1])
-    high = src[2:4].view(np.uint16)[0]
+    high = words.dtype.type(src[2:4].view(np.uint16)[0])
     escapes = np.int64(src[4:8].view(np.uint32)[0])
     nbytes = _fixed_bytes(n, mantissa_bits, k)
     if src.size != nbytes + escapes * _escape_bytes(exponent_bits) or high >> exponent_bits:
         return -1
     at = _get_rest(src, words, mantissa_bits, exponent_bits)
-    c = np.empty((n + 7) & ~7, np.uint8)
+    c = np.empty(whole_groups(n), np.uint8)
     at = get_parts(src, at, k, c)
-    exponents = np.empty(n, np.uint16)
-    code = np.uint8((1 << k) - 1)
-    zero = np.uint8(code - np.uint8(1))
-    for i in range(n):
-        exponents[i] = high - np.uint16(c[i])
-    if zero_code:
-        for i in range(n):
-            exponents[i] = np.uint16(0) if c[i] == zero else exponents[i]
-    if not _get_escapes(src, at, escapes, code, exponent_bits > 8, c, exponents):
-        return -1
     shift = words.dtype.type(mantissa_bits)
-    field = np.uint16((1 << exponent_bits) - 1)
+    field = words.dtype.type((1 << exponent_bits) - 1)
+    zero = np.uint8((1 << k) - 2 if zero_code else ZERO)
     for i in range(n):
-        words[i] |= words.dtype.type(exponents[i] & field) << shift
-    return 0
+        exponent = (high - words.dtype.type(c[i])) & field
+        words[i] |= words.dtype.type(0) if c[i] == zero else exponent << shift
+    code = np.uint8((1 << k) - 1)
+    return 0 if _get_escapes(src, at, escapes, code, shift, field, c, words) else -1
 
 
 @njit(nogil=True, cache=True)
@@ -223,7 +240,7 @@ def _get_rest(src, words, mantissa_bits, exponent_bits):
         at += padded(n)
     bits = _rest_bits(mantissa_bits)
     if bits:
-        c = np.empty((n + 7) & ~7, np.uint8)
+        c = np.empty(whole_groups(n), np.uint8)
         at = get_parts(src, at, bits, c)
         shift = words.dtype.type((mantissa_bits + 1) & ~7)
         for i in range(n):
@@ -248,7 +265,7 @@ def expk_encode_reference(
     best: bytes | None = None
     for k in (3, 4) if forced == 0 else (forced,):
         escape = (1 << k) - 1
-        for zero_code in (0, 1) if high > escape - 1 and 0 in exponents else (0,):
+        for zero_code in (0, 1) if high > NEAR and 0 in exponents else (0,):
             codes = [min(high - e, escape) for e in exponents]
             codes = [escape if zero_code and c == escape - 1 else c for c in codes]
             codes = [

@@ -1,20 +1,103 @@
 """Bit planes: a field of a few bits per word, spread over byte rows. See docs/format/bitpack.md.
 
-A *part* of 1, 2 or 4 bits of m words (m a multiple of 8) takes m * bits / 8 bytes: byte j holds the
-bits of words j, j + q, j + 2 q, ... from its low end up, with q = m * bits / 8. Neighbours in
-memory stay neighbours, so packing and unpacking are plain vector loops. A field of b bits is its
-whole bytes, then the parts 4, 2, 1 that add up to b % 8; each starts at a multiple of 16 bytes.
+A *part* of 4 or 2 bits of m words (m a multiple of 64) takes q = m * bits / 8 bytes: byte j holds
+the bits of words j, j + q, j + 2 q, ... from its low end up. Neighbours in memory stay neighbours,
+so packing is a plain vector loop. A part of 1 bit holds word i in bit i % 8 of byte i / 8: a vector
+comparison gives just that. A field of b bits is its whole bytes, then the parts 4, 2, 1 that add
+up to b % 8; each starts at a multiple of 16 bytes.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numba import njit
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+from cswap_kernels.words import I64, emit_load, emit_pointer, emit_store, load_mask, store_mask
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+
+_BYTES64 = ir.VectorType(ir.IntType(8), 64)
+
+
+def _splat(builder: Any, byte: Any) -> Any:
+    # 64 times the same byte.
+    single = builder.insert_element(ir.Constant(_BYTES64, ir.Undefined), byte, ir.IntType(32)(0))
+    zeros = ir.Constant(ir.VectorType(ir.IntType(32), 64), [0] * 64)
+    return builder.shuffle_vector(single, ir.Constant(_BYTES64, ir.Undefined), zeros)
+
+
+def _sixty_four(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    # Pointer to, and value of, the 64 bytes of args[0] (u8 array) at args[1].
+    pointer = emit_pointer(context, builder, signature.args[0], args[0], args[1], _BYTES64)
+    return pointer, emit_load(builder, pointer, 1)
+
+
+@intrinsic
+def mask_test(typing: Any, c: Any, i: Any, bit: Any) -> Any:
+    """Mask (u64) of the bytes c[i:i+64] that have ``bit`` set."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        _, values = _sixty_four(context, builder, signature, args)
+        both = builder.and_(values, _splat(builder, args[2]))
+        hit = builder.icmp_unsigned("!=", both, ir.Constant(_BYTES64, [0] * 64))
+        return builder.bitcast(hit, I64)
+
+    return types.uint64(c, types.int64, types.uint8), generate
+
+
+@intrinsic
+def mask_above(typing: Any, c: Any, i: Any, limit: Any) -> Any:
+    """Mask (u64) of the bytes c[i:i+64] that are above ``limit``."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        _, values = _sixty_four(context, builder, signature, args)
+        hit = builder.icmp_unsigned(">", values, _splat(builder, args[2]))
+        return builder.bitcast(hit, I64)
+
+    return types.uint64(c, types.int64, types.uint8), generate
+
+
+@intrinsic
+def mask_or(typing: Any, c: Any, i: Any, mask: Any, bit: Any) -> Any:
+    """Set ``bit`` in those of the bytes c[i:i+64] that the mask chooses."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer, values = _sixty_four(context, builder, signature, args)
+        chosen = builder.bitcast(args[2], ir.VectorType(ir.IntType(1), 64))
+        bits = builder.and_(builder.sext(chosen, _BYTES64), _splat(builder, args[3]))
+        emit_store(builder, builder.or_(values, bits), pointer, 1)
+        return context.get_dummy_value()
+
+    return types.void(c, types.int64, types.uint64, types.uint8), generate
+
+
+@intrinsic
+def mask_put(typing: Any, c: Any, i: Any, mask: Any) -> Any:
+    """Set the bytes c[i:i+64] to 1 where the mask has a bit, else to 0."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = emit_pointer(context, builder, signature.args[0], args[0], args[1], _BYTES64)
+        chosen = builder.bitcast(args[2], ir.VectorType(ir.IntType(1), 64))
+        emit_store(builder, builder.zext(chosen, _BYTES64), pointer, 1)
+        return context.get_dummy_value()
+
+    return types.void(c, types.int64, types.uint64), generate
+
+
+@intrinsic
+def lowest_bit(typing: Any, mask: Any) -> Any:
+    """Position of the lowest bit that is set; the mask must not be 0."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.int64(types.uint64), generate
 
 
 @njit(nogil=True, cache=True)
@@ -24,9 +107,15 @@ def padded(n):
 
 
 @njit(nogil=True, cache=True)
+def whole_groups(n):
+    """The next multiple of 64: how long an array of fields of n words must be."""
+    return (n + 63) & ~63
+
+
+@njit(nogil=True, cache=True)
 def parts_bytes(n, bits):
     """Bytes of the parts of a field of ``bits`` (0 to 7) bits of n words."""
-    m = (n + 7) & ~7
+    m = whole_groups(n)
     total = 0
     for width in (4, 2, 1):
         if bits & width:
@@ -36,7 +125,7 @@ def parts_bytes(n, bits):
 
 @njit(nogil=True, cache=True)
 def put_parts(c, bits, dst, at):
-    """Pack the low ``bits`` (0 to 7) bits of c [m] u8, zero above n; return the byte behind."""
+    """Pack the low ``bits`` (0 to 7) bits of c [m] u8, zero behind n; return the byte behind."""
     m = c.size
     shift = np.uint8(0)
     if bits & 4:
@@ -59,15 +148,10 @@ def put_parts(c, bits, dst, at):
         at = _pad(dst, at, q)
         shift += np.uint8(2)
     if bits & 1:
-        q = m // 8
-        row = dst[at : at + q]
-        for j in range(q):
-            row[j] = (c[j] >> shift) & np.uint8(1)
-        for b in range(1, 8):
-            column = c[b * q : (b + 1) * q]
-            for j in range(q):
-                row[j] |= ((column[j] >> shift) & np.uint8(1)) << np.uint8(b)
-        at = _pad(dst, at, q)
+        bit = np.uint8(1) << shift
+        for i in range(0, m, 64):
+            store_mask(dst, at + (i >> 3), mask_test(c, i, bit))
+        at = _pad(dst, at, m // 8)
     return at
 
 
@@ -96,13 +180,10 @@ def get_parts(src, at, bits, c):
         at += padded(q)
         shift += np.uint8(2)
     if bits & 1:
-        q = m // 8
-        row = src[at : at + q]
-        for b in range(8):
-            column = c[b * q : (b + 1) * q]
-            for j in range(q):
-                column[j] |= ((row[j] >> np.uint8(b)) & np.uint8(1)) << shift
-        at += padded(q)
+        bit = np.uint8(1) << shift
+        for i in range(0, m, 64):
+            mask_or(c, i, load_mask(src, at + (i >> 3)), bit)
+        at += padded(m // 8)
     return at
 
 
@@ -117,7 +198,7 @@ def _pad(dst, at, q):
 
 def put_parts_reference(c: NDArray[np.uint8], bits: int) -> bytes:
     """What `put_parts` writes for the fields c [n], word by word."""
-    m = -(-c.size // 8) * 8
+    m = -(-c.size // 64) * 64
     fields = [*c.tolist(), *[0] * (m - c.size)]
     out, shift = b"", 0
     for width in (4, 2, 1):
@@ -125,6 +206,7 @@ def put_parts_reference(c: NDArray[np.uint8], bits: int) -> bytes:
             q = m * width // 8
             row = bytearray(-(-q // 16) * 16)
             for i, field in enumerate(fields):
-                row[i % q] |= (field >> shift & (1 << width) - 1) << i // q * width
+                j, up = (i // 8, i % 8) if width == 1 else (i % q, i // q * width)
+                row[j] |= (field >> shift & (1 << width) - 1) << up
             out, shift = out + bytes(row), shift + width
     return out
