@@ -167,8 +167,10 @@ def zvc_plus_decode_reference(
     survivors = np.empty(int(mask.sum()), like.dtype)
     if not 0 < survivors.size < like.size:
         raise ValueError("survivors")
-    if flags & VERBATIM:
-        survivors[:] = np.frombuffer(segment[start:-1], like.dtype, survivors.size)
-    else:
+    if not flags & VERBATIM:
         decode(segment[start:-1], survivors)
+    elif len(segment) - 1 - start != survivors.nbytes:
+        raise ValueError("length")
+    else:
+        survivors = np.frombuffer(segment[start:-1], like.dtype)
     like[mask[: like.size] == 1] = survivors
