@@ -1,0 +1,203 @@
+"""bitpack and expk: kernels against references, formats as written down, hostile bytes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from cswap.codecs.registry import get_codec
+from cswap.errors import ConfigError, CorruptEncodingError
+from cswap.schema.tensor import DTYPES
+from cswap_kernels import bitpack, expk
+from cswap_kernels.tiles import SLACK, TILE_WORDS
+
+ROOT = Path(__file__).resolve().parents[1]
+SIZES = [1, 2, 7, 63, 64, 65, 127, 128, 129, 1000]
+FLOATS = {
+    "float16": (5, 10, 2),
+    "bfloat16": (8, 7, 2),
+    "float32": (8, 23, 4),
+    "float64": (11, 52, 8),
+}
+
+
+def encode_tile(kernel, words, args):
+    out = np.full(words.nbytes + SLACK, 0xA5, np.uint8)
+    nbytes = kernel(words, out, np.array(args, np.uint64), 0)
+    return None if nbytes < 0 else out[:nbytes]
+
+
+def decode_tile(kernel, stream, words, args):
+    words[:] = ~words.dtype.type(0)
+    return kernel(stream, words, np.array(args, np.uint64), 0)
+
+
+def float_words(name, n, seed, kind):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, generator=generator)
+    if kind == "zeros":
+        x[torch.rand(n, generator=generator) < 0.5] = 0
+    if kind == "spread":
+        x *= torch.exp(8 * torch.randn(n, generator=generator))
+    if kind == "tiny":
+        x *= 2.0**-130 if name != "float16" else 2.0**-20
+    if kind == "special":
+        values = [float("nan"), float("inf"), -float("inf"), -0.0, 0.0, 1e-40]
+        x[: min(n, 6)] = torch.tensor(values[: min(n, 6)])
+    word = FLOATS[name][2]
+    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[word]
+    return x.to(getattr(torch, name)).view(whole).numpy().view(f"u{word}").copy()
+
+
+@pytest.mark.parametrize("name", FLOATS)
+@pytest.mark.parametrize("kind", ["normal", "zeros", "spread", "tiny", "special"])
+@pytest.mark.parametrize("k", [0, 3, 4])
+def test_expk_kernel_writes_what_the_reference_writes(name, kind, k):
+    exponent_bits, mantissa_bits, word = FLOATS[name]
+    args = [exponent_bits, mantissa_bits, k]
+    for n in SIZES:
+        words = float_words(name, n, n, kind)
+        expected = expk.expk_encode_reference(words, exponent_bits, mantissa_bits, k)
+        stream = encode_tile(expk.expk_encode_cpu, words, args)
+        assert (None if stream is None else stream.tobytes()) == expected
+        if stream is not None:
+            back = np.empty(n, f"u{word}")
+            assert decode_tile(expk.expk_decode_cpu, stream, back, args) == 0
+            assert np.array_equal(back, words)
+
+
+@pytest.mark.parametrize("word", [1, 2, 4, 8])
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("width", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 31, 32, 33, 63, 64])
+def test_bitpack_kernel_writes_what_the_reference_writes(word, signed, width):
+    if width > 8 * word:
+        pytest.skip("wider than a word")
+    flip = 1 << (8 * word - 1) if signed else 0
+    rng = np.random.default_rng(width)
+    for n in SIZES:
+        base = int(rng.integers(0, (1 << 8 * word) - (1 << width) + 1, dtype=np.uint64))
+        drawn = [base + int(rng.integers(0, 2**63)) % (1 << width) for _ in range(n)]
+        words = np.array([(v ^ flip) & (1 << 8 * word) - 1 for v in drawn], np.uint64).astype(
+            f"u{word}"
+        )
+        expected = bitpack.bitpack_encode_reference(words, flip)
+        stream = encode_tile(bitpack.bitpack_encode_cpu, words, [flip])
+        assert (None if stream is None else stream.tobytes()) == expected
+        if stream is not None:
+            back = np.empty(n, f"u{word}")
+            assert decode_tile(bitpack.bitpack_decode_cpu, stream, back, [flip]) == 0
+            assert np.array_equal(back, words)
+            slow = bitpack.bitpack_decode_reference(stream.tobytes(), n, word, flip)
+            assert np.array_equal(slow, words)
+
+
+@pytest.mark.parametrize("n", [64, 127, 8192])
+@pytest.mark.parametrize("values", ["both", "zeros", "ones"])
+def test_bools_take_one_bit_or_none(n, values):
+    x = torch.zeros(n, dtype=torch.bool)
+    x[: {"both": n // 3, "zeros": 0, "ones": n}[values]] = True
+    encoding = get_codec("bitpack").encode(x)
+    row = -(-(-(-n // 64) * 8) // 16) * 16
+    assert encoding.nbytes == 16 + bitpack.HEADER + (row if values == "both" else 0)
+    assert torch.equal(get_codec("bitpack").decode(encoding), x)
+
+
+def test_a_bool_that_is_neither_0_nor_1_survives():
+    x = torch.tensor([0, 1, 2, 255] * 40, dtype=torch.uint8).view(torch.bool)
+    back = get_codec("bitpack").decode(get_codec("bitpack").encode(x))
+    assert torch.equal(back.view(torch.uint8), x.view(torch.uint8))
+
+
+def example(name):
+    """The bytes of the worked example in docs/format, positions checked."""
+    text = (ROOT / "docs" / "format" / f"{name}.md").read_text()
+    block = re.search(rf"<!-- example: {name} -->\n```\n(.*?)```", text, re.DOTALL)
+    found = b""
+    for line in block[1].splitlines():
+        position, data = re.match(r" *(\d+)  ((?:[0-9a-f]{2} ?)+)", line).groups()
+        assert int(position) == len(found)
+        found += bytes.fromhex(data)
+    return found
+
+
+def test_worked_example_of_bitpack():
+    words = np.array([5, -2, 5, 0] + [3] * 20, np.int64).view(np.uint64)
+    stream = encode_tile(bitpack.bitpack_encode_cpu, words, [1 << 63])
+    assert stream.tobytes() == example("bitpack")
+
+
+def test_worked_example_of_expk():
+    x = torch.tensor([1, -2, 3, 0.5] + [1.5] * 58 + [0, 2.0**-20], dtype=torch.bfloat16)
+    words = x.view(torch.int16).numpy().view(np.uint16)
+    assert encode_tile(expk.expk_encode_cpu, words, [8, 7, 0]).tobytes() == example("expk")
+
+
+@pytest.mark.parametrize("name", ["bitpack", "expk"])
+def test_hostile_bytes_are_refused_or_decoded_within_bounds(name):
+    kernel, args = {
+        "bitpack": (bitpack.bitpack_decode_cpu, [1 << 31]),
+        "expk": (expk.expk_decode_cpu, [8, 23, 0]),
+    }[name]
+    words = (
+        float_words("float32", 200, 1, "zeros") if name == "expk" else np.arange(200, dtype="u4")
+    )
+    encoder = {"bitpack": bitpack.bitpack_encode_cpu, "expk": expk.expk_encode_cpu}[name]
+    stream = encode_tile(encoder, words, args)
+    guarded = np.full(words.size + 64, 0xA5A5A5A5, np.uint32)
+    target = guarded[32:-32]
+    streams = [stream[:n].copy() for n in range(len(stream))]
+    for bit in range(8 * len(stream)):
+        streams.append(stream.copy())
+        streams[-1][bit // 8] ^= 1 << bit % 8
+    rng = np.random.default_rng(0)
+    streams += [rng.integers(0, 256, int(n), dtype=np.uint8) for n in rng.integers(0, 2000, 300)]
+    refused = sum(kernel(s, target, np.array(args, np.uint64), 0) != 0 for s in streams)
+    assert refused >= len(stream)  # every truncation, at least
+    assert (guarded[:32] == 0xA5A5A5A5).all()
+    assert (guarded[-32:] == 0xA5A5A5A5).all()
+
+
+def test_an_escape_that_names_a_word_without_one_is_corrupt():
+    x = torch.tensor([1.0] * 200 + [1e-30], dtype=torch.float32)
+    encoding = get_codec("expk").encode(x)
+    payload = encoding.payload.clone()
+    assert int(payload[20]) == 1  # one escape, whose position is in the last three bytes
+    size = int(payload[4:8].view(torch.int32)[0])
+    payload[16 + size - 3] ^= 1
+    with pytest.raises(CorruptEncodingError, match="damaged"):
+        get_codec("expk").decode(type(encoding)("expk", encoding.meta, payload))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "low", "high"), [("bfloat16", 1.30, 1.40), ("float32", 1.13, 1.17)]
+)
+def test_ratio_of_normal_values(dtype, low, high):
+    x = torch.randn(1 << 18, generator=torch.Generator().manual_seed(0)).to(getattr(torch, dtype))
+    assert low < get_codec("expk").encode(x).ratio < high
+
+
+def test_indices_of_pooling_and_tokens_shrink():
+    x = torch.randn(64, 64, 16, 16, generator=torch.Generator().manual_seed(0))
+    indices = torch.nn.functional.max_pool2d(x, 2, return_indices=True)[1]
+    tokens = torch.randint(0, 256, (1 << 16,), generator=torch.Generator().manual_seed(0))
+    assert get_codec("bitpack").encode(indices).ratio >= 6
+    assert get_codec("bitpack").encode(tokens).ratio >= 7.5
+
+
+def test_what_is_taken_and_what_is_not():
+    takes = {
+        n for n in DTYPES if hasattr(torch, n) and get_codec("expk").supports(getattr(torch, n))
+    }
+    assert takes == {*FLOATS, "complex32", "complex64", "complex128"}
+    assert not get_codec("bitpack").supports(torch.float32)
+    assert not get_codec("bitpack").supports(torch.int32, "cuda")
+    with pytest.raises(ConfigError, match="k must be 3 or 4"):
+        get_codec("expk:5")
+
+
+def test_a_tile_fits_the_position_of_an_escape():
+    assert max(TILE_WORDS.values()) <= 1 << 16
