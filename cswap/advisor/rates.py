@@ -28,4 +28,4 @@ CPU_RATES: Final[dict[str, Rate]] = {
     "zvc+fp8": Rate(3 * _G, 4 * _G),
     "zvc+int4": Rate(2 * _G, 4 * _G),
 }
-DEFAULT_PRICE_S_PER_BYTE: Final = 1e-9
+DEFAULT_PRICE_S_PER_BYTE: Final = 4e-9

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 import weakref
 from collections import deque
 from functools import partial
@@ -32,9 +34,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from cswap.advisor.advisor import Explanation
+    from cswap.codecs.base import Codec
     from cswap.config import SwapConfig
     from cswap.devices.base import Device
     from cswap.schema.plan import Plan
+
+_log = logging.getLogger("cswap")
+
+_WARM: set[tuple[str, torch.dtype]] = set()
+"""Codecs whose kernels this process has compiled, or loaded from the disk cache."""
+
+WARM_NUMEL = 64
 
 PREFETCH_DEPTH = 2
 """Tensors decoded ahead of the one that backward works on."""
@@ -252,7 +262,21 @@ class SwapEngine:
             self._counters.stay("does_not_pay")
             return
         handle.lossy_ok = not codec.lossless
+        self._warm(codec, x.dtype)
         self._executor.swap_out(handle, x, codec)
+
+    def _warm(self, codec: Codec, dtype: torch.dtype) -> None:
+        # Compile the codec's kernels before its first run is timed or waited for.
+        key = (codec.name, dtype)
+        if key in _WARM:
+            return
+        start = time.perf_counter()
+        try:
+            codec.decode(codec.encode(torch.zeros(WARM_NUMEL, dtype=dtype)))
+        except Exception:
+            _log.debug("warming %s failed", codec.name, exc_info=True)
+        _WARM.add(key)
+        self._counters.compiled(time.perf_counter() - start)
 
     # ---------------------------------------------------------------- unpack
 

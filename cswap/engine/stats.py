@@ -65,6 +65,8 @@ class Stats:
         prefetch_hits: unpacks that found their tensor decoded, or under way.
         prefetch_misses: unpacks that had to fetch.
         exposed_s: seconds that the computing thread spent encoding, decoding or waiting for it.
+        compile_s: seconds spent compiling kernels or loading them from the disk cache; in no other
+            figure.
         fallbacks: times that a slower but correct path was taken after a failure.
         fallbacks_by_reason: the same, by what failed.
     """
@@ -85,6 +87,7 @@ class Stats:
     prefetch_hits: int = 0
     prefetch_misses: int = 0
     exposed_s: float = 0.0
+    compile_s: float = 0.0
     fallbacks: int = 0
     fallbacks_by_reason: dict[str, int] = field(default_factory=dict)
 
@@ -137,6 +140,7 @@ class Counters:
         self.prefetch_hits = 0
         self.prefetch_misses = 0
         self.exposed_s = 0.0
+        self.compile_s = 0.0
         self._device_bytes = 0
         self._host_bytes = 0
         self._peak_device = 0
@@ -190,6 +194,11 @@ class Counters:
             entry.encode_s += encode_s
             entry.decode_s += decode_s
 
+    def compiled(self, seconds: float) -> None:
+        """Kernels took that long to be compiled or loaded."""
+        with self._lock:
+            self.compile_s += seconds
+
     def fetched(self, *, hit: bool) -> None:
         """An unpack found its tensor ready (or under way), or did not."""
         with self._lock:
@@ -234,6 +243,7 @@ class Counters:
                 prefetch_hits=self.prefetch_hits,
                 prefetch_misses=self.prefetch_misses,
                 exposed_s=self.exposed_s,
+                compile_s=self.compile_s,
                 fallbacks=sum(self.fallbacks.values()),
                 fallbacks_by_reason=dict(self.fallbacks),
             )
