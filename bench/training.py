@@ -98,7 +98,7 @@ class Replica:
         torch.manual_seed(self.seed * 1_000_003 + step)
         loss = functional.cross_entropy(self.model(inputs), targets)
         after_forward()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         self.loss = loss.detach()
 
     def train_step(self, batch: Batch, step: int) -> None:
