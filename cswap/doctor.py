@@ -223,7 +223,7 @@ def _cuda_device() -> Finding:
     try:
         device = torch.cuda.get_device_properties(0)
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
+        reason = str(error).partition(". ")[0]
         remedy = "check the driver with nvidia-smi, and CUDA_VISIBLE_DEVICES"
         return Finding(part, False, detail=reason, remedy=remedy)
     n = torch.cuda.device_count()
