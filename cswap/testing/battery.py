@@ -16,7 +16,7 @@ from cswap.errors import ConfigError, CswapError, UnsupportedError
 from cswap.schema.tensor import DTYPES
 from cswap.testing.buffers import Guarded, bits, fail_unless, memory_of
 from cswap.testing.golden import check_golden
-from cswap.testing.hostile import check_hostile
+from cswap.testing.hostile import check_hostile, check_streams
 from cswap.testing.strategies import TensorSpec, specs, values_for
 
 if TYPE_CHECKING:
@@ -93,6 +93,8 @@ def check_codec(
     _check_concurrency(subject)
     for dtype in {dtypes[0], dtypes[-1]}:
         check_hostile(codec, dtype)
+    narrow = min(dtypes, key=lambda d: DTYPES[d].itemsize)
+    check_streams(codec.encode(TensorSpec(narrow, (2, 9), "permuted", "sparse").build()))
     if golden is not None:
         check_golden(codec, golden)
 
