@@ -69,14 +69,25 @@ class SavedBytes:
     """Live bytes of the storages that autograd saved, plus what an engine holds beside them.
 
     Args:
-        outside: tensors that outlive the step (parameters, buffers, inputs); not counted.
+        parameters: what the model owns; not counted.
+        inputs: what outlives the step, too, but is a saved tensor: counted in `raw_bytes` only.
         held: what the mode's engine says it holds now; asked at each sample.
+
+    Attributes:
+        curve: bytes held over time.
+        raw_bytes: bytes of all storages that were saved, each once; exact while none is freed.
     """
 
-    def __init__(self, outside: Iterable[Tensor], held: Callable[[], Held]) -> None:
+    def __init__(
+        self, parameters: Iterable[Tensor], inputs: Iterable[Tensor], held: Callable[[], Held]
+    ) -> None:
         self.curve = Curve()
-        self._outside = list(outside)  # held, so that their addresses stay theirs
-        self._outside_addresses = {x.untyped_storage().data_ptr() for x in self._outside}
+        self.raw_bytes = 0
+        self._outside = [*parameters, *inputs]  # held, so that their addresses stay theirs
+        self._inputs = {
+            x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in inputs
+        }
+        self._owned = {x.untyped_storage().data_ptr() for x in self._outside}
         self._held = held
         self._live: dict[int, int] = {}  # address of the storage's C++ object -> its bytes
         # A storage may die on a worker's thread, or within a garbage collection that _note
@@ -109,12 +120,14 @@ class SavedBytes:
 
     def _note(self, x: Tensor) -> None:
         storage = x.untyped_storage()
-        if storage.data_ptr() in self._outside_addresses:
+        if storage.data_ptr() in self._owned:
+            self.raw_bytes += self._inputs.pop(storage.data_ptr(), 0)
             return
         with self._lock:
             key = storage._cdata  # noqa: SLF001 - data_ptr is 0 for every empty storage
             if key not in self._live:
                 self._live[key] = storage.nbytes()
+                self.raw_bytes += storage.nbytes()
                 weakref.finalize(storage, self._forget, key).atexit = False
         self.sample()
 

@@ -124,12 +124,15 @@ class GptShape:
         width: embedding width in elements.
         n_heads: attention heads; width must be a multiple.
         context: bytes the model sees at once.
+        dropout: share of activations dropped before each addition to the residual stream, as in
+            GPT-2.
     """
 
     n_layers: int = 4
     width: int = 128
     n_heads: int = 4
     context: int = 128
+    dropout: float = 0.1
 
 
 class Block(nn.Module):
@@ -140,12 +143,13 @@ class Block(nn.Module):
         self.n_heads = shape.n_heads
         self.norm_attention = nn.LayerNorm(shape.width)
         self.qkv = nn.Linear(shape.width, 3 * shape.width)
-        self.out = nn.Linear(shape.width, shape.width)
+        self.out = nn.Sequential(nn.Linear(shape.width, shape.width), Dropout(shape.dropout))
         self.norm_mlp = nn.LayerNorm(shape.width)
         self.mlp = nn.Sequential(
             nn.Linear(shape.width, 4 * shape.width),
             nn.GELU(),
             nn.Linear(4 * shape.width, shape.width),
+            Dropout(shape.dropout),
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -171,6 +175,7 @@ class Gpt(Net):
         super().__init__()
         self.token = nn.Embedding(256, shape.width)
         self.position = nn.Parameter(torch.zeros(shape.context, shape.width))
+        self.dropout = Dropout(shape.dropout)
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.n_layers))
         self.norm = nn.LayerNorm(shape.width)
         self.head = nn.Linear(shape.width, 256, bias=False)
@@ -181,7 +186,7 @@ class Gpt(Net):
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the logits, [batch, 256, time], of tokens, [batch, time] int64."""
         with self.probe():
-            x = self.token(tokens) + self.position[: tokens.shape[1]]
+            x = self.dropout(self.token(tokens) + self.position[: tokens.shape[1]])
             for block in self.blocks:
                 x = self.run_block(block, x)
             logits: Tensor = self.head(self.norm(x)).transpose(1, 2)

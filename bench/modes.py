@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import cswap
@@ -28,6 +29,22 @@ def held(handle: InstallHandle | None) -> Held:
         return Held()
     stats = handle.stats
     return Held(device_bytes=stats.device_bytes, host_bytes=stats.host_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Bytes of everything encoded so far, before and after."""
+
+    raw_bytes: int = 0
+    encoded_bytes: int = 0
+
+
+def totals(handle: InstallHandle | None) -> Totals:
+    """What the mode's engine has encoded so far."""
+    if handle is None:
+        return Totals()
+    stats = handle.stats
+    return Totals(raw_bytes=stats.raw_bytes, encoded_bytes=stats.encoded_bytes)
 
 
 def settle(handle: InstallHandle | None) -> None:

@@ -26,12 +26,14 @@ HOW_MEASURED = {
         "after training; the largest counts."
     ),
     "ratio": (
-        "Raw bytes / encoded bytes of the tensors that cswap encoded, over all training steps, a "
-        "storage saved several times counted once; 1 where nothing is encoded."
+        "Raw bytes of all tensors that the model's forward saved (parameters left out, a storage "
+        "saved several times counted once) / the same bytes with every encoded tensor at its "
+        "encoded size. What stays as it is counts fully on both sides. Of one step after training."
     ),
+    "encoded_ratio": ("Raw / encoded bytes of the encoded tensors alone, over all training steps."),
     "held_bytes": (
-        "As peak_saved_bytes, but between forward and backward, when all encodes had finished; "
-        "after training."
+        "As peak_saved_bytes, but of the model only, between forward and backward, when all "
+        "encodes had finished; after training."
     ),
     "peak_ratio, held_ratio": "off's peak_saved_bytes or held_bytes / this mode's",
     "heap": (
@@ -66,6 +68,7 @@ class Row:
     bit_equal: bool | None
     max_grad_diff: float | None
     peak_ratio: float | None
+    encoded_ratio: float | None
     held_bytes: int | None
     held_ratio: float | None
     fallbacks: int
@@ -97,13 +100,14 @@ def _row(model: str, replica: Replica, off: Log) -> Row:
         model=model,
         mode=replica.mode,
         peak_saved_bytes=peak,
-        ratio=float(stats.get("ratio", 1.0)),
+        ratio=_ratio(log, off),
         step_time_rel=median(relative) if relative else None,
         final_loss=last.loss if last else None,
         accuracy=last.accuracy if last else None,
         bit_equal=all(log.same_bits) if log.same_bits else None,
         max_grad_diff=max(log.grad_diffs, default=None),
         peak_ratio=off_peak / peak if peak and off_peak else None,
+        encoded_ratio=stats.get("ratio"),
         held_bytes=held,
         held_ratio=off_held / held if held and off_held else None,
         fallbacks=int(stats.get("fallbacks", 0)),
@@ -121,7 +125,14 @@ def _peak_saved(log: Log) -> int | None:
 
 
 def _held(log: Log) -> int | None:
-    return log.memories[-1].held_bytes if log.memories else None
+    return log.memories[-1].between.held_bytes if log.memories else None
+
+
+def _ratio(log: Log, off: Log) -> float | None:
+    if not log.memories or not off.memories:
+        return None
+    raw_bytes, mine = off.memories[-1].between.raw_bytes, log.memories[-1].between
+    return raw_bytes / (raw_bytes - mine.swapped_bytes + mine.encoded_bytes)
 
 
 def curves(run: Lockstep) -> dict[str, Any]:
@@ -137,7 +148,7 @@ def curves(run: Lockstep) -> dict[str, Any]:
                 {
                     "n_steps": memory.n_steps,
                     "saved": _curve(memory.saved),
-                    "held_bytes": memory.held_bytes,
+                    "between": asdict(memory.between),
                     "heap": _curve(memory.heap),
                 }
                 for memory in replica.log.memories

@@ -74,11 +74,13 @@ def _cnn(quick: bool, n_steps: int | None) -> Task:
 
     return Task(
         name="cnn",
-        n_steps=n_steps or (6 if quick else 150),
-        peak_lr=0.02,
+        n_steps=n_steps or (6 if quick else 120),
+        peak_lr=0.03,
         build=lambda: VggNet(shape),
-        # the recipe of the VGG paper: SGD with momentum 0.9 and weight decay 5e-4
-        optimizer=lambda net: SGD(net.parameters(), 0.0, momentum=0.9, weight_decay=5e-4),
+        # the VGG paper's momentum and weight decay
+        optimizer=lambda net: SGD(
+            net.parameters(), 0.0, momentum=0.9, nesterov=True, weight_decay=5e-4
+        ),
         batch=batch,
         validation=((data.validation_images, data.validation_labels),),
         facts={
@@ -105,7 +107,7 @@ def _gpt(quick: bool, n_steps: int | None) -> Task:
     spread_out = torch.linspace(0, len(text.validation) - shape.context - 1, 16 * n_validation)
     return Task(
         name="gpt",
-        n_steps=n_steps or (6 if quick else 160),
+        n_steps=n_steps or (6 if quick else 130),
         peak_lr=3e-3,
         build=lambda: Gpt(shape),
         optimizer=lambda net: AdamW(net.parameters(), 0.0, betas=(0.9, 0.95), weight_decay=0.01),

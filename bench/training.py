@@ -39,21 +39,37 @@ class Validation:
 
 
 @dataclass(frozen=True, slots=True)
+class Between:
+    """What the model's forward left for backward, when all encodes had finished.
+
+    Attributes:
+        raw_bytes: bytes of the tensors saved, each storage once; right only where none is encoded.
+        held_bytes: bytes held for them.
+        swapped_bytes: raw bytes of those that were encoded.
+        encoded_bytes: bytes of their encodings.
+    """
+
+    raw_bytes: int
+    held_bytes: int
+    swapped_bytes: int
+    encoded_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Memory:
     """What one step held, after n_steps steps of training.
 
     Attributes:
         n_steps: training steps done before.
         saved: bytes of saved tensors over time, `bench.memory.SavedBytes`.
-        held_bytes: the same between forward and backward, when all encodes had finished; of
-            another step, because waiting for them changes the curve.
+        between: the same between forward and backward, model only.
         heap: growth of the allocator's bytes over time; empty unless asked for and known.
         heap_after_forward: that growth when forward had ended; None if not measured.
     """
 
     n_steps: int
     saved: Curve
-    held_bytes: int
+    between: Between
     heap: Curve
     heap_after_forward: int | None
 
@@ -150,28 +166,44 @@ class Replica:
         heap, after_forward = Curve(), None
         if with_heap and heap_bytes() is not None:
             heap, after_forward = self._measure_heap(batch, n_steps)
-        between: list[int] = []
+        between = self._measure_between(batch, n_steps)
+        curve = self._measure_curve(batch, n_steps)
+        self.log.memories.append(Memory(n_steps, curve, between, heap, after_forward))
 
-        def settle(saved: SavedBytes) -> None:
-            modes.settle(self.handle)
-            saved.sample()
-            between.append(saved.curve.nbytes[-1])
+    def _saved_bytes(self, batch: Batch) -> SavedBytes:
+        owned = [*self.model.parameters(), *self.model.buffers()]
+        return SavedBytes(owned, batch, lambda: modes.held(self.handle))
 
-        self._measure_saved(batch, n_steps, after_forward=settle)
-        curve = self._measure_saved(batch, n_steps, after_forward=SavedBytes.sample)
-        self.log.memories.append(Memory(n_steps, curve, between[0], heap, after_forward))
-
-    def _measure_saved(
-        self, batch: Batch, n_steps: int, after_forward: Callable[[SavedBytes], None]
-    ) -> Curve:
-        outside = [*self.model.parameters(), *self.model.buffers(), *batch]
-        saved = SavedBytes(outside, lambda: modes.held(self.handle))
+    def _measure_curve(self, batch: Batch, n_steps: int) -> Curve:
+        saved = self._saved_bytes(batch)
         self.model.probe = saved.watch
         with saved.watch():
-            self.compute_gradients(batch, n_steps, after_forward=lambda: after_forward(saved))
+            self.compute_gradients(batch, n_steps, after_forward=saved.sample)
         self.model.probe = nullcontext
         saved.sample()
         return saved.curve
+
+    def _measure_between(self, batch: Batch, n_steps: int) -> Between:
+        saved = self._saved_bytes(batch)
+        before, found = modes.totals(self.handle), []
+
+        def look() -> None:
+            modes.settle(self.handle)
+            saved.sample()
+            after = modes.totals(self.handle)
+            found.append(
+                Between(
+                    raw_bytes=saved.raw_bytes,
+                    held_bytes=saved.curve.nbytes[-1],
+                    swapped_bytes=after.raw_bytes - before.raw_bytes,
+                    encoded_bytes=after.encoded_bytes - before.encoded_bytes,
+                )
+            )
+
+        self.model.probe = saved.watch
+        self.compute_gradients(batch, n_steps, after_forward=look)
+        self.model.probe = nullcontext
+        return found[0]
 
     def _measure_heap(self, batch: Batch, n_steps: int) -> tuple[Curve, int]:
         self.close()

@@ -149,7 +149,7 @@ def relus(x, n):
 
 def test_saved_bytes_counts_each_storage_once_and_forgets_it_when_it_dies(memory):
     weight = nn.Parameter(torch.ones(1024))
-    saved = memory.SavedBytes([weight], memory.Held)
+    saved = memory.SavedBytes([weight], [], memory.Held)
     with saved.watch():
         y = relus(weight, 3)
         y = y * y.view(1024)  # saves both factors: one storage, already counted
@@ -163,7 +163,7 @@ def test_saved_bytes_counts_each_storage_once_and_forgets_it_when_it_dies(memory
 
 def test_saved_bytes_follows_a_checkpoint_into_its_recomputation(memory):
     weight = nn.Parameter(torch.ones(1024))
-    saved = memory.SavedBytes([weight], memory.Held)
+    saved = memory.SavedBytes([weight], [], memory.Held)
     with saved.watch():
         y = relus(weight, 1)
         y = checkpoint(
