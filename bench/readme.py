@@ -100,8 +100,8 @@ def codec_table() -> str:
 def all_codecs_table() -> str:
     """Every codec on every data set."""
     data = _load("codecs.json")
-    return _markdown(_CODEC_HEADINGS, _codec_rows(data["rows"])) + "\n\n" + _where(
-        data, "codecs.json"
+    return (
+        _markdown(_CODEC_HEADINGS, _codec_rows(data["rows"])) + "\n\n" + _where(data, "codecs.json")
     )
 
 
