@@ -19,6 +19,7 @@ from bench.settings import N_THREADS
 from bench.timing import Timing, interleaved
 from cswap.codecs.base import DEFAULT_KEY
 from cswap.codecs.registry import get_codec, list_codecs
+from cswap.codecs.tiled import all_threads
 from cswap.errors import CswapError
 
 if TYPE_CHECKING:
@@ -111,7 +112,11 @@ def _blosc(x: torch.Tensor) -> Contender | None:
     except ImportError:
         return None
     source = x.view(torch.uint8).numpy()
-    settings: dict[str, Any] = {"typesize": x.element_size(), "nthreads": N_THREADS, "clevel": 1}
+    settings: dict[str, Any] = {
+        "typesize": x.element_size(),
+        "nthreads": torch.get_num_threads(),
+        "clevel": 1,
+    }
     packed = blosc2.compress2(source, codec=blosc2.Codec.ZSTD, **settings)
     back = torch.empty_like(x)
     target = back.view(torch.uint8).numpy()
@@ -119,7 +124,7 @@ def _blosc(x: torch.Tensor) -> Contender | None:
         True,
         len(packed),
         lambda: blosc2.compress2(source, codec=blosc2.Codec.ZSTD, **settings),
-        lambda: blosc2.decompress2(packed, dst=target, nthreads=N_THREADS),
+        lambda: blosc2.decompress2(packed, dst=target, nthreads=torch.get_num_threads()),
         lambda: back,
     )
 
@@ -179,7 +184,7 @@ def _table(rows: list[Row]) -> Table:
     table = Table(
         title="Codecs on recorded tensors",
         caption="enc, dec: GB/s of raw bytes; x: fraction of memcpy's rate in the same rounds, "
-        f"{N_THREADS} threads; error: relative root mean square.",
+        f"{torch.get_num_threads()} threads; error: relative root mean square.",
     )
     table.add_column("data", no_wrap=True)
     table.add_column("codec", no_wrap=True)
@@ -207,17 +212,21 @@ def main(
     rounds: Annotated[int, typer.Option(help="Counted rounds.")] = 7,
     out: Annotated[Path, typer.Option(help="Result file (JSON).")] = DEFAULT_OUT,
     kinds: Annotated[str, typer.Option(help=f"Some of {', '.join(KINDS)}.")] = ",".join(KINDS),
+    threads: Annotated[int, typer.Option(help="Of codecs and memcpy alike.")] = N_THREADS,
     quick: Annotated[bool, typer.Option(help="Small and short, to see that it works.")] = False,
 ) -> None:
     """Measure ratio and speed of every codec on tensors recorded from the demo's models."""
     console = Console()
     chosen = [k.strip() for k in kinds.split(",") if k.strip()]
     unknown = sorted(set(chosen) - set(KINDS))
-    if device != "cpu" or unknown or mib < 1 or rounds < 1:
+    if device != "cpu" or unknown or min(mib, rounds, threads) < 1:
         wrong = f"--kinds {', '.join(unknown)}: known are {', '.join(KINDS)}" if unknown else ""
-        console.print(wrong or "--device must be cpu, --mib and --rounds at least 1", style="red")
+        console.print(
+            wrong or "--device must be cpu; --mib, --rounds and --threads at least 1", style="red"
+        )
         raise typer.Exit(2)
-    torch.set_num_threads(N_THREADS)
+    torch.set_num_threads(threads)
+    all_threads.cache_clear()
     where = environment()
     console.print("Recording tensors ...")
     sets = [s for s in record((1 if quick else mib) * MIB, quick=quick) if s.kind in chosen]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -16,6 +17,7 @@ from bench.environment import environment
 from bench.settings import N_THREADS
 from bench.timing import Timing, interleaved
 from cswap.codecs.base import DEFAULT_KEY
+from cswap.codecs.layout import copy_bytes
 from cswap.codecs.registry import get_codec
 from cswap.config import SwapConfig
 from cswap.engine.engine import SwapEngine
@@ -30,6 +32,14 @@ DEFAULT_OUT: Final = Path("bench/results/cpu/overhead.json")
 
 def _identity(x: torch.Tensor) -> torch.Tensor:
     return x
+
+
+def _through_identity(x: torch.Tensor) -> torch.Tensor:
+    return _identity(_identity(x))
+
+
+def _through(engine: SwapEngine, x: torch.Tensor) -> torch.Tensor:
+    return engine.unpack(engine.pack(x))
 
 
 def _repeat(step: Callable[[], object], repeats: int) -> Callable[[], None]:
@@ -50,8 +60,8 @@ def _ineligible(rounds: int) -> dict[str, float]:
     }
     contenders: dict[str, Callable[[], object]] = {}
     for name, x in tensors.items():
-        contenders[f"identity {name}"] = _repeat(lambda x=x: _identity(_identity(x)), REPEATS)
-        contenders[name] = _repeat(lambda x=x: engine.unpack(engine.pack(x)), REPEATS)
+        contenders[f"identity {name}"] = _repeat(partial(_through_identity, x), REPEATS)
+        contenders[name] = _repeat(partial(_through, engine, x), REPEATS)
     timings = interleaved(contenders, rounds=rounds)
     return {
         name: 1e6 * (timings[name].median_s - timings[f"identity {name}"].median_s) / REPEATS
@@ -71,7 +81,7 @@ def _eligible(codec_name: str, rounds: int) -> dict[str, Timing]:
 
     def kernels() -> None:
         codec.encode_flat(x, out, key=DEFAULT_KEY, stream=None)
-        host.copy_(out[:nbytes])
+        copy_bytes(host, out[:nbytes])
         codec.decode_flat(host, torch.empty_like(x), stream=None)
 
     def both() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bench.models import Gpt
+from bench.models import Block, Gpt
 from bench.tasks import make_task
 
 if TYPE_CHECKING:
@@ -110,6 +110,7 @@ def _attention_of(net: Net) -> Callable[[tuple[Tensor, ...], Tensor], Tensor]:
     # Attention is fused and never shows its probabilities: compute them from the norm's output.
     assert isinstance(net, Gpt)
     block = net.blocks[0]
+    assert isinstance(block, Block)
     qkv, n_heads = block.qkv, block.n_heads
 
     def probabilities(_inputs: tuple[Tensor, ...], normed: Tensor) -> Tensor:
@@ -118,7 +119,8 @@ def _attention_of(net: Net) -> Callable[[tuple[Tensor, ...], Tensor], Tensor]:
         q, k, _ = heads.permute(2, 0, 3, 1, 4)
         scores = q @ k.transpose(-1, -2) / (width // n_heads) ** 0.5
         future = torch.ones(time, time, dtype=torch.bool).triu(1)
-        return scores.masked_fill(future, float("-inf")).softmax(-1)
+        found: Tensor = scores.masked_fill(future, float("-inf")).softmax(-1)
+        return found
 
     return probabilities
 

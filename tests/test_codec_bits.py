@@ -117,8 +117,11 @@ def example(name):
     text = (ROOT / "docs" / "format" / f"{name}.md").read_text()
     block = re.search(rf"<!-- example: {name} -->\n```\n(.*?)```", text, re.DOTALL)
     found = b""
+    assert block is not None
     for line in block[1].splitlines():
-        position, data = re.match(r" *(\d+)  ((?:[0-9a-f]{2} ?)+)", line).groups()
+        matched = re.match(r" *(\d+)  ((?:[0-9a-f]{2} ?)+)", line)
+        assert matched is not None
+        position, data = matched.groups()
         assert int(position) == len(found)
         found += bytes.fromhex(data)
     return found

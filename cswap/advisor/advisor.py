@@ -29,6 +29,9 @@ MAX_SITES: Final = 1 << 14
 KEEP: Final = "keep"
 """Stands for the tensor's own memory among the candidates: no time, every byte."""
 
+MARGIN: Final = 0.1
+"""A codec must beat leaving the tensor alone by this share: moving it has costs beyond the model."""
+
 _LOSSLESS: Final = ("zvc", "zvc+expk", "expk", "bitpack", "rle", "csr")
 
 _SiteKey = tuple[int, str, "torch.dtype", int, bool]
@@ -191,5 +194,8 @@ class Advisor:
             ),
             key=lambda c: c.cost_s,
         )
-        reason += "lowest predicted cost"
-        return Explanation(position, site, taken, tuple(candidates), candidates[0].codec, reason)
+        best, reason = candidates[0], reason + "lowest predicted cost"
+        stay = next((c for c in candidates if c.codec == KEEP), None)
+        if stay is not None and best.cost_s > (1 - MARGIN) * stay.cost_s:
+            best, reason = stay, f"nothing pays by {MARGIN:.0%}"
+        return Explanation(position, site, taken, tuple(candidates), best.codec, reason)

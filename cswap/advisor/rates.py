@@ -12,20 +12,30 @@ _G: Final = 1e9
 CPU_RATES: Final[dict[str, Rate]] = {
     "keep": Rate(inf, inf, 0.0),
     "raw": Rate(20 * _G, 20 * _G),
-    "zvc": Rate(10 * _G, 10 * _G),
-    "zvc+expk": Rate(3 * _G, 3 * _G),
-    "expk": Rate(5 * _G, 5 * _G),
-    "bitpack": Rate(5 * _G, 5 * _G),
-    "rle": Rate(2 * _G, 4 * _G),
-    "csr": Rate(2 * _G, 4 * _G),
-    "bf16": Rate(10 * _G, 10 * _G),
-    "fp16": Rate(10 * _G, 10 * _G),
-    "int8": Rate(10 * _G, 10 * _G),
-    "fp8": Rate(5 * _G, 5 * _G),
-    "mxfp8": Rate(5 * _G, 5 * _G),
-    "int4": Rate(2 * _G, 5 * _G),
-    "zvc+int8": Rate(4 * _G, 5 * _G),
-    "zvc+fp8": Rate(3 * _G, 4 * _G),
-    "zvc+int4": Rate(2 * _G, 4 * _G),
+    "zvc": Rate(36 * _G, 38 * _G),
+    "csr": Rate(34 * _G, 18 * _G),
+    "rle": Rate(33 * _G, 28 * _G),
+    "zvc+expk": Rate(11 * _G, 11 * _G),
+    "expk": Rate(9 * _G, 9 * _G),
+    "bitpack": Rate(33 * _G, 26 * _G),
+    "bf16": Rate(50 * _G, 47 * _G),
+    "fp16": Rate(42 * _G, 43 * _G),
+    "int8": Rate(23 * _G, 46 * _G),
+    "fp8": Rate(17 * _G, 37 * _G),
+    "mxfp8": Rate(17 * _G, 33 * _G),
+    "int4": Rate(7 * _G, 27 * _G),
+    "zvc+int8": Rate(18 * _G, 25 * _G),
+    "zvc+fp8": Rate(16 * _G, 22 * _G),
+    "zvc+int4": Rate(9 * _G, 20 * _G),
 }
-DEFAULT_PRICE_S_PER_BYTE: Final = 4e-9
+"""Of one thread on float32 (int64 for bitpack), as a worker runs them.
+
+Source: bench/results/cpu/codecs-worker.json. Only their order of magnitude matters: what they are
+weighed against is the price below.
+"""
+
+DEFAULT_PRICE_S_PER_BYTE: Final = 2.5e-9
+"""What a byte of memory is worth on a CPU: what torch's checkpointing pays to save one.
+
+Source: bench/results/cpu/demo.json, extra step time over saved bytes of mode "checkpoint".
+"""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -124,6 +125,17 @@ def empty_strided(meta: TensorMeta, device: torch.device) -> torch.Tensor:
     """Uninitialised tensor of layout ``meta``, gaps included."""
     base = empty_flat(meta.span, torch_dtype(meta.dtype), device)
     return base.as_strided(meta.sizes, meta.strides)
+
+
+def copy_bytes(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Copy contiguous bytes; between CPU tensors with this thread only.
+
+    torch would wake its whole thread team, which on a worker fights with the computation's.
+    """
+    if target.device.type == "cpu" and source.device.type == "cpu":
+        ctypes.memmove(target.data_ptr(), source.data_ptr(), source.numel() * source.itemsize)
+    else:
+        target.copy_(source, non_blocking=True)
 
 
 def bytes_of(x: torch.Tensor) -> NDArray[Any]:

@@ -33,7 +33,7 @@ class LossyTiledCodec(TiledCodec):
     """Base of the lossy tiled codecs: floats only, on the CPU.
 
     Computes in float32. float64 is rounded to that first: what overflows is stored raw, what
-    is below 2**-149 becomes 0.
+    is below 2**-150 becomes 0.
     """
 
     lossless = False

@@ -16,8 +16,10 @@ T = TypeVar("T")
 MAX_RANGES: Final = 8
 """More threads than this gain nothing: the codecs are bound by memory bandwidth before."""
 
-MIN_RANGE_TILES: Final = 32
-"""Handing a range to another thread costs about 20 us, as much as encoding ten tiles or more."""
+MIN_RANGE_TILES: Final = 128
+"""Handing a range to another thread costs tens of microseconds; the fastest codecs need less than
+one for a tile.
+"""
 
 _lock = threading.Lock()
 _pool: ThreadPoolExecutor | None = None
@@ -26,8 +28,8 @@ _pool: ThreadPoolExecutor | None = None
 def split(n_tiles: int, threads: int, least: int = MIN_RANGE_TILES) -> list[tuple[int, int]]:
     """Cut ``n_tiles`` into at most ``threads`` ranges of ``least`` tiles or more.
 
-    >>> split(100, 2), split(40, 2)
-    ([(0, 50), (50, 100)], [(0, 40)])
+    >>> split(300, 2), split(200, 2)
+    ([(0, 150), (150, 300)], [(0, 200)])
     """
     n = max(1, min(threads, n_tiles // least, MAX_RANGES))
     edges = [n_tiles * i // n for i in range(n + 1)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from cswap.codecs.base import Codec, EncodeKey, LateSize, Stream
+from cswap.codecs.layout import copy_bytes
 from cswap.errors import CorruptEncodingError
 from cswap.schema.tensor import DTYPES
 
@@ -34,7 +35,7 @@ class Raw(Codec):
     ) -> int | LateSize:
         """See `Codec.encode_flat`."""
         source = x.view(torch.uint8)
-        out[: source.numel()].copy_(source, non_blocking=True)
+        copy_bytes(out[: source.numel()], source)
         return source.numel()
 
     def decode_flat(
@@ -50,4 +51,4 @@ class Raw(Codec):
             raise CorruptEncodingError(
                 f"raw encoding of {payload.numel()} bytes, {target.numel()} expected."
             )
-        target.copy_(payload, non_blocking=True)
+        copy_bytes(target, payload)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from cswap.codecs.base import EncodeKey
-from cswap.codecs.layout import empty_strided, torch_dtype, unflatten_into
+from cswap.codecs.layout import copy_bytes, empty_strided, torch_dtype, unflatten_into
 from cswap.codecs.registry import get_codec
 from cswap.engine.handle import State
 from cswap.errors import CorruptEncodingError, InternalError
@@ -76,8 +76,9 @@ class Executor:
             self._waiting_bytes += handle.raw_nbytes
             backlog = self._waiting_bytes > self._device.backlog_bytes
         if backlog:
-            with self._counters.exposed():
-                self._encode(handle, x, codec, "compute")
+            start = time.perf_counter()
+            self._encode(handle, x, codec, "compute")
+            self._counters.exposed(time.perf_counter() - start)
         else:
             self._encode(handle, x, codec, "codec")
 
@@ -147,11 +148,13 @@ class Executor:
         self._counters.hold(host=host.numel())
 
         def copy(_stream: Stream) -> None:
-            host[:nbytes].copy_(scratch[:nbytes], non_blocking=True)
+            copy_bytes(host[:nbytes], scratch[:nbytes])
             if self._verify and not codec.lossless:
                 handle.checksum = _checksum(scratch[:nbytes])
 
-        copied = self._device.submit(copy, role="d2h", after=(event,))
+        # Where there is no link, a job of its own for the copy would cost more than the copy.
+        role: Role = "compute" if self._device.unified else "d2h"
+        copied = self._device.submit(copy, role=role, after=(event,))
         with self.lock:
             handle.event = copied
         self._device.when(copied, lambda: self._stored(handle, scratch, copied))
@@ -286,15 +289,17 @@ class Executor:
                     handle.prefetched = False
                 elif handle.event is not None:
                     event = handle.event
-            with self._counters.exposed():
-                if event is None:
-                    event = self._fetch(handle, "compute")
-                elif handle.state is State.FETCHING:
-                    self._device.join(event)
-                else:
-                    self._device.wait(event)
-            if event.error is not None:
-                raise event.error
+            start = time.perf_counter()
+            fetching = event is None or handle.state is State.FETCHING
+            if event is None:
+                event = self._fetch(handle, "compute")
+            elif fetching:
+                self._device.join(event)
+            else:
+                self._device.wait(event)
+            self._counters.exposed(time.perf_counter() - start)
+            if fetching and event.error is not None:
+                raise event.error  # on the way out, errors were dealt with
             if handle.state is State.FETCHING and handle.result is not None:
                 return self._hit(handle, handle.result)  # the device orders it before its use
 
@@ -354,7 +359,7 @@ class Executor:
         scratch = device.scratch(nbytes)
         source = host[:nbytes]
         copied = device.submit(
-            lambda _: _copy(scratch[:nbytes], source), role="h2d", after=(*after, device.now())
+            lambda _: copy_bytes(scratch[:nbytes], source), role="h2d", after=(*after, device.now())
         )
         return scratch[:nbytes], (copied,), scratch
 
@@ -418,7 +423,3 @@ _DAMAGED = "verify: a tensor encoded by {} to {} bytes came back changed."
 
 def _checksum(x: torch.Tensor) -> int:
     return zlib.crc32(x.view(torch.uint8).cpu().numpy().data)
-
-
-def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
-    target.copy_(source, non_blocking=True)

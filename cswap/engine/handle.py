@@ -29,6 +29,8 @@ class State(enum.Enum):
     READY = "ready"  # decoded, and still in the store
     RELEASED = "released"  # nobody can ask for it any more
 
+    __hash__ = object.__hash__  # Enum's own is Python code, and the table is asked often
+
 
 LEGAL: Final[dict[State, frozenset[State]]] = {
     State.KEPT: frozenset({State.ENCODING, State.RELEASED}),

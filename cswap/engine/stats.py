@@ -5,17 +5,13 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
-import time
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-from contextlib import contextmanager
+from typing import Any
 
 _log = logging.getLogger("cswap")
+
+_UNITS = ("B", "KiB", "MiB", "GiB")
 
 
 @dataclass(slots=True)
@@ -111,13 +107,10 @@ class Stats:
 
 
 def _bytes(n: float) -> str:
-    if n < 1024:
-        return f"{n:.0f} B"
-    for unit in ("KiB", "MiB"):
-        n /= 1024
-        if n < 1024:
-            return f"{n:.1f} {unit}"
-    return f"{n / 1024:.1f} GiB"
+    power = 0
+    while n >= 1024 and power < len(_UNITS) - 1:
+        n, power = n / 1024, power + 1
+    return f"{n:.{min(power, 1)}f} {_UNITS[power]}"
 
 
 def _show(name: str, value: float) -> str:
@@ -213,15 +206,10 @@ class Counters:
         if first:
             _log.warning("%s failed (%s); taking a slower path from here on.", what, why)
 
-    @contextmanager
-    def exposed(self) -> Iterator[None]:
-        """Time that the computing thread spends inside counts as exposed."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            with self._lock:
-                self.exposed_s += time.perf_counter() - start
+    def exposed(self, seconds: float) -> None:
+        """The computing thread encoded, decoded or waited that long."""
+        with self._lock:
+            self.exposed_s += seconds
 
     def snapshot(self, disk_bytes: int = 0) -> Stats:
         """The counts as they stand."""

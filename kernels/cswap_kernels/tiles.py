@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numba import njit, types
+from numba.extending import typeof_impl
 
 from cswap_kernels.words import copy_bytes
 
@@ -66,6 +67,7 @@ class TileFunction(types.WrapperAddressProtocol):
         name = compiled.fndesc.llvm_cfunc_wrapper_name
         self._address = compiled.library.get_pointer_to_function(name)
         self._signature = signature
+        self.numba_type = types.FunctionType(signature)
 
     def __wrapper_address__(self) -> int:
         """Address of the machine code; asked for by Numba."""
@@ -74,6 +76,11 @@ class TileFunction(types.WrapperAddressProtocol):
     def signature(self) -> Any:
         """Numba signature; asked for by Numba."""
         return self._signature
+
+
+@typeof_impl.register(TileFunction)
+def _typeof_tile_function(value: TileFunction, _context: Any) -> Any:
+    return value.numba_type  # Numba's own way builds the type anew at every call
 
 
 @cache
