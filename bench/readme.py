@@ -1,6 +1,6 @@
 """`python -m bench readme`: the tables of README.md and docs, made from committed result files.
 
-A table stands between ``<!-- NAME -->`` and ``<!-- /NAME -->``. `tests/test_readme.py` fails if one is stale.
+A table stands between ``<!-- NAME -->`` and ``<!-- /NAME -->``; a stale one fails a test.
 """
 
 from __future__ import annotations

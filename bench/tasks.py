@@ -74,7 +74,7 @@ def _cnn(quick: bool, n_steps: int | None) -> Task:
 
     return Task(
         name="cnn",
-        n_steps=n_steps or (6 if quick else 120),
+        n_steps=n_steps or (6 if quick else 110),
         peak_lr=0.03,
         build=lambda: VggNet(shape),
         # the VGG paper's momentum and weight decay
@@ -107,7 +107,7 @@ def _gpt(quick: bool, n_steps: int | None) -> Task:
     spread_out = torch.linspace(0, len(text.validation) - shape.context - 1, 16 * n_validation)
     return Task(
         name="gpt",
-        n_steps=n_steps or (6 if quick else 130),
+        n_steps=n_steps or (6 if quick else 110),
         peak_lr=3e-3,
         build=lambda: Gpt(shape),
         optimizer=lambda net: AdamW(net.parameters(), 0.0, betas=(0.9, 0.95), weight_decay=0.01),

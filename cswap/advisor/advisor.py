@@ -30,7 +30,7 @@ KEEP: Final = "keep"
 """Stands for the tensor's own memory among the candidates: no time, every byte."""
 
 MARGIN: Final = 0.1
-"""A codec must beat leaving the tensor alone by this share: moving it has costs beyond the model."""
+"""Share by which a codec must beat leaving the tensor alone: moving has costs beyond the model."""
 
 _LOSSLESS: Final = ("zvc", "zvc+expk", "expk", "bitpack", "rle", "csr")
 

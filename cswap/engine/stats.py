@@ -113,7 +113,7 @@ def _bytes(n: float) -> str:
     return f"{n:.{min(power, 1)}f} {_UNITS[power]}"
 
 
-def _show(name: str, value: float) -> str:
+def _show(name: str, value: Any) -> str:
     if name.endswith("_bytes"):
         return _bytes(value)
     return f"{value:.3f}" if isinstance(value, float) else str(value)
