@@ -14,6 +14,7 @@ from numba import njit
 from cswap_kernels.simd import change_mask, compress, spread
 from cswap_kernels.words import (
     AHEAD,
+    FAR,
     change_loop,
     compress_loop,
     get,
@@ -57,7 +58,9 @@ def _write_masks(words, dst):
     n_masks = _mark(dst, 0, mask, 0)
     n_runs = popcount(mask)
     full = words.size & ~63
+    ahead = FAR // word_bytes(words)
     for i in range(64, full, 64):
+        prefetch(words, words, i + ahead)
         mask = change_mask(words, i)
         n_runs += popcount(mask)
         n_masks = _mark(dst, i >> 6, mask, n_masks)

@@ -21,6 +21,9 @@ GROUP: Final = 64
 AHEAD: Final = 2048
 """Bytes that a decoder should `prefetch` ahead of what it reads: measured, 1024 is too late."""
 
+FAR: Final = 8192
+"""The same for an encoder's first look at a tile, which is faster than memory."""
+
 I64: Final = ir.IntType(64)
 _I32 = ir.IntType(32)
 

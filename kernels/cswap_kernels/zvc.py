@@ -13,6 +13,7 @@ from numba import njit
 from cswap_kernels.simd import compress, expand, nonzero_mask
 from cswap_kernels.words import (
     AHEAD,
+    FAR,
     compress_loop,
     expand_loop,
     load_mask,
@@ -38,8 +39,10 @@ def write_mask(words, dst):
     """Write the bitmask of words [n] to the start of dst; return how many are not zero."""
     count = 0
     full = words.size & ~63
+    ahead = FAR // word_bytes(words)
     store_mask(dst, mask_bytes(words.size) - 8, np.uint64(0))
     for i in range(0, full, 64):
+        prefetch(words, words, i + ahead)
         mask = nonzero_mask(words, i)
         store_mask(dst, i >> 3, mask)
         count += popcount(mask)
