@@ -34,7 +34,7 @@ check: $(STAMP) ## lint, format, types, import rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-logo
 
 fix: $(STAMP) ## format, and repair what the linter can
 	$(BIN)/ruff check --fix .
