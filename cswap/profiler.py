@@ -15,26 +15,32 @@ from cswap_kernels import profile as kernel
 if TYPE_CHECKING:
     import torch
 
-PIECES: Final = 16
-PIECE_WORDS: Final = 256
+SAMPLES: Final = {"float": (64, 64), "other": (64, 64)}
+"""Pieces and words of each, by kind: many and small, since zeros come in patches."""
+
+INTEGER_SAMPLES: Final = (16, 256)
+"""Long enough to see the range that a tile of indices has."""
+
 WHOLE_PIECE_WORDS: Final = 4096
 """Of `profile_all`: the size of a tile."""
 
 
 def profile(
-    x: torch.Tensor, *, samples: int = PIECES, piece_words: int = PIECE_WORDS
+    x: torch.Tensor, *, samples: int | None = None, piece_words: int | None = None
 ) -> TensorProfile:
     """Profile x from ``samples`` pieces of ``piece_words`` words each, spread evenly.
 
     Args:
         x: [n] flat and contiguous, on a CPU.
-        samples: pieces; more is surer and slower (about 1 us each).
+        samples: pieces; more is surer and slower. Default: 4096 words in all.
         piece_words: words of a piece.
     """
     d = DTYPES[str(x.dtype).removeprefix("torch.")]
     nbytes = x.numel() * d.itemsize
     if nbytes == 0:
         return TensorProfile(d.name, 0)
+    usual = SAMPLES.get(d.kind, INTEGER_SAMPLES)
+    samples, piece_words = samples or usual[0], piece_words or usual[1]
     words = words_of(x)
     if words.size <= samples * piece_words:
         samples = -(-words.size // piece_words)

@@ -70,9 +70,9 @@ def _ratio_csr(p: TensorProfile) -> float:
 
 
 def _ratio_rle(p: TensorProfile) -> float:
-    # Each word that differs from the one before is stored; a run costs two bytes more.
-    w, literal = _word_bits(p), 1 - p.repeat_fraction
-    return w / (w * literal + 16 * min(literal, p.repeat_fraction) + 0.05)
+    # A word per run, and a bit per word in groups of 64 in which a run starts.
+    w, repeats = _word_bits(p), p.repeat_fraction
+    return w / (w * (1 - repeats) + 1 - repeats**64 + 0.05)
 
 
 def _ratio_bitpack(p: TensorProfile) -> float:
@@ -82,24 +82,22 @@ def _ratio_bitpack(p: TensorProfile) -> float:
     return w / (w if p.int_bits is None else min(w, p.int_bits + 0.25))
 
 
-def _expk_bits(p: TensorProfile, spread: tuple[float, ...]) -> float:
-    # Code of k bits instead of the exponent; an escape costs its position and the exponent.
-    d = DTYPES[p.dtype]
-    w = _word_bits(p)
-    rest = w - d.exponent_bits
-    by_k = (rest + k + 24 * (1 - within) for k, within in ((3, spread[K3 - 0]), (4, spread[K4])))
-    return min(w, *by_k)
+def _expk_bits(p: TensorProfile, spread: tuple[float, ...], zeros: float) -> float:
+    # A code of 3 or 4 bits for the exponent; an escape costs 3 bytes. Zeros get a code, too.
+    d, w = DTYPES[p.dtype], _word_bits(p)
+    escaped = [24 * max(0.0, 1 - within - zeros) for within in (spread[K3], spread[K4])]
+    return min(w, w - d.exponent_bits + min(3 + escaped[0], 4 + escaped[1]))
 
 
 def _ratio_expk(p: TensorProfile) -> float:
-    return _word_bits(p) / _expk_bits(p, p.spread) if p.spread else 1.0
+    return _word_bits(p) / _expk_bits(p, p.spread, p.zero_fraction) if p.spread else 1.0
 
 
 def _ratio_zvc_expk(p: TensorProfile) -> float:
     if not p.spread_nonzero:
         return 1.0
-    w = _word_bits(p)
-    return w / (1 + (1 - p.zero_fraction) * _expk_bits(p, p.spread_nonzero))
+    survivors = (1 - p.zero_fraction) * _expk_bits(p, p.spread_nonzero, 0.0)
+    return _word_bits(p) / (1 + survivors)
 
 
 def _fixed(bits: float) -> Callable[[TensorProfile], float]:
@@ -139,7 +137,7 @@ RATIOS: Final[dict[str, Callable[[TensorProfile], float]]] = {
 
 def predict(codec: str, profile: TensorProfile, rate: Rate, price_s_per_byte: float) -> Candidate:
     """What this codec would cost for a tensor of this profile."""
-    ratio = RATIOS[codec](profile)
+    ratio = max(1.0, RATIOS[codec](profile))  # a tile that would grow is stored raw
     device_s = (
         2 * rate.overhead_s
         + profile.nbytes / rate.encode_bytes_per_s

@@ -11,7 +11,7 @@ _G: Final = 1e9
 
 CPU_RATES: Final[dict[str, Rate]] = {
     "keep": Rate(inf, inf, 0.0),
-    "raw": Rate(20 * _G, 20 * _G),
+    "raw": Rate(50 * _G, 50 * _G),
     "zvc": Rate(36 * _G, 38 * _G),
     "csr": Rate(34 * _G, 18 * _G),
     "rle": Rate(33 * _G, 28 * _G),
