@@ -10,6 +10,7 @@ import torch
 
 from cswap.codecs.base import Codec, EncodeKey, Encoding
 from cswap.codecs.layout import flatten, torch_dtype
+from cswap.codecs.parallel import MIN_RANGE_TILES
 from cswap.codecs.registry import get_codec
 from cswap.codecs.tiled import tile_numel
 from cswap.errors import ConfigError, CswapError, UnsupportedError
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-MANY_TILES: Final = 3 * 32 * 16384
-"""Bytes that are worth three threads to a tiled codec, and four blocks to a host codec."""
+MANY_TILES: Final = 3 * MIN_RANGE_TILES
+"""Worth three threads to a tiled codec, and several blocks to a host codec."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +94,8 @@ def check_codec(
     _check_concurrency(subject)
     for dtype in {dtypes[0], dtypes[-1]}:
         check_hostile(codec, dtype)
-    narrow = min(dtypes, key=lambda d: DTYPES[d].itemsize)
-    check_streams(codec.encode(TensorSpec(narrow, (2, 9), "permuted", "sparse").build()))
+    small = TensorSpec(_narrowest(dtypes), (2, 9), "permuted", "sparse")
+    check_streams(codec.encode(small.build()))
     if golden is not None:
         check_golden(codec, golden)
 
@@ -244,10 +245,14 @@ def _check_twin(
 
 def _check_many_tiles(subject: Subject) -> None:
     # Enough for several threads, and what compresses best: no reader may take it for a lie.
-    for dtype in {subject.dtypes[0], subject.dtypes[-1]}:
-        numel = MANY_TILES // DTYPES[dtype].itemsize + 5
-        for values in ("sparse", "zeros"):
-            check_one(subject, TensorSpec(dtype, (numel,), values=values), threads=3, seed=1)
+    dtype = _narrowest(subject.dtypes)
+    numel = MANY_TILES * tile_numel(torch_dtype(dtype)) + 5
+    for values in ("sparse", "zeros"):
+        check_one(subject, TensorSpec(dtype, (numel,), values=values), threads=3, seed=1)
+
+
+def _narrowest(dtypes: tuple[str, ...]) -> str:
+    return min(dtypes, key=lambda d: DTYPES[d].itemsize)
 
 
 def _check_concurrency(subject: Subject) -> None:
