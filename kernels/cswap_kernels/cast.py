@@ -13,10 +13,10 @@ from cswap_kernels.floats import (
     float_of,
     float_to_bfloat16,
     float_to_half,
+    floats_of,
     half_to_float,
-    narrow,
-    target_of,
-    widen,
+    narrow_piece,
+    widen_piece,
 )
 
 if TYPE_CHECKING:
@@ -29,39 +29,56 @@ _BFLOAT16_LIMIT = 0x7F7F8000  # bits from where on bfloat16 is infinite
 
 
 @njit(nogil=True, cache=True)
+def _encode_piece(x, codes, first, n, target):
+    # x[:n] to codes[first:]; returns the bits of max |x|.
+    top = np.uint32(0)
+    if target == BFLOAT16:
+        for i in range(np.uint64(n)):
+            codes[np.uint64(first) + i] = float_to_bfloat16(x[i])
+            top = max(top, np.uint32(bits_of(x[i]) & _M))
+    else:
+        for i in range(np.uint64(n)):
+            codes[np.uint64(first) + i] = float_to_half(x[i])
+            top = max(top, np.uint32(bits_of(x[i]) & _M))
+    return top
+
+
+@njit(nogil=True, cache=True)
 def cast_encode_cpu(words, dst, args, first):
     """Tile encoder; args[1] names the format to cast to. See cswap_kernels/tiles.py."""
-    x = widen(words, args[0])
-    n = np.uint64(x.size)
-    codes = dst[: 2 * x.size].view(np.uint16)  # [n]
+    codes = dst[: 2 * words.size].view(np.uint16)  # [n]
+    x = floats_of(words)
     top = np.uint32(0)
-    if args[1] == BFLOAT16:
-        for i in range(n):
-            codes[i] = float_to_bfloat16(x[i])
-            top = max(top, np.uint32(bits_of(x[i]) & _M))
-        return -1 if top >= _BFLOAT16_LIMIT else 2 * x.size
-    for i in range(n):
-        codes[i] = float_to_half(x[i])
-        top = max(top, np.uint32(bits_of(x[i]) & _M))
-    return -1 if top >= _HALF_LIMIT else 2 * x.size
+    for at in range(0, words.size, max(x.size, 1)):
+        n = min(x.size, words.size - at)
+        widen_piece(words, at, n, args[0], x)
+        top = max(top, _encode_piece(x, codes, at, n, args[1]))
+    limit = _BFLOAT16_LIMIT if args[1] == BFLOAT16 else _HALF_LIMIT
+    return np.int64(-1) if top >= limit else np.int64(2 * words.size)
+
+
+@njit(nogil=True, cache=True)
+def _decode_piece(codes, x, first, n, target):
+    if target == BFLOAT16:
+        for i in range(np.uint64(n)):
+            x[i] = float_of(np.uint32(np.uint32(codes[np.uint64(first) + i]) << np.uint32(16)))
+    else:
+        for i in range(np.uint64(n)):
+            x[i] = half_to_float(codes[np.uint64(first) + i])
 
 
 @njit(nogil=True, cache=True)
 def cast_decode_cpu(src, words, args, first):
     """Tile decoder; see cswap_kernels/tiles.py."""
-    x = target_of(words)
-    if src.size != 2 * x.size:
-        return -1
-    n = np.uint64(x.size)
+    if src.size != 2 * words.size:
+        return np.int64(-1)
     codes = src.view(np.uint16)  # [n]
-    if args[1] == BFLOAT16:
-        for i in range(n):
-            x[i] = float_of(np.uint32(np.uint32(codes[i]) << np.uint32(16)))
-    else:
-        for i in range(n):
-            x[i] = half_to_float(np.uint16(codes[i]))
-    narrow(x, words, args[0])
-    return 0
+    x = floats_of(words)
+    for at in range(0, words.size, max(x.size, 1)):
+        n = min(x.size, words.size - at)
+        _decode_piece(codes, x, at, n, args[1])
+        narrow_piece(x, words, at, n, args[0])
+    return np.int64(0)
 
 
 def cast_encode_reference(x: NDArray[np.float32], target: int) -> bytes | None:

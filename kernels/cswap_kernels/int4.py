@@ -20,17 +20,17 @@ from cswap_kernels.floats import (
     LIMIT,
     bits_of,
     float_of,
+    floats_of,
     floor,
     is_raw,
     is_raw_reference,
     merge,
-    narrow,
+    narrow_piece,
     ordered,
     pad_reference,
     padded,
     rint,
-    target_of,
-    widen,
+    widen_piece,
 )
 from cswap_kernels.philox import ROW, fill_rows, random16_reference
 
@@ -69,19 +69,21 @@ def _grid(low, high, top):
 
 # Inlined, and called with a constant n for the whole groups: then LLVM vectorises without a rest.
 @njit(nogil=True, inline="always")
-def _encode_groups(x, scales, codes, random, first_group, last_group, n):
-    # Groups of n values each, one code per byte; returns what `merge` takes.
+def _encode_groups(x, at, scales, codes, random, first_group, last_group, n):
+    # Groups of n values each, x starting with value ``at``, one code per byte; returns what
+    # `merge` takes.
     top = np.int32(0)
     exponents = np.int64(0)
     n_nonzero = np.int64(0)
     for group in range(first_group, last_group):
         first = np.uint64(GROUP * group)
+        place = np.uint64(GROUP * group - at)
         lo = np.int32(0x7FFFFFFF)  # in the order of `ordered`
         hi = np.int32(-0x80000000)
         e = np.int32(0)
         nz = np.int32(0)
         for i in range(np.uint64(n)):
-            bits = bits_of(x[first + i])
+            bits = bits_of(x[place + i])
             magnitude = np.int32(np.int32(bits) & _M)
             value = ordered(bits)
             lo = min(lo, value)
@@ -102,7 +104,7 @@ def _encode_groups(x, scales, codes, random, first_group, last_group, n):
         base, inverse = zero * step, np.float32(65536) / step
         for i in range(np.uint64(n)):
             # x = 0 gives a whole number of 65536ths, whatever inverse was rounded to.
-            y = (x[first + i] - base) * inverse
+            y = (x[place + i] - base) * inverse
             q = np.int32(rint(min(max(y, np.float32(0)), _TOP)))
             q = np.int32(np.int32(q + np.int32(random[first + i])) >> np.int32(16))
             codes[first + i] = np.uint8(q)
@@ -110,58 +112,69 @@ def _encode_groups(x, scales, codes, random, first_group, last_group, n):
 
 
 @njit(nogil=True, cache=True)
-def _encode(x, dst, seed, stream, tile_first):
-    n_groups, n_whole = (x.size + GROUP - 1) // GROUP, x.size // GROUP
-    scales = dst[: 4 * n_groups].view(np.uint32)  # [n_groups]
-    start = padded(4 * n_groups)
-    dst[4 * n_groups : start] = 0
-    half = (n_groups + 1) // 2 * GROUP
-    codes = dst[start : start + 2 * half]
-    codes[x.size :] = 0
-    random = np.empty((x.size + ROW - 1) // ROW * ROW, np.uint16)
-    fill_rows(random, tile_first // ROW, seed, stream)
-    whole = _encode_groups(x, scales, codes, random, 0, n_whole, GROUP)
-    n = x.size - GROUP * n_whole
-    rest = _encode_groups(x, scales, codes, random, n_whole, n_groups, n)
-    upper = codes[half:]
-    for i in range(np.uint64(half)):
-        codes[i] = np.uint8(codes[i] | np.uint8(upper[i] << np.uint8(4)))
-    return np.int64(-1) if is_raw(merge(whole, rest)) else start + half
+def _encode_piece(x, scales, codes, random, first, n):
+    # Values [first, first + n), which are x[:n]; returns what `merge` takes.
+    group, rest = first // GROUP, n % GROUP
+    last = group + n // GROUP
+    whole = _encode_groups(x, first, scales, codes, random, group, last, GROUP)
+    end = last + (rest > 0)
+    return merge(whole, _encode_groups(x, first, scales, codes, random, last, end, rest))
 
 
 @njit(nogil=True, cache=True)
 def int4_encode_cpu(words, dst, args, first):
     """Tile encoder; args[1:3] are seed and stream of `fill_rows`. See cswap_kernels/tiles.py."""
-    return _encode(widen(words, args[0]), dst, args[1], args[2], first)
+    n_groups = (words.size + GROUP - 1) // GROUP
+    scales = dst[: 4 * n_groups].view(np.uint32)  # [n_groups]
+    start = padded(4 * n_groups)
+    dst[4 * n_groups : start] = 0
+    half = (n_groups + 1) // 2 * GROUP
+    codes = dst[start : start + 2 * half]  # one per byte, at first
+    codes[words.size :] = 0
+    random = np.empty((words.size + ROW - 1) // ROW * ROW, np.uint16)
+    fill_rows(random, first // ROW, args[1], args[2])
+    x = floats_of(words)
+    total = (np.int32(0), np.int64(0), np.int64(0))
+    for at in range(0, words.size, max(x.size, 1)):
+        n = min(x.size, words.size - at)
+        widen_piece(words, at, n, args[0], x)
+        total = merge(total, _encode_piece(x, scales, codes, random, at, n))
+    upper = codes[half:]
+    for i in range(np.uint64(half)):
+        codes[i] = np.uint8(codes[i] | np.uint8(upper[i] << np.uint8(4)))
+    return np.int64(-1) if is_raw(total) else start + half
 
 
 @njit(nogil=True, cache=True)
-def _decode(src, x):
-    n_groups = (x.size + GROUP - 1) // GROUP
-    start = padded(4 * n_groups)
-    half = (n_groups + 1) // 2 * GROUP
-    if src.size != start + half:
-        return -1
-    scales = src[: 4 * n_groups].view(np.uint32)  # [n_groups]
-    codes = src[start:]  # [half]
-    for group in range(n_groups):
+def _decode_piece(scales, codes, x, at, n):
+    # Values [at, at + n) to x[:n].
+    half = codes.size
+    for group in range(at // GROUP, (at + n + GROUP - 1) // GROUP):
         step = float_of(np.uint32(scales[group] << np.uint32(16)))
         zero = np.int32(np.int32(scales[group]) >> np.int32(16))
         first = GROUP * group
-        place, shift = (first, 0) if first < half else (first - half, 4)
-        for j in range(np.uint64(min(GROUP, x.size - first))):
-            q = np.int32(codes[np.uint64(place) + j] >> np.uint8(shift)) & np.int32(15)
-            x[np.uint64(first) + j] = np.float32(np.int32(q + zero)) * step
-    return 0
+        byte, shift = (first, 0) if first < half else (first - half, 4)
+        place = np.uint64(first - at)
+        for i in range(np.uint64(min(GROUP, at + n - first))):
+            q = np.int32(codes[np.uint64(byte) + i] >> np.uint8(shift)) & np.int32(15)
+            x[place + i] = np.float32(np.int32(q + zero)) * step
 
 
 @njit(nogil=True, cache=True)
 def int4_decode_cpu(src, words, args, first):
     """Tile decoder; see cswap_kernels/tiles.py."""
-    x = target_of(words)
-    status = _decode(src, x)
-    narrow(x, words, args[0])
-    return np.int64(status)
+    n_groups = (words.size + GROUP - 1) // GROUP
+    start = padded(4 * n_groups)
+    if src.size != start + (n_groups + 1) // 2 * GROUP:
+        return np.int64(-1)
+    scales = src[: 4 * n_groups].view(np.uint32)  # [n_groups]
+    codes = src[start:]  # [n]
+    x = floats_of(words)
+    for at in range(0, words.size, max(x.size, 1)):
+        n = min(x.size, words.size - at)
+        _decode_piece(scales, codes, x, at, n)
+        narrow_piece(x, words, at, n, args[0])
+    return np.int64(0)
 
 
 def int4_encode_reference(

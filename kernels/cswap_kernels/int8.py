@@ -19,16 +19,16 @@ from cswap_kernels.floats import (
     LIMIT,
     bits_of,
     float_of,
+    floats_of,
     is_raw,
     is_raw_reference,
     merge,
-    narrow,
+    narrow_piece,
     ordered,
     pad_reference,
     padded,
     rint,
-    target_of,
-    widen,
+    widen_piece,
 )
 
 if TYPE_CHECKING:
@@ -43,19 +43,20 @@ _LEAST_SCALE = 0x00800000  # 2**-126: its reciprocal is finite
 
 # Inlined, and called with a constant n for the whole groups: then LLVM vectorises without a rest.
 @njit(nogil=True, inline="always")
-def _encode_groups(x, scales, codes, first_group, last_group, n):
-    # Groups of n values each; returns what `merge` takes.
+def _encode_groups(x, at, scales, codes, first_group, last_group, n):
+    # Groups of n values each, x starting with value ``at``; returns what `merge` takes.
     top = np.int32(0)
     exponents = np.int64(0)
     n_nonzero = np.int64(0)
     for group in range(first_group, last_group):
         first = np.uint64(GROUP * group)
+        place = np.uint64(GROUP * group - at)
         lo = np.int32(0)  # in the order of `ordered`
         hi = np.int32(0)
         e = np.int32(0)
         nz = np.int32(0)
         for i in range(np.uint64(n)):
-            bits = bits_of(x[first + i])
+            bits = bits_of(x[place + i])
             magnitude = np.int32(np.int32(bits) & _M)
             value = ordered(bits)
             lo = min(lo, value)
@@ -75,53 +76,65 @@ def _encode_groups(x, scales, codes, first_group, last_group, n):
         zero = np.int32(rint(-low * inverse))
         scales[group] = np.uint32(scale | np.uint32(zero))
         for i in range(np.uint64(n)):
-            q = np.int32(np.int32(rint(x[first + i] * inverse)) + zero)
+            q = np.int32(np.int32(rint(x[place + i] * inverse)) + zero)
             codes[first + i] = np.uint8(min(max(q, np.int32(0)), np.int32(255)))
     return top, exponents, n_nonzero
 
 
 @njit(nogil=True, cache=True)
-def _encode(x, dst):
-    n_groups, n_whole = (x.size + GROUP - 1) // GROUP, x.size // GROUP
-    scales = dst[: 4 * n_groups].view(np.uint32)  # [n_groups]
-    start = padded(4 * n_groups)
-    dst[4 * n_groups : start] = 0
-    codes = dst[start : start + x.size]  # [n]
-    whole = _encode_groups(x, scales, codes, 0, n_whole, GROUP)
-    rest = _encode_groups(x, scales, codes, n_whole, n_groups, x.size - GROUP * n_whole)
-    return np.int64(-1) if is_raw(merge(whole, rest)) else start + x.size
+def _encode_piece(x, scales, codes, first, n):
+    # Values [first, first + n), which are x[:n]; returns what `merge` takes.
+    group, rest = first // GROUP, n % GROUP
+    last = group + n // GROUP
+    whole = _encode_groups(x, first, scales, codes, group, last, GROUP)
+    return merge(whole, _encode_groups(x, first, scales, codes, last, last + (rest > 0), rest))
 
 
 @njit(nogil=True, cache=True)
 def int8_encode_cpu(words, dst, args, first):
     """Tile encoder; see cswap_kernels/tiles.py."""
-    return _encode(widen(words, args[0]), dst)
+    n_groups = (words.size + GROUP - 1) // GROUP
+    scales = dst[: 4 * n_groups].view(np.uint32)  # [n_groups]
+    start = padded(4 * n_groups)
+    dst[4 * n_groups : start] = 0
+    codes = dst[start : start + words.size]
+    x = floats_of(words)
+    total = (np.int32(0), np.int64(0), np.int64(0))
+    for at in range(0, words.size, max(x.size, 1)):
+        n = min(x.size, words.size - at)
+        widen_piece(words, at, n, args[0], x)
+        total = merge(total, _encode_piece(x, scales, codes, at, n))
+    return np.int64(-1) if is_raw(total) else start + words.size
 
 
 @njit(nogil=True, cache=True)
-def _decode(src, x):
-    n_groups = (x.size + GROUP - 1) // GROUP
-    start = padded(4 * n_groups)
-    if src.size != start + x.size:
-        return -1
-    scales = src[: 4 * n_groups].view(np.uint32)  # [n_groups]
-    codes = src[start:]  # [n]
-    for group in range(n_groups):
+def _decode_piece(scales, codes, x, at, n):
+    # Values [at, at + n) to x[:n].
+    for group in range(at // GROUP, (at + n + GROUP - 1) // GROUP):
         scale = float_of(np.uint32(scales[group] & np.uint32(0xFFFFFF00)))
         zero = np.int32(scales[group] & np.uint32(255))
         first = GROUP * group
-        for i in range(np.uint64(first), np.uint64(min(first + GROUP, x.size))):
-            x[i] = np.float32(np.int32(np.int32(codes[i]) - zero)) * scale
-    return 0
+        place = np.uint64(first - at)
+        for i in range(np.uint64(min(GROUP, at + n - first))):
+            q = np.int32(np.int32(codes[np.uint64(first) + i]) - zero)
+            x[place + i] = np.float32(q) * scale
 
 
 @njit(nogil=True, cache=True)
 def int8_decode_cpu(src, words, args, first):
     """Tile decoder; see cswap_kernels/tiles.py."""
-    x = target_of(words)
-    status = _decode(src, x)
-    narrow(x, words, args[0])
-    return np.int64(status)
+    n_groups = (words.size + GROUP - 1) // GROUP
+    start = padded(4 * n_groups)
+    if src.size != start + words.size:
+        return np.int64(-1)
+    scales = src[: 4 * n_groups].view(np.uint32)  # [n_groups]
+    codes = src[start:]  # [n]
+    x = floats_of(words)
+    for at in range(0, words.size, max(x.size, 1)):
+        n = min(x.size, words.size - at)
+        _decode_piece(scales, codes, x, at, n)
+        narrow_piece(x, words, at, n, args[0])
+    return np.int64(0)
 
 
 def int8_encode_reference(x: NDArray[np.float32]) -> bytes | None:

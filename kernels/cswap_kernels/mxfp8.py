@@ -17,14 +17,14 @@ from numba import njit
 
 from cswap_kernels.floats import (
     float_of,
+    floats_of,
     is_raw,
     is_raw_reference,
     merge,
-    narrow,
+    narrow_piece,
     pad_reference,
     padded,
-    target_of,
-    widen,
+    widen_piece,
 )
 from cswap_kernels.fp8 import (
     e4m3_table,
@@ -45,37 +45,46 @@ _E_MAX = 8
 
 # Inlined, and called with a constant n for the whole groups: then LLVM vectorises without a rest.
 @njit(nogil=True, inline="always")
-def _encode_groups(x, scales, codes, first_group, last_group, n):
-    # Groups of n values each; returns what `merge` takes.
+def _encode_groups(x, at, scales, codes, first_group, last_group, n):
+    # Groups of n values each, x starting with value ``at``; returns what `merge` takes.
     total = (np.uint32(0), np.int64(0), np.int64(0))
     for group in range(first_group, last_group):
         first = np.uint64(GROUP * group)
-        found = magnitudes_of(x, first, n)
+        place = np.uint64(GROUP * group - at)
+        found = magnitudes_of(x, place, n)
         total = merge(total, found)
         scale = max(np.int32(found[0] >> np.uint32(23)) - np.int32(_E_MAX), np.int32(0))
         scales[group] = np.uint8(scale)
         inverse = float_of(np.uint32(np.uint32(254 - scale) << np.uint32(23)))
         for i in range(np.uint64(n)):
-            codes[first + i] = to_e4m3(x[first + i] * inverse)
+            codes[first + i] = to_e4m3(x[place + i] * inverse)
     return total
 
 
 @njit(nogil=True, cache=True)
-def _encode(x, dst):
-    n_groups, n_whole = (x.size + GROUP - 1) // GROUP, x.size // GROUP
-    start = padded(n_groups)
-    dst[n_groups:start] = 0
-    scales = dst[:n_groups]
-    codes = dst[start : start + x.size]  # [n]
-    whole = _encode_groups(x, scales, codes, 0, n_whole, GROUP)
-    rest = _encode_groups(x, scales, codes, n_whole, n_groups, x.size - GROUP * n_whole)
-    return np.int64(-1) if is_raw(merge(whole, rest)) else start + x.size
+def _encode_piece(x, scales, codes, first, n):
+    # Values [first, first + n), which are x[:n]; returns what `merge` takes.
+    group, rest = first // GROUP, n % GROUP
+    last = group + n // GROUP
+    whole = _encode_groups(x, first, scales, codes, group, last, GROUP)
+    return merge(whole, _encode_groups(x, first, scales, codes, last, last + (rest > 0), rest))
 
 
 @njit(nogil=True, cache=True)
 def mxfp8_encode_cpu(words, dst, args, first):
     """Tile encoder; see cswap_kernels/tiles.py."""
-    return _encode(widen(words, args[0]), dst)
+    n_groups = (words.size + GROUP - 1) // GROUP
+    scales = dst[:n_groups]
+    start = padded(n_groups)
+    dst[n_groups:start] = 0
+    codes = dst[start : start + words.size]
+    x = floats_of(words)
+    total = (np.uint32(0), np.int64(0), np.int64(0))
+    for at in range(0, words.size, max(x.size, 1)):
+        n = min(x.size, words.size - at)
+        widen_piece(words, at, n, args[0], x)
+        total = merge(total, _encode_piece(x, scales, codes, at, n))
+    return np.int64(-1) if is_raw(total) else start + words.size
 
 
 @njit(nogil=True, cache=True)
@@ -89,27 +98,31 @@ def e8m0(code):
 
 
 @njit(nogil=True, cache=True)
-def _decode(src, x):
-    n_groups = (x.size + GROUP - 1) // GROUP
-    start = padded(n_groups)
-    if src.size != start + x.size:
-        return -1
-    codes = src[start:]  # [n]
-    for group in range(n_groups):
-        scale = e8m0(src[group])
+def _decode_piece(scales, codes, x, at, n):
+    # Values [at, at + n) to x[:n].
+    for group in range(at // GROUP, (at + n + GROUP - 1) // GROUP):
+        scale = e8m0(scales[group])
         first = GROUP * group
-        for i in range(np.uint64(first), np.uint64(min(first + GROUP, x.size))):
-            x[i] = from_e4m3(codes[i]) * scale
-    return 0
+        place = np.uint64(first - at)
+        for i in range(np.uint64(min(GROUP, at + n - first))):
+            x[place + i] = from_e4m3(codes[np.uint64(first) + i]) * scale
 
 
 @njit(nogil=True, cache=True)
 def mxfp8_decode_cpu(src, words, args, first):
     """Tile decoder; see cswap_kernels/tiles.py."""
-    x = target_of(words)
-    status = _decode(src, x)
-    narrow(x, words, args[0])
-    return np.int64(status)
+    n_groups = (words.size + GROUP - 1) // GROUP
+    start = padded(n_groups)
+    if src.size != start + words.size:
+        return np.int64(-1)
+    scales = src[:n_groups]
+    codes = src[start:]  # [n]
+    x = floats_of(words)
+    for at in range(0, words.size, max(x.size, 1)):
+        n = min(x.size, words.size - at)
+        _decode_piece(scales, codes, x, at, n)
+        narrow_piece(x, words, at, n, args[0])
+    return np.int64(0)
 
 
 def mxfp8_encode_reference(x: NDArray[np.float32]) -> bytes | None:
