@@ -141,6 +141,8 @@ def _write_down(demo: Demo, *, complete: bool) -> None:
     demo.console.print(tables.comparison(demo.rows()))
     for name, spread in demo.spreads().items():
         demo.console.print(tables.spread_line(name, spread))
+    for line in tables.heap_lines(demo.rows()):
+        demo.console.print(line)
     for line in tables.fallback_lines(demo.rows()):
         demo.console.print(f"[bold red]{line}[/]")
     seen = [runs[0] for runs in demo.runs.values()]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import cswap
 from bench.memory import Held
+from cswap.devices.cpu import CpuDevice
 
 if TYPE_CHECKING:
     from bench.models import Net
@@ -45,6 +46,12 @@ def totals(handle: InstallHandle | None) -> Totals:
         return Totals()
     stats = handle.stats
     return Totals(raw_bytes=stats.raw_bytes, encoded_bytes=stats.encoded_bytes)
+
+
+def scratch_bytes(handle: InstallHandle | None) -> int:
+    """Encoders' output buffers: shared by all engines of a process, and there before this one."""
+    device = None if handle is None else handle.engine._device  # noqa: SLF001 - not public
+    return device.scratch_bytes if isinstance(device, CpuDevice) else 0
 
 
 def settle(handle: InstallHandle | None) -> None:

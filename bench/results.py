@@ -39,7 +39,8 @@ HOW_MEASURED = {
     "heap": (
         "Cross-check on one more step after training: bytes allocated with malloc (torch, numpy, "
         "Numba, Python; glibc's mallinfo2), as growth over the moment before the mode was "
-        "switched on. Holds temporaries and gradients in flight too."
+        "switched on; scratch buffers that earlier engines of the process left to this one count "
+        "as growth. Holds temporaries and gradients in flight too."
     ),
     "step_time_rel": (
         "Median over the steps of (this mode's time / off's time for the same step); forward, "

@@ -64,6 +64,19 @@ def spread_line(model: str, spread: dict[str, Any]) -> str:
     )
 
 
+def heap_lines(rows: Sequence[Row]) -> list[str]:
+    """Say per model what malloc counted in one step: everything, not just saved tensors."""
+    peaks: dict[str, list[str]] = {}
+    for row in rows:
+        if row.heap_peak_bytes is not None:
+            text = f"{row.mode} {row.heap_peak_bytes / MIB:.1f}"
+            peaks.setdefault(row.model, []).append(text)
+    return [
+        f"{model}: all memory allocated at the peak of a step (MiB): {', '.join(modes)}."
+        for model, modes in peaks.items()
+    ]
+
+
 def fallback_lines(rows: Sequence[Row]) -> list[str]:
     """Say where cswap took a slower path after a failure: the figures are then not its own."""
     return [

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.optim import SGD, AdamW, Optimizer
+from torch.optim import AdamW, Optimizer
 
 from bench.data import digits, python_sources, windows
 from bench.models import CnnShape, Gpt, GptShape, Net, VggNet
@@ -75,12 +75,9 @@ def _cnn(quick: bool, n_steps: int | None) -> Task:
     return Task(
         name="cnn",
         n_steps=n_steps or (6 if quick else 110),
-        peak_lr=0.03,
+        peak_lr=2e-3,
         build=lambda: VggNet(shape),
-        # the VGG paper's momentum and weight decay
-        optimizer=lambda net: SGD(
-            net.parameters(), 0.0, momentum=0.9, nesterov=True, weight_decay=5e-4
-        ),
+        optimizer=lambda net: AdamW(net.parameters(), 0.0, weight_decay=0.05),
         batch=batch,
         validation=((data.validation_images, data.validation_labels),),
         facts={

@@ -7,6 +7,7 @@ others slows both down.
 
 from __future__ import annotations
 
+import gc
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -207,8 +208,10 @@ class Replica:
 
     def _measure_heap(self, batch: Batch, n_steps: int) -> tuple[Curve, int]:
         self.close()
+        gc.collect()  # the old engine's pool
         baseline_bytes = heap_bytes() or 0
         self.handle = modes.switch_on(self.mode, self.model)
+        baseline_bytes -= modes.scratch_bytes(self.handle)
         for _ in range(N_SETTLING_STEPS):
             self.compute_gradients(batch, n_steps)
         at_end_of_forward: list[int] = []

@@ -67,10 +67,14 @@ def test_lossless_and_checkpoint_have_the_bits_of_off_and_int8_has_not(demo):
 
 
 def test_swapping_holds_fewer_bytes_than_off(demo):
+    # not the peaks: how much waits to be encoded at a moment depends on the machine's load
     _, _, document = demo
-    peaks = {(row["model"], row["mode"]): row["peak_saved_bytes"] for row in document["rows"]}
+    rows = {(row["model"], row["mode"]): row for row in document["rows"]}
     for model in ("cnn", "gpt"):
-        assert peaks[model, "int8"] < peaks[model, "lossless"] < peaks[model, "off"]
+        off, lossless, int8 = (rows[model, mode] for mode in MODES[:3])
+        assert 1 == off["ratio"] <= lossless["ratio"] < int8["ratio"]
+        assert int8["held_bytes"] < off["held_bytes"]
+    assert rows["cnn", "lossless"]["ratio"] > 1.5  # half of what a ReLU lets through is zero
 
 
 def test_curves_environment_and_picture_are_there(demo):
