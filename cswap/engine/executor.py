@@ -293,7 +293,7 @@ class Executor:
             fetching = event is None or handle.state is State.FETCHING
             if event is None:
                 event = self._fetch(handle, "compute")
-            elif fetching:
+            if fetching:
                 self._device.join(event)
             else:
                 self._device.wait(event)
