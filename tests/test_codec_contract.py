@@ -270,8 +270,9 @@ class Lossy(Broken):
 
     def decode_flat(self, payload, out, *, stream):
         super().decode_flat(payload, out, stream=stream)
-        if bool(out.isfinite().all()):
-            out.round_()
+        values = out.numpy()
+        if np.isfinite(values).all():
+            np.rint(values, out=values)
 
 
 class LossyWithNan(Lossy):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+import numpy as np
 import torch
 
 _GUARD_BYTES: Final = 64
@@ -19,9 +20,10 @@ class Guarded:
     """
 
     def __init__(self, nbytes: int, fill: int) -> None:
-        self._all = torch.full((nbytes + 2 * _GUARD_BYTES,), _GUARD, dtype=torch.uint8)
-        self.inside = self._all[_GUARD_BYTES : _GUARD_BYTES + nbytes]
-        self.inside.fill_(fill)
+        # By numpy: PyTorch would wake its threads for every one of many small buffers.
+        self._all = np.full(nbytes + 2 * _GUARD_BYTES, _GUARD, np.uint8)
+        self._all[_GUARD_BYTES : _GUARD_BYTES + nbytes] = fill
+        self.inside = torch.from_numpy(self._all)[_GUARD_BYTES : _GUARD_BYTES + nbytes]
 
     @property
     def intact(self) -> bool:

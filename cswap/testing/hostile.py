@@ -137,11 +137,12 @@ def _check_payload(codec: Codec, dtype: str, numel: int, damaged: np.ndarray) ->
 def _decode_with(
     codec: Codec, dtype: str, numel: int, damaged: np.ndarray, behind: int
 ) -> torch.Tensor | None:
-    memory = torch.full((damaged.size + 256,), behind, dtype=torch.uint8)
-    memory[: damaged.size] = torch.from_numpy(damaged.copy())
+    memory = np.full(damaged.size + 256, behind, np.uint8)
+    memory[: damaged.size] = damaged
+    payload = torch.from_numpy(memory)[: damaged.size]
     guarded = Guarded(numel * DTYPES[dtype].itemsize, 0xA5)
     x = guarded.inside.view(getattr(torch, dtype))
-    refused = _is_refused(lambda: codec.decode_flat(memory[: damaged.size], x, stream=None))
+    refused = _is_refused(lambda: codec.decode_flat(payload, x, stream=None))
     fail_unless(
         guarded.intact, f"{codec!r}: a damaged payload was decoded to outside of its output"
     )
