@@ -167,5 +167,6 @@ def test_cost_is_time_plus_price_times_bytes():
 
 def test_every_candidate_has_a_rate_and_a_ratio():
     assert set(RATIOS) == set(CPU_RATES)
-    lossy = {n for option in (*rules.RELATIVE_ERROR, 0.5) for n in rules.lossy_candidates(option)}
+    options: tuple[str | float, ...] = (*rules.RELATIVE_ERROR, 0.5)
+    lossy = {n for option in options for n in rules.lossy_candidates(option)}
     assert lossy <= set(RATIOS)

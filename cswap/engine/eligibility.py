@@ -32,7 +32,7 @@ def is_tracing() -> bool:
 
 def reason_to_keep(tensor: torch.Tensor) -> str | None:
     """Why a plain tensor of sufficient size cannot be swapped; None if it can."""
-    if tensor.layout != torch.strided or tensor.is_quantized or tensor.dtype not in _NAMES:
+    if tensor.is_quantized or tensor.dtype not in _NAMES:
         return "layout"
     if is_tracing():
         return "tracing"

@@ -19,7 +19,7 @@ from cswap.codecs.layout import flatten
 from cswap.codecs.registry import get_codec
 from cswap.devices.cpu import cpu_device
 from cswap.engine.aliases import AliasTable, make_handle
-from cswap.engine.eligibility import OwnedStorages, reason_to_keep
+from cswap.engine.eligibility import OwnedStorages, is_tracing, reason_to_keep
 from cswap.engine.executor import Executor
 from cswap.engine.handle import Handle, State, Token
 from cswap.engine.packed import Kept, PackedView, modified_error
@@ -101,6 +101,8 @@ class SwapEngine:
         """What autograd keeps instead of ``tensor``. Never raises."""
         kind = type(tensor)
         if kind is torch.Tensor:
+            if tensor.layout is not torch.strided:  # has no nbytes, or another meaning of it
+                return self._keep(tensor, "layout")
             if tensor.nbytes >= self._min_bytes and tensor.numel():
                 return self._pack_large(tensor)
             reason = "small"
@@ -158,7 +160,7 @@ class SwapEngine:
         """Keep a tensor where it is, uncounted."""
         try:
             version = tensor._version  # noqa: SLF001
-            kept = tensor if tensor.is_leaf else tensor.detach()
+            kept = tensor if tensor.is_leaf or is_tracing() else tensor.detach()
         except RuntimeError:  # inference tensors have no version; some subclasses cannot detach
             version, kept = -1, tensor
         return Kept(kept, version)

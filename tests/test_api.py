@@ -1,0 +1,303 @@
+"""The public API as users call it, and what bad input says before anything runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import os
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import cswap
+from cswap import ConfigError, CswapError, SwapConfig, UnknownCodecError
+from cswap.config import parse_bytes
+
+
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU())
+
+
+def grads(net, x):
+    net.zero_grad()
+    net(x).square().sum().backward()
+    return [p.grad.clone() for p in net.parameters()]
+
+
+X = torch.randn(128, 64, generator=torch.Generator().manual_seed(1))
+ALL: dict[str, Any] = {"min_bytes": 0, "codec": "zvc"}
+
+
+def equal(a, b):
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def test_install_on_a_model_swaps_what_it_saves_until_removed():
+    net = model()
+    expected = grads(net, X)
+    handle = cswap.install(net, **ALL)
+    for _ in range(3):
+        assert equal(grads(net, X), expected)
+    swapped = handle.stats.swapped + handle.stats.kept_by_reason.get("wanted_early", 0)
+    assert swapped >= 3
+    handle.remove()
+    handle.remove()
+    packed = handle.stats.packed
+    assert equal(grads(net, X), expected)
+    assert handle.stats.packed == packed
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in net.modules())
+
+
+def test_install_without_a_model_swaps_loss_functions_too():
+    net = model()
+    with cswap.install(**ALL) as handle:
+        grads(net, X)
+    inside = handle.stats.packed
+    with cswap.install(net, **ALL) as other:
+        grads(net, X)
+    assert inside > other.stats.packed  # square() saves the output
+    grads(net, X)
+    assert handle.stats.packed == inside
+
+
+def test_swapping_is_scoped_and_backward_may_come_later():
+    net = model()
+    expected = grads(net, X)
+    net.zero_grad()
+    with cswap.swapping(budget="2GiB", **ALL) as engine:
+        loss = net(X).square().sum()
+    loss.backward()
+    assert equal([p.grad for p in net.parameters()], expected)
+    assert engine.stats.packed > 0
+    assert engine.config.budget == 2 << 30
+
+
+def test_a_handle_removed_under_other_hooks_leaves_them_alone():
+    seen = []
+    handle = cswap.install(**ALL)
+
+    def look(t):
+        seen.append(1)
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(look, lambda t: t):
+        handle.remove()
+        model()(X)
+        before = len(seen)
+    assert before > 0
+    packed = handle.stats.packed
+    grads(model(), X)  # the pair that is left on the stack passes tensors through
+    assert handle.stats.packed == packed
+    torch._C._autograd._pop_saved_tensors_default_hooks()
+
+
+def test_stats_have_every_field_and_print_as_a_table():
+    with cswap.install(**ALL, workers=0) as handle:
+        grads(model(), X)
+    stats = handle.stats
+    data = stats.to_dict()
+    expected = {
+        "packed", "swapped", "deduplicated", "kept_by_reason", "raw_bytes", "encoded_bytes",
+        "ratio", "by_codec", "peak_device_bytes", "peak_host_bytes", "prefetch_hits",
+        "prefetch_misses", "exposed_s", "fallbacks",
+    }  # fmt: skip
+    assert expected <= set(data)
+    assert dataclasses.is_dataclass(stats)
+    json.dumps(data)
+    assert stats.ratio == stats.raw_bytes / stats.encoded_bytes > 1
+    assert {"count", "raw", "encoded", "encode_s", "decode_s"} == set(data["by_codec"]["zvc"])
+    assert stats.packed == stats.swapped + stats.deduplicated + sum(stats.kept_by_reason.values())
+    text = str(stats)
+    assert "codec zvc" in text
+    assert "kept: parameter" in text
+    assert (stats.device_bytes, stats.host_bytes) == (0, 0)
+
+
+def test_explain_says_why():
+    with cswap.install(min_bytes=0) as handle:
+        grads(model(), X)
+    explanations = handle.engine.explain()
+    assert explanations
+    assert all(e.reason and e.codec for e in explanations)
+
+
+def test_environment_overrides_defaults_never_arguments(monkeypatch):
+    monkeypatch.setenv("CSWAP_MIN_BYTES", "1MiB")
+    monkeypatch.setenv("CSWAP_VERIFY", "true")
+    monkeypatch.setenv("CSWAP_LOSSY", "0.01")
+    assert SwapConfig.resolve().min_bytes == 1 << 20
+    assert SwapConfig.resolve(min_bytes="2KiB").min_bytes == 2048
+    assert SwapConfig.resolve().verify is True
+    assert SwapConfig.resolve().lossy == 0.01
+    monkeypatch.setenv("CSWAP_BUDGET", "lots")
+    with pytest.raises(ConfigError, match="CSWAP_BUDGET='lots'"):
+        cswap.install()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        SwapConfig.resolve(budget=1).budget = 2  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [("0", 0), ("64KiB", 65536), ("1.5GiB", 3 << 29), ("2 MB", 2_000_000), (7, 7), ("3b", 3)],
+)
+def test_sizes(text, nbytes):
+    assert parse_bytes(text, "budget") == nbytes
+
+
+BAD = [
+    ({"codec": "zcv"}, UnknownCodecError, "Did you mean 'zvc'"),
+    ({"codec": 3}, ConfigError, "codec=3"),
+    ({"codec": {"int64": "int8"}}, ConfigError, "never for integers"),
+    ({"codec": {"float32": "nope"}}, UnknownCodecError, "nope"),
+    ({"codec": "bitpack", "lossy": "int8"}, ConfigError, "takes no floating"),
+    ({"lossy": "int9"}, ConfigError, "int8"),
+    ({"lossy": 0.0}, ConfigError, "between 0 and 1"),
+    ({"lossy": float("nan")}, ConfigError, "lossy=nan"),
+    ({"budget": "much"}, ConfigError, "budget='much'"),
+    ({"budget": -1}, ConfigError, "budget=-1"),
+    ({"budget": True}, ConfigError, "budget=True"),
+    ({"keep_last": -1}, ConfigError, "keep_last=-1"),
+    ({"workers": "two"}, ConfigError, "workers='two'"),
+    ({"verify": "maybe"}, ConfigError, "verify='maybe'"),
+    ({"exclude": 3}, ConfigError, "exclude=3"),
+    ({"spill_dir": "/nowhere/at/all"}, ConfigError, "existing, writable directory"),
+    ({"spill_limit": "1GiB"}, ConfigError, "needs spill_dir"),
+    ({"bugdet": 1}, ConfigError, "Did you mean 'budget'"),
+    ({"plan": {"version": 99}}, ConfigError, "plan.version=99"),
+    ({"plan": "/no/such/plan.json"}, ConfigError, "cannot be read"),
+    ({"plan": {"version": 1, "decisions": {"a": {}}}}, ConfigError, "position"),
+    ({"plan": {"version": 1, "decisions": {"0": {"action": "burn"}}}}, ConfigError, "keep, swap"),
+    (
+        {"plan": {"version": 1, "decisions": {"0": {"action": "swap", "codec": "zcv"}}}},
+        ConfigError,
+        r"plan.decisions\[0\].*zvc",
+    ),
+    ({"config": "fast"}, ConfigError, "must be a SwapConfig"),
+]
+
+
+@pytest.mark.parametrize(("options", "error", "says"), BAD)
+def test_bad_options_are_refused_before_anything_runs(options, error, says):
+    net = model()
+    for call in (lambda: cswap.install(net, **options), lambda: cswap.install(**options)):
+        with pytest.raises(error, match=says) as caught:
+            call()
+        assert isinstance(caught.value, CswapError)
+    with pytest.raises(error, match=says), cswap.swapping(**options):
+        pass
+    assert not any(m._forward_hooks for m in net.modules())
+    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+
+
+def test_a_model_that_is_none():
+    with pytest.raises(ConfigError, match="model=str"):
+        cswap.install("model")  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_an_unwritable_spill_directory_is_refused(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(ConfigError, match="writable"):
+        cswap.install(spill_dir=tmp_path)
+
+
+def test_a_disk_that_is_full_costs_memory_not_gradients(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    net = model()
+    expected = grads(net, X)
+    monkeypatch.setattr(os, "write", full)
+    with cswap.install(net, host_limit=0, spill_dir=tmp_path, **ALL) as handle:
+        assert equal(grads(net, X), expected)
+        handle.engine.synchronize()
+    assert handle.stats.fallbacks >= 1
+    assert set(handle.stats.fallbacks_by_reason) == {"disk"}
+
+
+def test_a_codec_function_that_raises_costs_a_fallback():
+    def choose(_profile):
+        raise KeyError("oops")
+
+    net = model()
+    expected = grads(net, X)
+    with cswap.install(net, codec=choose, min_bytes=0, workers=0) as handle:
+        assert equal(grads(net, X), expected)
+    assert handle.stats.fallbacks_by_reason == {"advisor": handle.stats.fallbacks}
+    assert handle.stats.fallbacks > 0
+
+
+def test_spilled_files_are_private_and_gone_afterwards(tmp_path):
+    net = model()
+    expected = grads(net, X)
+    modes = set()
+    with cswap.install(net, host_limit=0, spill_dir=tmp_path, workers=0, **ALL) as handle:
+        net.zero_grad()
+        loss = net(X).square().sum()
+        for path in tmp_path.rglob("*"):
+            modes.add((path.is_dir(), path.stat().st_mode & 0o777))
+        assert handle.stats.disk_bytes > 0
+        loss.backward()
+        del loss
+        assert handle.stats.disk_bytes == 0
+    assert equal([p.grad for p in net.parameters()], expected)
+    assert modes == {(True, 0o700), (False, 0o600)}
+    assert not [p for p in tmp_path.rglob("*") if p.is_file()]
+
+
+def test_exclude_and_include_by_class_and_glob():
+    net = nn.Sequential(nn.Linear(64, 64), model())
+    expected = grads(net, X)
+    with cswap.install(net, exclude=["1"], workers=0, **ALL) as handle:
+        assert equal(grads(net, X), expected)
+    assert handle.stats.kept_by_reason["excluded"] > 0
+    with cswap.install(net, include=[nn.ReLU], workers=0, **ALL) as handle:
+        assert equal(grads(net, X), expected)
+    assert {e.site.kind for e in handle.engine.explain()} <= {"ReLU"}
+
+
+def test_keep_last_keeps_the_newest():
+    net = model()
+    with cswap.install(net, keep_last=1, workers=0, **ALL) as handle:
+        loss = net(X).square().sum()
+        assert handle.stats.kept_by_reason["budget"] == 1
+        assert handle.stats.swapped >= 1
+        loss.backward()
+
+
+def test_a_plan_says_what_happens_to_each_tensor():
+    plan = {
+        "version": 1,
+        "decisions": {"0": {"action": "keep"}, "1": {"action": "swap", "codec": "rle"}},
+    }
+    net = model()
+    expected = grads(net, X)
+    with cswap.install(net, plan=plan, min_bytes=0, workers=0) as handle:
+        assert equal(grads(net, X), expected)
+    assert handle.stats.kept_by_reason["plan"] == 1
+    assert handle.stats.by_codec["rle"].count == 1
+
+
+def test_verify_mode_changes_nothing_but_time():
+    net = model()
+    expected = grads(net, X)
+    with cswap.install(net, verify=True, **ALL):
+        assert equal(grads(net, X), expected)
+
+
+@pytest.mark.parametrize("lossy", ["int8", "fp8", "int4", "bf16", 0.01])
+def test_lossy_gradients_are_close_and_repeatable(lossy):
+    net = model()
+    expected = grads(net, X)
+    found = []
+    for _ in range(2):
+        with cswap.install(net, lossy=lossy, min_bytes=0, workers=0) as handle:
+            found.append(grads(net, X))
+    assert any(n.split("+")[-1] not in ("zvc", "expk", "rle") for n in handle.stats.by_codec)
+    assert equal(*found)
+    for a, b in zip(expected, found[0], strict=True):
+        assert (a - b).norm() <= (0.2 if lossy == "int4" else 0.05) * a.norm()
