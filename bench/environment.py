@@ -37,6 +37,7 @@ def environment() -> dict[str, object]:
         if hasattr(os, "sched_getaffinity")
         else os.cpu_count(),
         "torch_threads": torch.get_num_threads(),
+        "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY"),
         "load_average_before": load_average,
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in PACKAGES},

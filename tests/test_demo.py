@@ -24,7 +24,7 @@ MODES = ["off", "lossless", "int8", "checkpoint"]
 
 
 def python(*arguments: str, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "COLUMNS": "200"}
+    environment = {**os.environ, "COLUMNS": "200", "OMP_WAIT_POLICY": "PASSIVE"}
     return subprocess.run(
         [sys.executable, *arguments],
         cwd=ROOT,
