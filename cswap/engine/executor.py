@@ -20,6 +20,7 @@ from __future__ import annotations
 import threading
 import time
 import zlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -37,6 +38,14 @@ if TYPE_CHECKING:
     from cswap.engine.stats import Counters
     from cswap.stores.disk import DiskStore
     from cswap.stores.host import HostStore
+
+
+@dataclass(slots=True)
+class _Output:
+    """What an encode job leaves behind: its scratch memory, and how much of it is in use."""
+
+    scratch: torch.Tensor | None = None
+    size: int | LateSize = 0
 
 
 class Executor:
@@ -83,21 +92,19 @@ class Executor:
             self._encode(handle, x, codec, "codec")
 
     def _encode(self, handle: Handle, x: torch.Tensor, codec: Codec, role: Role) -> None:
-        size: list[int | LateSize] = []
-        try:
-            scratch = self._device.scratch(codec.bound(x.dtype, x.numel()))
-        except (MemoryError, RuntimeError) as error:  # torch raises RuntimeError for both
-            self._keep(handle, "memory", error)
-            return
+        out = _Output()
         key = EncodeKey(self._seed, handle.position, handle.step)
 
         def job(stream: Stream) -> None:
-            if handle.state is State.ENCODING:
-                start = time.perf_counter()
-                size.append(codec.encode_flat(x, scratch, key=key, stream=stream))
-                self._counters.spent(codec.name, encode_s=time.perf_counter() - start)
-                if self._verify and codec.lossless:
-                    handle.checksum = _checksum(x)
+            if handle.state is not State.ENCODING:  # wanted back, or released, meanwhile
+                return
+            # Taken here and not at submit: encodes that wait their turn hold no scratch.
+            out.scratch = self._device.scratch(codec.bound(x.dtype, x.numel()))
+            start = time.perf_counter()
+            out.size = codec.encode_flat(x, out.scratch, key=key, stream=stream)
+            self._counters.spent(codec.name, encode_s=time.perf_counter() - start)
+            if self._verify and codec.lossless:
+                handle.checksum = _checksum(x)
 
         event = self._device.submit(job, role=role, after=(self._device.now(),))
         with self.lock:
@@ -106,10 +113,12 @@ class Executor:
 
         def encoded() -> None:
             if event.error is not None and handle.state is State.ENCODING:
-                self._device.give_back(scratch)
+                self._give_back(out.scratch)
                 self._degrade(handle, x, codec, event.error)
+            elif handle.state is not State.ENCODING or out.scratch is None:
+                self._abandon(handle, out.scratch)
             else:
-                self._encoded(handle, codec, scratch, size, event)
+                self._encoded(handle, codec, out.scratch, out.size, event)
 
         self._device.when(event, encoded)
 
@@ -118,17 +127,14 @@ class Executor:
         handle: Handle,
         codec: Codec,
         scratch: torch.Tensor,
-        size: list[int | LateSize],
+        size: int | LateSize,
         event: Event,
     ) -> None:
-        if handle.state is not State.ENCODING:  # wanted back, or released, meanwhile
-            self._abandon(handle, scratch)
-            return
         if handle.modified():
             self._device.give_back(scratch)
             self._keep(handle, "modified", None)
             return
-        nbytes = size[0] if isinstance(size[0], int) else size[0].value()
+        nbytes = size if isinstance(size, int) else size.value()
         host = self._host.take(nbytes)
         if host is None:
             self._spill(handle, codec, scratch, nbytes, event)
@@ -210,11 +216,11 @@ class Executor:
         self._stored(handle, scratch, written)
 
     def _degrade(self, handle: Handle, x: torch.Tensor, codec: Codec, error: BaseException) -> None:
-        self._counters.fall_back(f"{codec.name}:encode", error)
         raw = get_codec("raw")
-        if codec is raw:
-            self._keep(handle, "failed", None)
+        if codec is raw or isinstance(error, MemoryError):  # raw would want as much
+            self._keep(handle, "memory" if isinstance(error, MemoryError) else "raw:encode", error)
             return
+        self._counters.fall_back(f"{codec.name}:encode", error)
         with self.lock:
             handle.event = None
         self._encode(handle, x, raw, "codec")
@@ -237,8 +243,12 @@ class Executor:
             self._waiting_bytes -= handle.raw_nbytes
             self._counters.hold(device=-handle.raw_nbytes)
 
-    def _abandon(self, handle: Handle, scratch: torch.Tensor) -> None:
-        self._device.give_back(scratch)
+    def _give_back(self, scratch: torch.Tensor | None) -> None:
+        if scratch is not None:
+            self._device.give_back(scratch)
+
+    def _abandon(self, handle: Handle, scratch: torch.Tensor | None) -> None:
+        self._give_back(scratch)
         with self.lock:
             handle.event = None
 
@@ -364,8 +374,7 @@ class Executor:
         return scratch[:nbytes], (copied,), scratch
 
     def _fetched(self, handle: Handle, event: Event, scratch: torch.Tensor | None) -> None:
-        if scratch is not None:
-            self._device.give_back(scratch)
+        self._give_back(scratch)
         with self.lock:
             released = handle.state is State.RELEASED
             if handle.state is State.FETCHING:
