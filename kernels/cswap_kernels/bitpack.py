@@ -18,6 +18,8 @@ from cswap_kernels.planes import (
     parts_bytes,
     put_parts,
     put_parts_reference,
+    shl,
+    shr,
     whole_groups,
 )
 from cswap_kernels.words import load_mask, popcount, store_mask, word_bytes
@@ -76,19 +78,35 @@ def _flags_decode(src, words):
 
 
 @njit(nogil=True, cache=True)
+def _range(words, flip):
+    # Smallest and largest word, after the flip.
+    word = words.dtype.type
+    low = word(words[0] ^ flip)
+    high = low
+    for i in range(words.size):
+        value = word(words[i] ^ flip)
+        low, high = min(low, value), max(high, value)
+    return low, high
+
+
+@njit(nogil=True, cache=True)
+def _distance_bytes(words, flip, low, shift, row):
+    # The byte at ``shift`` of every word's distance from the smallest.
+    word = words.dtype.type
+    for i in range(words.size):
+        row[i] = np.uint8(shr(word(word(words[i] ^ flip) - low), shift))
+
+
+@njit(nogil=True, cache=True)
 def bitpack_encode_cpu(words, dst, args, first):
     """See tiles.py; args[0] is the sign bit of signed words, else 0."""
-    n = words.size
-    flip = words.dtype.type(args[0])
+    n, word = words.size, words.dtype.type
+    flip = word(args[0])
     if word_bytes(words) == 1 and flip == 0:
         nbytes = _flags_encode(words, dst)
         if nbytes >= 0:
             return nbytes if nbytes < n else -1
-    low = words[0] ^ flip
-    high = low
-    for i in range(n):
-        low = min(low, words[i] ^ flip)
-        high = max(high, words[i] ^ flip)
+    low, high = _range(words, flip)
     width = 0
     while width < 64 and np.uint64(high - low) >> np.uint64(width):
         width += 1
@@ -100,17 +118,12 @@ def bitpack_encode_cpu(words, dst, args, first):
     dst[8:16].view(np.uint64)[0] = np.uint64(low)
     at = HEADER
     for byte in range(width >> 3):
-        row = dst[at : at + n]
-        shift = words.dtype.type(8 * byte)
-        for i in range(n):
-            row[i] = np.uint8(((words[i] ^ flip) - low) >> shift)
+        _distance_bytes(words, flip, low, word(8 * byte), dst[at : at + n])
         dst[at + n : at + padded(n)] = 0
         at += padded(n)
     if width & 7:
-        shift = words.dtype.type(width & ~7)
         c = np.empty(whole_groups(n), np.uint8)
-        for i in range(n):
-            c[i] = np.uint8(((words[i] ^ flip) - low) >> shift)
+        _distance_bytes(words, flip, low, word(width & ~7), c)
         c[n:] = 0
         put_parts(c, width & 7, dst, at)
     return nbytes
@@ -119,40 +132,50 @@ def bitpack_encode_cpu(words, dst, args, first):
 @njit(nogil=True, cache=True)
 def bitpack_decode_cpu(src, words, args, first):
     """See tiles.py."""
-    n = words.size
+    n, word = words.size, words.dtype.type
     if src.size < HEADER or src[0] > 8 * words.itemsize:
         return -1
     width = np.int64(src[0])
     if src.size != _encoded_bytes(n, width):
         return -1
-    flip = words.dtype.type(args[0])
-    low = words.dtype.type(src[8:16].view(np.uint64)[0])
+    flip = word(args[0])
+    low = word(src[8:16].view(np.uint64)[0])
     if word_bytes(words) == 1 and width == 1 and flip == 0 and low == 0:
         _flags_decode(src, words)
         return 0
+    last = (width - 1) >> 3  # the byte with the highest bits
+    if last < 0:
+        words[:] = low ^ flip
     at = HEADER
-    whole = width >> 3
-    if whole == 0:
-        words[:] = 0
-    for byte in range(whole):
+    for byte in range(width >> 3):
         row = src[at : at + n]
-        shift = words.dtype.type(8 * byte)
-        if byte == 0:
-            for i in range(n):
-                words[i] = words.dtype.type(row[i])
-        else:
-            for i in range(n):
-                words[i] |= words.dtype.type(row[i]) << shift
+        _add_bytes(row, byte, byte == last, low, flip, words)
         at += padded(n)
     if width & 7:
         c = np.empty(whole_groups(n), np.uint8)
         get_parts(src, at, width & 7, c)
-        shift = words.dtype.type(width & ~7)
-        for i in range(n):
-            words[i] |= words.dtype.type(c[i]) << shift
-    for i in range(n):
-        words[i] = (words[i] + low) ^ flip
+        _add_bytes(c[:n], last, True, low, flip, words)
     return 0
+
+
+@njit(nogil=True, cache=True)
+def _add_bytes(row, byte, is_last, low, flip, words):
+    # A byte of every word's distance from the smallest; with the last one, the words are done.
+    word = words.dtype.type
+    shift = word(8 * byte)
+    if not is_last:
+        if byte == 0:
+            for i in range(words.size):
+                words[i] = word(row[i])
+        else:
+            for i in range(words.size):
+                words[i] |= shl(word(row[i]), shift)
+    elif byte == 0:
+        for i in range(words.size):
+            words[i] = word(word(row[i]) + low) ^ flip
+    else:
+        for i in range(words.size):
+            words[i] = word(word(words[i] | shl(word(row[i]), shift)) + low) ^ flip
 
 
 def bitpack_encode_reference(words: NDArray[Any], flip: int) -> bytes | None:

@@ -18,6 +18,8 @@ from cswap_kernels.planes import (
     parts_bytes,
     put_parts,
     put_parts_reference,
+    shl,
+    shr,
     whole_groups,
 )
 from cswap_kernels.words import popcount
@@ -55,9 +57,10 @@ def _escape_bytes(exponent_bits):
 
 @njit(nogil=True, cache=True)
 def _largest_exponent(words, field):
-    top = words.dtype.type(0)
+    word = words.dtype.type
+    top = word(0)
     for i in range(words.size):
-        top = max(top, words[i] & field)
+        top = max(top, word(words[i] & field))
     return top
 
 
@@ -65,13 +68,12 @@ def _largest_exponent(words, field):
 def _distances(words, high, mantissa_bits, exponent_bits, c):
     # How far each exponent lies below the largest, at most FAR; ZERO for exponent 0, unless the
     # largest is so small that 0 is near it. c [m] u8 is 0 behind the words.
-    shift = words.dtype.type(mantissa_bits)
-    field = words.dtype.type((1 << exponent_bits) - 1)
-    far = words.dtype.type(FAR)
-    marked = words.dtype.type(ZERO if high > NEAR else high)
+    word = words.dtype.type
+    shift, field = word(mantissa_bits), word((1 << exponent_bits) - 1)
+    far, marked = word(FAR), word(ZERO if high > NEAR else high)
     for i in range(words.size):
-        exponent = (words[i] >> shift) & field
-        below = min(words.dtype.type(high - exponent), far)
+        exponent = word(shr(words[i], shift) & field)
+        below = min(word(high - exponent), far)
         c[i] = np.uint8(marked if exponent == 0 else below)
     c[words.size :] = 0
 
@@ -110,26 +112,32 @@ def _codes(c, n, k, zero_code):
 
 
 @njit(nogil=True, cache=True)
+def _rest(words, i, low, sign, exponent_bits):
+    # Sign and mantissa of a word as one number.
+    word = words.dtype.type
+    return word(word(words[i] & low) | word(shr(words[i], exponent_bits) & sign))
+
+
+@njit(nogil=True, cache=True)
 def _put_rest(words, mantissa_bits, exponent_bits, dst):
     # Sign and mantissa: byte rows, then the bits over; returns the byte behind.
-    n = words.size
-    low = words.dtype.type((1 << mantissa_bits) - 1)
-    down = words.dtype.type(exponent_bits)
-    sign = words.dtype.type(1 << mantissa_bits)
+    n, word = words.size, words.dtype.type
+    low, sign = word((1 << mantissa_bits) - 1), word(1 << mantissa_bits)
+    down = word(exponent_bits)
     at = HEADER
     for byte in range((mantissa_bits + 1) >> 3):
         row = dst[at : at + n]
-        shift = words.dtype.type(8 * byte)
+        shift = word(8 * byte)
         for i in range(n):
-            row[i] = np.uint8(((words[i] & low) | ((words[i] >> down) & sign)) >> shift)
+            row[i] = np.uint8(shr(_rest(words, i, low, sign, down), shift))
         dst[at + n : at + padded(n)] = 0
         at += padded(n)
     bits = _rest_bits(mantissa_bits)
     if bits:
         c = np.zeros(whole_groups(n), np.uint8)
-        shift = words.dtype.type((mantissa_bits + 1) & ~7)
+        shift = word((mantissa_bits + 1) & ~7)
         for i in range(n):
-            c[i] = np.uint8(((words[i] & low) | ((words[i] >> down) & sign)) >> shift)
+            c[i] = np.uint8(shr(_rest(words, i, low, sign, down), shift))
         at = put_parts(c, bits, dst, at)
     return at
 
@@ -213,44 +221,53 @@ def expk_decode_cpu(src, words, args, first):
     nbytes = _fixed_bytes(n, mantissa_bits, k)
     if src.size != nbytes + escapes * _escape_bytes(exponent_bits) or high >> exponent_bits:
         return -1
-    at = _get_rest(src, words, mantissa_bits, exponent_bits)
+    at = _get_rest(src, words, mantissa_bits)
     c = np.empty(whole_groups(n), np.uint8)
     at = get_parts(src, at, k, c)
+    zero = np.uint8((1 << k) - 2 if zero_code else ZERO)
+    _join(words, c, high, zero, mantissa_bits, exponent_bits)
     shift = words.dtype.type(mantissa_bits)
     field = words.dtype.type((1 << exponent_bits) - 1)
-    zero = np.uint8((1 << k) - 2 if zero_code else ZERO)
-    for i in range(n):
-        exponent = (high - words.dtype.type(c[i])) & field
-        words[i] |= words.dtype.type(0) if c[i] == zero else exponent << shift
     code = np.uint8((1 << k) - 1)
     return 0 if _get_escapes(src, at, escapes, code, shift, field, c, words) else -1
 
 
 @njit(nogil=True, cache=True)
-def _get_rest(src, words, mantissa_bits, exponent_bits):
-    # Inverse of _put_rest: words without their exponents; returns the byte behind.
-    n = words.size
+def _get_rest(src, words, mantissa_bits):
+    # Inverse of _put_rest, but for the sign, which stays next to the mantissa; returns the byte
+    # behind. There is a whole byte: words of one byte are not taken.
+    n, word = words.size, words.dtype.type
     at = HEADER
-    words[:] = 0
-    for byte in range((mantissa_bits + 1) >> 3):
+    for i in range(n):
+        words[i] = word(src[at + i])
+    at += padded(n)
+    for byte in range(1, (mantissa_bits + 1) >> 3):
         row = src[at : at + n]
-        shift = words.dtype.type(8 * byte)
+        shift = word(8 * byte)
         for i in range(n):
-            words[i] |= words.dtype.type(row[i]) << shift
+            words[i] |= shl(word(row[i]), shift)
         at += padded(n)
     bits = _rest_bits(mantissa_bits)
     if bits:
         c = np.empty(whole_groups(n), np.uint8)
         at = get_parts(src, at, bits, c)
-        shift = words.dtype.type((mantissa_bits + 1) & ~7)
+        shift = word((mantissa_bits + 1) & ~7)
         for i in range(n):
-            words[i] |= words.dtype.type(c[i]) << shift
-    low = words.dtype.type((1 << mantissa_bits) - 1)
-    sign = words.dtype.type(1 << mantissa_bits)
-    up = words.dtype.type(exponent_bits)
-    for i in range(n):
-        words[i] = (words[i] & low) | ((words[i] & sign) << up)
+            words[i] |= shl(word(c[i]), shift)
     return at
+
+
+@njit(nogil=True, cache=True)
+def _join(words, c, high, zero, mantissa_bits, exponent_bits):
+    # Words from what _get_rest left there and the codes; those that escaped get a wrong exponent.
+    word = words.dtype.type
+    low, sign = word((1 << mantissa_bits) - 1), word(1 << mantissa_bits)
+    up, shift = word(exponent_bits), word(mantissa_bits)
+    field = word((1 << exponent_bits) - 1)
+    for i in range(words.size):
+        exponent = word(0) if c[i] == zero else word(word(high - word(c[i])) & field)
+        rest = word(word(words[i] & low) | shl(word(words[i] & sign), up))
+        words[i] = rest | shl(exponent, shift)
 
 
 def expk_encode_reference(

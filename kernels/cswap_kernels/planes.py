@@ -5,6 +5,10 @@ the bits of words j, j + q, j + 2 q, ... from its low end up. Neighbours in memo
 so packing is a plain vector loop. A part of 1 bit holds word i in bit i % 8 of byte i / 8: a vector
 comparison gives just that. A field of b bits is its whole bytes, then the parts 4, 2, 1 that add
 up to b % 8; each starts at a multiple of 16 bytes.
+
+Note [narrow shifts]: Numba computes with 64 bits whatever the words are. LLVM takes that back
+where it sees that nothing is lost, which it does for & and | with a cast around them, but not for
+a shift by an amount known only when running: such a loop over 16-bit words took four times as long.
 """
 
 from __future__ import annotations
@@ -91,6 +95,18 @@ def mask_put(typing: Any, c: Any, i: Any, mask: Any) -> Any:
 
 
 @intrinsic
+def shr(typing: Any, word: Any, by: Any) -> Any:
+    """``word >> by`` in the word's own width. See Note [narrow shifts]."""
+    return word(word, word), lambda _c, builder, _s, args: builder.lshr(*args)
+
+
+@intrinsic
+def shl(typing: Any, word: Any, by: Any) -> Any:
+    """``word << by`` in the word's own width. See Note [narrow shifts]."""
+    return word(word, word), lambda _c, builder, _s, args: builder.shl(*args)
+
+
+@intrinsic
 def lowest_bit(typing: Any, mask: Any) -> Any:
     """Position of the lowest bit that is set; the mask must not be 0."""
 
@@ -124,6 +140,34 @@ def parts_bytes(n, bits):
 
 
 @njit(nogil=True, cache=True)
+def _put_twos(c, shift, row):
+    # The part of 2 bits, eight bytes at a time: vectors of bytes cannot be shifted.
+    q = row.size
+    two = np.uint64(0x0303030303030303)
+    for j in range(q):
+        row[j] = (
+            (shr(c[j], shift) & two)
+            | ((shr(c[j + q], shift) & two) << np.uint64(2))
+            | ((shr(c[j + 2 * q], shift) & two) << np.uint64(4))
+            | ((shr(c[j + 3 * q], shift) & two) << np.uint64(6))
+        )
+
+
+@njit(nogil=True, cache=True)
+def _get_twos(row, shift, c):
+    # Inverse of _put_twos: set these bits of c, which are 0.
+    q = row.size
+    two = np.uint64(0x0303030303030303)
+    first, second, third, fourth = c[:q], c[q : 2 * q], c[2 * q : 3 * q], c[3 * q :]
+    for j in range(q):
+        bits = row[j]
+        first[j] |= shl(bits & two, shift)
+        second[j] |= shl((bits >> np.uint64(2)) & two, shift)
+        third[j] |= shl((bits >> np.uint64(4)) & two, shift)
+        fourth[j] |= shl((bits >> np.uint64(6)) & two, shift)
+
+
+@njit(nogil=True, cache=True)
 def put_parts(c, bits, dst, at):
     """Pack the low ``bits`` (0 to 7) bits of c [m] u8, zero behind n; return the byte behind."""
     m = c.size
@@ -137,14 +181,7 @@ def put_parts(c, bits, dst, at):
         shift = np.uint8(4)
     if bits & 2:
         q = m // 4
-        row = dst[at : at + q]
-        for j in range(q):
-            row[j] = (
-                ((c[j] >> shift) & np.uint8(3))
-                | (((c[j + q] >> shift) & np.uint8(3)) << np.uint8(2))
-                | (((c[j + 2 * q] >> shift) & np.uint8(3)) << np.uint8(4))
-                | (((c[j + 3 * q] >> shift) & np.uint8(3)) << np.uint8(6))
-            )
+        _put_twos(c.view(np.uint64), np.uint64(shift), dst[at : at + q].view(np.uint64))
         at = _pad(dst, at, q)
         shift += np.uint8(2)
     if bits & 1:
@@ -172,11 +209,7 @@ def get_parts(src, at, bits, c):
         shift = np.uint8(4)
     if bits & 2:
         q = m // 4
-        row = src[at : at + q]
-        for b in range(4):
-            column = c[b * q : (b + 1) * q]
-            for j in range(q):
-                column[j] |= ((row[j] >> np.uint8(2 * b)) & np.uint8(3)) << shift
+        _get_twos(src[at : at + q].view(np.uint64), np.uint64(shift), c.view(np.uint64))
         at += padded(q)
         shift += np.uint8(2)
     if bits & 1:
