@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import ctypes
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
@@ -12,10 +11,11 @@ import numpy as np
 
 from cswap.codecs.base import Codec, EncodeKey, LateSize, Stream, word_dtype
 from cswap.codecs.layout import bytes_of, words_of
-from cswap.codecs.parallel import MAX_RANGES, run_ranges, split
+from cswap.codecs.parallel import run_ranges, split
 from cswap.errors import CorruptEncodingError, UnsupportedError
 from cswap_kernels.tiles import (
     ALIGN,
+    CHUNK,
     ENTRY,
     SLACK,
     TILE_WORDS,
@@ -23,9 +23,9 @@ from cswap_kernels.tiles import (
     count_tiles,
     decode_range,
     directory_bytes,
+    encode_chunks,
     encode_range,
     segment_capacity,
-    shift_entries,
 )
 
 if TYPE_CHECKING:
@@ -81,11 +81,9 @@ class TiledCodec(Codec):
         """
 
     def bound(self, dtype: torch.dtype, numel: int) -> int:
-        """See `Codec.bound`: every tile raw, and room for MAX_RANGES threads to overshoot."""
+        """See `Codec.bound`: every tile raw, and room to overshoot."""
         d = word_dtype(dtype)
-        n_words = numel * (d.itemsize // d.word)
-        ranges = len(split(count_tiles(n_words, d.word), MAX_RANGES))
-        return container_bound(n_words, d.word) + ranges * SLACK
+        return container_bound(numel * (d.itemsize // d.word), d.word) + SLACK
 
     def encode_flat(
         self,
@@ -105,27 +103,23 @@ class TiledCodec(Codec):
             )
         encode = self.tile_functions(d).encode
         args = self.tile_args(d, key)
-        capacity = segment_capacity(d.word)
         n_tiles = count_tiles(words.size, d.word)
         start = directory_bytes(n_tiles)
+        directory = target[: n_tiles * ENTRY].view(np.uint32)  # [n_tiles, 2]
         target[n_tiles * ENTRY : start] = 0  # the padding too is the same every time
-        ranges = split(n_tiles, _threads(stream))
-
-        def job(index: int, first: int, last: int) -> int:
-            base = start + first * capacity + index * SLACK
+        tile, ranges = TILE_WORDS[d.word], split(n_tiles, _threads(stream))
+        if len(ranges) == 1:
             return int(
-                encode_range(encode, words, target, args, first, last, TILE_WORDS[d.word], base)
+                encode_range(encode, words, target, directory, args, 0, n_tiles, tile, start)
             )
+        queue = np.array([0, 0, start])
 
-        ends = run_ranges(job, ranges)
-        cursor = ends[0]
-        for index in range(1, len(ranges)):  # close the holes between the ranges
-            base = start + ranges[index][0] * capacity + index * SLACK
-            moved = ends[index] - base
-            ctypes.memmove(out.data_ptr() + cursor, out.data_ptr() + base, moved)
-            shift_entries(target, *ranges[index], base - cursor)
-            cursor += moved
-        return cursor
+        def job(_index: int, _first: int, _last: int) -> None:
+            scratch = np.empty(CHUNK * segment_capacity(d.word) + SLACK, np.uint8)
+            encode_chunks(encode, words, target, directory, args, tile, queue, scratch)
+
+        run_ranges(job, ranges)
+        return int(queue[-1])
 
     def decode_flat(
         self, payload: torch.Tensor, out: torch.Tensor, *, stream: Stream | None

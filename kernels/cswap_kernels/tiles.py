@@ -26,6 +26,7 @@ import numpy as np
 from numba import njit, types
 from numba.extending import typeof_impl
 
+from cswap_kernels.queue import take, wait_and_add
 from cswap_kernels.words import copy_bytes
 
 if TYPE_CHECKING:
@@ -46,6 +47,9 @@ ENTRY: Final = 8
 """Bytes of a directory entry: u32 start / ALIGN, u32 bytes with bit 31 set for a raw tile."""
 
 RAW: Final = 0x80000000
+
+CHUNK: Final = 16
+"""Tiles that a thread takes at a time: 256 KiB, a quarter of a core's second-level cache."""
 
 _WORD_TYPES: Final[dict[int, Any]] = {
     1: types.uint8,
@@ -119,13 +123,12 @@ def container_bound(n_words: int, word: int) -> int:
 
 
 @njit(nogil=True, cache=True)
-def encode_range(encode_tile, words, out, args, first_tile, last_tile, tile_words, base):
+def encode_range(encode_tile, words, out, directory, args, first_tile, last_tile, tile_words, base):
     """Encode tiles [first_tile, last_tile) into out, densely from byte ``base`` on.
 
-    Writes their directory entries at the start of out; returns the byte after the last segment.
-    out must have room for all of them raw, plus SLACK bytes.
+    Writes their entries of the directory [n_tiles, 2] u32; returns the byte after the last
+    segment. out must have room for all of them raw, plus SLACK bytes.
     """
-    directory = out[: 8 * last_tile].view(np.uint32)  # [n_tiles, 2] u32
     itemsize = words.itemsize
     cursor = np.int64(base)
     for tile in range(first_tile, last_tile):
@@ -147,11 +150,27 @@ def encode_range(encode_tile, words, out, args, first_tile, last_tile, tile_word
 
 
 @njit(nogil=True, cache=True)
-def shift_entries(out, first_tile, last_tile, by):
-    """Move the directory entries of [first_tile, last_tile) ``by`` bytes towards the front."""
-    directory = out[: 8 * last_tile].view(np.uint32)
-    for tile in range(first_tile, last_tile):
-        directory[2 * tile] = np.uint32(directory[2 * tile] - (by >> 4))
+def encode_chunks(encode_tile, words, out, directory, args, tile_words, queue, scratch):
+    """Encode chunks of tiles, densely from the queue's value on, until none is left.
+
+    To be called by any number of threads with the same queue, each with a scratch of its own:
+    CHUNK tiles raw, plus SLACK bytes. A chunk is encoded to it, which stays in the thread's cache,
+    and copied when the sizes of all chunks before it are known.
+    """
+    n_tiles = (words.size + tile_words - 1) // tile_words
+    while True:
+        chunk = take(queue)
+        first_tile = chunk * CHUNK
+        if first_tile >= n_tiles:
+            return
+        last_tile = min(first_tile + CHUNK, n_tiles)
+        nbytes = encode_range(
+            encode_tile, words, scratch, directory, args, first_tile, last_tile, tile_words, 0
+        )
+        start = wait_and_add(queue, chunk, nbytes)
+        for tile in range(first_tile, last_tile):
+            directory[2 * tile] += np.uint32(start >> 4)
+        copy_bytes(out[start:], scratch[:nbytes])
 
 
 @njit(nogil=True, cache=True)
