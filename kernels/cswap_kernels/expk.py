@@ -22,7 +22,7 @@ from cswap_kernels.planes import (
     shr,
     whole_groups,
 )
-from cswap_kernels.words import popcount
+from cswap_kernels.words import popcount, prefetch
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,6 +32,9 @@ HEADER = 16
 
 NEAR = 14
 """Exponent 0 may have a code of its own only if the largest exponent is above this."""
+
+USUAL = 4
+"""More escapes than this in 64 words are rare where escaping pays."""
 
 FAR, ZERO = 254, 255
 """A distance of 254 or more; exponent 0. Both while encoding only."""
@@ -79,10 +82,12 @@ def _distances(words, high, mantissa_bits, exponent_bits, c):
 
 
 @njit(nogil=True, cache=True)
-def _choose(c, n, mantissa_bits, exponent_bits, forced):
+def _choose(words, c, mantissa_bits, exponent_bits, forced):
     # The cheapest of (k, zero code): returns k, zero code, escapes, bytes.
+    n = words.size
     over5, over6, over13, over14, zeros = 0, 0, 0, 0, 0
     for i in range(0, c.size, 64):
+        prefetch(words, words, i + n)  # the next tile, while this one is in the cache
         over5 += popcount(mask_above(c, i, np.uint8(5)))
         over6 += popcount(mask_above(c, i, np.uint8(6)))
         over13 += popcount(mask_above(c, i, np.uint8(13)))
@@ -143,25 +148,37 @@ def _put_rest(words, mantissa_bits, exponent_bits, dst):
 
 
 @njit(nogil=True, cache=True)
-def _put_escapes(words, c, k, shift, field, dst, at, count):
-    # Positions (u16), then exponents (u8, or u16 if field needs it), in order.
-    positions = dst[at : at + 2 * count].view(np.uint16)
-    exponents = dst[at + 2 * count :]
-    wide = field > 255
+def _find_escapes(c, k, positions):
+    # Positions of the codes that are escapes, in order. Writes up to USUAL positions behind them:
+    # a loop that ends where the escapes of a group end is mispredicted in every group.
     found = 0
     for group in range(0, c.size, 64):
         mask = mask_above(c, group, np.uint8((1 << k) - 2))
-        while mask:
-            i = group + lowest_bit(mask)
-            mask &= mask - np.uint64(1)
-            exponent = (words[i] >> shift) & field
-            positions[found] = np.uint16(i)
-            if wide:
-                exponents[2 * found] = np.uint8(exponent)
-                exponents[2 * found + 1] = np.uint8(exponent >> words.dtype.type(8))
-            else:
-                exponents[found] = np.uint8(exponent)
-            found += 1
+        after = found + np.int64(popcount(mask))
+        while True:
+            for slot in range(USUAL):
+                positions[found + slot] = np.uint16(group + lowest_bit(mask))
+                mask &= mask - np.uint64(1)
+            if mask == 0:
+                break
+            found += USUAL
+        found = after
+
+
+@njit(nogil=True, cache=True)
+def _put_escapes(words, c, k, shift, field, dst, at, count):
+    # Positions (u16), then exponents (u8, or u16 if field needs it), in order.
+    positions = dst[at : at + 2 * (count + USUAL)].view(np.uint16)
+    exponents = dst[at + 2 * count :]
+    _find_escapes(c, k, positions)
+    wide = field > 255
+    for j in range(count):
+        exponent = shr(words[positions[j]], shift) & field
+        if wide:
+            exponents[2 * j] = np.uint8(exponent)
+            exponents[2 * j + 1] = np.uint8(exponent >> words.dtype.type(8))
+        else:
+            exponents[j] = np.uint8(exponent)
 
 
 @njit(nogil=True, cache=True)
@@ -174,7 +191,9 @@ def expk_encode_cpu(words, dst, args, first):
     high = words.dtype.type(_largest_exponent(words, words.dtype.type(field << shift)) >> shift)
     c = np.empty(whole_groups(n), np.uint8)
     _distances(words, high, mantissa_bits, exponent_bits, c)
-    k, zero_code, escapes, nbytes = _choose(c, n, mantissa_bits, exponent_bits, np.int64(args[2]))
+    k, zero_code, escapes, nbytes = _choose(
+        words, c, mantissa_bits, exponent_bits, np.int64(args[2])
+    )
     if nbytes >= n * words.itemsize:
         return -1
     dst[:HEADER] = 0

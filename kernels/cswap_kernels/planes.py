@@ -108,10 +108,10 @@ def shl(typing: Any, word: Any, by: Any) -> Any:
 
 @intrinsic
 def lowest_bit(typing: Any, mask: Any) -> Any:
-    """Position of the lowest bit that is set; the mask must not be 0."""
+    """Position of the lowest bit that is set; 64 if none is."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))
 
     return types.int64(types.uint64), generate
 
