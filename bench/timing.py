@@ -5,10 +5,16 @@ from __future__ import annotations
 import statistics
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+
+SETTLE_S: Final = 0.02
+"""Before each run: torch's threads spin for a while after an operation, on cores that the next
+contender's threads need.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +39,7 @@ def interleaved(
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for round_ in range(warmup + rounds):
         for name, run in contenders.items():
+            time.sleep(SETTLE_S)
             start = time.perf_counter()
             run()
             elapsed = time.perf_counter() - start
