@@ -1,0 +1,71 @@
+"""A queue of chunks that threads take one by one, and put down in order.
+
+    queue [3] i64: the next chunk to take, the chunk whose turn it is, a value that is handed on
+
+Chunks are taken in order by threads that run: whoever waits for a turn waits for one that is at
+work. So nothing hangs, however few threads there are in the end, and a slow one holds up nobody
+for longer than its chunk.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from cswap_kernels.words import I64, emit_pointer, get, put
+
+
+@intrinsic
+def take(typing: Any, queue: Any) -> Any:
+    """Number of the next chunk; no two threads get the same."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        next_chunk = emit_pointer(context, builder, queue, args[0], ir.Constant(I64, 0), I64)
+        return builder.atomic_rmw("add", next_chunk, ir.Constant(I64, 1), "monotonic")
+
+    return types.int64(queue), generate
+
+
+@intrinsic
+def _turn(typing: Any, queue: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        turn = emit_pointer(context, builder, queue, args[0], ir.Constant(I64, 1), I64)
+        return builder.load_atomic(turn, "acquire", 8)
+
+    return types.int64(queue), generate
+
+
+@intrinsic
+def _set_turn(typing: Any, queue: Any, chunk: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        turn = emit_pointer(context, builder, queue, args[0], ir.Constant(I64, 1), I64)
+        builder.store_atomic(args[1], turn, "release", 8)
+        return context.get_dummy_value()
+
+    return types.void(queue, types.int64), generate
+
+
+@intrinsic
+def _let_others_run(typing: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        fnty = ir.FunctionType(ir.IntType(32), [])
+        function = cgutils.get_or_insert_function(builder.module, fnty, "sched_yield")
+        builder.call(function, [])
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@njit(nogil=True, cache=True)
+def wait_and_add(queue, chunk, amount):
+    """Wait for the turn of a chunk, add to the value that is handed on, return it as it was."""
+    while _turn(queue) != chunk:
+        _let_others_run()
+    before = get(queue, 2)
+    put(queue, 2, before + amount)
+    _set_turn(queue, chunk + 1)
+    return before
