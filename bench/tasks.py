@@ -100,11 +100,11 @@ def _gpt(quick: bool, n_steps: int | None) -> Task:
         starts = torch.randint(last, (batch_size,), generator=_generator(seed, step))
         return windows(text.train, starts, shape.context)
 
-    n_validation = 4 if quick else 12
+    n_validation = 4 if quick else 6
     spread_out = torch.linspace(0, len(text.validation) - shape.context - 1, 16 * n_validation)
     return Task(
         name="gpt",
-        n_steps=n_steps or (6 if quick else 110),
+        n_steps=n_steps or (6 if quick else 100),
         peak_lr=3e-3,
         build=lambda: Gpt(shape),
         optimizer=lambda net: AdamW(net.parameters(), 0.0, betas=(0.9, 0.95), weight_decay=0.01),
