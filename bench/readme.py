@@ -61,7 +61,7 @@ def demo_table() -> str:
         ]
         for r in data["rows"]
     ]
-    headings = ["run", "peak saved MiB", "off's / this", "step time, off = 1", "val. loss"]
+    headings = ["run", "peak saved MiB", "raw / encoded", "step time, off = 1", "val. loss"]
     headings += ["accuracy %", "bit-equal to off", "largest gradient difference"]
     return _markdown(headings, rows) + "\n\n" + _where(data, "demo.json")
 

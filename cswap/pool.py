@@ -32,9 +32,16 @@ def size_class(nbytes: int) -> int:
 class BufferPool:
     """Buffers by size class. In use plus idle never exceeds the most that was ever in use."""
 
-    def __init__(self, allocate: Callable[[int], torch.Tensor]) -> None:
-        """Args: allocate: gives [n] uint8 for n bytes."""
+    def __init__(self, allocate: Callable[[int], torch.Tensor], idle_share: float = 1.0) -> None:
+        """Make an empty pool.
+
+        Args:
+            allocate: gives [n] uint8 for n bytes.
+            idle_share: of the most that was ever in use, what may be kept idle; less saves memory
+                and costs page faults.
+        """
         self._allocate = allocate
+        self._idle_share = idle_share
         self._lock = threading.Lock()
         self._idle: OrderedDict[int, list[torch.Tensor]] = OrderedDict()
         self._idle_bytes = 0
@@ -80,7 +87,8 @@ class BufferPool:
 
     def _shrink(self) -> None:
         # The class that was given back longest ago goes first.
-        while self._idle_bytes and self.in_use_bytes + self._idle_bytes > self.peak_bytes:
+        spare = self.peak_bytes - self.in_use_bytes
+        while self._idle_bytes > min(spare, self._idle_share * self.peak_bytes):
             size, buffers = next(iter(self._idle.items()))
             if buffers:
                 buffers.pop()

@@ -46,6 +46,9 @@ _WARM: set[tuple[str, torch.dtype]] = set()
 
 WARM_NUMEL = 64
 
+UNIFIED_IDLE_SHARE = 0.25
+"""Of the host memory used at the peak, what a unified device keeps for the next step."""
+
 PREFETCH_DEPTH = 2
 """Tensors decoded ahead of the one that backward works on."""
 
@@ -71,7 +74,10 @@ class SwapEngine:
         self._advisor = Advisor(config, plan)
         self._device = cpu_device(_workers(config)) if device is None else device
         self._counters = Counters()
-        self._host = HostStore(self._device.host_memory, _optional_int(config.host_limit))
+        # Where the host's memory is the device's, what backward gives free must come free.
+        idle_share = UNIFIED_IDLE_SHARE if self._device.unified else 1.0
+        limit = _optional_int(config.host_limit)
+        self._host = HostStore(self._device.host_memory, limit, idle_share)
         self._disk = _disk_store(config)
         self._executor = Executor(
             self._device,

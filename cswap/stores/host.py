@@ -15,9 +15,20 @@ if TYPE_CHECKING:
 class HostStore:
     """Host memory for encodings. Overhead: at most 1/8 per encoding (size classes)."""
 
-    def __init__(self, allocate: Callable[[int], torch.Tensor], limit: int | None) -> None:
-        """Args: allocate: host memory of the device; limit: bytes in use at most, or None."""
-        self._pool = BufferPool(allocate)
+    def __init__(
+        self,
+        allocate: Callable[[int], torch.Tensor],
+        limit: int | None,
+        idle_share: float = 1.0,
+    ) -> None:
+        """Make an empty store.
+
+        Args:
+            allocate: host memory of the device.
+            limit: bytes in use at most, or None.
+            idle_share: see `BufferPool`.
+        """
+        self._pool = BufferPool(allocate, idle_share)
         self._limit = limit
 
     def take(self, nbytes: int) -> torch.Tensor | None:
