@@ -1,0 +1,61 @@
+"""What both directions of a swap share: the device, the stores, the counters, one lock."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+if TYPE_CHECKING:
+    import threading
+
+    from cswap.devices.base import Device
+    from cswap.engine.handle import Handle
+    from cswap.engine.stats import Counters
+    from cswap.stores.disk import DiskStore
+    from cswap.stores.host import HostStore
+
+DAMAGED: Final = "verify: a tensor encoded by {} to {} bytes came back changed."
+
+
+@dataclass(frozen=True, slots=True)
+class Tiers:
+    """Where a swap goes through.
+
+    Attributes:
+        device: that runs the jobs.
+        host: the host tier.
+        disk: where encodings go that the host tier has no room for; None: nowhere.
+        counters: what is counted.
+        lock: under which handles change.
+        verify: whether what comes back is compared with what went out.
+    """
+
+    device: Device
+    host: HostStore
+    disk: DiskStore | None
+    counters: Counters
+    lock: threading.Lock
+    verify: bool
+
+    def give_back(self, scratch: torch.Tensor | None) -> None:
+        """Return scratch memory, if there is any."""
+        if scratch is not None:
+            self.device.give_back(scratch)
+
+    def free(self, handle: Handle) -> None:
+        """Free the store's copy of a released handle that no job uses any more."""
+        host, file = handle.host, handle.file
+        handle.host = handle.file = None
+        if host is not None:
+            self.host.give_back(host)
+            self.counters.hold(host=-host.numel())
+        if file is not None and self.disk is not None:
+            self.disk.release(file)
+
+
+def checksum(x: torch.Tensor) -> int:
+    """CRC-32 of a contiguous tensor's bytes."""
+    return zlib.crc32(x.view(torch.uint8).cpu().numpy().data)
