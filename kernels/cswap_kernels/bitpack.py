@@ -12,6 +12,7 @@ from numba import njit
 
 from cswap_kernels.planes import (
     get_parts,
+    get_parts_reference,
     mask_above,
     mask_put,
     padded,
@@ -194,19 +195,23 @@ def bitpack_encode_reference(words: NDArray[Any], flip: int) -> bytes | None:
 
 
 def bitpack_decode_reference(stream: bytes, n: int, word: int, flip: int) -> NDArray[Any]:
-    """The inverse, for a valid stream."""
-    width, low, at = stream[0], int.from_bytes(stream[8:16], "little"), HEADER
-    values = [0] * n
-    for byte in range(width // 8):
-        for i in range(n):
-            values[i] |= stream[at + i] << 8 * byte
-        at += -(-n // 16) * 16
-    m, shift = -(-n // 64) * 64, width // 8 * 8
-    for part in (4, 2, 1):
-        if width % 8 & part:
-            q = m * part // 8
-            for i in range(n):
-                j, up = (i // 8, i % 8) if part == 1 else (i % q, i // q * part)
-                values[i] |= (stream[at + j] >> up & (1 << part) - 1) << shift
-            at, shift = at + -(-q // 16) * 16, shift + part
-    return np.array([(v + low) ^ flip for v in values], np.uint64).astype(f"u{word}")
+    """The n words of ``word`` bytes that a segment holds.
+
+    Raises:
+        ValueError: the segment is not an encoding of so many words.
+    """
+    width, low, row = (
+        (*stream[:1], 255)[0],
+        int.from_bytes(stream[8:16], "little"),
+        -(-n // 16) * 16,
+    )
+    at = HEADER + width // 8 * row
+    if width > 8 * word or len(stream) != at + parts_bytes(n, width % 8):
+        raise ValueError("width or length")
+    top, _ = get_parts_reference(stream, at, width % 8, n)
+    values = []
+    for i in range(n):
+        value = low + (top[i] << width // 8 * 8)
+        value += sum(stream[HEADER + row * byte + i] << 8 * byte for byte in range(width // 8))
+        values.append((value ^ flip) & (1 << 8 * word) - 1)
+    return np.array(values, f"u{word}")

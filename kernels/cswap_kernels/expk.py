@@ -5,6 +5,7 @@ See docs/format/expk.md. Bits in, bits out: NaN payloads, -0.0 and denormals sur
 
 from __future__ import annotations
 
+import struct
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from numba import njit
 
 from cswap_kernels.planes import (
     get_parts,
+    get_parts_reference,
     lowest_bit,
     mask_above,
     padded,
@@ -210,15 +212,23 @@ def expk_encode_cpu(words, dst, args, first):
 
 @njit(nogil=True, cache=True)
 def _get_escapes(src, at, count, code, shift, field, c, words):
-    # Put in the exponents of escaped words; False if a position is not one of an escape.
+    # Put in the exponents of escaped words; False if the positions are not those of the words
+    # with that code, in order.
+    coded = 0
+    for group in range(0, c.size, 64):
+        coded += popcount(mask_above(c, group, np.uint8(code - 1)))
+    if coded != count:
+        return False
     positions = src[at : at + 2 * count].view(np.uint16)
     values = src[at + 2 * count :]
     wide = field > 255
     others = words.dtype.type(~(field << shift))
+    last = -1
     for j in range(count):
         i = np.int64(positions[j])
-        if i >= words.size or c[i] != code:
+        if i <= last or i >= words.size or c[i] != code:
             return False
+        last = i
         exponent = words.dtype.type(values[j])
         if wide:
             exponent = words.dtype.type(values[2 * j])
@@ -243,6 +253,7 @@ def expk_decode_cpu(src, words, args, first):
     at = _get_rest(src, words, mantissa_bits)
     c = np.empty(whole_groups(n), np.uint8)
     at = get_parts(src, at, k, c)
+    c[n:] = 0  # behind the words src may hold anything
     zero = np.uint8((1 << k) - 2 if zero_code else ZERO)
     _join(words, c, high, zero, mantissa_bits, exponent_bits)
     shift = words.dtype.type(mantissa_bits)
@@ -293,31 +304,65 @@ def expk_encode_reference(
     words: NDArray[Any], exponent_bits: int, mantissa_bits: int, forced: int = 0
 ) -> bytes | None:
     """One tile, as docs/format/expk.md says it; None if it would not shrink."""
-    x = [int(w) for w in words]
-    field, low = (1 << exponent_bits) - 1, (1 << mantissa_bits) - 1
-    exponents = [w >> mantissa_bits & field for w in x]
-    rest = [w & low | w >> exponent_bits & 1 << mantissa_bits for w in x]
-    high, whole = max(exponents), (mantissa_bits + 1) // 8
+    exponents = [int(w) >> mantissa_bits & (1 << exponent_bits) - 1 for w in words]
     best: bytes | None = None
     for k in (3, 4) if forced == 0 else (forced,):
-        escape = (1 << k) - 1
-        for zero_code in (0, 1) if high > NEAR and 0 in exponents else (0,):
-            codes = [min(high - e, escape) for e in exponents]
-            codes = [escape if zero_code and c == escape - 1 else c for c in codes]
-            codes = [
-                escape - 1 if zero_code and e == 0 else c
-                for c, e in zip(codes, exponents, strict=True)
-            ]
-            out = bytes([k, zero_code]) + high.to_bytes(2, "little")
-            escaped = [i for i, c in enumerate(codes) if c == escape]
-            out += len(escaped).to_bytes(4, "little") + bytes(8)
-            for byte in range(whole):
-                out += bytes(r >> 8 * byte & 255 for r in rest) + bytes(-len(x) % 16)
-            over = np.array([r >> 8 * whole & 255 for r in rest], np.uint8)
-            out += put_parts_reference(over, (mantissa_bits + 1) % 8)
-            out += put_parts_reference(np.array(codes, np.uint8), k)
-            out += b"".join(i.to_bytes(2, "little") for i in escaped)
-            wide = 1 if exponent_bits <= 8 else 2
-            out += b"".join(exponents[i].to_bytes(wide, "little") for i in escaped)
+        for zero_code in (0, 1) if max(exponents) > NEAR and 0 in exponents else (0,):
+            out = _encode_as(words, exponents, exponent_bits, mantissa_bits, k, zero_code)
             best = out if best is None or len(out) < len(best) else best
     return best if best is not None and len(best) < words.nbytes else None
+
+
+def _encode_as(
+    words: NDArray[Any], exponents: list[int], e: int, t: int, k: int, zero_code: int
+) -> bytes:
+    # A tile with codes of k bits, with or without a code for exponent 0.
+    high, escape = max(exponents), (1 << k) - 1
+    codes = [
+        escape - 1
+        if zero_code and E == 0
+        else high - E
+        if high - E < escape - zero_code
+        else escape
+        for E in exponents
+    ]
+    escaped = [i for i, code in enumerate(codes) if code == escape]
+    out = bytes([k, zero_code]) + high.to_bytes(2, "little")
+    out += len(escaped).to_bytes(4, "little") + bytes(8)
+    rest = [int(w) & (1 << t) - 1 | int(w) >> e & 1 << t for w in words]
+    for byte in range((t + 1) // 8):
+        out += bytes(r >> 8 * byte & 255 for r in rest) + bytes(-len(rest) % 16)
+    over = np.array([r >> (t + 1) // 8 * 8 & 255 for r in rest], np.uint8)
+    out += put_parts_reference(over, (t + 1) % 8)
+    out += put_parts_reference(np.array(codes, np.uint8), k)
+    out += b"".join(i.to_bytes(2, "little") for i in escaped)
+    return out + b"".join(exponents[i].to_bytes(1 if e <= 8 else 2, "little") for i in escaped)
+
+
+def expk_decode_reference(
+    stream: bytes, like: NDArray[Any], exponent_bits: int, mantissa_bits: int
+) -> None:
+    """Decode a segment into the words of ``like``.
+
+    Raises:
+        ValueError: the segment is not an encoding of so many words.
+    """
+    e, t, n = exponent_bits, mantissa_bits, like.size
+    k, zero_code, high, x = struct.unpack_from("<BBHI", stream.ljust(HEADER, b"\0"))
+    wide, whole, row = 1 if e <= 8 else 2, (t + 1) // 8, -(-n // 16) * 16
+    tail = HEADER + whole * row + sum(parts_bytes(n, bits) for bits in ((t + 1) % 8, k))
+    if k not in (3, 4) or zero_code > 1 or high >> e or len(stream) != tail + (2 + wide) * x:
+        raise ValueError("header or length")
+    over, at = get_parts_reference(stream, HEADER + whole * row, (t + 1) % 8, n)
+    codes, at = get_parts_reference(stream, at, k, n)
+    positions = [int.from_bytes(stream[at + 2 * j :][:2], "little") for j in range(x)]
+    if positions != [i for i, code in enumerate(codes) if code == (1 << k) - 1]:
+        raise ValueError("escapes")
+    field = (1 << e) - 1
+    exponents = [0 if zero_code and c == (1 << k) - 2 else high - c & field for c in codes]
+    for j, i in enumerate(positions):
+        exponents[i] = int.from_bytes(stream[at + 2 * x + wide * j :][:wide], "little") & field
+    for i in range(n):
+        rest = sum(stream[HEADER + row * byte + i] << 8 * byte for byte in range(whole))
+        rest |= over[i] << 8 * whole
+        like[i] = rest & (1 << t) - 1 | (rest >> t) << e + t | exponents[i] << t

@@ -243,3 +243,16 @@ def put_parts_reference(c: NDArray[np.uint8], bits: int) -> bytes:
                 row[j] |= (field >> shift & (1 << width) - 1) << up
             out, shift = out + bytes(row), shift + width
     return out
+
+
+def get_parts_reference(stream: bytes, at: int, bits: int, n: int) -> tuple[list[int], int]:
+    """What `put_parts_reference` packed, from byte ``at`` on: fields [n], and the byte behind."""
+    m, c, shift = -(-n // 64) * 64, [0] * n, 0
+    for width in (4, 2, 1):
+        if bits & width:
+            q = m * width // 8
+            for i in range(n):
+                j, up = (i // 8, i % 8) if width == 1 else (i % q, i // q * width)
+                c[i] |= (stream[at + j] >> up & (1 << width) - 1) << shift
+            at, shift = at + -(-q // 16) * 16, shift + width
+    return c, at
