@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from itertools import accumulate
+from functools import cache
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -11,18 +11,17 @@ import numpy as np
 from cswap.codecs.layout import words_of
 from cswap.schema.tensor import DTYPES, DType, TensorProfile
 from cswap_kernels import profile as kernel
+from cswap_kernels.tiles import TILE_WORDS
 
 if TYPE_CHECKING:
     import torch
+    from numpy.typing import NDArray
 
 SAMPLES: Final = {"float": (64, 64), "other": (64, 64)}
 """Pieces and words of each, by kind: many and small, since zeros come in patches."""
 
 INTEGER_SAMPLES: Final = (16, 256)
 """Long enough to see the range that a tile of indices has."""
-
-WHOLE_PIECE_WORDS: Final = 4096
-"""Of `profile_all`: the size of a tile."""
 
 
 def profile(
@@ -44,43 +43,55 @@ def profile(
     words = words_of(x)
     if words.size <= samples * piece_words:
         samples = -(-words.size // piece_words)
-    counts = np.empty(kernel.N_COUNTS, np.float64)
-    flip = np.uint64(1 << (8 * d.word - 1) if d.kind == "int" else 0)
-    kernel.profile_pieces(
-        words, samples, piece_words, _exponent_bits(d), d.mantissa_bits, flip, counts
-    )
+    counts = np.empty(kernel.N_COUNTS, np.int64)
+    kernel.profile_pieces(words, samples, piece_words, _layout(d), counts)
     return _from_counts(d, nbytes, counts.tolist())
 
 
 def profile_all(x: torch.Tensor) -> TensorProfile:
     """Profile x from every one of its words, in pieces of a tile: slow and exact."""
-    n_words = max(1, x.numel() * x.itemsize)
-    return profile(x, samples=-(-n_words // WHOLE_PIECE_WORDS), piece_words=WHOLE_PIECE_WORDS)
+    d = DTYPES[str(x.dtype).removeprefix("torch.")]
+    n_words, tile = x.numel() * (d.itemsize // d.word), TILE_WORDS[d.word]
+    return profile(x, samples=max(1, -(-n_words // tile)), piece_words=tile)
 
 
-def _exponent_bits(d: DType) -> int:
-    if d.kind == "float":
-        return d.exponent_bits
-    return -1 if d.kind == "other" else 0
+@cache
+def _layout(d: DType) -> NDArray[np.int64]:
+    """What the kernel must know of a word: see `cswap_kernels.profile`."""
+    layout = np.zeros(kernel.N_LAYOUT, np.int64)
+    layout[kernel.EXPONENT_BITS] = -1 if d.kind == "other" else d.exponent_bits
+    layout[kernel.MANTISSA_BITS] = d.mantissa_bits
+    sign = np.uint64(1 << (8 * d.word - 1))
+    layout.view(np.uint64)[kernel.FLIP] = sign if d.kind == "int" else 0
+    below_sign = 1 << (d.exponent_bits + d.mantissa_bits)
+    layout[kernel.NAN] = -1
+    if d.name.endswith("fnuz"):  # no infinity; NaN is where -0.0 would be
+        layout[kernel.LARGEST], layout[kernel.NAN] = below_sign - 1, below_sign
+    elif d.name.endswith("fn"):  # no infinity; NaN is all ones
+        layout[kernel.LARGEST] = below_sign - 2
+    else:
+        layout[kernel.LARGEST] = below_sign - (1 << d.mantissa_bits) - 1
+    return layout
 
 
-def _from_counts(d: DType, nbytes: int, counts: list[float]) -> TensorProfile:
+def _from_counts(d: DType, nbytes: int, counts: list[int]) -> TensorProfile:
     n = counts[kernel.WORDS]
-    nonzero = max(n - counts[kernel.ZEROS], 1.0)
+    nonzero = max(n - counts[kernel.ZEROS], 1)
     is_float, is_int = d.kind == "float", d.kind in ("int", "uint", "bool")
-    within = accumulate(counts[kernel.SPREAD : kernel.SPREAD + 4])
-    within_nonzero = accumulate(counts[kernel.SPREAD_NONZERO : kernel.SPREAD_NONZERO + 4])
+    within = counts[kernel.SPREAD : kernel.SPREAD + 4]
+    within_nonzero = counts[kernel.SPREAD_NONZERO : kernel.SPREAD_NONZERO + 4]
     return TensorProfile(
         dtype=d.name,
         nbytes=nbytes,
-        sampled=int(n),
+        sampled=n,
         zero_fraction=counts[kernel.ZEROS] / n,
-        repeat_fraction=counts[kernel.REPEATS] / max(counts[kernel.FOLLOWERS], 1.0),
+        repeat_fraction=counts[kernel.REPEATS] / max(counts[kernel.FOLLOWERS], 1),
         spread=tuple(c / n for c in within) if is_float else (),
         spread_nonzero=tuple(c / nonzero for c in within_nonzero) if is_float else (),
         int_bits=counts[kernel.INT_BITS] / counts[kernel.PIECES] if is_int else None,
         non_finite=counts[kernel.NON_FINITE] / n,
-        amax=_value_of(int(counts[kernel.AMAX]), d) if is_float else 0.0,
+        amax=_value_of(counts[kernel.AMAX], d) if is_float else 0.0,
+        zero_exponent=counts[kernel.ZERO_EXPONENT] / n,
     )
 
 
@@ -89,7 +100,7 @@ def _value_of(bits: int, d: DType) -> float:
     exponent, mantissa = bits >> d.mantissa_bits, bits & ((1 << d.mantissa_bits) - 1)
     if d.word == 8:
         return float(struct.unpack("<d", struct.pack("<Q", bits))[0])
-    bias = (1 << (d.exponent_bits - 1)) - 1
+    bias = (1 << (d.exponent_bits - 1)) - (not d.name.endswith("fnuz"))
     if exponent == 0:
         return float(mantissa * 2.0 ** (1 - bias - d.mantissa_bits))
     return float((1 + mantissa / (1 << d.mantissa_bits)) * 2.0 ** (exponent - bias))

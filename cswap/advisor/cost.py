@@ -83,20 +83,23 @@ def _ratio_bitpack(p: TensorProfile) -> float:
 
 
 def _expk_bits(p: TensorProfile, spread: tuple[float, ...], zeros: float) -> float:
-    # A code of 3 or 4 bits for the exponent; an escape costs 3 bytes. Zeros get a code, too.
+    # A code of 3 or 4 bits for the exponent; an escape costs 3 bytes. Exponent 0 gets a code, too.
     d, w = DTYPES[p.dtype], _word_bits(p)
     escaped = [24 * max(0.0, 1 - within - zeros) for within in (spread[K3], spread[K4])]
     return min(w, w - d.exponent_bits + min(3 + escaped[0], 4 + escaped[1]))
 
 
 def _ratio_expk(p: TensorProfile) -> float:
-    return _word_bits(p) / _expk_bits(p, p.spread, p.zero_fraction) if p.spread else 1.0
+    zeros = max(p.zero_fraction, p.zero_exponent)
+    return _word_bits(p) / _expk_bits(p, p.spread, zeros) if p.spread else 1.0
 
 
 def _ratio_zvc_expk(p: TensorProfile) -> float:
     if not p.spread_nonzero:
         return 1.0
-    survivors = (1 - p.zero_fraction) * _expk_bits(p, p.spread_nonzero, 0.0)
+    rest = 1 - p.zero_fraction
+    zeros = max(0.0, p.zero_exponent - p.zero_fraction) / max(rest, 1e-9)  # -0.0 and denormals
+    survivors = rest * _expk_bits(p, p.spread_nonzero, zeros)
     return _word_bits(p) / (1 + survivors)
 
 

@@ -123,14 +123,17 @@ class TensorProfile:
         nbytes: raw bytes of the whole tensor.
         sampled: words looked at; 0 means that nothing is known.
         zero_fraction: words whose bits are all zero (-0.0 is not).
-        repeat_fraction: words equal to the word before them, within a sampled tile.
+        repeat_fraction: words equal to the word before them, within a sampled piece.
         spread: fraction of words (zeros included) whose exponent lies less than 1, 3, 7 and 15
-            below the largest of their tile. Empty unless floating.
+            below the largest of their piece. A sample's pieces are shorter than a tile, so this
+            is a little high; more so, the longer the tails. Empty unless floating.
         spread_nonzero: the same among words that are not zero, as zvc would leave them.
-        int_bits: bits that (largest - smallest) of a tile needs, mean over sampled tiles;
+        int_bits: bits that (largest - smallest) of a piece needs, mean over sampled pieces;
             None unless integer or bool.
         non_finite: fraction of words that are NaN or infinite.
         amax: largest finite magnitude seen; 0.0 unless floating.
+        zero_exponent: fraction of words whose exponent bits are all zero: 0.0, -0.0 (dropout
+            makes it of what was negative), denormals. 0.0 unless floating.
     """
 
     dtype: str
@@ -143,3 +146,4 @@ class TensorProfile:
     int_bits: float | None = None
     non_finite: float = 0.0
     amax: float = 0.0
+    zero_exponent: float = 0.0

@@ -9,8 +9,15 @@ import numpy as np
 from numba import njit
 
 WORDS, ZEROS, REPEATS, FOLLOWERS, NON_FINITE, PIECES, INT_BITS, AMAX = range(8)
-SPREAD, SPREAD_NONZERO = 8, 12
-N_COUNTS = 16
+SPREAD, SPREAD_NONZERO, ZERO_EXPONENT, N_COUNTS = 8, 12, 16, 17
+
+REACHES = (1, 3, 7, 15)
+"""`TensorProfile.spread` counts the exponents that lie less than these below the largest."""
+
+EXPONENT_BITS, MANTISSA_BITS, FLIP, LARGEST, NAN, N_LAYOUT = range(6)
+"""Layout of a word: exponent bits (> 0 for floats, 0 for integers and bools, -1 for neither),
+mantissa bits; the sign bit of signed integers, else 0; the largest finite magnitude, as bits; a
+word that is NaN besides those above it, or -1."""
 
 
 @njit(nogil=True, cache=True)
@@ -30,26 +37,31 @@ def _piece_counts(x, counts):
 
 
 @njit(nogil=True, cache=True)
-def _piece_exponents(x, exponent_bits, mantissa_bits, counts):
+def _piece_exponents(x, layout, counts):
     # How far exponents lie below the piece's largest, and the largest finite magnitude.
-    field = (np.int64(1) << exponent_bits) - 1
-    magnitude = (np.int64(1) << (exponent_bits + mantissa_bits)) - 1
-    top = np.int64(0)
+    mantissa_bits, largest, nan = layout[MANTISSA_BITS], layout[LARGEST], layout[NAN]
+    magnitude = (np.int64(1) << (layout[EXPONENT_BITS] + mantissa_bits)) - 1
+    top, amax, non_finite, small = np.int64(0), np.int64(0), 0, 0
     for i in range(x.size):
-        top = max(top, (np.int64(x[i]) >> mantissa_bits) & field)
-    for i in range(x.size):
-        bits = np.int64(x[i]) & magnitude
-        exponent = bits >> mantissa_bits
-        if exponent == field:
-            counts[NON_FINITE] += 1
-        elif bits > counts[AMAX]:
-            counts[AMAX] = bits
-        below = top - exponent
-        k = 0 if below < 1 else 1 if below < 3 else 2 if below < 7 else 3 if below < 15 else 4
-        if k < 4:
-            counts[SPREAD + k] += 1
-            if x[i] != 0:
-                counts[SPREAD_NONZERO + k] += 1
+        word = np.int64(x[i])
+        bits = word & magnitude
+        finite = (bits <= largest) & (word != nan)
+        top = max(top, bits >> mantissa_bits)
+        amax = max(amax, bits if finite else np.int64(0))
+        non_finite += not finite
+        small += bits >> mantissa_bits == 0
+    counts[AMAX] = max(counts[AMAX], amax)
+    counts[NON_FINITE] += non_finite
+    counts[ZERO_EXPONENT] += small
+    for k in range(4):
+        least = (top - REACHES[k] + 1) << mantissa_bits
+        within, within_nonzero = 0, 0
+        for i in range(x.size):
+            near = (np.int64(x[i]) & magnitude) >= least
+            within += near
+            within_nonzero += near & (x[i] != 0)
+        counts[SPREAD + k] += within
+        counts[SPREAD_NONZERO + k] += within_nonzero
 
 
 @njit(nogil=True, cache=True)
@@ -68,10 +80,10 @@ def _piece_range(x, flip, counts):
 
 
 @njit(nogil=True, cache=True)
-def profile_pieces(words, n_pieces, piece_words, exponent_bits, mantissa_bits, flip, counts):
-    """Add what n_pieces pieces of words [n], n >= 1, spread evenly, are like to counts [16] f64.
+def profile_pieces(words, n_pieces, piece_words, layout, counts):
+    """Write what n_pieces pieces of words [n], n >= 1, spread evenly, are like to counts [17] i64.
 
-    exponent_bits: > 0 for floats, 0 for integers and bools, -1 for neither.
+    layout [5] i64 says what a word is: few arguments, for each array costs half a microsecond.
     """
     n = words.size
     counts[:] = 0
@@ -83,7 +95,7 @@ def profile_pieces(words, n_pieces, piece_words, exponent_bits, mantissa_bits, f
             break
         x = words[start : min(start + piece_words, n)]
         _piece_counts(x, counts)
-        if exponent_bits > 0:
-            _piece_exponents(x, exponent_bits, mantissa_bits, counts)
-        elif exponent_bits == 0:
-            _piece_range(x, flip, counts)
+        if layout[EXPONENT_BITS] > 0:
+            _piece_exponents(x, layout, counts)
+        elif layout[EXPONENT_BITS] == 0:
+            _piece_range(x, np.uint64(layout[FLIP]), counts)
