@@ -21,6 +21,7 @@ from cswap.codecs.base import DEFAULT_KEY
 from cswap.codecs.registry import get_codec, list_codecs
 from cswap.codecs.tiled import all_threads
 from cswap.errors import CswapError
+from cswap.schema.tensor import dtype_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -152,7 +153,7 @@ def _measure(data: DataSet, rounds: int) -> list[Row]:
     return [
         Row(
             data=data.kind,
-            dtype=str(data.tensor.dtype).removeprefix("torch."),
+            dtype=dtype_name(data.tensor.dtype),
             codec=name,
             lossless=c.lossless,
             nbytes=nbytes,

@@ -113,6 +113,33 @@ def all_codecs_table() -> str:
     )
 
 
+_OWN_KIND: Final = (
+    ("zvc", "relu float32"),
+    ("zvc+expk", "relu float32"),
+    ("zvc+expk", "relu bfloat16"),
+    ("expk", "gelu float32"),
+    ("expk", "gelu bfloat16"),
+    ("bitpack", "mask bool"),
+    ("bitpack", "index int64"),
+    ("bitpack", "token int64"),
+)
+"""The data that each of our lossless codecs is for."""
+
+
+def peers_table() -> str:
+    """Our lossless codecs on their own kind of data, against lz4 and zstd."""
+    data = _load("codecs.json")
+    found = {(r["codec"], f"{r['data']} {r['dtype']}"): r for r in data["rows"]}
+    rows = []
+    for codec, kind in _OWN_KIND:
+        ours, lz4, zstd = (found[name, kind] for name in (codec, "lz4", "zstd"))
+        faster = [f"{ours['encode_gb_per_s'] / r['encode_gb_per_s']:.1f}" for r in (lz4, zstd)]
+        ratios = [f"{r['ratio']:.2f}" for r in (ours, lz4, zstd)]
+        rows.append([f"`{codec}` on {kind}", *faster, *ratios])
+    headings = ["codec and data", "encode rate / lz4's", "/ zstd's", "ratio", "lz4's", "zstd's"]
+    return _markdown(headings, rows) + "\n\n" + _where(data, "codecs.json")
+
+
 def overhead_table() -> str:
     """What the hooks cost."""
     data = _load("overhead.json")
@@ -124,6 +151,7 @@ TABLES: Final = {
     "demo": demo_table,
     "codecs": codec_table,
     "all codecs": all_codecs_table,
+    "peers": peers_table,
     "overhead": overhead_table,
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -16,7 +17,11 @@ STEPS: Final = 8
 
 SMALLEST: Final = 4096
 
+ALWAYS_IDLE: Final = 4 << 20
+"""Bytes that may be kept idle whatever the share: with few tensors, a quarter would be none."""
 
+
+@lru_cache(maxsize=1024)
 def size_class(nbytes: int) -> int:
     """Smallest size class that holds ``nbytes``.
 
@@ -38,7 +43,7 @@ class BufferPool:
         Args:
             allocate: gives [n] uint8 for n bytes.
             idle_share: of the most that was ever in use, what may be kept idle; less saves memory
-                and costs page faults.
+                and costs page faults. ALWAYS_IDLE bytes may be, at any share.
         """
         self._allocate = allocate
         self._idle_share = idle_share
@@ -59,8 +64,10 @@ class BufferPool:
             found = buffers.pop() if buffers else None
             if found is not None:
                 self._idle_bytes -= size
-            self.peak_bytes = max(self.peak_bytes, self.in_use_bytes)
-            self._shrink()
+            if self.in_use_bytes > self.peak_bytes:
+                self.peak_bytes = self.in_use_bytes
+            if self._idle_bytes:
+                self._shrink()
         if found is not None:
             return found
         try:
@@ -88,7 +95,8 @@ class BufferPool:
     def _shrink(self) -> None:
         # The class that was given back longest ago goes first.
         spare = self.peak_bytes - self.in_use_bytes
-        while self._idle_bytes > min(spare, self._idle_share * self.peak_bytes):
+        idle = max(ALWAYS_IDLE, int(self._idle_share * self.peak_bytes))
+        while self._idle_bytes > min(spare, idle):
             size, buffers = next(iter(self._idle.items()))
             if buffers:
                 buffers.pop()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from cswap.codecs.layout import words_of
-from cswap.schema.tensor import DTYPES, DType, TensorProfile
+from cswap.schema.tensor import DTYPES, DType, TensorProfile, dtype_name
 from cswap_kernels import profile as kernel
 from cswap_kernels.tiles import TILE_WORDS
 
@@ -34,7 +34,7 @@ def profile(
         samples: pieces; more is surer and slower. Default: 4096 words in all.
         piece_words: words of a piece.
     """
-    d = DTYPES[str(x.dtype).removeprefix("torch.")]
+    d = DTYPES[dtype_name(x.dtype)]
     nbytes = x.numel() * d.itemsize
     if nbytes == 0:
         return TensorProfile(d.name, 0)
@@ -50,7 +50,7 @@ def profile(
 
 def profile_all(x: torch.Tensor) -> TensorProfile:
     """Profile x from every one of its words, in pieces of a tile: slow and exact."""
-    d = DTYPES[str(x.dtype).removeprefix("torch.")]
+    d = DTYPES[dtype_name(x.dtype)]
     n_words, tile = x.numel() * (d.itemsize // d.word), TILE_WORDS[d.word]
     return profile(x, samples=max(1, -(-n_words // tile)), piece_words=tile)
 

@@ -11,6 +11,7 @@ from cswap.advisor.cost import Candidate, predict
 from cswap.advisor.rates import CPU_RATES, DEFAULT_PRICE_S_PER_BYTE
 from cswap.codecs.registry import get_codec
 from cswap.profiler import profile
+from cswap.schema.tensor import dtype_name
 
 if TYPE_CHECKING:
     import torch
@@ -167,7 +168,7 @@ class Advisor:
             return site.codec, "forced for this module"
         option = self._config.codec
         if isinstance(option, dict):
-            for key in (x.dtype, str(x.dtype), str(x.dtype).removeprefix("torch.")):
+            for key in (x.dtype, str(x.dtype), dtype_name(x.dtype)):
                 if key in option:
                     return option[key], "forced for this dtype"
         if isinstance(option, str) and option != "auto":

@@ -22,7 +22,7 @@ from cswap.codecs.layout import (
     unflatten_into,
 )
 from cswap.errors import ConfigError, CorruptEncodingError, InternalError, UnsupportedError
-from cswap.schema.tensor import DTYPES, DType, TensorMeta
+from cswap.schema.tensor import DTYPES, DType, TensorMeta, dtype_name
 
 
 class Stream(Protocol):
@@ -282,7 +282,7 @@ def word_dtype(dtype: torch.dtype) -> DType:
     Raises:
         UnsupportedError: cswap does not know the dtype (quantised ones, for instance).
     """
-    name = str(dtype).removeprefix("torch.")
+    name = dtype_name(dtype)
     if name not in DTYPES:
         raise UnsupportedError(f"dtype={name!r}: not encodable. Known: {', '.join(DTYPES)}.")
     return DTYPES[name]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cswap.codecs.tiled import TiledCodec, TileFunctions
-from cswap.schema.tensor import DTYPES
+from cswap.schema.tensor import DTYPES, dtype_name
 from cswap_kernels.bitpack import bitpack_decode_cpu, bitpack_encode_cpu
 from cswap_kernels.tiles import tile_decoder, tile_encoder
 
@@ -27,7 +27,7 @@ class Bitpack(TiledCodec):
 
     def supports(self, dtype: torch.dtype, device: str = "cpu") -> bool:
         """Integers and bools, on the CPU."""
-        d = DTYPES.get(str(dtype).removeprefix("torch."))
+        d = DTYPES.get(dtype_name(dtype))
         return device == "cpu" and d is not None and d.kind in ("int", "uint", "bool")
 
     def tile_functions(self, dtype: DType) -> TileFunctions:

@@ -8,6 +8,7 @@ import numpy as np
 
 from cswap.codecs.lossy import LossyTiledCodec
 from cswap.codecs.tiled import TileFunctions
+from cswap.schema.tensor import dtype_name
 from cswap_kernels.cast import cast_decode_cpu, cast_encode_cpu
 from cswap_kernels.floats import BFLOAT16, IEEE
 from cswap_kernels.tiles import tile_decoder, tile_encoder
@@ -31,7 +32,7 @@ class _Cast(LossyTiledCodec):
 
     def supports(self, dtype: torch.dtype, device: str = "cpu") -> bool:
         """What is wider than two bytes per real number."""
-        return device == "cpu" and str(dtype).removeprefix("torch.") in _WIDER
+        return device == "cpu" and dtype_name(dtype) in _WIDER
 
     def tile_functions(self, dtype: DType) -> TileFunctions:
         """See `TiledCodec.tile_functions`."""

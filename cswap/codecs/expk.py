@@ -8,7 +8,7 @@ import numpy as np
 
 from cswap.codecs.tiled import TiledCodec, TileFunctions
 from cswap.errors import ConfigError
-from cswap.schema.tensor import DTYPES
+from cswap.schema.tensor import DTYPES, dtype_name
 from cswap_kernels.expk import expk_decode_cpu, expk_encode_cpu
 from cswap_kernels.tiles import tile_decoder, tile_encoder
 
@@ -38,7 +38,7 @@ class Expk(TiledCodec):
 
     def supports(self, dtype: torch.dtype, device: str = "cpu") -> bool:
         """Floats and complex numbers of words of 2 bytes and more, on the CPU."""
-        d = DTYPES.get(str(dtype).removeprefix("torch."))
+        d = DTYPES.get(dtype_name(dtype))
         return device == "cpu" and d is not None and d.kind == "float" and d.word > 1
 
     def tile_functions(self, dtype: DType) -> TileFunctions:

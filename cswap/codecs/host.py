@@ -17,7 +17,7 @@ from cswap.codecs.layout import bytes_of
 from cswap.codecs.parallel import run_ranges, split
 from cswap.codecs.tiled import all_threads
 from cswap.errors import ConfigError, CorruptEncodingError
-from cswap.schema.tensor import DTYPES
+from cswap.schema.tensor import DTYPES, dtype_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,7 +55,7 @@ class HostCodec(Codec):
 
     def supports(self, dtype: torch.dtype, device: str = "cpu") -> bool:
         """Every dtype, in host memory."""
-        return device == "cpu" and str(dtype).removeprefix("torch.") in DTYPES
+        return device == "cpu" and dtype_name(dtype) in DTYPES
 
     def bound(self, dtype: torch.dtype, numel: int) -> int:
         """The directory, and every block raw."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cswap.errors import UnsupportedError
-from cswap.schema.tensor import DTYPES, TensorMeta
+from cswap.schema.tensor import DTYPES, TensorMeta, dtype_name
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -37,7 +37,7 @@ def meta_of(tensor: torch.Tensor) -> TensorMeta:
     Raises:
         UnsupportedError: the tensor is not a plain strided one of a known dtype.
     """
-    name = str(tensor.dtype).removeprefix("torch.")
+    name = dtype_name(tensor.dtype)
     # A nested tensor calls itself strided, but has no sizes.
     strided = tensor.layout == torch.strided and not tensor.is_nested
     if not strided or tensor.is_quantized or name not in DTYPES:
@@ -127,15 +127,16 @@ def empty_strided(meta: TensorMeta, device: torch.device) -> torch.Tensor:
     return base.as_strided(meta.sizes, meta.strides)
 
 
-def copy_bytes(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Copy contiguous bytes; between CPU tensors with this thread only.
+def copy_bytes(target: torch.Tensor, source: torch.Tensor, nbytes: int) -> None:
+    """Copy the first ``nbytes`` of contiguous tensors; between CPU tensors with this thread only.
 
     torch would wake its whole thread team, which on a worker fights with the computation's.
     """
-    if target.device.type == "cpu" and source.device.type == "cpu":
-        ctypes.memmove(target.data_ptr(), source.data_ptr(), source.numel() * source.itemsize)
+    if target.is_cpu and source.is_cpu:
+        ctypes.memmove(target.data_ptr(), source.data_ptr(), nbytes)
     else:
-        target.copy_(source, non_blocking=True)
+        target_bytes, source_bytes = target.view(torch.uint8), source.view(torch.uint8)
+        target_bytes[:nbytes].copy_(source_bytes[:nbytes], non_blocking=True)
 
 
 def bytes_of(x: torch.Tensor) -> NDArray[Any]:
@@ -145,7 +146,7 @@ def bytes_of(x: torch.Tensor) -> NDArray[Any]:
 
 def words_of(x: torch.Tensor) -> NDArray[Any]:
     """The words of a flat CPU tensor as unsigned numpy integers that share its memory."""
-    word = DTYPES[str(x.dtype).removeprefix("torch.")].word
+    word = DTYPES[dtype_name(x.dtype)].word
     if x.data_ptr() % word:
         raise UnsupportedError(f"tensor at address {x.data_ptr():#x}: not aligned to {word} bytes.")
     return x.view(_WORD_INT[word]).numpy().view(f"u{word}")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from cswap.codecs.tiled import TiledCodec
+from cswap.schema.tensor import dtype_name
 from cswap_kernels.floats import BFLOAT16, IEEE
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class LossyTiledCodec(TiledCodec):
 
     def supports(self, dtype: torch.dtype, device: str = "cpu") -> bool:
         """Floats and complex of two bytes per real number or more."""
-        return device == "cpu" and str(dtype).removeprefix("torch.") in FLOATS
+        return device == "cpu" and dtype_name(dtype) in FLOATS
 
     def tile_args(self, dtype: DType, key: EncodeKey) -> NDArray[np.uint64]:
         """[1] u64: how to read the words."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
 from cswap.codecs.base import Codec, EncodeKey, LateSize, Stream
 from cswap.codecs.layout import copy_bytes
 from cswap.errors import CorruptEncodingError
-from cswap.schema.tensor import DTYPES
+from cswap.schema.tensor import DTYPES, dtype_name
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Raw(Codec):
@@ -19,7 +22,7 @@ class Raw(Codec):
 
     def supports(self, dtype: torch.dtype, device: str = "cpu") -> bool:
         """Every dtype, everywhere."""
-        return str(dtype).removeprefix("torch.") in DTYPES
+        return dtype_name(dtype) in DTYPES
 
     def bound(self, dtype: torch.dtype, numel: int) -> int:
         """Exactly the raw bytes."""
@@ -34,9 +37,8 @@ class Raw(Codec):
         stream: Stream | None,
     ) -> int | LateSize:
         """See `Codec.encode_flat`."""
-        source = x.view(torch.uint8)
-        copy_bytes(out[: source.numel()], source)
-        return source.numel()
+        copy_bytes(out, x, x.nbytes)
+        return x.nbytes
 
     def decode_flat(
         self,
@@ -46,9 +48,8 @@ class Raw(Codec):
         stream: Stream | None,
     ) -> None:
         """See `Codec.decode_flat`."""
-        target = out.view(torch.uint8)
-        if payload.numel() != target.numel():
+        if payload.numel() != out.nbytes:
             raise CorruptEncodingError(
-                f"raw encoding of {payload.numel()} bytes, {target.numel()} expected."
+                f"raw encoding of {payload.numel()} bytes, {out.nbytes} expected."
             )
-        copy_bytes(target, payload)
+        copy_bytes(out, payload, out.nbytes)

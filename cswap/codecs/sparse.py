@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cswap.codecs.tiled import NO_ARGS, TiledCodec
-from cswap.schema.tensor import DTYPES
+from cswap.schema.tensor import DTYPES, dtype_name
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,7 +23,7 @@ class SparseTiledCodec(TiledCodec):
 
     def supports(self, dtype: torch.dtype, device: str = "cpu") -> bool:
         """Every dtype, on the CPU."""
-        return device == "cpu" and str(dtype).removeprefix("torch.") in DTYPES
+        return device == "cpu" and dtype_name(dtype) in DTYPES
 
     def tile_args(self, dtype: DType, key: EncodeKey) -> NDArray[np.uint64]:
         """None."""

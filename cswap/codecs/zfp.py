@@ -12,6 +12,7 @@ from cswap.codecs.base import Codec, EncodeKey, LateSize, Stream, word_dtype
 from cswap.codecs.layout import bytes_of, words_of
 from cswap.codecs.lossy import FLOATS, float_kind
 from cswap.errors import ConfigError, CorruptEncodingError
+from cswap.schema.tensor import dtype_name
 from cswap_kernels.floats import narrow, widen
 from cswap_kernels.zfp import LARGEST, SMALLEST, block_bits, stream_bytes
 
@@ -65,7 +66,7 @@ class Zfp(Codec):
 
     def supports(self, dtype: torch.dtype, device: str = "cpu") -> bool:
         """Floats and complex of two bytes per real number or more."""
-        return device == "cpu" and str(dtype).removeprefix("torch.") in FLOATS
+        return device == "cpu" and dtype_name(dtype) in FLOATS
 
     def bound(self, dtype: torch.dtype, numel: int) -> int:
         """The header and the raw bytes."""

@@ -66,12 +66,16 @@ class CpuEvent:
 
     def claim(self) -> bool:
         """Whether the caller is the one who is to run the job."""
+        if self._claimed:
+            return False
         with self._lock:
             claimed, self._claimed = self._claimed, True
             return not claimed
 
     def add(self, callback: Callable[[], None]) -> bool:
         """Keep a callback for later; False if the event has already fired."""
+        if self._settled:
+            return False
         with self._lock:
             if not self._settled:
                 self._callbacks.append(callback)
@@ -101,6 +105,8 @@ class CpuEvent:
 
     def sleep(self, timeout_s: float) -> bool:
         """Block until settled, at most ``timeout_s``; whether it is."""
+        if self._settled:
+            return True
         with self._lock:
             if self._settled:
                 return True
@@ -137,6 +143,7 @@ class CpuDevice(Device):
         event = CpuEvent(job, after)
         on_worker = getattr(self._here, "is_worker", False)
         if role == "compute" or self._workers == 0 or on_worker:
+            event.claim()
             self._run(event, self._beside if on_worker else self._in_line)
         else:
             self._start()
@@ -160,13 +167,15 @@ class CpuDevice(Device):
         hang the step.
         """
         own = _own(event)
-        self._run(own, self._in_line)
+        if own.claim():
+            self._run(own, self._in_line)
         while not own.sleep(STUCK_S):
             pass
 
     def _wait_fired(self, event: CpuEvent) -> None:
         # Not for its callbacks: the job that waits may have been submitted by one of them.
-        self._run(event, self._in_line)
+        if event.claim():
+            self._run(event, self._in_line)
         while not event.query():
             event.sleep(STUCK_S)
 
@@ -215,13 +224,15 @@ class CpuDevice(Device):
         self._here.is_worker = True
         # Kernels called from here must not spread over torch's threads as well.
         while True:
-            self._run(self._queue.get(), self._beside)
+            event = self._queue.get()
+            if event.claim():
+                self._run(event, self._beside)
 
     def _run(self, event: CpuEvent, stream: CpuStream) -> None:
-        if not event.claim():
-            return
+        # The caller has claimed it.
         for earlier in event.after:
-            self._wait_fired(_own(earlier))
+            if not earlier.query():
+                self._wait_fired(_own(earlier))
         job = event.job
         try:
             if job is not None:

@@ -25,7 +25,7 @@ import torch
 from cswap.codecs.layout import flat_numel, has_gaps, meta_of
 from cswap.engine.eligibility import weak_storage
 from cswap.engine.handle import Handle, State
-from cswap.schema.tensor import TensorMeta
+from cswap.schema.tensor import TensorMeta, dtype_name
 
 if TYPE_CHECKING:
     from torch.multiprocessing.reductions import StorageWeakRef
@@ -83,25 +83,34 @@ def make_handle(tensor: torch.Tensor) -> Handle:
     if x.is_neg():
         x = torch._neg_view(x)  # noqa: SLF001
     base = tensor._base  # noqa: SLF001
-    itemsize, nbytes = x.element_size(), x.untyped_storage().nbytes()
-    meta = meta_of(x)
-    span_bytes = meta.span * itemsize
     version = tensor._version  # noqa: SLF001
-    if (base is not None and span_bytes * WHOLE_SHARE >= nbytes) or span_bytes == nbytes:
-        handle = _flat_handle(x, 0, nbytes // itemsize, version)
+    whole = x.untyped_storage().nbytes()
+    if x.nbytes == whole and x.is_contiguous():  # most are
+        handle = _flat_handle(x, 0, x.numel(), version)
+        handle.whole = True
+    else:
+        handle = _part_handle(x, whole, version, is_view=base is not None)
+    handle.base = weakref.ref(tensor if base is None else base)
+    return handle
+
+
+def _part_handle(x: torch.Tensor, whole: int, version: int, *, is_view: bool) -> Handle:
+    meta, itemsize = meta_of(x), x.element_size()
+    span_bytes = meta.span * itemsize
+    if span_bytes == whole or (is_view and span_bytes * WHOLE_SHARE >= whole):
+        handle = _flat_handle(x, 0, whole // itemsize, version)
         handle.whole = True
     elif not has_gaps(meta):
         handle = _flat_handle(x, int(x.storage_offset()), meta.span, version)
     else:
         handle = Handle(x, meta, start=int(x.storage_offset()), gathered=True, version=version)
         handle.raw_nbytes = flat_numel(meta) * itemsize
-    handle.base = weakref.ref(tensor if base is None else base)
     return handle
 
 
 def _flat_handle(x: torch.Tensor, start: int, numel: int, version: int) -> Handle:
     source = x.as_strided((numel,), (1,), start)
-    meta = TensorMeta(str(x.dtype).removeprefix("torch."), (numel,), (1,))
+    meta = TensorMeta(dtype_name(x.dtype), (numel,), (1,))
     return Handle(source, meta, start=start, gathered=False, version=version)
 
 

@@ -202,7 +202,7 @@ class SwapEngine:
             token = None if handle is None or handle.token is None else handle.token()
             if handle is not None and isinstance(token, Token):
                 handle.views += 1
-                self._counters.pack(deduplicated=True)
+                self._counters.share()
                 return PackedView(token, tensor)
             position, step = self._order.next_position(), self._order.step
         if self._advisor.plan_keeps(position):
@@ -220,8 +220,7 @@ class SwapEngine:
     def _admit(self, handle: Handle, tensor: torch.Tensor) -> PackedView:
         token = Token(handle)
         handle.token = weakref.ref(token, partial(self._on_death, handle))
-        self._counters.pack(deduplicated=False)
-        self._counters.hold(device=handle.raw_nbytes)
+        self._counters.admit(handle.raw_nbytes)
         with self._lock:
             self._aliases.add(handle, tensor)
             self._order.add(handle, token)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -126,7 +126,7 @@ class Counters:
         self._lock = threading.Lock()
         self.kept: Counter[str] = Counter()
         self.fallbacks: Counter[str] = Counter()
-        self.by_codec: dict[str, CodecStats] = {}
+        self.by_codec: defaultdict[str, CodecStats] = defaultdict(CodecStats)
         self.packed = 0
         self.deduplicated = 0
         self.swapped = 0
@@ -151,20 +151,35 @@ class Counters:
         with self._lock:
             self.kept[reason] += by
 
-    def pack(self, *, deduplicated: bool) -> None:
+    def share(self) -> None:
+        """A tensor was saved that the engine holds already."""
+        with self._lock:
+            self.packed += 1
+            self.deduplicated += 1
+
+    def admit(self, nbytes: int) -> None:
         """A tensor was saved and is the engine's now."""
         with self._lock:
             self.packed += 1
-            self.deduplicated += deduplicated
+            self._device_bytes += nbytes
+            self._note_peaks()
 
     def hold(self, *, device: int = 0, host: int = 0) -> None:
         """The engine holds that many bytes more (or fewer)."""
         with self._lock:
             self._device_bytes += device
             self._host_bytes += host
-            self._peak_device = max(self._peak_device, self._device_bytes)
-            self._peak_host = max(self._peak_host, self._host_bytes)
-            self._peak_saved = max(self._peak_saved, self._device_bytes + self._host_bytes)
+            if device > 0 or host > 0:
+                self._note_peaks()
+
+    def _note_peaks(self) -> None:
+        device, host = self._device_bytes, self._host_bytes
+        if device > self._peak_device:
+            self._peak_device = device
+        if host > self._peak_host:
+            self._peak_host = host
+        if device + host > self._peak_saved:
+            self._peak_saved = device + host
 
     @property
     def device_bytes(self) -> int:
@@ -175,7 +190,7 @@ class Counters:
         """One swap-out is done."""
         with self._lock:
             self.swapped += 1
-            entry = self.by_codec.setdefault(codec, CodecStats())
+            entry = self.by_codec[codec]
             entry.count += 1
             entry.raw += raw
             entry.encoded += encoded
@@ -183,7 +198,7 @@ class Counters:
     def spent(self, codec: str, *, encode_s: float = 0.0, decode_s: float = 0.0) -> None:
         """A codec took that long."""
         with self._lock:
-            entry = self.by_codec.setdefault(codec, CodecStats())
+            entry = self.by_codec[codec]
             entry.encode_s += encode_s
             entry.decode_s += decode_s
 

@@ -80,9 +80,9 @@ class SwapIn:
         if device.unified:
             return host[:nbytes], after, None
         scratch = device.scratch(nbytes)
-        source = host[:nbytes]
+        source = host
         copied = device.submit(
-            lambda _: copy_bytes(scratch[:nbytes], source), role="h2d", after=(*after, device.now())
+            lambda _: copy_bytes(scratch, source, nbytes), role="h2d", after=(*after, device.now())
         )
         return scratch[:nbytes], (copied,), scratch
 

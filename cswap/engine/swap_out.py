@@ -112,20 +112,21 @@ class SwapOut:
                 wanted = True
                 handle.to(State.IN_FLIGHT)
                 handle.codec, handle.host, handle.nbytes = codec, host, nbytes
-                self._let_go(handle)
+                self._let_go(handle, host.numel())
         if not wanted:
             self._abandon(handle, scratch)
             return
-        self._tiers.counters.hold(host=host.numel())
 
-        def copy(_stream: Stream) -> None:
-            copy_bytes(host[:nbytes], scratch[:nbytes])
+        def copy(_stream: Stream | None) -> None:
+            copy_bytes(host, scratch, nbytes)
             if self._tiers.verify and not codec.lossless:
                 handle.checksum = checksum(scratch[:nbytes])
 
-        # Where there is no link, a job of its own for the copy would cost more than the copy.
-        role: Role = "compute" if self._tiers.device.unified else "d2h"
-        copied = self._tiers.device.submit(copy, role=role, after=(event,))
+        if self._tiers.device.unified:  # no link: a job of its own would cost more than the copy
+            copy(None)
+            self._stored(handle, scratch, event)
+            return
+        copied = self._tiers.device.submit(copy, role="d2h", after=(event,))
         with self._tiers.lock:
             handle.event = copied
         self._tiers.device.when(copied, lambda: self._stored(handle, scratch, copied))
@@ -201,12 +202,13 @@ class SwapOut:
                 self._tiers.counters.stay(reason)
             handle.event = None
 
-    def _let_go(self, handle: Handle) -> None:
-        # Under the lock. The one place where a swapped tensor's own memory is given up.
+    def _let_go(self, handle: Handle, host_bytes: int = 0) -> None:
+        # Under the lock. The one place where a swapped tensor's own memory is given up: for that
+        # much of the host's.
         if handle.source is not None:
             handle.source = None
             self.waits_no_more(handle)
-            self._tiers.counters.hold(device=-handle.raw_nbytes)
+            self._tiers.counters.hold(device=-handle.raw_nbytes, host=host_bytes)
 
     def _abandon(self, handle: Handle, scratch: torch.Tensor | None) -> None:
         self._tiers.give_back(scratch)

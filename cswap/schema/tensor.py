@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import Final, Literal
 
 Kind = Literal["float", "int", "uint", "bool", "other"]
@@ -68,6 +69,12 @@ DTYPES: Final[dict[str, DType]] = {
     )
 }
 """Every dtype that autograd can save and cswap can encode, by torch's name."""
+
+
+@cache
+def dtype_name(dtype: object) -> str:
+    """Torch's name of a dtype, as `DTYPES` has it: "float32" of torch.float32."""
+    return str(dtype).removeprefix("torch.")
 
 
 @dataclass(frozen=True, slots=True)
