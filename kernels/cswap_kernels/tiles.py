@@ -61,7 +61,7 @@ _BYTES = types.Array(types.uint8, 1, "C")
 _ARGS = types.Array(types.uint64, 1, "C")
 
 
-class TileFunction(types.WrapperAddressProtocol):
+class TileFunction(types.WrapperAddressProtocol):  # type: ignore[misc]
     """A compiled tile function that the loops below can be given as an argument."""
 
     def __init__(self, function: Any, signature: Any) -> None:

@@ -1,0 +1,128 @@
+"""From a kernel to a cubin, with or without a GPU; what was compiled is kept on disk.
+
+Numba compiles to PTX, NVIDIA's linker to machine code of one architecture. Neither needs a driver.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from cswap_kernels.cuda.container import THREADS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ARCHITECTURES: Final = (75, 80, 86, 89, 90, 100, 120)
+"""What is tested: Turing to Blackwell. Volta (70) needs the toolkit of CUDA 12."""
+
+MIN_BLOCKS: Final = 4
+"""Blocks per multiprocessor that a kernel's registers must leave room for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cubin:
+    """Machine code of one kernel.
+
+    Attributes:
+        code: the cubin.
+        entry: name of the kernel in it.
+        registers: per thread.
+        local_bytes: of local memory (stack and spills) per thread.
+        shared_bytes: of shared memory per block.
+    """
+
+    code: bytes
+    entry: str
+    registers: int
+    local_bytes: int
+    shared_bytes: int
+
+
+def compile_ptx(
+    kernel: Callable[..., None], signature: Any, cc: int = ARCHITECTURES[0], threads: int = THREADS
+) -> str:
+    """PTX of a kernel for compute capability ``cc`` (75 is 7.5) and later."""
+    from numba import cuda
+
+    bounds = (threads, max(1, MIN_BLOCKS * THREADS // threads))
+    ptx, _ = cuda.compile_ptx(kernel, signature, cc=divmod(cc, 10), launch_bounds=bounds)
+    return str(ptx)
+
+
+def link(ptx: str, architecture: int) -> Cubin:
+    """Machine code for ``architecture`` (90 is sm_90) from PTX of it or an earlier one.
+
+    Raises:
+        RuntimeError: the linker refuses, or its report is not understood.
+    """
+    from cuda.core import Linker, LinkerOptions, ObjectCode
+
+    options = LinkerOptions(arch=f"sm_{architecture}", ptxas_options="-v")
+    linker = Linker(ObjectCode.from_ptx(ptx.encode()), options=options)
+    code = linker.link("cubin").code
+    report = str(linker.get_info_log())
+    entry = re.search(r"\.entry (\w+)", ptx)
+    used = re.search(r"Used (\d+) registers", report)
+    stack = re.search(r"(\d+) bytes stack frame", report)
+    shared = re.findall(r"\.shared \.align \d+ \.b8 \w+\[(\d+)\]", ptx)
+    if entry is None or used is None or stack is None:
+        raise RuntimeError(f"unexpected report of the linker for sm_{architecture}: {report[:500]}")
+    return Cubin(bytes(code), entry[1], int(used[1]), int(stack[1]), sum(map(int, shared)))
+
+
+def cached(name: str, architecture: int, compile_now: Callable[[], Cubin]) -> Cubin:
+    """The kernel of that name from the disk cache, else compiled and put there.
+
+    A cache that cannot be read or written is as good as none.
+    """
+    path = cache_folder() / f"{name}-sm_{architecture}-{_fingerprint()}.json"
+    try:
+        found = json.loads(path.read_text())
+        return Cubin(bytes.fromhex(found.pop("code")), **found)
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    made = compile_now()
+    record = {
+        "code": made.code.hex(),
+        "entry": made.entry,
+        "registers": made.registers,
+        "local_bytes": made.local_bytes,
+        "shared_bytes": made.shared_bytes,
+    }
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+            file.write(json.dumps(record))
+        Path(file.name).replace(path)
+    except OSError:
+        pass
+    return made
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels are kept: under ``CSWAP_CACHE_DIR``, else the user's cache folder."""
+    own = os.environ.get("CSWAP_CACHE_DIR")
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return (Path(own) if own else Path(base).expanduser() / "cswap") / "kernels"
+
+
+@cache
+def _fingerprint() -> str:
+    # Of everything that the machine code depends on.
+    from importlib.metadata import version
+
+    digest = hashlib.sha256()
+    for package in ("numba-cuda", "numba", "cuda-core"):
+        digest.update(version(package).encode())
+    here = Path(__file__).parent
+    for source in sorted([*here.glob("*.py"), here.parent / "tiles.py"]):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,61 @@
+"""Every format that has a CUDA twin: where its device tile functions are made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+from cswap_kernels.cuda.container import (
+    decode_kernel,
+    decode_signature,
+    encode_kernel,
+    encode_signature,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ALL_WORDS: Final = (1, 2, 4, 8)
+FLOAT_WORDS: Final = (2, 4, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A row of the table.
+
+    Attributes:
+        module: in this package.
+        maker: name of its function (word, as_words) -> (encode_tile, decode_tile).
+        words: word sizes in bytes that it is for.
+    """
+
+    module: str
+    maker: str
+    words: tuple[int, ...] = ALL_WORDS
+
+    def make(self) -> Callable[[int, Any], tuple[Any, Any]]:
+        """The function that makes the device tile functions."""
+        found: Callable[[int, Any], tuple[Any, Any]] = getattr(
+            import_module(f"cswap_kernels.cuda.{self.module}"), self.maker
+        )
+        return found
+
+
+FORMATS: Final[dict[str, Format]] = {
+    "zvc": Format("zvc", "zvc_tile"),
+}
+
+
+def kernel(name: str, word: int, direction: str) -> tuple[Callable[..., None], Any]:
+    """(kernel, signature) of a format.
+
+    Args:
+        name: a key of `FORMATS`.
+        word: bytes per word, one of the format's.
+        direction: "encode" or "decode".
+    """
+    make = FORMATS[name].make()
+    if direction == "encode":
+        return encode_kernel(make, word), encode_signature(word)
+    return decode_kernel(make, word), decode_signature(word)

@@ -1,0 +1,53 @@
+"""Every CUDA kernel becomes machine code without a GPU, with the properties it was designed for."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+pytest.importorskip("numba.cuda.extending", reason="numba-cuda is not installed")
+pytest.importorskip("cuda.core", reason="numba-cuda's linker is not installed")
+
+from cswap_kernels.cuda import compiler, formats
+
+KERNELS = [
+    pytest.param(name, word, direction, id=f"{name}-{word}-{direction}")
+    for name, row in formats.FORMATS.items()
+    for word in row.words
+    for direction in ("encode", "decode")
+]
+
+MAX_SHARED_BYTES = 48 << 10
+"""Of static shared memory; what every architecture gives without asking."""
+
+
+@pytest.mark.parametrize(("name", "word", "direction"), KERNELS)
+def test_kernel_compiles_for_every_architecture(name, word, direction):
+    kernel, signature = formats.kernel(name, word, direction)
+    ptx = compiler.compile_ptx(kernel, signature)
+    assert ".local" not in ptx  # a stack would be slow memory
+    assert re.search(r"ld\.global\.nc\S*\.v4\.u32", ptx)
+    assert re.search(r"st\.global\.cs\.v4\.u32", ptx)
+    assert re.findall(r"\.shared \.align (\d+)", ptx)[:2] == ["16", "16"]  # for 16-byte accesses
+    assert not re.search(r"\bdiv\.s64|\brem\.s64", ptx)  # a loop of 70 instructions each
+    for architecture in compiler.ARCHITECTURES:
+        made = compiler.link(ptx, architecture)
+        assert made.code[:4] == b"\x7fELF"
+        assert made.local_bytes == 0
+        assert 0 < made.shared_bytes <= MAX_SHARED_BYTES
+        assert made.registers <= 64
+
+
+def test_what_was_compiled_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("CSWAP_CACHE_DIR", str(tmp_path))
+    made = compiler.Cubin(b"\x7fELF code", "entry", 32, 0, 1024)
+    assert compiler.cached("zvc-4-encode", 90, lambda: made) == made
+
+    def never():
+        raise AssertionError("compiled again")
+
+    assert compiler.cached("zvc-4-encode", 90, never) == made
+    (file,) = (tmp_path / "kernels").iterdir()
+    file.write_text("{")  # a damaged one is made anew
+    assert compiler.cached("zvc-4-encode", 90, lambda: made) == made
