@@ -208,7 +208,8 @@ def encode_kernel(
     def encode(words, out, control, size, n_words, stride, aligned, a0, a1, a2, a3):
         memory = cuda.shared.array(x_u64, uint64, alignment=16)
         output = cuda.shared.array(segment_u64, uint64, alignment=16)
-        tmp, place = cuda.shared.array(TMP_WORDS, uint32), cuda.shared.array(1, int64)
+        tmp = cuda.shared.array(TMP_WORDS, uint32)
+        place = cuda.shared.array(1, int64)
         x, dst, directory = as_words(memory), as_u8(output), as_u32(out)
         n_tiles = int64((n_words + int64(full - 1)) >> int64(shift))
         base = int64(((n_tiles + int64(1)) >> int64(1)) << int64(4))

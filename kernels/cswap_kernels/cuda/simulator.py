@@ -238,7 +238,8 @@ def _shared_array(shared: Any, shape: int, dtype: Any, alignment: int | None = N
     key = (frame.f_code.co_filename, frame.f_lineno)
     with _register:
         if key not in shared._allocations:  # noqa: SLF001
-            shared._allocations[key] = np.empty(shape, as_dtype(dtype))  # noqa: SLF001
+            junk = np.full(shape * as_dtype(dtype).itemsize, 0xA5, np.uint8)
+            shared._allocations[key] = junk.view(as_dtype(dtype))  # noqa: SLF001
         return shared._allocations[key]  # noqa: SLF001
 
 
