@@ -26,7 +26,10 @@ from cswap.schema.tensor import DTYPES, DType, TensorMeta, dtype_name
 
 
 class Stream(Protocol):
-    """What a codec needs of a stream: on a CPU, how many threads it may use."""
+    """What a codec needs of a stream: on a CPU, how many threads it may use.
+
+    On a GPU it is a `torch.cuda.Stream`.
+    """
 
     @property
     def threads(self) -> int:
@@ -194,6 +197,8 @@ class Codec(abc.ABC):
                 f"uint8 of at least {bound} (codec.bound), 16-byte aligned, on {x.device}."
             )
         size = self.encode_flat(x, out, key=key, stream=stream)
+        if isinstance(stream, torch.cuda.Stream):  # an encoding has a size
+            stream.synchronize()
         nbytes = size if isinstance(size, int) else size.value()
         if nbytes > bound:
             raise InternalError(

@@ -26,9 +26,10 @@ class Bitpack(TiledCodec):
     lossless = True
 
     def supports(self, dtype: torch.dtype, device: str = "cpu") -> bool:
-        """Integers and bools, on the CPU."""
+        """Integers and bools."""
         d = DTYPES.get(dtype_name(dtype))
-        return device == "cpu" and d is not None and d.kind in ("int", "uint", "bool")
+        takes = d is not None and d.kind in ("int", "uint", "bool")
+        return takes and self.runs_on(device, dtype)
 
     def tile_functions(self, dtype: DType) -> TileFunctions:
         """See `TiledCodec.tile_functions`."""

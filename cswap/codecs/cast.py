@@ -30,9 +30,14 @@ class _Cast(LossyTiledCodec):
         self.name = name
         self._args = np.array([IEEE, target], np.uint64)
 
+    @property
+    def cuda_format(self) -> str:
+        """The same for every parameter."""
+        return "cast"
+
     def supports(self, dtype: torch.dtype, device: str = "cpu") -> bool:
         """What is wider than two bytes per real number."""
-        return device == "cpu" and dtype_name(dtype) in _WIDER
+        return dtype_name(dtype) in _WIDER and self.runs_on(device, dtype)
 
     def tile_functions(self, dtype: DType) -> TileFunctions:
         """See `TiledCodec.tile_functions`."""

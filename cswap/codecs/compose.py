@@ -48,8 +48,17 @@ class ZvcPlus(TiledCodec):
         self._held: dict[str, TileFunctions] = {}
 
     def supports(self, dtype: torch.dtype, device: str = "cpu") -> bool:
-        """What X takes, on the CPU."""
-        return device == "cpu" and self._second.supports(dtype, device)
+        """What X takes."""
+        return self._second.supports(dtype) and self.runs_on(device, dtype)
+
+    def cuda_args(self, dtype: DType, key: EncodeKey) -> NDArray[np.uint64]:
+        """X's own."""
+        return self._second.cuda_args(dtype, key)
+
+    @property
+    def cuda_format(self) -> str:
+        """Of the composition, whatever the parameters of X."""
+        return f"zvc+{self._second.cuda_format}"
 
     def tile_functions(self, dtype: DType) -> TileFunctions:
         """See `TiledCodec.tile_functions`; the same for every X."""

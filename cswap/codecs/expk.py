@@ -36,10 +36,16 @@ class Expk(TiledCodec):
         self.name = f"expk:{k}" if k else "expk"
         self._k = k
 
+    @property
+    def cuda_format(self) -> str:
+        """The same for every parameter."""
+        return "expk"
+
     def supports(self, dtype: torch.dtype, device: str = "cpu") -> bool:
-        """Floats and complex numbers of words of 2 bytes and more, on the CPU."""
+        """Floats and complex numbers of words of 2 bytes and more."""
         d = DTYPES.get(dtype_name(dtype))
-        return device == "cpu" and d is not None and d.kind == "float" and d.word > 1
+        takes = d is not None and d.kind == "float" and d.word > 1
+        return takes and self.runs_on(device, dtype)
 
     def tile_functions(self, dtype: DType) -> TileFunctions:
         """See `TiledCodec.tile_functions`."""

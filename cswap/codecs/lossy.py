@@ -31,7 +31,7 @@ def float_kind(dtype: DType) -> int:
 
 
 class LossyTiledCodec(TiledCodec):
-    """Base of the lossy tiled codecs: floats only, on the CPU.
+    """Base of the lossy tiled codecs: floats only.
 
     Computes in float32. float64 is rounded to that first: what overflows is stored raw, what
     is below 2**-150 becomes 0.
@@ -41,7 +41,7 @@ class LossyTiledCodec(TiledCodec):
 
     def supports(self, dtype: torch.dtype, device: str = "cpu") -> bool:
         """Floats and complex of two bytes per real number or more."""
-        return device == "cpu" and dtype_name(dtype) in FLOATS
+        return dtype_name(dtype) in FLOATS and self.runs_on(device, dtype)
 
     def tile_args(self, dtype: DType, key: EncodeKey) -> NDArray[np.uint64]:
         """[1] u64: how to read the words."""

@@ -22,8 +22,8 @@ class SparseTiledCodec(TiledCodec):
     lossless = True
 
     def supports(self, dtype: torch.dtype, device: str = "cpu") -> bool:
-        """Every dtype, on the CPU."""
-        return device == "cpu" and dtype_name(dtype) in DTYPES
+        """Every dtype."""
+        return dtype_name(dtype) in DTYPES and self.runs_on(device, dtype)
 
     def tile_args(self, dtype: DType, key: EncodeKey) -> NDArray[np.uint64]:
         """None."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import abc
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
+from cswap.codecs import gpu
 from cswap.codecs.base import Codec, EncodeKey, LateSize, Stream, word_dtype
 from cswap.codecs.layout import bytes_of, words_of
 from cswap.codecs.parallel import run_ranges, split
@@ -80,6 +81,21 @@ class TiledCodec(Codec):
         Decode is called with the default key: nothing that it needs may depend on the key.
         """
 
+    @property
+    def cuda_format(self) -> str:
+        """Name of the CUDA twin, as `cswap_kernels.cuda.formats` has it."""
+        return self.name
+
+    def cuda_args(self, dtype: DType, key: EncodeKey) -> NDArray[np.uint64]:
+        """[<= 4] u64: what the CUDA twin gets; what the CPU's gets, unless that are addresses."""
+        return self.tile_args(dtype, key)
+
+    def runs_on(self, device: str, dtype: torch.dtype) -> bool:
+        """Whether there is a twin for that kind of device which can run here."""
+        return device == "cpu" or (
+            device == "cuda" and gpu.has_kernels(self.cuda_format, word_dtype(dtype).word)
+        )
+
     def bound(self, dtype: torch.dtype, numel: int) -> int:
         """See `Codec.bound`: every tile raw, and room to overshoot."""
         d = word_dtype(dtype)
@@ -95,12 +111,14 @@ class TiledCodec(Codec):
     ) -> int | LateSize:
         """See `Codec.encode_flat`."""
         d = word_dtype(x.dtype)
-        words, target = words_of(x), bytes_of(out)
-        if container_bound(words.size, d.word) > MAX_BYTES:
+        if container_bound(x.nbytes // d.word, d.word) > MAX_BYTES:
             raise UnsupportedError(
-                f"tensor of {words.nbytes} bytes: the tile directory reaches {MAX_BYTES}. "
+                f"tensor of {x.nbytes} bytes: the tile directory reaches {MAX_BYTES}. "
                 "Encode it in parts."
             )
+        if x.is_cuda:
+            return self._encode_cuda(x, out, d, key, stream)
+        words, target = words_of(x), bytes_of(out)
         encode = self.tile_functions(d).encode
         args = self.tile_args(d, key)
         n_tiles = count_tiles(words.size, d.word)
@@ -126,12 +144,17 @@ class TiledCodec(Codec):
     ) -> None:
         """See `Codec.decode_flat`."""
         d = word_dtype(out.dtype)
-        words, source = words_of(out), bytes_of(payload)
-        n_tiles = count_tiles(words.size, d.word)
-        if source.size < directory_bytes(n_tiles):
+        n_tiles = count_tiles(out.nbytes // d.word, d.word)
+        if payload.numel() < directory_bytes(n_tiles):
             raise CorruptEncodingError(
-                f"encoding of {source.size} bytes is shorter than its directory of {n_tiles} tiles."
+                f"encoding of {payload.numel()} bytes is shorter than its directory of {n_tiles} "
+                "tiles."
             )
+        if out.is_cuda:
+            args = self.cuda_args(d, EncodeKey()).tolist()
+            gpu.decode(self.cuda_format, d.word, payload, out, args, cuda_stream(stream))
+            return
+        words, source = words_of(out), bytes_of(payload)
         if payload.data_ptr() % ALIGN:
             source = source.copy()
         decode = self.tile_functions(d).decode
@@ -144,9 +167,25 @@ class TiledCodec(Codec):
         if bad:
             raise CorruptEncodingError(f"codec {self.name!r}: tile {bad[0]} is damaged.")
 
+    def _encode_cuda(
+        self, x: torch.Tensor, out: torch.Tensor, d: DType, key: EncodeKey, stream: Stream | None
+    ) -> int | LateSize:
+        own = cuda_stream(stream)
+        args = self.cuda_args(d, key).tolist()
+        size = gpu.encode(self.cuda_format, d.word, x, out, args, own)
+        if own is not None:
+            return size
+        gpu.wait(x.device)
+        return size.value()
+
 
 NO_ARGS: Final[NDArray[Any]] = np.zeros(1, np.uint64)
 """For formats without parameters."""
+
+
+def cuda_stream(stream: Stream | None) -> torch.cuda.Stream | None:
+    """The stream, known to be a GPU's."""
+    return cast("torch.cuda.Stream | None", stream)
 
 
 def _threads(stream: Stream | None) -> int:

@@ -1,0 +1,322 @@
+"""Launches the CUDA twins: from a format's name and tensors to a kernel on a stream.
+
+Kernels are compiled by Numba when they are first needed (seconds; kept on disk, see
+cswap_kernels/cuda/compiler.py) and launched through the driver, which costs a few microseconds.
+Nothing here waits for the device, except a decode without a stream: that has to report damage.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from cswap.errors import CorruptEncodingError, UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from cswap_kernels.cuda.compiler import Cubin
+
+BLOCKS_PER_SM: Final = 4
+"""Blocks of a launch per multiprocessor; each takes tiles in turn."""
+
+N_SIZES: Final = 1024
+"""Words that are pinned at a time."""
+
+N_ARGS: Final = 4
+
+_U64: Final = (1 << 64) - 1
+
+
+@cache
+def missing() -> str | None:
+    """Why kernels cannot run here, or None if they can."""
+    if not torch.cuda.is_available():
+        return "torch sees no CUDA device"
+    try:
+        import cuda.core
+        import numba.cuda.extending  # noqa: F401
+    except ImportError as error:
+        return f"numba-cuda is missing or too old ({error}); pip install 'cswap[cuda13]'"
+    return None
+
+
+@cache
+def has_kernels(format_name: str, word: int) -> bool:
+    """Whether this format's CUDA twin can run here on words of ``word`` bytes."""
+    if missing() is not None:
+        return False
+    from cswap_kernels.cuda.formats import FORMATS
+
+    return format_name in FORMATS and word in FORMATS[format_name].words
+
+
+def encode(
+    format_name: str,
+    word: int,
+    x: torch.Tensor,
+    out: torch.Tensor,
+    args: Sequence[int],
+    stream: torch.cuda.Stream | None,
+) -> PinnedSize:
+    """Launch an encode of x into out; the size comes when the stream has got there.
+
+    Args:
+        format_name: a key of `cswap_kernels.cuda.formats.FORMATS`.
+        word: bytes per word.
+        x: [n] flat, on the device.
+        out: uint8, 16-byte aligned, on the device or pinned on the host, of the codec's bound.
+        args: the format's parameters, at most four.
+        stream: default: the current one.
+    """
+    launcher = _launcher(x.device.index)
+    size = launcher.sizes.take()
+    n_words = x.nbytes // word
+    values = (
+        x.data_ptr(),
+        out.data_ptr(),
+        launcher.control(stream).data_ptr(),
+        size.address,
+        n_words,
+        0,
+        int(x.data_ptr() % 16 == 0),
+        *_padded(args),
+    )
+    n_tiles = _count_tiles(n_words, word)
+    launcher.launch(f"{format_name}-{word}-encode", n_tiles, values, stream)
+    return size
+
+
+def decode(
+    format_name: str,
+    word: int,
+    payload: torch.Tensor,
+    out: torch.Tensor,
+    args: Sequence[int],
+    stream: torch.cuda.Stream | None,
+) -> None:
+    """Launch a decode of payload [nbytes] into out [n].
+
+    Without a stream this waits, and raises; with one, damage is noted in `damaged`.
+
+    Raises:
+        CorruptEncodingError: a tile is damaged.
+    """
+    launcher = _launcher(out.device.index)
+    n_words = out.nbytes // word
+    # Kernels read whole groups of 16 bytes.
+    if payload.data_ptr() % 16 or payload.numel() % 16:
+        padded = torch.zeros(-(-payload.numel() // 16) * 16, dtype=torch.uint8, device=out.device)
+        padded[: payload.numel()] = payload
+        nbytes, payload = payload.numel(), padded
+    else:
+        nbytes = payload.numel()
+    status = launcher.status if stream is not None else launcher.fresh_status()
+    values = (
+        payload.data_ptr(),
+        nbytes,
+        out.data_ptr(),
+        status.data_ptr(),
+        n_words,
+        int(out.data_ptr() % 16 == 0),
+        *_padded(args),
+    )
+    n_tiles = _count_tiles(n_words, word)
+    launcher.launch(f"{format_name}-{word}-decode", n_tiles, values, stream)
+    if stream is None:
+        bad = int(status.item())
+        if bad:
+            raise CorruptEncodingError(f"format {format_name!r}: tile {bad - 1} is damaged.")
+
+
+def wait(device: torch.device) -> None:
+    """Block until the device's current stream has run what was launched."""
+    torch.cuda.current_stream(device).synchronize()
+
+
+def damaged(device: torch.device) -> bool:
+    """Whether a decode on a stream of this device has met a damaged tile. Waits for the device."""
+    return bool(_launcher(device.index).status.item())
+
+
+class PinnedSize:
+    """A `LateSize`: a word of pinned memory that the encode kernel writes."""
+
+    __slots__ = ("_pool", "_slot", "_value")
+
+    def __init__(self, pool: SizePool, slot: _Slot) -> None:
+        self._pool = pool
+        self._slot: _Slot | None = slot
+        self._value = 0
+
+    @property
+    def address(self) -> int:
+        """Of the word, while nobody has asked for its value."""
+        return 0 if self._slot is None else self._slot.address
+
+    def value(self) -> int:
+        """See `LateSize.value`."""
+        slot, self._slot = self._slot, None
+        if slot is not None:
+            self._value = int(slot.numbers[slot.index])
+            self._pool.give_back(slot)
+        return self._value
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    numbers: NDArray[np.int64]
+    index: int
+
+    @property
+    def address(self) -> int:
+        return int(self.numbers.ctypes.data) + 8 * self.index
+
+
+class SizePool:
+    """Pinned words for sizes. One that was let go unread is lost: a kernel may still write it."""
+
+    def __init__(self, allocate: Callable[[], torch.Tensor]) -> None:
+        """Args: allocate: gives [k] i64, pinned."""
+        self._allocate = allocate
+        self._lock = threading.Lock()
+        self._free: list[_Slot] = []
+
+    def take(self) -> PinnedSize:
+        """A word that nobody else uses."""
+        with self._lock:
+            if not self._free:
+                numbers = self._allocate().numpy()
+                self._free = [_Slot(numbers, i) for i in range(numbers.size)]
+            return PinnedSize(self, self._free.pop())
+
+    def give_back(self, slot: _Slot) -> None:
+        """The word was read."""
+        with self._lock:
+            self._free.append(slot)
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    function: Any
+    threads: int
+
+
+class _Launcher:
+    """Kernels loaded on one device, and what they need beside their arguments."""
+
+    def __init__(self, index: int) -> None:
+        from cuda.bindings import driver
+
+        self._driver = driver
+        self.device = torch.device("cuda", index)
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        properties = torch.cuda.get_device_properties(index)
+        self.architecture = 10 * properties.major + properties.minor
+        self._blocks = BLOCKS_PER_SM * properties.multi_processor_count
+        self._context = self._call(driver.cuDevicePrimaryCtxRetain(index))
+        self._kernels: dict[str, _Loaded] = {}
+        self._lock = threading.Lock()
+        self._controls: dict[int, torch.Tensor] = {}
+        self.sizes = SizePool(lambda: torch.zeros(N_SIZES, dtype=torch.int64, pin_memory=True))
+        self.status = self.fresh_status()
+
+    def fresh_status(self) -> torch.Tensor:
+        """[1] i32, zero: where decode kernels note a damaged tile."""
+        return torch.zeros(1, dtype=torch.int32, device=self.device)
+
+    def control(self, stream: torch.cuda.Stream | None) -> torch.Tensor:
+        """The control words of launches on a stream (zero between them)."""
+        stream = stream or torch.cuda.current_stream(self.device)
+        found = self._controls.get(stream.cuda_stream)
+        if found is None:
+            with torch.cuda.stream(stream):
+                found = torch.zeros(2, dtype=torch.int64, device=self.device)
+            self._controls[stream.cuda_stream] = found
+        return found
+
+    def launch(
+        self, name: str, n_tiles: int, values: Sequence[int], stream: torch.cuda.Stream | None
+    ) -> None:
+        """Launch a kernel by name, with at most one block per tile."""
+        loaded = self._kernels.get(name) or self._load(name)
+        stream = stream or torch.cuda.current_stream(self.device)
+        slots = (ctypes.c_uint64 * len(values))(*(v & _U64 for v in values))
+        first = ctypes.addressof(slots)
+        pointers = (ctypes.c_void_p * len(values))(*range(first, first + 8 * len(values), 8))
+        self._bind()
+        self._call(
+            self._driver.cuLaunchKernel(
+                loaded.function,
+                *(max(1, min(n_tiles, self._blocks)), 1, 1),
+                *(loaded.threads, 1, 1),
+                0,
+                stream.cuda_stream,
+                ctypes.addressof(pointers),
+                0,
+            )
+        )
+
+    def _load(self, name: str) -> _Loaded:
+        from cswap_kernels.cuda.container import THREADS
+
+        with self._lock:
+            found = self._kernels.get(name)
+            if found is None:
+                made = _compiled(name, self.architecture)
+                self._bind()
+                module = self._call(self._driver.cuModuleLoadData(made.code))
+                function = self._call(self._driver.cuModuleGetFunction(module, made.entry.encode()))
+                found = self._kernels[name] = _Loaded(function, THREADS)
+            return found
+
+    def _bind(self) -> None:
+        # Threads of our own have no context until the first call that needs one.
+        if int(self._call(self._driver.cuCtxGetCurrent())) != int(self._context):
+            self._call(self._driver.cuCtxSetCurrent(self._context))
+
+    def _call(self, answer: tuple[Any, ...]) -> Any:
+        error, *values = answer
+        if int(error) != 0:
+            raise RuntimeError(f"CUDA driver: {error!r}")
+        return values[0] if values else None
+
+
+def _compiled(name: str, architecture: int) -> Cubin:
+    from cswap_kernels.cuda import compiler, formats
+
+    format_name, word, direction = name.rsplit("-", 2)
+    newest = max(a for a in compiler.ARCHITECTURES if a <= architecture)
+
+    def compile_now() -> Cubin:
+        kernel, signature = formats.kernel(format_name, int(word), direction)
+        return compiler.link(compiler.compile_ptx(kernel, signature, newest), architecture)
+
+    return compiler.cached(name.replace("+", "_"), architecture, compile_now)
+
+
+@cache
+def _launcher(index: int) -> _Launcher:
+    reason = missing()
+    if reason is not None:
+        raise UnsupportedError(f"CUDA kernels: {reason}.")
+    return _Launcher(index)
+
+
+def _count_tiles(n_words: int, word: int) -> int:
+    from cswap_kernels.tiles import count_tiles
+
+    return count_tiles(n_words, word)
+
+
+def _padded(args: Sequence[int]) -> Iterator[int]:
+    yield from args
+    yield from [0] * (N_ARGS - len(args))
