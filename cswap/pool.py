@@ -87,6 +87,12 @@ class BufferPool:
             self._idle_bytes += size
             self._shrink()
 
+    def clear(self) -> None:
+        """Let go of everything that is idle."""
+        with self._lock:
+            self._idle.clear()
+            self._idle_bytes = 0
+
     @property
     def idle_bytes(self) -> int:
         """Bytes kept for reuse."""

@@ -121,11 +121,13 @@ class Codec(abc.ABC):
         max_ratio: no encoding of this codec is smaller than raw bytes / max_ratio (plus a
             constant); a stream that claims more is corrupt. Keeps a hostile header from
             allocating memory.
+        verbatim: whether an encoding is the tensor's own bytes, so that a copy will do.
     """
 
     name: str
     lossless: bool
     max_ratio: int
+    verbatim: bool = False
 
     @abc.abstractmethod
     def supports(self, dtype: torch.dtype, device: str = "cpu") -> bool:

@@ -42,7 +42,7 @@ def missing() -> str | None:
     if not torch.cuda.is_available():
         return "torch sees no CUDA device"
     try:
-        import cuda.core
+        import cuda.core  # noqa: F401
         import numba.cuda.extending  # noqa: F401
     except ImportError as error:
         return f"numba-cuda is missing or too old ({error}); pip install 'cswap[cuda13]'"

@@ -19,6 +19,7 @@ class Raw(Codec):
     name = "raw"
     lossless = True
     max_ratio = 1
+    verbatim = True
 
     def supports(self, dtype: torch.dtype, device: str = "cpu") -> bool:
         """Every dtype, everywhere."""

@@ -40,6 +40,11 @@ class Event(Protocol):
         """What the job raised, if it did; meaningful once the event has fired."""
         ...
 
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds that the job took on the device; meaningful once the event has fired."""
+        ...
+
     def query(self) -> bool:
         """Whether the event has fired."""
         ...
@@ -51,8 +56,9 @@ class Device(abc.ABC):
     Attributes:
         kind: "cpu", "cuda" or "sim".
         unified: whether encodings can be decoded right where the host store keeps them.
-        backlog_bytes: tensors waiting for an encode may hold this much; past it the computing
-            thread encodes itself.
+        backlog_bytes: where host and device memory are one, tensors waiting for an encode may
+            hold this much; past it the computing thread encodes itself. Elsewhere: see
+            `staging_full`.
         ready_bytes: results may be decoded this far ahead of their use.
         overlaps: whether jobs of roles other than "compute" run beside the computation.
     """
@@ -99,11 +105,21 @@ class Device(abc.ABC):
 
     @abc.abstractmethod
     def scratch(self, nbytes: int) -> torch.Tensor:
-        """[>= nbytes] uint8 of device memory for one encode; give it back with `give_back`."""
+        """[>= nbytes] uint8 of device memory for one encode or decode; ends with `give_back`.
+
+        Memory of the device's own: no computation uses it, so it may be written at once.
+        """
 
     @abc.abstractmethod
     def give_back(self, scratch: torch.Tensor) -> None:
         """Return scratch memory whose last job has run."""
+
+    def staging_full(self) -> bool:
+        """Whether so much scratch is in use that the computing thread should wait for some.
+
+        What limits a swap-out on a GPU is the link: encodings queue up in scratch memory.
+        """
+        return False
 
     @abc.abstractmethod
     def host_memory(self, nbytes: int) -> torch.Tensor:

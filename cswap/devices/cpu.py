@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Final
@@ -46,6 +47,7 @@ class CpuEvent:
         "_settled",
         "_waiters",
         "after",
+        "elapsed_s",
         "error",
         "job",
     )
@@ -54,6 +56,7 @@ class CpuEvent:
         self.job = job
         self.after = after
         self.error: BaseException | None = None
+        self.elapsed_s = 0.0
         self._claimed = job is None
         self._fired = self._settled = job is None
         self._lock = threading.Lock()
@@ -233,12 +236,13 @@ class CpuDevice(Device):
         for earlier in event.after:
             if not earlier.query():
                 self._wait_fired(_own(earlier))
-        job = event.job
+        job, start = event.job, time.perf_counter()
         try:
             if job is not None:
                 job(stream)
         except BaseException as error:
             event.error = error
+        event.elapsed_s = time.perf_counter() - start
         event.fire()
 
 

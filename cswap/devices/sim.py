@@ -44,6 +44,7 @@ class SimEvent:
     after: tuple[Event, ...]
     role: Role
     error: BaseException | None = None
+    elapsed_s: float = 0.0
     fired: bool = False
     callbacks: list[Callable[[], None]] = field(default_factory=list)
 

@@ -156,9 +156,4 @@ class Executor:
 
     def settle(self, handle: Handle) -> None:
         """Block until nothing is under way for the handle."""
-        while handle.state in (State.ENCODING, State.IN_FLIGHT, State.FETCHING):
-            event = handle.event
-            if event is not None:
-                self._tiers.device.wait(event)
-            else:  # between two jobs, on another thread
-                time.sleep(1e-4)
+        self._tiers.settle(handle)

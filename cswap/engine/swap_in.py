@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from cswap.codecs.layout import copy_bytes, empty_strided, torch_dtype, unflatten_into
@@ -46,17 +45,17 @@ class SwapIn:
             raise MemoryError(f"swap-in of {handle.raw_nbytes} bytes: {error}") from error
 
         def job(stream: Stream) -> None:
-            start = time.perf_counter()
             if self._tiers.verify and not codec.lossless and checksum(payload) != handle.checksum:
                 raise CorruptEncodingError(DAMAGED.format(codec.name, handle.nbytes))
             codec.decode_flat(payload, out, stream=stream)
             if handle.gathered:
                 unflatten_into(out, handle.meta, result)
-            self._tiers.counters.spent(codec.name, decode_s=time.perf_counter() - start)
             if self._tiers.verify and codec.lossless and checksum(out) != handle.checksum:
                 raise CorruptEncodingError(DAMAGED.format(codec.name, handle.nbytes))
 
         self._tiers.counters.hold(device=handle.raw_nbytes)
+        if codec.verbatim and not device.unified:  # the copy is all there is to do
+            role = "h2d"
         event = device.submit(job, role=role, after=(*arrived, device.now()))
         with self._tiers.lock:
             if handle.state is State.FETCHING:
@@ -77,17 +76,19 @@ class SwapIn:
             host = staged
         if host is None:
             raise InternalError("a stored handle has neither host memory nor a file")
-        if device.unified:
+        if device.unified or (handle.codec is not None and handle.codec.verbatim):
             return host[:nbytes], after, None
         scratch = device.scratch(nbytes)
         source = host
         copied = device.submit(
-            lambda _: copy_bytes(scratch, source, nbytes), role="h2d", after=(*after, device.now())
+            lambda _: copy_bytes(scratch, source, nbytes), role="h2d", after=after
         )
         return scratch[:nbytes], (copied,), scratch
 
     def _fetched(self, handle: Handle, event: Event, scratch: torch.Tensor | None) -> None:
         self._tiers.give_back(scratch)
+        if handle.codec is not None:
+            self._tiers.counters.spent(handle.codec.name, decode_s=event.elapsed_s)
         with self._tiers.lock:
             released = handle.state is State.RELEASED
             if handle.state is State.FETCHING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     from cswap.engine.tiers import Tiers
 
 
+MAX_LEAVING = 256
+"""Tensors on their way out that are remembered, to be waited for when staging memory is full."""
+
+
 @dataclass(slots=True)
 class _Output:
     """What an encode job leaves behind: its scratch memory, and how much of it is in use."""
@@ -37,6 +42,7 @@ class SwapOut:
         self._tiers = tiers
         self._seed = seed
         self._waiting_bytes = 0
+        self._leaving: deque[Handle] = deque(maxlen=MAX_LEAVING)
 
     def start(self, handle: Handle, x: torch.Tensor, codec: Codec) -> None:
         """See `Executor.swap_out`."""
@@ -45,7 +51,12 @@ class SwapOut:
             handle.to(State.ENCODING)
             self._waiting_bytes += handle.raw_nbytes
             backlog = self._waiting_bytes > device.backlog_bytes
-        if backlog:
+        if not device.unified:
+            self._make_room()
+            self._leaving.append(handle)
+        if codec.verbatim and not device.unified:
+            self._send(handle, x, codec)
+        elif backlog and device.unified:
             start = time.perf_counter()
             self._encode(handle, x, codec, "compute")
             self._tiers.counters.exposed(time.perf_counter() - start)
@@ -56,6 +67,55 @@ class SwapOut:
         """Under the lock: the handle's source no longer waits for an encode."""
         self._waiting_bytes -= handle.raw_nbytes
 
+    def _make_room(self) -> None:
+        # The link is slower than the computation: wait for it here rather than run out of memory.
+        start = time.perf_counter()
+        while self._leaving and self._tiers.device.staging_full():
+            self._tiers.settle(self._leaving.popleft())
+            self._tiers.counters.exposed(time.perf_counter() - start)
+            start = time.perf_counter()
+
+    def _send(self, handle: Handle, x: torch.Tensor, codec: Codec) -> None:
+        # Nothing to encode: straight from the tensor's own memory to the host's.
+        host = self._tiers.host.take(handle.raw_nbytes)
+        if host is None:  # the way to the disk is that of all encodings
+            self._encode(handle, x, codec, "codec")
+            return
+
+        def copy(_stream: Stream) -> None:
+            if handle.state is State.ENCODING:
+                copy_bytes(host, x, handle.raw_nbytes)
+                if self._tiers.verify:
+                    handle.checksum = checksum(x)
+
+        device = self._tiers.device
+        event = device.submit(copy, role="d2h", after=(device.now(),))
+        with self._tiers.lock:
+            if handle.state is State.ENCODING:
+                handle.event = event
+        device.when(event, lambda: self._sent(handle, x, codec, host, event))
+
+    def _sent(
+        self, handle: Handle, x: torch.Tensor, codec: Codec, host: torch.Tensor, event: Event
+    ) -> None:
+        modified, stored = handle.modified(), False
+        with self._tiers.lock:
+            if handle.state is State.ENCODING and event.error is None and not modified:
+                handle.to(State.IN_FLIGHT)
+                handle.codec, handle.host, handle.nbytes = codec, host, handle.raw_nbytes
+                self._let_go(handle, host.numel())
+                stored = True
+        if stored:
+            self._stored(handle, None, event)
+            return
+        self._tiers.host.give_back(host)
+        if handle.state is not State.ENCODING:
+            self._abandon(handle, None)
+        elif event.error is not None:
+            self._degrade(handle, x, codec, event.error)
+        else:
+            self._keep(handle, "modified", None)
+
     def _encode(self, handle: Handle, x: torch.Tensor, codec: Codec, role: Role) -> None:
         out = _Output()
         key = EncodeKey(self._seed, handle.position, handle.step)
@@ -65,9 +125,7 @@ class SwapOut:
                 return
             # Taken here and not at submit: encodes that wait their turn hold no scratch.
             out.scratch = self._tiers.device.scratch(codec.bound(x.dtype, x.numel()))
-            start = time.perf_counter()
             out.size = codec.encode_flat(x, out.scratch, key=key, stream=stream)
-            self._tiers.counters.spent(codec.name, encode_s=time.perf_counter() - start)
             if self._tiers.verify and codec.lossless:
                 handle.checksum = checksum(x)
 
@@ -83,6 +141,7 @@ class SwapOut:
             elif handle.state is not State.ENCODING or out.scratch is None:
                 self._abandon(handle, out.scratch)
             else:
+                self._tiers.counters.spent(codec.name, encode_s=event.elapsed_s)
                 self._encoded(handle, codec, out.scratch, out.size, event)
 
         self._tiers.device.when(event, encoded)
@@ -131,8 +190,8 @@ class SwapOut:
             handle.event = copied
         self._tiers.device.when(copied, lambda: self._stored(handle, scratch, copied))
 
-    def _stored(self, handle: Handle, scratch: torch.Tensor, copied: Event) -> None:
-        self._tiers.device.give_back(scratch)
+    def _stored(self, handle: Handle, scratch: torch.Tensor | None, copied: Event) -> None:
+        self._tiers.give_back(scratch)
         with self._tiers.lock:
             released = handle.state is State.RELEASED
             if not released:

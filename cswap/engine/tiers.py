@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import torch
+
+from cswap.engine.handle import State
 
 if TYPE_CHECKING:
     import threading
@@ -44,6 +47,15 @@ class Tiers:
         """Return scratch memory, if there is any."""
         if scratch is not None:
             self.device.give_back(scratch)
+
+    def settle(self, handle: Handle) -> None:
+        """Block until nothing is under way for the handle."""
+        while handle.state in (State.ENCODING, State.IN_FLIGHT, State.FETCHING):
+            event = handle.event
+            if event is not None:
+                self.device.wait(event)
+            else:  # between two jobs, on another thread
+                time.sleep(1e-4)
 
     def free(self, handle: Handle) -> None:
         """Free the store's copy of a released handle that no job uses any more."""
