@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import cswap
 from bench.memory import Held
-from cswap.devices.cpu import CpuDevice
 
 if TYPE_CHECKING:
     from bench.models import Net
@@ -50,8 +49,7 @@ def totals(handle: InstallHandle | None) -> Totals:
 
 def scratch_bytes(handle: InstallHandle | None) -> int:
     """Encoders' output buffers: shared by all engines of a process, and there before this one."""
-    device = None if handle is None else handle.engine._device  # noqa: SLF001 - not public
-    return device.scratch_bytes if isinstance(device, CpuDevice) else 0
+    return 0 if handle is None else handle.engine.scratch_bytes
 
 
 def settle(handle: InstallHandle | None) -> None:

@@ -114,6 +114,15 @@ class Device(abc.ABC):
     def give_back(self, scratch: torch.Tensor) -> None:
         """Return scratch memory whose last job has run."""
 
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes of scratch memory, in use and kept for reuse; shared by all engines."""
+        return 0
+
+    def is_capturing(self) -> bool:
+        """Whether what this thread computes is being recorded to be run again (a CUDA graph)."""
+        return False
+
     def staging_full(self) -> bool:
         """Whether so much scratch is in use that the computing thread should wait for some.
 

@@ -194,6 +194,10 @@ class CudaDevice(Device):
         except RuntimeError as error:
             raise MemoryError(str(error)) from error
 
+    def is_capturing(self) -> bool:
+        """See `Device.is_capturing`."""
+        return bool(torch.cuda.is_current_stream_capturing())
+
     def staging_full(self) -> bool:
         """See `Device.staging_full`."""
         return self._scratch.in_use_bytes > self.backlog_bytes
@@ -286,11 +290,6 @@ def _as_memory_error(error: Exception) -> BaseException:
     if isinstance(error, torch.cuda.OutOfMemoryError):
         return MemoryError(str(error))
     return error
-
-
-def is_capturing() -> bool:
-    """Whether the current stream is being captured into a CUDA graph."""
-    return bool(torch.cuda.is_current_stream_capturing())
 
 
 @cache

@@ -8,7 +8,7 @@ import time
 import weakref
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import Parameter
@@ -17,18 +17,15 @@ from cswap.advisor.advisor import Advisor
 from cswap.advisor.site import Site
 from cswap.codecs.layout import flatten
 from cswap.codecs.registry import get_codec
-from cswap.devices.cpu import cpu_device
 from cswap.engine.aliases import AliasTable, make_handle
 from cswap.engine.eligibility import OwnedStorages, is_tracing, reason_to_keep
-from cswap.engine.executor import Executor
 from cswap.engine.handle import Handle, State, Token
+from cswap.engine.lanes import Lanes, optional_int
 from cswap.engine.packed import Kept, PackedView, modified_error
-from cswap.engine.prefetch import ReadyBudget, StepOrder
+from cswap.engine.prefetch import StepOrder
 from cswap.engine.scope import ScopeStack
 from cswap.engine.stats import Counters, Stats
-from cswap.errors import InternalError
 from cswap.stores.disk import DiskStore
-from cswap.stores.host import HostStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,17 +34,15 @@ if TYPE_CHECKING:
     from cswap.codecs.base import Codec
     from cswap.config import SwapConfig
     from cswap.devices.base import Device
+    from cswap.engine.lanes import Lane
     from cswap.schema.plan import Plan
 
 _log = logging.getLogger("cswap")
 
-_WARM: set[tuple[str, torch.dtype]] = set()
+_WARM: set[tuple[str, torch.dtype, torch.device]] = set()
 """Codecs whose kernels this process has compiled, or loaded from the disk cache."""
 
 WARM_NUMEL = 64
-
-UNIFIED_IDLE_SHARE = 0.25
-"""Of the host memory used at the peak, what a unified device keeps for the next step."""
 
 PREFETCH_DEPTH = 2
 """Tensors decoded ahead of the one that backward works on."""
@@ -72,34 +67,19 @@ class SwapEngine:
         self.config = config
         self.scopes = ScopeStack()
         self._advisor = Advisor(config, plan)
-        self._device = cpu_device(_workers(config)) if device is None else device
         self._counters = Counters()
-        # Where the host's memory is the device's, what backward gives free must come free.
-        idle_share = UNIFIED_IDLE_SHARE if self._device.unified else 1.0
-        limit = _optional_int(config.host_limit)
-        self._host = HostStore(self._device.host_memory, limit, idle_share)
         self._disk = _disk_store(config)
-        self._executor = Executor(
-            self._device,
-            self._host,
-            self._disk,
-            self._counters,
-            seed=config.seed,
-            verify=config.verify,
-        )
+        self._lanes = Lanes(config, self._disk, self._counters, device)
         self._owned = OwnedStorages()
         self._lock = threading.Lock()
         self._aliases = AliasTable()
         self._order = StepOrder()
-        self._ready = ReadyBudget(self._device.ready_bytes)
         self._window: deque[tuple[weakref.ref[Token], int]] = deque()
         self._window_bytes = 0
         self._dead: deque[Handle] = deque()
         self._dead_bytes = 0
-        self._min_bytes = config.min_bytes_on("cpu")
-        self._budget = _optional_int(config.budget)
-        # Where host memory is device memory, moving what does not shrink saves nothing.
-        self._may_keep = self._device.unified and config.budget is None and config.spill_dir is None
+        self._budget = optional_int(config.budget)
+        self._warned_of_capture = False
 
     # ----------------------------------------------------------------- hooks
 
@@ -109,7 +89,7 @@ class SwapEngine:
         if kind is torch.Tensor:
             if tensor.layout is not torch.strided:  # has no nbytes, or another meaning of it
                 return self._keep(tensor, "layout")
-            if tensor.nbytes >= self._min_bytes and tensor.numel():
+            if tensor.nbytes >= self._lanes.min_bytes and tensor.numel():
                 return self._pack_large(tensor)
             reason = "small"
         else:
@@ -136,6 +116,11 @@ class SwapEngine:
         self._bury()
         return self._counters.snapshot(self._disk.in_use_bytes if self._disk else 0)
 
+    @property
+    def scratch_bytes(self) -> int:
+        """Encoders' working memory, in bytes: of every engine on the same devices together."""
+        return self._lanes.scratch_bytes
+
     def explain(self) -> list[Explanation]:
         """Every call site with its profile, the candidates with their cost, and the choice."""
         return self._advisor.explain()
@@ -143,7 +128,7 @@ class SwapEngine:
     def synchronize(self) -> None:
         """Block until every swap-out under way is done."""
         for handle in self._live_handles():
-            self._executor.settle(handle)
+            handle.lane.executor.settle(handle)
 
     def begin_step(self) -> None:
         """A forward of the model begins."""
@@ -175,17 +160,29 @@ class SwapEngine:
         self._counters.keep(reason)
         return self.pass_through(tensor)
 
+    def _keep_in_graph(self, tensor: torch.Tensor) -> Kept:
+        # A CUDA graph replays kernels at fixed addresses: what it uses cannot go away.
+        if not self._warned_of_capture:
+            self._warned_of_capture = True
+            _log.warning(
+                "A CUDA graph is being captured: what autograd saves meanwhile stays on the device."
+            )
+        return self._keep(tensor, "capturing")
+
     def _pack_large(self, tensor: torch.Tensor) -> Kept | PackedView:
         if self._dead:
             self._bury()
         scope = self.scopes.current
         reason = scope.keep or reason_to_keep(tensor)
-        if reason is None and tensor.device.type != self._device.kind:
-            reason = "device"
-        if reason is None and tensor in self._owned:
-            reason = "parameter"
-        if reason is not None:
-            return self._keep(tensor, reason)
+        lane = None if reason else self._lanes.of(tensor.device)
+        if lane is None:
+            return self._keep(tensor, reason or "device")
+        if tensor.nbytes < lane.min_bytes:
+            return self._keep(tensor, "small")
+        if tensor in self._owned:
+            return self._keep(tensor, "parameter")
+        if lane.device.is_capturing():
+            return self._keep_in_graph(tensor)
         site = Site(
             scope=scope.path,
             kind=scope.kind,
@@ -193,9 +190,9 @@ class SwapEngine:
             producer="" if tensor.grad_fn is None else tensor.grad_fn.name(),
             codec=scope.codec,
         )
-        return self._pack_handle(tensor, site)
+        return self._pack_handle(tensor, site, lane)
 
-    def _pack_handle(self, tensor: torch.Tensor, site: Site) -> Kept | PackedView:
+    def _pack_handle(self, tensor: torch.Tensor, site: Site, lane: Lane) -> Kept | PackedView:
         lossy_ok = self._advisor.may_be_lossy(tensor, site)
         with self._lock:
             handle = self._aliases.find(tensor, lossy_ok=lossy_ok)
@@ -211,8 +208,9 @@ class SwapEngine:
             handle = make_handle(tensor)
         except RuntimeError:  # a storage that is smaller than its tensor says, as FSDP makes them
             return self._keep(tensor, "storage")
-        if handle.raw_nbytes < self._min_bytes:
+        if handle.raw_nbytes < lane.min_bytes:
             return self._keep(tensor, "small")
+        handle.lane = lane
         handle.position, handle.step, handle.site, handle.lossy_ok = position, step, site, lossy_ok
         handle.views = 1
         return self._admit(handle, tensor)
@@ -259,7 +257,11 @@ class SwapEngine:
         x = flatten(handle.source) if handle.gathered else handle.source
         try:
             codec = self._advisor.choose(
-                x, handle.site, handle.position, lossy_ok=handle.lossy_ok, may_keep=self._may_keep
+                x,
+                handle.site,
+                handle.position,
+                lossy_ok=handle.lossy_ok,
+                may_keep=handle.lane.may_keep,
             )
         except Exception as error:
             self._counters.fall_back("advisor", error)
@@ -269,17 +271,17 @@ class SwapEngine:
             self._counters.stay("does_not_pay")
             return
         handle.lossy_ok = not codec.lossless
-        self._warm(codec, x.dtype)
-        self._executor.swap_out(handle, x, codec)
+        self._warm(codec, x)
+        handle.lane.executor.swap_out(handle, x, codec)
 
-    def _warm(self, codec: Codec, dtype: torch.dtype) -> None:
+    def _warm(self, codec: Codec, x: torch.Tensor) -> None:
         # Compile the codec's kernels before its first run is timed or waited for.
-        key = (codec.name, dtype)
+        key = (codec.name, x.dtype, x.device)
         if key in _WARM:
             return
         start = time.perf_counter()
         try:
-            codec.decode(codec.encode(torch.zeros(WARM_NUMEL, dtype=dtype)))
+            codec.decode(codec.encode(torch.zeros(WARM_NUMEL, dtype=x.dtype, device=x.device)))
         except Exception:
             _log.debug("warming %s failed", codec.name, exc_info=True)
         _WARM.add(key)
@@ -289,33 +291,33 @@ class SwapEngine:
 
     def _unpack_view(self, packed: PackedView) -> torch.Tensor:
         handle = packed.token.handle
-        first = handle.unpacked == 0
+        lane, first = handle.lane, handle.unpacked == 0
         with self._lock:
             if first:
                 self._order.asked(handle)
-            depth = PREFETCH_DEPTH if self._device.overlaps else 0
+            depth = PREFETCH_DEPTH if lane.device.overlaps else 0
             upcoming = self._order.upcoming(handle, depth)
         for other in upcoming:
-            if self._ready.fits(other.raw_nbytes) and self._executor.prefetch(other):
+            if other.lane.ready.fits(other.raw_nbytes) and other.lane.executor.prefetch(other):
                 self._note_ready(other)
-        memory = self._executor.memory(handle)
+        memory = lane.executor.memory(handle)
         if memory is handle.source and handle.modified():
             raise modified_error(memory, handle.version)
         handle.unpacked += 1
         out = packed.rebuild(memory)
         if handle.unpacked % max(handle.views, 1) == 0:
             with self._lock:
-                self._ready.remove(handle)
-            self._executor.drop_result(handle)
+                lane.ready.remove(handle)
+            lane.executor.drop_result(handle)
         elif memory is not handle.source:
             self._note_ready(handle)
         return out
 
     def _note_ready(self, handle: Handle) -> None:
         with self._lock:
-            dropped = self._ready.add(handle)
+            dropped = handle.lane.ready.add(handle)
         for other in dropped:
-            self._executor.drop_result(other)
+            other.lane.executor.drop_result(other)
 
     # --------------------------------------------------------------- release
 
@@ -324,9 +326,9 @@ class SwapEngine:
         # collector chooses the moment): only take a note, and let a worker act on it.
         self._dead.append(handle)
         self._dead_bytes += handle.raw_nbytes
-        if self._dead_bytes > self._device.backlog_bytes:
+        if self._dead_bytes > handle.lane.device.backlog_bytes:
             self._dead_bytes = 0
-            self._device.defer(self._bury)
+            handle.lane.device.defer(self._bury)
 
     def _bury(self) -> None:
         while self._dead:
@@ -337,8 +339,8 @@ class SwapEngine:
             with self._lock:
                 self._aliases.discard(handle)
                 self._order.discard(handle)
-                self._ready.remove(handle)
-            self._executor.release(handle)
+                handle.lane.ready.remove(handle)
+            handle.lane.executor.release(handle)
             handle.token = None
 
     def _live_handles(self) -> list[Handle]:
@@ -347,21 +349,7 @@ class SwapEngine:
         return [token.handle for token in tokens if token is not None]
 
     def __repr__(self) -> str:
-        return f"<SwapEngine on {self._device.kind}: {self.stats.swapped} swapped>"
-
-
-def _workers(config: SwapConfig) -> int:
-    if config.workers is not None:
-        return config.workers
-    import os
-
-    return max(1, min(4, (os.cpu_count() or 2) // 2))
-
-
-def _optional_int(value: Any) -> int | None:
-    if value is None or isinstance(value, int):
-        return value
-    raise InternalError(f"unparsed size {value!r}")
+        return f"<SwapEngine: {self.stats.swapped} swapped>"
 
 
 def _disk_store(config: SwapConfig) -> DiskStore | None:
@@ -372,7 +360,7 @@ def _disk_store(config: SwapConfig) -> DiskStore | None:
     from cswap.errors import ConfigError
 
     try:
-        return DiskStore(Path(config.spill_dir), _optional_int(config.spill_limit))
+        return DiskStore(Path(config.spill_dir), optional_int(config.spill_limit))
     except OSError as error:
         raise ConfigError(
             f"spill_dir={str(config.spill_dir)!r}: cannot be written: {error.strerror}. "

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from cswap.advisor.site import Site
     from cswap.codecs.base import Codec
     from cswap.devices.base import Event
+    from cswap.engine.lanes import Lane
     from cswap.schema.tensor import TensorMeta
     from cswap.stores.disk import DiskFile
 
@@ -73,6 +74,7 @@ class Handle:
         views: how many packed views refer to it; ``unpacked`` counts how often one was asked for.
         checksum: CRC-32 of the source (of the encoding if lossy), when verifying.
         site: where in the model it was saved.
+        lane: of its device.
         prefetched: the fetch under way was not asked for by unpack.
     """
 
@@ -87,6 +89,7 @@ class Handle:
         "file",
         "gathered",
         "host",
+        "lane",
         "lossy_ok",
         "meta",
         "nbytes",
@@ -136,6 +139,7 @@ class Handle:
         self.checksum = 0
         self.prefetched = False
         self.site: Site | None = None
+        self.lane: Lane
         self._last_result: weakref.ref[torch.Tensor] | None = None
         self._last_version = 0
 

@@ -1,0 +1,118 @@
+"""What the engine has once per device: its streams, its host store, its executor."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING, Any, Final
+
+from cswap.devices.cpu import cpu_device
+from cswap.engine.executor import Executor
+from cswap.engine.prefetch import ReadyBudget
+from cswap.errors import InternalError
+from cswap.stores.host import HostStore
+
+if TYPE_CHECKING:
+    import torch
+
+    from cswap.config import SwapConfig
+    from cswap.devices.base import Device
+    from cswap.engine.stats import Counters
+    from cswap.stores.disk import DiskStore
+
+UNIFIED_IDLE_SHARE: Final = 0.25
+"""Of the host memory used at the peak, what a unified device keeps for the next step."""
+
+
+class Lane:
+    """One device's way out and back.
+
+    Attributes:
+        device: the device.
+        executor: moves handles of this device.
+        ready: bounds what is decoded ahead; to be used under the engine's lock.
+        min_bytes: smaller tensors stay.
+        may_keep: whether a tensor may stay because swapping it does not pay.
+    """
+
+    __slots__ = ("device", "executor", "may_keep", "min_bytes", "ready")
+
+    def __init__(
+        self, device: Device, config: SwapConfig, disk: DiskStore | None, counters: Counters
+    ) -> None:
+        # Where the host's memory is the device's, what backward gives free must come free.
+        idle_share = UNIFIED_IDLE_SHARE if device.unified else 1.0
+        host = HostStore(device.host_memory, optional_int(config.host_limit), idle_share)
+        self.device = device
+        self.executor = Executor(
+            device, host, disk, counters, seed=config.seed, verify=config.verify
+        )
+        self.ready = ReadyBudget(device.ready_bytes)
+        self.min_bytes = config.min_bytes_on(device.kind)
+        # Where host memory is device memory, moving what does not shrink saves nothing.
+        self.may_keep = device.unified and config.budget is None and config.spill_dir is None
+
+
+class Lanes:
+    """The lanes of an engine, each made when the first tensor of its device comes."""
+
+    def __init__(
+        self,
+        config: SwapConfig,
+        disk: DiskStore | None,
+        counters: Counters,
+        device: Device | None = None,
+    ) -> None:
+        """Args: device: the only one, in tests; config, disk, counters: the engine's."""
+        self._config, self._disk, self._counters = config, disk, counters
+        self._lanes: dict[torch.device, Lane | None] = {}
+        self._lock = threading.Lock()
+        self._only = None if device is None else self._make(device)
+        self.min_bytes = min(config.min_bytes_on(kind) for kind in ("cpu", "cuda"))
+
+    def of(self, device: torch.device) -> Lane | None:
+        """The lane of tensors on this device; None if nothing is swapped there."""
+        try:
+            return self._lanes[device]
+        except KeyError:
+            pass
+        with self._lock:
+            if device not in self._lanes:
+                self._lanes[device] = self._lane_for(device)
+            return self._lanes[device]
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes of scratch memory on all devices."""
+        return sum(lane.device.scratch_bytes for lane in self._lanes.values() if lane is not None)
+
+    def _lane_for(self, device: torch.device) -> Lane | None:
+        if self._only is not None:
+            return self._only if device.type == self._only.device.kind else None
+        if device.type == "cpu":
+            return self._make(cpu_device(_workers(self._config)))
+        if device.type == "cuda":
+            from cswap.devices.cuda import cuda_device
+
+            return self._make(cuda_device(device.index))
+        return None
+
+    def _make(self, device: Device) -> Lane:
+        return Lane(device, self._config, self._disk, self._counters)
+
+
+def _workers(config: SwapConfig) -> int:
+    if config.workers is not None:
+        return config.workers
+    return max(1, min(4, (os.cpu_count() or 2) // 2))
+
+
+def optional_int(value: Any) -> int | None:
+    """A size option that config has parsed already.
+
+    Raises:
+        InternalError: it has not.
+    """
+    if value is None or isinstance(value, int):
+        return value
+    raise InternalError(f"unparsed size {value!r}")
