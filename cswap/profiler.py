@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+import torch
 
 from cswap.codecs.layout import words_of
 from cswap.schema.tensor import DTYPES, DType, TensorProfile, dtype_name
@@ -14,7 +16,6 @@ from cswap_kernels import profile as kernel
 from cswap_kernels.tiles import TILE_WORDS
 
 if TYPE_CHECKING:
-    import torch
     from numpy.typing import NDArray
 
 SAMPLES: Final = {"float": (64, 64), "other": (64, 64)}
@@ -46,6 +47,36 @@ def profile(
     counts = np.empty(kernel.N_COUNTS, np.int64)
     kernel.profile_pieces(words, samples, piece_words, _layout(d), counts)
     return _from_counts(d, nbytes, counts.tolist())
+
+
+class LateProfile:
+    """A profile that comes later: nobody waits for the GPU.
+
+    A sample is copied to pinned memory behind the computation that made the tensor.
+    """
+
+    def __init__(self, x: torch.Tensor) -> None:
+        """Args: x: [n] flat and contiguous, on any device; n at least 1."""
+        d = DTYPES[dtype_name(x.dtype)]
+        samples, piece_words = SAMPLES.get(d.kind, INTEGER_SAMPLES)
+        piece = max(1, piece_words * d.word // d.itemsize)
+        if x.numel() <= samples * piece:
+            pieces = x
+        else:
+            step = (x.numel() - piece) // (samples - 1)
+            pieces = x.as_strided((samples, piece), (step, 1))
+        self._nbytes = x.nbytes
+        self._sample = torch.empty(pieces.shape, dtype=x.dtype, pin_memory=x.is_cuda)
+        self._sample.copy_(pieces, non_blocking=True)
+        self._copied = torch.cuda.Event() if x.is_cuda else None  # type: ignore[no-untyped-call]
+        if self._copied is not None:
+            self._copied.record(torch.cuda.current_stream(x.device))
+
+    def get(self) -> TensorProfile | None:
+        """The profile, or None if the sample has not arrived yet."""
+        if self._copied is not None and not self._copied.query():  # type: ignore[no-untyped-call]
+            return None
+        return replace(profile(self._sample.view(-1)), nbytes=self._nbytes)
 
 
 def profile_all(x: torch.Tensor) -> TensorProfile:

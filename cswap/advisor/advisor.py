@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Final
 
 from cswap.advisor import rules
 from cswap.advisor.cost import Candidate, predict
-from cswap.advisor.rates import CPU_RATES, DEFAULT_PRICE_S_PER_BYTE
+from cswap.advisor.rates import RATES
+from cswap.advisor.site import Site
 from cswap.codecs.registry import get_codec
-from cswap.profiler import profile
+from cswap.profiler import LateProfile, profile
 from cswap.schema.tensor import dtype_name
 
 if TYPE_CHECKING:
     import torch
 
-    from cswap.advisor.site import Site
     from cswap.codecs.base import Codec
     from cswap.config import SwapConfig
     from cswap.schema.plan import Plan
@@ -32,6 +32,12 @@ KEEP: Final = "keep"
 
 MARGIN: Final = 0.1
 """Share by which a codec must beat leaving the tensor alone: moving has costs beyond the model."""
+
+EARLY: Final = "its values are not known yet"
+"""Reason for a choice made before a GPU's sample has arrived."""
+
+_CHEAP: Final = ("bitpack", "zvc", "raw")
+"""The first of these that takes a tensor encodes it until it has been profiled."""
 
 _LOSSLESS: Final = ("zvc", "zvc+expk", "expk", "bitpack", "rle", "csr")
 
@@ -74,6 +80,7 @@ class _Memory:
     explanation: Explanation
     codec: Codec | None
     uses: int = 1
+    pending: LateProfile | None = None
 
 
 class Advisor:
@@ -124,16 +131,41 @@ class Advisor:
         key = (position, site.scope, x.dtype, x.numel(), lossy_ok)
         with self._lock:
             memory = self._sites.get(key)
-            if memory is not None and memory.uses < RESAMPLE_EVERY:
+            if memory is not None and memory.pending is None and memory.uses < RESAMPLE_EVERY:
                 memory.uses += 1
                 return memory.codec
-        explanation = self._decide(x, site, position, lossy_ok=lossy_ok, may_keep=may_keep)
+        taken = None
+        if x.is_cuda and self._needs_profile(x, site, position):
+            pending = LateProfile(x) if memory is None or not memory.pending else memory.pending
+            taken = pending.get()
+            if taken is None:
+                return self._wait_for(pending, key, memory, x)
+        explanation = self._decide(x, site, position, taken, lossy_ok=lossy_ok, may_keep=may_keep)
         codec = None if explanation.codec == KEEP else get_codec(explanation.codec)
+        self._remember(key, _Memory(explanation, codec))
+        return codec
+
+    def _remember(self, key: _SiteKey, memory: _Memory) -> None:
         with self._lock:
             if len(self._sites) >= MAX_SITES:
                 self._sites.clear()
-            self._sites[key] = _Memory(explanation, codec)
-        return codec
+            self._sites[key] = memory
+
+    def _wait_for(
+        self, pending: LateProfile, key: _SiteKey, memory: _Memory | None, x: torch.Tensor
+    ) -> Codec | None:
+        # Until the sample has arrived: as before, or what is cheap and never much of a loss.
+        if memory is None:
+            codec = next(c for c in map(get_codec, _CHEAP) if c.supports(x.dtype, x.device.type))
+            position, scope = key[:2]
+            memory = _Memory(Explanation(position, Site(scope), None, (), codec.name, EARLY), codec)
+        memory.pending = pending
+        self._remember(key, memory)
+        return memory.codec
+
+    def _needs_profile(self, x: torch.Tensor, site: Site, position: int) -> bool:
+        forced, _ = self._forced(x, site, position)
+        return forced in (None, "auto")
 
     def explain(self) -> list[Explanation]:
         """The latest decision of every call site, in the order of the step."""
@@ -142,12 +174,18 @@ class Advisor:
         return sorted(found, key=lambda e: e.position)
 
     def _decide(
-        self, x: torch.Tensor, site: Site, position: int, *, lossy_ok: bool, may_keep: bool
+        self,
+        x: torch.Tensor,
+        site: Site,
+        position: int,
+        taken: TensorProfile | None,
+        *,
+        lossy_ok: bool,
+        may_keep: bool,
     ) -> Explanation:
         forced, reason = self._forced(x, site, position)
-        taken: TensorProfile | None = None
         if callable(self._config.codec) and forced is None:
-            taken = profile(x)
+            taken = taken or profile(x)
             forced, reason = self._config.codec(taken), "the codec function said so"
         if forced not in (None, "auto"):
             name, why = self._admissible(str(forced), x, lossy_ok=lossy_ok)
@@ -158,7 +196,7 @@ class Advisor:
             reason = ""
         stay = KEEP if may_keep else "raw"
         names = (stay, *_LOSSLESS, *(self._lossy if lossy_ok else ()))
-        return self._cheapest(x, site, position, reason, names)
+        return self._cheapest(x, site, position, reason, names, taken)
 
     def _forced(self, x: torch.Tensor, site: Site, position: int) -> tuple[str | None, str]:
         decision = self._plan.decisions.get(position) if self._plan else None
@@ -184,12 +222,22 @@ class Advisor:
         return name, ""
 
     def _cheapest(
-        self, x: torch.Tensor, site: Site, position: int, reason: str, names: tuple[str, ...]
+        self,
+        x: torch.Tensor,
+        site: Site,
+        position: int,
+        reason: str,
+        names: tuple[str, ...],
+        taken: TensorProfile | None,
     ) -> Explanation:
-        taken = profile(x)
+        if taken is None:  # a codec was named that does not take this tensor
+            taken = LateProfile(x).get() if x.is_cuda else profile(x)
+        if taken is None:
+            return Explanation(position, site, None, (), "raw", reason + EARLY)
+        rates, price = RATES[x.device.type]
         candidates = sorted(
             (
-                predict(name, taken, CPU_RATES[name], DEFAULT_PRICE_S_PER_BYTE)
+                predict(name, taken, rates[name], price)
                 for name in names
                 if name == KEEP or get_codec(name).supports(x.dtype, x.device.type)
             ),

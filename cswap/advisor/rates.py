@@ -40,3 +40,32 @@ DEFAULT_PRICE_S_PER_BYTE: Final = 2.5e-9
 
 Source: bench/results/cpu/demo.json, extra step time over saved bytes of mode "checkpoint".
 """
+
+CUDA_RATES: Final[dict[str, Rate]] = {
+    "raw": Rate(inf, inf),
+    "zvc": Rate(1300 * _G, 1500 * _G),
+    "csr": Rate(1000 * _G, 1000 * _G),
+    "rle": Rate(1000 * _G, 1000 * _G),
+    "zvc+expk": Rate(800 * _G, 1000 * _G),
+    "expk": Rate(1000 * _G, 1800 * _G),
+    "bitpack": Rate(1300 * _G, 1500 * _G),
+    "bf16": Rate(1800 * _G, 2000 * _G),
+    "fp16": Rate(1800 * _G, 2000 * _G),
+    "int8": Rate(1800 * _G, 2000 * _G),
+    "fp8": Rate(1800 * _G, 2000 * _G),
+    "mxfp8": Rate(1800 * _G, 2000 * _G),
+    "int4": Rate(1000 * _G, 2000 * _G),
+    "zvc+int8": Rate(1000 * _G, 1000 * _G),
+    "zvc+fp8": Rate(1000 * _G, 1000 * _G),
+    "zvc+int4": Rate(800 * _G, 1000 * _G),
+}
+"""What the kernels were designed for, not what was measured: none of it was run on a GPU."""
+
+CUDA_PRICE_S_PER_BYTE: Final = 2 / (25 * _G)
+"""A byte goes out and comes back over a link of 25 GB/s (PCIe 4.0 x16): an assumption, too."""
+
+RATES: Final = {
+    "cpu": (CPU_RATES, DEFAULT_PRICE_S_PER_BYTE),
+    "cuda": (CUDA_RATES, CUDA_PRICE_S_PER_BYTE),
+}
+"""Rates and price by kind of device."""
