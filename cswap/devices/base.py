@@ -123,6 +123,10 @@ class Device(abc.ABC):
         """Whether what this thread computes is being recorded to be run again (a CUDA graph)."""
         return False
 
+    def has_room(self, nbytes: int) -> bool:
+        """Whether so much memory may be used to decode ahead; a guess."""
+        return True
+
     def staging_full(self) -> bool:
         """Whether so much scratch is in use that the computing thread should wait for some.
 

@@ -43,10 +43,18 @@ _log = logging.getLogger("cswap")
 ROLES: Final = ("compute", "codec", "d2h", "h2d")
 
 BACKLOG_SHARE: Final = 32
-"""Of the device's memory, 1/BACKLOG_SHARE may be on its way out."""
+"""Of the device's memory, 1/BACKLOG_SHARE may be on its way out, but no more than BACKLOG_BYTES."""
 
-READY_SHARE: Final = 32
-"""Of the device's memory, 1/READY_SHARE may be decoded ahead of its use."""
+BACKLOG_BYTES: Final = 1 << 30
+
+READY_SHARE: Final = 16
+"""Of the device's memory, 1/READY_SHARE may be decoded ahead of its use, if there is room."""
+
+RESERVE_SHARE: Final = 20
+"""Of the device's memory, 1/RESERVE_SHARE stays free of what is decoded ahead."""
+
+ASK_EVERY: Final = 32
+"""Questions for room between two looks at the allocator, which take longer than a launch."""
 
 
 class CudaEvent:
@@ -106,7 +114,10 @@ class CudaDevice(Device):
         self.index = index
         self.device = torch.device("cuda", index)
         total = torch.cuda.get_device_properties(index).total_memory
-        self.backlog_bytes = total // BACKLOG_SHARE
+        self.backlog_bytes = min(total // BACKLOG_SHARE, BACKLOG_BYTES)
+        self._total_bytes = total
+        self._free_bytes = total
+        self._asked = 0
         self.ready_bytes = total // READY_SHARE
         with torch.cuda.device(index):
             self._streams: dict[str, torch.cuda.Stream] = {
@@ -197,6 +208,13 @@ class CudaDevice(Device):
     def is_capturing(self) -> bool:
         """See `Device.is_capturing`."""
         return bool(torch.cuda.is_current_stream_capturing())
+
+    def has_room(self, nbytes: int) -> bool:
+        """See `Device.has_room`."""
+        if self._asked % ASK_EVERY == 0:
+            self._free_bytes = self._total_bytes - torch.cuda.memory_allocated(self.index)
+        self._asked += 1
+        return nbytes + self._total_bytes // RESERVE_SHARE <= self._free_bytes
 
     def staging_full(self) -> bool:
         """See `Device.staging_full`."""

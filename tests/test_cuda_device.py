@@ -1,0 +1,390 @@
+"""CudaDevice and the launcher, exercised without a GPU: against a fake of what they use of torch.cuda
+and of the driver. Streams run at once, events fire late.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import random
+import sys
+import threading
+import time
+import types
+
+import pytest
+import torch
+
+from cswap.config import SwapConfig
+from cswap.engine.engine import SwapEngine
+from cswap.errors import InternalError, UnsupportedError
+
+
+class FakeStream:
+    threads = 1  # the CPU's codecs stand for the GPU's here
+
+    def __init__(self, device=None):
+        self.device = device
+        self.waits = []
+        self.cuda_stream = id(self)
+
+    def wait_event(self, event):
+        self.waits.append(event)
+
+
+class FakeEvent:
+    """Fires a little after it was recorded, on a thread of its own."""
+
+    delay_s = 0.0005
+    random = random.Random(0)
+
+    def __init__(self, **_options):
+        self.fired = threading.Event()
+        self.recorded_on = None
+
+    def record(self, stream):
+        self.recorded_on = stream
+        delay = self.random.random() * self.delay_s
+        threading.Timer(delay, self.fired.set).start()
+
+    def query(self):
+        return self.fired.is_set()
+
+    def synchronize(self):
+        assert self.fired.wait(20)
+
+    def elapsed_time(self, _end):
+        return 2.0
+
+
+class Current(threading.local):
+    def __init__(self):
+        self.stack = []
+
+
+class FakeCuda:
+    """Stands for torch.cuda. Its memory is the host's: tensors of device "cpu"."""
+
+    OutOfMemoryError = torch.cuda.OutOfMemoryError
+    Stream, Event = FakeStream, FakeEvent
+
+    def __init__(self):
+        self._current, self._default = Current(), FakeStream("default")
+        self.capturing = False
+        self.allocated = 0
+        self.emptied = 0
+
+    def get_device_properties(self, _index):
+        return types.SimpleNamespace(
+            total_memory=64 << 20, major=9, minor=0, multi_processor_count=132
+        )
+
+    def device(self, _index):
+        return self.stream(self._default)
+
+    def stream(self, stream):
+        current = self._current
+
+        class _On:
+            def __enter__(self):
+                current.stack.append(stream)
+
+            def __exit__(self, *_):
+                current.stack.pop()
+
+        return _On()
+
+    def memory_allocated(self, _index):
+        return self.allocated
+
+    def current_stream(self, _device=None):
+        return self._current.stack[-1] if self._current.stack else self._default
+
+    def is_current_stream_capturing(self):
+        return self.capturing
+
+    def set_device(self, _index):
+        pass
+
+    def empty_cache(self):
+        self.emptied += 1
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    from cswap.devices import cuda as module
+
+    fake = FakeCuda()
+    real = module.torch
+    stand_in = types.SimpleNamespace(
+        cuda=fake, device=lambda *_: real.device("cpu"), empty=real.empty, uint8=real.uint8
+    )
+    monkeypatch.setattr(module, "torch", stand_in)
+    return fake
+
+
+@pytest.fixture
+def device(cuda, monkeypatch):
+    from cswap.devices.cuda import CudaDevice
+
+    made = CudaDevice(0)
+    monkeypatch.setattr(CudaDevice, "kind", "cpu")  # of the tensors that the engine gives it
+    monkeypatch.setattr(made, "host_memory", lambda n: torch.empty(n, dtype=torch.uint8))
+    return made
+
+
+def test_a_job_waits_on_its_stream_for_what_came_before_and_is_followed_by_an_event(device, cuda):
+    before = device.now()
+    seen = []
+    event = device.submit(lambda s: seen.append(s), role="codec", after=(before,))
+    (stream,) = seen
+    assert stream is not cuda.current_stream()
+    assert stream.waits == [before.recorded]
+    assert event.recorded.recorded_on is stream
+    device.join(event)
+    assert cuda.current_stream().waits == [event.recorded]
+    device.wait(event)
+    assert event.query()
+    assert event.elapsed_s == 0.002
+
+
+def test_callbacks_run_in_order_on_a_thread_of_the_stream_and_settle_waits_for_them(device):
+    order, threads = [], set()
+
+    def note(i):
+        time.sleep(0.001)
+        order.append(i)
+        threads.add(threading.current_thread().name)
+
+    events = [device.submit(lambda _: None, role="d2h") for _ in range(5)]
+    for i, event in enumerate(events):
+        device.when(event, lambda i=i: note(i))
+    device.wait(events[-1])
+    assert order == [0, 1, 2, 3, 4]
+    assert threads == {"cswap-cuda0-d2h"}
+
+
+def test_a_callback_that_fails_is_reported_and_the_next_one_runs(device, caplog):
+    event = device.submit(lambda _: None, role="codec")
+    ran = threading.Event()
+
+    def fail():
+        raise ValueError("broken callback")
+
+    device.when(event, fail)
+    device.defer(ran.set)
+    assert ran.wait(20)
+    assert isinstance(event.error, ValueError)
+    assert "a callback failed" in caplog.text
+
+
+def test_out_of_memory_frees_what_is_idle_and_tries_again(device, cuda, monkeypatch):
+    device.give_back(device.scratch(1 << 20))
+    assert device.scratch_bytes == 1 << 20
+    failures = [1]
+    real = torch.empty
+
+    def empty(*args, **options):
+        if failures:
+            failures.pop()
+            raise torch.cuda.OutOfMemoryError("no memory")
+        return real(*args, **options)
+
+    monkeypatch.setattr(sys.modules["cswap.devices.cuda"].torch, "empty", empty)
+    assert device.allocate(torch.float32, 10).numel() == 10
+    assert cuda.emptied == 1
+    assert device.scratch_bytes == 0
+    failures.extend([1, 1])
+    with pytest.raises(MemoryError, match="no memory"):
+        device.allocate(torch.float32, 10)
+
+
+def test_an_error_of_a_job_is_in_its_event_and_memory_errors_are_known(device):
+    def fail(_):
+        raise torch.cuda.OutOfMemoryError("full")
+
+    event = device.submit(fail, role="codec")
+    assert isinstance(event.error, MemoryError)
+
+
+def test_without_pinned_memory_it_goes_on_with_pageable_and_says_so_once(cuda, monkeypatch, caplog):
+    from cswap.devices.cuda import CudaDevice
+
+    made = CudaDevice(0)
+    real = torch.empty
+
+    def empty(*args, pin_memory=False, **options):
+        if pin_memory:
+            raise RuntimeError("cudaHostAlloc failed")
+        return real(*args, **options)
+
+    monkeypatch.setattr(sys.modules["cswap.devices.cuda"].torch, "empty", empty)
+    with caplog.at_level(logging.WARNING, "cswap"):
+        assert made.host_memory(100).numel() == 100
+        assert made.host_memory(100).numel() == 100
+    assert caplog.text.count("No more pinned memory") == 1
+
+
+def test_events_of_another_device_are_refused(device):
+    from cswap.devices.cpu import FIRED
+
+    with pytest.raises(InternalError):
+        device.wait(FIRED)
+
+
+@pytest.mark.parametrize("codec", ["raw", "zvc", "auto"])
+def test_a_training_step_through_its_code_path_is_bit_equal(device, codec):
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(64, 64) for _ in range(6)]
+    model = torch.nn.Sequential(*(m for layer in layers for m in (layer, torch.nn.ReLU())))
+    x = torch.randn(128, 64)
+    model(x).square().sum().backward()
+    expected = [p.grad.clone() for p in model.parameters()]
+    engine = SwapEngine(SwapConfig(codec=codec, min_bytes=0), device=device)
+    for _ in range(3):
+        model.zero_grad()
+        with torch.autograd.graph.saved_tensors_hooks(engine.pack, engine.unpack):
+            loss = model(x).square().sum()
+        engine.synchronize()
+        loss.backward()
+        assert all(
+            torch.equal(p.grad, want) for p, want in zip(model.parameters(), expected, strict=True)
+        )
+    stats = engine.stats
+    assert stats.swapped > 10
+    assert stats.fallbacks == 0
+    assert all(c.decode_s > 0 for c in stats.by_codec.values())
+
+
+def test_when_staging_memory_is_full_the_computing_thread_waits(device, monkeypatch):
+    device.backlog_bytes = 0
+    engine = SwapEngine(SwapConfig(codec="zvc", min_bytes=0), device=device)
+    packed = [engine.pack(torch.randn(1 << 14)) for _ in range(8)]
+    assert engine.stats.exposed_s > 0
+    assert sum(engine.unpack(p).numel() for p in packed) == 8 << 14
+
+
+def test_nothing_is_decoded_ahead_when_the_device_is_nearly_full(cuda):
+    from cswap.devices.cuda import ASK_EVERY, CudaDevice
+
+    made = CudaDevice(0)
+    assert made.has_room(1 << 20)
+    cuda.allocated = 63 << 20
+    answers = [made.has_room(1 << 20) for _ in range(ASK_EVERY + 1)]
+    assert answers[0]  # as of the last time it looked
+    assert not answers[-1]
+
+
+def test_while_a_graph_is_captured_tensors_stay_with_one_warning(device, cuda, caplog):
+    engine = SwapEngine(SwapConfig(codec="zvc", min_bytes=0), device=device)
+    cuda.capturing = True
+    x = torch.randn(1 << 12)
+    assert engine.unpack(engine.pack(x)).data_ptr() == x.data_ptr()
+    engine.pack(torch.randn(1 << 12))
+    assert engine.stats.kept_by_reason == {"capturing": 2}
+    assert caplog.text.count("CUDA graph") == 1
+
+
+# ------------------------------------------------------------------ launcher
+
+
+def test_without_a_gpu_it_is_said_what_is_missing():
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    from cswap.codecs import gpu
+
+    assert gpu.missing() == "torch sees no CUDA device"
+    assert not gpu.has_kernels("zvc", 4)
+    x = torch.zeros(4)
+    with pytest.raises(UnsupportedError, match="no CUDA device"):
+        gpu.encode("zvc", 4, types.SimpleNamespace(device=torch.device("cuda:0")), x, (), None)
+
+
+@pytest.fixture
+def launcher(cuda, monkeypatch):
+    """A launcher whose driver notes the arguments of a launch instead of launching."""
+    from cswap.codecs import gpu
+    from cswap_kernels.cuda.compiler import Cubin
+
+    launched = []
+
+    def launch(function, *rest):
+        pointers = ctypes.cast(rest[8], ctypes.POINTER(ctypes.POINTER(ctypes.c_uint64)))
+        launched.append((function, rest[:8], pointers))
+        n_args = 11 if b"encode" in function[1] else 10
+        launched.append([pointers[i][0] for i in range(n_args)])
+        return (0,)
+
+    driver = types.SimpleNamespace(
+        cuDevicePrimaryCtxRetain=lambda _: (0, 7),
+        cuCtxGetCurrent=lambda: (0, 0),
+        cuCtxSetCurrent=lambda _: (0,),
+        cuModuleLoadData=lambda code: (0, code),
+        cuModuleGetFunction=lambda module, name: (0, (module, name)),
+        cuLaunchKernel=launch,
+    )
+    bindings = types.ModuleType("cuda.bindings")
+    bindings.driver = driver
+    monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
+    cuda.init = lambda: None
+    real = torch
+    stand_in = types.SimpleNamespace(
+        cuda=cuda,
+        device=lambda *_: real.device("cpu"),
+        zeros=lambda *a, pin_memory=False, **k: real.zeros(*a, **k),
+        int32=real.int32,
+        int64=real.int64,
+    )
+    monkeypatch.setattr(gpu, "torch", stand_in)
+    monkeypatch.setattr(
+        gpu, "_compiled", lambda name, _: Cubin(b"code", f"entry of {name}", 32, 0, 0)
+    )
+    made = gpu._Launcher(0)
+    monkeypatch.setattr(gpu, "_launcher", lambda _: made)
+    return gpu, launched
+
+
+def test_encode_passes_what_the_kernels_signature_wants(launcher):
+    gpu, launched = launcher
+    from cswap_kernels.cuda import formats
+
+    x, out = torch.zeros(10000), torch.zeros(1 << 16, dtype=torch.uint8)
+    size = gpu.encode("zvc", 4, x, out, (5, 1 << 63), None)
+    (function, shape, _), values = launched
+    assert function == (b"code", b"entry of zvc-4-encode")
+    assert shape[:3] == (3, 1, 1)  # a block per tile
+    assert shape[3:6] == (256, 1, 1)
+    assert len(values) == len(formats.kernel("zvc", 4, "encode")[1].args)
+    assert values[:2] == [x.data_ptr(), out.data_ptr()]
+    assert values[3] == size.address
+    assert values[4:] == [10000, 0, int(x.data_ptr() % 16 == 0), 5, 1 << 63, 0, 0]
+    ctypes.cast(size.address, ctypes.POINTER(ctypes.c_int64))[0] = 1234  # as the kernel does
+    assert size.value() == 1234
+    assert size.value() == 1234
+
+
+def test_decode_passes_what_the_kernels_signature_wants(launcher):
+    gpu, launched = launcher
+    from cswap_kernels.cuda import formats
+
+    payload, out = torch.zeros(160, dtype=torch.uint8), torch.zeros(100)
+    gpu.decode("zvc", 4, payload, out, (), FakeStream())
+    (function, _, _), values = launched
+    n_args = len(formats.kernel("zvc", 4, "decode")[1].args)
+    assert function == (b"code", b"entry of zvc-4-decode")
+    assert values[0] == payload.data_ptr()
+    assert values[1:3] == [160, out.data_ptr()]
+    assert values[4:n_args] == [100, int(out.data_ptr() % 16 == 0), 0, 0, 0, 0]
+
+
+def test_a_size_that_is_let_go_unread_is_not_used_again():
+    from cswap.codecs.gpu import SizePool
+
+    pool = SizePool(lambda: torch.zeros(2, dtype=torch.int64))
+    first, second = pool.take(), pool.take()
+    addresses = {first.address, second.address}
+    first.value()
+    third = pool.take()
+    assert third.address in addresses
+    del second, third
+    assert pool.take().address not in addresses
