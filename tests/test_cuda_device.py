@@ -1,5 +1,6 @@
-"""CudaDevice and the launcher, exercised without a GPU: against a fake of what they use of torch.cuda
-and of the driver. Streams run at once, events fire late.
+"""CudaDevice and the launcher without a GPU, against a fake of torch.cuda and of the driver.
+
+Streams run at once, events fire late.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import sys
 import threading
 import time
 import types
+from typing import Any
 
 import pytest
 import torch
@@ -114,8 +116,7 @@ class FakeCuda:
 def cuda(monkeypatch):
     from cswap.devices import cuda as module
 
-    fake = FakeCuda()
-    real = module.torch
+    fake, real = FakeCuda(), torch
     stand_in = types.SimpleNamespace(
         cuda=fake, device=lambda *_: real.device("cpu"), empty=real.empty, uint8=real.uint8
     )
@@ -239,7 +240,7 @@ def test_a_training_step_through_its_code_path_is_bit_equal(device, codec):
     model = torch.nn.Sequential(*(m for layer in layers for m in (layer, torch.nn.ReLU())))
     x = torch.randn(128, 64)
     model(x).square().sum().backward()
-    expected = [p.grad.clone() for p in model.parameters()]
+    expected = [torch.clone(p.grad) for p in model.parameters() if p.grad is not None]
     engine = SwapEngine(SwapConfig(codec=codec, min_bytes=0), device=device)
     for _ in range(3):
         model.zero_grad()
@@ -248,7 +249,8 @@ def test_a_training_step_through_its_code_path_is_bit_equal(device, codec):
         engine.synchronize()
         loss.backward()
         assert all(
-            torch.equal(p.grad, want) for p, want in zip(model.parameters(), expected, strict=True)
+            p.grad is not None and torch.equal(p.grad, want)
+            for p, want in zip(model.parameters(), expected, strict=True)
         )
     stats = engine.stats
     assert stats.swapped > 10
@@ -295,9 +297,8 @@ def test_without_a_gpu_it_is_said_what_is_missing():
 
     assert gpu.missing() == "torch sees no CUDA device"
     assert not gpu.has_kernels("zvc", 4)
-    x = torch.zeros(4)
     with pytest.raises(UnsupportedError, match="no CUDA device"):
-        gpu.encode("zvc", 4, types.SimpleNamespace(device=torch.device("cuda:0")), x, (), None)
+        gpu.damaged(torch.device("cuda:0"))
 
 
 @pytest.fixture
@@ -306,7 +307,7 @@ def launcher(cuda, monkeypatch):
     from cswap.codecs import gpu
     from cswap_kernels.cuda.compiler import Cubin
 
-    launched = []
+    launched: list[Any] = []
 
     def launch(function, *rest):
         pointers = ctypes.cast(rest[8], ctypes.POINTER(ctypes.POINTER(ctypes.c_uint64)))
@@ -323,7 +324,7 @@ def launcher(cuda, monkeypatch):
         cuModuleGetFunction=lambda module, name: (0, (module, name)),
         cuLaunchKernel=launch,
     )
-    bindings = types.ModuleType("cuda.bindings")
+    bindings: Any = types.ModuleType("cuda.bindings")
     bindings.driver = driver
     monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
     cuda.init = lambda: None

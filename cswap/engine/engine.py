@@ -298,10 +298,8 @@ class SwapEngine:
             depth = PREFETCH_DEPTH if lane.device.overlaps else 0
             upcoming = self._order.upcoming(handle, depth)
         for other in upcoming:
-            ahead, nbytes = other.lane, other.raw_nbytes
-            if ahead.ready.fits(nbytes) and ahead.device.has_room(nbytes):
-                if ahead.executor.prefetch(other):
-                    self._note_ready(other)
+            if other.lane.has_room(other.raw_nbytes) and other.lane.executor.prefetch(other):
+                self._note_ready(other)
         memory = lane.executor.memory(handle)
         if memory is handle.source and handle.modified():
             raise modified_error(memory, handle.version)

@@ -52,6 +52,10 @@ class Lane:
         # Where host memory is device memory, moving what does not shrink saves nothing.
         self.may_keep = device.unified and config.budget is None and config.spill_dir is None
 
+    def has_room(self, nbytes: int) -> bool:
+        """Whether so much may be decoded ahead now."""
+        return self.ready.fits(nbytes) and self.device.has_room(nbytes)
+
 
 class Lanes:
     """The lanes of an engine, each made when the first tensor of its device comes."""
