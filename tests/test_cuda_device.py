@@ -19,7 +19,7 @@ import torch
 
 from cswap.config import SwapConfig
 from cswap.engine.engine import SwapEngine
-from cswap.errors import InternalError, UnsupportedError
+from cswap.errors import ConfigError, InternalError, UnsupportedError
 
 
 class FakeStream:
@@ -338,7 +338,7 @@ def launcher(cuda, monkeypatch):
     )
     monkeypatch.setattr(gpu, "torch", stand_in)
     monkeypatch.setattr(
-        gpu, "_compiled", lambda name, _: Cubin(b"code", f"entry of {name}", 32, 0, 0)
+        gpu, "_compiled", lambda name, *_: Cubin(b"code", f"entry of {name}", 32, 0, 0)
     )
     made = gpu._Launcher(0)
     monkeypatch.setattr(gpu, "_launcher", lambda _: made)
@@ -389,3 +389,16 @@ def test_a_size_that_is_let_go_unread_is_not_used_again():
     assert third.address in addresses
     del second, third
     assert pool.take().address not in addresses
+
+
+def test_launch_shapes_are_the_tuners_to_choose(launcher, monkeypatch):
+    gpu, launched = launcher
+    monkeypatch.setitem(gpu.SHAPES, "zvc-4-encode", gpu.LaunchShape(128, 1))
+    x, out = torch.zeros(1 << 20), torch.zeros(1 << 23, dtype=torch.uint8)
+    gpu.encode("zvc", 4, x, out, (), None)
+    (_, shape, _), _ = launched
+    assert (shape[0], shape[3]) == (132, 128)
+    with pytest.raises(ConfigError, match="threads=100"):
+        gpu.LaunchShape(100)
+    with pytest.raises(ConfigError, match="blocks_per_sm=0"):
+        gpu.LaunchShape(256, 0)

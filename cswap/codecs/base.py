@@ -173,8 +173,8 @@ class Codec(abc.ABC):
 
         Args:
             tensor: dense (strided) tensor; stride-0 dimensions are encoded once.
-            out: [>= bound] uint8 on the same device to encode into; the encoding then is a view
-                of it. Default: allocated.
+            out: [>= bound] uint8 to encode into, on the same device or, from a GPU, pinned on the
+                host; the encoding then is a view of it. Default: allocated.
             key: names this encode for stochastic rounding.
             stream: where to run; default: at once, with all threads.
 
@@ -279,7 +279,7 @@ def _takes(out: torch.Tensor, bound: int, device: torch.device) -> bool:
         and out.numel() >= bound
         and out.is_contiguous()
         and out.data_ptr() % 16 == 0
-        and out.device == device
+        and (out.device == device or (device.type == "cuda" and out.is_pinned()))
     )
 
 

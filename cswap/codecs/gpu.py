@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from cswap.errors import CorruptEncodingError, UnsupportedError
+from cswap.errors import ConfigError, CorruptEncodingError, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -25,8 +25,30 @@ if TYPE_CHECKING:
 
     from cswap_kernels.cuda.compiler import Cubin
 
-BLOCKS_PER_SM: Final = 4
-"""Blocks of a launch per multiprocessor; each takes tiles in turn."""
+
+@dataclass(frozen=True, slots=True)
+class LaunchShape:
+    """How a kernel is launched: what a tuner chooses.
+
+    Attributes:
+        threads: per block: 32, 64, ... 1024.
+        blocks_per_sm: blocks per multiprocessor; each takes tiles in turn.
+    """
+
+    threads: int = 256
+    blocks_per_sm: int = 4
+
+    def __post_init__(self) -> None:
+        if self.threads not in (32, 64, 128, 256, 512, 1024):
+            raise ConfigError(f"threads={self.threads}: must be a power of 2 from 32 to 1024.")
+        if self.blocks_per_sm < 1:
+            raise ConfigError(f"blocks_per_sm={self.blocks_per_sm}: must be at least 1.")
+
+
+DEFAULT_SHAPE: Final = LaunchShape()
+
+SHAPES: Final[dict[str, LaunchShape]] = {}
+"""Launch shapes other than the default, by kernel: "zvc-4-encode"."""
 
 N_SIZES: Final = 1024
 """Words that are pinned at a time."""
@@ -207,7 +229,7 @@ class SizePool:
 @dataclass(frozen=True, slots=True)
 class _Loaded:
     function: Any
-    threads: int
+    shape: LaunchShape
 
 
 class _Launcher:
@@ -221,7 +243,7 @@ class _Launcher:
         torch.cuda.init()  # type: ignore[no-untyped-call]
         properties = torch.cuda.get_device_properties(index)
         self.architecture = 10 * properties.major + properties.minor
-        self._blocks = BLOCKS_PER_SM * properties.multi_processor_count
+        self._multiprocessors = properties.multi_processor_count
         self._context = self._call(driver.cuDevicePrimaryCtxRetain(index))
         self._kernels: dict[str, _Loaded] = {}
         self._lock = threading.Lock()
@@ -247,7 +269,10 @@ class _Launcher:
         self, name: str, n_tiles: int, values: Sequence[int], stream: torch.cuda.Stream | None
     ) -> None:
         """Launch a kernel by name, with at most one block per tile."""
-        loaded = self._kernels.get(name) or self._load(name)
+        shape = SHAPES.get(name, DEFAULT_SHAPE)
+        loaded = self._kernels.get(name)
+        if loaded is None or loaded.shape != shape:
+            loaded = self._load(name, shape)
         stream = stream or torch.cuda.current_stream(self.device)
         slots = (ctypes.c_uint64 * len(values))(*(v & _U64 for v in values))
         first = ctypes.addressof(slots)
@@ -256,8 +281,8 @@ class _Launcher:
         self._call(
             self._driver.cuLaunchKernel(
                 loaded.function,
-                *(max(1, min(n_tiles, self._blocks)), 1, 1),
-                *(loaded.threads, 1, 1),
+                *(max(1, min(n_tiles, shape.blocks_per_sm * self._multiprocessors)), 1, 1),
+                *(shape.threads, 1, 1),
                 0,
                 stream.cuda_stream,
                 ctypes.addressof(pointers),
@@ -265,17 +290,15 @@ class _Launcher:
             )
         )
 
-    def _load(self, name: str) -> _Loaded:
-        from cswap_kernels.cuda.container import THREADS
-
+    def _load(self, name: str, shape: LaunchShape) -> _Loaded:
         with self._lock:
             found = self._kernels.get(name)
-            if found is None:
-                made = _compiled(name, self.architecture)
+            if found is None or found.shape != shape:
+                made = _compiled(name, self.architecture, shape.threads)
                 self._bind()
                 module = self._call(self._driver.cuModuleLoadData(made.code))
                 function = self._call(self._driver.cuModuleGetFunction(module, made.entry.encode()))
-                found = self._kernels[name] = _Loaded(function, THREADS)
+                found = self._kernels[name] = _Loaded(function, shape)
             return found
 
     def _bind(self) -> None:
@@ -290,7 +313,7 @@ class _Launcher:
         return values[0] if values else None
 
 
-def _compiled(name: str, architecture: int) -> Cubin:
+def _compiled(name: str, architecture: int, threads: int) -> Cubin:
     from cswap_kernels.cuda import compiler, formats
 
     format_name, word, direction = name.rsplit("-", 2)
@@ -298,9 +321,10 @@ def _compiled(name: str, architecture: int) -> Cubin:
 
     def compile_now() -> Cubin:
         kernel, signature = formats.kernel(format_name, int(word), direction)
-        return compiler.link(compiler.compile_ptx(kernel, signature, newest), architecture)
+        ptx = compiler.compile_ptx(kernel, signature, newest, threads)
+        return compiler.link(ptx, architecture)
 
-    return compiler.cached(name.replace("+", "_"), architecture, compile_now)
+    return compiler.cached(f"{name}-{threads}".replace("+", "_"), architecture, compile_now)
 
 
 @cache
