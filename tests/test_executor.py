@@ -15,6 +15,7 @@ from cswap.codecs.registry import get_codec
 from cswap.devices import sim as sim_module
 from cswap.devices.cpu import CpuDevice
 from cswap.devices.sim import SimDevice, SimEvent, poisoned
+from cswap.engine import part as part_module
 from cswap.engine.aliases import make_handle
 from cswap.engine.executor import Executor
 from cswap.engine.handle import LEGAL, Handle, State
@@ -24,9 +25,14 @@ from cswap.stores.disk import DiskStore
 from cswap.stores.host import HostStore
 
 SEEDS = range(12)
+SECTION_BYTES = 4096
 DEVICES = {
     **{f"cpu{w}": (lambda w=w: CpuDevice(w)) for w in (0, 1, 3)},
     **{f"sim{s}": (lambda s=s: SimDevice(s, eager=True)) for s in SEEDS},
+    **{
+        f"sections{s}": (lambda s=s: SimDevice(s, eager=True, section_bytes=SECTION_BYTES))
+        for s in SEEDS
+    },
 }
 N = 5000
 
@@ -64,7 +70,8 @@ class Bench:
 
 
 @pytest.fixture(params=DEVICES, ids=str)
-def bench(request):
+def bench(request, monkeypatch):
+    monkeypatch.setattr(part_module, "SECTION_ALIGN", 512)
     return Bench(DEVICES[request.param]())
 
 
@@ -96,6 +103,18 @@ def test_what_goes_out_comes_back(bench, codec):
         bench.executor.release(handle)
     bench.settle()
     assert_empty(bench)
+
+
+def test_a_large_tensor_goes_in_sections(monkeypatch):
+    monkeypatch.setattr(part_module, "SECTION_ALIGN", 512)
+    bench = Bench(SimDevice(0, eager=True, section_bytes=SECTION_BYTES))
+    x = values()
+    handle = bench.swap_out(x.clone())
+    bench.settle(handle)
+    assert [p.numel for p in handle.parts] == [1024] * 4 + [N - 4096]
+    stats = bench.stats()
+    assert (stats.swapped, stats.by_codec["zvc"].count, stats.raw_bytes) == (1, 1, x.nbytes)
+    assert stats.host_bytes == sum(p.host.numel() for p in handle.parts)
 
 
 def test_wanted_before_it_is_out_it_is_not_moved(bench):
@@ -186,7 +205,8 @@ def test_a_codec_that_fails_to_encode_gives_way_to_raw(bench, caplog):
         handles = [bench.swap_out(values(i), codec) for i in range(3)]
         bench.settle(*handles)
     assert all(same(bench.executor.memory(h), values(i)) for i, h in enumerate(handles))
-    assert bench.stats().fallbacks_by_reason == {"failing:encode": 3}
+    n_parts = sum(len(h.parts) for h in handles)
+    assert bench.stats().fallbacks_by_reason == {"failing:encode": n_parts}
     assert set(bench.stats().by_codec) == {"raw"}
     assert len(caplog.records) == 1
 
@@ -243,7 +263,7 @@ def test_past_the_host_limit_encodings_go_to_disk_and_come_back(make, disk):
     bench = Bench(make(), limit=4096, disk=disk)
     handles = [bench.swap_out(values(i)) for i in range(3)]
     bench.settle(*handles)
-    assert all(h.file is not None and h.host is None for h in handles)
+    assert all(h.parts[0].file is not None and h.parts[0].host is None for h in handles)
     assert all(same(bench.executor.memory(h), values(i)) for i, h in enumerate(handles))
     for handle in handles:
         bench.executor.release(handle)
@@ -274,7 +294,8 @@ def test_verify_notices_a_changed_byte(make, codec):
     bench = Bench(make(), verify=True)
     handle = bench.swap_out(values(), codec)
     bench.settle(handle)
-    handle.host[handle.nbytes - 20] ^= 1
+    part = handle.parts[0]
+    part.host[part.nbytes - 20] ^= 1
     with pytest.raises(CorruptEncodingError):
         bench.executor.memory(handle)
 

@@ -56,6 +56,8 @@ class Device(abc.ABC):
     Attributes:
         kind: "cpu", "cuda" or "sim".
         unified: whether encodings can be decoded right where the host store keeps them.
+        section_bytes: larger tensors are swapped in sections of this size, so that the encode of
+            one and the copy of another overlap; None: in one piece.
         backlog_bytes: where host and device memory are one, tensors waiting for an encode may
             hold this much; past it the computing thread encodes itself. Elsewhere: see
             `staging_full`.
@@ -65,6 +67,7 @@ class Device(abc.ABC):
 
     kind: str
     unified: bool
+    section_bytes: int | None = None
     backlog_bytes: int
     ready_bytes: int
     overlaps: bool

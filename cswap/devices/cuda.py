@@ -107,6 +107,7 @@ class CudaDevice(Device):
 
     kind = "cuda"
     unified = False
+    section_bytes = 64 << 20
     overlaps = True
 
     def __init__(self, index: int) -> None:

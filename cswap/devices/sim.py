@@ -65,7 +65,14 @@ class SimDevice(Device):
     backlog_bytes = 1 << 40
     ready_bytes = 1 << 30
 
-    def __init__(self, seed: int, *, eager: bool = False, kind: str = "cpu") -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        eager: bool = False,
+        kind: str = "cpu",
+        section_bytes: int | None = None,
+    ) -> None:
         """Simulate under one seed.
 
         Args:
@@ -73,7 +80,9 @@ class SimDevice(Device):
             eager: computation is real (torch's own, which has run when it returns) rather than
                 submitted as jobs of role "compute": then `join` runs what it waits for.
             kind: of tensors that the engine gives to this device.
+            section_bytes: see `Device`.
         """
+        self.section_bytes = section_bytes
         self.kind = kind
         self._random = random.Random(seed)
         self._eager = eager

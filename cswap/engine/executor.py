@@ -2,10 +2,10 @@
 
 Note [who holds what, until when]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-source      the tensor's own memory: held until the encode's event has fired (until the file is
-            written, if the encoding goes to disk), dropped in `SwapOut._let_go`.
+source      the tensor's own memory: held until the event of every part's encode has fired (until
+            the file is written, if the encoding goes to disk), dropped in `SwapOut._safe`.
 scratch     the encoder's output: from its job to `SwapOut._stored`.
-host, file  the store's copy: from `SwapOut._encoded` until release; autograd may ask again
+host, file  the store's copy of a part: from `SwapOut._store` until release; autograd may ask again
             (retain_graph), so a fetch does not give it up.
 result      decoded memory: from `SwapIn.fetch` until every packed view has been asked for, or until
             `drop_result`.
@@ -89,14 +89,11 @@ class Executor:
         """
         while True:
             event: Event | None = None
+            if handle.state is State.ENCODING:
+                self._stop(handle)
             with self._tiers.lock:
                 if handle.error is not None:
                     raise handle.error
-                if handle.state is State.ENCODING:
-                    # Still in its own memory, and wanted now: do not move it at all.
-                    handle.to(State.KEPT)
-                    self._out.waits_no_more(handle)
-                    self._tiers.counters.stay("wanted_early")
                 if handle.state is State.KEPT and handle.source is not None:
                     return handle.source
                 if handle.state is State.READY and handle.result is not None:
@@ -122,6 +119,16 @@ class Executor:
                 raise event.error  # on the way out, errors were dealt with
             if handle.state is State.FETCHING and handle.result is not None:
                 return self._hit(handle, handle.result)  # the device orders it before its use
+
+    def _stop(self, handle: Handle) -> None:
+        # Still in its own memory, and wanted now: do not move it at all.
+        with self._tiers.lock:
+            if handle.state is not State.ENCODING:
+                return
+            handle.to(State.KEPT)
+            self._out.waits_no_more(handle)
+            self._tiers.counters.stay("wanted_early")
+        self._tiers.free(handle)
 
     def _hit(self, handle: Handle, result: torch.Tensor) -> torch.Tensor:
         if handle.unpacked == 0:
@@ -151,7 +158,7 @@ class Executor:
             if before is State.READY:
                 handle.result = None
                 self._tiers.counters.hold(device=-handle.raw_nbytes)
-        if before in (State.STORED, State.READY):
+        if before is not State.FETCHING:  # its callback does
             self._tiers.free(handle)
 
     def settle(self, handle: Handle) -> None:

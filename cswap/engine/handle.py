@@ -12,19 +12,18 @@ if TYPE_CHECKING:
     import torch
 
     from cswap.advisor.site import Site
-    from cswap.codecs.base import Codec
     from cswap.devices.base import Event
     from cswap.engine.lanes import Lane
+    from cswap.engine.part import Part
     from cswap.schema.tensor import TensorMeta
-    from cswap.stores.disk import DiskFile
 
 
 class State(enum.Enum):
     """Where a tensor's bytes are. The only place that names these states."""
 
     KEPT = "kept"  # in its own memory, held by us
-    ENCODING = "encoding"  # an encode has been submitted; still in its own memory
-    IN_FLIGHT = "in flight"  # encoded; the encoding is on its way to the store
+    ENCODING = "encoding"  # encodes have been submitted; still in its own memory
+    IN_FLIGHT = "in flight"  # encoded; the encodings are on their way to the store
     STORED = "stored"  # in the store only
     FETCHING = "fetching"  # a decode has been submitted
     READY = "ready"  # decoded, and still in the store
@@ -35,9 +34,9 @@ class State(enum.Enum):
 
 LEGAL: Final[dict[State, frozenset[State]]] = {
     State.KEPT: frozenset({State.ENCODING, State.RELEASED}),
-    # KEPT: wanted before the encode was done, or modified meanwhile, or the codec failed
+    # KEPT: wanted before it was out, or modified meanwhile, or the codec failed, or no room is left
     State.ENCODING: frozenset({State.IN_FLIGHT, State.KEPT, State.RELEASED}),
-    State.IN_FLIGHT: frozenset({State.STORED, State.KEPT, State.RELEASED}),  # KEPT: disk is full
+    State.IN_FLIGHT: frozenset({State.STORED, State.RELEASED}),
     State.STORED: frozenset({State.FETCHING, State.RELEASED}),
     State.FETCHING: frozenset({State.READY, State.STORED, State.RELEASED}),  # STORED: it failed
     State.READY: frozenset({State.STORED, State.RELEASED}),  # STORED: the decoded copy was dropped
@@ -64,15 +63,13 @@ class Handle:
         step: number of that step.
         raw_nbytes: bytes of the region.
         lossy_ok: whether a lossy codec may take it.
-        codec: that encoded it.
-        host: the store's buffer; ``nbytes`` of it are in use.
-        file: on disk instead.
-        nbytes: encoded bytes.
+        parts: sections of the region, each encoded by itself; there is one in most.
+        unsafe: parts whose own memory is still needed.
+        unstored: parts that are not in the store yet.
         event: of the last job submitted for it.
         error: why the stored bytes cannot be used.
         result: decoded memory, [n]; the strided tensor if gathered.
         views: how many packed views refer to it; ``unpacked`` counts how often one was asked for.
-        checksum: CRC-32 of the source (of the encoding if lossy), when verifying.
         site: where in the model it was saved.
         lane: of its device.
         prefetched: the fetch under way was not asked for by unpack.
@@ -82,17 +79,13 @@ class Handle:
         "_last_result",
         "_last_version",
         "base",
-        "checksum",
-        "codec",
         "error",
         "event",
-        "file",
         "gathered",
-        "host",
         "lane",
         "lossy_ok",
         "meta",
-        "nbytes",
+        "parts",
         "position",
         "prefetched",
         "raw_nbytes",
@@ -105,6 +98,8 @@ class Handle:
         "storage_key",
         "token",
         "unpacked",
+        "unsafe",
+        "unstored",
         "version",
         "views",
         "whole",
@@ -127,16 +122,14 @@ class Handle:
         self.token: weakref.ref[object] | None = None
         self.storage_key = 0
         self.whole = False
-        self.codec: Codec | None = None
-        self.host: torch.Tensor | None = None
-        self.file: DiskFile | None = None
-        self.nbytes = 0
+        self.parts: list[Part] = []
+        self.unsafe = 0
+        self.unstored = 0
         self.event: Event | None = None
         self.error: BaseException | None = None
         self.result: torch.Tensor | None = None
         self.views = 0
         self.unpacked = 0
-        self.checksum = 0
         self.prefetched = False
         self.site: Site | None = None
         self.lane: Lane

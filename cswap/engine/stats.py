@@ -186,12 +186,12 @@ class Counters:
         """Bytes of device memory that the engine holds now."""
         return self._device_bytes
 
-    def encoded(self, codec: str, raw: int, encoded: int) -> None:
-        """One swap-out is done."""
+    def encoded(self, codec: str, raw: int, encoded: int, *, whole: bool) -> None:
+        """A part of a tensor is out; ``whole``: the last of it."""
         with self._lock:
-            self.swapped += 1
+            self.swapped += whole
             entry = self.by_codec[codec]
-            entry.count += 1
+            entry.count += whole
             entry.raw += raw
             entry.encoded += encoded
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cswap.codecs.layout import copy_bytes, empty_strided, torch_dtype, unflatten_into
@@ -15,11 +16,27 @@ if TYPE_CHECKING:
     from cswap.codecs.base import Stream
     from cswap.devices.base import Event, Role
     from cswap.engine.handle import Handle
+    from cswap.engine.part import Part
     from cswap.engine.tiers import Tiers
 
 
+@dataclass(frozen=True, slots=True)
+class _Staged:
+    """A part's payload on its way to the decoder.
+
+    Attributes:
+        payload: [nbytes] uint8 where the codec reads it.
+        after: events to wait for before that.
+        scratch: to be given back after the decode, or None.
+    """
+
+    payload: torch.Tensor
+    after: tuple[Event, ...]
+    scratch: torch.Tensor | None
+
+
 class SwapIn:
-    """Copies back and decodes."""
+    """Copies back and decodes, part by part."""
 
     def __init__(self, tiers: Tiers) -> None:
         """Args: tiers: shared with swap-out."""
@@ -31,64 +48,95 @@ class SwapIn:
         Raises:
             MemoryError: no memory to decode into; the handle is as it was stored.
         """
-        codec, device = handle.codec, self._tiers.device
-        if codec is None:
-            raise InternalError("a stored handle has no codec")
+        device = self._tiers.device
         dtype = torch_dtype(handle.meta.dtype)
+        staged: list[_Staged] = []
         try:
             out = device.allocate(dtype, handle.raw_nbytes // dtype.itemsize)
             result = empty_strided(handle.meta, out.device) if handle.gathered else out
-            payload, arrived, scratch = self._bring(handle)
+            staged.extend(self._bring(part) for part in handle.parts)  # as far as it gets
         except (MemoryError, RuntimeError) as error:  # torch raises RuntimeError for both
+            for one in staged:
+                self._give_back_after(one)
             with self._tiers.lock:
                 handle.to(State.STORED)
             raise MemoryError(f"swap-in of {handle.raw_nbytes} bytes: {error}") from error
-
-        def job(stream: Stream) -> None:
-            if self._tiers.verify and not codec.lossless and checksum(payload) != handle.checksum:
-                raise CorruptEncodingError(DAMAGED.format(codec.name, handle.nbytes))
-            codec.decode_flat(payload, out, stream=stream)
-            if handle.gathered:
-                unflatten_into(out, handle.meta, result)
-            if self._tiers.verify and codec.lossless and checksum(out) != handle.checksum:
-                raise CorruptEncodingError(DAMAGED.format(codec.name, handle.nbytes))
-
         self._tiers.counters.hold(device=handle.raw_nbytes)
-        if codec.verbatim and not device.unified:  # the copy is all there is to do
-            role = "h2d"
-        event = device.submit(job, role=role, after=(*arrived, device.now()))
+        events = [
+            self._decode(part, one, part.of(out), role)
+            for part, one in zip(handle.parts, staged, strict=True)
+        ]
+        event = events[0]
+        if len(events) > 1 or handle.gathered:
+            event = self._finish(handle, events, out, result, role)
         with self._tiers.lock:
             if handle.state is State.FETCHING:
                 handle.event, handle.result = event, result
-        device.when(event, lambda: self._fetched(handle, event, scratch))
+        device.when(event, lambda: self._fetched(handle, event))
         return event
 
-    def _bring(self, handle: Handle) -> tuple[torch.Tensor, tuple[Event, ...], torch.Tensor | None]:
-        # The payload where the codec can read it, the events to wait for, and scratch to give back.
-        device, nbytes, file = self._tiers.device, handle.nbytes, handle.file
-        after: tuple[Event, ...] = () if handle.event is None else (handle.event,)
-        host = handle.host
+    def _bring(self, part: Part) -> _Staged:
+        # The payload where the codec can read it, what to wait for, and scratch to give back.
+        device, nbytes, file, host = self._tiers.device, part.nbytes, part.file, part.host
+        after: tuple[Event, ...] = ()
         if file is not None and self._tiers.disk is not None:
-            disk, staged = self._tiers.disk, device.host_memory(max(nbytes, 1))
-            after = (
-                device.submit(lambda _: disk.read(file, staged[:nbytes]), role="h2d", after=after),
-            )
-            host = staged
+            disk, target = self._tiers.disk, device.host_memory(max(nbytes, 1))
+            after = (device.submit(lambda _: disk.read(file, target[:nbytes]), role="h2d"),)
+            host = target
         if host is None:
-            raise InternalError("a stored handle has neither host memory nor a file")
-        if device.unified or (handle.codec is not None and handle.codec.verbatim):
-            return host[:nbytes], after, None
-        scratch = device.scratch(nbytes)
-        source = host
+            raise InternalError("a stored part has neither host memory nor a file")
+        if device.unified or part.codec.verbatim:
+            return _Staged(host[:nbytes], after, None)
+        scratch, source = device.scratch(nbytes), host
         copied = device.submit(
             lambda _: copy_bytes(scratch, source, nbytes), role="h2d", after=after
         )
-        return scratch[:nbytes], (copied,), scratch
+        return _Staged(scratch[:nbytes], (copied,), scratch)
 
-    def _fetched(self, handle: Handle, event: Event, scratch: torch.Tensor | None) -> None:
-        self._tiers.give_back(scratch)
-        if handle.codec is not None:
-            self._tiers.counters.spent(handle.codec.name, decode_s=event.elapsed_s)
+    def _decode(self, part: Part, staged: _Staged, out: torch.Tensor, role: Role) -> Event:
+        codec, device, payload = part.codec, self._tiers.device, staged.payload
+
+        def job(stream: Stream) -> None:
+            if self._tiers.verify and not codec.lossless and checksum(payload) != part.checksum:
+                raise CorruptEncodingError(DAMAGED.format(codec.name, part.nbytes))
+            codec.decode_flat(payload, out, stream=stream)
+            if self._tiers.verify and codec.lossless and checksum(out) != part.checksum:
+                raise CorruptEncodingError(DAMAGED.format(codec.name, part.nbytes))
+
+        if codec.verbatim and not device.unified:  # the copy is all there is to do
+            role = "h2d"
+        event = device.submit(job, role=role, after=(*staged.after, device.now()))
+
+        def decoded() -> None:
+            self._tiers.give_back(staged.scratch)
+            self._tiers.counters.spent(codec.name, decode_s=event.elapsed_s)
+
+        device.when(event, decoded)
+        return event
+
+    def _finish(
+        self,
+        handle: Handle,
+        events: list[Event],
+        out: torch.Tensor,
+        result: torch.Tensor,
+        role: Role,
+    ) -> Event:
+        def job(_stream: Stream) -> None:
+            for event in events:
+                if event.error is not None:
+                    raise event.error
+            if handle.gathered:
+                unflatten_into(out, handle.meta, result)
+
+        return self._tiers.device.submit(job, role=role, after=tuple(events))
+
+    def _give_back_after(self, staged: _Staged) -> None:
+        # Its copy may be under way.
+        for event in staged.after:
+            self._tiers.device.when(event, lambda: self._tiers.give_back(staged.scratch))
+
+    def _fetched(self, handle: Handle, event: Event) -> None:
         with self._tiers.lock:
             released = handle.state is State.RELEASED
             if handle.state is State.FETCHING:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from cswap.codecs.base import EncodeKey
 from cswap.codecs.layout import copy_bytes
 from cswap.codecs.registry import get_codec
 from cswap.engine.handle import State
+from cswap.engine.part import cut
 from cswap.engine.tiers import checksum
 
 if TYPE_CHECKING:
@@ -19,11 +20,14 @@ if TYPE_CHECKING:
     from cswap.codecs.base import Codec, LateSize, Stream
     from cswap.devices.base import Event, Role
     from cswap.engine.handle import Handle
+    from cswap.engine.part import Part
     from cswap.engine.tiers import Tiers
 
-
-MAX_LEAVING = 256
+MAX_LEAVING: Final = 256
 """Tensors on their way out that are remembered, to be waited for when staging memory is full."""
+
+SECTION_SALT: Final = 0x9E3779B1
+"""Sets the random numbers of a tensor's sections apart (2**32 over the golden ratio)."""
 
 
 @dataclass(slots=True)
@@ -35,7 +39,7 @@ class _Output:
 
 
 class SwapOut:
-    """Encodes and stores; each step's callback submits the next."""
+    """Encodes and stores, part by part; each step's callback submits the next."""
 
     def __init__(self, tiers: Tiers, seed: int) -> None:
         """Args: tiers: shared with swap-in; seed: of stochastic rounding."""
@@ -47,21 +51,24 @@ class SwapOut:
     def start(self, handle: Handle, x: torch.Tensor, codec: Codec) -> None:
         """See `Executor.swap_out`."""
         device = self._tiers.device
+        parts = cut(x, codec, device.section_bytes)
         with self._tiers.lock:
             handle.to(State.ENCODING)
+            handle.parts, handle.unsafe, handle.unstored = parts, len(parts), len(parts)
             self._waiting_bytes += handle.raw_nbytes
             backlog = self._waiting_bytes > device.backlog_bytes
         if not device.unified:
             self._make_room()
             self._leaving.append(handle)
-        if codec.verbatim and not device.unified:
-            self._send(handle, x, codec)
-        elif backlog and device.unified:
-            start = time.perf_counter()
-            self._encode(handle, x, codec, "compute")
+        start = time.perf_counter()
+        for part in parts:
+            if codec.verbatim and not device.unified:
+                self._send(handle, part, part.of(x))
+            else:
+                in_line = backlog and device.unified
+                self._encode(handle, part, part.of(x), "compute" if in_line else "codec")
+        if backlog and device.unified:
             self._tiers.counters.exposed(time.perf_counter() - start)
-        else:
-            self._encode(handle, x, codec, "codec")
 
     def waits_no_more(self, handle: Handle) -> None:
         """Under the lock: the handle's source no longer waits for an encode."""
@@ -75,135 +82,151 @@ class SwapOut:
             self._tiers.counters.exposed(time.perf_counter() - start)
             start = time.perf_counter()
 
-    def _send(self, handle: Handle, x: torch.Tensor, codec: Codec) -> None:
+    def _wanted(self, handle: Handle, part: Part) -> bool:
+        # Whether the handle is still on its way out, and the part is one of this attempt's.
+        return handle.state is State.ENCODING and handle.parts[part.index] is part
+
+    def _send(self, handle: Handle, part: Part, x: torch.Tensor) -> None:
         # Nothing to encode: straight from the tensor's own memory to the host's.
-        host = self._tiers.host.take(handle.raw_nbytes)
+        host = self._tiers.host.take(x.nbytes)
         if host is None:  # the way to the disk is that of all encodings
-            self._encode(handle, x, codec, "codec")
+            self._encode(handle, part, x, "codec")
             return
 
         def copy(_stream: Stream) -> None:
-            if handle.state is State.ENCODING:
-                copy_bytes(host, x, handle.raw_nbytes)
+            if self._wanted(handle, part):
+                copy_bytes(host, x, x.nbytes)
                 if self._tiers.verify:
-                    handle.checksum = checksum(x)
+                    part.checksum = checksum(x)
 
         device = self._tiers.device
         event = device.submit(copy, role="d2h", after=(device.now(),))
-        with self._tiers.lock:
-            if handle.state is State.ENCODING:
-                handle.event = event
-        device.when(event, lambda: self._sent(handle, x, codec, host, event))
+        self._under_way(handle, part, event)
 
-    def _sent(
-        self, handle: Handle, x: torch.Tensor, codec: Codec, host: torch.Tensor, event: Event
-    ) -> None:
-        modified, stored = handle.modified(), False
-        with self._tiers.lock:
-            if handle.state is State.ENCODING and event.error is None and not modified:
-                handle.to(State.IN_FLIGHT)
-                handle.codec, handle.host, handle.nbytes = codec, host, handle.raw_nbytes
-                self._let_go(handle, host.numel())
-                stored = True
-        if stored:
-            self._stored(handle, None, event)
-            return
-        self._tiers.host.give_back(host)
-        if handle.state is not State.ENCODING:
-            self._abandon(handle, None)
-        elif event.error is not None:
-            self._degrade(handle, x, codec, event.error)
-        else:
-            self._keep(handle, "modified", None)
+        def sent() -> None:
+            fine = event.error is None and not handle.modified()
+            if fine and self._store(handle, part, host, x.nbytes):
+                self._stored(handle, part, None, event)
+                return
+            self._tiers.host.give_back(host)
+            self._failed(handle, part, x, event.error)
 
-    def _encode(self, handle: Handle, x: torch.Tensor, codec: Codec, role: Role) -> None:
-        out = _Output()
-        key = EncodeKey(self._seed, handle.position, handle.step)
+        device.when(event, sent)
+
+    def _encode(self, handle: Handle, part: Part, x: torch.Tensor, role: Role) -> None:
+        out, codec = _Output(), part.codec
+        tensor_id = handle.position + part.index * SECTION_SALT
+        key = EncodeKey(self._seed, tensor_id, handle.step)
 
         def job(stream: Stream) -> None:
-            if handle.state is not State.ENCODING:  # wanted back, or released, meanwhile
+            if not self._wanted(handle, part):  # asked for, or released, meanwhile
                 return
             # Taken here and not at submit: encodes that wait their turn hold no scratch.
             out.scratch = self._tiers.device.scratch(codec.bound(x.dtype, x.numel()))
             out.size = codec.encode_flat(x, out.scratch, key=key, stream=stream)
             if self._tiers.verify and codec.lossless:
-                handle.checksum = checksum(x)
+                part.checksum = checksum(x)
 
         event = self._tiers.device.submit(job, role=role, after=(self._tiers.device.now(),))
-        with self._tiers.lock:
-            if handle.state is State.ENCODING and handle.event is None:
-                handle.event = event
+        self._under_way(handle, part, event)
 
         def encoded() -> None:
-            if event.error is not None and handle.state is State.ENCODING:
-                self._tiers.give_back(out.scratch)
-                self._degrade(handle, x, codec, event.error)
-            elif handle.state is not State.ENCODING or out.scratch is None:
-                self._abandon(handle, out.scratch)
-            else:
+            fine = event.error is None and out.scratch is not None
+            if fine and self._wanted(handle, part) and not handle.modified():
                 self._tiers.counters.spent(codec.name, encode_s=event.elapsed_s)
-                self._encoded(handle, codec, out.scratch, out.size, event)
+                self._encoded(handle, part, out, event)
+                return
+            self._tiers.give_back(out.scratch)
+            self._failed(handle, part, x, event.error)
 
         self._tiers.device.when(event, encoded)
 
-    def _encoded(
-        self,
-        handle: Handle,
-        codec: Codec,
-        scratch: torch.Tensor,
-        size: int | LateSize,
-        event: Event,
+    def _under_way(self, handle: Handle, part: Part, event: Event) -> None:
+        # Callbacks may have gone further already, with a later event.
+        with self._tiers.lock:
+            if self._wanted(handle, part) and not part.stored and part.host is None:
+                handle.event = event
+
+    def _failed(
+        self, handle: Handle, part: Part, x: torch.Tensor, error: BaseException | None
     ) -> None:
-        if handle.modified():
-            self._tiers.device.give_back(scratch)
-            self._keep(handle, "modified", None)
+        # Nothing of this part is stored.
+        if not self._wanted(handle, part):
             return
+        if error is not None:
+            self._degrade(handle, part, x, error)
+        else:
+            self._keep(handle, "modified", None)
+
+    def _encoded(self, handle: Handle, part: Part, out: _Output, event: Event) -> None:
+        scratch, size = out.scratch, out.size
+        assert scratch is not None
         nbytes = size if isinstance(size, int) else size.value()
         host = self._tiers.host.take(nbytes)
         if host is None:
-            self._spill(handle, codec, scratch, nbytes, event)
+            self._spill(handle, part, scratch, nbytes, event)
             return
-        with self._tiers.lock:
-            if handle.state is not State.ENCODING:
-                self._tiers.host.give_back(host)
-                wanted = False
-            else:
-                wanted = True
-                handle.to(State.IN_FLIGHT)
-                handle.codec, handle.host, handle.nbytes = codec, host, nbytes
-                self._let_go(handle, host.numel())
-        if not wanted:
-            self._abandon(handle, scratch)
+        if not self._store(handle, part, host, nbytes):
+            self._tiers.host.give_back(host)
+            self._tiers.device.give_back(scratch)
             return
 
         def copy(_stream: Stream | None) -> None:
             copy_bytes(host, scratch, nbytes)
-            if self._tiers.verify and not codec.lossless:
-                handle.checksum = checksum(scratch[:nbytes])
+            if self._tiers.verify and not part.codec.lossless:
+                part.checksum = checksum(scratch[:nbytes])
 
         if self._tiers.device.unified:  # no link: a job of its own would cost more than the copy
             copy(None)
-            self._stored(handle, scratch, event)
+            self._stored(handle, part, scratch, event)
             return
         copied = self._tiers.device.submit(copy, role="d2h", after=(event,))
         with self._tiers.lock:
             handle.event = copied
-        self._tiers.device.when(copied, lambda: self._stored(handle, scratch, copied))
+        self._tiers.device.when(copied, lambda: self._stored(handle, part, scratch, copied))
 
-    def _stored(self, handle: Handle, scratch: torch.Tensor | None, copied: Event) -> None:
-        self._tiers.give_back(scratch)
+    def _store(self, handle: Handle, part: Part, host: torch.Tensor, nbytes: int) -> bool:
+        # The source of this part has been read for the last time; whether it still matters.
         with self._tiers.lock:
-            released = handle.state is State.RELEASED
-            if not released:
-                handle.to(State.STORED)
-            handle.error = copied.error
-        if handle.codec is not None:
-            self._tiers.counters.encoded(handle.codec.name, handle.raw_nbytes, handle.nbytes)
-        if released:
-            self._tiers.free(handle)
+            if not self._wanted(handle, part):
+                return False
+            part.host, part.nbytes = host, nbytes
+            self._tiers.counters.hold(host=host.numel())
+            self._safe(handle)
+            return True
+
+    def _safe(self, handle: Handle) -> None:
+        # Under the lock. The one place where a swapped tensor's own memory is given up.
+        handle.unsafe -= 1
+        if handle.unsafe == 0 and handle.source is not None:
+            handle.to(State.IN_FLIGHT)
+            handle.source = None
+            self.waits_no_more(handle)
+            self._tiers.counters.hold(device=-handle.raw_nbytes)
+
+    def _stored(
+        self, handle: Handle, part: Part, scratch: torch.Tensor | None, copied: Event
+    ) -> None:
+        self._tiers.give_back(scratch)
+        stored = False
+        with self._tiers.lock:
+            part.stored = True
+            current = handle.parts[part.index] is part
+            lost = not current or handle.state in (State.KEPT, State.RELEASED)
+            if not lost:
+                handle.error = handle.error or copied.error
+                handle.unstored -= 1
+                stored = handle.unstored == 0
+                if stored:
+                    handle.to(State.STORED)
+        if lost:
+            self._tiers.free_part(part)
+            return
+        raw_nbytes = handle.raw_nbytes * part.numel // sum(p.numel for p in handle.parts)
+        self._tiers.counters.encoded(part.codec.name, raw_nbytes, part.nbytes, whole=stored)
 
     def _spill(
-        self, handle: Handle, codec: Codec, scratch: torch.Tensor, nbytes: int, event: Event
+        self, handle: Handle, part: Part, scratch: torch.Tensor, nbytes: int, event: Event
     ) -> None:
         # The host tier is full. The source is held until the file is written: a disk may be, too.
         if self._tiers.disk is None:
@@ -211,65 +234,54 @@ class SwapOut:
             self._keep(handle, "host_limit", "no spill_dir")
             return
         disk = self._tiers.disk
-        with self._tiers.lock:
-            wanted = handle.state is State.ENCODING
-            if wanted:
-                handle.to(State.IN_FLIGHT)
-                handle.codec, handle.nbytes = codec, nbytes
-        if not wanted:
-            self._abandon(handle, scratch)
-            return
 
         def write(_stream: Stream) -> None:
             payload = scratch[:nbytes].cpu()
-            if self._tiers.verify and not codec.lossless:
-                handle.checksum = checksum(payload)
-            handle.file = disk.write(payload)
+            if self._tiers.verify and not part.codec.lossless:
+                part.checksum = checksum(payload)
+            part.file = disk.write(payload)
 
         written = self._tiers.device.submit(write, role="d2h", after=(event,))
         with self._tiers.lock:
-            handle.event = written
-        self._tiers.device.when(written, lambda: self._spilled(handle, scratch, written))
+            if self._wanted(handle, part):
+                handle.event = written
+        self._tiers.device.when(
+            written, lambda: self._spilled(handle, part, scratch, nbytes, written)
+        )
 
-    def _spilled(self, handle: Handle, scratch: torch.Tensor, written: Event) -> None:
-        if handle.file is None and handle.state is State.IN_FLIGHT:
+    def _spilled(
+        self, handle: Handle, part: Part, scratch: torch.Tensor, nbytes: int, written: Event
+    ) -> None:
+        if part.file is None:
             self._tiers.device.give_back(scratch)
-            self._keep(handle, "disk", written.error or "spill_limit reached")
+            if self._wanted(handle, part):
+                self._keep(handle, "disk", written.error or "spill_limit reached")
             return
+        part.nbytes = nbytes
         with self._tiers.lock:
-            self._let_go(handle)
-        self._stored(handle, scratch, written)
+            if self._wanted(handle, part):
+                self._safe(handle)
+        self._stored(handle, part, scratch, written)
 
-    def _degrade(self, handle: Handle, x: torch.Tensor, codec: Codec, error: BaseException) -> None:
+    def _degrade(self, handle: Handle, part: Part, x: torch.Tensor, error: BaseException) -> None:
         raw = get_codec("raw")
-        if codec is raw or isinstance(error, MemoryError):  # raw would want as much
+        if part.codec is raw or isinstance(error, MemoryError):  # raw would want as much
             self._keep(handle, "memory" if isinstance(error, MemoryError) else "raw:encode", error)
             return
-        self._tiers.counters.fall_back(f"{codec.name}:encode", error)
+        self._tiers.counters.fall_back(f"{part.codec.name}:encode", error)
+        part.codec = raw
         with self._tiers.lock:
             handle.event = None
-        self._encode(handle, x, raw, "codec")
+        self._encode(handle, part, x, "codec")
 
     def _keep(self, handle: Handle, reason: str, why: object) -> None:
         # The source is still there; so the tensor stays on the device after all.
         if why is not None:
             self._tiers.counters.fall_back(reason, why)
         with self._tiers.lock:
-            if handle.state in (State.ENCODING, State.IN_FLIGHT):
+            if handle.state is State.ENCODING:
                 handle.to(State.KEPT)
                 self.waits_no_more(handle)
                 self._tiers.counters.stay(reason)
             handle.event = None
-
-    def _let_go(self, handle: Handle, host_bytes: int = 0) -> None:
-        # Under the lock. The one place where a swapped tensor's own memory is given up: for that
-        # much of the host's.
-        if handle.source is not None:
-            handle.source = None
-            self.waits_no_more(handle)
-            self._tiers.counters.hold(device=-handle.raw_nbytes, host=host_bytes)
-
-    def _abandon(self, handle: Handle, scratch: torch.Tensor | None) -> None:
-        self._tiers.give_back(scratch)
-        with self._tiers.lock:
-            handle.event = None
+        self._tiers.free(handle)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from cswap.devices.base import Device
     from cswap.engine.handle import Handle
+    from cswap.engine.part import Part
     from cswap.engine.stats import Counters
     from cswap.stores.disk import DiskStore
     from cswap.stores.host import HostStore
@@ -58,9 +59,19 @@ class Tiers:
                 time.sleep(1e-4)
 
     def free(self, handle: Handle) -> None:
-        """Free the store's copy of a released handle that no job uses any more."""
-        host, file = handle.host, handle.file
-        handle.host = handle.file = None
+        """Free what the store holds of a handle that is released, or kept after all.
+
+        What a job still writes is freed by its callback, see `SwapOut`.
+        """
+        for part in handle.parts:
+            if part.stored:
+                self.free_part(part)
+
+    def free_part(self, part: Part) -> None:
+        """Free the store's copy of a part that no job uses any more; once is enough."""
+        with self.lock:
+            host, file = part.host, part.file
+            part.host = part.file = None
         if host is not None:
             self.host.give_back(host)
             self.counters.hold(host=-host.numel())
