@@ -70,7 +70,7 @@ def test_after_forward_memory_is_the_encodings_and_a_bounded_overhead():
         stats = handle.stats
         encoded = stats.host_bytes
         held = handle.engine._live_handles()
-        exact = sum(h.nbytes for h in held if h.host is not None)
+        exact = sum(p.nbytes for h in held for p in h.parts if p.host is not None)
         raw = sum(h.raw_nbytes for h in held)
         assert raw > 12 * MIB
         assert exact <= encoded <= exact * 9 / 8 + 4096 * len(held)
