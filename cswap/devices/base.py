@@ -8,9 +8,13 @@ event, spelled out. CUDA streams give more order than that; nothing may rely on 
 
 The compute stream is the one on which the user's own operators run. Memory that the user's
 operators produced may be read after ``device.now()`` has fired; memory for them must be written
-before ``device.join(event)``. A tensor that a job reads or writes must be kept alive by the
-submitter until the job's event has fired: the allocator may give the memory to someone else as
-soon as the last reference is gone (no record_stream).
+before ``device.join(event)``. `allocate` hands out memory that operators issued before may still
+use, so it may be written after a ``now()`` taken later than that. These three speak of the thread
+that calls them: computing threads do, callbacks never need to.
+
+A job of a GPU has only issued its work when it returns, and keeps nothing alive. The submitter
+keeps what the job works on until its event has fired: the allocator may give the memory to someone
+else as soon as the last reference is gone (no record_stream).
 
 Sizes known late: a job that encodes learns its size while it runs. ``when(event, callback)`` runs
 the callback on the host, once the event has fired, on a thread of the device's choice: there the
