@@ -170,3 +170,57 @@ def test_every_candidate_has_a_rate_and_a_ratio():
     options: tuple[str | float, ...] = (*rules.RELATIVE_ERROR, 0.5)
     lossy = {n for option in options for n in rules.lossy_candidates(option)}
     assert lossy <= set(RATIOS)
+
+
+class Arriving:
+    """A late profile that arrives when it is asked for the second time."""
+
+    def __init__(self, x):
+        self._x, self._asked = x, 0
+
+    def get(self):
+        self._asked += 1
+        return profile(self._x) if self._asked > 1 else None
+
+
+@pytest.fixture
+def far(monkeypatch):
+    monkeypatch.setattr(module, "_is_far", lambda _: True)
+    monkeypatch.setattr(module, "LateProfile", Arriving)
+
+
+def test_until_a_sample_has_arrived_the_choice_is_cheap_and_nobody_waits(far):
+    advisor = Advisor(SwapConfig(), None)
+
+    def choose(x):
+        codec = advisor.choose(x, Site(), x.dtype.itemsize, lossy_ok=False, may_keep=True)
+        return KEEP if codec is None else codec.name
+
+    dense = torch.randn(N)
+    assert [choose(dense) for _ in range(3)] == ["zvc", KEEP, KEEP]
+    indices = torch.randint(0, 1000, (N,))
+    assert [choose(indices) for _ in range(2)] == ["bitpack", "bitpack"]
+    (first, _) = advisor.explain()
+    assert first.profile is not None
+
+
+def test_a_named_codec_waits_for_no_sample(far):
+    advisor = Advisor(SwapConfig(codec="rle"), None)
+    x = torch.randn(N)
+    codec = advisor.choose(x, Site(), 0, lossy_ok=False, may_keep=True)
+    assert codec is not None
+    assert codec.name == "rle"
+
+
+def test_after_so_many_uses_a_new_sample_is_taken_and_the_old_choice_serves_meanwhile(far):
+    advisor = Advisor(SwapConfig(), None)
+
+    def choose(x):
+        codec = advisor.choose(x, Site(), 0, lossy_ok=False, may_keep=True)
+        return KEEP if codec is None else codec.name
+
+    for _ in range(2):
+        choose(relu(0.6))
+    chosen = [choose(torch.randn(N)) for _ in range(RESAMPLE_EVERY + 2)]
+    assert chosen[0].startswith("zvc")
+    assert chosen[-1] == KEEP

@@ -9,7 +9,7 @@ import torch
 
 from cswap.advisor.cost import RATIOS
 from cswap.codecs.registry import get_codec
-from cswap.profiler import profile, profile_all
+from cswap.profiler import LateProfile, profile, profile_all
 from cswap.schema.tensor import DTYPES
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
@@ -163,3 +163,14 @@ def test_values_are_not_changed():
     before = x.clone()
     profile(x)
     assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64, torch.int64])
+@pytest.mark.parametrize("n", [1, 4096, 100_003])
+def test_a_late_profile_is_that_of_a_sample(dtype, n):
+    x = torch.relu(torch.randn(n, generator=torch.Generator().manual_seed(1))).to(dtype)
+    late, exact = LateProfile(x).get(), profile_all(x)
+    assert late is not None
+    assert (late.dtype, late.nbytes) == (exact.dtype, x.nbytes)
+    assert late.zero_fraction == pytest.approx(exact.zero_fraction, abs=0.05)
+    assert late.int_bits == exact.int_bits or late.int_bits == pytest.approx(exact.int_bits, abs=1)

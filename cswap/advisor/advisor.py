@@ -135,7 +135,7 @@ class Advisor:
                 memory.uses += 1
                 return memory.codec
         taken = None
-        if x.is_cuda and self._needs_profile(x, site, position):
+        if _is_far(x) and self._needs_profile(x, site, position):
             pending = LateProfile(x) if memory is None or not memory.pending else memory.pending
             taken = pending.get()
             if taken is None:
@@ -231,7 +231,7 @@ class Advisor:
         taken: TensorProfile | None,
     ) -> Explanation:
         if taken is None:  # a codec was named that does not take this tensor
-            taken = LateProfile(x).get() if x.is_cuda else profile(x)
+            taken = LateProfile(x).get() if _is_far(x) else profile(x)
         if taken is None:
             return Explanation(position, site, None, (), "raw", reason + EARLY)
         rates, price = RATES[x.device.type]
@@ -248,3 +248,8 @@ class Advisor:
         if stay is not None and best.cost_s > (1 - MARGIN) * stay.cost_s:
             best, reason = stay, f"nothing pays by {MARGIN:.0%}"
         return Explanation(position, site, taken, tuple(candidates), best.codec, reason)
+
+
+def _is_far(x: torch.Tensor) -> bool:
+    # Whether its values are in memory that the host can only read by waiting.
+    return x.is_cuda
