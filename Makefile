@@ -27,8 +27,8 @@ test-all: check ## test, and the slow ones
 test-gpu: ## the tests that need a CUDA device, with the Python that has torch for it
 	PYTHONPATH=.:kernels $(PYTHON) -m pytest -m gpu tests
 
-bench-gpu: ## benchmark of the codecs on a CUDA device; JSON under bench/results/
-	PYTHONPATH=.:kernels $(PYTHON) -m bench codecs --device cuda
+bench-gpu: ## benchmarks on a CUDA device: codecs, link, swaps, training; under bench/results/<gpu>/
+	PYTHONPATH=.:kernels $(PYTHON) -m bench gpu all
 
 check: $(STAMP) ## lint, format, types, import rules
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""`python -m bench <command>`, each command the function `main` of the module of its name.
+"""`python -m bench <command>`, each command the function `main` of a module.
 
 A module is imported when its command is called.
 """
@@ -15,7 +15,14 @@ from typer.core import TyperGroup
 if TYPE_CHECKING:
     from typing import Any
 
-COMMANDS = ("demo", "codecs", "overhead", "readme")
+COMMANDS = {
+    "demo": "bench.demo",
+    "codecs": "bench.codecs",
+    "overhead": "bench.overhead",
+    "readme": "bench.readme",
+    "gpu": "bench.gpu.command",
+}
+"""Names, and the modules that do it."""
 
 
 class LazyGroup(TyperGroup):
@@ -23,14 +30,14 @@ class LazyGroup(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the commands whose module is there."""
-        return [name for name in COMMANDS if find_spec(f"bench.{name}")]
+        return [name for name, module in COMMANDS.items() if find_spec(module)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Import and return one command; None lets typer name the ones that exist."""
         if cmd_name not in self.list_commands(ctx):
             return None
         app = typer.Typer(add_completion=False)
-        app.command(cmd_name)(import_module(f"bench.{cmd_name}").main)
+        app.command(cmd_name)(import_module(COMMANDS[cmd_name]).main)
         return typer.main.get_command(app)
 
 

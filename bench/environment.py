@@ -40,7 +40,7 @@ def environment() -> dict[str, object]:
         "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY"),
         "load_average_before": load_average,
         "python": platform.python_version(),
-        "versions": {name: _version(name) for name in PACKAGES},
+        "versions": {name: version_of(name) for name in PACKAGES},
         "cswap_commit": _git("rev-parse", "HEAD"),
         "cswap_modified": bool(_git("status", "--porcelain", "--untracked-files=no")),
         "command": " ".join(["python", "-m", "bench", *sys.argv[1:]]),
@@ -57,7 +57,8 @@ def _cpu_name() -> str:
     return platform.processor()
 
 
-def _version(name: str) -> str | None:
+def version_of(name: str) -> str | None:
+    """Return a package's version, or None if it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 
 SETTLE_S: Final = 0.02
@@ -45,10 +45,11 @@ def interleaved(
             elapsed = time.perf_counter() - start
             if round_ >= warmup:
                 seconds[name].append(elapsed)
-    return {name: _timing(values) for name, values in seconds.items()}
+    return {name: timing_of(values) for name, values in seconds.items()}
 
 
-def _timing(values: list[float]) -> Timing:
+def timing_of(values: Sequence[float]) -> Timing:
+    """Sum up the seconds of one contender."""
     ordered = sorted(values)
     last = len(ordered) - 1
     return Timing(

@@ -138,9 +138,8 @@ def test_less_percent_is_the_papers_reduction():
 
 def test_parts_share_the_time_in_proportion():
     found = shares(["codecs", "link", "swap", "training"], 540.0)
-    assert list(found.values()) == sorted(found.values())
-    assert found["codecs"] == pytest.approx(0.35 * 540)
-    assert found["training"] == pytest.approx(540)
+    until_s = {"codecs": 189.0, "link": 226.8, "swap": 324.0, "training": 540.0}
+    assert found == pytest.approx(until_s)
 
 
 def test_what_no_time_is_left_for_is_taken_down_as_skipped(tmp_path):
@@ -163,7 +162,10 @@ def test_driver_version_is_read_from_what_the_driver_says(tmp_path):
 
 
 def test_host_memory_is_known_here():
-    assert 1 << 20 < rss_bytes() < host_available_bytes() + (1 << 40)
+    available = host_available_bytes()
+    assert available is not None
+    assert available > 1 << 20
+    assert rss_bytes() > 1 << 20
 
 
 # ------------------------------------------------------------------- samples
@@ -344,26 +346,20 @@ def test_every_method_trains_to_the_same_loss_and_says_what_it_took(tmp_path, mo
 def test_checkpoints_save_only_the_inputs_of_blocks():
     counts = {}
     for method in METHODS[:3]:
-        saved, torch_saved = [], []
+        saved: list[torch.Tensor] = []
+
+        def pack(x, saved=saved):
+            saved.append(x)
+            return x
+
         model = TinyModel()
         method.switch_on(model, pins=False)
-        if method.offloaded:
-            real = model.around_checkpoint
-
-            def around(real=real, torch_saved=torch_saved):
-                torch_saved.append(True)
-                return real()
-
-            model.around_checkpoint = around
-        keep = torch.autograd.graph.saved_tensors_hooks(
-            lambda x, s=saved: s.append(x) or x, lambda x: x
-        )
-        with keep:
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
             model(torch.randn(4, 256, requires_grad=True))
         counts[method.name] = len(saved)
-        assert len(torch_saved) == (3 if method.offloaded else 0)
     assert counts["checkpoint"] < counts[ORACLE]
-    assert counts["checkpoint + save_on_cpu"] < counts["checkpoint"]  # the rest went elsewhere
+    # what three blocks keep of their inputs goes through save_on_cpu's hooks instead
+    assert counts["checkpoint + save_on_cpu"] == counts["checkpoint"] - 3
 
 
 def test_a_method_that_fails_becomes_a_row_and_the_rest_goes_on(tmp_path):

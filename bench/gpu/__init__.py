@@ -1,0 +1,1 @@
+"""Benchmarks that need a CUDA device; run as `python -m bench gpu --help`."""

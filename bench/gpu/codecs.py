@@ -1,0 +1,285 @@
+"""Part `codecs`: rate, ratio and launch time of every codec on the device, against a plain copy."""
+
+from __future__ import annotations
+
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from bench.gpu import samples, shapes
+from cswap.codecs.base import DEFAULT_KEY
+from cswap.codecs.registry import get_codec, list_codecs
+from cswap.errors import CswapError
+from cswap.schema.tensor import dtype_name
+
+if TYPE_CHECKING:
+    from bench.gpu.meter import Meter
+    from bench.gpu.report import Report
+    from bench.gpu.samples import Sample
+    from bench.timing import Timing
+    from cswap.codecs.base import Codec, LateSize
+    from cswap.codecs.gpu import LaunchShape
+
+MIB: Final = 1 << 20
+COPY: Final = "copy"
+MAX_ERROR: Final = 0.5
+SWEPT: Final = (("zvc", samples.RELU_85), ("int8", samples.DENSE), ("expk", samples.DENSE_HALF))
+"""Measured over sizes and launch shapes, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is measured, and for how long.
+
+    Attributes:
+        sets: data sets for every codec that takes them.
+        nbytes: of each.
+        sweep: sizes in bytes for SWEPT.
+        shapes: launch shapes for SWEPT.
+        within_s: time for one measurement.
+    """
+
+    sets: tuple[Sample, ...] = samples.ALL
+    nbytes: int = 256 * MIB
+    sweep: tuple[int, ...] = tuple(MIB << i for i in range(11))
+    shapes: tuple[LaunchShape, ...] = shapes.SWEPT
+    within_s: float = 0.5
+
+
+QUICK: Final = Plan(
+    samples.QUICK, sweep=(MIB, 16 * MIB, 1024 * MIB), shapes=shapes.SWEPT[::2], within_s=0.1
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One codec on one data set.
+
+    Attributes:
+        data: kind of values.
+        dtype: of the elements.
+        nbytes: raw bytes.
+        codec: its name, or "copy": device to device, what the shares refer to.
+        lossless: whether every bit comes back.
+        ratio: raw over encoded bytes.
+        encode_gb_per_s: raw bytes per second, in 1e9, by the median.
+        decode_gb_per_s: likewise.
+        encode_of_copy: the copy's time over the encode's.
+        decode_of_copy: likewise.
+        encode: device seconds.
+        decode: device seconds.
+        encode_launch_us: host microseconds of a call.
+        decode_launch_us: likewise.
+        first_call_s: of encode and decode; holds compiling or loading kernels.
+        relative_rms_error: of what comes back; 0 if lossless.
+        threads: per block of its kernels, where that is not the default.
+        blocks_per_sm: of its kernels, where that is not the default.
+    """
+
+    data: str
+    dtype: str
+    nbytes: int
+    codec: str
+    lossless: bool
+    ratio: float
+    encode_gb_per_s: float
+    decode_gb_per_s: float
+    encode_of_copy: float
+    decode_of_copy: float
+    encode: Timing
+    decode: Timing
+    encode_launch_us: float
+    decode_launch_us: float
+    first_call_s: float
+    relative_rms_error: float
+    threads: int | None = None
+    blocks_per_sm: int | None = None
+
+
+class Contender:
+    """One codec with a tensor to encode and memory to do so."""
+
+    def __init__(self, codec: Codec, x: torch.Tensor, meter: Meter) -> None:
+        """Encode and decode once: what comes back is checked before anything is timed."""
+        self.lossless = codec.lossless
+        self._codec, self._x, self._meter = codec, x, meter
+        bound = codec.bound(x.dtype, x.numel())
+        self._out = torch.empty(bound, dtype=torch.uint8, device=x.device)
+        self._back = torch.empty_like(x)
+        self._sizes: list[int | LateSize] = []
+        start_s = time.perf_counter()
+        self.encode()
+        meter.synchronize()
+        self.nbytes = self.settle()
+        self._payload = self._out[: self.nbytes].clone()
+        self.decode()
+        meter.synchronize()
+        self.first_call_s = time.perf_counter() - start_s
+        self.error = relative_error(x, self._back, lossless=codec.lossless)
+
+    def encode(self) -> None:
+        """Do it once; the size stays unread."""
+        stream = self._meter.stream
+        size = self._codec.encode_flat(self._x, self._out, key=DEFAULT_KEY, stream=stream)  # type: ignore[arg-type]
+        self._sizes.append(size)
+
+    def decode(self) -> None:
+        """Do it once."""
+        self._codec.decode_flat(self._payload, self._back, stream=self._meter.stream)  # type: ignore[arg-type]
+
+    def settle(self) -> int:
+        """Read the sizes of all encodes, which have finished; return the last one's."""
+        sizes = [s if isinstance(s, int) else s.value() for s in self._sizes]
+        self._sizes.clear()
+        return sizes[-1]
+
+
+def relative_error(x: torch.Tensor, back: torch.Tensor, *, lossless: bool) -> float:
+    """Relative root mean square of what a codec changed.
+
+    Raises:
+        ValueError: a lossless codec changed bits, or a lossy one nearly all of them: no figure of
+            it is reported.
+    """
+    if lossless:
+        if not torch.equal(x.view(torch.uint8), back.view(torch.uint8)):
+            raise ValueError("a lossless codec changed bits")
+        return 0.0
+    exact = x.double()
+    error = float((back.double() - exact).norm() / exact.norm())
+    if not error < MAX_ERROR:  # NaN is not
+        raise ValueError(f"what came back has a relative error of {error}")
+    return error
+
+
+def usable(device: torch.device, dtype: torch.dtype) -> list[Codec]:
+    """Codecs that take this dtype on this device."""
+    found = []
+    for name in list_codecs():
+        try:
+            codec = get_codec(name)
+        except CswapError:  # its package is not installed: `cswap codecs` says which
+            continue
+        if codec.supports(dtype, device.type):
+            found.append(codec)
+    return found
+
+
+def run(meter: Meter, report: Report, plan: Plan) -> None:
+    """Measure every codec on every data set, then some of them over sizes and launch shapes."""
+    for sample in plan.sets:
+        codecs = usable(meter.device, sample.dtype)
+        _measure_all(codecs, sample, plan.nbytes, meter, report, plan)
+    for name, sample in SWEPT:
+        codecs = [c for c in usable(meter.device, sample.dtype) if c.name == name]
+        for nbytes in plan.sweep:
+            _measure_all(codecs, sample, nbytes, meter, report, plan)
+        for shape in plan.shapes:
+            _measure_all(codecs, sample, plan.nbytes, meter, report, plan, shape)
+
+
+def _measure_all(
+    codecs: list[Codec],
+    sample: Sample,
+    nbytes: int,
+    meter: Meter,
+    report: Report,
+    plan: Plan,
+    shape: LaunchShape | None = None,
+) -> None:
+    where = f"{nbytes // MIB} MiB of {sample}"
+    if shape is not None:
+        where += f", {shape.threads} threads, {shape.blocks_per_sm} blocks per SM"
+    if not codecs:
+        report.skip(where, "no codec for it on this device")
+    if not codecs or report.out_of_time(where):
+        return
+    x = sample.make(nbytes, meter.device)
+    copy = _copy(sample, x, meter, plan.within_s)
+    report.add(copy, f"copy of {where}: {copy.encode_gb_per_s:.0f} GB/s")
+    for codec in codecs:
+        what = f"{codec.name} on {where}"
+        if report.out_of_time(what):
+            continue
+        try:
+            row = _measure(codec, sample, x, meter, copy.encode, plan.within_s, shape)
+        except Exception as error:  # one codec's failure must not cost the others' figures
+            report.skip(what, error)
+            continue
+        report.add(row, f"{what}: {_line(row)}")
+    del x
+    meter.isolate()
+
+
+def _copy(sample: Sample, x: torch.Tensor, meter: Meter, within_s: float) -> Row:
+    target = torch.empty_like(x)
+
+    def copy() -> None:
+        target.copy_(x)
+
+    timing, launch_us = meter.time_s(copy, within_s=within_s), meter.launch_us(copy)
+    return _row(sample, x, COPY, timing, timing, timing, (launch_us, launch_us))
+
+
+def _measure(
+    codec: Codec,
+    sample: Sample,
+    x: torch.Tensor,
+    meter: Meter,
+    copy: Timing,
+    within_s: float,
+    shape: LaunchShape | None,
+) -> Row:
+    with nullcontext() if shape is None else shapes.launch_shape(codec, x.dtype, shape):
+        contender = Contender(codec, x, meter)
+        encode = meter.time_s(contender.encode, within_s=within_s)
+        contender.settle()
+        decode = meter.time_s(contender.decode, within_s=within_s)
+        launch_us = meter.launch_us(contender.encode), meter.launch_us(contender.decode)
+        contender.settle()
+    row = _row(sample, x, codec.name, encode, decode, copy, launch_us, contender)
+    if shape is None:
+        return row
+    return replace(row, threads=shape.threads, blocks_per_sm=shape.blocks_per_sm)
+
+
+def _row(
+    sample: Sample,
+    x: torch.Tensor,
+    name: str,
+    encode: Timing,
+    decode: Timing,
+    copy: Timing,
+    launch_us: tuple[float, float],
+    contender: Contender | None = None,
+) -> Row:
+    return Row(
+        data=sample.kind,
+        dtype=dtype_name(sample.dtype),
+        nbytes=x.nbytes,
+        codec=name,
+        lossless=contender is None or contender.lossless,
+        ratio=1.0 if contender is None else x.nbytes / contender.nbytes,
+        encode_gb_per_s=x.nbytes / encode.median_s / 1e9,
+        decode_gb_per_s=x.nbytes / decode.median_s / 1e9,
+        encode_of_copy=copy.median_s / encode.median_s,
+        decode_of_copy=copy.median_s / decode.median_s,
+        encode=encode,
+        decode=decode,
+        encode_launch_us=launch_us[0],
+        decode_launch_us=launch_us[1],
+        first_call_s=0.0 if contender is None else contender.first_call_s,
+        relative_rms_error=0.0 if contender is None else contender.error,
+    )
+
+
+def _line(row: Row) -> str:
+    return (
+        f"ratio {row.ratio:.2f}, encode {row.encode_gb_per_s:.0f} GB/s "
+        f"({row.encode_of_copy:.2f} of a copy), decode {row.decode_gb_per_s:.0f} "
+        f"({row.decode_of_copy:.2f}), launch {row.encode_launch_us:.0f} + "
+        f"{row.decode_launch_us:.0f} us, first call {row.first_call_s:.1f} s"
+    )

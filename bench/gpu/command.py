@@ -1,0 +1,86 @@
+"""`python -m bench gpu`: what only a machine with a CUDA device can measure."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Final
+
+import torch
+import typer
+
+from bench.gpu import codecs, link, pictures, swap, tables, targets, training
+from bench.gpu.meter import CudaMeter, Meter
+from bench.gpu.report import SHARES, Deadline, Report, shares, slug, where
+
+RESULTS: Final = Path("bench/results")
+
+QUICK_MINUTES: Final = 9.0
+"""Of `--quick`, if nothing else is said."""
+
+
+class Part(str, Enum):
+    """What to measure."""
+
+    CODECS = "codecs"
+    LINK = "link"
+    SWAP = "swap"
+    TRAINING = "training"
+    ALL = "all"
+
+
+def main(
+    part: Annotated[Part, typer.Argument(help="What to measure.")] = Part.ALL,
+    quick: Annotated[bool, typer.Option(help="Fewer sizes and repetitions.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder; default: bench/results/<name of the GPU>.")
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(help="Begin nothing new after this time; default: 9 with --quick, else none."),
+    ] = None,
+) -> None:
+    """Measure codecs, link, swaps and training on a CUDA device; JSON and PNG for each."""
+    if not torch.cuda.is_available():
+        why = "torch is built without CUDA" if torch.version.cuda is None else "torch sees none"
+        print(f"no CUDA device: {why}; this benchmark needs one. See `cswap doctor`.", flush=True)
+        raise typer.Exit(2)
+    if minutes is not None and not minutes > 0:
+        print(f"--minutes {minutes}: must be above 0.", flush=True)
+        raise typer.Exit(2)
+    folder = out or RESULTS / slug(torch.cuda.get_device_name())
+    folder.mkdir(parents=True, exist_ok=True)
+    if minutes is None and quick:
+        minutes = QUICK_MINUTES
+    chosen = list(SHARES) if part is Part.ALL else [part.value]
+    measure(CudaMeter(), folder, chosen, quick=quick, minutes=minutes)
+
+
+def measure(
+    meter: Meter, folder: Path, parts: list[str], *, quick: bool, minutes: float | None
+) -> None:
+    """Run the parts one after the other; results are in the folder after every measurement."""
+    facts = where()
+    deadlines = {
+        name: Deadline(until_s)
+        for name, until_s in shares(parts, None if minutes is None else 60.0 * minutes).items()
+    }
+    for name in parts:
+        report = Report(folder, name, facts, deadlines[name])
+        _run(name, meter, report, quick=quick)
+        report.finish()
+        print(tables.markdown(report.document), flush=True)
+        picture = pictures.draw(report.document, report.path.with_suffix(".png"))
+        print(f"picture: {picture or 'none, matplotlib is not installed'}", flush=True)
+    print("\n".join(targets.lines(folder)), flush=True)
+
+
+def _run(name: str, meter: Meter, report: Report, *, quick: bool) -> None:
+    if name == "codecs":
+        codecs.run(meter, report, codecs.QUICK if quick else codecs.Plan())
+    elif name == "link":
+        link.run(meter, report, link.QUICK if quick else link.Plan())
+    elif name == "swap":
+        swap.run(meter, report, swap.QUICK if quick else swap.Plan())
+    else:
+        training.run(meter, report, training.QUICK if quick else training.Plan())

@@ -1,0 +1,142 @@
+"""Part `link`: what the link between device and host gives, and kernels that store across it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from bench.gpu.codecs import MIB, SWEPT
+from bench.gpu.shapes import limited_blocks
+from cswap.codecs.base import DEFAULT_KEY
+from cswap.codecs.registry import get_codec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from bench.gpu.meter import Meter
+    from bench.gpu.report import Report
+    from bench.gpu.samples import Sample
+    from bench.timing import Timing
+    from cswap.codecs.base import LateSize
+
+WAYS: Final = ("D2H", "H2D", "both")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is measured, and for how long.
+
+    Attributes:
+        sizes: bytes of a copy.
+        stored_bytes: raw bytes of what kernels encode straight into host memory.
+        blocks: numbers of thread blocks that do so.
+        within_s: time for one measurement.
+    """
+
+    sizes: tuple[int, ...] = tuple((64 << 10) << i for i in range(15))
+    stored_bytes: int = 256 * MIB
+    blocks: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256, 528)
+    within_s: float = 0.5
+
+
+QUICK: Final = Plan(
+    sizes=tuple((64 << 10) << i for i in range(0, 15, 2)),
+    blocks=(4, 16, 64, 528),
+    within_s=0.1,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One way across the link.
+
+    Attributes:
+        way: one of WAYS, or the codec that stores its encoding in host memory.
+        blocks: thread blocks of that kernel; 0 for copies.
+        nbytes: what crosses the link, in one direction.
+        raw_nbytes: what that was before encoding.
+        gb_per_s: bytes across the link per second, in 1e9, both directions added.
+        raw_gb_per_s: raw bytes per second, in 1e9.
+        timing: device seconds.
+    """
+
+    way: str
+    blocks: int
+    nbytes: int
+    raw_nbytes: int
+    gb_per_s: float
+    raw_gb_per_s: float
+    timing: Timing
+
+
+def run(meter: Meter, report: Report, plan: Plan) -> None:
+    """Measure copies over sizes, then encodes straight into pinned memory."""
+    for nbytes in plan.sizes:
+        if report.out_of_time(f"copies of {nbytes} bytes"):
+            continue
+        for way, copy in _copies(meter, nbytes).items():
+            timing = meter.time_s(copy, within_s=plan.within_s)
+            moved = nbytes * (2 if way == "both" else 1)
+            row = _row(way, 0, nbytes, moved, nbytes, timing)
+            report.add(row, f"{way} {nbytes / MIB:g} MiB: {row.gb_per_s:.1f} GB/s")
+    meter.isolate()
+    for name, sample in SWEPT:
+        for blocks in plan.blocks:
+            what = f"{name} into pinned memory by {blocks} blocks"
+            if report.out_of_time(what):
+                continue
+            try:
+                row = _store(meter, name, sample, blocks, plan)
+            except Exception as error:  # the codec may not be able to; copies are the usual way
+                report.skip(what, error)
+                continue
+            report.add(row, f"{what}: {row.gb_per_s:.1f} GB/s, raw {row.raw_gb_per_s:.1f}")
+        meter.isolate()
+
+
+def _copies(meter: Meter, nbytes: int) -> dict[str, Callable[[], object]]:
+    near = [torch.zeros(nbytes, dtype=torch.uint8, device=meter.device) for _ in range(2)]
+    far = [meter.pinned(nbytes) for _ in range(2)]
+
+    def out() -> None:
+        far[0].copy_(near[0], non_blocking=True)
+
+    def back() -> None:
+        near[1].copy_(far[1], non_blocking=True)
+
+    ways = (out, back, lambda: meter.beside(out, back))
+    return dict(zip(WAYS, ways, strict=True))
+
+
+def _store(meter: Meter, name: str, sample: Sample, blocks: int, plan: Plan) -> Row:
+    codec = get_codec(name)
+    x = sample.make(plan.stored_bytes, meter.device)
+    out = meter.pinned(codec.bound(x.dtype, x.numel()))
+    sizes: list[int | LateSize] = []
+
+    def encode() -> None:
+        stream: Any = meter.stream
+        sizes.append(codec.encode_flat(x, out, key=DEFAULT_KEY, stream=stream))
+
+    with limited_blocks(codec, x.dtype, meter.device, blocks):
+        timing = meter.time_s(encode, within_s=plan.within_s)
+    nbytes = max(s if isinstance(s, int) else s.value() for s in sizes)
+    restored = torch.empty_like(x)
+    codec.decode_flat(out[:nbytes].to(x.device), restored, stream=None)
+    if codec.lossless and not torch.equal(restored, x):
+        raise ValueError("what was stored in host memory decodes to something else")
+    return _row(name, blocks, nbytes, nbytes, x.nbytes, timing)
+
+
+def _row(way: str, blocks: int, nbytes: int, moved: int, raw_nbytes: int, timing: Timing) -> Row:
+    return Row(
+        way=way,
+        blocks=blocks,
+        nbytes=nbytes,
+        raw_nbytes=raw_nbytes,
+        gb_per_s=moved / timing.median_s / 1e9,
+        raw_gb_per_s=raw_nbytes / timing.median_s / 1e9,
+        timing=timing,
+    )

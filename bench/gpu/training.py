@@ -1,0 +1,272 @@
+"""Part `training`: memory and time of a training step, by method."""
+
+from __future__ import annotations
+
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from bench.gpu import models
+from bench.gpu.meter import host_available_bytes, rss_bytes
+from bench.gpu.methods import METHODS, ORACLE, Method
+from bench.timing import Timing, timing_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from bench.gpu.meter import Meter
+    from bench.gpu.report import Report
+    from bench.models import GptShape
+
+GIB: Final = 1 << 30
+N_WARM: Final = 3
+"""Steps before the timed ones: kernels compile, memory is pinned, orders of tensors are learned."""
+
+HOST_SHARE: Final = 0.25
+"""Of the host memory available, what a batch's saved tensors may need: rounded up to powers of 2,
+pinned copies take up to twice their size.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One model to train.
+
+    Attributes:
+        name: for tables.
+        build: makes the model, on the current default device.
+        batch: inputs per step where they fit.
+        input_sizes: of one input.
+        n_classes: of the targets; inputs are below it, too, where they are tokens.
+        tokens: whether inputs are int64 tokens, each with a target, or images with one each.
+        weights: dtype of the parameters.
+        autocast: dtype of autocast, or None.
+    """
+
+    name: str
+    build: Callable[[], models.BlockModel]
+    batch: int
+    input_sizes: tuple[int, ...] = (3, 224, 224)
+    n_classes: int = 1000
+    tokens: bool = False
+    weights: torch.dtype = torch.float32
+    autocast: torch.dtype | None = None
+
+    def inputs(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """The same batch every time."""
+        generator = torch.Generator(device).manual_seed(0)
+        sizes = (self.batch, *self.input_sizes)
+        make = partial(torch.randint, self.n_classes, generator=generator, device=device)
+        if self.tokens:
+            return make(sizes), make(sizes)
+        images = torch.randn(sizes, generator=generator, device=device, dtype=self.weights)
+        return images, make((self.batch,))
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """AdamW for language models, SGD with momentum for images."""
+        if self.tokens:
+            return torch.optim.AdamW(model.parameters(), lr=1e-4)
+        return torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+
+
+def _gpt(name: str, shape: GptShape, batch: int, **options: Any) -> Task:
+    build = partial(models.Gpt2, shape)
+    return Task(name, build, batch, (shape.context,), models.VOCABULARY, tokens=True, **options)
+
+
+_VGG: Final = Task("VGG-16", models.Vgg16, 128)
+_RESNET: Final = Task("ResNet-50", models.ResNet50, 256)
+_SMALL: Final = _gpt("GPT-2 small", models.GPT2_SMALL, 16, autocast=torch.bfloat16)
+_MEDIUM: Final = _gpt("GPT-2 medium", models.GPT2_MEDIUM, 16, autocast=torch.bfloat16)
+_LARGE: Final = _gpt("GPT-2 large", models.GPT2_LARGE, 8, autocast=torch.bfloat16)
+_XL: Final = _gpt("GPT 1.3B", models.GPT_1_3B, 8, weights=torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is trained, and for how long.
+
+    Attributes:
+        tasks: models.
+        methods: ways to train them.
+        n_steps: timed steps.
+    """
+
+    tasks: tuple[Task, ...] = (_VGG, _RESNET, _SMALL, _MEDIUM, _LARGE, _XL)
+    methods: tuple[Method, ...] = METHODS
+    n_steps: int = 10
+
+
+QUICK: Final = Plan(
+    tasks=(
+        replace(_VGG, batch=64),
+        replace(_RESNET, batch=64),
+        replace(_SMALL, batch=8),
+        replace(_XL, batch=4),
+    ),
+    n_steps=3,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One model trained in one way.
+
+    Attributes:
+        model: the task's name.
+        method: the method's.
+        batch: inputs per step.
+        n_parameters: of the model.
+        peak_allocated_bytes: most that tensors on the device took at any time of all steps.
+        peak_reserved_bytes: most that torch's allocator took of the device.
+        step_ms: median of a step (forward, loss, backward, optimizer).
+        step: seconds of a step.
+        host_rss_bytes: most of the process's resident memory, seen between forward and backward.
+        host_rss_growth_bytes: the same above what it was before the model was made.
+        host_pinned_bytes: most of page-locked memory, as torch rounds it; None if it does not say.
+        time_of_oracle: step_ms over that without swapping; None if that was not measured.
+        loss: after the last step; the same for lossless methods but for atomic additions.
+        cswap: the engine's statistics, where there is one.
+        failure: why there are no figures, or None.
+    """
+
+    model: str
+    method: str
+    batch: int
+    n_parameters: int
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    step_ms: float | None = None
+    step: Timing | None = None
+    host_rss_bytes: int | None = None
+    host_rss_growth_bytes: int | None = None
+    host_pinned_bytes: int | None = None
+    time_of_oracle: float | None = None
+    loss: float | None = None
+    cswap: dict[str, Any] | None = None
+    failure: str | None = None
+
+
+def run(meter: Meter, report: Report, plan: Plan) -> None:
+    """Train every model in every way."""
+    for task in plan.tasks:
+        if report.out_of_time(task.name):
+            continue
+        fitting = _fitting(task, meter, report)
+        if fitting is None:
+            continue
+        oracle_ms = None
+        for method in plan.methods:
+            if report.out_of_time(f"{task.name}, {method.name}"):
+                continue
+            row = train(fitting, method, meter, plan.n_steps, oracle_ms)
+            if method.name == ORACLE:
+                oracle_ms = row.step_ms
+            report.add(row, f"{task.name}, batch {row.batch}, {method.name}: {_line(row)}")
+
+
+def _fitting(task: Task, meter: Meter, report: Report) -> Task | None:
+    """The task with its batch halved until a step fits into the device's and the host's memory."""
+    while task.batch:
+        row = train(task, METHODS[0], meter, 1, None)
+        available = host_available_bytes()
+        fits_host = available is None or (row.peak_allocated_bytes or 0) < HOST_SHARE * available
+        if row.failure is None and fits_host:
+            return task
+        why = row.failure or f"{(available or 0) / GIB:.0f} GiB of host memory are available"
+        report.skip(f"{task.name} with a batch of {task.batch}", why)
+        if row.failure is not None and "memory" not in row.failure.lower():
+            return None
+        task = replace(task, batch=task.batch // 2)
+    return None
+
+
+def train(task: Task, method: Method, meter: Meter, n_steps: int, oracle_ms: float | None) -> Row:
+    """Train a few steps; a failure becomes a row without figures."""
+    meter.isolate()
+    rss_before = rss_bytes()
+    with torch.device("meta"):
+        n_parameters = models.count_parameters(task.build())
+    row = Row(task.name, method.name, task.batch, n_parameters)
+    try:
+        row = _train(task, method, meter, n_steps, row, rss_before)
+    except Exception as error:  # out of memory, most of all: the other methods may do better
+        text = (str(error).splitlines() or [""])[0]
+        return replace(row, failure=f"{type(error).__name__}: {text}"[:300])
+    if oracle_ms and row.step_ms:
+        return replace(row, time_of_oracle=row.step_ms / oracle_ms)
+    return row if method.name != ORACLE else replace(row, time_of_oracle=1.0)
+
+
+def _train(
+    task: Task, method: Method, meter: Meter, n_steps: int, row: Row, rss_before: int
+) -> Row:
+    torch.manual_seed(0)
+    with meter.device:
+        model = task.build().to(task.weights)
+    inputs, targets = task.inputs(meter.device)
+    optimizer = task.optimizer(model)
+    handle = method.switch_on(model, pins=meter.pins)
+    seconds, rss, loss = [], [], torch.zeros(())
+    try:
+        for _ in range(N_WARM + n_steps):
+            meter.synchronize()
+            start_s = time.perf_counter()
+            optimizer.zero_grad(set_to_none=True)
+            loss = _forward(task, method, model, inputs, targets, pins=meter.pins)
+            rss.append(rss_bytes())
+            loss.backward()
+            optimizer.step()
+            meter.synchronize()
+            seconds.append(time.perf_counter() - start_s)
+    finally:
+        if handle is not None:
+            handle.remove()
+    step, memory = timing_of(seconds[N_WARM:]), meter.memory()
+    return replace(
+        row,
+        peak_allocated_bytes=memory.allocated,
+        peak_reserved_bytes=memory.reserved,
+        step_ms=1e3 * step.median_s,
+        step=step,
+        host_rss_bytes=max(rss),
+        host_rss_growth_bytes=max(rss) - rss_before,
+        host_pinned_bytes=memory.pinned,
+        loss=float(loss.detach()),
+        cswap=None if handle is None else handle.stats.to_dict(),
+    )
+
+
+def _forward(
+    task: Task, method: Method, model: nn.Module, inputs: Tensor, targets: Tensor, *, pins: bool
+) -> Tensor:
+    # The loss is left alone by every method, as users' trainers do.
+    cast = task.autocast
+    with nullcontext() if cast is None else torch.autocast(inputs.device.type, cast):
+        with method.around(pins):
+            logits = model(inputs)
+        return functional.cross_entropy(logits, targets)
+
+
+def _line(row: Row) -> str:
+    if row.failure is not None:
+        return f"failed ({row.failure})"
+    numbers = {
+        "allocated": row.peak_allocated_bytes,
+        "reserved": row.peak_reserved_bytes,
+        "RSS": row.host_rss_bytes,
+        "pinned": row.host_pinned_bytes,
+    }
+    text = ", ".join(f"{k} {v / GIB:.2f} GiB" for k, v in numbers.items() if v is not None)
+    text = f"{row.step_ms:.1f} ms, {text}"
+    if row.time_of_oracle is not None:
+        text += f", {row.time_of_oracle:.2f} of the oracle's time"
+    if row.cswap is not None:
+        text += f", ratio {row.cswap['ratio']:.2f}, fallbacks {row.cswap['fallbacks']}"
+    return text
