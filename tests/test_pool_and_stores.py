@@ -1,0 +1,145 @@
+"""Buffers that are used again, and the two tiers of the store."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cswap.errors import CorruptEncodingError
+from cswap.pool import ALWAYS_IDLE, STEPS, BufferPool, size_class
+from cswap.stores.disk import DiskStore
+from cswap.stores.host import HostStore
+
+MIB = 1 << 20
+
+
+def allocate(nbytes):
+    return torch.empty(nbytes, dtype=torch.uint8)
+
+
+@given(st.integers(1, 1 << 40))
+def test_a_size_class_holds_what_was_asked_for_and_little_more(nbytes):
+    size = size_class(nbytes)
+    assert nbytes <= size <= max(4096, nbytes + nbytes // STEPS + 512)
+    assert size_class(size) == size
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 8 * MIB)), max_size=60))
+def test_a_pool_never_holds_more_than_was_ever_in_use(moves):
+    pool, out, peak = BufferPool(lambda n: torch.empty(n, dtype=torch.uint8)), [], 0
+    for take, nbytes in moves:
+        if take or not out:
+            out.append(pool.take(nbytes))
+        else:
+            pool.give_back(out.pop(nbytes % len(out)))
+        in_use = sum(b.numel() for b in out)
+        peak = max(peak, in_use)
+        assert pool.in_use_bytes == in_use
+        assert pool.in_use_bytes + pool.idle_bytes <= peak == pool.peak_bytes
+
+
+def test_a_buffer_is_used_again():
+    pool = BufferPool(allocate)
+    first = pool.take(5000)
+    address = first.data_ptr()
+    pool.give_back(first)
+    assert pool.take(4700).data_ptr() == address  # of the same size class
+
+
+def test_what_idles_is_bounded_by_its_share_but_for_a_little():
+    pool = BufferPool(allocate, idle_share=0.25)
+    buffers = [pool.take(MIB) for _ in range(40)]
+    for buffer in buffers:
+        pool.give_back(buffer)
+    assert pool.idle_bytes == 10 * MIB
+    small = BufferPool(allocate, idle_share=0.25)
+    small.give_back(small.take(MIB))
+    assert small.idle_bytes == MIB <= ALWAYS_IDLE
+    small.clear()
+    assert small.idle_bytes == 0
+
+
+def test_an_allocation_that_fails_leaves_the_accounts_as_they_were():
+    def fail(_):
+        raise MemoryError("none left")
+
+    pool = BufferPool(fail)
+    with pytest.raises(MemoryError):
+        pool.take(100)
+    assert pool.in_use_bytes == 0
+
+
+def test_the_host_store_keeps_to_its_limit():
+    store = HostStore(allocate, 3 * 4096)
+    held = [store.take(4000) for _ in range(3)]
+    assert all(b is not None for b in held)
+    assert store.take(1) is None
+    store.give_back(held.pop())
+    assert store.take(1) is not None
+
+
+def test_a_host_without_memory_is_full_not_broken():
+    def fail(_):
+        raise MemoryError("none left")
+
+    assert HostStore(fail, None).take(100) is None
+
+
+@pytest.fixture
+def disk(tmp_path):
+    store = DiskStore(tmp_path, 100)
+    yield store
+    store.close()
+
+
+def test_what_is_written_comes_back_and_is_private(disk, tmp_path):
+    payload = torch.arange(60, dtype=torch.uint8)
+    file = disk.write(payload)
+    out = torch.zeros(60, dtype=torch.uint8)
+    disk.read(file, out)
+    assert torch.equal(out, payload)
+    (folder,) = tmp_path.iterdir()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
+    disk.release(file)
+    assert disk.in_use_bytes == 0
+    assert not file.path.exists()
+
+
+def test_the_disk_store_keeps_to_its_limit_and_cleans_up(disk, tmp_path):
+    assert disk.write(torch.zeros(60, dtype=torch.uint8)) is not None
+    assert disk.write(torch.zeros(60, dtype=torch.uint8)) is None
+    disk.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
+def test_a_file_that_is_not_what_was_written_is_refused(disk, damage):
+    file = disk.write(torch.arange(60, dtype=torch.uint8))
+    if damage == "flip":
+        data = bytearray(file.path.read_bytes())
+        data[30] ^= 4
+        file.path.write_bytes(data)
+    elif damage == "cut":
+        os.truncate(file.path, 59)
+    else:
+        file.path.unlink()
+    with pytest.raises(CorruptEncodingError, match=file.path.name):
+        disk.read(file, torch.zeros(60, dtype=torch.uint8))
+
+
+def test_a_write_that_fails_leaves_nothing_behind(disk, tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", fail)
+    with pytest.raises(OSError, match="No space"):
+        disk.write(torch.zeros(10, dtype=torch.uint8))
+    assert disk.in_use_bytes == 0
+    (folder,) = tmp_path.iterdir()
+    assert list(folder.iterdir()) == []

@@ -1,0 +1,89 @@
+"""What backward will ask for next, and how much may be decoded ahead."""
+
+from __future__ import annotations
+
+import torch
+
+from cswap.engine.aliases import make_handle
+from cswap.engine.handle import Token
+from cswap.engine.prefetch import ReadyBudget, StepOrder
+
+
+def save(order, n):
+    """Save n tensors; (handles, the tokens that keep them alive)."""
+    handles, tokens = [], []
+    for _ in range(n):
+        handle = make_handle(torch.zeros(4))
+        handle.position, handle.step = order.next_position(), order.step
+        token = Token(handle)
+        order.add(handle, token)
+        handles.append(handle)
+        tokens.append(token)
+    return handles, tokens
+
+
+def positions(found):
+    return [h.position for h in found]
+
+
+def test_in_the_first_step_last_in_is_first_out():
+    order = StepOrder()
+    handles, _tokens = save(order, 5)
+    assert positions(order.upcoming(handles[4], 2)) == [3, 2]
+    assert positions(order.upcoming(handles[0], 2)) == []
+
+
+def test_what_died_is_passed_over():
+    order = StepOrder()
+    handles, tokens = save(order, 5)
+    del tokens[3]
+    assert positions(order.upcoming(handles[4], 2)) == [2, 1]
+    order.discard(handles[2])
+    assert positions(order.upcoming(handles[4], 2)) == [1, 0]
+
+
+def test_the_order_of_the_last_step_is_learned():
+    order = StepOrder()
+    first, _alive = save(order, 4)
+    for i in (1, 3, 0, 2):
+        order.asked(first[i])
+    second, _alive_too = save(order, 4)  # saving after asking begins a step
+    assert [h.step for h in second] == [1] * 4
+    assert positions(second) == [0, 1, 2, 3]
+    order.asked(second[1])
+    assert positions(order.upcoming(second[1], 2)) == [3, 0]
+    assert positions(order.upcoming(second[0], 2)) == [2, 1]  # after the last one known: downwards
+
+
+def test_a_step_without_backward_begins_anew_when_told():
+    order = StepOrder()
+    save(order, 3)
+    order.begin_step()
+    order.begin_step()  # nothing saved in between: the same step
+    handles, _alive = save(order, 1)
+    assert (handles[0].step, handles[0].position) == (1, 0)
+
+
+def handle_of(numel):
+    return make_handle(torch.zeros(numel))
+
+
+def test_the_oldest_result_is_dropped_when_too_many_wait():
+    budget = ReadyBudget(1000)
+    a, b, c = (handle_of(100) for _ in range(3))
+    assert budget.add(a) == []
+    assert budget.add(b) == []
+    assert not budget.fits(400)
+    assert budget.add(c) == [a]
+    budget.remove(b)
+    assert budget.fits(400)
+
+
+def test_one_result_may_always_wait_and_counts_once():
+    budget = ReadyBudget(100)
+    large = handle_of(1000)
+    assert budget.add(large) == []
+    assert budget.add(large) == []
+    budget.remove(large)
+    budget.remove(large)
+    assert budget.fits(100)
