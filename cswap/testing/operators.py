@@ -1,0 +1,193 @@
+"""Every differentiable operator of PyTorch, with swapping and without: the same bits.
+
+Needs what PyTorch's own operator tests need (expecttest).
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from cswap.api import swapping
+from cswap.codecs.registry import get_codec
+from cswap.errors import CswapError
+from cswap.testing.buffers import fail_unless
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+DTYPES: Final = (torch.float32, torch.float64, torch.bfloat16, torch.complex64)
+LOSSLESS: Final = ("raw", "zvc", "csr", "rle", "expk", "bitpack", "zvc+expk", "lz4", "zstd")
+SAMPLES: Final = 4
+"""Per operator and dtype in a quick sweep."""
+
+REPEATS: Final = 5
+"""Runs without swapping that tell an operator that is not repeatable from a wrong gradient."""
+
+SKIPPED: Final = {
+    # name, variant: why
+    ("nn.functional.rrelu", ""): "saves its noise before writing it (pytorch#193671): H2",
+}
+
+_Gradients = list["tuple[tuple[int, ...], bytes] | None"]
+
+
+@dataclass(slots=True)
+class Swapped:
+    """Saved tensors of a sweep.
+
+    Attributes:
+        packed: all of them.
+        tensors: of these, swapped.
+    """
+
+    packed: int = 0
+    tensors: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One operator in one dtype.
+
+    Attributes:
+        op: PyTorch's OpInfo.
+        dtype: of its inputs.
+    """
+
+    op: Any
+    dtype: torch.dtype
+
+    def __str__(self) -> str:
+        return f"{self.op.formatted_name}-{str(self.dtype).removeprefix('torch.')}"
+
+    @property
+    def skipped(self) -> str | None:
+        """Why it is not run, or None."""
+        return SKIPPED.get((self.op.name, self.op.variant_test_name))
+
+
+def operator_cases(device: str) -> list[Case]:
+    """Every differentiable operator in every dtype that it takes on this kind of device."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torch.testing._internal.common_methods_invocations import op_db
+
+    return [
+        Case(op, dtype)
+        for op in op_db
+        for dtype in DTYPES
+        if op.supports_autograd and op.supports_dtype(dtype, device)
+    ]
+
+
+def lossless_codecs(device: str) -> tuple[str, ...]:
+    """Those that are installed and take floating point numbers on this kind of device, or masks."""
+    kinds = (*DTYPES, torch.bool)
+    return tuple(n for n in LOSSLESS if any(_takes(n, dtype, device) for dtype in kinds))
+
+
+def _takes(name: str, dtype: torch.dtype, device: str) -> bool:
+    try:
+        return get_codec(name).supports(dtype, device)
+    except CswapError:
+        return False
+
+
+def rotating(names: Sequence[str], dtype: torch.dtype) -> Callable[[int], tuple[str, ...]]:
+    """Codecs for a sample: "auto", and three of these; all of them over four samples."""
+    offset = DTYPES.index(dtype)
+
+    def of_sample(index: int) -> tuple[str, ...]:
+        return ("auto", *(names[(3 * index + offset + j) % len(names)] for j in range(3)))
+
+    return of_sample
+
+
+def check_operator(
+    case: Case,
+    device: str,
+    codecs_of: Callable[[int], Sequence[str]],
+    most_samples: int | None = None,
+) -> Swapped:
+    """Compare an operator's gradients with swapping to those without, for samples of its inputs.
+
+    Args:
+        case: operator and dtype.
+        device: where to run it.
+        codecs_of: from a sample's index to the codecs that it is swapped with.
+        most_samples: how many samples; default: all.
+
+    Raises:
+        AssertionError: a gradient's bits differ, or the engine took a slower path.
+    """
+    done = Swapped()
+    samples = iter(case.op.sample_inputs(device, case.dtype, requires_grad=True))
+    for index, sample in enumerate(samples):
+        if most_samples is not None and index >= most_samples:
+            break
+        try:
+            expected = _gradients(case.op, sample)
+            again = _gradients(case.op, sample)
+        except (RuntimeError, NotImplementedError, ValueError):
+            continue  # an error sample, or nothing to differentiate: the same without cswap
+        if expected is None or expected != again:
+            continue  # not repeatable even without cswap
+        for codec in codecs_of(index):
+            with swapping(min_bytes=0, codec=codec, workers=index % 2) as engine:
+                found = _gradients(case.op, sample)
+            right = found == expected or not _is_repeatable(case.op, sample, expected)
+            fail_unless(right, f"{case}, sample {index}, codec {codec}: gradients differ")
+            stats = engine.stats
+            fail_unless(stats.fallbacks == 0, f"{case}: {stats.fallbacks_by_reason}")
+            done.tensors += stats.swapped
+            done.packed += stats.packed
+    return done
+
+
+def _is_repeatable(op: Any, sample: Any, expected: _Gradients) -> bool:
+    return all(_gradients(op, sample) == expected for _ in range(REPEATS))
+
+
+def _gradients(op: Any, sample: Any) -> _Gradients | None:
+    """Bits of the gradients of all inputs, or None if the operator cannot be run here."""
+    torch.manual_seed(0)
+    outputs = _outputs_of(op(sample.input, *sample.args, **sample.kwargs))
+    outputs = [t for t in outputs if t.is_floating_point() or t.is_complex()]
+    leaves = _leaves_of(sample)
+    if not outputs or not leaves:
+        return None
+    seeds = [torch.ones_like(t) for t in outputs]
+    found: list[Any] = [*torch.autograd.grad(outputs, leaves, seeds, allow_unused=True)]
+    return [None if g is None else _bits(g) for g in found]  # None: that input was not used
+
+
+def _outputs_of(result: Any) -> list[torch.Tensor]:
+    """Differentiable tensors anywhere in an operator's result."""
+    if isinstance(result, torch.Tensor):
+        return [result] if result.requires_grad else []
+    if isinstance(result, tuple | list):
+        return [t for part in result for t in _outputs_of(part)]
+    return []
+
+
+def _leaves_of(sample: Any) -> list[torch.Tensor]:
+    arguments: list[Any] = [sample.input, *sample.args, *sample.kwargs.values()]
+    flat: list[torch.Tensor] = []
+    while arguments:
+        a = arguments.pop(0)
+        if isinstance(a, tuple | list):
+            arguments = [*a, *arguments]
+        elif isinstance(a, torch.Tensor) and a.requires_grad:
+            flat.append(a)
+    return flat
+
+
+def _bits(x: torch.Tensor) -> tuple[tuple[int, ...], bytes]:
+    """Shape and bits of any strided or sparse tensor."""
+    if x.layout != torch.strided:
+        x = x.to_dense()
+    flat = x.resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return tuple(x.shape), flat.cpu().view(torch.uint8).numpy().tobytes()
