@@ -14,7 +14,11 @@ from cswap import doctor as doctor_module
 from cswap.errors import CswapError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rich.table import Table
+
+    from cswap.advisor.calibration import CodecTimes
 
 app = typer.Typer(
     help="Compressed swapping of the tensors that PyTorch's autograd saves for backward.",
@@ -33,6 +37,10 @@ def main() -> None:
     except CswapError as error:
         print(f"cswap: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+def _plain(times: Mapping[str, CodecTimes]) -> dict[str, object]:
+    return {name: asdict(both) for name, both in times.items()}
 
 
 def _print_version(wanted: bool) -> None:
@@ -71,6 +79,45 @@ def doctor(as_json: _Json = False) -> None:
         _show(table)
         print(f"Swapping on the CPU: {'works' if usable else 'does not work; see NO above'}.")
     raise typer.Exit(0 if usable else 1)
+
+
+@app.command()
+def calibrate(
+    device: Annotated[str, typer.Option(help="Kind of device: cpu.")] = "cpu",
+    show: Annotated[bool, typer.Option("--show", help="Measure nothing: show the last.")] = False,
+    as_json: _Json = False,
+) -> None:
+    """Measure how long each codec takes on this machine, and keep it for the advisor.
+
+    Some seconds, best on an idle machine. Exit code 1 if there is nothing to show.
+    """
+    from rich.progress import track
+
+    from cswap.advisor import calibrate as measuring
+    from cswap.advisor.calibration import Calibration, machine_of, path_of, stored
+
+    if show:
+        found = stored(device)
+        if found is None:
+            print("This machine has not been calibrated: run `cswap calibrate`.")
+            raise typer.Exit(1)
+    else:
+        times = {}
+        for name in track(measuring.CODECS, "Measuring", disable=not sys.stdout.isatty()):
+            times[name] = measuring.measure(name, device)
+        found = Calibration(machine_of(device), times)
+        found.save()
+    if as_json:
+        print(json.dumps({"machine": found.machine, "times": _plain(found.times)}))
+        return
+    table = _table("codec", "", "overhead us", "GB/s, no zeros", "GB/s, 90 % zeros", "residual")
+    for name, both in found.times.items():
+        for direction, model in (("encode", both.encode), ("decode", both.decode)):
+            rates = [f"{model.bytes_per_s(zeros) / 1e9:.1f}" for zeros in (0.0, 0.9)]
+            overhead, residual = f"{1e6 * model.overhead_s:.1f}", f"{model.residual:.1%}"
+            table.add_row(name, direction, overhead, *rates, residual)
+    _show(table)
+    print(f"Kept in {path_of(found.machine)}")
 
 
 @app.command()

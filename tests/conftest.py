@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 # Compilation on first use would break any deadline; CI repeats a red run exactly.
 settings.register_profile("dev", max_examples=25, deadline=None)
@@ -16,21 +20,30 @@ settings.load_profile(
 )
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    # Tests neither see nor change what this user's machine has measured and compiled.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CSWAP_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     # Set here because pytest does not start where an option in pyproject.toml is unknown to it.
     if config.pluginmanager.hasplugin("benchmark"):
         asked = config.option.benchmark_enable or config.option.benchmark_only
         config.option.benchmark_disable = not asked
-    if config.option.markexpr == "gpu" and (reason := missing_for_gpu()):
-        pytest.exit(f"GPU tests were asked for, but {reason}", returncode=2)
+    asked_for_gpu = config.option.markexpr == "gpu" and not config.option.collectonly
+    if asked_for_gpu and (reason := missing_for_gpu()):
+        pytest.exit(f"GPU tests were asked for, but there is no CUDA device: {reason}", 2)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked and (reason := missing_for_gpu()):
         for item in marked:
-            item.add_marker(pytest.mark.skip(reason=reason))
+            item.add_marker(pytest.mark.skip(reason=f"no CUDA device: {reason}"))
 
 
 def missing_for_gpu() -> str:

@@ -5,6 +5,8 @@ Whatever is done in whatever order: what comes back is what was saved, in the en
 
 from __future__ import annotations
 
+from unittest import mock
+
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -37,7 +39,8 @@ class EngineMachine(RuleBasedStateMachine):
         sections=st.booleans(),
     )
     def begin(self, seed, codec, keep_last, sections):
-        self.align, part_module.SECTION_ALIGN = part_module.SECTION_ALIGN, 64
+        self.small = mock.patch.object(part_module, "SECTION_ALIGN", 64)
+        self.small.start()
         self.device = SimDevice(seed, eager=True, section_bytes=512 if sections else None)
         config = SwapConfig(codec=codec, keep_last=keep_last, min_bytes=0)
         self.engine = SwapEngine(config, device=self.device)
@@ -103,7 +106,7 @@ class EngineMachine(RuleBasedStateMachine):
     def teardown(self):
         if not hasattr(self, "engine"):
             return
-        part_module.SECTION_ALIGN = self.align
+        self.small.stop()
         for name in ("tensors", "saved"):
             for reference in self.bundles.get(name, []):
                 item = self.names_to_values.get(reference.name)

@@ -22,6 +22,12 @@ def allocate(nbytes):
     return torch.empty(nbytes, dtype=torch.uint8)
 
 
+def take(pool, nbytes):
+    buffer = pool.take(nbytes)
+    assert buffer is not None
+    return buffer
+
+
 @given(st.integers(1, 1 << 40))
 def test_a_size_class_holds_what_was_asked_for_and_little_more(nbytes):
     size = size_class(nbytes)
@@ -31,10 +37,11 @@ def test_a_size_class_holds_what_was_asked_for_and_little_more(nbytes):
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 8 * MIB)), max_size=60))
 def test_a_pool_never_holds_more_than_was_ever_in_use(moves):
-    pool, out, peak = BufferPool(lambda n: torch.empty(n, dtype=torch.uint8)), [], 0
-    for take, nbytes in moves:
-        if take or not out:
-            out.append(pool.take(nbytes))
+    pool, peak = BufferPool(lambda n: torch.empty(n, dtype=torch.uint8)), 0
+    out: list[torch.Tensor] = []
+    for taking, nbytes in moves:
+        if taking or not out:
+            out.append(take(pool, nbytes))
         else:
             pool.give_back(out.pop(nbytes % len(out)))
         in_use = sum(b.numel() for b in out)
@@ -45,20 +52,20 @@ def test_a_pool_never_holds_more_than_was_ever_in_use(moves):
 
 def test_a_buffer_is_used_again():
     pool = BufferPool(allocate)
-    first = pool.take(5000)
+    first = take(pool, 5000)
     address = first.data_ptr()
     pool.give_back(first)
-    assert pool.take(4700).data_ptr() == address  # of the same size class
+    assert take(pool, 4700).data_ptr() == address  # of the same size class
 
 
 def test_what_idles_is_bounded_by_its_share_but_for_a_little():
     pool = BufferPool(allocate, idle_share=0.25)
-    buffers = [pool.take(MIB) for _ in range(40)]
+    buffers = [take(pool, MIB) for _ in range(40)]
     for buffer in buffers:
         pool.give_back(buffer)
     assert pool.idle_bytes == 10 * MIB
     small = BufferPool(allocate, idle_share=0.25)
-    small.give_back(small.take(MIB))
+    small.give_back(take(small, MIB))
     assert small.idle_bytes == MIB <= ALWAYS_IDLE
     small.clear()
     assert small.idle_bytes == 0
@@ -76,8 +83,7 @@ def test_an_allocation_that_fails_leaves_the_accounts_as_they_were():
 
 def test_the_host_store_keeps_to_its_limit():
     store = HostStore(allocate, 3 * 4096)
-    held = [store.take(4000) for _ in range(3)]
-    assert all(b is not None for b in held)
+    held = [take(store, 4000) for _ in range(3)]
     assert store.take(1) is None
     store.give_back(held.pop())
     assert store.take(1) is not None

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Final
 
 from cswap.advisor import rules
+from cswap.advisor.calibration import stored
 from cswap.advisor.cost import Candidate, predict
 from cswap.advisor.rates import RATES
 from cswap.advisor.site import Site
@@ -15,8 +17,11 @@ from cswap.profiler import LateProfile, profile
 from cswap.schema.tensor import dtype_name
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import torch
 
+    from cswap.advisor.cost import Times
     from cswap.codecs.base import Codec
     from cswap.config import SwapConfig
     from cswap.schema.plan import Plan
@@ -234,10 +239,10 @@ class Advisor:
             taken = LateProfile(x).get() if _is_far(x) else profile(x)
         if taken is None:
             return Explanation(position, site, None, (), "raw", reason + EARLY)
-        rates, price = RATES[x.device.type]
+        times, price = _times(x.device.type)
         candidates = sorted(
             (
-                predict(name, taken, rates[name], price)
+                predict(name, taken, times[name], price)
                 for name in names
                 if name == KEEP or get_codec(name).supports(x.dtype, x.device.type)
             ),
@@ -248,6 +253,14 @@ class Advisor:
         if stay is not None and best.cost_s > (1 - MARGIN) * stay.cost_s:
             best, reason = stay, f"nothing pays by {MARGIN:.0%}"
         return Explanation(position, site, taken, tuple(candidates), best.codec, reason)
+
+
+@cache
+def _times(kind: str) -> tuple[Mapping[str, Times], float]:
+    # By codec, as measured on this machine if it was calibrated; and the price of a byte.
+    rates, price = RATES[kind]
+    measured = stored(kind)
+    return (rates if measured is None else {**rates, **measured.times}), price
 
 
 def _is_far(x: torch.Tensor) -> bool:

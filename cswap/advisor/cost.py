@@ -10,7 +10,7 @@ host's memory, is worth in seconds of the device.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from cswap.schema.tensor import DTYPES
 
@@ -36,6 +36,19 @@ class Rate:
     encode_bytes_per_s: float
     decode_bytes_per_s: float
     overhead_s: float = 20e-6
+
+    def device_s(self, profile: TensorProfile) -> float:
+        """Seconds of encode and decode together."""
+        per_byte = 1 / self.encode_bytes_per_s + 1 / self.decode_bytes_per_s
+        return 2 * self.overhead_s + profile.nbytes * per_byte
+
+
+class Times(Protocol):
+    """How long a codec takes: assumed (`Rate`) or measured (`calibration.CodecTimes`)."""
+
+    def device_s(self, profile: TensorProfile) -> float:
+        """Seconds of encode and decode together."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +151,8 @@ RATIOS: Final[dict[str, Callable[[TensorProfile], float]]] = {
 """Predicted ratio, before tiles that refuse, for each codec that the advisor considers."""
 
 
-def predict(codec: str, profile: TensorProfile, rate: Rate, price_s_per_byte: float) -> Candidate:
+def predict(codec: str, profile: TensorProfile, times: Times, price_s_per_byte: float) -> Candidate:
     """What this codec would cost for a tensor of this profile."""
     ratio = max(1.0, RATIOS[codec](profile))  # a tile that would grow is stored raw
-    device_s = (
-        2 * rate.overhead_s
-        + profile.nbytes / rate.encode_bytes_per_s
-        + profile.nbytes / rate.decode_bytes_per_s
-    )
+    device_s = times.device_s(profile)
     return Candidate(codec, ratio, device_s, device_s + price_s_per_byte * profile.nbytes / ratio)
