@@ -44,6 +44,7 @@ class Format:
 
 FORMATS: Final[dict[str, Format]] = {
     "zvc": Format("zvc", "zvc_tile"),
+    "int8": Format("int8", "int8_tile", FLOAT_WORDS),
 }
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from numba import config, cuda, int32, types, uint32
+from numba import config, cuda, int32, types, uint8, uint32
 
 WARP: Final = 32
 FULL: Final = 0xFFFFFFFF
@@ -27,11 +27,16 @@ if config.ENABLE_CUDASIM:
         atomic_add,
         atomic_max,
         bits_f32,
+        bits_f64,
         f32_bits,
+        f64_bits,
         load16,
         load_global16,
+        rint,
+        signed,
         store16,
         store_global16,
+        unsigned,
     )
 else:
     from llvmlite import ir
@@ -162,23 +167,31 @@ else:
     atomic_add = _atomic("add")
     atomic_max = _atomic("umax")
 
+    def _bitcast(source: Any, target: Any) -> Any:
+        def typing(_typing: Any, _value: Any) -> Any:
+            def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+                return builder.bitcast(args[0], context.get_value_type(signature.return_type))
+
+            return target(source), emit
+
+        return intrinsic(typing)
+
+    f32_bits = _bitcast(types.float32, types.uint32)
+    bits_f32 = _bitcast(types.uint32, types.float32)
+    f64_bits = _bitcast(types.float64, types.uint64)
+    bits_f64 = _bitcast(types.uint64, types.float64)
+    signed = _bitcast(types.uint32, types.int32)
+    unsigned = _bitcast(types.int32, types.uint32)
+
     @intrinsic
-    def f32_bits(_typing: Any, value: Any) -> Any:
-        """The bits of a float32, as u32."""
+    def rint(_typing: Any, _value: Any) -> Any:
+        """A float32 rounded to the nearest whole number, ties to even."""
 
         def emit(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-            return builder.bitcast(args[0], _I32)
+            kind = ir.FunctionType(ir.FloatType(), [ir.FloatType()])
+            return builder.call(ir.InlineAsm(kind, "cvt.rni.f32.f32 $0, $1;", "=f,f"), [args[0]])
 
-        return types.uint32(types.float32), emit
-
-    @intrinsic
-    def bits_f32(_typing: Any, value: Any) -> Any:
-        """The float32 of these bits."""
-
-        def emit(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-            return builder.bitcast(args[0], ir.FloatType())
-
-        return types.float32(types.uint32), emit
+        return types.float32(types.float32), emit
 
 
 @cuda.jit(device=True, inline="always")
@@ -253,3 +266,47 @@ def fill(x, n, value):
         x[i] = value
         i = int32(i + int32(cuda.blockDim.x))
     cuda.syncthreads()
+
+
+@cuda.jit(device=True, inline="always")
+def warp_sum(value):
+    """Sum of an i32 over the lanes, in every lane."""
+    step = int32(16)
+    while step > int32(0):
+        value = int32(value + int32(cuda.shfl_xor_sync(FULL, value, step)))
+        step = int32(step >> int32(1))
+    return value
+
+
+@cuda.jit(device=True, inline="always")
+def warp_min(value):
+    """Smallest i32 of the lanes, in every lane."""
+    step = int32(16)
+    while step > int32(0):
+        value = int32(min(value, int32(cuda.shfl_xor_sync(FULL, value, step))))
+        step = int32(step >> int32(1))
+    return value
+
+
+@cuda.jit(device=True, inline="always")
+def warp_max(value):
+    """Largest i32 of the lanes, in every lane."""
+    step = int32(16)
+    while step > int32(0):
+        value = int32(max(value, int32(cuda.shfl_xor_sync(FULL, value, step))))
+        step = int32(step >> int32(1))
+    return value
+
+
+@cuda.jit(device=True, inline="always")
+def zero_bytes(dst, first, last):
+    """Zero dst[first:last], fewer bytes than a block has threads."""
+    i = int32(first + int32(cuda.threadIdx.x))
+    if i < last:
+        dst[i] = uint8(0)
+
+
+@cuda.jit(device=True, inline="always")
+def padded(nbytes):
+    """The next multiple of 16."""
+    return int32((nbytes + int32(15)) & int32(-16))

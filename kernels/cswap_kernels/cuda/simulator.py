@@ -88,6 +88,31 @@ def bits_f32(value: Any) -> Any:
     return np.uint32(value).view(np.float32)
 
 
+def f64_bits(value: Any) -> Any:
+    """The bits of a float64, as u64."""
+    return np.float64(value).view(np.uint64)
+
+
+def bits_f64(value: Any) -> Any:
+    """The float64 of these bits."""
+    return np.uint64(value).view(np.float64)
+
+
+def signed(value: Any) -> Any:
+    """The i32 of the same bits as a u32."""
+    return np.uint32(value).view(np.int32)
+
+
+def unsigned(value: Any) -> Any:
+    """The u32 of the same bits as an i32."""
+    return np.int32(value).view(np.uint32)
+
+
+def rint(value: Any) -> Any:
+    """A float32 rounded to the nearest whole number, ties to even."""
+    return np.rint(np.float32(value))
+
+
 _atomics = threading.Lock()
 
 

@@ -1,0 +1,163 @@
+"""What the lossy CUDA twins share: words to float32 and back; see cswap_kernels/floats.py.
+
+One rounding per operation, and no product that is added to anything: so the compiler's contraction
+to fused multiply-adds, which Numba switches on for CUDA, finds nothing to contract.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from numba import cuda, float32, float64, int32, uint16, uint32, uint64
+
+from cswap_kernels.cuda.primitives import (
+    bits_f32,
+    bits_f64,
+    f32_bits,
+    f64_bits,
+    lane_id,
+    n_warps,
+    signed,
+    unsigned,
+    warp_id,
+)
+from cswap_kernels.floats import BFLOAT16, HALF_LEAST, HALF_SHIFT, LIMIT, OCTAVES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MAGNITUDE = 0x7FFFFFFF
+_HALF_MAX = 0x7BFF
+
+
+@cuda.jit(device=True, inline="always")
+def round_small(u, shift, least):
+    """See cswap_kernels/floats.py: bits (u32) of a positive float32 as a smaller float."""
+    bias = uint32(least - uint32(1 << 23))
+    odd = uint32((u >> shift) & uint32(1))
+    half = uint32((uint32(1) << uint32(shift - uint32(1))) - uint32(1))
+    if u >= least:
+        return uint32(uint32(uint32(u - bias) + uint32(half + odd)) >> shift)
+    magic = uint32(least + uint32(shift << uint32(23)))
+    return uint32(f32_bits(float32(bits_f32(u) + bits_f32(magic))) - magic)
+
+
+@cuda.jit(device=True, inline="always")
+def widen_small(code, shift, least):
+    """Inverse of `round_small`: the float32 of a code (u32) without sign."""
+    moved = uint32(code << shift)
+    if moved >= uint32(1 << 23):
+        return bits_f32(uint32(moved + uint32(least - uint32(1 << 23))))
+    return float32(bits_f32(uint32(moved + least)) - bits_f32(least))
+
+
+@cuda.jit(device=True, inline="always")
+def half_to_float(w):
+    """The float32 of a float16 (u32 of 16 bits); exact."""
+    code = uint32(w & uint32(0x7FFF))
+    bits = f32_bits(widen_small(code, uint32(HALF_SHIFT), uint32(HALF_LEAST)))
+    if code > uint32(_HALF_MAX):
+        bits = uint32(bits | uint32(0x7F800000))
+    return bits_f32(uint32(bits | uint32(uint32(w & uint32(0x8000)) << uint32(16))))
+
+
+@cuda.jit(device=True, inline="always")
+def float_to_half(x):
+    """The float16 (u32 of 16 bits) nearest to a float32, ties to even; Inf from 65520 on."""
+    u = f32_bits(x)
+    code = round_small(uint32(u & uint32(MAGNITUDE)), uint32(HALF_SHIFT), uint32(HALF_LEAST))
+    if code > uint32(_HALF_MAX + 1):
+        code = uint32(_HALF_MAX + 1)
+    return uint32(code | uint32((u >> uint32(16)) & uint32(0x8000)))
+
+
+@cuda.jit(device=True, inline="always")
+def float_to_bfloat16(x):
+    """The bfloat16 (u32 of 16 bits) nearest to a float32, ties to even."""
+    u = f32_bits(x)
+    odd = uint32((u >> uint32(16)) & uint32(1))
+    return uint32(uint32(uint64(u) + uint64(0x7FFF) + uint64(odd)) >> uint32(16))
+
+
+@cuda.jit(device=True, inline="always")
+def ordered(bits):
+    """Bits of a float32 (u32) as an i32 of the same order."""
+    b = signed(bits)
+    return int32(b ^ int32((b >> int32(31)) & int32(MAGNITUDE)))
+
+
+@cuda.jit(device=True, inline="always")
+def unordered(value):
+    """Inverse of `ordered`."""
+    return unsigned(int32(value ^ int32((value >> int32(31)) & int32(MAGNITUDE))))
+
+
+@cuda.jit(device=True, inline="always")
+def any_raw(top, exponents, n_nonzero, tmp):
+    """Whether a tile is stored raw for its values: see `is_raw` of cswap_kernels/floats.py.
+
+    Args: of each warp's values, the same in all its lanes: bits of max |x| (i32), sum of biased
+    exponents, non-zeros; tmp: 3 u32 per warp. Ends with a syncthreads.
+    """
+    warp = warp_id()
+    if lane_id() == int32(0):
+        tmp[int32(warp * int32(3))] = unsigned(top)
+        tmp[int32(warp * int32(3) + int32(1))] = unsigned(exponents)
+        tmp[int32(warp * int32(3) + int32(2))] = unsigned(n_nonzero)
+    cuda.syncthreads()
+    highest, total, count = int32(0), int32(0), int32(0)
+    for k in range(n_warps()):
+        at = int32(int32(k) * int32(3))
+        highest = int32(max(highest, signed(tmp[at])))
+        total = int32(total + signed(tmp[int32(at + int32(1))]))
+        count = int32(count + signed(tmp[int32(at + int32(2))]))
+    cuda.syncthreads()
+    distance = int32(int32(int32(highest >> int32(23)) * count) - total)
+    return highest >= int32(LIMIT) or distance > int32(int32(OCTAVES) * count)
+
+
+def float_access(word: int) -> tuple[Callable[..., Any], Callable[..., None]]:
+    """(load, store) of float32 values in words of ``word`` bytes.
+
+    load(x, i, kind) -> float32, kind being IEEE or BFLOAT16; f64 is rounded to nearest even.
+    store(x, i, kind, value) is the inverse; float16 saturates.
+    """
+    if word == 4:
+
+        @cuda.jit(device=True, inline="always")
+        def load(x, i, kind):
+            return bits_f32(uint32(x[i]))
+
+        @cuda.jit(device=True, inline="always")
+        def store(x, i, kind, value):
+            x[i] = f32_bits(value)
+
+    elif word == 8:
+
+        @cuda.jit(device=True, inline="always")
+        def load(x, i, kind):
+            return float32(bits_f64(uint64(x[i])))
+
+        @cuda.jit(device=True, inline="always")
+        def store(x, i, kind, value):
+            x[i] = f64_bits(float64(value))
+
+    else:
+
+        @cuda.jit(device=True, inline="always")
+        def load(x, i, kind):
+            if kind == int32(BFLOAT16):
+                return bits_f32(uint32(uint32(x[i]) << uint32(16)))
+            return half_to_float(uint32(x[i]))
+
+        @cuda.jit(device=True, inline="always")
+        def store(x, i, kind, value):
+            if kind == int32(BFLOAT16):
+                x[i] = uint16(float_to_bfloat16(value))
+            else:
+                half = float_to_half(value)
+                if uint32(half & uint32(0x7FFF)) > uint32(_HALF_MAX):
+                    half = uint32(half - uint32(1))
+                x[i] = uint16(half)
+
+    return load, store

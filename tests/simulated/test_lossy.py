@@ -1,0 +1,72 @@
+"""The lossy formats: the CUDA twins against the CPU twins, byte for byte."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cswap_kernels.cuda.int8 import int8_tile
+from cswap_kernels.floats import BFLOAT16, IEEE
+from cswap_kernels.int8 import int8_decode_cpu, int8_encode_cpu
+
+FORMATS = {
+    "int8": (int8_tile, int8_encode_cpu, int8_decode_cpu),
+}
+KINDS = [(2, BFLOAT16), (2, IEEE), (4, IEEE), (8, IEEE)]
+
+
+def words_of(values, word, kind):
+    """Float64 values [n] as words."""
+    if (word, kind) == (2, BFLOAT16):
+        return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    with np.errstate(over="ignore", under="ignore"):
+        return values.astype(f"f{word}").view(f"u{word}")
+
+
+def values(n, seed=0):
+    """Normal values with a wide range of scales, zeros of both signs, denormals."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=n) * 2.0 ** rng.integers(-6, 6, n)
+    x[::11], x[5::37], x[7::41] = 0.0, -0.0, 3e-40
+    return x
+
+
+@pytest.fixture(params=FORMATS)
+def name(request):
+    return request.param
+
+
+@pytest.mark.parametrize(("word", "kind"), KINDS)
+@pytest.mark.parametrize("n", [1, 127, 700])
+def test_twins_agree(twins, name, word, kind, n):
+    pair = twins(*FORMATS[name], word, tile=512)
+    pair.agree(words_of(values(n), word, kind), args=(kind,))
+
+
+def test_extremes(twins, name):
+    pair = twins(*FORMATS[name], 4, tile=256)
+    cases = np.zeros((8, 256), np.float32)
+    cases[1] = 1.5
+    cases[2] = -7.25
+    cases[3, ::2], cases[3, 1::2] = 3.4e38, -3.4e38  # too large: raw
+    cases[4, 3] = np.nan  # raw
+    cases[5, 200] = np.inf  # raw
+    cases[6] = np.float32(1e-42)  # denormals only
+    cases[7] = np.linspace(-1, 1, 256)
+    pair.agree(cases.reshape(-1).view(np.uint32), args=(IEEE,))
+
+
+def test_several_warps_and_misaligned_memory(twins, name):
+    pair = twins(*FORMATS[name], 2, tile=512, threads=128)
+    pair.agree(words_of(values(600, 1), 2, BFLOAT16), args=(BFLOAT16,), aligned=0)
+
+
+def test_a_segment_of_another_length_is_refused(twins, name):
+    pair = twins(*FORMATS[name], 4, tile=256)
+    payload = pair.encode_cpu(words_of(values(256), 4, IEEE), (IEEE,))
+    directory = payload[:8].view(np.uint32)
+    for change in (-1, 1, -16):
+        bad = payload.copy()
+        bad[:8].view(np.uint32)[1] = int(directory[1]) + change
+        assert pair.decode_cpu(bad, 256, (IEEE,))[1] == 0
+        assert pair.decode(bad, 256, (IEEE,))[1] == 1
