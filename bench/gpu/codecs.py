@@ -26,7 +26,12 @@ if TYPE_CHECKING:
 MIB: Final = 1 << 20
 COPY: Final = "copy"
 MAX_ERROR: Final = 0.5
-SWEPT: Final = (("zvc", samples.RELU_85), ("int8", samples.DENSE), ("expk", samples.DENSE_HALF))
+SWEPT: Final = (
+    ("zvc", samples.RELU_85),
+    ("int8", samples.DENSE),
+    ("fp8", samples.DENSE),
+    ("expk", samples.DENSE_HALF),
+)
 """Measured over sizes and launch shapes, too."""
 
 
@@ -169,16 +174,16 @@ def usable(device: torch.device, dtype: torch.dtype) -> list[Codec]:
 
 
 def run(meter: Meter, report: Report, plan: Plan) -> None:
-    """Measure every codec on every data set, then some of them over sizes and launch shapes."""
-    for sample in plan.sets:
-        codecs = usable(meter.device, sample.dtype)
-        _measure_all(codecs, sample, plan.nbytes, meter, report, plan)
+    """Measure some codecs over sizes and launch shapes, then every codec on every data set."""
     for name, sample in SWEPT:
         codecs = [c for c in usable(meter.device, sample.dtype) if c.name == name]
         for nbytes in plan.sweep:
             _measure_all(codecs, sample, nbytes, meter, report, plan)
         for shape in plan.shapes:
             _measure_all(codecs, sample, plan.nbytes, meter, report, plan, shape)
+    for sample in plan.sets:
+        codecs = usable(meter.device, sample.dtype)
+        _measure_all(codecs, sample, plan.nbytes, meter, report, plan)
 
 
 def _measure_all(

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from bench.gpu.codecs import MIB, SWEPT
+from bench.gpu import samples
+from bench.gpu.codecs import MIB
 from bench.gpu.shapes import limited_blocks
 from cswap.codecs.base import DEFAULT_KEY
 from cswap.codecs.registry import get_codec
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from cswap.codecs.base import LateSize
 
 WAYS: Final = ("D2H", "H2D", "both")
+STORED: Final = (("zvc", samples.RELU_85), ("int8", samples.DENSE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ def run(meter: Meter, report: Report, plan: Plan) -> None:
             row = _row(way, 0, nbytes, moved, nbytes, timing)
             report.add(row, f"{way} {nbytes / MIB:g} MiB: {row.gb_per_s:.1f} GB/s")
     meter.isolate()
-    for name, sample in SWEPT:
+    for name, sample in STORED:
         for blocks in plan.blocks:
             what = f"{name} into pinned memory by {blocks} blocks"
             if report.out_of_time(what):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from bench.timing import Timing, timing_of
+from cswap.devices.cuda import cuda_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -108,13 +109,14 @@ class CudaMeter(Meter):
         self.device = torch.device("cuda", index)
         torch.cuda.set_device(self.device)
         self.stream = torch.cuda.current_stream(self.device)
-        l2_bytes = torch.cuda.get_device_properties(index).L2_cache_size
-        self._flushed = torch.empty(FLUSH_OF_L2 * l2_bytes, dtype=torch.uint8, device=self.device)
+        self._flush_bytes = FLUSH_OF_L2 * torch.cuda.get_device_properties(index).L2_cache_size
+        self._flushed: torch.Tensor | None = None
         self._beside = [torch.cuda.Stream(self.device) for _ in range(2)]
 
     def time_s(self, run: Callable[[], object], *, within_s: float) -> Timing:
         """See `Meter.time_s`."""
         run()  # what is compiled or allocated on first use is not what is measured
+        self.flush()
         self.synchronize()
         start_s = time.perf_counter()
         run()
@@ -131,6 +133,8 @@ class CudaMeter(Meter):
 
     def flush(self) -> None:
         """See `Meter.flush`."""
+        if self._flushed is None:
+            self._flushed = torch.empty(self._flush_bytes, dtype=torch.uint8, device=self.device)
         self._flushed.zero_()
 
     def synchronize(self) -> None:
@@ -149,8 +153,11 @@ class CudaMeter(Meter):
 
     def isolate(self) -> None:
         """See `Meter.isolate`."""
+        self._flushed = None
         gc.collect()
         self.synchronize()
+        # Engines share it; what one method needed must not count as the next one's.
+        cuda_device(self.device.index)._scratch.clear()  # noqa: SLF001 - trimmed by need only
         torch.cuda.empty_cache()
         empty_host_cache = getattr(torch._C, "_host_emptyCache", None)  # noqa: SLF001 - no other way
         if empty_host_cache is not None:
