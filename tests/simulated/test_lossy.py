@@ -5,11 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from cswap_kernels.cast import cast_decode_cpu, cast_encode_cpu
+from cswap_kernels.cuda.cast import cast_tile
+from cswap_kernels.cuda.fp8 import fp8_tile, mxfp8_tile
 from cswap_kernels.cuda.int8 import int8_tile
 from cswap_kernels.floats import BFLOAT16, IEEE
+from cswap_kernels.fp8 import fp8_decode_cpu, fp8_encode_cpu
 from cswap_kernels.int8 import int8_decode_cpu, int8_encode_cpu
+from cswap_kernels.mxfp8 import mxfp8_decode_cpu, mxfp8_encode_cpu
 
 FORMATS = {
+    "fp8": (fp8_tile, fp8_encode_cpu, fp8_decode_cpu),
+    "mxfp8": (mxfp8_tile, mxfp8_encode_cpu, mxfp8_decode_cpu),
     "int8": (int8_tile, int8_encode_cpu, int8_decode_cpu),
 }
 KINDS = [(2, BFLOAT16), (2, IEEE), (4, IEEE), (8, IEEE)]
@@ -70,3 +77,14 @@ def test_a_segment_of_another_length_is_refused(twins, name):
         bad[:8].view(np.uint32)[1] = int(directory[1]) + change
         assert pair.decode_cpu(bad, 256, (IEEE,))[1] == 0
         assert pair.decode(bad, 256, (IEEE,))[1] == 1
+
+
+@pytest.mark.parametrize("target", [BFLOAT16, IEEE])
+@pytest.mark.parametrize("word", [4, 8])
+def test_casts_agree(twins, word, target):
+    pair = twins(cast_tile, cast_encode_cpu, cast_decode_cpu, word)
+    x = values(600)
+    x[40:44] = [65519.9, -65503.9, 2.0**-24, 1.5 * 2.0**-25]
+    x[300] = 65520.0  # raw as float16
+    x[500] = np.inf  # raw
+    pair.agree(words_of(x, word, IEEE), args=(IEEE, target))

@@ -44,7 +44,10 @@ class Format:
 
 FORMATS: Final[dict[str, Format]] = {
     "zvc": Format("zvc", "zvc_tile"),
+    "cast": Format("cast", "cast_tile", (4, 8)),
     "int8": Format("int8", "int8_tile", FLOAT_WORDS),
+    "fp8": Format("fp8", "fp8_tile", FLOAT_WORDS),
+    "mxfp8": Format("fp8", "mxfp8_tile", FLOAT_WORDS),
 }
 
 
