@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import pytest
@@ -28,8 +29,14 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+# GPU tests run where nothing is installed but torch, numpy, numba, pytest and hypothesis.
+collect_ignore = ["test_cli.py", "test_calibration.py"] if find_spec("typer") is None else []
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
+    if not config.pluginmanager.hasplugin("timeout"):
+        config.addinivalue_line("markers", "timeout: seconds after which pytest-timeout gives up")
     # Set here because pytest does not start where an option in pyproject.toml is unknown to it.
     if config.pluginmanager.hasplugin("benchmark"):
         asked = config.option.benchmark_enable or config.option.benchmark_only
