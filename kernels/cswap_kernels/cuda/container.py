@@ -208,7 +208,7 @@ def encode_kernel(
     def encode(words, out, control, size, n_words, stride, aligned, a0, a1, a2, a3):
         memory = cuda.shared.array(x_u64, uint64, alignment=16)
         output = cuda.shared.array(segment_u64, uint64, alignment=16)
-        tmp = cuda.shared.array(TMP_WORDS, uint32)
+        tmp = cuda.shared.array(TMP_WORDS, uint32, alignment=8)
         place = cuda.shared.array(1, int64)
         x, dst, directory = as_words(memory), as_u8(output), as_u32(out)
         n_tiles = int64((n_words + int64(full - 1)) >> int64(shift))
@@ -265,7 +265,7 @@ def decode_kernel(
     def decode(payload, payload_bytes, words, status, n_words, aligned, a0, a1, a2, a3):
         memory = cuda.shared.array(x_u64, uint64, alignment=16)
         encoded = cuda.shared.array(segment_u64, uint64, alignment=16)
-        tmp = cuda.shared.array(TMP_WORDS, uint32)
+        tmp = cuda.shared.array(TMP_WORDS, uint32, alignment=8)
         x, src = as_words(memory), as_u8(encoded)
         directory = as_u32(payload)
         n_tiles = int64((n_words + int64(full - 1)) >> int64(shift))

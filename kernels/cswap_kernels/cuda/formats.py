@@ -44,6 +44,8 @@ class Format:
 
 FORMATS: Final[dict[str, Format]] = {
     "zvc": Format("zvc", "zvc_tile"),
+    "bitpack": Format("bitpack", "bitpack_tile"),
+    "expk": Format("expk", "expk_tile", FLOAT_WORDS),
     "cast": Format("cast", "cast_tile", (4, 8)),
     "int8": Format("int8", "int8_tile", FLOAT_WORDS),
     "fp8": Format("fp8", "fp8_tile", FLOAT_WORDS),

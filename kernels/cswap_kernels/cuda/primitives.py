@@ -34,9 +34,11 @@ if config.ENABLE_CUDASIM:
         load_global16,
         rint,
         signed,
+        signed64,
         store16,
         store_global16,
         unsigned,
+        unsigned64,
     )
 else:
     from llvmlite import ir
@@ -182,6 +184,8 @@ else:
     bits_f64 = _bitcast(types.uint64, types.float64)
     signed = _bitcast(types.uint32, types.int32)
     unsigned = _bitcast(types.int32, types.uint32)
+    signed64 = _bitcast(types.uint64, types.int64)
+    unsigned64 = _bitcast(types.int64, types.uint64)
 
     @intrinsic
     def rint(_typing: Any, _value: Any) -> Any:
@@ -310,3 +314,30 @@ def zero_bytes(dst, first, last):
 def padded(nbytes):
     """The next multiple of 16."""
     return int32((nbytes + int32(15)) & int32(-16))
+
+
+@cuda.jit(device=True, inline="always")
+def block_sum(value, tmp):
+    """Sum of an i32 over the threads of a block, in every thread. Ends with a syncthreads."""
+    value = warp_sum(value)
+    if lane_id() == int32(0):
+        tmp[warp_id()] = unsigned(value)
+    cuda.syncthreads()
+    total = int32(0)
+    for k in range(n_warps()):
+        total = int32(total + signed(uint32(tmp[int32(k)])))
+    cuda.syncthreads()
+    return total
+
+
+@cuda.jit(device=True, inline="always")
+def block_max(value, tmp):
+    """Largest i32 of the threads of a block, in every thread. Ends with a syncthreads."""
+    value = warp_max(value)
+    if lane_id() == int32(0):
+        tmp[warp_id()] = unsigned(value)
+    cuda.syncthreads()
+    for k in range(n_warps()):
+        value = int32(max(value, signed(uint32(tmp[int32(k)]))))
+    cuda.syncthreads()
+    return value

@@ -108,6 +108,16 @@ def unsigned(value: Any) -> Any:
     return np.int32(value).view(np.uint32)
 
 
+def signed64(value: Any) -> Any:
+    """The i64 of the same bits as a u64."""
+    return np.uint64(value).view(np.int64)
+
+
+def unsigned64(value: Any) -> Any:
+    """The u64 of the same bits as an i64."""
+    return np.int64(value).view(np.uint64)
+
+
 def rint(value: Any) -> Any:
     """A float32 rounded to the nearest whole number, ties to even."""
     return np.rint(np.float32(value))
