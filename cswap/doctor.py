@@ -12,7 +12,7 @@ import inspect
 import os
 import platform
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -262,6 +262,16 @@ def _cuda_package(part: str, module: str, prefix: str, what: str) -> Callable[[]
     return probe
 
 
+def _nvcomp() -> Finding:
+    found = _cuda_package("nvCOMP", "nvidia.nvcomp", "nvidia-nvcomp-cu", "codecs nvcomp-*")()
+    if not found.usable:
+        return found
+    from cswap.codecs.nvcomp_library import missing
+
+    reason = missing()  # the version may be another
+    return found if reason is None else replace(found, usable=False, detail=reason)
+
+
 def _has_cuda() -> bool:
     if _import_problem("torch"):
         return False
@@ -317,5 +327,5 @@ _PROBES: Final[tuple[Callable[[], Finding], ...]] = (
     _pinned_memory,
     _cuda_package("cupy", "cupy", "cupy-cuda", "arrays shared with nvCOMP"),
     _cuda_package("numba-cuda", "numba.cuda", "numba-cuda", "compiles the CUDA kernels"),
-    _cuda_package("nvCOMP", "nvidia.nvcomp", "nvidia-nvcomp-cu", "codecs nvcomp-*"),
+    _nvcomp,
 )

@@ -26,8 +26,11 @@ if TYPE_CHECKING:
 
 GOLDEN = Path(__file__).parent / "golden"
 
+ON_A_CPU = sorted(set(list_codecs()) - set(registry.NVCOMP))
+"""Where nvCOMP's codecs can run, they are listed, but take nothing on a CPU."""
 
-@pytest.mark.parametrize("name", list_codecs())
+
+@pytest.mark.parametrize("name", ON_A_CPU)
 def test_codec_keeps_the_contract(name):
     try:
         codec = get_codec(name)
@@ -38,7 +41,7 @@ def test_codec_keeps_the_contract(name):
     check_codec(codec, error_bound=BOUNDS.get(name), golden=GOLDEN)
 
 
-@pytest.mark.parametrize("name", list_codecs())
+@pytest.mark.parametrize("name", ON_A_CPU)
 def test_every_lossy_codec_has_its_bound(name):
     try:
         codec = get_codec(name)

@@ -78,7 +78,7 @@ def test_worked_examples_of_lz4(name, x):
 def test_every_codec_has_its_row_and_page():
     rows = re.findall(r"^\| (`.*?) \| .*? \| \[.*?\]\((.*?)\) \|$", FORMAT, re.MULTILINE)
     named = {name for names, _ in rows for name in re.findall(r"`(.*?)`", names)}
-    assert named == {*registry._BUILT_IN, *registry.COMPOSITES}
+    assert named == {*registry._BUILT_IN, *registry.NVCOMP, *registry.COMPOSITES}
     pages = [page for _, page in rows if not page.startswith("#")]
     assert [page for page in pages if not (DOCS / page).is_file()] == []
 

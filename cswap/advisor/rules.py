@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from cswap.advisor.site import Site
+    from cswap.codecs.base import Codec
     from cswap.config import SwapConfig
     from cswap.schema.plan import Plan
 
@@ -93,9 +94,7 @@ def check(config: SwapConfig, plan: Plan | None) -> None:
         raise ConfigError(f"spill_limit={config.spill_limit}: needs spill_dir as well.")
     if isinstance(config.codec, str) and config.codec != "auto":
         codec = get_codec(config.codec)
-        takes_floats = any(
-            codec.supports(torch_dtype(n)) for n in ("float32", "bfloat16", "float16")
-        )
+        takes_floats = any(_takes(codec, n) for n in ("float32", "bfloat16", "float16"))
         if config.lossy != "off" and not takes_floats:
             raise ConfigError(
                 f"lossy={config.lossy!r} with codec={config.codec!r}: that codec takes no floating "
@@ -120,6 +119,11 @@ def _check_entry(dtype: str, key: object, name: str) -> None:
     if name == "auto":
         return
     codec = get_codec(name)
-    if dtype in DTYPES and not codec.supports(torch_dtype(dtype)):
+    if dtype in DTYPES and not _takes(codec, dtype):
         why = "is lossy: never for integers" if not codec.lossless else "does not take that dtype"
         raise ConfigError(f"codec={{{key!r}: {name!r}}}: {name!r} {why}. See `cswap codecs`.")
+
+
+def _takes(codec: Codec, dtype: str) -> bool:
+    # On any kind of device: which one the tensors are on is not known yet.
+    return any(codec.supports(torch_dtype(dtype), device) for device in ("cpu", "cuda"))

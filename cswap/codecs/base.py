@@ -122,12 +122,14 @@ class Codec(abc.ABC):
             constant); a stream that claims more is corrupt. Keeps a hostile header from
             allocating memory.
         verbatim: whether an encoding is the tensor's own bytes, so that a copy will do.
+        persistent: whether an encoding may outlive the process, as a stream.
     """
 
     name: str
     lossless: bool
     max_ratio: int
     verbatim: bool = False
+    persistent: bool = True
 
     @abc.abstractmethod
     def supports(self, dtype: torch.dtype, device: str = "cpu") -> bool:

@@ -52,9 +52,10 @@ def write_stream(encoding: Encoding) -> bytes:
 
     Raises:
         UnsupportedError: the gaps between the tensor's elements are too large for a reader to
-            trust (see GAP_RATIO), or the codec's name is too long.
+            trust (see GAP_RATIO), the codec's name is too long, or its format may change.
     """
     meta = encoding.meta
+    _require_persistent(encoding.codec)
     payload = encoding.payload.detach().cpu().contiguous().numpy()
     if not _gaps_allowed(meta, payload.size):
         raise UnsupportedError(
@@ -119,6 +120,18 @@ def read_stream(data: bytes | bytearray | memoryview) -> Encoding:
     payload.numpy()[:] = np.frombuffer(view[size:], np.uint8)
     _codec(name).check(payload, meta)
     return Encoding(name, meta, payload)
+
+
+def _require_persistent(name: str) -> None:
+    try:
+        codec = get_codec(name)
+    except ConfigError:
+        return  # whoever encoded it has the codec; it is not registered, or not to be made here
+    if not codec.persistent:
+        raise UnsupportedError(
+            f"codec={name!r}: its format changes with the library's version, so no stream is "
+            "written. Encode with another codec what is to be stored."
+        )
 
 
 def _header_bytes(n_dims: int, n_codec: int, n_dtype: int) -> int:

@@ -42,6 +42,20 @@ _BUILT_IN: Final[dict[str, str]] = {
 }
 """Family to ``module:class``, imported on first use."""
 
+NVCOMP: Final[dict[str, str]] = {
+    "nvcomp-ans": "cswap.codecs.nvcomp:Ans",
+    "nvcomp-bitcomp": "cswap.codecs.nvcomp:Bitcomp",
+    "nvcomp-bitcomp-lossy": "cswap.codecs.nvcomp:BitcompLossy",
+    "nvcomp-bitcomp-sparse": "cswap.codecs.nvcomp:BitcompSparse",
+    "nvcomp-cascaded": "cswap.codecs.nvcomp:Cascaded",
+    "nvcomp-deflate": "cswap.codecs.nvcomp:Deflate",
+    "nvcomp-gdeflate": "cswap.codecs.nvcomp:GDeflate",
+    "nvcomp-lz4": "cswap.codecs.nvcomp:Lz4",
+    "nvcomp-snappy": "cswap.codecs.nvcomp:Snappy",
+    "nvcomp-zstd": "cswap.codecs.nvcomp:Zstd",
+}
+"""Likewise. They need a GPU and a library of NVIDIA's; without, `list_codecs` leaves them out."""
+
 COMPOSITES: Final = ("zvc+expk", "zvc+int8", "zvc+fp8")
 """Compositions that `list_codecs` shows; `get_codec` takes more (see compose.py)."""
 
@@ -72,7 +86,10 @@ def register_codec(name: str, factory: Factory) -> None:
 
 def list_codecs() -> list[str]:
     """Names that `get_codec` takes, sorted: families, and the usual compositions."""
-    return sorted({*_factories(), *COMPOSITES})
+    from cswap.codecs.nvcomp_library import missing
+
+    absent = NVCOMP if missing() else ()
+    return sorted({*_factories(), *COMPOSITES}.difference(absent))
 
 
 def get_codec(name: str) -> Codec:
@@ -125,7 +142,8 @@ def _checked(made: object, name: str) -> Codec:
 
 def _factories() -> dict[str, Factory]:
     with _lock:
-        found: dict[str, Factory] = {n: _lazy(target) for n, target in _BUILT_IN.items()}
+        built_in = {**_BUILT_IN, **NVCOMP}
+        found: dict[str, Factory] = {n: _lazy(target) for n, target in built_in.items()}
         for name, factory in _entry_points().items():
             found.setdefault(name, factory)
         found.update(_registered)

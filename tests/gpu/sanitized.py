@@ -10,7 +10,7 @@ import sys
 import torch
 
 from cswap.codecs.layout import torch_dtype
-from cswap.codecs.registry import get_codec, list_codecs
+from cswap.codecs.registry import NVCOMP, get_codec, list_codecs
 from cswap.codecs.tiled import tile_numel
 from cswap.errors import CswapError
 from cswap.schema.tensor import DTYPES
@@ -21,7 +21,7 @@ from cswap.testing.strategies import values_for
 def main() -> int:
     """Encode and decode tails, odd views and all kinds of values."""
     n_kernels = 0
-    for name in list_codecs():
+    for name in sorted(set(list_codecs()) - set(NVCOMP)):  # not our kernels
         try:
             codec = get_codec(name)
         except CswapError:  # its package is not installed

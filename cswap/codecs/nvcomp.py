@@ -1,0 +1,398 @@
+"""``nvcomp-...``: NVIDIA's codecs, on a CUDA device (docs/format/nvcomp.md).
+
+Nothing here waits for the device but `NvcompSize.value`, which is called when the encode is over,
+and calls without a stream, which have to be complete when they return.
+"""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import torch
+
+from cswap.codecs import nvcomp_library
+from cswap.codecs.base import Codec, EncodeKey, LateSize, Stream, word_dtype
+from cswap.codecs.layout import bytes_of
+from cswap.codecs.nvcomp_host import (
+    HEADER_BYTES,
+    TABLE_ENTRY,
+    can_decode_on_host,
+    decode_on_host,
+    read_header,
+)
+from cswap.codecs.nvcomp_library import CHUNK_BYTES, copy_now, running_on
+from cswap.codecs.tiled import cuda_stream
+from cswap.errors import ConfigError, CorruptEncodingError, UnsupportedError
+from cswap.schema.tensor import DTYPES, dtype_name
+
+if TYPE_CHECKING:
+    from cswap.schema.tensor import DType
+
+ALIGN: Final = 16
+"""What the most demanding of nvCOMP's algorithms wants of an address."""
+
+CONTAINER_BYTES: Final = 256
+CHUNK_OVERHEAD: Final = 2 * TABLE_ENTRY + ALIGN
+"""More than nvCOMP adds to a payload and to each of its chunks: room for checksums is in it."""
+
+
+class NvcompCodec(Codec):
+    """Base of nvCOMP's codecs: a family gives nvCOMP's name of it and its options.
+
+    Attributes:
+        algorithm: as nvCOMP names it.
+        max_chunk_bytes: the most that a chunk of CHUNK_BYTES may become
+            (nvcompBatched...CompressGetMaxOutputChunkSize of 6.0.0.12).
+    """
+
+    lossless = True
+    max_ratio = CHUNK_BYTES // TABLE_ENTRY  # a chunk costs its entry in the tables at least
+
+    algorithm: str
+    max_chunk_bytes: int
+
+    def __init__(self) -> None:
+        nvcomp_library.require(self.name)
+
+    @abc.abstractmethod
+    def options(self, dtype: DType) -> dict[str, object] | None:
+        """Options of nvCOMP's for words of a dtype; None if the codec does not take it."""
+
+    def has_outliers(self, x: torch.Tensor) -> torch.Tensor | None:
+        """[] bool, on x's device: whether x must be stored raw. None: never."""
+        return None
+
+    def supports(self, dtype: torch.dtype, device: str = "cpu") -> bool:
+        """On a CUDA device only."""
+        found = DTYPES.get(dtype_name(dtype))
+        return device == "cuda" and found is not None and self.options(found) is not None
+
+    def bound(self, dtype: torch.dtype, numel: int) -> int:
+        """What nvCOMP may need while it encodes. What is kept is no longer than the raw bytes."""
+        n_chunks = -(-numel * dtype.itemsize // CHUNK_BYTES)
+        return CONTAINER_BYTES + n_chunks * (self.max_chunk_bytes + CHUNK_OVERHEAD)
+
+    def encode_flat(
+        self,
+        x: torch.Tensor,
+        out: torch.Tensor,
+        *,
+        key: EncodeKey,
+        stream: Stream | None,
+    ) -> int | LateSize:
+        """See `Codec.encode_flat`."""
+        if x.numel() == 0:
+            return 0
+        given = cuda_stream(stream)
+        with running_on(given, x.device) as own:
+            source = _aligned(x.view(torch.uint8))
+            # nvCOMP takes memory of the device only, and `out` may be the host's.
+            direct = out.device == x.device
+            target = out if direct else torch.empty(out.numel(), dtype=torch.uint8, device=x.device)
+            encoded = self._coder(x, own).encode(source, target)
+            size = NvcompSize(encoded, x.view(torch.uint8), target, out, self._outliers(x))
+        if given is not None:
+            return size
+        own.synchronize()
+        return size.value()
+
+    def decode_flat(
+        self, payload: torch.Tensor, out: torch.Tensor, *, stream: Stream | None
+    ) -> None:
+        """See `Codec.decode_flat`. With a stream, the payload's header is not looked at."""
+        nbytes = out.nbytes
+        if payload.numel() != nbytes and not HEADER_BYTES <= payload.numel() < nbytes:
+            raise CorruptEncodingError(
+                f"codec {self.name!r}: payload of {payload.numel()} bytes for {nbytes} raw bytes."
+            )
+        if nbytes == 0:
+            return
+        if not on_gpu(out):
+            self._decode_on_host(payload, out)
+            return
+        given = cuda_stream(stream)
+        raw_out = out.view(torch.uint8)
+        with running_on(given, out.device) as own:
+            if payload.numel() == nbytes:
+                raw_out.copy_(payload, non_blocking=True)
+            else:
+                if given is None:  # nvCOMP trusts a payload, so what can be checked is
+                    self._check_header(payload, nbytes)
+                target = raw_out if _is_aligned(raw_out) else torch.empty_like(raw_out)
+                self._coder(out, own).decode(_aligned(payload), target)
+                if target is not raw_out:
+                    raw_out.copy_(target)
+        if given is None:
+            own.synchronize()
+
+    def _check_header(self, payload: torch.Tensor, nbytes: int) -> None:
+        # Waits for the payload.
+        head = bytes(payload[:HEADER_BYTES].cpu().tolist())
+        chunk_nbytes = read_header(head, payload.numel(), nbytes).chunk_nbytes
+        if chunk_nbytes != CHUNK_BYTES:
+            raise CorruptEncodingError(
+                f"nvCOMP payload in chunks of {chunk_nbytes} bytes, {CHUNK_BYTES} expected."
+            )
+
+    def _decode_on_host(self, payload: torch.Tensor, out: torch.Tensor) -> None:
+        if payload.numel() != out.nbytes and not can_decode_on_host(self.name):
+            raise UnsupportedError(
+                f"payload on {payload.device}: codec {self.name!r} decodes on a GPU only. "
+                "Move encoding.payload there."
+            )
+        source, target = bytes_of(payload), bytes_of(out)
+        if payload.numel() != out.nbytes:
+            source = np.frombuffer(decode_on_host(self.name, source.data, out.nbytes), np.uint8)
+        target[:] = source
+
+    def _coder(self, x: torch.Tensor, stream: torch.cuda.Stream) -> nvcomp_library.Coder:
+        dtype = word_dtype(x.dtype)
+        index = x.device.index or 0
+
+        def make() -> dict[str, object]:
+            return {"algorithm": self.algorithm, **(self.options(dtype) or {})}
+
+        return nvcomp_library.coder(make, f"{self.name} {dtype.name}", index, stream.cuda_stream)
+
+    def _outliers(self, x: torch.Tensor) -> torch.Tensor | None:
+        # On its way to the host, in the order of the stream.
+        found = self.has_outliers(x)
+        if found is None:
+            return None
+        flag = torch.empty((), dtype=torch.bool, pin_memory=on_gpu(x))
+        flag.copy_(found, non_blocking=True)
+        return flag
+
+
+@dataclass(slots=True)
+class NvcompSize:
+    """A `LateSize`. Stores the tensor raw if nvCOMP's payload is no shorter, or not allowed.
+
+    Attributes:
+        encoded: nvCOMP's array; None once the size is known.
+        source: [n] uint8, the raw bytes, as they were when the encode began.
+        target: uint8, where nvCOMP writes.
+        out: uint8, where the payload belongs.
+        outliers: [] bool on the host, or None: whether it must be stored raw.
+    """
+
+    encoded: Any
+    source: torch.Tensor | None
+    target: torch.Tensor
+    out: torch.Tensor
+    outliers: torch.Tensor | None
+    nbytes: int = 0
+
+    def value(self) -> int:
+        """See `LateSize.value`."""
+        if self.source is None:
+            return self.nbytes
+        nbytes, source = int(self.encoded.buffer_size), self.source
+        raw = nbytes >= source.numel() or (self.outliers is not None and bool(self.outliers))
+        if raw:
+            nbytes = source.numel()
+            copy_now(self.out[:nbytes], source)
+        elif self.target is not self.out:
+            copy_now(self.out[:nbytes], self.target[:nbytes])
+        self.nbytes, self.source, self.encoded = nbytes, None, None
+        return nbytes
+
+
+class Ans(NvcompCodec):
+    """nvCOMP ANS: entropy coding. Of floats: the exponents; ``nvcomp-ans:1``: of all bytes."""
+
+    persistent = False  # NVIDIA has changed the stream before and says so of 6.0
+    algorithm = "ANS"
+    max_chunk_bytes = 92720
+
+    def __init__(self, symbol_bytes: int | None = None) -> None:
+        if symbol_bytes not in (None, 1):
+            raise ConfigError(
+                f"codec='nvcomp-ans:{symbol_bytes}': 1, bytes for every dtype, is all there is."
+            )
+        self._bytewise = symbol_bytes == 1
+        self.name = "nvcomp-ans:1" if self._bytewise else "nvcomp-ans"
+        super().__init__()
+
+    def options(self, dtype: DType) -> dict[str, object]:
+        """By dtype, as what nvCOMP takes for floats."""
+        return {"data_type": "|u1" if self._bytewise else _ans_type(dtype)}
+
+
+def _ans_type(dtype: DType) -> str:
+    if dtype.name == "float8_e4m3fn":
+        return "|f1"
+    # bfloat16 too: nvCOMP documents <f2 as meant for every format of 16 bits.
+    return {2: "<f2", 4: "<f4"}.get(dtype.word, "|u1") if dtype.kind == "float" else "|u1"
+
+
+BYTEWISE_FROM: Final = {"bfloat16": 0.3, "float16": 0.2, "float32": 0.2}
+"""Share of zeros from which ANS of bytes is smaller than ANS of exponents.
+
+Source: entropies of normally distributed values with that many zeros among them, computed. They
+cross at 0.28 for bfloat16 and at 0.17 for the others.
+"""
+
+
+def ans_for(dtype: torch.dtype, zeros: float | None) -> str:
+    """Name of the ANS codec for a tensor of which a share of ``zeros`` is 0 (None: not known).
+
+    >>> ans_for(torch.bfloat16, 0.1), ans_for(torch.bfloat16, 0.6)
+    ('nvcomp-ans', 'nvcomp-ans:1')
+    """
+    least = BYTEWISE_FROM.get(dtype_name(dtype), 2.0)
+    return "nvcomp-ans:1" if zeros is not None and zeros >= least else "nvcomp-ans"
+
+
+class Bitcomp(NvcompCodec):
+    """nvCOMP Bitcomp, its default algorithm: for numbers of similar magnitude."""
+
+    name = "nvcomp-bitcomp"
+    algorithm = "Bitcomp"
+    max_chunk_bytes = 65632
+
+    def options(self, dtype: DType) -> dict[str, object]:
+        """Words as unsigned integers, so that every bit comes back."""
+        return {"data_type": _unsigned(dtype.word), "algorithm_type": 0}
+
+
+class BitcompSparse(NvcompCodec):
+    """nvCOMP Bitcomp, its algorithm for data with many zeros."""
+
+    name = "nvcomp-bitcomp-sparse"
+    algorithm = "Bitcomp"
+    max_chunk_bytes = 65632
+
+    def options(self, dtype: DType) -> dict[str, object]:
+        """Words as unsigned integers, so that every bit comes back."""
+        return {"data_type": _unsigned(dtype.word), "algorithm_type": 1}
+
+
+class Cascaded(NvcompCodec):
+    """nvCOMP Cascaded: run lengths, differences and bit packing of integers."""
+
+    name = "nvcomp-cascaded"
+    algorithm = "Cascaded"
+    max_chunk_bytes = 65544
+
+    def options(self, dtype: DType) -> dict[str, object]:
+        """Words as unsigned integers, so that every bit comes back."""
+        # All three: without FOR, 6.0.0.12 refuses its default mode, and Python's default lacks it.
+        known = nvcomp_library.library().CascadedFineGrainedEncoding
+        encodings = int(known.DELTA) | int(known.RLE) | int(known.FOR)
+        return {"data_type": _unsigned(dtype.word), "fine_grained_encodings": encodings}
+
+
+class Lz4(NvcompCodec):
+    """nvCOMP LZ4."""
+
+    name = "nvcomp-lz4"
+    algorithm = "LZ4"
+    max_chunk_bytes = 65800
+
+    def options(self, dtype: DType) -> dict[str, object]:
+        """What matches are aligned to; any LZ4 decodes the result."""
+        return {"data_type": _unsigned(min(dtype.word, 4))}
+
+
+class _WithoutOptions(NvcompCodec):
+    def options(self, dtype: DType) -> dict[str, object]:
+        """None of its own: bytes are bytes."""
+        return {}
+
+
+class Snappy(_WithoutOptions):
+    """nvCOMP Snappy."""
+
+    name = "nvcomp-snappy"
+    algorithm = "Snappy"
+    max_chunk_bytes = 76490
+
+
+class GDeflate(_WithoutOptions):
+    """nvCOMP GDeflate: Deflate, rearranged for GPUs."""
+
+    name = "nvcomp-gdeflate"
+    algorithm = "GDeflate"
+    max_chunk_bytes = 131360
+
+
+class Deflate(_WithoutOptions):
+    """nvCOMP Deflate."""
+
+    name = "nvcomp-deflate"
+    algorithm = "Deflate"
+    max_chunk_bytes = 148256
+
+
+class Zstd(_WithoutOptions):
+    """nvCOMP Zstandard."""
+
+    name = "nvcomp-zstd"
+    algorithm = "Zstd"
+    max_chunk_bytes = 65547
+
+
+DEFAULT_STEP_EXPONENT: Final = -10
+
+
+class BitcompLossy(NvcompCodec):
+    """nvCOMP Bitcomp of values rounded to multiples of 2**k, k from ``:k``; error: half of that."""
+
+    lossless = False
+    algorithm = "Bitcomp"
+    max_chunk_bytes = 65632
+
+    def __init__(self, step_exponent: int | None = None) -> None:
+        exponent = DEFAULT_STEP_EXPONENT if step_exponent is None else step_exponent
+        self.name = "nvcomp-bitcomp-lossy"
+        if step_exponent is not None:
+            self.name += f":{step_exponent}"
+        if not -126 <= exponent <= 127:
+            raise ConfigError(
+                f"codec={self.name!r}: values are rounded to multiples of 2**{exponent}; the "
+                "exponent must be one of a normal float32, -126 to 127."
+            )
+        self.step = 2.0**exponent
+        super().__init__()
+
+    def options(self, dtype: DType) -> dict[str, object] | None:
+        """Floats that nvCOMP can do arithmetic on and that have the step as a normal number."""
+        real = {"float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
+        if dtype.name not in real:
+            return None
+        limits = torch.finfo(real[dtype.name])
+        if not limits.smallest_normal <= self.step <= limits.max:
+            return None
+        return {
+            "data_type": f"<f{dtype.word}",
+            "algorithm_type": 0,
+            "mode": nvcomp_library.library().BitcompMode.BITCOMP_LOSSY_FP_TO_SIGNED,
+            "delta": self.step,
+        }
+
+    def has_outliers(self, x: torch.Tensor) -> torch.Tensor:
+        """Not finite, or too many steps from 0 for a signed integer of the word's size."""
+        limit = self.step * 2.0 ** (8 * x.itemsize - 2)
+        low, high = torch.aminmax(x)
+        return ~((high.double() < limit) & (low.double() > -limit))  # NaN is neither
+
+
+def _unsigned(word: int) -> str:
+    return f"<u{word}" if word > 1 else "|u1"
+
+
+def on_gpu(x: torch.Tensor) -> bool:
+    """Whether a tensor is where nvCOMP works."""
+    return x.is_cuda
+
+
+def _is_aligned(x: torch.Tensor) -> bool:
+    return x.data_ptr() % ALIGN == 0
+
+
+def _aligned(x: torch.Tensor) -> torch.Tensor:
+    return x if _is_aligned(x) else x.clone()

@@ -1,0 +1,230 @@
+"""nvCOMP's Python library: whether it can be used here, its scratch memory, its codec objects.
+
+nvCOMP is proprietary and optional: imported when a codec that needs it is asked for.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import threading
+import weakref
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from cswap.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    Options = Mapping[str, object]
+    """Keyword arguments of ``nvidia.nvcomp.Codec``."""
+
+WANTED: Final = "6.0."
+"""Enumerations, options and the stream of ANS changed between 5 and 6.0: no other version."""
+
+CHUNK_BYTES: Final = 1 << 16
+"""Raw bytes that nvCOMP encodes independently of others: its default."""
+
+MAX_CONFIGS: Final = 512
+"""Sizes that a codec object remembers the configuration of."""
+
+
+@cache
+def missing() -> str | None:
+    """Why nvCOMP cannot be used here and what to do, or None. Starts nothing on a GPU."""
+    extra = f"cuda{(torch.version.cuda or '13').partition('.')[0]}"
+    install = f"pip install 'cswap[{extra}]'"
+    try:
+        nvcomp = importlib.import_module("nvidia.nvcomp")
+    except (ImportError, OSError) as error:  # its shared library may fail to load
+        return f"needs nvCOMP ({error}). Install it: {install}."
+    version = str(getattr(nvcomp, "__version__", "unknown"))
+    if not version.startswith(WANTED):
+        return f"needs nvCOMP {WANTED}*, but {version} is installed. Replace it: {install}."
+    if not torch.cuda.is_available():
+        return "needs a CUDA device, and torch sees none. `cswap doctor` says why."
+    return None
+
+
+def require(codec: str) -> None:
+    """Refuse to go on where nvCOMP cannot be used.
+
+    Raises:
+        ConfigError: names what is missing and what to install. Its cause is an ImportError, as
+            with every missing package: what asked for the codec need not be wrong.
+    """
+    reason = missing() or _refusal()
+    if reason is not None:
+        raise ConfigError(f"codec={codec!r}: {reason}") from ImportError(reason)
+
+
+@cache
+def _refusal() -> str | None:
+    # What nvCOMP itself says against this machine: a driver that is too old, for instance.
+    try:
+        library().Codec(algorithm="LZ4", device_id=torch.cuda.current_device())
+    except RuntimeError as error:
+        return f"nvCOMP does not work here: {error} Update the driver, or take another nvCOMP."
+    return None
+
+
+@cache
+def library() -> Any:
+    """The module ``nvidia.nvcomp``, which from now on takes its scratch memory from torch."""
+    nvcomp = importlib.import_module("nvidia.nvcomp")
+    nvcomp.set_device_allocator(SCRATCH.allocate)
+    # Left to the end of the process, nvCOMP lets go of it when there is no interpreter any more,
+    # and the process dies.
+    atexit.register(nvcomp.set_device_allocator, None)
+    return nvcomp
+
+
+class Scratch:
+    """Device memory that nvCOMP takes for itself, from torch's caching allocator.
+
+    By itself nvCOMP would use cudaMallocAsync: a second pool, which torch's never gets back.
+    Concerns every use of nvCOMP in this process.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._in_use_bytes = 0
+        self._peak_bytes = 0
+
+    @property
+    def in_use_bytes(self) -> int:
+        """Bytes that nvCOMP holds now."""
+        return self._in_use_bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes that it held at a time."""
+        return self._peak_bytes
+
+    def allocate(self, nbytes: int, stream: Any) -> Block:
+        """What nvCOMP calls. ``stream``: its own kind, with ``ptr`` and ``device``."""
+        address = torch.cuda.caching_allocator_alloc(nbytes, stream.device, stream.ptr)
+        self._count(nbytes)
+        block = Block(address)
+        # Runs when nvCOMP lets go of the block. The memory returns to its stream's pool, so what
+        # that stream has still to do with it comes before the next use.
+        end = weakref.finalize(block, self._free, address, nbytes)
+        end.atexit = False  # by then the allocator may be gone
+        return block
+
+    def _free(self, address: int, nbytes: int) -> None:
+        torch.cuda.caching_allocator_delete(address)  # type: ignore[no-untyped-call]
+        self._count(-nbytes)
+
+    def _count(self, nbytes: int) -> None:
+        with self._lock:
+            self._in_use_bytes += nbytes
+            self._peak_bytes = max(self._peak_bytes, self._in_use_bytes)
+
+
+class Block:
+    """A piece of scratch memory. Freed with its last reference."""
+
+    __slots__ = ("__weakref__", "ptr")
+
+    def __init__(self, ptr: int) -> None:
+        self.ptr = ptr
+
+
+SCRATCH: Final = Scratch()
+
+
+class Coder:
+    """One nvCOMP codec object, for one device, stream and thread."""
+
+    def __init__(self, options: Options, device: int, stream: int) -> None:
+        nvcomp = self._nvcomp = library()
+        self._stream = stream
+        self._codec = nvcomp.Codec(
+            **options,
+            device_id=device,
+            cuda_stream=stream,
+            uncomp_chunk_size=CHUNK_BYTES,
+            bitstream_kind=nvcomp.BitstreamKind.NVCOMP_NATIVE,
+        )
+        self._configs: dict[int, tuple[Any, Any]] = {}
+
+    def encode(self, source: torch.Tensor, out: torch.Tensor) -> Any:
+        """Encode source [n] uint8 into out; the array's ``buffer_size`` waits for the encode."""
+        config, _ = self._config(source.numel())
+        array = self._nvcomp.as_array(source, cuda_stream=self._stream)
+        return self._codec.encode(array, out=out, compression_config=config)
+
+    def decode(self, payload: torch.Tensor, out: torch.Tensor) -> None:
+        """Decode payload into out [n] uint8. Waits for nothing, and so notices no damage."""
+        _, config = self._config(out.numel())
+        array = self._nvcomp.as_array(payload, cuda_stream=self._stream)
+        # `out` is a foreign buffer to nvCOMP: one of its own arrays it would resize.
+        self._codec.decode(array, data_type="|u1", out=out, decompression_config=config)
+
+    def _config(self, nbytes: int) -> tuple[Any, Any]:
+        # Made from a size, not from a payload: that would wait for the stream.
+        found = self._configs.get(nbytes)
+        if found is None:
+            if len(self._configs) >= MAX_CONFIGS:
+                self._configs.clear()
+            forward = self._codec.compression_config(nbytes)
+            found = self._configs[nbytes] = (forward, self._codec.decompression_config(forward))
+        return found
+
+
+class _Coders(threading.local):
+    def __init__(self) -> None:
+        self.made: dict[tuple[object, ...], Coder] = {}
+
+
+_coders = _Coders()
+
+
+def coder(make: Callable[[], Options], key: str, device: int, stream: int) -> Coder:
+    """This thread's `Coder` for a device and a stream.
+
+    Args:
+        make: gives the options, should it have to be made.
+        key: names these options.
+        device: its index.
+        stream: its address; not 0, which nvCOMP's arrays do not tell from none at all.
+    """
+    found = _coders.made.get((key, device, stream))
+    if found is None:
+        found = _coders.made[key, device, stream] = Coder(make(), device, stream)
+    return found
+
+
+@contextmanager
+def running_on(
+    stream: torch.cuda.Stream | None, device: torch.device
+) -> Iterator[torch.cuda.Stream]:
+    """A stream with an address, after ``stream`` (None: the current one) and before its future."""
+    caller = stream or torch.cuda.current_stream(device)
+    own = caller if caller.cuda_stream else _own_stream(device.index, "default")
+    if own is not caller:
+        own.wait_stream(caller)
+    with torch.cuda.stream(own):
+        yield own
+    if own is not caller:
+        caller.wait_stream(own)
+
+
+def copy_now(out: torch.Tensor, source: torch.Tensor) -> None:
+    """Copy when both are at rest, and wait for it, but for nothing else on the device."""
+    device = source.device
+    stream = _own_stream(device.index, "copy")
+    with torch.cuda.stream(stream):
+        out.copy_(source, non_blocking=True)
+    stream.synchronize()
+
+
+@cache
+def _own_stream(device: int, _use: str) -> torch.cuda.Stream:
+    with torch.cuda.device(device):
+        return torch.cuda.Stream()  # type: ignore[no-untyped-call]
