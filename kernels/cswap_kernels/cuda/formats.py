@@ -50,6 +50,12 @@ FORMATS: Final[dict[str, Format]] = {
     "int8": Format("int8", "int8_tile", FLOAT_WORDS),
     "fp8": Format("fp8", "fp8_tile", FLOAT_WORDS),
     "mxfp8": Format("fp8", "mxfp8_tile", FLOAT_WORDS),
+    "zvc+bitpack": Format("zvc_plus", "zvc_bitpack_tile"),
+    "zvc+cast": Format("zvc_plus", "zvc_cast_tile", (4, 8)),
+    "zvc+expk": Format("zvc_plus", "zvc_expk_tile", FLOAT_WORDS),
+    "zvc+fp8": Format("zvc_plus", "zvc_fp8_tile", FLOAT_WORDS),
+    "zvc+int8": Format("zvc_plus", "zvc_int8_tile", FLOAT_WORDS),
+    "zvc+mxfp8": Format("zvc_plus", "zvc_mxfp8_tile", FLOAT_WORDS),
 }
 
 

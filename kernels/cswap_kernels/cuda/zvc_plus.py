@@ -1,0 +1,121 @@
+"""``zvc+X`` on CUDA: the format of cswap_kernels/zvc_plus.py, around X's device tile functions.
+
+X leaves the words that it encodes as they are, and writes at most raw bytes + SLACK / 2.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from numba import cuda, int32, uint8
+
+from cswap_kernels.cuda.bitpack import bitpack_tile
+from cswap_kernels.cuda.cast import cast_tile
+from cswap_kernels.cuda.expk import expk_tile
+from cswap_kernels.cuda.fp8 import fp8_tile, mxfp8_tile
+from cswap_kernels.cuda.int8 import int8_tile
+from cswap_kernels.cuda.primitives import advance, as_u32, fill
+from cswap_kernels.cuda.zvc import mask_bytes, pack, read_mask, unpack, write_mask
+from cswap_kernels.zvc_plus import MASK, VERBATIM
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    MakeTile = Callable[[int, Any], tuple[Any, Any]]
+
+
+@cuda.jit(device=True, inline="always")
+def copy_words(source, target, count):
+    """Copy words within shared memory. Ends with a syncthreads."""
+    i = int32(cuda.threadIdx.x)
+    while i < count:
+        target[i] = source[i]
+        i = int32(i + int32(cuda.blockDim.x))
+    cuda.syncthreads()
+
+
+@cuda.jit(device=True, inline="always")
+def put_flags(dst, at, flags):
+    """Write the last byte of a segment. Ends with a syncthreads."""
+    if int32(cuda.threadIdx.x) == int32(0):
+        dst[at] = uint8(flags)
+    cuda.syncthreads()
+
+
+def zvc_plus(make_inner: MakeTile) -> MakeTile:
+    """The maker of ``zvc+X`` by the maker of X."""
+
+    def make(word: int, as_words: Any) -> tuple[Any, Any]:
+        inner_encode, inner_decode = make_inner(word, as_words)
+
+        @cuda.jit(device=True, inline="always")
+        def encode(x, n, dst, tmp, a0, a1, a2, a3, first):
+            masks, raw_bytes = as_u32(dst), int32(n * int32(word))
+            before, count = write_mask(x, n, masks, tmp)
+            if count == int32(0):
+                return int32(0)
+            # All words survive: no bitmask. One call of X serves both cases, for it is inlined.
+            start = int32(0) if count == n else mask_bytes(n)
+            if count < n:
+                packed = as_words(advance(dst, start))
+                pack(x, n, masks, packed, before)
+                cuda.syncthreads()
+                copy_words(packed, x, count)
+            encoded = advance(dst, start)
+            nbytes = inner_encode(x, count, encoded, tmp, a0, a1, a2, a3, first)
+            flags, whole = int32(MASK) if count < n else int32(0), int32(count * int32(word))
+            if nbytes < int32(0) or nbytes >= whole:
+                if count == n:
+                    return int32(-1)
+                cuda.syncthreads()
+                copy_words(x, as_words(encoded), count)
+                nbytes, flags = whole, int32(int32(MASK) | int32(VERBATIM))
+            end = int32(start + nbytes)
+            if int32(end + int32(1)) >= raw_bytes:
+                return int32(-1)
+            put_flags(dst, end, flags)
+            return int32(end + int32(1))
+
+        @cuda.jit(device=True, inline="always")
+        def decode(src, nbytes, x, n, tmp, a0, a1, a2, a3, first):
+            if nbytes == int32(0):
+                fill(x, n, 0)
+                return int32(0)
+            body = int32(nbytes - int32(1))
+            flags, masked = int32(src[body]), int32(src[body]) != int32(0)
+            if masked and int32(flags & int32(-3)) != int32(MASK):
+                return int32(-1)
+            start = mask_bytes(n) if masked else int32(0)
+            if body < start:
+                return int32(-1)
+            before, count = int32(0), n
+            if masked:
+                before, count = read_mask(as_u32(src), n, tmp)
+                if count <= int32(0) or count == n:
+                    return int32(-1)
+            rest, encoded = int32(body - start), advance(src, start)
+            if int32(flags & int32(VERBATIM)) != int32(0):
+                if rest != int32(count * int32(word)):
+                    return int32(-1)
+            else:
+                done = inner_decode(encoded, rest, x, count, tmp, a0, a1, a2, a3, first)
+                if done != int32(0):
+                    return int32(-1)
+                if masked:
+                    copy_words(x, as_words(encoded), count)
+            if masked:
+                unpack(as_u32(src), as_words(encoded), before, x, n)
+            cuda.syncthreads()
+            return int32(0)
+
+        return encode, decode
+
+    return make
+
+
+zvc_bitpack_tile = zvc_plus(bitpack_tile)
+zvc_cast_tile = zvc_plus(cast_tile)
+zvc_expk_tile = zvc_plus(expk_tile)
+zvc_fp8_tile = zvc_plus(fp8_tile)
+zvc_int8_tile = zvc_plus(int8_tile)
+zvc_mxfp8_tile = zvc_plus(mxfp8_tile)
