@@ -11,6 +11,8 @@ from cswap.engine.tiers import DAMAGED, checksum
 from cswap.errors import CorruptEncodingError, InternalError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import torch
 
     from cswap.codecs.base import Stream
@@ -88,15 +90,19 @@ class SwapIn:
         if device.unified or part.codec.verbatim:
             return _Staged(host[:nbytes], after, None)
         scratch, source = device.scratch(nbytes), host
-        copied = device.submit(
-            lambda _: copy_bytes(scratch, source, nbytes), role="h2d", after=after
-        )
+
+        def copy(_stream: Stream) -> None:
+            _raise_first(after)
+            copy_bytes(scratch, source, nbytes)
+
+        copied = device.submit(copy, role="h2d", after=after)
         return _Staged(scratch[:nbytes], (copied,), scratch)
 
     def _decode(self, part: Part, staged: _Staged, out: torch.Tensor, role: Role) -> Event:
         codec, device, payload = part.codec, self._tiers.device, staged.payload
 
         def job(stream: Stream) -> None:
+            _raise_first(staged.after)  # codecs are not given what the disk has damaged
             if self._tiers.verify and not codec.lossless and checksum(payload) != part.checksum:
                 raise CorruptEncodingError(DAMAGED.format(codec.name, part.nbytes))
             codec.decode_flat(payload, out, stream=stream)
@@ -123,9 +129,7 @@ class SwapIn:
         role: Role,
     ) -> Event:
         def job(_stream: Stream) -> None:
-            for event in events:
-                if event.error is not None:
-                    raise event.error
+            _raise_first(events)
             if handle.gathered:
                 unflatten_into(out, handle.meta, result)
 
@@ -147,3 +151,9 @@ class SwapIn:
             self._tiers.counters.hold(device=-handle.raw_nbytes)
         if released:
             self._tiers.free(handle)
+
+
+def _raise_first(events: Iterable[Event]) -> None:
+    for event in events:
+        if event.error is not None:
+            raise event.error
