@@ -26,6 +26,7 @@ MAX_SHARED_BYTES = 48 << 10
 def test_kernel_compiles_for_every_architecture(name, word, direction):
     kernel, signature = formats.kernel(name, word, direction)
     ptx = compiler.compile_ptx(kernel, signature)
+    assert "call" not in ptx  # every device function is inlined
     assert ".local" not in ptx  # a stack would be slow memory
     assert re.search(r"ld\.global\.nc\S*\.v4\.u32", ptx)
     assert re.search(r"st\.global\.cs\.v4\.u32", ptx)

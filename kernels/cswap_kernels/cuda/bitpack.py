@@ -20,7 +20,7 @@ HEADER = 16
 TOP = 1 << 63
 
 
-@cuda.jit(device=True, inline="always")
+@cuda.jit(device=True)
 def block_range(low, high, tmp):
     """(smallest low, largest high) of two u64 of every thread. Ends with a syncthreads."""
     low, high = signed64(uint64(low ^ uint64(TOP))), signed64(uint64(high ^ uint64(TOP)))
@@ -41,7 +41,7 @@ def block_range(low, high, tmp):
     return uint64(unsigned64(low) ^ uint64(TOP)), uint64(unsigned64(high) ^ uint64(TOP))
 
 
-@cuda.jit(device=True, inline="always")
+@cuda.jit(device=True)
 def encoded_bytes(n, width):
     """Bytes of an encoding of n words by ``width`` bits."""
     rows = int32(int32(width >> int32(3)) * padded(n))
@@ -54,7 +54,7 @@ def bitpack_tile(word, as_words):
     narrow = {1: uint8, 2: uint16, 4: uint32, 8: uint64}[word]
     word_mask = (1 << 8 * word) - 1
 
-    @cuda.jit(device=True, inline="always")
+    @cuda.jit(device=True)
     def field(x, i, n, p):
         # The top bits of word i's distance: p is (flip, smallest, shift).
         if i >= n:
@@ -64,7 +64,7 @@ def bitpack_tile(word, as_words):
 
     put_parts = parts_writer(field)
 
-    @cuda.jit(device=True, inline="always")
+    @cuda.jit(device=True)
     def encode(x, n, dst, tmp, a0, a1, a2, a3, first):
         flip = wide(a0 & uint64(word_mask))
         thread, step = int32(cuda.threadIdx.x), int32(cuda.blockDim.x)
@@ -98,7 +98,7 @@ def bitpack_tile(word, as_words):
         cuda.syncthreads()
         return nbytes
 
-    @cuda.jit(device=True, inline="always")
+    @cuda.jit(device=True)
     def decode(src, nbytes, x, n, tmp, a0, a1, a2, a3, first):
         width = int32(src[int32(0)])
         if nbytes < int32(HEADER) or width > int32(8 * word):

@@ -25,7 +25,7 @@ def cast_tile(word, as_words):
     """(encode_tile, decode_tile) for words of ``word`` bytes; contract: container.py."""
     load, store = float_access(word)
 
-    @cuda.jit(device=True, inline="always")
+    @cuda.jit(device=True)
     def encode(x, n, dst, tmp, a0, a1, a2, a3, first):
         codes, to_bfloat16 = as_u16(dst), int32(a1) == int32(BFLOAT16)
         limit = uint32(BFLOAT16_LIMIT) if to_bfloat16 else uint32(HALF_LIMIT)
@@ -42,7 +42,7 @@ def cast_tile(word, as_words):
             return int32(-1)
         return int32(n << int32(1))
 
-    @cuda.jit(device=True, inline="always")
+    @cuda.jit(device=True)
     def decode(src, nbytes, x, n, tmp, a0, a1, a2, a3, first):
         if nbytes != int32(n << int32(1)):
             return int32(-1)

@@ -10,15 +10,17 @@ import json
 import os
 import re
 import tempfile
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 from cswap_kernels.cuda.container import THREADS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 ARCHITECTURES: Final = (75, 80, 86, 89, 90, 100, 120)
 """What is tested: Turing to Blackwell. Volta (70) needs the toolkit of CUDA 12."""
@@ -53,8 +55,24 @@ def compile_ptx(
     from numba import cuda
 
     bounds = (threads, max(1, MIN_BLOCKS * THREADS // threads))
-    ptx, _ = cuda.compile_ptx(kernel, signature, cc=divmod(cc, 10), launch_bounds=bounds)
+    with _current_device(cc):
+        ptx, _ = cuda.compile_ptx(kernel, signature, cc=divmod(cc, 10), launch_bounds=bounds)
     return str(ptx)
+
+
+@contextmanager
+def _current_device(cc: int) -> Iterator[None]:
+    # Numba compiles a kernel for a given device, but the device functions that it calls for the
+    # current one, for which there must be a driver. Having all of them inlined at the level of
+    # Numba's IR, which needs no device, takes ten times as long. NVVM inlines them in either case.
+    from numba.cuda import dispatcher
+
+    real = dispatcher.get_current_device
+    dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=divmod(cc, 10))
+    try:
+        yield
+    finally:
+        dispatcher.get_current_device = real
 
 
 def link(ptx: str, architecture: int) -> Cubin:

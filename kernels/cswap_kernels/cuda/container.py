@@ -100,7 +100,7 @@ def decode_signature(word: int) -> Any:
     )
 
 
-@cuda.jit(device=True, inline="always")
+@cuda.jit(device=True)
 def load_tile(words, first, n, log, aligned, x):
     """Stage words [first, first + n), of 2**log bytes each, in x. Ends with a syncthreads."""
     i, step = int32(cuda.threadIdx.x), int32(cuda.blockDim.x)
@@ -119,7 +119,7 @@ def load_tile(words, first, n, log, aligned, x):
     cuda.syncthreads()
 
 
-@cuda.jit(device=True, inline="always")
+@cuda.jit(device=True)
 def store_tile(x, n, log, aligned, words, first):
     """Inverse of `load_tile`. Ends with a syncthreads."""
     i, step = int32(cuda.threadIdx.x), int32(cuda.blockDim.x)
@@ -138,7 +138,7 @@ def store_tile(x, n, log, aligned, words, first):
     cuda.syncthreads()
 
 
-@cuda.jit(device=True, inline="always")
+@cuda.jit(device=True)
 def store_segment(dst, nbytes, out, at):
     """Copy nbytes of dst to out from byte ``at`` (a multiple of 16) on, padded with zeros."""
     thread = int32(cuda.threadIdx.x)
@@ -153,7 +153,7 @@ def store_segment(dst, nbytes, out, at):
         i = int32(i + int32(cuda.blockDim.x))
 
 
-@cuda.jit(device=True, inline="always")
+@cuda.jit(device=True)
 def place_segment(nbytes, raw, tile, base, stride, control, directory, place):
     """Where the segment goes: thread 0 decides and enters it, ``place`` tells the block."""
     if int32(cuda.threadIdx.x) == int32(0):
@@ -170,7 +170,7 @@ def place_segment(nbytes, raw, tile, base, stride, control, directory, place):
     return place[0]
 
 
-@cuda.jit(device=True, inline="always")
+@cuda.jit(device=True)
 def finish(control, size, base, stride, n_tiles, directory):
     """The last block writes the size, pads the directory and resets the cursor."""
     cuda.threadfence()
@@ -233,7 +233,7 @@ def encode_kernel(
     return encode
 
 
-@cuda.jit(device=True, inline="always")
+@cuda.jit(device=True)
 def load_segment(payload, start, nbytes, src):
     """Stage a segment in src. Ends with a syncthreads.
 

@@ -19,7 +19,7 @@ from cswap_kernels.cuda.zvc import before_lane, groups_of_warp
 from cswap_kernels.expk import FAR, HEADER, NEAR, ZERO
 
 
-@cuda.jit(device=True, inline="always")
+@cuda.jit(device=True)
 def fixed_bytes(n, mantissa_bits, k):
     """Bytes of an encoding without its escapes."""
     fields = int32(mantissa_bits + int32(1))
@@ -28,7 +28,7 @@ def fixed_bytes(n, mantissa_bits, k):
     return int32(int32(HEADER) + int32(rows + int32(rest + parts_bytes(n, k))))
 
 
-@cuda.jit(device=True, inline="always")
+@cuda.jit(device=True)
 def choose(n, mantissa_bits, escape_bytes, forced, zeros, over5, over6, over13, over14):
     """The cheapest of (k, zero code): k, zero code, escapes, bytes."""
     k, zero_code, escapes, nbytes = int32(0), int32(0), int32(0), int32(0x7FFFFFFF)
@@ -54,11 +54,11 @@ def expk_tile(word, as_words):
     wide = uint64 if word == 8 else uint32  # what is computed with
     narrow = {2: uint16, 4: uint32, 8: uint64}[word]
 
-    @cuda.jit(device=True, inline="always")
+    @cuda.jit(device=True)
     def exponent_of(x, i, shift, field):
         return int32(wide(wide(wide(x[i]) >> wide(shift)) & wide(field)))
 
-    @cuda.jit(device=True, inline="always")
+    @cuda.jit(device=True)
     def distance(x, i, high, shift, field):
         # How far the exponent lies below the largest, at most FAR; ZERO for exponent 0, unless the
         # largest is so small that 0 is near it.
@@ -67,7 +67,7 @@ def expk_tile(word, as_words):
             return int32(ZERO) if high > int32(NEAR) else high
         return int32(min(int32(high - exponent), int32(FAR)))
 
-    @cuda.jit(device=True, inline="always")
+    @cuda.jit(device=True)
     def code_field(x, i, n, p):
         # p: high, mantissa bits, exponent field, k, zero code
         if i >= n:
@@ -79,7 +79,7 @@ def expk_tile(word, as_words):
             return uint32(limit) if p[4] != int32(0) else uint32(escape)
         return uint32(c) if c < limit else uint32(escape)
 
-    @cuda.jit(device=True, inline="always")
+    @cuda.jit(device=True)
     def rest_field(x, i, n, p):
         # Sign and mantissa as one number, from bit p[2] on; p: exponent bits, mantissa bits, shift
         if i >= n:
@@ -91,7 +91,7 @@ def expk_tile(word, as_words):
 
     put_codes, put_rest = parts_writer(code_field), parts_writer(rest_field)
 
-    @cuda.jit(device=True, inline="always")
+    @cuda.jit(device=True)
     def put_escapes(x, n, p, dst, at, count, wide_exponents, tmp):
         # Positions (u16), then exponents (u8, or u16), in order; this warp's from its own offset.
         first, last = groups_of_warp(n)
@@ -122,7 +122,7 @@ def expk_tile(word, as_words):
                     dst[int32(at_exponents + j)] = uint8(exponent)
             slot = int32(slot + int32(cuda.popc(mask)))
 
-    @cuda.jit(device=True, inline="always")
+    @cuda.jit(device=True)
     def encode(x, n, dst, tmp, a0, a1, a2, a3, first):
         exponent_bits, mantissa_bits = int32(a0), int32(a1)
         field = int32(int32(int32(1) << exponent_bits) - int32(1))
@@ -181,7 +181,7 @@ def expk_tile(word, as_words):
         cuda.syncthreads()
         return nbytes
 
-    @cuda.jit(device=True, inline="always")
+    @cuda.jit(device=True)
     def get_rest(src, i, n, mantissa_bits):
         fields, at, shift = int32(mantissa_bits + int32(1)), int32(HEADER), int32(0)
         value = wide(0)
@@ -194,7 +194,7 @@ def expk_tile(word, as_words):
             value = wide(value | wide(bits << wide(shift)))
         return value
 
-    @cuda.jit(device=True, inline="always")
+    @cuda.jit(device=True)
     def decode(src, nbytes, x, n, tmp, a0, a1, a2, a3, first):
         if nbytes < int32(HEADER):
             return int32(-1)

@@ -30,7 +30,7 @@ MAGNITUDE = 0x7FFFFFFF
 _HALF_MAX = 0x7BFF
 
 
-@cuda.jit(device=True, inline="always")
+@cuda.jit(device=True)
 def round_small(u, shift, least):
     """See cswap_kernels/floats.py: bits (u32) of a positive float32 as a smaller float."""
     bias = uint32(least - uint32(1 << 23))
@@ -42,7 +42,7 @@ def round_small(u, shift, least):
     return uint32(f32_bits(float32(bits_f32(u) + bits_f32(magic))) - magic)
 
 
-@cuda.jit(device=True, inline="always")
+@cuda.jit(device=True)
 def widen_small(code, shift, least):
     """Inverse of `round_small`: the float32 of a code (u32) without sign."""
     moved = uint32(code << shift)
@@ -51,7 +51,7 @@ def widen_small(code, shift, least):
     return float32(bits_f32(uint32(moved + least)) - bits_f32(least))
 
 
-@cuda.jit(device=True, inline="always")
+@cuda.jit(device=True)
 def half_to_float(w):
     """The float32 of a float16 (u32 of 16 bits); exact."""
     code = uint32(w & uint32(0x7FFF))
@@ -61,7 +61,7 @@ def half_to_float(w):
     return bits_f32(uint32(bits | uint32(uint32(w & uint32(0x8000)) << uint32(16))))
 
 
-@cuda.jit(device=True, inline="always")
+@cuda.jit(device=True)
 def float_to_half(x):
     """The float16 (u32 of 16 bits) nearest to a float32, ties to even; Inf from 65520 on."""
     u = f32_bits(x)
@@ -71,7 +71,7 @@ def float_to_half(x):
     return uint32(code | uint32((u >> uint32(16)) & uint32(0x8000)))
 
 
-@cuda.jit(device=True, inline="always")
+@cuda.jit(device=True)
 def float_to_bfloat16(x):
     """The bfloat16 (u32 of 16 bits) nearest to a float32, ties to even."""
     u = f32_bits(x)
@@ -79,20 +79,20 @@ def float_to_bfloat16(x):
     return uint32(uint32(uint64(u) + uint64(0x7FFF) + uint64(odd)) >> uint32(16))
 
 
-@cuda.jit(device=True, inline="always")
+@cuda.jit(device=True)
 def ordered(bits):
     """Bits of a float32 (u32) as an i32 of the same order."""
     b = signed(bits)
     return int32(b ^ int32((b >> int32(31)) & int32(MAGNITUDE)))
 
 
-@cuda.jit(device=True, inline="always")
+@cuda.jit(device=True)
 def unordered(value):
     """Inverse of `ordered`."""
     return unsigned(int32(value ^ int32((value >> int32(31)) & int32(MAGNITUDE))))
 
 
-@cuda.jit(device=True, inline="always")
+@cuda.jit(device=True)
 def any_raw(top, exponents, n_nonzero, tmp):
     """Whether a tile is stored raw for its values: see `is_raw` of cswap_kernels/floats.py.
 
@@ -124,33 +124,33 @@ def float_access(word: int) -> tuple[Callable[..., Any], Callable[..., None]]:
     """
     if word == 4:
 
-        @cuda.jit(device=True, inline="always")
+        @cuda.jit(device=True)
         def load(x, i, kind):
             return bits_f32(uint32(x[i]))
 
-        @cuda.jit(device=True, inline="always")
+        @cuda.jit(device=True)
         def store(x, i, kind, value):
             x[i] = f32_bits(value)
 
     elif word == 8:
 
-        @cuda.jit(device=True, inline="always")
+        @cuda.jit(device=True)
         def load(x, i, kind):
             return float32(bits_f64(uint64(x[i])))
 
-        @cuda.jit(device=True, inline="always")
+        @cuda.jit(device=True)
         def store(x, i, kind, value):
             x[i] = f64_bits(float64(value))
 
     else:
 
-        @cuda.jit(device=True, inline="always")
+        @cuda.jit(device=True)
         def load(x, i, kind):
             if kind == int32(BFLOAT16):
                 return bits_f32(uint32(uint32(x[i]) << uint32(16)))
             return half_to_float(uint32(x[i]))
 
-        @cuda.jit(device=True, inline="always")
+        @cuda.jit(device=True)
         def store(x, i, kind, value):
             if kind == int32(BFLOAT16):
                 x[i] = uint16(float_to_bfloat16(value))

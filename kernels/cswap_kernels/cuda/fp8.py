@@ -34,7 +34,7 @@ E_MAX = 8
 """Exponent of E4M3's largest number."""
 
 
-@cuda.jit(device=True, inline="always")
+@cuda.jit(device=True)
 def to_e4m3(x):
     """The E4M3 code (u32 of 8 bits) nearest to a float32, ties to even, saturating."""
     u = f32_bits(x)
@@ -44,7 +44,7 @@ def to_e4m3(x):
     return uint32(code | uint32(uint32(u >> uint32(24)) & uint32(0x80)))
 
 
-@cuda.jit(device=True, inline="always")
+@cuda.jit(device=True)
 def from_e4m3(c):
     """The float32 of an E4M3 code (u32 of 8 bits); exact."""
     magnitude = uint32(c & uint32(0x7F))
@@ -54,7 +54,7 @@ def from_e4m3(c):
     return bits_f32(uint32(bits | uint32(uint32(c & uint32(0x80)) << uint32(24))))
 
 
-@cuda.jit(device=True, inline="always")
+@cuda.jit(device=True)
 def e8m0(c):
     """The float32 of an E8M0 scale (u32 of 8 bits): 2**(c - 127), NaN for 255."""
     bits = uint32(c << uint32(23))
@@ -69,7 +69,7 @@ def fp8_tile(word, as_words):
     """(encode_tile, decode_tile) of ``fp8``, words of ``word`` bytes; contract: container.py."""
     load, store = float_access(word)
 
-    @cuda.jit(device=True, inline="always")
+    @cuda.jit(device=True)
     def encode(x, n, dst, tmp, a0, a1, a2, a3, first):
         kind, lane = int32(a0), lane_id()
         n_groups = int32((n + int32(127)) >> int32(7))
@@ -108,7 +108,7 @@ def fp8_tile(word, as_words):
             return int32(-1)
         return int32(start + n)
 
-    @cuda.jit(device=True, inline="always")
+    @cuda.jit(device=True)
     def decode(src, nbytes, x, n, tmp, a0, a1, a2, a3, first):
         start = padded(int32(int32((n + int32(127)) >> int32(7)) << int32(2)))
         if nbytes != int32(start + n):
@@ -129,7 +129,7 @@ def mxfp8_tile(word, as_words):
     """(encode_tile, decode_tile) of ``mxfp8``, words of ``word`` bytes; contract: container.py."""
     load, store = float_access(word)
 
-    @cuda.jit(device=True, inline="always")
+    @cuda.jit(device=True)
     def encode(x, n, dst, tmp, a0, a1, a2, a3, first):
         kind, lane = int32(a0), lane_id()
         n_groups = int32((n + int32(31)) >> int32(5))
@@ -163,7 +163,7 @@ def mxfp8_tile(word, as_words):
             return int32(-1)
         return int32(start + n)
 
-    @cuda.jit(device=True, inline="always")
+    @cuda.jit(device=True)
     def decode(src, nbytes, x, n, tmp, a0, a1, a2, a3, first):
         start = padded(int32((n + int32(31)) >> int32(5)))
         if nbytes != int32(start + n):

@@ -28,7 +28,7 @@ LOG_GROUP = 7
 LEAST_SCALE = 0x00800000
 
 
-@cuda.jit(device=True, inline="always")
+@cuda.jit(device=True)
 def scale_of(lo, hi):
     """(bits of the scale, its reciprocal, zero point) of a group by its smallest and largest."""
     low = bits_f32(unordered(lo))
@@ -46,7 +46,7 @@ def int8_tile(word, as_words):
     """(encode_tile, decode_tile) for words of ``word`` bytes; contract: container.py."""
     load, store = float_access(word)
 
-    @cuda.jit(device=True, inline="always")
+    @cuda.jit(device=True)
     def encode(x, n, dst, tmp, a0, a1, a2, a3, first):
         kind, lane = int32(a0), lane_id()
         n_groups = int32((n + int32(127)) >> int32(LOG_GROUP))
@@ -86,7 +86,7 @@ def int8_tile(word, as_words):
             return int32(-1)
         return int32(start + n)
 
-    @cuda.jit(device=True, inline="always")
+    @cuda.jit(device=True)
     def decode(src, nbytes, x, n, tmp, a0, a1, a2, a3, first):
         kind = int32(a0)
         start = padded(int32(int32((n + int32(127)) >> int32(LOG_GROUP)) << int32(2)))

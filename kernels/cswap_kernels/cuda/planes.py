@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-@cuda.jit(device=True, inline="always")
+@cuda.jit(device=True)
 def whole_groups(n):
     """The next multiple of 64."""
     return int32((n + int32(63)) & int32(-64))
 
 
-@cuda.jit(device=True, inline="always")
+@cuda.jit(device=True)
 def parts_bytes(n, bits):
     """Bytes of the parts of a field of ``bits`` (0 to 7) bits of n words."""
     m, total = whole_groups(n), int32(0)
@@ -46,7 +46,7 @@ def parts_writer(field: Callable[..., Any]) -> Callable[..., Any]:
     (0 to 7) bits are packed. No syncthreads.
     """
 
-    @cuda.jit(device=True, inline="always")
+    @cuda.jit(device=True)
     def put(x, n, p, bits, dst, at):
         m, shift, width = whole_groups(n), uint32(0), int32(4)
         while width > int32(1):  # `field` is inlined: one loop for parts of 4 and of 2 bits
@@ -81,7 +81,7 @@ def parts_writer(field: Callable[..., Any]) -> Callable[..., Any]:
     return put
 
 
-@cuda.jit(device=True, inline="always")
+@cuda.jit(device=True)
 def get_parts(src, at, bits, i, n):
     """The field (u32) of word i that `parts_writer` packed from byte ``at`` on."""
     m, value, shift = whole_groups(n), uint32(0), uint32(0)

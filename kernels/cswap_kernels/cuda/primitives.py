@@ -198,37 +198,37 @@ else:
         return types.float32(types.float32), emit
 
 
-@cuda.jit(device=True, inline="always")
+@cuda.jit(device=True)
 def lane_id():
     """Index of this thread in its warp."""
     return int32(int32(cuda.threadIdx.x) & int32(31))
 
 
-@cuda.jit(device=True, inline="always")
+@cuda.jit(device=True)
 def warp_id():
     """Index of this thread's warp in its block."""
     return int32(int32(cuda.threadIdx.x) >> int32(5))
 
 
-@cuda.jit(device=True, inline="always")
+@cuda.jit(device=True)
 def n_warps():
     """Warps of a block: 1, 2, 4, ... 32."""
     return int32(int32(cuda.blockDim.x) >> int32(5))
 
 
-@cuda.jit(device=True, inline="always")
+@cuda.jit(device=True)
 def log_warps():
     """Binary logarithm of `n_warps`: to divide by it."""
     return int32(int32(31) - int32(cuda.clz(n_warps())))
 
 
-@cuda.jit(device=True, inline="always")
+@cuda.jit(device=True)
 def ballot(predicate):
     """u32: bit i is set if the predicate holds in lane i. The whole warp calls it."""
     return uint32(cuda.ballot_sync(FULL, predicate))
 
 
-@cuda.jit(device=True, inline="always")
+@cuda.jit(device=True)
 def warp_inclusive(value):
     """Sum of an i32 over the lanes up to and including this one."""
     lane = lane_id()
@@ -241,7 +241,7 @@ def warp_inclusive(value):
     return value
 
 
-@cuda.jit(device=True, inline="always")
+@cuda.jit(device=True)
 def block_exclusive(value, tmp):
     """(sum of an i32 over the threads before this one, sum over all). tmp [33] i32, shared.
 
@@ -262,7 +262,7 @@ def block_exclusive(value, tmp):
     return int32(before + inclusive - value), total
 
 
-@cuda.jit(device=True, inline="always")
+@cuda.jit(device=True)
 def fill(x, n, value):
     """Set n words of x. Ends with a syncthreads."""
     i = int32(cuda.threadIdx.x)
@@ -272,7 +272,7 @@ def fill(x, n, value):
     cuda.syncthreads()
 
 
-@cuda.jit(device=True, inline="always")
+@cuda.jit(device=True)
 def warp_sum(value):
     """Sum of an i32 over the lanes, in every lane."""
     step = int32(16)
@@ -282,7 +282,7 @@ def warp_sum(value):
     return value
 
 
-@cuda.jit(device=True, inline="always")
+@cuda.jit(device=True)
 def warp_min(value):
     """Smallest i32 of the lanes, in every lane."""
     step = int32(16)
@@ -292,7 +292,7 @@ def warp_min(value):
     return value
 
 
-@cuda.jit(device=True, inline="always")
+@cuda.jit(device=True)
 def warp_max(value):
     """Largest i32 of the lanes, in every lane."""
     step = int32(16)
@@ -302,7 +302,7 @@ def warp_max(value):
     return value
 
 
-@cuda.jit(device=True, inline="always")
+@cuda.jit(device=True)
 def zero_bytes(dst, first, last):
     """Zero dst[first:last], fewer bytes than a block has threads."""
     i = int32(first + int32(cuda.threadIdx.x))
@@ -310,13 +310,13 @@ def zero_bytes(dst, first, last):
         dst[i] = uint8(0)
 
 
-@cuda.jit(device=True, inline="always")
+@cuda.jit(device=True)
 def padded(nbytes):
     """The next multiple of 16."""
     return int32((nbytes + int32(15)) & int32(-16))
 
 
-@cuda.jit(device=True, inline="always")
+@cuda.jit(device=True)
 def block_sum(value, tmp):
     """Sum of an i32 over the threads of a block, in every thread. Ends with a syncthreads."""
     value = warp_sum(value)
@@ -330,7 +330,7 @@ def block_sum(value, tmp):
     return total
 
 
-@cuda.jit(device=True, inline="always")
+@cuda.jit(device=True)
 def block_max(value, tmp):
     """Largest i32 of the threads of a block, in every thread. Ends with a syncthreads."""
     value = warp_max(value)

@@ -17,13 +17,13 @@ from cswap_kernels.cuda.primitives import (
 )
 
 
-@cuda.jit(device=True, inline="always")
+@cuda.jit(device=True)
 def mask_bytes(n):
     """Bytes of the bitmask of n words, padded to 16."""
     return int32(((n + int32(127)) >> int32(7)) << int32(4))
 
 
-@cuda.jit(device=True, inline="always")
+@cuda.jit(device=True)
 def groups_of_warp(n):
     """(first, after the last) group of 32 words that this warp deals with, of n words."""
     groups = int32((n + int32(31)) >> int32(5))
@@ -32,7 +32,7 @@ def groups_of_warp(n):
     return first, min(int32(first + each), groups)
 
 
-@cuda.jit(device=True, inline="always")
+@cuda.jit(device=True)
 def write_mask(x, n, masks, tmp):
     """Write the bitmask of x [n] to masks (u32); (survivors before this warp's words, of all)."""
     lane = lane_id()
@@ -51,14 +51,14 @@ def write_mask(x, n, masks, tmp):
     return block_exclusive(count if lane == int32(0) else int32(0), tmp)
 
 
-@cuda.jit(device=True, inline="always")
+@cuda.jit(device=True)
 def before_lane(mask):
     """How many of the lanes before this one are set in the mask."""
     below = uint32((uint32(1) << uint32(lane_id())) - uint32(1))
     return int32(cuda.popc(uint32(mask & below)))
 
 
-@cuda.jit(device=True, inline="always")
+@cuda.jit(device=True)
 def pack(x, n, masks, out, at):
     """Pack the words that the bitmask chooses into out; this warp's from index ``at`` on."""
     lane = lane_id()
@@ -71,7 +71,7 @@ def pack(x, n, masks, out, at):
         at = int32(at + int32(cuda.popc(mask)))
 
 
-@cuda.jit(device=True, inline="always")
+@cuda.jit(device=True)
 def read_mask(masks, n, tmp):
     """(survivors before this warp's words, of all) by a bitmask; -1 of all if it is none of n."""
     first, last = groups_of_warp(n)
@@ -93,7 +93,7 @@ def read_mask(masks, n, tmp):
     return before, total
 
 
-@cuda.jit(device=True, inline="always")
+@cuda.jit(device=True)
 def unpack(masks, survivors, at, x, n):
     """Inverse of `pack`: every word of x [n] is written."""
     lane = lane_id()
@@ -112,7 +112,7 @@ def unpack(masks, survivors, at, x, n):
 def zvc_tile(word, as_words):
     """(encode_tile, decode_tile) for words of ``word`` bytes; contract: container.py."""
 
-    @cuda.jit(device=True, inline="always")
+    @cuda.jit(device=True)
     def encode(x, n, dst, tmp, a0, a1, a2, a3, first):
         masks = as_u32(dst)
         before, count = write_mask(x, n, masks, tmp)
@@ -126,7 +126,7 @@ def zvc_tile(word, as_words):
         cuda.syncthreads()
         return nbytes
 
-    @cuda.jit(device=True, inline="always")
+    @cuda.jit(device=True)
     def decode(src, nbytes, x, n, tmp, a0, a1, a2, a3, first):
         start = mask_bytes(n)
         if nbytes == int32(0):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     MakeTile = Callable[[int, Any], tuple[Any, Any]]
 
 
-@cuda.jit(device=True, inline="always")
+@cuda.jit(device=True)
 def copy_words(source, target, count):
     """Copy words within shared memory. Ends with a syncthreads."""
     i = int32(cuda.threadIdx.x)
@@ -34,7 +34,7 @@ def copy_words(source, target, count):
     cuda.syncthreads()
 
 
-@cuda.jit(device=True, inline="always")
+@cuda.jit(device=True)
 def put_flags(dst, at, flags):
     """Write the last byte of a segment. Ends with a syncthreads."""
     if int32(cuda.threadIdx.x) == int32(0):
@@ -48,7 +48,7 @@ def zvc_plus(make_inner: MakeTile) -> MakeTile:
     def make(word: int, as_words: Any) -> tuple[Any, Any]:
         inner_encode, inner_decode = make_inner(word, as_words)
 
-        @cuda.jit(device=True, inline="always")
+        @cuda.jit(device=True)
         def encode(x, n, dst, tmp, a0, a1, a2, a3, first):
             masks, raw_bytes = as_u32(dst), int32(n * int32(word))
             before, count = write_mask(x, n, masks, tmp)
@@ -76,7 +76,7 @@ def zvc_plus(make_inner: MakeTile) -> MakeTile:
             put_flags(dst, end, flags)
             return int32(end + int32(1))
 
-        @cuda.jit(device=True, inline="always")
+        @cuda.jit(device=True)
         def decode(src, nbytes, x, n, tmp, a0, a1, a2, a3, first):
             if nbytes == int32(0):
                 fill(x, n, 0)
