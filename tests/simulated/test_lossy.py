@@ -8,17 +8,23 @@ import pytest
 from cswap_kernels.cast import cast_decode_cpu, cast_encode_cpu
 from cswap_kernels.cuda.cast import cast_tile
 from cswap_kernels.cuda.fp8 import fp8_tile, mxfp8_tile
+from cswap_kernels.cuda.int4 import int4_tile
 from cswap_kernels.cuda.int8 import int8_tile
 from cswap_kernels.floats import BFLOAT16, IEEE
 from cswap_kernels.fp8 import fp8_decode_cpu, fp8_encode_cpu
+from cswap_kernels.int4 import int4_decode_cpu, int4_encode_cpu
 from cswap_kernels.int8 import int8_decode_cpu, int8_encode_cpu
 from cswap_kernels.mxfp8 import mxfp8_decode_cpu, mxfp8_encode_cpu
 
 FORMATS = {
+    "int4": (int4_tile, int4_encode_cpu, int4_decode_cpu),
     "fp8": (fp8_tile, fp8_encode_cpu, fp8_decode_cpu),
     "mxfp8": (mxfp8_tile, mxfp8_encode_cpu, mxfp8_decode_cpu),
     "int8": (int8_tile, int8_encode_cpu, int8_decode_cpu),
 }
+KEY = (0x123456789ABCDEF0, (7 << 32) | 5)
+"""Seed and stream of the formats that round at random."""
+
 KINDS = [(2, BFLOAT16), (2, IEEE), (4, IEEE), (8, IEEE)]
 
 
@@ -47,7 +53,7 @@ def name(request):
 @pytest.mark.parametrize("n", [1, 127, 700])
 def test_twins_agree(twins, name, word, kind, n):
     pair = twins(*FORMATS[name], word, tile=512)
-    pair.agree(words_of(values(n), word, kind), args=(kind,))
+    pair.agree(words_of(values(n), word, kind), args=(kind, *KEY))
 
 
 def test_extremes(twins, name):
@@ -60,23 +66,23 @@ def test_extremes(twins, name):
     cases[5, 200] = np.inf  # raw
     cases[6] = np.float32(1e-42)  # denormals only
     cases[7] = np.linspace(-1, 1, 256)
-    pair.agree(cases.reshape(-1).view(np.uint32), args=(IEEE,))
+    pair.agree(cases.reshape(-1).view(np.uint32), args=(IEEE, *KEY))
 
 
 def test_several_warps_and_misaligned_memory(twins, name):
     pair = twins(*FORMATS[name], 2, tile=512, threads=128)
-    pair.agree(words_of(values(600, 1), 2, BFLOAT16), args=(BFLOAT16,), aligned=0)
+    pair.agree(words_of(values(600, 1), 2, BFLOAT16), args=(BFLOAT16, *KEY), aligned=0)
 
 
 def test_a_segment_of_another_length_is_refused(twins, name):
     pair = twins(*FORMATS[name], 4, tile=256)
-    payload = pair.encode_cpu(words_of(values(256), 4, IEEE), (IEEE,))
+    payload = pair.encode_cpu(words_of(values(256), 4, IEEE), (IEEE, *KEY))
     directory = payload[:8].view(np.uint32)
     for change in (-1, 1, -16):
         bad = payload.copy()
         bad[:8].view(np.uint32)[1] = int(directory[1]) + change
-        assert pair.decode_cpu(bad, 256, (IEEE,))[1] == 0
-        assert pair.decode(bad, 256, (IEEE,))[1] == 1
+        assert pair.decode_cpu(bad, 256, (IEEE, *KEY))[1] == 0
+        assert pair.decode(bad, 256, (IEEE, *KEY))[1] == 1
 
 
 @pytest.mark.parametrize("target", [BFLOAT16, IEEE])

@@ -1,11 +1,15 @@
-"""``zvc``: the CUDA twin against the CPU twin."""
+"""``zvc``, ``csr``, ``rle``: the CUDA twins against the CPU twins, byte for byte."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
+from cswap_kernels.csr import csr_decode_cpu, csr_encode_cpu
+from cswap_kernels.cuda.csr import csr_tile
+from cswap_kernels.cuda.rle import rle_tile
 from cswap_kernels.cuda.zvc import zvc_tile
+from cswap_kernels.rle import rle_decode_cpu, rle_encode_cpu
 from cswap_kernels.zvc import zvc_decode_cpu, zvc_encode_cpu
 
 WORDS = (1, 2, 4, 8)
@@ -69,3 +73,48 @@ def test_hostile_segments_are_refused_and_stay_in_bounds(twins):
         _, first = zvc.decode_cpu(bad, 300)
         _, status = zvc.decode(bad, 300)
         assert (first == -1) == (status == 0)
+
+
+CSR = (csr_tile, csr_encode_cpu, csr_decode_cpu)
+RLE = (rle_tile, rle_encode_cpu, rle_decode_cpu)
+OTHERS = {"csr": CSR, "rle": RLE}
+
+
+def runs(n, word, length, seed=0):
+    """Words [n] in runs of about that length, some of them zeros."""
+    rng = np.random.default_rng(seed)
+    values = rng.integers(0, 4, n).astype(f"u{word}")
+    return values[np.cumsum(rng.random(n) < 1 / length) % n]
+
+
+@pytest.mark.parametrize("word", WORDS)
+@pytest.mark.parametrize("n", [1, 65, 600])
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_others_agree(twins, name, n, word):
+    pair = twins(*OTHERS[name], word, tile=512)
+    words = sparse(n, word, 0.93) if name == "csr" else runs(n, word, 40)
+    pair.agree(words, expected=words)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_others_on_dense_words_zeros_and_several_warps(twins, name):
+    pair = twins(*OTHERS[name], 2, tile=512, threads=128)
+    words = np.concatenate([sparse(512, 2, 0.0), np.zeros(512, np.uint16), sparse(300, 2, 0.97)])
+    words[600:900] = 5
+    pair.agree(words, expected=words, aligned=0)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_others_refuse_what_is_hostile(twins, name):
+    pair = twins(*OTHERS[name], 4, tile=512)
+    words = sparse(500, 4, 0.95) if name == "csr" else runs(500, 4, 30)
+    good = pair.encode_cpu(words)
+    rng = np.random.default_rng(1)
+    for place in rng.integers(0, min(good.size, 16 + 160) * 8, 60).tolist():
+        bad = good.copy()
+        bad[place >> 3] ^= 1 << (place & 7)
+        expected, first = pair.decode_cpu(bad, words.size)
+        back, status = pair.decode(bad, words.size)
+        assert (first == -1) == (status == 0)
+        if first == -1:
+            assert np.array_equal(back, expected)

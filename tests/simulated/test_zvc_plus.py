@@ -11,8 +11,10 @@ from cswap_kernels.cuda import zvc_plus
 from cswap_kernels.expk import expk_decode_cpu, expk_encode_cpu
 from cswap_kernels.floats import BFLOAT16, IEEE
 from cswap_kernels.fp8 import fp8_decode_cpu, fp8_encode_cpu
+from cswap_kernels.int4 import int4_decode_cpu, int4_encode_cpu
 from cswap_kernels.int8 import int8_decode_cpu, int8_encode_cpu
 from cswap_kernels.mxfp8 import mxfp8_decode_cpu, mxfp8_encode_cpu
+from cswap_kernels.rle import rle_decode_cpu, rle_encode_cpu
 from cswap_kernels.tiles import tile_decoder, tile_encoder
 from cswap_kernels.zvc_plus import ADDRESSES, zvc_plus_decode_cpu, zvc_plus_encode_cpu
 
@@ -22,6 +24,8 @@ INNER = {
     "expk": (zvc_plus.zvc_expk_tile, expk_encode_cpu, expk_decode_cpu, (8, 23, 0)),
     "fp8": (zvc_plus.zvc_fp8_tile, fp8_encode_cpu, fp8_decode_cpu, (IEEE,)),
     "int8": (zvc_plus.zvc_int8_tile, int8_encode_cpu, int8_decode_cpu, (IEEE,)),
+    "int4": (zvc_plus.zvc_int4_tile, int4_encode_cpu, int4_decode_cpu, (IEEE, 99, 1 << 40)),
+    "rle": (zvc_plus.zvc_rle_tile, rle_encode_cpu, rle_decode_cpu, (0,)),
     "mxfp8": (zvc_plus.zvc_mxfp8_tile, mxfp8_encode_cpu, mxfp8_decode_cpu, (IEEE,)),
 }
 
@@ -59,7 +63,7 @@ def name(request):
 def test_twins_agree(twins, name, zeros):
     pair = Composed(twins, name, tile=256)
     words = sparse(600, zeros, name)
-    lossless = name in ("bitpack", "expk")
+    lossless = name in ("bitpack", "expk", "rle")
     pair.twins.agree(words, args=pair.args, expected=words if lossless else None)
 
 

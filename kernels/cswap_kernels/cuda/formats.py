@@ -44,12 +44,17 @@ class Format:
 
 FORMATS: Final[dict[str, Format]] = {
     "zvc": Format("zvc", "zvc_tile"),
+    "csr": Format("csr", "csr_tile"),
+    "rle": Format("rle", "rle_tile"),
     "bitpack": Format("bitpack", "bitpack_tile"),
     "expk": Format("expk", "expk_tile", FLOAT_WORDS),
     "cast": Format("cast", "cast_tile", (4, 8)),
     "int8": Format("int8", "int8_tile", FLOAT_WORDS),
     "fp8": Format("fp8", "fp8_tile", FLOAT_WORDS),
     "mxfp8": Format("fp8", "mxfp8_tile", FLOAT_WORDS),
+    "int4": Format("int4", "int4_tile", FLOAT_WORDS),
+    "zvc+rle": Format("zvc_plus", "zvc_rle_tile"),
+    "zvc+int4": Format("zvc_plus", "zvc_int4_tile", FLOAT_WORDS),
     "zvc+bitpack": Format("zvc_plus", "zvc_bitpack_tile"),
     "zvc+cast": Format("zvc_plus", "zvc_cast_tile", (4, 8)),
     "zvc+expk": Format("zvc_plus", "zvc_expk_tile", FLOAT_WORDS),

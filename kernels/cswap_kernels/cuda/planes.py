@@ -39,7 +39,7 @@ def parts_bytes(n, bits):
     return total
 
 
-def parts_writer(field: Callable[..., Any]) -> Callable[..., Any]:
+def parts_writer(field: Callable[..., Any]) -> Any:
     """A device function put(x, n, p, bits, dst, at) -> byte behind, for fields of the words x.
 
     field(x, i, n, p) -> u32 is the field of word i, 0 from n on; p is handed on. Its low ``bits``

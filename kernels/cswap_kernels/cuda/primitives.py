@@ -30,6 +30,7 @@ if config.ENABLE_CUDASIM:
         bits_f64,
         f32_bits,
         f64_bits,
+        floor,
         load16,
         load_global16,
         rint,
@@ -187,15 +188,18 @@ else:
     signed64 = _bitcast(types.uint64, types.int64)
     unsigned64 = _bitcast(types.int64, types.uint64)
 
-    @intrinsic
-    def rint(_typing: Any, _value: Any) -> Any:
-        """A float32 rounded to the nearest whole number, ties to even."""
+    def _rounding(instruction: str) -> Any:
+        def typing(_typing: Any, _value: Any) -> Any:
+            def emit(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+                kind = ir.FunctionType(ir.FloatType(), [ir.FloatType()])
+                return builder.call(ir.InlineAsm(kind, f"{instruction} $0, $1;", "=f,f"), [args[0]])
 
-        def emit(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-            kind = ir.FunctionType(ir.FloatType(), [ir.FloatType()])
-            return builder.call(ir.InlineAsm(kind, "cvt.rni.f32.f32 $0, $1;", "=f,f"), [args[0]])
+            return types.float32(types.float32), emit
 
-        return types.float32(types.float32), emit
+        return intrinsic(typing)
+
+    rint = _rounding("cvt.rni.f32.f32")  # to nearest, ties to even
+    floor = _rounding("cvt.rmi.f32.f32")
 
 
 @cuda.jit(device=True)

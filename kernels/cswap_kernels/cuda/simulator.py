@@ -123,6 +123,11 @@ def rint(value: Any) -> Any:
     return np.rint(np.float32(value))
 
 
+def floor(value: Any) -> Any:
+    """The largest whole number not above a float32."""
+    return np.floor(np.float32(value))
+
+
 _atomics = threading.Lock()
 
 

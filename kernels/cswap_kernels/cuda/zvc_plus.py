@@ -13,8 +13,10 @@ from cswap_kernels.cuda.bitpack import bitpack_tile
 from cswap_kernels.cuda.cast import cast_tile
 from cswap_kernels.cuda.expk import expk_tile
 from cswap_kernels.cuda.fp8 import fp8_tile, mxfp8_tile
+from cswap_kernels.cuda.int4 import int4_tile
 from cswap_kernels.cuda.int8 import int8_tile
 from cswap_kernels.cuda.primitives import advance, as_u32, fill
+from cswap_kernels.cuda.rle import rle_tile
 from cswap_kernels.cuda.zvc import mask_bytes, pack, read_mask, unpack, write_mask
 from cswap_kernels.zvc_plus import MASK, VERBATIM
 
@@ -119,3 +121,5 @@ zvc_expk_tile = zvc_plus(expk_tile)
 zvc_fp8_tile = zvc_plus(fp8_tile)
 zvc_int8_tile = zvc_plus(int8_tile)
 zvc_mxfp8_tile = zvc_plus(mxfp8_tile)
+zvc_int4_tile = zvc_plus(int4_tile)
+zvc_rle_tile = zvc_plus(rle_tile)

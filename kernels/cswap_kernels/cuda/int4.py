@@ -1,0 +1,175 @@
+"""``int4`` on CUDA: the format of cswap_kernels/int4.py, a warp per row of four groups."""
+
+from __future__ import annotations
+
+from numba import cuda, float32, int32, int64, uint8, uint32, uint64
+
+from cswap_kernels.cuda.floats import MAGNITUDE, any_raw, float_access, ordered, unordered
+from cswap_kernels.cuda.primitives import (
+    advance,
+    as_u32,
+    bits_f32,
+    f32_bits,
+    floor,
+    lane_id,
+    n_warps,
+    padded,
+    rint,
+    signed,
+    unsigned,
+    warp_id,
+    warp_max,
+    warp_min,
+    warp_sum,
+    zero_bytes,
+)
+from cswap_kernels.floats import LIMIT
+
+LEAST_STEP = 0x0D800000
+FLATTEST = 0x38800000
+"""Bits of 2**-14: step / max |x| is no less, so that z fits 16 bits."""
+
+TOP = 15 * 65536
+LOWEST = -(1 << 31)
+HIGHEST = (1 << 31) - 1
+
+
+@cuda.jit(device=True)
+def philox4x32(c0, c1, c2, c3, k0, k1):
+    """Four random u32 of a counter and a key; see cswap_kernels/philox.py."""
+    for _ in range(10):
+        a = uint64(uint64(c0) * uint64(0xD2511F53))
+        b = uint64(uint64(c2) * uint64(0xCD9E8D57))
+        low_a, low_b = uint32(a & uint64(0xFFFFFFFF)), uint32(b & uint64(0xFFFFFFFF))
+        c0 = uint32(uint32(uint32(b >> uint64(32)) ^ c1) ^ k0)
+        c2 = uint32(uint32(uint32(a >> uint64(32)) ^ c3) ^ k1)
+        c1, c3 = low_b, low_a
+        k0 = uint32(uint64(uint64(k0) + uint64(0x9E3779B9)) & uint64(0xFFFFFFFF))
+        k1 = uint32(uint64(uint64(k1) + uint64(0xBB67AE85)) & uint64(0xFFFFFFFF))
+    return c0, c1, c2, c3
+
+
+@cuda.jit(device=True)
+def round_up(step):
+    """A float32 rounded up to a bfloat16, and to the least step, as bits of a float32."""
+    bits = f32_bits(step)
+    if bits < uint32(LEAST_STEP):
+        bits = uint32(LEAST_STEP)
+    return uint32(uint32(bits + uint32(0xFFFF)) & uint32(0xFFFF0000))
+
+
+@cuda.jit(device=True)
+def grid_of(low, high, top):
+    """(bits of the step as a float32, z as a float32) of a group."""
+    spread = float32(high - low)
+    least = float32(bits_f32(unsigned(top)) * bits_f32(uint32(FLATTEST)))
+    bits = round_up(max(float32(spread / float32(15.0)), least))
+    zero = floor(float32(low / bits_f32(bits)))
+    if float32(float32(zero + float32(15.0)) * bits_f32(bits)) < high:
+        bits = round_up(max(float32(spread / float32(14.0)), least))
+        zero = floor(float32(low / bits_f32(bits)))
+    return bits, zero
+
+
+def int4_tile(word, as_words):
+    """(encode_tile, decode_tile) for words of ``word`` bytes; contract: container.py.
+
+    a1, a2: seed and stream of the random numbers.
+    """
+    load, store = float_access(word)
+
+    @cuda.jit(device=True)
+    def encode(x, n, dst, tmp, a0, a1, a2, a3, first):
+        kind, lane = int32(a0), lane_id()
+        n_groups = int32((n + int32(31)) >> int32(5))
+        start = padded(int32(n_groups << int32(2)))
+        zero_bytes(dst, int32(n_groups << int32(2)), start)
+        half = int32(int32(int32(n_groups + int32(1)) >> int32(1)) << int32(5))
+        scales, codes = as_u32(dst), advance(dst, start)  # one code per byte, at first
+        i = int32(n + int32(cuda.threadIdx.x))
+        while i < int32(half << int32(1)):
+            codes[i] = uint8(0)
+            i = int32(i + int32(cuda.blockDim.x))
+        k0, k1 = uint32(a1 & uint64(0xFFFFFFFF)), uint32(a1 >> uint64(32))
+        c2, c3 = uint32(a2 & uint64(0xFFFFFFFF)), uint32(a2 >> uint64(32))
+        top, exponents, n_nonzero = int32(0), int32(0), int32(0)
+        row = warp_id()
+        while int32(row << int32(2)) < n_groups:
+            # The 16 counters of a row give eight values 16 bits each: number g of the counter of
+            # lane % 16 has those of group g, the low half for the lanes below 16.
+            counter = uint64(uint64(int64(int64(first >> int64(7)) + int64(row))) << uint64(4))
+            counter = uint64(counter | uint64(uint32(lane & int32(15))))
+            c0, c1 = uint32(counter & uint64(0xFFFFFFFF)), uint32(counter >> uint64(32))
+            r0, r1, r2, r3 = philox4x32(c0, c1, c2, c3, k0, k1)
+            for g in range(4):
+                group = int32(int32(row << int32(2)) + int32(g))
+                i = int32(int32(group << int32(5)) + lane)
+                value, inside = float32(0.0), i < n
+                lo, hi, counts = int32(HIGHEST), int32(LOWEST), int32(0)
+                if inside:
+                    value = load(x, i, kind)
+                    bits = f32_bits(value)
+                    magnitude = signed(uint32(bits & uint32(MAGNITUDE)))
+                    lo = ordered(bits)
+                    hi, counts = lo, int32(magnitude >> int32(23))
+                    if magnitude != int32(0):
+                        counts = int32(counts + int32(1 << 20))
+                lo, hi, counts = warp_min(lo), warp_max(hi), warp_sum(counts)
+                exponents = int32(exponents + int32(counts & int32(0xFFFFF)))
+                n_nonzero = int32(n_nonzero + int32(counts >> int32(20)))
+                amax = int32(0)
+                if group < n_groups:
+                    above = int32(~hi) if hi < int32(0) else hi
+                    below = int32(~lo) if lo < int32(0) else lo
+                    amax = int32(max(above, below))
+                top = int32(max(top, amax))
+                if group < n_groups and top < int32(LIMIT):
+                    low, high = bits_f32(unordered(lo)), bits_f32(unordered(hi))
+                    step_bits, zero = grid_of(low, high, amax)
+                    step = bits_f32(step_bits)
+                    if lane == int32(0):
+                        upper = uint32(unsigned(int32(zero)) << uint32(16))
+                        scales[group] = uint32(uint32(step_bits >> uint32(16)) | upper)
+                    base, inverse = float32(zero * step), float32(float32(65536.0) / step)
+                    random = r0 if g == 0 else r1 if g == 1 else r2 if g == 2 else r3
+                    if lane >= int32(16):
+                        random = uint32(random >> uint32(16))
+                    if inside:
+                        y = float32(float32(value - base) * inverse)
+                        y = float32(min(float32(max(y, float32(0.0))), float32(TOP)))
+                        q = int32(int32(rint(y)) + signed(uint32(random & uint32(0xFFFF))))
+                        codes[i] = uint8(int32(q >> int32(16)))
+            row = int32(row + n_warps())
+        if any_raw(top, exponents, n_nonzero, tmp):
+            return int32(-1)
+        i = int32(cuda.threadIdx.x)
+        while i < half:
+            upper = uint32(uint32(codes[int32(i + half)]) << uint32(4))
+            codes[i] = uint8(uint32(uint32(codes[i]) | upper))
+            i = int32(i + int32(cuda.blockDim.x))
+        cuda.syncthreads()
+        return int32(start + half)
+
+    @cuda.jit(device=True)
+    def decode(src, nbytes, x, n, tmp, a0, a1, a2, a3, first):
+        n_groups = int32((n + int32(31)) >> int32(5))
+        start = padded(int32(n_groups << int32(2)))
+        half = int32(int32(int32(n_groups + int32(1)) >> int32(1)) << int32(5))
+        if nbytes != int32(start + half):
+            return int32(-1)
+        scales, codes = as_u32(src), advance(src, start)
+        i = int32(cuda.threadIdx.x)
+        while i < n:
+            entry = uint32(scales[int32(i >> int32(5))])
+            step = bits_f32(uint32(entry << uint32(16)))
+            zero = int32(signed(entry) >> int32(16))
+            if i < half:
+                q = int32(int32(codes[i]) & int32(15))
+            else:
+                q = int32(int32(codes[int32(i - half)]) >> int32(4))
+            store(x, i, int32(a0), float32(float32(int32(q + zero)) * step))
+            i = int32(i + int32(cuda.blockDim.x))
+        cuda.syncthreads()
+        return int32(0)
+
+    return encode, decode
