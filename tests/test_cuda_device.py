@@ -19,7 +19,7 @@ import torch
 
 from cswap.config import SwapConfig
 from cswap.engine.engine import SwapEngine
-from cswap.errors import ConfigError, InternalError, UnsupportedError
+from cswap.errors import ConfigError, CorruptEncodingError, InternalError, UnsupportedError
 
 
 class FakeStream:
@@ -266,6 +266,18 @@ def test_when_staging_memory_is_full_the_computing_thread_waits(device, monkeypa
     assert sum(engine.unpack(p).numel() for p in packed) == 8 << 14
 
 
+def test_damage_that_a_kernel_met_is_raised_at_the_next_unpack(device, monkeypatch, caplog):
+    engine = SwapEngine(SwapConfig(codec="zvc", min_bytes=0), device=device)
+    packed = [engine.pack(torch.randn(1 << 12)) for _ in range(3)]
+    engine.synchronize()
+    monkeypatch.setattr("cswap.codecs.gpu.take_damage", lambda index: 8)
+    engine.unpack(packed[0])
+    engine.synchronize()
+    with pytest.raises(CorruptEncodingError, match=r"cuda:0 met a damaged tile \(number 7\)"):
+        engine.unpack(packed[1])
+    assert engine.stats.fallbacks_by_reason["decode"] >= 1
+
+
 def test_nothing_is_decoded_ahead_when_the_device_is_nearly_full(cuda):
     from cswap.devices.cuda import ASK_EVERY, CudaDevice
 
@@ -298,7 +310,7 @@ def test_without_a_gpu_it_is_said_what_is_missing():
     assert gpu.missing() == "torch sees no CUDA device"
     assert not gpu.has_kernels("zvc", 4)
     with pytest.raises(UnsupportedError, match="no CUDA device"):
-        gpu.damaged(torch.device("cuda:0"))
+        gpu.encode("zvc", 4, torch.empty(4, device="meta"), torch.empty(0), (), None)
 
 
 @pytest.fixture

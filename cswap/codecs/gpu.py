@@ -127,7 +127,7 @@ def decode(
 ) -> None:
     """Launch a decode of payload [nbytes] into out [n].
 
-    Without a stream this waits, and raises; with one, damage is noted in `damaged`.
+    Without a stream this waits, and raises; with one, damage is noted for `take_damage`.
 
     Raises:
         CorruptEncodingError: a tile is damaged.
@@ -141,7 +141,7 @@ def decode(
         nbytes, payload = payload.numel(), padded
     else:
         nbytes = payload.numel()
-    status = launcher.status if stream is not None else launcher.fresh_status()
+    status = launcher.status if stream is not None else _pinned_word()
     values = (
         payload.data_ptr(),
         nbytes,
@@ -154,6 +154,7 @@ def decode(
     n_tiles = _count_tiles(n_words, word)
     launcher.launch(f"{format_name}-{word}-decode", n_tiles, values, stream)
     if stream is None:
+        wait(out.device)
         bad = int(status.item())
         if bad:
             raise CorruptEncodingError(f"format {format_name!r}: tile {bad - 1} is damaged.")
@@ -164,9 +165,18 @@ def wait(device: torch.device) -> None:
     torch.cuda.current_stream(device).synchronize()
 
 
-def damaged(device: torch.device) -> bool:
-    """Whether a decode on a stream of this device has met a damaged tile. Waits for the device."""
-    return bool(_launcher(device.index).status.item())
+def take_damage(index: int) -> int:
+    """1 + the index of a damaged tile that a decode on a stream has met since the last call, or 0.
+
+    Only decodes whose event has fired have noted theirs. Waits for nothing.
+    """
+    if index not in _launched:
+        return 0
+    status = _launcher(index).status
+    bad = int(status.item())
+    if bad:
+        status.zero_()
+    return bad
 
 
 class PinnedSize:
@@ -249,11 +259,8 @@ class _Launcher:
         self._lock = threading.Lock()
         self._controls: dict[int, torch.Tensor] = {}
         self.sizes = SizePool(lambda: torch.zeros(N_SIZES, dtype=torch.int64, pin_memory=True))
-        self.status = self.fresh_status()
-
-    def fresh_status(self) -> torch.Tensor:
-        """[1] i32, zero: where decode kernels note a damaged tile."""
-        return torch.zeros(1, dtype=torch.int32, device=self.device)
+        self.status = _pinned_word()
+        _launched.add(index)
 
     def control(self, stream: torch.cuda.Stream | None) -> torch.Tensor:
         """The control words of launches on a stream (zero between them)."""
@@ -325,6 +332,15 @@ def _compiled(name: str, architecture: int, threads: int) -> Cubin:
         return compiler.link(ptx, architecture)
 
     return compiler.cached(f"{name}-{threads}".replace("+", "_"), architecture, compile_now)
+
+
+_launched: set[int] = set()
+"""Devices that have a launcher."""
+
+
+def _pinned_word() -> torch.Tensor:
+    # [1] i32, zero: where decode kernels note a damaged tile, for the host to read.
+    return torch.zeros(1, dtype=torch.int32, pin_memory=True)
 
 
 @cache

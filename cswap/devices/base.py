@@ -130,6 +130,10 @@ class Device(abc.ABC):
         """Whether what this thread computes is being recorded to be run again (a CUDA graph)."""
         return False
 
+    def take_damage(self) -> str:
+        """What went wrong in decodes that have run, and could not be said in time; else ""."""
+        return ""
+
     def has_room(self, nbytes: int) -> bool:
         """Whether so much memory may be used to decode ahead; a guess."""
         return True

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 import torch
 
+from cswap.codecs import gpu
 from cswap.devices.base import Device, Event, Role
 from cswap.errors import InternalError
 from cswap.pool import BufferPool
@@ -209,6 +210,13 @@ class CudaDevice(Device):
     def is_capturing(self) -> bool:
         """See `Device.is_capturing`."""
         return bool(torch.cuda.is_current_stream_capturing())
+
+    def take_damage(self) -> str:
+        """See `Device.take_damage`: a kernel that meets a damaged tile cannot raise."""
+        bad = gpu.take_damage(self.index)
+        return (
+            f"a decode on cuda:{self.index} met a damaged tile (number {bad - 1})." if bad else ""
+        )
 
     def has_room(self, nbytes: int) -> bool:
         """See `Device.has_room`."""

@@ -87,6 +87,8 @@ class Executor:
             CorruptEncodingError: what came back is not what was stored.
             MemoryError: no memory to decode into.
         """
+        if self._tiers.damage:
+            raise self._tiers.damage[0]
         while True:
             event: Event | None = None
             if handle.state is State.ENCODING:

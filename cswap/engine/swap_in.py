@@ -115,6 +115,7 @@ class SwapIn:
 
         def decoded() -> None:
             self._tiers.give_back(staged.scratch)
+            self._tiers.note_damage()
             self._tiers.counters.spent(codec.name, decode_s=event.elapsed_s)
 
         device.when(event, decoded)

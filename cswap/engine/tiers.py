@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import torch
 
 from cswap.engine.handle import State
+from cswap.errors import CorruptEncodingError
 
 if TYPE_CHECKING:
     import threading
@@ -35,6 +36,8 @@ class Tiers:
         counters: what is counted.
         lock: under which handles change.
         verify: whether what comes back is compared with what went out.
+        damage: errors of decodes whose results may have been used by now; every later unpack
+            raises the first of them.
     """
 
     device: Device
@@ -43,6 +46,14 @@ class Tiers:
     counters: Counters
     lock: threading.Lock
     verify: bool
+    damage: list[CorruptEncodingError] = field(default_factory=list)
+
+    def note_damage(self) -> None:
+        """After a decode: whether the device has met damage that it could not raise."""
+        found = self.device.take_damage()
+        if found:
+            self.counters.fall_back("decode", found)
+            self.damage.append(CorruptEncodingError(found))
 
     def give_back(self, scratch: torch.Tensor | None) -> None:
         """Return scratch memory, if there is any."""
