@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
+from cswap.codecs import gpu
 from cswap.codecs.layout import words_of
 from cswap.schema.tensor import DTYPES, DType, TensorProfile, dtype_name
 from cswap_kernels import profile as kernel
@@ -52,22 +53,16 @@ def profile(
 class LateProfile:
     """A profile that comes later: nobody waits for the GPU.
 
-    A sample is copied to pinned memory behind the computation that made the tensor.
+    Counts, or without kernels a sample, are sent to pinned memory behind the computation that made
+    the tensor.
     """
 
     def __init__(self, x: torch.Tensor) -> None:
         """Args: x: [n] flat and contiguous, on any device; n at least 1."""
-        d = DTYPES[dtype_name(x.dtype)]
-        samples, piece_words = SAMPLES.get(d.kind, INTEGER_SAMPLES)
-        piece = max(1, piece_words * d.word // d.itemsize)
-        if x.numel() <= samples * piece:
-            pieces = x
-        else:
-            step = (x.numel() - piece) // (samples - 1)
-            pieces = x.as_strided((samples, piece), (step, 1))
+        self._dtype = DTYPES[dtype_name(x.dtype)]
         self._nbytes = x.nbytes
-        self._sample = torch.empty(pieces.shape, dtype=x.dtype, pin_memory=x.is_cuda)
-        self._sample.copy_(pieces, non_blocking=True)
+        self._counted = x.is_cuda and gpu.missing() is None
+        self._arriving = self._count(x) if self._counted else self._sample(x)
         self._copied = torch.cuda.Event() if x.is_cuda else None  # type: ignore[no-untyped-call]
         if self._copied is not None:
             self._copied.record(torch.cuda.current_stream(x.device))
@@ -76,7 +71,25 @@ class LateProfile:
         """The profile, or None if the sample has not arrived yet."""
         if self._copied is not None and not self._copied.query():  # type: ignore[no-untyped-call]
             return None
-        return replace(profile(self._sample.view(-1)), nbytes=self._nbytes)
+        if self._counted:
+            return _from_counts(self._dtype, self._nbytes, self._arriving.tolist())
+        return replace(profile(self._arriving.view(-1)), nbytes=self._nbytes)
+
+    def _count(self, x: torch.Tensor) -> torch.Tensor:
+        samples, piece_words = SAMPLES.get(self._dtype.kind, INTEGER_SAMPLES)
+        layout = _layout(self._dtype).tolist()
+        return gpu.profile(x, self._dtype.word, samples, piece_words, layout)
+
+    def _sample(self, x: torch.Tensor) -> torch.Tensor:
+        d = self._dtype
+        samples, piece_words = SAMPLES.get(d.kind, INTEGER_SAMPLES)
+        piece = max(1, piece_words * d.word // d.itemsize)
+        pieces = x
+        if x.numel() > samples * piece:
+            step = (x.numel() - piece) // (samples - 1)
+            pieces = x.as_strided((samples, piece), (step, 1))
+        sample = torch.empty(pieces.shape, dtype=x.dtype, pin_memory=x.is_cuda)
+        return sample.copy_(pieces, non_blocking=True)
 
 
 def profile_all(x: torch.Tensor) -> TensorProfile:

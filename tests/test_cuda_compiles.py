@@ -52,3 +52,13 @@ def test_what_was_compiled_is_kept(tmp_path, monkeypatch):
     (file,) = (tmp_path / "kernels").iterdir()
     file.write_text("{")  # a damaged one is made anew
     assert compiler.cached("zvc-4-encode", 90, lambda: made) == made
+
+
+@pytest.mark.parametrize("word", [1, 2, 4, 8])
+def test_the_profilers_kernel_compiles_for_every_architecture(word):
+    from cswap_kernels.cuda.profile import profile_kernel, profile_signature
+
+    ptx = compiler.compile_ptx(profile_kernel(word), profile_signature(word))
+    assert ".local" not in ptx
+    for architecture in compiler.ARCHITECTURES:
+        assert compiler.link(ptx, architecture).local_bytes == 0

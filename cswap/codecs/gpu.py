@@ -55,6 +55,9 @@ N_SIZES: Final = 1024
 
 N_ARGS: Final = 4
 
+N_COUNTS: Final = 17
+"""Of a profile, see `cswap_kernels.profile`."""
+
 _U64: Final = (1 << 64) - 1
 
 
@@ -158,6 +161,28 @@ def decode(
         bad = int(status.item())
         if bad:
             raise CorruptEncodingError(f"format {format_name!r}: tile {bad - 1} is damaged.")
+
+
+def profile(
+    x: torch.Tensor, word: int, pieces: int, piece_words: int, layout: Sequence[int]
+) -> torch.Tensor:
+    """Launch the profiler on the current stream; [17] i64 pinned counts, there when it has run.
+
+    Args:
+        x: [n] flat, on the device.
+        word: bytes per word.
+        pieces: sampled, spread evenly.
+        piece_words: words of each.
+        layout: as `cswap_kernels.profile` explains.
+    """
+    launcher = _launcher(x.device.index)
+    n_words = x.nbytes // word
+    counts = torch.zeros(N_COUNTS, dtype=torch.int64, device=x.device)
+    step = max(piece_words, n_words // pieces)
+    values = (x.data_ptr(), counts.data_ptr(), n_words, pieces, piece_words, step, *layout)
+    launcher.launch(f"profile-{word}-sample", pieces, values, None)
+    arrived = torch.empty(N_COUNTS, dtype=torch.int64, pin_memory=True)
+    return arrived.copy_(counts, non_blocking=True)
 
 
 def wait(device: torch.device) -> None:

@@ -12,6 +12,7 @@ from cswap_kernels.cuda.container import (
     encode_kernel,
     encode_signature,
 )
+from cswap_kernels.cuda.profile import profile_kernel, profile_signature
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,13 +66,15 @@ FORMATS: Final[dict[str, Format]] = {
 
 
 def kernel(name: str, word: int, direction: str) -> tuple[Callable[..., None], Any]:
-    """(kernel, signature) of a format.
+    """(kernel, signature) of a format, or of the profiler.
 
     Args:
-        name: a key of `FORMATS`.
+        name: a key of `FORMATS`, or "profile".
         word: bytes per word, one of the format's.
-        direction: "encode" or "decode".
+        direction: "encode" or "decode"; "sample" for the profiler.
     """
+    if name == "profile":
+        return profile_kernel(word), profile_signature(word)
     make = FORMATS[name].make()
     if direction == "encode":
         return encode_kernel(make, word), encode_signature(word)
