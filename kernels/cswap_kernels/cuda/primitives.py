@@ -345,3 +345,11 @@ def block_max(value, tmp):
         value = int32(max(value, signed(uint32(tmp[int32(k)]))))
     cuda.syncthreads()
     return value
+
+
+@cuda.jit(device=True)
+def share_of_warp(groups):
+    """(first, after the last) of so many groups: each warp takes as many, in order."""
+    each = int32((groups + n_warps() - int32(1)) >> log_warps())
+    first = min(int32(warp_id() * each), groups)
+    return first, min(int32(first + each), groups)

@@ -12,10 +12,8 @@ from cswap_kernels.cuda.primitives import (
     block_exclusive,
     fill,
     lane_id,
-    log_warps,
-    n_warps,
     padded,
-    warp_id,
+    share_of_warp,
 )
 from cswap_kernels.cuda.zvc import before_lane
 
@@ -26,10 +24,7 @@ MASKS_AT = 16
 @cuda.jit(device=True)
 def groups_of_warp(n):
     """(first, after the last) group of 64 words that this warp deals with."""
-    groups = int32((n + int32(63)) >> int32(6))
-    each = int32((groups + n_warps() - int32(1)) >> log_warps())
-    first = min(int32(warp_id() * each), groups)
-    return first, min(int32(first + each), groups)
+    return share_of_warp(int32((n + int32(63)) >> int32(6)))
 
 
 @cuda.jit(device=True)

@@ -11,9 +11,7 @@ from cswap_kernels.cuda.primitives import (
     block_exclusive,
     fill,
     lane_id,
-    log_warps,
-    n_warps,
-    warp_id,
+    share_of_warp,
 )
 
 
@@ -26,10 +24,7 @@ def mask_bytes(n):
 @cuda.jit(device=True)
 def groups_of_warp(n):
     """(first, after the last) group of 32 words that this warp deals with, of n words."""
-    groups = int32((n + int32(31)) >> int32(5))
-    each = int32((groups + n_warps() - int32(1)) >> log_warps())
-    first = min(int32(warp_id() * each), groups)
-    return first, min(int32(first + each), groups)
+    return share_of_warp(int32((n + int32(31)) >> int32(5)))
 
 
 @cuda.jit(device=True)
