@@ -181,7 +181,7 @@ class SwapEngine:
             return self._keep(tensor, "small")
         if tensor in self._owned:
             return self._keep(tensor, "parameter")
-        if lane.device.is_capturing():
+        if lane.may_capture and lane.device.is_capturing():
             return self._keep_in_graph(tensor)
         site = Site(
             scope=scope.path,
@@ -295,9 +295,8 @@ class SwapEngine:
         with self._lock:
             if first:
                 self._order.asked(handle)
-            depth = PREFETCH_DEPTH if lane.device.overlaps else 0
-            upcoming = self._order.upcoming(handle, depth)
-        for other in upcoming:
+            ahead = self._order.upcoming(handle, PREFETCH_DEPTH) if lane.overlaps else ()
+        for other in ahead:
             if other.lane.has_room(other.raw_nbytes) and other.lane.executor.prefetch(other):
                 self._note_ready(other)
         memory = lane.executor.memory(handle)

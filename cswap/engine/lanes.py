@@ -32,10 +32,12 @@ class Lane:
         executor: moves handles of this device.
         ready: bounds what is decoded ahead; to be used under the engine's lock.
         min_bytes: smaller tensors stay.
+        may_capture: whether the device can record what it runs, as CUDA graphs do.
+        overlaps: whether something can be decoded ahead, beside the computation.
         may_keep: whether a tensor may stay because swapping it does not pay.
     """
 
-    __slots__ = ("device", "executor", "may_keep", "min_bytes", "ready")
+    __slots__ = ("device", "executor", "may_capture", "may_keep", "min_bytes", "overlaps", "ready")
 
     def __init__(
         self, device: Device, config: SwapConfig, disk: DiskStore | None, counters: Counters
@@ -48,6 +50,8 @@ class Lane:
             device, host, disk, counters, seed=config.seed, verify=config.verify
         )
         self.ready = ReadyBudget(device.ready_bytes)
+        self.overlaps = device.overlaps
+        self.may_capture = not device.unified
         self.min_bytes = config.min_bytes_on(device.kind)
         # Where host memory is device memory, moving what does not shrink saves nothing.
         self.may_keep = device.unified and config.budget is None and config.spill_dir is None
@@ -76,10 +80,9 @@ class Lanes:
 
     def of(self, device: torch.device) -> Lane | None:
         """The lane of tensors on this device; None if nothing is swapped there."""
-        try:
-            return self._lanes[device]
-        except KeyError:
-            pass
+        found = self._lanes.get(device)
+        if found is not None:
+            return found
         with self._lock:
             if device not in self._lanes:
                 self._lanes[device] = self._lane_for(device)

@@ -30,10 +30,22 @@ class Part:
         file: on disk instead.
         nbytes: encoded bytes.
         checksum: CRC-32 of the source (of the encoding if lossy), when verifying.
+        encode_s: seconds that the encode took.
         stored: whether host or file hold all of it, and no job writes them any more.
     """
 
-    __slots__ = ("checksum", "codec", "file", "host", "index", "nbytes", "numel", "start", "stored")
+    __slots__ = (
+        "checksum",
+        "codec",
+        "encode_s",
+        "file",
+        "host",
+        "index",
+        "nbytes",
+        "numel",
+        "start",
+        "stored",
+    )
 
     def __init__(self, index: int, start: int, numel: int, codec: Codec) -> None:
         self.index = index
@@ -44,6 +56,7 @@ class Part:
         self.file: DiskFile | None = None
         self.nbytes = 0
         self.checksum = 0
+        self.encode_s = 0.0
         self.stored = False
 
     def of(self, x: torch.Tensor) -> torch.Tensor:

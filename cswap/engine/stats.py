@@ -186,7 +186,7 @@ class Counters:
         """Bytes of device memory that the engine holds now."""
         return self._device_bytes
 
-    def encoded(self, codec: str, raw: int, encoded: int, *, whole: bool) -> None:
+    def encoded(self, codec: str, raw: int, encoded: int, encode_s: float, *, whole: bool) -> None:
         """A part of a tensor is out; ``whole``: the last of it."""
         with self._lock:
             self.swapped += whole
@@ -194,13 +194,12 @@ class Counters:
             entry.count += whole
             entry.raw += raw
             entry.encoded += encoded
-
-    def spent(self, codec: str, *, encode_s: float = 0.0, decode_s: float = 0.0) -> None:
-        """A codec took that long."""
-        with self._lock:
-            entry = self.by_codec[codec]
             entry.encode_s += encode_s
-            entry.decode_s += decode_s
+
+    def decoded(self, codec: str, decode_s: float) -> None:
+        """A part of a tensor was decoded."""
+        with self._lock:
+            self.by_codec[codec].decode_s += decode_s
 
     def compiled(self, seconds: float) -> None:
         """Kernels took that long to be compiled or loaded."""

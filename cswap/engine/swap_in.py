@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 from cswap.codecs.layout import copy_bytes, empty_strided, torch_dtype, unflatten_into
 from cswap.engine.handle import State
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from cswap.engine.tiers import Tiers
 
 
-@dataclass(frozen=True, slots=True)
-class _Staged:
+class _Staged(NamedTuple):
     """A part's payload on its way to the decoder.
 
     Attributes:
@@ -56,7 +55,8 @@ class SwapIn:
         try:
             out = device.allocate(dtype, handle.raw_nbytes // dtype.itemsize)
             result = empty_strided(handle.meta, out.device) if handle.gathered else out
-            staged.extend(self._bring(part) for part in handle.parts)  # as far as it gets
+            for part in handle.parts:
+                staged += (self._bring(part),)
         except (MemoryError, RuntimeError) as error:  # torch raises RuntimeError for both
             for one in staged:
                 self._give_back_after(one)
@@ -64,17 +64,21 @@ class SwapIn:
                 handle.to(State.STORED)
             raise MemoryError(f"swap-in of {handle.raw_nbytes} bytes: {error}") from error
         self._tiers.counters.hold(device=handle.raw_nbytes)
-        events = [
-            self._decode(part, one, part.of(out), role)
-            for part, one in zip(handle.parts, staged, strict=True)
-        ]
-        event = events[0]
-        if len(events) > 1 or handle.gathered:
-            event = self._finish(handle, events, out, result, role)
+        if len(staged) == 1 and not handle.gathered:
+            part, only = handle.parts[0], staged[0]
+            event = self._decode(part, only, out, role)
+        else:
+            event = self._decode_all(handle, staged, out, result, role)
         with self._tiers.lock:
             if handle.state is State.FETCHING:
                 handle.event, handle.result = event, result
-        device.when(event, lambda: self._fetched(handle, event))
+
+        def fetched() -> None:
+            if len(staged) == 1 and not handle.gathered:
+                self._decoded(part, only, event)
+            self._fetched(handle, event)
+
+        device.when(event, fetched)
         return event
 
     def _bring(self, part: Part) -> _Staged:
@@ -111,24 +115,28 @@ class SwapIn:
 
         if codec.verbatim and not device.unified:  # the copy is all there is to do
             role = "h2d"
-        event = device.submit(job, role=role, after=(*staged.after, device.now()))
+        return device.submit(job, role=role, after=(*staged.after, device.now()))
 
-        def decoded() -> None:
+    def _decoded(self, part: Part, staged: _Staged, event: Event) -> None:
+        if not self._tiers.device.unified:
             self._tiers.give_back(staged.scratch)
             self._tiers.note_damage()
-            self._tiers.counters.spent(codec.name, decode_s=event.elapsed_s)
+        self._tiers.counters.decoded(part.codec.name, event.elapsed_s)
 
-        device.when(event, decoded)
-        return event
-
-    def _finish(
+    def _decode_all(
         self,
         handle: Handle,
-        events: list[Event],
+        staged: list[_Staged],
         out: torch.Tensor,
         result: torch.Tensor,
         role: Role,
     ) -> Event:
+        events = []
+        for part, one in zip(handle.parts, staged, strict=True):
+            event = self._decode(part, one, part.of(out), role)
+            self._tiers.device.when(event, partial(self._decoded, part, one, event))
+            events.append(event)
+
         def job(_stream: Stream) -> None:
             _raise_first(events)
             if handle.gathered:

@@ -60,15 +60,15 @@ class SwapOut:
         if not device.unified:
             self._make_room()
             self._leaving.append(handle)
-        start = time.perf_counter()
-        for part in parts:
-            if codec.verbatim and not device.unified:
-                self._send(handle, part, part.of(x))
-            else:
-                in_line = backlog and device.unified
-                self._encode(handle, part, part.of(x), "compute" if in_line else "codec")
-        if backlog and device.unified:
+            for part in parts:
+                step = self._send if codec.verbatim else self._encode
+                step(handle, part, part.of(x))
+        elif backlog:
+            start = time.perf_counter()
+            self._encode(handle, parts[0], x, "compute")
             self._tiers.counters.exposed(time.perf_counter() - start)
+        else:
+            self._encode(handle, parts[0], x)
 
     def waits_no_more(self, handle: Handle) -> None:
         """Under the lock: the handle's source no longer waits for an encode."""
@@ -90,7 +90,7 @@ class SwapOut:
         # Nothing to encode: straight from the tensor's own memory to the host's.
         host = self._tiers.host.take(x.nbytes)
         if host is None:  # the way to the disk is that of all encodings
-            self._encode(handle, part, x, "codec")
+            self._encode(handle, part, x)
             return
 
         def copy(_stream: Stream) -> None:
@@ -113,13 +113,13 @@ class SwapOut:
 
         device.when(event, sent)
 
-    def _encode(self, handle: Handle, part: Part, x: torch.Tensor, role: Role) -> None:
+    def _encode(self, handle: Handle, part: Part, x: torch.Tensor, role: Role = "codec") -> None:
         out, codec = _Output(), part.codec
         tensor_id = handle.position + part.index * SECTION_SALT
         key = EncodeKey(self._seed, tensor_id, handle.step)
 
         def job(stream: Stream) -> None:
-            if not self._wanted(handle, part):  # asked for, or released, meanwhile
+            if handle.state is not State.ENCODING:  # asked for, or released, meanwhile
                 return
             # Taken here and not at submit: encodes that wait their turn hold no scratch.
             out.scratch = self._tiers.device.scratch(codec.bound(x.dtype, x.numel()))
@@ -132,8 +132,8 @@ class SwapOut:
 
         def encoded() -> None:
             fine = event.error is None and out.scratch is not None
-            if fine and self._wanted(handle, part) and not handle.modified():
-                self._tiers.counters.spent(codec.name, encode_s=event.elapsed_s)
+            if fine and handle.state is State.ENCODING and not handle.modified():
+                part.encode_s = event.elapsed_s
                 self._encoded(handle, part, out, event)
                 return
             self._tiers.give_back(out.scratch)
@@ -144,7 +144,7 @@ class SwapOut:
     def _under_way(self, handle: Handle, part: Part, event: Event) -> None:
         # Callbacks may have gone further already, with a later event.
         with self._tiers.lock:
-            if self._wanted(handle, part) and not part.stored and part.host is None:
+            if handle.state is State.ENCODING and handle.parts[part.index] is part:
                 handle.event = event
 
     def _failed(
@@ -191,18 +191,19 @@ class SwapOut:
             if not self._wanted(handle, part):
                 return False
             part.host, part.nbytes = host, nbytes
-            self._tiers.counters.hold(host=host.numel())
-            self._safe(handle)
+            self._safe(handle, host.numel())
             return True
 
-    def _safe(self, handle: Handle) -> None:
-        # Under the lock. The one place where a swapped tensor's own memory is given up.
+    def _safe(self, handle: Handle, host_bytes: int) -> None:
+        # Under the lock. The one place where a swapped tensor's own memory is given up; a part of
+        # it is in so much of the host's now.
         handle.unsafe -= 1
-        if handle.unsafe == 0 and handle.source is not None:
+        freed = 0
+        if handle.unsafe == 0:
             handle.to(State.IN_FLIGHT)
-            handle.source = None
-            self.waits_no_more(handle)
-            self._tiers.counters.hold(device=-handle.raw_nbytes)
+            handle.source, freed = None, handle.raw_nbytes
+            self._waiting_bytes -= freed
+        self._tiers.counters.hold(device=-freed, host=host_bytes)
 
     def _stored(
         self, handle: Handle, part: Part, scratch: torch.Tensor | None, copied: Event
@@ -222,8 +223,12 @@ class SwapOut:
         if lost:
             self._tiers.free_part(part)
             return
-        raw_nbytes = handle.raw_nbytes * part.numel // sum(p.numel for p in handle.parts)
-        self._tiers.counters.encoded(part.codec.name, raw_nbytes, part.nbytes, whole=stored)
+        raw_nbytes = handle.raw_nbytes
+        if len(handle.parts) > 1:
+            raw_nbytes = raw_nbytes * part.numel // sum(p.numel for p in handle.parts)
+        self._tiers.counters.encoded(
+            part.codec.name, raw_nbytes, part.nbytes, part.encode_s, whole=stored
+        )
 
     def _spill(
         self, handle: Handle, part: Part, scratch: torch.Tensor, nbytes: int, event: Event
@@ -260,7 +265,7 @@ class SwapOut:
         part.nbytes = nbytes
         with self._tiers.lock:
             if self._wanted(handle, part):
-                self._safe(handle)
+                self._safe(handle, 0)
         self._stored(handle, part, scratch, written)
 
     def _degrade(self, handle: Handle, part: Part, x: torch.Tensor, error: BaseException) -> None:
@@ -272,7 +277,7 @@ class SwapOut:
         part.codec = raw
         with self._tiers.lock:
             handle.event = None
-        self._encode(handle, part, x, "codec")
+        self._encode(handle, part, x)
 
     def _keep(self, handle: Handle, reason: str, why: object) -> None:
         # The source is still there; so the tensor stays on the device after all.

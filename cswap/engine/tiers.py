@@ -75,7 +75,7 @@ class Tiers:
         What a job still writes is freed by its callback, see `SwapOut`.
         """
         for part in handle.parts:
-            if part.stored:
+            if part.stored and (part.host is not None or part.file is not None):
                 self.free_part(part)
 
     def free_part(self, part: Part) -> None:
