@@ -57,18 +57,18 @@ class SwapOut:
             handle.parts, handle.unsafe, handle.unstored = parts, len(parts), len(parts)
             self._waiting_bytes += handle.raw_nbytes
             backlog = self._waiting_bytes > device.backlog_bytes
+        step = self._send if codec.verbatim else self._encode
         if not device.unified:
             self._make_room()
             self._leaving.append(handle)
             for part in parts:
-                step = self._send if codec.verbatim else self._encode
                 step(handle, part, part.of(x))
         elif backlog:
             start = time.perf_counter()
-            self._encode(handle, parts[0], x, "compute")
+            step(handle, parts[0], x, "compute")
             self._tiers.counters.exposed(time.perf_counter() - start)
         else:
-            self._encode(handle, parts[0], x)
+            step(handle, parts[0], x)
 
     def waits_no_more(self, handle: Handle) -> None:
         """Under the lock: the handle's source no longer waits for an encode."""
@@ -86,11 +86,11 @@ class SwapOut:
         # Whether the handle is still on its way out, and the part is one of this attempt's.
         return handle.state is State.ENCODING and handle.parts[part.index] is part
 
-    def _send(self, handle: Handle, part: Part, x: torch.Tensor) -> None:
+    def _send(self, handle: Handle, part: Part, x: torch.Tensor, role: Role = "codec") -> None:
         # Nothing to encode: straight from the tensor's own memory to the host's.
         host = self._tiers.host.take(x.nbytes)
         if host is None:  # the way to the disk is that of all encodings
-            self._encode(handle, part, x)
+            self._encode(handle, part, x, role)
             return
 
         def copy(_stream: Stream) -> None:
@@ -100,11 +100,13 @@ class SwapOut:
                     part.checksum = checksum(x)
 
         device = self._tiers.device
-        event = device.submit(copy, role="d2h", after=(device.now(),))
+        role = role if device.unified else "d2h"
+        event = device.submit(copy, role=role, after=(device.now(),))
         self._under_way(handle, part, event)
 
         def sent() -> None:
             fine = event.error is None and not handle.modified()
+            part.encode_s = event.elapsed_s
             if fine and self._store(handle, part, host, x.nbytes):
                 self._stored(handle, part, None, event)
                 return
