@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,6 +15,7 @@ from hypothesis import settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from concurrent.futures import Future
 
 # Compilation on first use would break any deadline; CI repeats a red run exactly.
 settings.register_profile("dev", max_examples=25, deadline=None)
@@ -31,6 +36,35 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 # GPU tests run where nothing is installed but torch, numpy, numba, pytest and hypothesis.
 collect_ignore = ["test_cli.py", "test_calibration.py"] if find_spec("typer") is None else []
+
+
+def _simulate(file: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(file)]
+    command += ["-W", "ignore::RuntimeWarning"]  # integers wrap around, as on a GPU
+    root = Path(__file__).parents[1]
+    return subprocess.run(
+        command, cwd=root, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def simulated(
+    request: pytest.FixtureRequest,
+) -> Iterator[dict[Path, Future[subprocess.CompletedProcess[str]]]]:
+    """The CUDA simulator's processes by test file, one after the other beside all other tests.
+
+    Numba reads NUMBA_ENABLE_CUDASIM when it is imported, so they are processes of their own; they
+    keep but one core busy for two minutes, and most tests do, too.
+    """
+    wanted = [
+        Path(str(item.callspec.params["file"]))
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and item.originalname == "test_in_the_simulator"
+    ]
+    with ThreadPoolExecutor(1) as pool:
+        yield {file: pool.submit(_simulate, file) for file in wanted}
+        pool.shutdown(cancel_futures=True)
 
 
 @pytest.hookimpl(tryfirst=True)
