@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import struct
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 import cswap
+from cswap.codecs import gpu
 from cswap.errors import ConfigError, CorruptEncodingError
 from cswap_kernels import zfp
 
@@ -125,6 +127,14 @@ def test_zfp_checks_sizes_before_zfpy_sees_them(monkeypatch: pytest.MonkeyPatch)
             codec.decode_flat(damaged, torch.empty(64), stream=None)
 
 
+def test_zfp_refuses_a_stream_that_no_encoder_keeps() -> None:
+    pytest.importorskip("zfpy")
+    data = struct.pack("<IIQ", 0, 160, 64) + bytes(zfp.stream_bytes(64, 160))
+    payload = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    with pytest.raises(CorruptEncodingError, match="zfp encoding of"):
+        cswap.get_codec("zfp:40").decode_flat(payload, torch.empty(64), stream=None)
+
+
 @pytest.mark.parametrize("rate", [0, -1, 65])
 def test_zfp_refuses_impossible_rates(rate: int) -> None:
     with pytest.raises(ConfigError, match="must be 1 to 64"):
@@ -133,5 +143,6 @@ def test_zfp_refuses_impossible_rates(rate: int) -> None:
 
 def test_zfp_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zfpy", None)
+    monkeypatch.setattr(gpu, "missing", lambda: "this test")
     with pytest.raises(ConfigError, match=r"pip install cswap\[host\]"):
         cswap.get_codec("zfp:9")

@@ -1,4 +1,7 @@
-"""``zfp``, ``zfp:RATE``: zfp at a fixed rate, through the package ``zfpy`` (docs/format/zfp.md)."""
+"""``zfp``, ``zfp:RATE``: zfp at a fixed rate (docs/format/zfp.md).
+
+On a CPU through the package ``zfpy``, on a GPU by a kernel of our own.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from cswap.codecs import gpu
 from cswap.codecs.base import Codec, EncodeKey, LateSize, Stream, word_dtype
 from cswap.codecs.layout import bytes_of, words_of
 from cswap.codecs.lossy import FLOATS, float_kind
+from cswap.codecs.tiled import cuda_stream
 from cswap.errors import ConfigError, CorruptEncodingError
 from cswap.schema.tensor import dtype_name
 from cswap_kernels.floats import narrow, widen
@@ -45,7 +50,7 @@ class Zfp(Codec):
             that zfp needs for their exponent.
 
     Raises:
-        ConfigError: the rate is none, or zfpy is missing.
+        ConfigError: the rate is none, or zfpy is missing and no GPU there to do without.
     """
 
     lossless = False
@@ -55,18 +60,24 @@ class Zfp(Codec):
     def __init__(self, rate: int = DEFAULT_RATE) -> None:
         if not 1 <= rate <= MAX_RATE:
             raise ConfigError(f"codec='zfp:{rate}': the rate must be 1 to {MAX_RATE} bits.")
+        self._zfpy: Any = None
         try:
-            self._zfpy: Any = importlib.import_module("zfpy")
+            self._zfpy = importlib.import_module("zfpy")
         except ImportError as error:
-            raise ConfigError(
-                f"codec='zfp': needs zfpy ({error}): pip install cswap[host]"
-            ) from error
+            if gpu.missing() is not None:
+                raise ConfigError(
+                    f"codec='zfp': needs zfpy ({error}): pip install cswap[host]"
+                ) from error
         self.name = "zfp" if rate == DEFAULT_RATE else f"zfp:{rate}"
         self._rate = rate
 
     def supports(self, dtype: torch.dtype, device: str = "cpu") -> bool:
         """Floats and complex of two bytes per real number or more."""
-        return device == "cpu" and dtype_name(dtype) in FLOATS
+        if dtype_name(dtype) not in FLOATS:
+            return False
+        if device == "cuda":
+            return gpu.has_kernels("zfp", word_dtype(dtype).word)
+        return device == "cpu" and self._zfpy is not None
 
     def bound(self, dtype: torch.dtype, numel: int) -> int:
         """The header and the raw bytes."""
@@ -77,6 +88,8 @@ class Zfp(Codec):
     ) -> int | LateSize:
         """See `Codec.encode_flat`."""
         d = word_dtype(x.dtype)
+        if x.is_cuda:
+            return self._encode_cuda(x, out, d, stream)
         words, target = words_of(x), bytes_of(out)
         bits = block_bits(self._rate, _itemsize(d))
         nbytes = stream_bytes(words.size, bits)
@@ -104,9 +117,14 @@ class Zfp(Codec):
     ) -> None:
         """See `Codec.decode_flat`."""
         d = word_dtype(out.dtype)
+        if out.is_cuda:
+            gpu.decode("zfp", d.word, payload, out, self._cuda_args(d), cuda_stream(stream))
+            return
         words, source = words_of(out), bytes_of(payload)
         bits = block_bits(self._rate, _itemsize(d))
-        sizes = {_ZFP: stream_bytes(words.size, bits), _RAW: words.nbytes}
+        sizes = {_RAW: words.nbytes}
+        if stream_bytes(words.size, bits) < words.nbytes:
+            sizes[_ZFP] = stream_bytes(words.size, bits)
         mode, found_bits, n_words = (
             _HEADER.unpack_from(source.data) if source.size >= _HEADER.size else (None, 0, 0)
         )
@@ -125,6 +143,19 @@ class Zfp(Codec):
             start = stream_bytes(first, bits)
             nbytes = stream_bytes(piece.size, bits)
             self._decode_piece(data[start : start + nbytes], piece, d, bits)
+
+    def _cuda_args(self, d: DType) -> tuple[int, int]:
+        return block_bits(self._rate, _itemsize(d)), float_kind(d)
+
+    def _encode_cuda(
+        self, x: torch.Tensor, out: torch.Tensor, d: DType, stream: Stream | None
+    ) -> int | LateSize:
+        own = cuda_stream(stream)
+        size = gpu.encode("zfp", d.word, x, out, self._cuda_args(d), own)
+        if own is not None:
+            return size
+        gpu.wait(x.device)
+        return size.value()
 
     def _decode_piece(
         self, data: NDArray[np.uint8], words: NDArray[Any], d: DType, bits: int

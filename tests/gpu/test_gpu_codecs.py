@@ -22,7 +22,7 @@ from cswap.testing.strategies import values_for
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:ComplexHalf")]
 
-HOST_ONLY = {"lz4", "zstd", "zfp"}
+HOST_ONLY = {"lz4", "zstd"}
 GUARD = 0xC3
 KEY = EncodeKey(seed=3, tensor_id=5, step=7)
 

@@ -83,7 +83,8 @@ def link(ptx: str, architecture: int) -> Cubin:
     """
     from cuda.core import Linker, LinkerOptions, ObjectCode
 
-    options = LinkerOptions(arch=f"sm_{architecture}", ptxas_options="-v")
+    # One rounding per operation, as on a CPU: a product and a sum stay two.
+    options = LinkerOptions(arch=f"sm_{architecture}", fma=False, ptxas_options="-v")
     linker = Linker(ObjectCode.from_ptx(ptx.encode()), options=options)
     code = linker.link("cubin").code
     report = str(linker.get_info_log())

@@ -1,7 +1,7 @@
 """What the lossy CUDA twins share: words to float32 and back; see cswap_kernels/floats.py.
 
-One rounding per operation, and no product that is added to anything: so the compiler's contraction
-to fused multiply-adds, which Numba switches on for CUDA, finds nothing to contract.
+One rounding per operation. Numba lets the compiler fuse a product and a sum: it finds none to fuse
+(a test looks), since bits are taken apart in between; the linker is told not to.
 """
 
 from __future__ import annotations

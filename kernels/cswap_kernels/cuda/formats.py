@@ -29,14 +29,16 @@ class Format:
         module: in this package.
         maker: name of its function (word, as_words) -> (encode_tile, decode_tile).
         words: word sizes in bytes that it is for.
+        standalone: no tile container: the maker is (word, direction) -> (kernel, signature).
     """
 
     module: str
     maker: str
     words: tuple[int, ...] = ALL_WORDS
+    standalone: bool = False
 
     def make(self) -> Callable[[int, Any], tuple[Any, Any]]:
-        """The function that makes the device tile functions."""
+        """The maker."""
         found: Callable[[int, Any], tuple[Any, Any]] = getattr(
             import_module(f"cswap_kernels.cuda.{self.module}"), self.maker
         )
@@ -54,6 +56,7 @@ FORMATS: Final[dict[str, Format]] = {
     "fp8": Format("fp8", "fp8_tile", FLOAT_WORDS),
     "mxfp8": Format("fp8", "mxfp8_tile", FLOAT_WORDS),
     "int4": Format("int4", "int4_tile", FLOAT_WORDS),
+    "zfp": Format("zfp", "zfp_kernel", FLOAT_WORDS, standalone=True),
     "zvc+rle": Format("zvc_plus", "zvc_rle_tile"),
     "zvc+int4": Format("zvc_plus", "zvc_int4_tile", FLOAT_WORDS),
     "zvc+bitpack": Format("zvc_plus", "zvc_bitpack_tile"),
@@ -76,6 +79,8 @@ def kernel(name: str, word: int, direction: str) -> tuple[Callable[..., None], A
     if name == "profile":
         return profile_kernel(word), profile_signature(word)
     make = FORMATS[name].make()
+    if FORMATS[name].standalone:
+        return make(word, direction)
     if direction == "encode":
         return encode_kernel(make, word), encode_signature(word)
     return decode_kernel(make, word), decode_signature(word)

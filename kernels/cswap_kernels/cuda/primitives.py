@@ -26,11 +26,14 @@ if config.ENABLE_CUDASIM:
         as_u64,
         atomic_add,
         atomic_max,
+        atomic_or,
         bits_f32,
         bits_f64,
         f32_bits,
         f64_bits,
         floor,
+        funnel_left32,
+        funnel_right32,
         load16,
         load_global16,
         rint,
@@ -169,6 +172,7 @@ else:
 
     atomic_add = _atomic("add")
     atomic_max = _atomic("umax")
+    atomic_or = _atomic("or")
 
     def _bitcast(source: Any, target: Any) -> Any:
         def typing(_typing: Any, _value: Any) -> Any:
@@ -200,6 +204,21 @@ else:
 
     rint = _rounding("cvt.rni.f32.f32")  # to nearest, ties to even
     floor = _rounding("cvt.rmi.f32.f32")
+
+    def _funnel(instruction: str) -> Any:
+        def typing(_typing: Any, _low: Any, _high: Any, _by: Any) -> Any:
+            def emit(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+                kind = ir.FunctionType(_I32, [_I32] * 3)
+                text = f"{instruction} $0, $1, $2, $3;"
+                return builder.call(ir.InlineAsm(kind, text, "=r,r,r,r"), args)
+
+            return types.uint32(types.uint32, types.uint32, types.uint32), emit
+
+        return intrinsic(typing)
+
+    # (low, high, by): 64 bits moved by 0 to 31; their high word then, or their low one.
+    funnel_left32 = _funnel("shf.l.wrap.b32")
+    funnel_right32 = _funnel("shf.r.wrap.b32")
 
 
 @cuda.jit(device=True)

@@ -149,6 +149,27 @@ def atomic_max(memory: Memory, index: int, value: Any) -> Any:
         return before
 
 
+def atomic_or(memory: Memory, index: int, value: Any) -> Any:
+    """Set the bits of ``value``; the value before."""
+    with _atomics:
+        array = _plain(memory)
+        before = array[int(index)]
+        array[int(index)] = before | array.dtype.type(value)
+        return before
+
+
+def funnel_left32(low: Any, high: Any, by: Any) -> Any:
+    """The high word of 64 bits moved left by 0 to 31."""
+    both = int(high) << 32 | int(low)
+    return np.uint32((both << (int(by) & 31) >> 32) & 0xFFFFFFFF)
+
+
+def funnel_right32(low: Any, high: Any, by: Any) -> Any:
+    """The low word of 64 bits moved right by 0 to 31."""
+    both = int(high) << 32 | int(low)
+    return np.uint32((both >> (int(by) & 31)) & 0xFFFFFFFF)
+
+
 class _Warp:
     """Lets the lanes of one warp exchange a value."""
 
