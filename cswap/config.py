@@ -139,6 +139,12 @@ def _parse_directory(value: Any, name: str) -> Path | None:
     return path
 
 
+def _parse_policy(value: Any, name: str) -> str:
+    if not isinstance(value, str):
+        raise ConfigError(f"{name}={value!r}: must be the name of a policy.")
+    return value  # checked by cswap.advisor.policies, a layer that knows them
+
+
 def _parse_plan(value: Any, _name: str) -> Any:
     return value  # read by cswap.schema.plan, a layer that knows the format
 
@@ -157,6 +163,7 @@ _PARSERS: Final[dict[str, Callable[[Any, str], Any]]] = {
     "workers": _parse_optional_count,
     "seed": _parse_count,
     "verify": _parse_bool,
+    "policy": _parse_policy,
     "plan": _parse_plan,
 }
 
@@ -188,6 +195,9 @@ class SwapConfig:
             Default: half the cores, at most four.
         seed: of stochastic rounding; the same seed gives the same bytes.
         verify: checksum every round trip; costs a pass over each tensor on both ways.
+        policy: how ``codec="auto"`` chooses: ``"auto"`` by predicted cost; ``"raw"`` never
+            compresses; ``"static:CODEC"`` always does; ``"cswap+"`` by the rule of the paper;
+            ``"oracle"`` runs every codec on every tensor to know (slow, for evaluation).
         plan: a plan (path, JSON text, dict or `Plan`) that says what to do with each tensor.
 
     Raises:
@@ -207,6 +217,7 @@ class SwapConfig:
     workers: int | None = None
     seed: int = 0
     verify: bool = False
+    policy: str = "auto"
     plan: Any = None
 
     def __post_init__(self) -> None:

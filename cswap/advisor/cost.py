@@ -60,12 +60,14 @@ class Candidate:
         ratio: predicted raw bytes over encoded bytes.
         device_s: predicted encode plus decode time, in seconds.
         cost_s: device_s plus the price of the encoded bytes, in seconds.
+        nbytes: predicted encoded bytes.
     """
 
     codec: str
     ratio: float
     device_s: float
     cost_s: float
+    nbytes: float
 
 
 def _word_bits(profile: TensorProfile) -> int:
@@ -151,8 +153,32 @@ RATIOS: Final[dict[str, Callable[[TensorProfile], float]]] = {
 """Predicted ratio, before tiles that refuse, for each codec that the advisor considers."""
 
 
-def predict(codec: str, profile: TensorProfile, times: Times, price_s_per_byte: float) -> Candidate:
-    """What this codec would cost for a tensor of this profile."""
-    ratio = max(1.0, RATIOS[codec](profile))  # a tile that would grow is stored raw
-    device_s = times.device_s(profile)
-    return Candidate(codec, ratio, device_s, device_s + price_s_per_byte * profile.nbytes / ratio)
+def predicted_ratio(codec: str, profile: TensorProfile) -> float:
+    """Raw bytes over encoded bytes, from the profile alone; 1.0 for codecs without a formula."""
+    formula = RATIOS.get(codec)
+    return 1.0 if formula is None else max(1.0, formula(profile))  # what would grow is stored raw
+
+
+def predict(
+    codec: str,
+    profile: TensorProfile,
+    times: Times,
+    price_s_per_byte: float,
+    *,
+    time_factor: float = 1.0,
+    ratio_factor: float = 1.0,
+) -> Candidate:
+    """What this codec would cost for a tensor of this profile.
+
+    Args:
+        codec: its name, a key of `RATIOS`.
+        profile: of the tensor.
+        times: of the codec, for any tensor.
+        price_s_per_byte: of encoded bytes.
+        time_factor: what measurements say about ``times``.
+        ratio_factor: what they say about the predicted ratio.
+    """
+    ratio = max(1.0, predicted_ratio(codec, profile) * ratio_factor)
+    device_s = times.device_s(profile) * time_factor
+    nbytes = profile.nbytes / ratio
+    return Candidate(codec, ratio, device_s, device_s + price_s_per_byte * nbytes, nbytes)

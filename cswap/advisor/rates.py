@@ -64,6 +64,12 @@ CUDA_RATES: Final[dict[str, Rate]] = {
 CUDA_PRICE_S_PER_BYTE: Final = 2 / (25 * _G)
 """A byte goes out and comes back over a link of 25 GB/s (PCIe 4.0 x16): an assumption, too."""
 
+LINK_S_PER_BYTE: Final[dict[str, float | None]] = {"cpu": None, "cuda": CUDA_PRICE_S_PER_BYTE}
+"""Out and back over the link, by kind of device; None where host and device memory are one."""
+
+HOST_PRICE_S_PER_BYTE: Final = 100 * DEFAULT_PRICE_S_PER_BYTE
+"""Highest price of a byte while ``host_limit`` is too small for a step's encodings."""
+
 RATES: Final = {
     "cpu": (CPU_RATES, DEFAULT_PRICE_S_PER_BYTE),
     "cuda": (CUDA_RATES, CUDA_PRICE_S_PER_BYTE),

@@ -30,7 +30,7 @@ from cswap.stores.disk import DiskStore
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from cswap.advisor.advisor import Explanation
+    from cswap.advisor.memory import Explanation
     from cswap.codecs.base import Codec
     from cswap.config import SwapConfig
     from cswap.devices.base import Device
@@ -202,6 +202,8 @@ class SwapEngine:
                 self._counters.share()
                 return PackedView(token, tensor)
             position, step = self._order.next_position(), self._order.step
+        if position == 0:
+            self._advisor.begin_step(self._counters.exposed_s)
         if self._advisor.plan_keeps(position):
             return self._keep(tensor, "plan")
         try:
@@ -256,13 +258,14 @@ class SwapEngine:
             return
         x = flatten(handle.source) if handle.gathered else handle.source
         try:
-            codec = self._advisor.choose(
+            handle.advice = self._advisor.choose(
                 x,
                 handle.site,
                 handle.position,
                 lossy_ok=handle.lossy_ok,
                 may_keep=handle.lane.may_keep,
             )
+            codec = handle.advice.codec
         except Exception as error:
             self._counters.fall_back("advisor", error)
             codec = get_codec("raw")

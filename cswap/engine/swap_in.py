@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from cswap.advisor.advisor import Advice
     from cswap.codecs.base import Stream
     from cswap.devices.base import Event, Role
     from cswap.engine.handle import Handle
@@ -121,7 +122,8 @@ class SwapIn:
         if not self._tiers.device.unified:
             self._tiers.give_back(staged.scratch)
             self._tiers.note_damage()
-        self._tiers.counters.decoded(part.codec.name, event.elapsed_s)
+        part.decode_s = event.elapsed_s
+        self._tiers.counters.decoded(part.codec.name, part.decode_s)
 
     def _decode_all(
         self,
@@ -158,8 +160,18 @@ class SwapIn:
                 handle.result = None
         if event.error is not None or released:
             self._tiers.counters.hold(device=-handle.raw_nbytes)
+        elif handle.unpacked == 0 and handle.advice is not None:
+            self._tell(handle, handle.advice)
         if released:
             self._tiers.free(handle)
+
+    def _tell(self, handle: Handle, advice: Advice) -> None:
+        # What the codec took for the whole of the handle. A copy over a link is no codec's time.
+        codec, parts = handle.parts[0].codec, handle.parts
+        if codec.verbatim and not self._tiers.device.unified:
+            return
+        if all(p.codec is codec and p.encode_s and p.decode_s for p in parts):
+            advice.note_round_trip(codec.name, sum(p.encode_s + p.decode_s for p in parts))
 
 
 def _raise_first(events: Iterable[Event]) -> None:

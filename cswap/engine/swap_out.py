@@ -231,6 +231,9 @@ class SwapOut:
         self._tiers.counters.encoded(
             part.codec.name, raw_nbytes, part.nbytes, part.encode_s, whole=stored
         )
+        if stored and handle.advice is not None:
+            nbytes = sum(p.nbytes for p in handle.parts)
+            handle.advice.note_encoded(part.codec.name, handle.raw_nbytes, nbytes)
 
     def _spill(
         self, handle: Handle, part: Part, scratch: torch.Tensor, nbytes: int, event: Event
