@@ -314,7 +314,8 @@ def _unless_better(
     current = next((c for c in candidates if c.codec == used), None)
     if current is None or current.codec == best.codec:
         return best, why
-    if best.cost_s > (1 - HYSTERESIS) * current.cost_s:
+    stays_below = 1 - MARGIN + HYSTERESIS if best.codec == KEEP else 1 / (1 - HYSTERESIS)
+    if current.cost_s < stays_below * best.cost_s:
         return current, f"no other is cheaper by {HYSTERESIS:.0%}"
     return best, why
 
