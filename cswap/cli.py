@@ -121,6 +121,33 @@ def calibrate(
 
 
 @app.command()
+def explain(
+    file: Annotated[str, typer.Argument(help="Written by SwapEngine.save().")],
+    position: Annotated[
+        int | None, typer.Option(help="Show all candidates of this call site.")
+    ] = None,
+    as_json: _Json = False,
+) -> None:
+    """Say for every call site what was chosen, why, what it cost, and the regret."""
+    from cswap.report import explain as report
+
+    record = report.load(file)
+    if as_json:
+        print(json.dumps(record))
+        return
+    if position is None:
+        table = _table(*report.COLUMNS)
+        rows = report.site_rows(record)
+    else:
+        table = _table(*report.CANDIDATE_COLUMNS)
+        rows = report.candidate_rows(record, position)
+    for row in rows:
+        table.add_row(*map(_literal, row))
+    _show(table)
+    print(report.summary(record))
+
+
+@app.command()
 def codecs(
     names: Annotated[list[str] | None, typer.Argument(help="Which; default: all.")] = None,
     as_json: _Json = False,

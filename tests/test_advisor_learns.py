@@ -141,6 +141,16 @@ def test_an_outlier_moves_little_and_a_change_is_followed():
     assert found.factor == pytest.approx(5.0, rel=0.15)
 
 
+def test_what_is_no_longer_measured_is_forgotten():
+    factors = TimeCorrections()
+    for _ in range(10):
+        factors.observe("zvc", 1e-3, 20e-3)
+    assert factors.factor("zvc") > 10
+    for _ in range(300):
+        factors.begin_step()
+    assert factors.factor("zvc") < 1.5
+
+
 @pytest.mark.parametrize("absurd", [0.0, -1.0, math.nan, math.inf, 1e9])
 def test_absurd_times_are_ignored_with_one_notice(absurd, monkeypatch, caplog):
     monkeypatch.setattr(correction, "_warned", False)

@@ -26,6 +26,9 @@ CLIP: Final = 0.5
 CHANGE: Final = 3
 """Measurements in a row that are off by CLIP or more, on one side: a change, no outlier."""
 
+FORGET: Final = 0.99
+"""Of what is not measured, that is left of a correction after a step: half of it after 69."""
+
 ABSURD: Final = 1e4
 """A measurement this many times off is the clock's or the counter's fault."""
 
@@ -52,10 +55,11 @@ def usable(predicted: float, measured: float) -> bool:
 class Correction:
     """Moving average of log(measured / predicted), which follows a change at once."""
 
-    __slots__ = ("_log", "_off", "count")
+    __slots__ = ("_fresh", "_log", "_off", "count")
 
     def __init__(self) -> None:
         self._log = 0.0
+        self._fresh = False
         self._off: deque[float] = deque(maxlen=CHANGE)
         self.count = 0
 
@@ -69,19 +73,28 @@ class Correction:
         found = math.log(measured / predicted)
         error = found - self._log
         self.count += 1
+        self._fresh = True
         if abs(error) < CLIP:
             self._off.clear()
         else:
             if self._off and (self._off[-1] - self._log) * error < 0:
                 self._off.clear()
             self._off.append(found)
-        if self.count == 1 or len(self._off) == CHANGE:
-            middle = sorted(self._off)[len(self._off) // 2] if self._off else found
-            self._log = middle
+        if len(self._off) == CHANGE:
+            self._log = sorted(self._off)[CHANGE // 2]
             self._off.clear()
         else:
             self._log += WEIGHT * max(-CLIP, min(CLIP, error))
         self._log = max(-LIMIT, min(LIMIT, self._log))
+
+    def begin_step(self) -> None:
+        """Forget a little of what the step before did not confirm.
+
+        Else a codec that looked slow once, when the machine was busy, would never be used again.
+        """
+        if not self._fresh:
+            self._log *= FORGET
+        self._fresh = False
 
 
 class TimeCorrections:
@@ -108,6 +121,11 @@ class TimeCorrections:
         self._device.observe(predicted_s, measured_s)
         own = self._codecs.setdefault(codec, Correction())
         own.observe(predicted_s * self._device.factor, measured_s)
+
+    def begin_step(self) -> None:
+        """See `Correction.begin_step`."""
+        for known in (self._device, *self._codecs.values()):
+            known.begin_step()
 
     def snapshot(self) -> dict[str, float]:
         """Factor by codec, and "" for the device's."""

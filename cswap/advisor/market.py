@@ -80,6 +80,7 @@ class Market:
         """A step begins, and the one before used these sites; seconds of a step, if known."""
         self._clock.begin_step(now_s, exposed_s)
         self.steps += 1
+        self.corrections.begin_step()
         if self._adapt and stored(self._kind) is not self._calibration:
             self._load()
             self.corrections = TimeCorrections()

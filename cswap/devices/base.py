@@ -46,7 +46,10 @@ class Event(Protocol):
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds that the job took on the device; meaningful once the event has fired."""
+        """Seconds that the job took on the device; meaningful once the event has fired.
+
+        On a CPU of the core that ran it: while it waits for one it takes nothing from others.
+        """
         ...
 
     def query(self) -> bool:
@@ -125,6 +128,11 @@ class Device(abc.ABC):
     def scratch_bytes(self) -> int:
         """Bytes of scratch memory, in use and kept for reuse; shared by all engines."""
         return 0
+
+    @property
+    def stalled_s(self) -> float:
+        """Seconds that computation has waited on the device for joined events, not on the host."""
+        return 0.0
 
     def is_capturing(self) -> bool:
         """Whether what this thread computes is being recorded to be run again (a CUDA graph)."""

@@ -54,6 +54,9 @@ READY_SHARE: Final = 16
 RESERVE_SHARE: Final = 20
 """Of the device's memory, 1/RESERVE_SHARE stays free of what is decoded ahead."""
 
+TIME_EVERY: Final = 8
+"""Joins between two whose wait is timed: two more events cost some microseconds."""
+
 ASK_EVERY: Final = 32
 """Questions for room between two looks at the allocator, which take longer than a launch."""
 
@@ -130,6 +133,8 @@ class CudaDevice(Device):
         self._watchers: dict[str, _Watcher] = {}
         self._watchers_lock = threading.Lock()
         self._pageable = False
+        self._joined = 0
+        self._stalled_s = 0.0
 
     def submit(self, job: Job, *, role: Role, after: tuple[Event, ...] = ()) -> Event:
         """See `Device.submit`. The job only issues work, on the thread that submits it."""
@@ -173,7 +178,24 @@ class CudaDevice(Device):
 
     def join(self, event: Event) -> None:
         """See `Device.join`: the stream waits, the host does not."""
-        torch.cuda.current_stream(self.device).wait_event(_own(event).recorded)
+        stream, awaited = torch.cuda.current_stream(self.device), _own(event).recorded
+        self._joined += 1
+        if self._joined % TIME_EVERY or self.is_capturing():
+            stream.wait_event(awaited)
+            return
+        timed = CudaEvent("compute")
+        timed.start(stream)
+        stream.wait_event(awaited)
+        timed.recorded.record(stream)
+        self.when(timed, lambda: self._add_stall(TIME_EVERY * timed.elapsed_s))
+
+    @property
+    def stalled_s(self) -> float:
+        """See `Device.stalled_s`; estimated from one join in TIME_EVERY."""
+        return self._stalled_s
+
+    def _add_stall(self, seconds: float) -> None:
+        self._stalled_s += seconds  # by one thread only, that of the compute stream's events
 
     def allocate(self, dtype: torch.dtype, numel: int) -> torch.Tensor:
         """See `Device.allocate`: of the current stream's memory."""

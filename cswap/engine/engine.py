@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
 import weakref
 from collections import deque
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,11 +26,13 @@ from cswap.engine.handle import Handle, State, Token
 from cswap.engine.lanes import Lanes, optional_int
 from cswap.engine.packed import Kept, PackedView, modified_error
 from cswap.engine.prefetch import StepOrder
+from cswap.engine.record import make_record
 from cswap.engine.scope import ScopeStack
 from cswap.engine.stats import Counters, Stats
 from cswap.stores.disk import DiskStore
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Iterable
 
     from cswap.advisor.memory import Explanation
@@ -114,7 +119,8 @@ class SwapEngine:
     def stats(self) -> Stats:
         """What has been done so far."""
         self._bury()
-        return self._counters.snapshot(self._disk.in_use_bytes if self._disk else 0)
+        found = self._counters.snapshot(self._disk.in_use_bytes if self._disk else 0)
+        return replace(found, exposed_s=found.exposed_s + self._lanes.stalled_s)
 
     @property
     def scratch_bytes(self) -> int:
@@ -124,6 +130,15 @@ class SwapEngine:
     def explain(self) -> list[Explanation]:
         """Every call site with its profile, the candidates with their cost, and the choice."""
         return self._advisor.explain()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write statistics and decisions to a JSON file, for ``cswap explain PATH``.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        record = make_record(self.stats, self.explain())
+        Path(path).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
     def synchronize(self) -> None:
         """Block until every swap-out under way is done."""
@@ -203,7 +218,7 @@ class SwapEngine:
                 return PackedView(token, tensor)
             position, step = self._order.next_position(), self._order.step
         if position == 0:
-            self._advisor.begin_step(self._counters.exposed_s)
+            self._advisor.begin_step(self._counters.exposed_s + self._lanes.stalled_s)
         if self._advisor.plan_keeps(position):
             return self._keep(tensor, "plan")
         try:
@@ -357,8 +372,6 @@ class SwapEngine:
 def _disk_store(config: SwapConfig) -> DiskStore | None:
     if config.spill_dir is None:
         return None
-    from pathlib import Path
-
     from cswap.errors import ConfigError
 
     try:

@@ -37,7 +37,16 @@ class Lane:
         may_keep: whether a tensor may stay because swapping it does not pay.
     """
 
-    __slots__ = ("device", "executor", "may_capture", "may_keep", "min_bytes", "overlaps", "ready")
+    __slots__ = (
+        "_stalled_before_s",
+        "device",
+        "executor",
+        "may_capture",
+        "may_keep",
+        "min_bytes",
+        "overlaps",
+        "ready",
+    )
 
     def __init__(
         self, device: Device, config: SwapConfig, disk: DiskStore | None, counters: Counters
@@ -46,6 +55,7 @@ class Lane:
         idle_share = UNIFIED_IDLE_SHARE if device.unified else 1.0
         host = HostStore(device.host_memory, optional_int(config.host_limit), idle_share)
         self.device = device
+        self._stalled_before_s = device.stalled_s
         self.executor = Executor(
             device, host, disk, counters, seed=config.seed, verify=config.verify
         )
@@ -55,6 +65,11 @@ class Lane:
         self.min_bytes = config.min_bytes_on(device.kind)
         # Where host memory is device memory, moving what does not shrink saves nothing.
         self.may_keep = device.unified and config.budget is None and config.spill_dir is None
+
+    @property
+    def stalled_s(self) -> float:
+        """Seconds that the device has waited for swaps since this lane was made."""
+        return self.device.stalled_s - self._stalled_before_s
 
     def has_room(self, nbytes: int) -> bool:
         """Whether so much may be decoded ahead now."""
@@ -92,6 +107,11 @@ class Lanes:
     def scratch_bytes(self) -> int:
         """Bytes of scratch memory on all devices."""
         return sum(lane.device.scratch_bytes for lane in self._lanes.values() if lane is not None)
+
+    @property
+    def stalled_s(self) -> float:
+        """Seconds that all devices have waited for swaps."""
+        return sum(lane.stalled_s for lane in self._lanes.values() if lane is not None)
 
     def _lane_for(self, device: torch.device) -> Lane | None:
         if self._only is not None:

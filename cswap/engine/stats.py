@@ -22,8 +22,8 @@ class CodecStats:
         count: encodes.
         raw: bytes before.
         encoded: bytes after.
-        encode_s: seconds in encode, summed over threads.
-        decode_s: seconds in decode, summed over threads.
+        encode_s: seconds of encodes on the device; on a CPU of one core.
+        decode_s: the same of decodes.
     """
 
     count: int = 0
@@ -60,7 +60,8 @@ class Stats:
         disk_bytes: bytes on disk now.
         prefetch_hits: unpacks that found their tensor decoded, or under way.
         prefetch_misses: unpacks that had to fetch.
-        exposed_s: seconds that the computing thread spent encoding, decoding or waiting for it.
+        exposed_s: seconds that the computing thread spent encoding, decoding or waiting for it, and
+            that a GPU's computation waited for swaps.
         compile_s: seconds spent compiling kernels or loading them from the disk cache; in no other
             figure.
         fallbacks: times that a slower but correct path was taken after a failure.
