@@ -17,8 +17,8 @@ from cswap.advisor.advisor import HYSTERESIS, MARGIN, Advisor
 from cswap.advisor.correction import Correction, TimeCorrections
 from cswap.advisor.cost import predict
 from cswap.advisor.market import KEEP
-from cswap.advisor.price import StepClock, fit_price
-from cswap.advisor.rates import CPU_RATES, DEFAULT_PRICE_S_PER_BYTE, LINK_S_PER_BYTE, RATES
+from cswap.advisor.price import StepClock, fit_price, link_price
+from cswap.advisor.rates import CPU_RATES, DEFAULT_PRICE_S_PER_BYTE, LINK_BYTES_PER_S, RATES
 from cswap.advisor.site import Site
 from cswap.codecs.registry import get_codec
 from cswap.config import SwapConfig
@@ -204,6 +204,28 @@ def test_a_link_with_time_to_spare_costs_nothing_and_a_full_one_its_time():
     assert fit_price([], 1.0, 1.0) == 0.0
 
 
+@given(OPTIONS, st.floats(0.1, 5), st.floats(0.1, 5), st.floats(0, 200), st.floats(0, 200))
+def test_the_links_price_makes_device_time_and_exposed_transfers_least(
+    options, out_s, in_s, forward_bytes, backward_bytes
+):
+    rates = (1 / out_s, 1 / in_s)
+    hidden = (forward_bytes * out_s, backward_bytes * in_s)
+
+    def cost(chosen):
+        nbytes = sum(n for _, n in chosen)
+        exposed = [max(nbytes / r - h, 0.0) for r, h in zip(rates, hidden, strict=True)]
+        return sum(s for s, _ in chosen) + sum(exposed)
+
+    price = link_price(options, rates, hidden)
+    assert 0 <= price <= (out_s + in_s) * (1 + 1e-9)
+    chosen = [min(row, key=lambda o: o[0] + price * o[1]) for row in options]
+    best = min(map(cost, itertools.product(*options)))
+    # Whole tensors: at a bend, at most one of them is not as it would be with halves.
+    gap = max(max(s for s, _ in row) - min(s for s, _ in row) for row in options)
+    spread = max(max(n for _, n in row) - min(n for _, n in row) for row in options)
+    assert cost(chosen) <= best + gap + spread * (out_s + in_s) + 1e-6
+
+
 @pytest.mark.parametrize("jump", [-1e6, 1e9, math.nan])
 def test_a_clock_that_jumps_is_ignored(jump):
     clock = StepClock()
@@ -229,7 +251,7 @@ def linked(monkeypatch):
     """A CPU whose tensors leave over a link of 1 GB/s, with raw costing next to nothing."""
     rates = {**CPU_RATES, "raw": CPU_RATES["keep"]}
     monkeypatch.setitem(RATES, "cpu", (rates, 2e-9))
-    monkeypatch.setitem(LINK_S_PER_BYTE, "cpu", 2e-9)
+    monkeypatch.setitem(LINK_BYTES_PER_S, "cpu", (1e9, 1e9))
     now = [0.0]
     monkeypatch.setattr("cswap.advisor.advisor.time.perf_counter", lambda: now[0])
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 from cswap.advisor.calibration import stored
 from cswap.advisor.correction import TimeCorrections
 from cswap.advisor.cost import predict
-from cswap.advisor.price import StepClock, fit_price
-from cswap.advisor.rates import HOST_PRICE_S_PER_BYTE, LINK_S_PER_BYTE, RATES
+from cswap.advisor.price import FORWARD_SHARE, StepClock, fit_price, link_price
+from cswap.advisor.rates import HOST_PRICE_S_PER_BYTE, LINK_BYTES_PER_S, RATES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -48,7 +48,7 @@ class Market:
         self.steps = 0
         self._settled: dict[str, float] = {}
         self._times: Mapping[str, Times] = {}
-        self._link_s_per_byte = LINK_S_PER_BYTE[kind]
+        self._link = LINK_BYTES_PER_S[kind]
         self._load()
 
     def _load(self) -> None:
@@ -92,18 +92,17 @@ class Market:
         return step_s
 
     def _refit(self, used: Iterable[SiteMemory], step_s: float | None) -> None:
-        limited = self._host_limit is not None
-        if not limited and (self._link_s_per_byte is None or step_s is None or not self._adapt):
+        if self._host_limit is None and (self._link is None or step_s is None or not self._adapt):
             return
         options = [
             [(c.device_s, c.nbytes) for c in m.explanation.candidates if c.codec != KEEP]
             for m in used
             if m.explanation.candidates
         ]
-        price = 0.0 if self._link_s_per_byte is not None else self._base_price
-        if self._link_s_per_byte is not None and step_s is not None:
-            room = step_s / self._link_s_per_byte
-            price = fit_price(options, room, self._link_s_per_byte)
+        price = self._base_price
+        if self._link is not None and step_s is not None and self._adapt:
+            hidden = (FORWARD_SHARE * step_s, (1 - FORWARD_SHARE) * step_s)
+            price = link_price(options, self._link, hidden)
         if self._host_limit is not None:
             price = max(price, fit_price(options, self._host_limit, HOST_PRICE_S_PER_BYTE))
         self.price_s_per_byte = price

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+FORWARD_SHARE: Final = 1 / 3
+"""Of a step's computation that is forward: backward has two products where forward has one."""
+
 ROUNDS: Final = 30
 """Of bisection: the price is found to a part in 2**30 of the highest."""
 
@@ -59,6 +62,36 @@ def fit_price(
         else:
             low = middle
     return high
+
+
+def link_price(
+    options: Sequence[Sequence[tuple[float, float]]],
+    rates: tuple[float, float],
+    hidden: tuple[float, float],
+) -> float:
+    """The price at which device time plus exposed transfers are least.
+
+    Exposed is what bytes take on the link, out and in, beyond the computation that hides them:
+    ``max(bytes / d2h - forward, 0) + max(bytes / h2d - backward, 0)``. It has three slopes in
+    bytes, and the price is one of them or makes the bytes stay at a bend.
+
+    Source: the objective is CSwap+'s (TPDS 33(12), 2022, Eq. 3-7), of all tensors together.
+
+    Args:
+        options: per tensor, of every codec: seconds on the device, encoded bytes.
+        rates: of the link, device to host and back, in bytes per second.
+        hidden: seconds of forward, and of backward, that transfers hide behind.
+    """
+    bends = sorted((rate * seconds, 1 / rate) for rate, seconds in zip(rates, hidden, strict=True))
+    (first, slope), (second, other) = bends
+    return max(
+        fit_price(options, first, slope), _from(slope, fit_price(options, second, slope + other))
+    )
+
+
+def _from(least: float, price: float) -> float:
+    # Below the first slope the second bend says nothing.
+    return price if price > least else 0.0
 
 
 def _table(
