@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 MAX_SITES: Final = 1 << 14
 
-MARGIN: Final = 0.1
-"""Share by which a codec must beat leaving the tensor alone: moving has costs beyond the model."""
+MARGIN: Final = 0.05
+"""Share by which a codec must beat leaving the tensor alone."""
 
 HYSTERESIS: Final = 0.05
 """Share by which a codec must beat the one in use."""
@@ -314,8 +314,8 @@ def _unless_better(
     current = next((c for c in candidates if c.codec == used), None)
     if current is None or current.codec == best.codec:
         return best, why
-    stays_below = 1 - MARGIN + HYSTERESIS if best.codec == KEEP else 1 / (1 - HYSTERESIS)
-    if current.cost_s < stays_below * best.cost_s:
+    margin = MARGIN if best.codec == KEEP else 0.0  # the best may be what nothing beats by that
+    if (1 - HYSTERESIS) * current.cost_s < (1 - margin) * best.cost_s:
         return current, f"no other is cheaper by {HYSTERESIS:.0%}"
     return best, why
 

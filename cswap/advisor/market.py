@@ -8,7 +8,7 @@ from cswap.advisor.calibration import stored
 from cswap.advisor.correction import TimeCorrections
 from cswap.advisor.cost import predict
 from cswap.advisor.price import FORWARD_SHARE, StepClock, fit_price, link_price
-from cswap.advisor.rates import HOST_PRICE_S_PER_BYTE, LINK_BYTES_PER_S, RATES
+from cswap.advisor.rates import HOOKS_S, HOST_PRICE_S_PER_BYTE, LINK_BYTES_PER_S, RATES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -66,6 +66,7 @@ class Market:
             self.price_s_per_byte,
             time_factor=1.0 if name == KEEP else self.corrections.factor(name),
             ratio_factor=1.0 if memory is None else memory.ratio_factor(name),
+            extra_s=0.0 if name == KEEP else HOOKS_S,
         )
 
     def observe(self, codec: str, profile: TensorProfile, device_s: float) -> None:

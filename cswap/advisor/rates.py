@@ -61,6 +61,12 @@ CUDA_RATES: Final[dict[str, Rate]] = {
 }
 """What the kernels were designed for, not what was measured: none of it was run on a GPU."""
 
+HOOKS_S: Final = 60e-6
+"""What swapping a tensor costs the host beyond kernels and copies, out and back.
+
+Source: bench/results/cpu/overhead.json.
+"""
+
 LINK_BYTES_PER_S: Final[dict[str, tuple[float, float] | None]] = {
     "cpu": None,
     "cuda": (25 * _G, 25 * _G),
