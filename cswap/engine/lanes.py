@@ -10,7 +10,7 @@ from cswap.devices.cpu import cpu_device
 from cswap.engine.executor import Executor
 from cswap.engine.prefetch import ReadyBudget
 from cswap.errors import InternalError
-from cswap.stores.host import HostStore
+from cswap.stores.host import Allowance, HostStore
 
 if TYPE_CHECKING:
     import torch
@@ -49,11 +49,16 @@ class Lane:
     )
 
     def __init__(
-        self, device: Device, config: SwapConfig, disk: DiskStore | None, counters: Counters
+        self,
+        device: Device,
+        config: SwapConfig,
+        disk: DiskStore | None,
+        counters: Counters,
+        allowance: Allowance,
     ) -> None:
         # Where the host's memory is the device's, what backward gives free must come free.
         idle_share = UNIFIED_IDLE_SHARE if device.unified else 1.0
-        host = HostStore(device.host_memory, optional_int(config.host_limit), idle_share)
+        host = HostStore(device.host_memory, allowance, idle_share)
         self.device = device
         self._stalled_before_s = device.stalled_s
         self.executor = Executor(
@@ -88,6 +93,7 @@ class Lanes:
     ) -> None:
         """Args: device: the only one, in tests; config, disk, counters: the engine's."""
         self._config, self._disk, self._counters = config, disk, counters
+        self._allowance = Allowance(optional_int(config.host_limit))
         self._lanes: dict[torch.device, Lane | None] = {}
         self._lock = threading.Lock()
         self._only = None if device is None else self._make(device)
@@ -125,7 +131,7 @@ class Lanes:
         return None
 
     def _make(self, device: Device) -> Lane:
-        return Lane(device, self._config, self._disk, self._counters)
+        return Lane(device, self._config, self._disk, self._counters, self._allowance)
 
 
 def _workers(config: SwapConfig) -> int:
