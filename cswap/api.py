@@ -13,6 +13,7 @@ from cswap.engine.engine import SwapEngine
 from cswap.engine.scope import Scope
 from cswap.errors import ConfigError
 from cswap.hooks import ModuleHooks, SavedTensorHooks
+from cswap.recompute import Recomputed, modules_to_recompute
 from cswap.schema.plan import Plan
 
 if TYPE_CHECKING:
@@ -27,10 +28,17 @@ if TYPE_CHECKING:
 class InstallHandle:
     """What `install` returns: the engine, its stats, and the way to take it off again."""
 
-    def __init__(self, engine: SwapEngine, hooks: SavedTensorHooks, model: ModuleHooks | None):
+    def __init__(
+        self,
+        engine: SwapEngine,
+        hooks: SavedTensorHooks,
+        model: ModuleHooks | None,
+        recomputed: Recomputed | None = None,
+    ):
         self.engine = engine
         self._hooks = hooks
         self._model = model
+        self._recomputed = recomputed
         self._removed = False
 
     @property
@@ -43,6 +51,8 @@ class InstallHandle:
         if self._removed:
             return
         self._removed = True
+        if self._recomputed is not None:
+            self._recomputed.remove()
         if self._model is not None:
             self._model.remove()
         else:
@@ -89,13 +99,15 @@ def install(
         raise ConfigError(
             f"model={type(model).__name__}: must be a torch.nn.Module, or None for everything."
         )
-    engine = _engine(config, options)
+    engine, recompute = _engine(config, options, model)
     hooks = SavedTensorHooks(engine)
     if model is None:
         hooks.__enter__()
         return InstallHandle(engine, hooks, None)
     scope_of = _ScopeRules(engine.config)
-    return InstallHandle(engine, hooks, ModuleHooks(model, engine, hooks, scope_of))
+    module_hooks = ModuleHooks(model, engine, hooks, scope_of)
+    recomputed = Recomputed(model, recompute) if recompute else None
+    return InstallHandle(engine, hooks, module_hooks, recomputed)
 
 
 @contextmanager
@@ -114,17 +126,22 @@ def swapping(*, config: SwapConfig | None = None, **options: Any) -> Iterator[Sw
     Raises:
         ConfigError: a wrong option.
     """
-    engine = _engine(config, options)
+    engine, _ = _engine(config, options, None)
     with SavedTensorHooks(engine):
         yield engine
 
 
-def _engine(config: SwapConfig | None, options: dict[str, Any]) -> SwapEngine:
+def _engine(
+    config: SwapConfig | None, options: dict[str, Any], model: torch.nn.Module | None
+) -> tuple[SwapEngine, tuple[str, ...]]:
+    # The engine, and the paths of the modules that its plan recomputes.
     if config is not None and not isinstance(config, SwapConfig):
         raise ConfigError(f"config={config!r}: must be a SwapConfig.")
     resolved = SwapConfig.resolve(config, **options)
     plan = None if resolved.plan is None else Plan.parse(resolved.plan)
-    return SwapEngine(resolved, plan)
+    recompute = modules_to_recompute(plan, model) if plan and model else {}
+    unseen = {position for positions in recompute.values() for position in positions}
+    return SwapEngine(resolved, plan, unseen=unseen), tuple(recompute)
 
 
 class _ScopeRules:

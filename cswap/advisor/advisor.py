@@ -104,10 +104,11 @@ class Advisor:
         """Whether lossy codecs are allowed for this tensor, by the options and by its role."""
         return self.may_use_lossy and rules.may_be_lossy(tensor, site)
 
-    def plan_keeps(self, position: int) -> bool:
-        """Whether the plan leaves the tensor at this position on the device."""
-        decision = self._plan.decisions.get(position) if self._plan else None
-        return decision is not None and decision.action == "keep"
+    def forget_plan(self) -> None:
+        """Decide alone from here on: the steps are no longer those that the plan was made for."""
+        self._plan = None
+        with self._lock:
+            self._sites.clear()
 
     def begin_step(self, exposed_s: float) -> None:
         """A step begins; computation has waited so many seconds for swaps since the first.

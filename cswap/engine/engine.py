@@ -22,14 +22,14 @@ from cswap.codecs.layout import flatten
 from cswap.codecs.registry import get_codec
 from cswap.engine.aliases import AliasTable, make_handle
 from cswap.engine.eligibility import OwnedStorages, is_tracing, reason_to_keep
+from cswap.engine.follow import PlanFollower
 from cswap.engine.handle import Handle, State, Token
-from cswap.engine.lanes import Lanes, optional_int
+from cswap.engine.lanes import Lanes, disk_store, optional_int
 from cswap.engine.packed import Kept, PackedView, modified_error
 from cswap.engine.prefetch import StepOrder
 from cswap.engine.record import make_record
 from cswap.engine.scope import ScopeStack
 from cswap.engine.stats import Counters, Stats
-from cswap.stores.disk import DiskStore
 
 if TYPE_CHECKING:
     import os
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from cswap.config import SwapConfig
     from cswap.devices.base import Device
     from cswap.engine.lanes import Lane
-    from cswap.schema.plan import Plan
+    from cswap.schema.plan import Decision, Plan
 
 _log = logging.getLogger("cswap")
 
@@ -62,9 +62,19 @@ class SwapEngine:
     """
 
     def __init__(
-        self, config: SwapConfig, plan: Plan | None = None, device: Device | None = None
+        self,
+        config: SwapConfig,
+        plan: Plan | None = None,
+        device: Device | None = None,
+        unseen: Iterable[int] = (),
     ) -> None:
-        """Args: config: checked options; plan: what to do with each tensor; device: for tests.
+        """An engine without hooks.
+
+        Args:
+            config: checked options.
+            plan: what to do with each tensor.
+            device: the only one, for tests.
+            unseen: positions of the plan that modules recompute.
 
         Raises:
             ConfigError: the options do not fit together, or the disk tier cannot be made.
@@ -72,8 +82,9 @@ class SwapEngine:
         self.config = config
         self.scopes = ScopeStack()
         self._advisor = Advisor(config, plan)
+        self._follower = PlanFollower(plan, unseen)
         self._counters = Counters()
-        self._disk = _disk_store(config)
+        self._disk = disk_store(config)
         self._lanes = Lanes(config, self._disk, self._counters, device)
         self._owned = OwnedStorages()
         self._lock = threading.Lock()
@@ -218,21 +229,31 @@ class SwapEngine:
                 return PackedView(token, tensor)
             position, step = self._order.next_position(), self._order.step
         if position == 0:
+            self._follower.begin_step()
             self._advisor.begin_step(self._counters.exposed_s + self._lanes.stalled_s)
-        if self._advisor.plan_keeps(position):
-            return self._keep(tensor, "plan")
         try:
             handle = make_handle(tensor)
         except RuntimeError:  # a storage that is smaller than its tensor says, as FSDP makes them
             return self._keep(tensor, "storage")
+        position, decision = self._planned(position, site, handle.raw_nbytes)
         if handle.raw_nbytes < lane.min_bytes:
             return self._keep(tensor, "small")
+        handle.section_bytes = None if decision is None else decision.section_bytes
         handle.lane = lane
         handle.position, handle.step, handle.site, handle.lossy_ok = position, step, site, lossy_ok
         handle.views = 1
-        return self._admit(handle, tensor)
+        return self._admit(handle, tensor, keep=decision is not None and decision.action == "keep")
 
-    def _admit(self, handle: Handle, tensor: torch.Tensor) -> PackedView:
+    def _planned(self, position: int, site: Site, nbytes: int) -> tuple[int, Decision | None]:
+        follower = self._follower
+        following = not follower.drift
+        position = follower.find(position, site.scope, nbytes)
+        if following and follower.drift:
+            self._counters.fall_back("plan", follower.drift)
+            self._advisor.forget_plan()
+        return position, follower.decision(position)
+
+    def _admit(self, handle: Handle, tensor: torch.Tensor, *, keep: bool) -> PackedView:
         token = Token(handle)
         handle.token = weakref.ref(token, partial(self._on_death, handle))
         self._counters.admit(handle.raw_nbytes)
@@ -240,7 +261,9 @@ class SwapEngine:
             self._aliases.add(handle, tensor)
             self._order.add(handle, token)
         packed = PackedView(token, tensor)
-        if self._budget is None and not self.config.keep_last:
+        if keep:  # a handle all the same: what is saved again later must be found again
+            self._counters.stay("plan")
+        elif self._budget is None and not self.config.keep_last:
             self._swap_out(handle)
         else:
             self._hold_in_window(handle, token)
@@ -313,8 +336,11 @@ class SwapEngine:
         with self._lock:
             if first:
                 self._order.asked(handle)
-            ahead = self._order.upcoming(handle, PREFETCH_DEPTH) if lane.overlaps else ()
-        for other in ahead:
+            depth = self._follower.depth or PREFETCH_DEPTH
+            ahead = self._order.upcoming(handle, depth) if lane.overlaps else ()
+        for n, other in enumerate(ahead, 1):
+            if not self._follower.may_start(other.position, n):
+                continue
             if other.lane.has_room(other.raw_nbytes) and other.lane.executor.prefetch(other):
                 self._note_ready(other)
         memory = lane.executor.memory(handle)
@@ -367,17 +393,3 @@ class SwapEngine:
 
     def __repr__(self) -> str:
         return f"<SwapEngine: {self.stats.swapped} swapped>"
-
-
-def _disk_store(config: SwapConfig) -> DiskStore | None:
-    if config.spill_dir is None:
-        return None
-    from cswap.errors import ConfigError
-
-    try:
-        return DiskStore(Path(config.spill_dir), optional_int(config.spill_limit))
-    except OSError as error:
-        raise ConfigError(
-            f"spill_dir={str(config.spill_dir)!r}: cannot be written: {error.strerror}. "
-            "Name a directory that this user may write to."
-        ) from error

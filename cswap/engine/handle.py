@@ -74,6 +74,7 @@ class Handle:
         site: where in the model it was saved.
         lane: of its device.
         prefetched: the fetch under way was not asked for by unpack.
+        section_bytes: by a plan; None: as the device has it.
         advice: to be told how the swap went; None unless the advisor was asked.
     """
 
@@ -93,6 +94,7 @@ class Handle:
         "prefetched",
         "raw_nbytes",
         "result",
+        "section_bytes",
         "site",
         "source",
         "start",
@@ -135,6 +137,7 @@ class Handle:
         self.unpacked = 0
         self.prefetched = False
         self.site: Site | None = None
+        self.section_bytes: int | None = None
         self.advice: Advice | None = None
         self.lane: Lane
         self._last_result: weakref.ref[torch.Tensor] | None = None

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from cswap.devices.cpu import cpu_device
 from cswap.engine.executor import Executor
 from cswap.engine.prefetch import ReadyBudget
-from cswap.errors import InternalError
+from cswap.errors import ConfigError, InternalError
+from cswap.stores.disk import DiskStore
 from cswap.stores.host import Allowance, HostStore
 
 if TYPE_CHECKING:
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
     from cswap.config import SwapConfig
     from cswap.devices.base import Device
     from cswap.engine.stats import Counters
-    from cswap.stores.disk import DiskStore
 
 UNIFIED_IDLE_SHARE: Final = 0.25
 """Of the host memory used at the peak, what a unified device keeps for the next step."""
@@ -149,3 +150,20 @@ def optional_int(value: Any) -> int | None:
     if value is None or isinstance(value, int):
         return value
     raise InternalError(f"unparsed size {value!r}")
+
+
+def disk_store(config: SwapConfig) -> DiskStore | None:
+    """The disk tier that the options ask for.
+
+    Raises:
+        ConfigError: it cannot be made.
+    """
+    if config.spill_dir is None:
+        return None
+    try:
+        return DiskStore(Path(config.spill_dir), optional_int(config.spill_limit))
+    except OSError as error:
+        raise ConfigError(
+            f"spill_dir={str(config.spill_dir)!r}: cannot be written: {error.strerror}. "
+            "Name a directory that this user may write to."
+        ) from error

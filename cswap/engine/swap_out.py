@@ -51,7 +51,8 @@ class SwapOut:
     def start(self, handle: Handle, x: torch.Tensor, codec: Codec) -> None:
         """See `Executor.swap_out`."""
         device = self._tiers.device
-        parts = cut(x, codec, device.section_bytes)
+        section_bytes = None if device.unified else handle.section_bytes or device.section_bytes
+        parts = cut(x, codec, section_bytes)
         with self._tiers.lock:
             handle.to(State.ENCODING)
             handle.parts, handle.unsafe, handle.unstored = parts, len(parts), len(parts)

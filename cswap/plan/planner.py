@@ -2,23 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
-
-from cswap.errors import BudgetError, ConfigError
-from cswap.plan.hardware import load_hardware
-from cswap.plan.lifetimes import fingerprint
-from cswap.plan.problem import Problem, silent
-from cswap.plan.search import interruptible
-from cswap.plan.simulate import Simulation, simulate, smallest_feasible_budget
-from cswap.schema.trace import Trace
-
-if TYPE_CHECKING:
-    from cswap.plan.problem import Report
-    from cswap.schema.plan import Plan
+from typing import Final
 
 POLICIES: Final[dict[str, str]] = {
     "none": "cswap.plan.policies.none",

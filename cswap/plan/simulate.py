@@ -91,7 +91,9 @@ class Simulator:
         worst_s: more than any feasible plan's step takes (no overlap at all, slowest codec).
     """
 
-    def __init__(self, trace: Trace, hardware: Hardware, budget_bytes: int | None = None) -> None: ...
+    def __init__(
+        self, trace: Trace, hardware: Hardware, budget_bytes: int | None = None
+    ) -> None: ...
 
     def run(
         self, action: NDArray[np.int8], codec: NDArray[np.int8], prefetch: NDArray[np.int32]
@@ -122,9 +124,7 @@ class Simulator:
         """The plan of a candidate; prefetch None: as early as memory allows."""
         raise NotImplementedError
 
-    def from_plan(
-        self, plan: Plan
-    ) -> tuple[NDArray[np.int8], NDArray[np.int8], NDArray[np.int32]]:
+    def from_plan(self, plan: Plan) -> tuple[NDArray[np.int8], NDArray[np.int8], NDArray[np.int32]]:
         """Arrays action, codec, prefetch of a plan."""
         raise NotImplementedError
 

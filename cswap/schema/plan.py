@@ -29,12 +29,17 @@ class Decision:
         prefetch: how many saved tensors ahead of its own first backward use, in the order of first
             backward uses, its swap-in may start; 0: on demand. None: as early as memory allows.
         section_bytes: swap it in sections of that many raw bytes; None: in one piece.
+        module: path of the module that saves it, by which an engine knows that it is the one; "":
+            not known.
+        nbytes: its raw bytes, likewise; None: not known.
     """
 
     action: Action
     codec: str | None = None
     prefetch: int | None = None
     section_bytes: int | None = None
+    module: str = ""
+    nbytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +95,8 @@ class Plan:
         Raises:
             ConfigError: unreadable, of an unknown version, or a wrong entry (named).
 
-        >>> Plan.parse({"version": 1, "decisions": {"0": {"action": "keep"}}}).decisions
-        {0: Decision(action='keep', codec=None, prefetch=None, section_bytes=None)}
+        >>> Plan.parse({"version": 1, "decisions": {"0": {"action": "keep"}}}).decisions[0].action
+        'keep'
         """
         if isinstance(value, Plan):
             return value
@@ -119,6 +124,8 @@ def _entry(decision: Decision) -> dict[str, Any]:
         "codec": decision.codec or None,
         "prefetch": decision.prefetch,
         "section_bytes": decision.section_bytes,
+        "module": decision.module or None,
+        "nbytes": decision.nbytes,
     }
     return {name: value for name, value in fields.items() if value is not None}
 
@@ -160,7 +167,11 @@ def _decision(key: Any, entry: Any) -> Decision:
     section_bytes = _count(f"{where}.section_bytes", entry.get("section_bytes"), 1)
     if action != "swap" and (prefetch is not None or section_bytes is not None):
         raise ConfigError(f"{where}: prefetch and section_bytes go with 'swap' only.")
-    return Decision(action, codec, prefetch, section_bytes)
+    module = entry.get("module", "")
+    if not isinstance(module, str):
+        raise ConfigError(f"{where}.module={module!r}: must be the path of a module.")
+    nbytes = _count(f"{where}.nbytes", entry.get("nbytes"), 0)
+    return Decision(action, codec, prefetch, section_bytes, module, nbytes)
 
 
 def _count(where: str, value: Any, least: int) -> int | None:

@@ -179,9 +179,7 @@ def _record(where: str, kind: type[_R], value: Any) -> _R:
         if required and name not in value:
             raise TraceError(f"{where}.{name}: is missing.")
     tuples = ("inputs", "outputs", "shape")
-    return kind(
-        **{k: _items(f"{where}.{k}", v) if k in tuples else v for k, v in value.items()}
-    )
+    return kind(**{k: _items(f"{where}.{k}", v) if k in tuples else v for k, v in value.items()})
 
 
 def _items(where: str, value: Any) -> tuple[Any, ...]:

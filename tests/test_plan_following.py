@@ -1,0 +1,156 @@
+"""The engine does what a plan says, and notices when the step is another."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+import cswap
+from cswap.engine.follow import PlanFollower
+from cswap.recompute import modules_to_recompute
+from cswap.schema.plan import Decision, Plan
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.up, self.act, self.down = (
+            nn.Linear(width, 2 * width),
+            nn.ReLU(),
+            nn.Linear(2 * width, width),
+        )
+
+    def forward(self, x):
+        return x + self.down(self.act(self.up(x)))
+
+
+def make_model(width=64, n=4):
+    torch.manual_seed(0)
+    return nn.Sequential(*(Block(width) for _ in range(n)))
+
+
+X = torch.randn(128, 64)
+
+
+def gradients(model, x=X):
+    model.zero_grad()
+    model(x).square().sum().backward()
+    return [torch.clone(p.grad) for p in model.parameters()]
+
+
+def equal(a, b):
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def saved_by(model, x=X):
+    """What the engine sees of a step: (module, bytes) by position."""
+    with cswap.install(model, min_bytes=0, workers=0) as handle:
+        gradients(model, x)
+    return [(e.site.scope, e.profile.nbytes) for e in handle.engine.explain()]
+
+
+def plan_of(model, action="swap", x=X, **options):
+    return {
+        position: Decision(action, module=module, nbytes=nbytes, **options)
+        for position, (module, nbytes) in enumerate(saved_by(model, x))
+    }
+
+
+def test_keep_and_swap_are_obeyed_and_positions_do_not_shift():
+    model = make_model()
+    expected = gradients(model)
+    decisions = plan_of(model, codec="zvc")
+    kept = [p for p, d in decisions.items() if d.module.endswith("act")]  # saved by `down`, too
+    for position in kept:
+        old = decisions[position]
+        decisions[position] = Decision("keep", module=old.module, nbytes=old.nbytes)
+    with cswap.install(model, plan=Plan(decisions), min_bytes=0, workers=0) as handle:
+        for _ in range(3):
+            assert equal(gradients(model), expected)
+    assert len(kept) == 4
+    assert handle.stats.kept_by_reason["plan"] == 3 * len(kept)
+    assert handle.stats.swapped == 3 * (len(decisions) - len(kept))
+    assert handle.stats.fallbacks == 0
+
+
+@pytest.mark.parametrize("other", ["shape", "model", "more"])
+def test_another_step_than_planned_ends_the_plan_with_one_notice(other, caplog):
+    model = make_model()
+    plan, x = Plan(plan_of(model, codec="rle")), X
+    if other == "shape":
+        x = torch.randn(96, 64)
+    elif other == "model":
+        model = make_model(width=64, n=4)
+        model[0] = nn.Sequential(nn.Linear(64, 64), nn.Tanh())
+    else:
+        model = make_model(n=5)
+    expected = gradients(model, x)
+    with (
+        caplog.at_level(logging.WARNING, "cswap"),
+        cswap.install(model, plan=plan, min_bytes=0, workers=0) as handle,
+    ):
+        for _ in range(3):
+            assert equal(gradients(model, x), expected)
+    assert handle.stats.fallbacks_by_reason == {"plan": 1}
+    assert caplog.text.count("what the plan expects") == 1
+    assert all(e.codec != "rle" for e in handle.engine.explain())
+
+
+def test_a_module_of_which_all_is_to_be_recomputed_is():
+    model = make_model()
+    expected = gradients(model)
+    forwards = [module.forward for module in model]
+    decisions = plan_of(model, codec="raw")
+    for position, old in decisions.items():
+        if old.module.startswith(("1.", "2.")):
+            decisions[position] = Decision("recompute", module=old.module, nbytes=old.nbytes)
+    plan = Plan(decisions)
+    recomputed = modules_to_recompute(plan, model)
+    assert set(recomputed) == {"1", "2"}
+    with cswap.install(model, plan=plan, min_bytes=0, workers=0) as handle:
+        runs = []
+        model[1].up.register_forward_hook(lambda *_: runs.append(1))
+        for _ in range(3):
+            assert equal(gradients(model), expected)
+        assert len(runs) == 6  # in forward, and again in backward
+    seen = len(decisions) - sum(map(len, recomputed.values()))
+    assert 3 * seen <= handle.stats.swapped <= 3 * (seen + 2)
+    assert handle.stats.fallbacks == 0
+    assert [module.forward for module in model] == forwards
+    assert equal(gradients(model), expected)
+
+
+def test_what_is_no_whole_module_is_left_to_the_advisor():
+    model = make_model()
+    decisions = plan_of(model)
+    first = next(p for p, d in decisions.items() if d.module == "1.act")
+    decisions[first] = Decision("recompute", module="1.act", nbytes=decisions[first].nbytes)
+    assert set(modules_to_recompute(Plan(decisions), model)) == {"1.act"}
+    decisions[first] = Decision("recompute", nbytes=decisions[first].nbytes)
+    assert modules_to_recompute(Plan(decisions), model) == {}
+    expected = gradients(model)
+    with cswap.install(model, plan=Plan(decisions), min_bytes=0, workers=0):
+        assert equal(gradients(model), expected)
+
+
+@pytest.mark.parametrize(("prefetch", "hit"), [(0, False), (2, True), (None, True)])
+def test_swap_ins_start_when_the_plan_says(prefetch, hit):
+    model = make_model(n=8)
+    plan = Plan(plan_of(model, codec="raw", prefetch=prefetch))
+    with cswap.install(model, plan=plan, min_bytes=0, workers=1) as handle:
+        for _ in range(4):
+            model.zero_grad()
+            loss = model(X).square().sum()
+            handle.engine.synchronize()
+            loss.backward()
+    assert (handle.stats.prefetch_hits > 0) is hit
+
+
+def test_without_sizes_a_plan_goes_by_positions():
+    follower = PlanFollower(Plan({0: Decision("keep"), 5: Decision("swap", "zvc")}))
+    assert [follower.find(n, "anywhere", 7) for n in (3, 0)] == [3, 0]
+    assert follower.decision(0) == Decision("keep")
+    assert follower.drift == ""
