@@ -1,0 +1,122 @@
+"""When each tensor of a trace is produced, used and free to leave the device."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from cswap.schema.trace import Trace
+
+SWAPPABLE_ROLES: Final = ("activation", "input")
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetimes:
+    """Operator indices by tensor index; -1 where there is none.
+
+    Attributes:
+        producer: operator that produces it; -1: it is there when the step starts.
+        users: operators that read it, ascending.
+        last_use: at whose end it dies: the last user, or the producer if nobody reads it.
+        forward: the last forward operator, before any backward use, that produces or reads it.
+        backward: the first operator of another phase that reads it.
+        swappable: tensors that a plan may name, in the order of their positions: saved, of more
+            than 0 bytes, an activation or input, used in forward and later in backward.
+    """
+
+    producer: tuple[int, ...]
+    users: tuple[tuple[int, ...], ...]
+    last_use: tuple[int, ...]
+    forward: tuple[int, ...]
+    backward: tuple[int, ...]
+    swappable: tuple[int, ...]
+
+
+def lifetimes(trace: Trace) -> Lifetimes:
+    """Lifetimes of a trace's tensors.
+
+    >>> from cswap.schema.trace import Trace, TraceOperator, TraceTensor
+    >>> forward = TraceOperator("f", "other", "forward", 1.0, (), (0,))
+    >>> backward = TraceOperator("b", "other", "backward", 1.0, (0,), ())
+    >>> lifetimes(Trace((forward, backward), (TraceTensor(8, saved=0),))).swappable
+    (0,)
+    """
+    producer = [-1] * len(trace.tensors)
+    users: list[list[int]] = [[] for _ in trace.tensors]
+    for index, operator in enumerate(trace.operators):
+        for tensor in operator.outputs:
+            producer[tensor] = index
+        for tensor in operator.inputs:
+            users[tensor].append(index)
+    gaps = [_gap(trace, p, u) for p, u in zip(producer, users, strict=True)]
+    named = [i for i in range(len(gaps)) if min(gaps[i]) >= 0 and _may_leave(trace, i)]
+    return Lifetimes(
+        producer=tuple(producer),
+        users=tuple(tuple(u) for u in users),
+        last_use=tuple(u[-1] if u else p for p, u in zip(producer, users, strict=True)),
+        forward=tuple(f for f, _ in gaps),
+        backward=tuple(b for _, b in gaps),
+        swappable=tuple(sorted(named, key=lambda i: trace.tensors[i].saved)),
+    )
+
+
+def _gap(trace: Trace, producer: int, users: list[int]) -> tuple[int, int]:
+    """Last touch in forward before the first in backward, and that one; -1 where there is none."""
+    backward = next((u for u in users if trace.operators[u].phase != "forward"), -1)
+    touched = [producer] * (producer >= 0) + [u for u in users if u < backward or backward < 0]
+    forward = [i for i in touched if trace.operators[i].phase == "forward"]
+    return (forward[-1] if forward else -1), backward
+
+
+def _may_leave(trace: Trace, index: int) -> bool:
+    tensor = trace.tensors[index]
+    return tensor.saved >= 0 and tensor.nbytes > 0 and tensor.role in SWAPPABLE_ROLES
+
+
+def with_positions(trace: Trace) -> Trace:
+    """The trace with ``saved`` numbered anew: every tensor with a gap, by its last forward use."""
+    life = lifetimes(trace)
+    gapped = [
+        i
+        for i, tensor in enumerate(trace.tensors)
+        if min(life.forward[i], life.backward[i]) >= 0
+        and tensor.nbytes > 0
+        and tensor.role in SWAPPABLE_ROLES
+    ]
+    position = {i: p for p, i in enumerate(sorted(gapped, key=lambda i: (life.forward[i], i)))}
+    return replace(
+        trace,
+        tensors=tuple(
+            replace(tensor, saved=position.get(i, -1)) for i, tensor in enumerate(trace.tensors)
+        ),
+    )
+
+
+def fingerprint(trace: Trace) -> str:
+    """16 hex digits of the trace's structure: who reads and makes what, of how many bytes.
+
+    Durations, ratios and names are left out, so that an estimated and a measured trace of the same
+    step agree.
+    """
+    structure = [
+        [(o.phase, o.inputs, o.outputs) for o in trace.operators],
+        [(t.nbytes, t.dtype, t.saved) for t in trace.tensors],
+    ]
+    return hashlib.sha256(json.dumps(structure).encode()).hexdigest()[:16]
+
+
+def live_bytes(trace: Trace) -> list[int]:
+    """Device bytes while each operator runs if nothing ever leaves, workspace included."""
+    life = lifetimes(trace)
+    change = [0] * (len(trace.operators) + 1)
+    for index, tensor in enumerate(trace.tensors):
+        change[max(life.producer[index], 0)] += tensor.nbytes
+        change[life.last_use[index] + 1] -= tensor.nbytes
+    live, rows = trace.resident_bytes, []
+    for index, operator in enumerate(trace.operators):
+        live += change[index]
+        rows.append(live + operator.workspace_bytes)
+    return rows

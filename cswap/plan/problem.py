@@ -1,0 +1,58 @@
+"""What a policy is given: the step, the machine, the budget, and when to stop."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from cswap.plan.simulate import Simulator
+
+if TYPE_CHECKING:
+    from cswap.plan.hardware import Hardware
+    from cswap.schema.trace import Trace
+
+Report = Callable[[float, str], None]
+"""Called with the fraction done, 0..1, and what is going on."""
+
+
+def silent(fraction: float, text: str) -> None:
+    """Report nothing."""
+
+
+@dataclass(slots=True)
+class Problem:
+    """One task for a policy.
+
+    Attributes:
+        trace: the step to plan for.
+        hardware: the machine to plan for.
+        budget_bytes: device memory that all of the step may use.
+        seed: of every random choice.
+        deadline: `time.monotonic` seconds at which to return the best so far; None: no limit.
+        report: call it now and then.
+        interrupt: set from outside to stop early.
+    """
+
+    trace: Trace
+    hardware: Hardware
+    budget_bytes: int
+    seed: int = 0
+    deadline: float | None = None
+    report: Report = silent
+    interrupt: threading.Event = field(default_factory=threading.Event)
+    _simulator: Simulator | None = None
+
+    @property
+    def simulator(self) -> Simulator:
+        """The simulator of this trace, hardware and budget, built once."""
+        if self._simulator is None:
+            self._simulator = Simulator(self.trace, self.hardware, self.budget_bytes)
+        return self._simulator
+
+    def stopped(self) -> bool:
+        """Whether to return the best so far now."""
+        late = self.deadline is not None and time.monotonic() >= self.deadline
+        return late or self.interrupt.is_set()
