@@ -1,5 +1,6 @@
 """Estimated and measured traces: exact where a hand can reckon, the engine's where it decides."""
 
+import json
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -126,6 +127,7 @@ def test_trace_of_two_layers_is_the_one_reckoned_by_hand():
         ),
     ]
     assert [trace.tensors[i].name for i in lifetimes(trace).swappable] == ["input.0", "0.addmm"]
+    assert Trace.parse(json.dumps(trace.to_dict())) == trace
     assert trace.operators[0].flops == 2 * 4 * 8 * 16
     assert trace.operators[0].duration_s == (weights + x + hidden) / 1e11 + 0.5
     assert trace.resident_bytes == weights
@@ -172,6 +174,16 @@ def test_saved_tensor_lives_until_its_node_has_run_even_if_no_operator_reads_it(
     (kept,) = lifetimes(trace).swappable
     last = trace.operators[lifetimes(trace).last_use[kept]]
     assert (trace.tensors[kept].name, last.name, last.phase) == ("mul", "mul", "backward")
+
+
+def test_memory_made_without_values_is_produced_by_who_writes_it_first():
+    model, x = nn.Dropout(0.5), torch.empty(8, requires_grad=True)
+    trace = estimate(model, x, torch.sum, hardware=MACHINE, device="cpu", min_bytes=0)
+    mask = trace.operators[0]
+    assert (mask.name, mask.inputs, names(trace, mask.outputs)) == (
+        *("bernoulli_", ()),
+        ["bernoulli_"],
+    )
 
 
 def test_parts_of_one_storage_that_are_saved_apart_are_tensors_apart():
@@ -283,6 +295,18 @@ def test_positions_and_bytes_are_the_engines(name, min_bytes):
     with cswap.install(model, min_bytes=min_bytes, workers=0, codec=profiled) as handle:
         loss(model(x), *targets).backward()
     assert saved_by_engine(handle.engine.explain()) == saved_by(trace)
+
+
+def test_casts_of_parameters_have_no_positions():
+    # Note [positions are the engine's]
+    model, x, loss, target = gpt()
+    options = {"hardware": MACHINE, "device": "cpu", "min_bytes": 0}
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        trace = estimate(model, x, loss, target, **options)
+        with cswap.install(model, min_bytes=0, workers=0, codec=profiled) as handle:
+            loss(model(x), target).backward()
+    assert saved_by_engine(handle.engine.explain()) == saved_by(trace)
+    assert {t.dtype for t in trace.tensors if t.saved >= 0} >= {"bfloat16"}
 
 
 def test_what_the_loss_saves_has_positions_if_everything_is_swapped():
