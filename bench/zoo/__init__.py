@@ -1,0 +1,1 @@
+"""The published models as plain `torch.nn` modules; `catalogue` lists them all."""

@@ -1,0 +1,258 @@
+"""A trace without a run: shapes from fake tensors, durations from a machine's roofline.
+
+No memory is touched and nothing is computed, so a step that needs 30 GB is traced on a laptop in
+seconds. The operators are those that torch would run: under ``device="cuda"`` dropout and
+attention are the fused ones that it takes there. What it chooses by looking at a GPU it does not
+choose here: batch norm and LSTM layers are torch's own, not cuDNN's.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch._subclasses import fake_tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from cswap.config import MIN_BYTES
+from cswap.errors import TraceError
+from cswap.plan.hardware import load_hardware
+from cswap.plan.tracing.assemble import assemble
+from cswap.plan.tracing.recorder import Recorder
+from cswap.plan.tracing.step import as_tuple, batch_of, gradients, resident_bytes, run_step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from cswap.plan.hardware import Hardware
+    from cswap.plan.tracing.operators import Workspace
+    from cswap.plan.tracing.recorder import RecordedOperator
+    from cswap.schema.trace import Trace
+
+LAUNCH_S: Final = 4e-6
+"""Added to every operator: starting a kernel and the gap before the next one, on a GPU."""
+
+OPTIMIZERS: Final = {"none": 0, "sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
+"""Tensors of state per parameter, by name of the optimizer."""
+
+_NEEDS_VALUES: Final = (
+    fake_tensor.DataDependentOutputException,
+    fake_tensor.DynamicOutputShapeException,
+    fake_tensor.UnsupportedFakeTensorException,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EstimateOptions:
+    """How `estimate` reckons.
+
+    Attributes:
+        optimizer: one of `OPTIMIZERS`, as one fused operator at the step's end; its state is
+            resident. ``none``: gradients still live until then.
+        device: whose operators and defaults to take, ``cuda`` or ``cpu``.
+        min_bytes: smallest saved tensor that has a position. It must be that of the engine that is
+            to run the plan; default: its default for the device.
+        workspace: what convolutions take while they run: ``none`` or ``fft``, see
+            `cswap.plan.tracing.operators.workspace_of`.
+        swap_loss: whether what the loss function saves has positions, too. It has under
+            ``cswap.install()``; it has not under ``cswap.install(model)``.
+        launch_s: seconds added to every operator.
+        name: of the trace; default: the model's class.
+    """
+
+    optimizer: str = "sgd"
+    device: str = "cuda"
+    min_bytes: int | None = None
+    workspace: Workspace = "none"
+    swap_loss: bool = False
+    launch_s: float = LAUNCH_S
+    name: str = ""
+
+    @staticmethod
+    def parse(options: Mapping[str, Any]) -> EstimateOptions:
+        """Checked options.
+
+        Raises:
+            TraceError: no such option, or a wrong value.
+        """
+        known = [f.name for f in dataclasses.fields(EstimateOptions)]
+        for name in options:
+            if name not in known:
+                raise TraceError(f"{name}: no such option of estimate. Known: {', '.join(known)}.")
+        parsed = EstimateOptions(**options)
+        for name, values in (
+            ("optimizer", (*OPTIMIZERS,)),
+            ("device", (*MIN_BYTES,)),
+            ("workspace", ("none", "fft")),
+        ):
+            if getattr(parsed, name) not in values:
+                value = getattr(parsed, name)
+                raise TraceError(f"{name}={value!r}: must be one of {', '.join(values)}.")
+        return parsed
+
+
+def estimate(
+    model: torch.nn.Module,
+    inputs: Any,
+    loss: Callable[..., torch.Tensor],
+    targets: Any = (),
+    *,
+    hardware: Any,
+    **options: Any,
+) -> Trace:
+    """The trace of one training step, reckoned.
+
+    Args:
+        model: any module, on any device, the meta device included; it is not changed.
+        inputs: one batch: a tensor or a tuple of arguments; only shapes and dtypes matter.
+        loss: called as ``loss(output, *targets)``; returns a scalar.
+        targets: a tensor or a tuple.
+        hardware: what `load_hardware` takes; durations hold for it.
+        **options: of `EstimateOptions`.
+
+    Raises:
+        TraceError: an option is wrong, or the step looks at values, which fake tensors lack.
+
+    >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())
+    >>> trace = estimate(model, torch.empty(2, 8), torch.sum, hardware="v100-pcie3", min_bytes=0)
+    >>> [operator.name for operator in trace.operators if operator.phase == "forward"]
+    ['0.addmm', '1.relu', 'sum']
+    """
+    chosen, machine = EstimateOptions.parse(options), load_hardware(hardware)
+    with fake_tensor.FakeTensorMode(allow_non_fake_inputs=True):
+        fake_model = _fake_copy(model)
+        fake_inputs, fake_targets = _fake((as_tuple(inputs), as_tuple(targets)))
+        recorder = _record(fake_model, fake_inputs, loss, fake_targets, chosen)
+        grad_bytes = sum(g.nbytes for g in gradients(fake_model))
+        resident = resident_bytes(fake_model) + OPTIMIZERS[chosen.optimizer] * grad_bytes
+    return assemble(
+        recorder,
+        [duration_s(operator, machine, chosen.launch_s) for operator in recorder.operators],
+        resident_bytes=resident,
+        name=chosen.name or type(model).__name__,
+        batch=batch_of(fake_inputs),
+        source="estimated",
+        hardware=machine.name,
+    )
+
+
+def _record(
+    model: torch.nn.Module,
+    inputs: tuple[Any, ...],
+    loss: Callable[..., torch.Tensor],
+    targets: tuple[Any, ...],
+    chosen: EstimateOptions,
+) -> Recorder:
+    minimum = MIN_BYTES[chosen.device] if chosen.min_bytes is None else chosen.min_bytes
+    owned = [*model.parameters(), *model.buffers()]
+    recorder = Recorder(owned, min_bytes=minimum, workspace=chosen.workspace)
+    try:
+        with _OperatorsOf(chosen.device):
+            run_step(recorder, model, inputs, loss, targets, swap_loss=chosen.swap_loss)
+    except _NEEDS_VALUES as error:
+        raise TraceError(
+            f"model={type(model).__name__}: this step depends on the values of tensors "
+            f"({error}), which an estimate lacks. Measure it instead."
+        ) from error
+    grads = gradients(model)
+    # reads parameter, gradient and state, writes parameter and state
+    n_accesses = 3 + 2 * OPTIMIZERS[chosen.optimizer] if chosen.optimizer != "none" else 0
+    recorder.add("optimizer", grads, n_accesses * sum(g.nbytes for g in grads))
+    return recorder
+
+
+def duration_s(operator: RecordedOperator, hardware: Hardware, launch_s: float) -> float:
+    """Seconds by the roofline: arithmetic or memory, whichever takes longer, plus the launch."""
+    if operator.kind == "optimizer" and not operator.bytes_moved:
+        return 0.0
+    rate = hardware.flops.get(operator.dtype) or hardware.flops["float32"]
+    arithmetic_s = operator.flops / rate.achievable
+    return max(arithmetic_s, operator.bytes_moved / hardware.memory_bytes_per_s) + launch_s
+
+
+def _fake(value: Any) -> Any:
+    """The same nest with fake tensors; one that occurs twice is one still."""
+    made: dict[int, torch.Tensor] = {}
+
+    def fake(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in made:
+            made[id(tensor)] = _fake_tensor(tensor)
+        return made[id(tensor)]
+
+    return pytree.tree_map_only(torch.Tensor, fake, value)
+
+
+def _fake_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+    return fake.requires_grad_(tensor.requires_grad)
+
+
+def _fake_copy(model: torch.nn.Module) -> torch.nn.Module:
+    """The model with fake parameters and buffers; what is tied stays tied."""
+    memo: dict[int, Any] = {id(b): _fake_tensor(b) for b in model.buffers()}
+    for parameter in model.parameters():
+        fake = _fake_tensor(parameter.detach())
+        memo[id(parameter)] = torch.nn.Parameter(fake, parameter.requires_grad)
+    return copy.deepcopy(model, memo)
+
+
+class _OperatorsOf(TorchFunctionMode):
+    """Takes the operators that torch takes on a device, though the fake tensors are on a CPU."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self._is_cuda = device == "cuda"
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call ``func``, or what it comes to on a GPU."""
+        kwargs = kwargs or {}
+        if self._is_cuda and func is functional.dropout:
+            return _dropout(*args, **kwargs)
+        if self._is_cuda and func is functional.scaled_dot_product_attention:
+            return _attention(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+def _dropout(
+    x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> torch.Tensor:
+    if not training or not 0 < p < 1 or inplace:
+        return functional.dropout(x, p, training, inplace)
+    out: torch.Tensor = torch.native_dropout(x, p, True)[0]
+    return out
+
+
+def _attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **options: Any,
+) -> torch.Tensor:
+    """Flash attention for half precision, memory-efficient attention for the rest."""
+    scale = options.get("scale")
+    fits = q.ndim == 4 and q.shape[-1] % 8 == 0 and not options.get("enable_gqa", False)
+    if not fits or attn_mask is not None:
+        return functional.scaled_dot_product_attention(
+            q, k, v, attn_mask, dropout_p, is_causal, **options
+        )
+    aten = torch.ops.aten
+    out: torch.Tensor
+    if q.dtype in (torch.float16, torch.bfloat16):
+        out = aten._scaled_dot_product_flash_attention(  # noqa: SLF001
+            q, k, v, dropout_p, is_causal, scale=scale
+        )[0]
+    else:
+        out = aten._scaled_dot_product_efficient_attention(  # noqa: SLF001
+            q, k, v, None, True, dropout_p, is_causal, scale=scale
+        )[0]
+    return out

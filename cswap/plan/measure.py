@@ -1,0 +1,296 @@
+"""A trace of a real step on the machine at hand: what ran, how long, what the values were like."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from cswap.codecs.layout import flatten
+from cswap.codecs.registry import get_codec
+from cswap.config import MIN_BYTES
+from cswap.errors import TraceError
+from cswap.plan.tracing.assemble import assemble
+from cswap.plan.tracing.operators import tensors_in
+from cswap.plan.tracing.recorder import Recorder
+from cswap.plan.tracing.step import as_tuple, batch_of, gradients, resident_bytes, run_step
+from cswap.profiler import LateProfile, profile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from cswap.plan.tracing.positions import SavedRegion
+    from cswap.plan.tracing.recorder import RecordedOperator
+    from cswap.schema.tensor import TensorProfile
+    from cswap.schema.trace import Trace
+
+SPREADS = (1, 3, 7, 15)
+"""Names of `TensorProfile.spread`'s entries in a trace: ``spread_1`` and so on."""
+
+CYCLES_PER_S = 2e9
+"""At least as many as a GPU's clock has."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureOptions:
+    """How `measure` measures.
+
+    Attributes:
+        warm_up: steps before, not measured; they also make the optimizer's state.
+        repeats: measured steps; an operator's duration is the median of them.
+        min_bytes: as in `EstimateOptions`; default: the engine's default for the device.
+        swap_loss: as in `EstimateOptions`.
+        profiles: whether to profile every saved tensor, in one step more.
+        codecs: whose ratios to measure on every saved tensor that they take, in that step.
+        name: of the trace; default: the model's class.
+        hardware: name of the machine; default: the device's.
+    """
+
+    warm_up: int = 2
+    repeats: int = 5
+    min_bytes: int | None = None
+    swap_loss: bool = False
+    profiles: bool = True
+    codecs: tuple[str, ...] = ()
+    name: str = ""
+    hardware: str = ""
+
+    @staticmethod
+    def parse(options: Mapping[str, Any]) -> MeasureOptions:
+        """Checked options.
+
+        Raises:
+            TraceError: no such option, or a wrong value.
+            UnknownCodecError: no such codec.
+        """
+        known = [f.name for f in dataclasses.fields(MeasureOptions)]
+        for name in options:
+            if name not in known:
+                raise TraceError(f"{name}: no such option of measure. Known: {', '.join(known)}.")
+        parsed = MeasureOptions(**options)
+        for name, least in (("warm_up", 0), ("repeats", 1)):
+            value = getattr(parsed, name)
+            if not isinstance(value, int) or value < least:
+                raise TraceError(f"{name}={value!r}: must be an integer >= {least}.")
+        for codec in parsed.codecs:
+            get_codec(codec)
+        return parsed
+
+
+def measure(
+    model: torch.nn.Module,
+    inputs: Any,
+    loss: Callable[..., torch.Tensor],
+    targets: Any = (),
+    *,
+    optimizer: torch.optim.Optimizer | None = None,
+    **options: Any,
+) -> Trace:
+    """The trace of one training step, measured. The model trains while it is measured.
+
+    Durations are the device's, one operator at a time: what Python and the hooks take between them
+    is not in them. Afterwards the gradients are None.
+
+    Args:
+        model: on the device to be measured.
+        inputs: one batch, on the model's device: a tensor or a tuple of arguments.
+        loss: called as ``loss(output, *targets)``; returns a scalar.
+        targets: a tensor or a tuple.
+        optimizer: of the model's parameters; None: the step ends with backward.
+        **options: of `MeasureOptions`.
+
+    Raises:
+        TraceError: an option is wrong, or the steps differ in their operators.
+        UnknownCodecError: an option names a codec that does not exist.
+    """
+    chosen = MeasureOptions.parse(options)
+    step = _Step(model, as_tuple(inputs), loss, as_tuple(targets), optimizer, chosen)
+    for _ in range(chosen.warm_up):
+        step.run(None)
+    recorders, durations, lead_s = [], [], 0.0
+    for _ in range(chosen.repeats):
+        timer, start = _timer(step.device, lead_s), time.perf_counter()
+        recorders.append(step.run(timer))
+        lead_s = max(lead_s, time.perf_counter() - start)
+        durations.append(timer.seconds([o.mark for o in recorders[-1].operators]))
+    _check_equal([recorder.operators for recorder in recorders])
+    if chosen.profiles or chosen.codecs:
+        recorders.append(step.run(None, _Sampler(profiles=chosen.profiles, codecs=chosen.codecs)))
+        _check_equal([recorder.operators for recorder in recorders[-2:]])
+    step.forget_gradients()
+    return assemble(
+        recorders[-1],
+        [statistics.median(row) for row in zip(*durations, strict=True)],
+        resident_bytes=resident_bytes(model, step.state()),
+        name=chosen.name or type(model).__name__,
+        batch=batch_of(step.inputs),
+        source="measured",
+        hardware=chosen.hardware or _device_name(step.device),
+    )
+
+
+@dataclass(slots=True)
+class _Step:
+    """What is measured, again and again."""
+
+    model: torch.nn.Module
+    inputs: tuple[Any, ...]
+    loss: Callable[..., torch.Tensor]
+    targets: tuple[Any, ...]
+    optimizer: torch.optim.Optimizer | None
+    options: MeasureOptions
+
+    @property
+    def device(self) -> torch.device:
+        tensors = [*self.model.parameters(), *tensors_in(self.inputs)]
+        return tensors[0].device
+
+    def state(self) -> list[torch.Tensor]:
+        values = [] if self.optimizer is None else list(self.optimizer.state.values())
+        return tensors_in(values)
+
+    def run(self, timer: _Timer | None, sampler: _Sampler | None = None) -> Recorder:
+        """One step under a recorder; with a timer, its operators have marks."""
+        self.forget_gradients()
+        minimum = self.options.min_bytes
+        recorder = Recorder(
+            [*self.model.parameters(), *self.model.buffers(), *self.state()],
+            min_bytes=MIN_BYTES.get(self.device.type, 0) if minimum is None else minimum,
+            timer=timer,
+            sampler=sampler,
+        )
+        run_step(
+            recorder,
+            self.model,
+            self.inputs,
+            self.loss,
+            self.targets,
+            swap_loss=self.options.swap_loss,
+        )
+        recorder.add("optimizer", gradients(self.model), 0.0)
+        clock = timer or _Timer()
+        mark = clock.start()
+        if self.optimizer is not None:
+            self.optimizer.step()
+        clock.stop(mark)
+        recorder.operators[-1].mark = mark
+        return recorder
+
+    def forget_gradients(self) -> None:
+        for parameter in self.model.parameters():
+            parameter.grad = None
+
+
+class _Timer:
+    """The CPU's clock: an operator is done when it returns."""
+
+    def start(self) -> list[Any]:
+        """The beginning of an operator."""
+        return [time.perf_counter()]
+
+    def stop(self, mark: list[Any]) -> None:
+        """Its end."""
+        mark.append(time.perf_counter())
+
+    def seconds(self, marks: Sequence[list[Any]]) -> list[float]:
+        """Of each operator."""
+        return [float(end - start) for start, end in marks]
+
+
+class _CudaTimer(_Timer):
+    """Events in the stream around each operator.
+
+    If the device waited for the host between an event and the kernel behind it, that wait would be
+    measured. It is first given nothing to do for as long as the host takes for a step; where the
+    host gets further behind than that, short operators look longer than they are.
+    """
+
+    def __init__(self, lead_s: float) -> None:
+        torch.cuda.synchronize()
+        torch.cuda._sleep(int(lead_s * CYCLES_PER_S))  # type: ignore[no-untyped-call]  # noqa: SLF001
+
+    def start(self) -> list[Any]:
+        return [self._event()]
+
+    def stop(self, mark: list[Any]) -> None:
+        mark.append(self._event())
+
+    def seconds(self, marks: Sequence[list[Any]]) -> list[float]:
+        torch.cuda.synchronize()
+        return [float(start.elapsed_time(end)) / 1e3 for start, end in marks]
+
+    @staticmethod
+    def _event() -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+
+class _Sampler:
+    """Profile and ratios of what is saved, as the engine would swap it."""
+
+    def __init__(self, *, profiles: bool, codecs: tuple[str, ...]) -> None:
+        self._profiles = profiles
+        self._codecs = codecs
+
+    def __call__(
+        self, tensor: torch.Tensor, region: SavedRegion
+    ) -> tuple[dict[str, float], dict[str, float]]:
+        """Numbers of the profile, and ratio by codec."""
+        with _disable_current_modes(), torch.no_grad():
+            x = _flat(tensor, region)
+            found = _profile(x) if self._profiles else None
+            kind = x.device.type
+            codecs = [c for c in map(get_codec, self._codecs) if c.supports(x.dtype, kind)]
+            ratios = {codec.name: codec.encode(x).ratio for codec in codecs}
+        return ({} if found is None else _numbers(found)), ratios
+
+
+def _flat(tensor: torch.Tensor, region: SavedRegion) -> torch.Tensor:
+    if region.layout is not None:
+        return flatten(tensor)
+    itemsize = tensor.element_size()
+    return tensor.as_strided((region.nbytes // itemsize,), (1,), region.start // itemsize)
+
+
+def _profile(x: torch.Tensor) -> TensorProfile | None:
+    if not x.is_cuda:
+        return profile(x)
+    late = LateProfile(x)
+    torch.cuda.synchronize(x.device)
+    return late.get()
+
+
+def _numbers(found: TensorProfile) -> dict[str, float]:
+    names = ("zero_fraction", "repeat_fraction", "non_finite", "amax", "zero_exponent")
+    numbers = {name: float(getattr(found, name)) for name in names}
+    for name in ("spread", "spread_nonzero"):
+        shares = getattr(found, name)
+        numbers |= {f"{name}_{b}": s for b, s in zip(SPREADS, shares, strict=bool(shares))}
+    if found.int_bits is not None:
+        numbers["int_bits"] = found.int_bits
+    return numbers
+
+
+def _timer(device: torch.device, lead_s: float) -> _Timer:
+    return _CudaTimer(lead_s) if device.type == "cuda" else _Timer()
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def _check_equal(steps: Sequence[Sequence[RecordedOperator]]) -> None:
+    names = [[(operator.module, operator.name) for operator in step] for step in steps]
+    for other in names[1:]:
+        if other != names[0]:
+            raise TraceError(
+                f"measure: steps differ ({len(names[0])} and {len(other)} operators): a plan needs "
+                "a model that does the same in every step. Pass repeats=1, profiles=False to take "
+                "one step as it is."
+            )

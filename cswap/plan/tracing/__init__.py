@@ -1,0 +1,1 @@
+"""What a training step does, operator by operator. The part of planning that needs torch."""

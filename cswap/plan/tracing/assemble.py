@@ -1,0 +1,130 @@
+"""From what a recorder saw to a trace.
+
+Note [a storage in pieces]
+~~~~~~~~~~~~~~~~~~~~~~~~~~
+Memory is freed by storage, so a trace's tensor is a storage, views and all. Where autograd saves
+parts of a storage that the engine swaps one by one (the time steps of an unbound input, the gates
+that an LSTM cell was cut into), each part is a tensor of its own, and what is left of the storage
+is another one. If parts overlap, the largest stands for the storage, and the others have no
+tensor: a plan then leaves their positions to the advisor.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cswap.schema.trace import Trace, TraceOperator, TraceTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from cswap.plan.tracing.positions import SavedRegion
+    from cswap.plan.tracing.recorder import RecordedOperator, RecordedStorage, Recorder, Use
+
+
+class _Pieces:
+    """The tensors that one storage becomes."""
+
+    def __init__(self, storage: RecordedStorage) -> None:
+        self._storage = storage
+        regions = list(zip(storage.regions, storage.samples, strict=True))
+        if sum(r.nbytes for r, _ in regions) > storage.nbytes:
+            regions = [max(regions, key=lambda pair: pair[0].nbytes)]
+            self._places = [(0, storage.nbytes)]
+            sizes = [storage.nbytes]
+        else:
+            self._places = [(r.start, r.span) for r, _ in regions]
+            sizes = [r.nbytes for r, _ in regions]
+        rest = storage.nbytes - sum(sizes)
+        self._n_saved = len(sizes)
+        self.tensors = [
+            self._tensor(n, region, sample)
+            for n, (region, sample) in zip(sizes, regions, strict=True)
+        ]
+        if rest:
+            self.tensors.append(self._tensor(rest, None, None))
+
+    def used(self, start: int, span: int) -> Iterable[int]:
+        """Which of them a view of these bytes reads."""
+        if (start, span) in self._places:
+            return (self._places.index((start, span)),)
+        touched = [i for i, (s, n) in enumerate(self._places) if s < start + span and start < s + n]
+        return (*touched, *range(self._n_saved, len(self.tensors)))
+
+    def _tensor(self, nbytes: int, region: SavedRegion | None, sample: Any) -> TraceTensor:
+        storage = self._storage
+        profile, ratios = sample or ({}, {})
+        part = nbytes < storage.nbytes and region is not None
+        return TraceTensor(
+            nbytes=nbytes,
+            name=f"{storage.name}[{region.start}:]" if part and region else storage.name,
+            module=storage.module,
+            dtype=storage.dtype,
+            shape=() if nbytes < storage.nbytes else storage.shape,
+            role=storage.role,
+            saved=-1 if region is None else region.position,
+            profile=profile,
+            ratios=ratios,
+        )
+
+
+def assemble(recorder: Recorder, durations_s: Sequence[float], **fields: Any) -> Trace:
+    """The trace of what was recorded.
+
+    Args:
+        recorder: after the step.
+        durations_s: of each operator.
+        **fields: of `Trace`, other than operators and tensors.
+    """
+    pieces = {key: _Pieces(storage) for key, storage in recorder.storages.items()}
+    indices = _Indices(pieces)
+    operators = [
+        _operator(operator, seconds, indices)
+        for operator, seconds in zip(recorder.operators, durations_s, strict=True)
+    ]
+    return Trace(operators=tuple(operators), tensors=tuple(indices.tensors), **fields)
+
+
+class _Indices:
+    """Places of tensors in the trace, given out as operators first touch them."""
+
+    def __init__(self, pieces: dict[int, _Pieces]) -> None:
+        self._pieces = pieces
+        self._places: dict[tuple[int, int], int] = {}
+        self.tensors: list[TraceTensor] = []
+
+    def read(self, uses: Iterable[Use]) -> tuple[int, ...]:
+        found: dict[int, None] = {}
+        for key, start, span in uses:
+            for piece in self._pieces[key].used(start, span):
+                found[self._place(key, piece)] = None
+        return tuple(found)
+
+    def produced(self, keys: Iterable[int]) -> tuple[int, ...]:
+        return tuple(
+            self._place(key, piece)
+            for key in keys
+            for piece in range(len(self._pieces[key].tensors))
+        )
+
+    def _place(self, key: int, piece: int) -> int:
+        if (key, piece) not in self._places:
+            self._places[key, piece] = len(self.tensors)
+            self.tensors.append(self._pieces[key].tensors[piece])
+        return self._places[key, piece]
+
+
+def _operator(operator: RecordedOperator, duration_s: float, indices: _Indices) -> TraceOperator:
+    name = f"{operator.module}.{operator.name}" if operator.module else operator.name
+    return TraceOperator(
+        name=name,
+        kind=operator.kind,
+        phase=operator.phase,
+        duration_s=duration_s,
+        inputs=indices.read(operator.reads),
+        outputs=indices.produced(operator.produces),
+        workspace_bytes=operator.workspace_bytes,
+        module=operator.module,
+        flops=operator.flops,
+        bytes_moved=operator.bytes_moved,
+    )

@@ -1,0 +1,149 @@
+"""What one operator costs, from its arguments alone: kind, FLOPs, bytes moved, workspace."""
+
+from __future__ import annotations
+
+import math
+import re
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils.flop_counter import flop_registry
+
+from cswap.schema.tensor import dtype_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+Workspace = Literal["none", "fft"]
+
+_KINDS: Final = tuple(
+    (kind, re.compile(pattern))
+    for kind, pattern in (
+        ("conv", r"conv"),
+        ("pool", r"pool"),
+        ("attention", r"attention"),
+        ("norm", r"(batch|layer|group|instance|rms|response)_norm"),
+        ("linear", r"^_?(mm|addmm|bmm|baddbmm|linear|scaled_mm)(_backward)?$"),
+        ("loss", r"_loss|log_softmax|binary_cross_entropy|kl_div"),
+        (
+            "activation",
+            r"relu|threshold|gelu|silu|elu|hardtanh|hardswish|sigmoid|tanh|softplus|mish|softmax",
+        ),
+    )
+)
+
+_GATHERS: Final = frozenset({"embedding", "nll_loss_forward", "index_select", "gather", "index"})
+"""They read a few elements of their first argument, not all."""
+
+_OVERWRITES: Final = frozenset({"copy_", "fill_", "zero_", "bernoulli_", "normal_", "uniform_"})
+"""They write their first argument without having read it."""
+
+FFT_TILE: Final = 32
+
+
+@cache
+def kind_of(func: torch._ops.OpOverload) -> str:
+    """One of `cswap.schema.trace.KINDS`.
+
+    >>> kind_of(torch.ops.aten.convolution_backward.default)
+    'conv'
+    """
+    name = func._opname  # noqa: SLF001
+    for kind, pattern in _KINDS:
+        if pattern.search(name):
+            return kind
+    return "elementwise" if torch.Tag.pointwise in func.tags else "other"
+
+
+@cache
+def mutated_arguments(func: torch._ops.OpOverload) -> tuple[tuple[int, str], ...]:
+    """Place and name of the arguments that the operator writes to."""
+    return tuple(
+        (place, argument.name)
+        for place, argument in enumerate(func._schema.arguments)  # noqa: SLF001
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """Every tensor in nested arguments or results."""
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def compute_dtype(tensors: Sequence[torch.Tensor]) -> str:
+    """Name of the first floating dtype: what the arithmetic is done in."""
+    return next((dtype_name(t.dtype) for t in tensors if t.is_floating_point()), "float32")
+
+
+def flops_of(
+    func: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any
+) -> float:
+    """Floating-point operations: torch's formulas, and one per element of elementwise results."""
+    formula = flop_registry.get(func._overloadpacket)  # noqa: SLF001
+    if formula is not None:
+        return float(formula(*args, **kwargs, out_val=out))
+    if torch.Tag.pointwise in func.tags:
+        return float(sum(t.numel() for t in tensors_in(out)))
+    return 0.0
+
+
+def bytes_moved(
+    func: torch._ops.OpOverload,
+    read: Sequence[torch.Tensor],
+    mutated: Sequence[torch.Tensor],
+    produced: Sequence[torch.Tensor],
+) -> float:
+    """Bytes read and written, if nothing is read twice.
+
+    Args:
+        func: the operator.
+        read: all tensor arguments, mutated ones included.
+        mutated: arguments that it writes to.
+        produced: results with memory of their own.
+    """
+    name = func._opname  # noqa: SLF001
+    written = sum(map(_extent, produced)) + sum(map(_extent, mutated))
+    if name in _GATHERS:
+        return float(written + sum(map(_extent, read[1:])) + sum(map(_extent, produced)))
+    if name in _OVERWRITES:
+        return float(written + sum(map(_extent, read[1:])))
+    return float(written + sum(map(_extent, read)))
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    # an expanded tensor has more elements than memory
+    return min(tensor.nbytes, tensor.untyped_storage().nbytes())
+
+
+def workspace_of(func: torch._ops.OpOverload, args: Sequence[Any], rule: Workspace) -> int:
+    """Bytes of device memory that a convolution's algorithm takes while it runs.
+
+    Args:
+        func: the operator; 0 for all but convolutions.
+        args: its arguments.
+        rule: ``none``: implicit GEMM, vDNN's memory-optimal algorithm. ``fft``: our reckoning of
+            the fastest one of its day, cuDNN's FFT by tiles of 32 x 32 pixels: the spectra, 32 x
+            17 complex numbers per tile, of the input, the filters and the output. Only where it
+            applies (two dimensions, stride 1, no dilation, one group, kernels of 2 to 32 pixels)
+            and where the output fills a tile, or the filters' spectra would outgrow the images'.
+    """
+    backward = func._opname == "convolution_backward"  # noqa: SLF001
+    if rule == "none" or not (backward or func._opname == "convolution"):  # noqa: SLF001
+        return 0
+    x, weight = (args[1], args[2]) if backward else (args[0], args[1])
+    stride, padding, dilation = args[4:7] if backward else args[3:6]
+    groups = args[9] if backward else args[8]
+    kernel = tuple(weight.shape[2:])
+    fits = len(kernel) == 2 and groups == 1 and {*stride, *dilation} == {1}
+    if not (fits and 1 < max(kernel) <= FFT_TILE):
+        return 0
+    valid = [FFT_TILE - k + 1 for k in kernel]  # pixels of a tile that are not its neighbours', too
+    extents = [n + 2 * p - k + 1 for n, p, k in zip(x.shape[2:], padding, kernel, strict=True)]
+    if any(n < v for n, v in zip(extents, valid, strict=True)):
+        return 0
+    n_tiles = math.prod(-(-n // v) for n, v in zip(extents, valid, strict=True))
+    c_out, c_in = weight.shape[:2]
+    n_spectra = x.shape[0] * n_tiles * (c_in + c_out) + c_in * c_out
+    return int(n_spectra * FFT_TILE * (FFT_TILE // 2 + 1) * 2 * 4)
