@@ -19,6 +19,7 @@ COMMANDS = {
     "demo": "bench.demo",
     "codecs": "bench.codecs",
     "overhead": "bench.overhead",
+    "accuracy": "bench.accuracy.command",
     "readme": "bench.readme",
     "gpu": "bench.gpu.command",
 }

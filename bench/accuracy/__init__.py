@@ -1,0 +1,1 @@
+"""`python -m bench accuracy`: what lossy swapping costs in accuracy, and buys in latency."""

@@ -1,0 +1,121 @@
+"""`python -m bench accuracy`: train under every policy, compare over matched seeds, report."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from bench.accuracy import report
+from bench.accuracy.gradients import errors
+from bench.accuracy.summary import summarise
+from bench.accuracy.train import POLICIES, train
+from bench.environment import environment
+from bench.results import write
+from bench.settings import N_THREADS
+from bench.tasks import make_task
+
+if TYPE_CHECKING:
+    from bench.tasks import Task
+
+MODELS: Final = ("cnn", "vit", "gpt")
+SEEDS: Final = 3
+QUICK: Final = {"steps": 12, "seeds": 2}
+DEFAULT_OUT: Final = Path("bench/results/cpu/accuracy")
+VERSION: Final = 1
+
+
+def main(
+    models: Annotated[str, typer.Option(help="Which, comma-separated.")] = ",".join(MODELS),
+    policies: Annotated[str, typer.Option(help="Which; off is always one.")] = ",".join(POLICIES),
+    seeds: Annotated[int, typer.Option(help="Matched seeds.", min=1)] = SEEDS,
+    steps: Annotated[int | None, typer.Option(help="Steps; default: each model's own.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder of results and report.")] = DEFAULT_OUT,
+    quick: Annotated[bool, typer.Option("--quick", help="Small models, two seeds.")] = False,
+    again: Annotated[bool, typer.Option(help="Do not go on with what is in the folder.")] = False,
+) -> None:
+    """Accuracy against latency: off, lossless, bf16, int8, fp8, int4 on real data."""
+    torch.set_num_threads(N_THREADS)
+    chosen = _names("--policies", policies, tuple(POLICIES))
+    settings = {
+        "models": _names("--models", models, MODELS),
+        "policies": ["off", *(p for p in chosen if p != "off")],
+        "seeds": QUICK["seeds"] if quick and seeds == SEEDS else seeds,
+        "steps": QUICK["steps"] if quick and steps is None else steps,
+        "quick": quick,
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    document = _started(out, settings, again=again)
+    console = Console()
+    try:
+        _train(document, out, console)
+    except KeyboardInterrupt:
+        console.print("Interrupted: the same command goes on from here.")
+    document["summary"] = summarise(document)
+    write(out / "results.json", document)
+    for path in report.write(document, out):
+        console.print(f"Written: {path}")
+    console.print(report.table(document))
+    raise typer.Exit(0 if document["complete"] else 130)
+
+
+def _names(option: str, text: str, known: tuple[str, ...]) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    unknown = [name for name in names if name not in known]
+    if unknown or not names:
+        raise typer.BadParameter(
+            f"{option} {text!r}: unknown {', '.join(unknown) or 'nothing'}; "
+            f"known are {', '.join(known)}."
+        )
+    return names
+
+
+def _started(out: Path, settings: dict[str, Any], *, again: bool) -> dict[str, Any]:
+    # What an interrupted run with the same settings has found so far, or a new document.
+    path = out / "results.json"
+    if path.exists() and not again:
+        found: dict[str, Any] = json.loads(path.read_text())
+        if found.get("version") == VERSION and found.get("settings") == settings:
+            return found
+    return {
+        "version": VERSION,
+        "settings": settings,
+        "environment": environment(),
+        "runs": [],
+        "gradient_errors": {},
+        "models": {},
+        "complete": False,
+    }
+
+
+def _train(document: dict[str, Any], out: Path, console: Console) -> None:
+    settings = document["settings"]
+    done = {(run["model"], run["seed"]) for run in document["runs"]}
+    bar = (TextColumn("{task.description:<16}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*bar, TimeElapsedColumn(), console=console) as progress:
+        for name in settings["models"]:
+            task = make_task(name, quick=settings["quick"], n_steps=settings["steps"])
+            document["models"][name] = {"n_steps": task.n_steps, **task.facts}
+            for seed in range(settings["seeds"]):
+                if (name, seed) in done:
+                    continue
+                row = progress.add_task(f"{name}, seed {seed}", total=task.n_steps)
+                _one(document, task, seed, lambda row=row: progress.advance(row))
+                write(out / "results.json", document)
+    document["complete"] = True
+
+
+def _one(document: dict[str, Any], task: Task, seed: int, on_step: Any) -> None:
+    policies = document["settings"]["policies"]
+    replicas = train(task, policies, seed, on_step)
+    runs = [replica.finish() for replica in replicas.values()]
+    if seed == 0:
+        found = errors(replicas["off"].model, task, policies[1:], seed)
+        document["gradient_errors"][task.name] = found
+    document["runs"] += [{"model": task.name, **asdict(run)} for run in runs]

@@ -1,0 +1,147 @@
+"""Matched training runs: per seed the same weights, batches and dropout masks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch.nn import functional
+
+import cswap
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from bench.models import Net
+    from bench.tasks import Task
+
+POLICIES: Final[dict[str, dict[str, Any] | None]] = {
+    "off": None,
+    "lossless": {},
+    "bf16": {"lossy": "bf16"},
+    "int8": {"lossy": "int8"},
+    "fp8": {"lossy": "fp8"},
+    "int4": {"lossy": "int4"},
+}
+"""Name to the options of `cswap.install`; None: not installed."""
+
+SETTLING: Final = 3
+"""Steps whose bytes are not counted: the advisor is still learning."""
+
+
+@dataclass(slots=True)
+class Run:
+    """One model trained under one policy from one seed.
+
+    Attributes:
+        losses: per step.
+        validation_loss: mean, in nats, after the last step.
+        accuracy: of validation, 0 to 1.
+        same_bits: whether loss and every gradient had off's bits at every step.
+        eligible_bytes: of the tensors that could be swapped in a step.
+        held_bytes: of what is held for them: encodings, and what stays.
+        by_codec: per step: raw and encoded bytes, seconds of encode and decode, by codec.
+    """
+
+    policy: str
+    seed: int
+    losses: list[float] = field(default_factory=list)
+    validation_loss: float = float("nan")
+    accuracy: float = float("nan")
+    same_bits: bool = True
+    eligible_bytes: float = 0.0
+    held_bytes: float = 0.0
+    by_codec: dict[str, dict[str, float]] = field(default_factory=dict)
+
+
+class Trained:
+    """A model in training under a policy."""
+
+    def __init__(self, task: Task, policy: str, seed: int) -> None:
+        torch.manual_seed(seed)
+        self.task, self.seed, self.run = task, seed, Run(policy, seed)
+        self.model = task.build()
+        self.optimizer = task.optimizer(self.model)
+        options = POLICIES[policy]
+        self.handle = None if options is None else cswap.install(self.model, **options)
+        self._before: dict[str, dict[str, float]] = {}
+
+    def step(self, step: int) -> None:
+        """Forward, backward and the optimizer; seed and step decide batch and dropout masks."""
+        if step == SETTLING:
+            self._before = self._totals()
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.task.lr(step)
+        self.optimizer.zero_grad()
+        self.run.losses.append(gradients(self.model, self.task, self.seed, step))
+        self.optimizer.step()
+
+    def finish(self) -> Run:
+        """Validate, take the statistics, and uninstall."""
+        self.run.validation_loss, self.run.accuracy = validate(self.model, self.task)
+        if self.handle is not None:
+            self.handle.engine.synchronize()
+            steps, before = len(self.run.losses) - SETTLING, self._before
+            for codec, now in self._totals().items():
+                then = before.get(codec, {})
+                per_step = {key: (v - then.get(key, 0.0)) / steps for key, v in now.items()}
+                self.run.by_codec[codec] = per_step
+            profiles = [e.profile for e in self.handle.engine.explain()]
+            self.run.eligible_bytes = float(sum(p.nbytes for p in profiles if p is not None))
+            saved = sum(c["raw"] - c["encoded"] for c in self.run.by_codec.values())
+            self.run.held_bytes = self.run.eligible_bytes - saved
+            self.handle.remove()
+        return self.run
+
+    def _totals(self) -> dict[str, dict[str, float]]:
+        if self.handle is None:
+            return {}
+        keys = ("raw", "encoded", "encode_s", "decode_s")
+        stats = self.handle.stats.by_codec
+        return {codec: {key: float(getattr(c, key)) for key in keys} for codec, c in stats.items()}
+
+
+def gradients(model: Net, task: Task, seed: int, step: int) -> float:
+    """One forward and backward; the loss."""
+    inputs, targets = task.batch(seed, step)
+    torch.manual_seed(seed * 1_000_003 + step)
+    loss = functional.cross_entropy(model(inputs), targets)
+    loss.backward()
+    return float(loss.detach())
+
+
+def validate(model: Net, task: Task) -> tuple[float, float]:
+    """Mean loss in nats and accuracy on held-out data."""
+    model.eval()
+    losses, hits = [], []
+    with torch.no_grad():
+        for inputs, targets in task.validation:
+            logits = model(inputs)
+            losses.append(float(functional.cross_entropy(logits, targets)))
+            hits.append(float((logits.argmax(1) == targets).double().mean()))
+    model.train()
+    return sum(losses) / len(losses), sum(hits) / len(hits)
+
+
+def train(
+    task: Task, policies: Sequence[str], seed: int, on_step: Callable[[], object]
+) -> Mapping[str, Trained]:
+    """Train under all policies in turns; the first is "off". Call `finish` on what comes back."""
+    replicas = {policy: Trained(task, policy, seed) for policy in policies}
+    off = replicas[policies[0]]
+    for step in range(task.n_steps):
+        for replica in replicas.values():
+            replica.step(step)
+            replica.run.same_bits &= _same(replica, off)
+        on_step()
+    return replicas
+
+
+def _same(mine: Trained, its: Trained) -> bool:
+    if mine.run.losses[-1] != its.run.losses[-1]:
+        return False
+    return all(
+        torch.equal(a.detach().view(torch.int32), b.detach().view(torch.int32))
+        for a, b in zip(mine.model.parameters(), its.model.parameters(), strict=True)
+    )
