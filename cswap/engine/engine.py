@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections import deque
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,11 +30,12 @@ from cswap.engine.prefetch import StepOrder
 from cswap.engine.record import make_record
 from cswap.engine.scope import ScopeStack
 from cswap.engine.stats import Counters, Stats
+from cswap.engine.timeline import Timeline
 from cswap.stores.disk import DiskStore
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from cswap.advisor.memory import Explanation
     from cswap.codecs.base import Codec
@@ -139,6 +141,23 @@ class SwapEngine:
         """
         record = make_record(self.stats, self.explain())
         Path(path).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+    @contextmanager
+    def trace(self, path: str | os.PathLike[str] | None = None) -> Iterator[Timeline]:
+        """Record what happens inside the ``with``; written as a Chrome trace to ``path``, if given.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        timeline = Timeline()
+        self._counters.timeline = timeline
+        try:
+            yield timeline
+        finally:
+            self.synchronize()
+            self._counters.timeline = None
+        if path is not None:
+            timeline.save(path)
 
     def synchronize(self) -> None:
         """Block until every swap-out under way is done."""
