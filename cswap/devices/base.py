@@ -52,6 +52,11 @@ class Event(Protocol):
         """
         ...
 
+    @property
+    def span_s(self) -> tuple[float, float]:
+        """When the job began and ended, by `time.perf_counter`; zeros where that is not known."""
+        ...
+
     def query(self) -> bool:
         """Whether the event has fired."""
         ...

@@ -22,6 +22,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from functools import cache
 from typing import TYPE_CHECKING, Final, cast
 
@@ -83,6 +84,17 @@ class CudaEvent:
         """See `Event.elapsed_s`."""
         return 0.0 if self._started is None else self._started.elapsed_time(self.recorded) / 1e3
 
+    @property
+    def span_s(self) -> tuple[float, float]:
+        """See `Event.span_s`: by the moment at which the host knew the device's clock."""
+        if self._started is None:
+            return 0.0, 0.0
+        event, at_s = _origin()
+        return (
+            at_s + event.elapsed_time(self._started) / 1e3,
+            at_s + event.elapsed_time(self.recorded) / 1e3,
+        )
+
     def start(self, stream: torch.cuda.Stream) -> None:
         """The job begins here on the stream."""
         self._started = _event()
@@ -134,6 +146,7 @@ class CudaDevice(Device):
         self._watchers_lock = threading.Lock()
         self._pageable = False
         self._joined = 0
+        _origin()
         self._stalled_s = 0.0
 
     def submit(self, job: Job, *, role: Role, after: tuple[Event, ...] = ()) -> Event:
@@ -324,6 +337,15 @@ class _Watcher:
 def _event() -> torch.cuda.Event:
     # blocking: a thread that waits sleeps instead of spinning
     return torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
+
+
+@cache
+def _origin() -> tuple[torch.cuda.Event, float]:
+    # An event, and when it fired by the host's clock.
+    event = _event()
+    event.record(torch.cuda.current_stream())
+    event.synchronize()
+    return event, time.perf_counter()
 
 
 def _own(event: Event) -> CudaEvent:

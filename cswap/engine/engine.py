@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import threading
-import time
 import weakref
 from collections import deque
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,24 +30,21 @@ from cswap.engine.prefetch import StepOrder
 from cswap.engine.record import make_record
 from cswap.engine.scope import ScopeStack
 from cswap.engine.stats import Counters, Stats
+from cswap.engine.timeline import Timeline
+from cswap.engine.warm import warm
+from cswap.engine.window import Window
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from cswap.advisor.memory import Explanation
-    from cswap.codecs.base import Codec
     from cswap.config import SwapConfig
     from cswap.devices.base import Device
     from cswap.engine.lanes import Lane
     from cswap.schema.plan import Decision, Plan
 
 _log = logging.getLogger("cswap")
-
-_WARM: set[tuple[str, torch.dtype, torch.device]] = set()
-"""Codecs whose kernels this process has compiled, or loaded from the disk cache."""
-
-WARM_NUMEL = 64
 
 PREFETCH_DEPTH = 2
 """Tensors decoded ahead of the one that backward works on."""
@@ -90,11 +87,9 @@ class SwapEngine:
         self._lock = threading.Lock()
         self._aliases = AliasTable()
         self._order = StepOrder()
-        self._window: deque[tuple[weakref.ref[Token], int]] = deque()
-        self._window_bytes = 0
+        self._window = Window(optional_int(config.budget), config.keep_last)
         self._dead: deque[Handle] = deque()
         self._dead_bytes = 0
-        self._budget = optional_int(config.budget)
         self._warned_of_capture = False
 
     # ----------------------------------------------------------------- hooks
@@ -150,6 +145,23 @@ class SwapEngine:
         """
         record = make_record(self.stats, self.explain())
         Path(path).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+    @contextmanager
+    def trace(self, path: str | os.PathLike[str] | None = None) -> Iterator[Timeline]:
+        """Record what happens inside the ``with``; written as a Chrome trace to ``path``, if given.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        timeline = Timeline()
+        self._counters.timeline = timeline
+        try:
+            yield timeline
+        finally:
+            self.synchronize()
+            self._counters.timeline = None
+        if path is not None:
+            timeline.save(path)
 
     def synchronize(self) -> None:
         """Block until every swap-out under way is done."""
@@ -263,27 +275,16 @@ class SwapEngine:
         packed = PackedView(token, tensor)
         if keep:  # a handle all the same: what is saved again later must be found again
             self._counters.stay("plan")
-        elif self._budget is None and not self.config.keep_last:
-            self._swap_out(handle)
-        else:
+        elif self._window.open:
             self._hold_in_window(handle, token)
+        else:
+            self._swap_out(handle)
         return packed
 
     def _hold_in_window(self, handle: Handle, token: Token) -> None:
-        # The newest stay: backward wants them first. What falls out of the window is swapped.
         self._counters.stay("budget")
-        leaving: list[Token] = []
         with self._lock:
-            self._window.append((weakref.ref(token), handle.raw_nbytes))
-            self._window_bytes += handle.raw_nbytes
-            while len(self._window) > self.config.keep_last and (
-                self._budget is None or self._window_bytes > self._budget
-            ):
-                reference, nbytes = self._window.popleft()
-                self._window_bytes -= nbytes
-                oldest = reference()
-                if oldest is not None:
-                    leaving.append(oldest)
+            leaving = self._window.add(token, handle.raw_nbytes)
         for oldest in leaving:
             self._counters.stay("budget", -1)
             self._swap_out(oldest.handle)
@@ -312,21 +313,10 @@ class SwapEngine:
             self._counters.stay("does_not_pay")
             return
         handle.lossy_ok = not codec.lossless
-        self._warm(codec, x)
+        compile_s = warm(codec, x.dtype, x.device)
+        if compile_s:
+            self._counters.compiled(compile_s)
         handle.lane.executor.swap_out(handle, x, codec)
-
-    def _warm(self, codec: Codec, x: torch.Tensor) -> None:
-        # Compile the codec's kernels before its first run is timed or waited for.
-        key = (codec.name, x.dtype, x.device)
-        if key in _WARM:
-            return
-        start = time.perf_counter()
-        try:
-            codec.decode(codec.encode(torch.zeros(WARM_NUMEL, dtype=x.dtype, device=x.device)))
-        except Exception:
-            _log.debug("warming %s failed", codec.name, exc_info=True)
-        _WARM.add(key)
-        self._counters.compiled(time.perf_counter() - start)
 
     # ---------------------------------------------------------------- unpack
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
+import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cswap.engine.timeline import Timeline
 
 _log = logging.getLogger("cswap")
 
@@ -121,7 +125,11 @@ def _show(name: str, value: Any) -> str:
 
 
 class Counters:
-    """The running counts behind `Stats`. Thread-safe."""
+    """The running counts behind `Stats`. Thread-safe.
+
+    Attributes:
+        timeline: to draw what happens on; None: nobody looks.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -135,6 +143,7 @@ class Counters:
         self.prefetch_misses = 0
         self.exposed_s = 0.0
         self.compile_s = 0.0
+        self.timeline: Timeline | None = None
         self._device_bytes = 0
         self._host_bytes = 0
         self._peak_device = 0
@@ -164,6 +173,7 @@ class Counters:
             self.packed += 1
             self._device_bytes += nbytes
             self._note_peaks()
+        self._draw()
 
     def hold(self, *, device: int = 0, host: int = 0) -> None:
         """The engine holds that many bytes more (or fewer)."""
@@ -172,6 +182,12 @@ class Counters:
             self._host_bytes += host
             if device > 0 or host > 0:
                 self._note_peaks()
+        self._draw()
+
+    def _draw(self) -> None:
+        if self.timeline is not None:
+            now_s = time.perf_counter()
+            self.timeline.count(now_s, device=self._device_bytes, host=self._host_bytes)
 
     def _note_peaks(self) -> None:
         device, host = self._device_bytes, self._host_bytes

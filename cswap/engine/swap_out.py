@@ -108,6 +108,7 @@ class SwapOut:
         def sent() -> None:
             fine = event.error is None and not handle.modified()
             part.encode_s = event.elapsed_s
+            self._tiers.draw("copy out", role, handle, part, event, x.nbytes)
             if fine and self._store(handle, part, host, x.nbytes):
                 self._stored(handle, part, None, event)
                 return
@@ -135,6 +136,7 @@ class SwapOut:
 
         def encoded() -> None:
             fine = event.error is None and out.scratch is not None
+            self._tiers.draw("encode", role, handle, part, event, x.nbytes)
             if fine and handle.state is State.ENCODING and not handle.modified():
                 part.encode_s = event.elapsed_s
                 self._encoded(handle, part, out, event)
@@ -212,6 +214,8 @@ class SwapOut:
         self, handle: Handle, part: Part, scratch: torch.Tensor | None, copied: Event
     ) -> None:
         self._tiers.give_back(scratch)
+        if scratch is not None and not self._tiers.device.unified:
+            self._tiers.draw("copy out", "d2h", handle, part, copied, part.nbytes)
         stored = False
         with self._tiers.lock:
             part.stored = True

@@ -1,0 +1,33 @@
+"""Compiling a codec's kernels before its first run is timed or waited for."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+if TYPE_CHECKING:
+    from cswap.codecs.base import Codec
+
+_log = logging.getLogger("cswap")
+
+_WARM: set[tuple[str, torch.dtype, torch.device]] = set()
+"""Codecs whose kernels this process has compiled, or loaded from the disk cache."""
+
+NUMEL: Final = 64
+
+
+def warm(codec: Codec, dtype: torch.dtype, device: torch.device) -> float:
+    """Seconds that it took to compile the codec's kernels, or load them; 0.0 from then on."""
+    key = (codec.name, dtype, device)
+    if key in _WARM:
+        return 0.0
+    start = time.perf_counter()
+    try:
+        codec.decode(codec.encode(torch.zeros(NUMEL, dtype=dtype, device=device)))
+    except Exception:
+        _log.debug("warming %s failed", codec.name, exc_info=True)
+    _WARM.add(key)
+    return time.perf_counter() - start
