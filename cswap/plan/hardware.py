@@ -200,5 +200,7 @@ def _number(
         raise HardwareError(f"{where}={value!r}: must be a finite number.")
     if not (least <= value <= most and above < value < below):
         low = f">= {least}" if above == -math.inf else f"> {above}"
-        high = f" and <= {most}" if most < math.inf else f" and < {below}" if below < math.inf else ""
+        high = (
+            f" and <= {most}" if most < math.inf else f" and < {below}" if below < math.inf else ""
+        )
         raise HardwareError(f"{where}={value!r}: must be {low}{high}.")

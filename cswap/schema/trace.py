@@ -146,7 +146,8 @@ class Trace:
         Raises:
             TraceError: unreadable, of another format or version, or a wrong field (named).
 
-        >>> trace = Trace((TraceOperator("f", "other", "forward", 1.0, (), (0,)),), (TraceTensor(8),))
+        >>> forward = TraceOperator("f", "other", "forward", 1.0, (), (0,))
+        >>> trace = Trace((forward,), (TraceTensor(8),))
         >>> Trace.parse(trace.to_dict()) == trace
         True
         """
@@ -179,9 +180,7 @@ def _record(where: str, kind: type[_R], value: Any) -> _R:
         if required and name not in value:
             raise TraceError(f"{where}.{name}: is missing.")
     tuples = ("inputs", "outputs", "shape")
-    return kind(
-        **{k: _items(f"{where}.{k}", v) if k in tuples else v for k, v in value.items()}
-    )
+    return kind(**{k: _items(f"{where}.{k}", v) if k in tuples else v for k, v in value.items()})
 
 
 def _items(where: str, value: Any) -> tuple[Any, ...]:
