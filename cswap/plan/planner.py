@@ -2,7 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Final
+import importlib
+import importlib.util
+import math
+import time
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, Final
+
+from cswap.errors import BudgetError, ConfigError
+from cswap.plan.hardware import load_hardware
+from cswap.plan.problem import Problem, silent
+from cswap.plan.search import interruptible
+from cswap.plan.simulate import Simulation, simulate, smallest_feasible_budget
+from cswap.schema.trace import Trace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from cswap.plan.hardware import Hardware
+    from cswap.plan.problem import Report
+    from cswap.schema.plan import Plan
 
 POLICIES: Final[dict[str, str]] = {
     "none": "cswap.plan.policies.none",
@@ -21,4 +41,185 @@ POLICIES: Final[dict[str, str]] = {
 """Policy to the module whose ``solve`` makes its plan."""
 
 UNBOUNDED: Final = ("oracle",)
-"""Policies that are granted as much memory as they like."""
+"""Policies that take as much memory as they like."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One policy in a comparison; every figure is simulated.
+
+    Attributes:
+        policy: its name.
+        simulation: of its plan; None if there is none.
+        plan: what it made; None if it cannot fit the budget.
+        planning_s: wall time that it took.
+        slowdown: step time over that of the same step with enough memory; infinite without a plan.
+        error: why there is no plan; empty if there is one.
+    """
+
+    policy: str
+    simulation: Simulation | None
+    plan: Plan | None
+    planning_s: float
+    slowdown: float
+    error: str = ""
+
+
+def available() -> list[str]:
+    """Policies of `POLICIES` whose modules are here.
+
+    >>> available()[:2]
+    ['none', 'oracle']
+    """
+    return [name for name, module in POLICIES.items() if importlib.util.find_spec(module)]
+
+
+def plan(
+    trace: Any,
+    hardware: Any,
+    budget: int | None = None,
+    policy: str = "joint",
+    *,
+    seed: int = 0,
+    time_limit: float | None = None,
+    progress: Report | None = None,
+) -> Plan:
+    """The plan of a policy, in the budget.
+
+    Ctrl-C ends the search with the best plan so far.
+
+    Args:
+        trace: a `Trace`, a dict, JSON text or a path.
+        hardware: a `Hardware`, the name of a profile, a dict or a path.
+        budget: bytes of device memory for all of the step; None: all that the device has.
+        policy: one of `POLICIES`.
+        seed: of every random choice.
+        time_limit: seconds after which the best so far is returned; None: the policy's own end.
+        progress: called with the fraction done and a text.
+
+    Raises:
+        BudgetError: no plan of this policy fits; carries the smallest budget that any plan fits.
+        ConfigError: trace, hardware or an argument is wrong (named).
+    """
+    problem = _problem(trace, hardware, budget, seed, time_limit, progress)
+    made = _solve(problem, policy)
+    if policy not in UNBOUNDED:
+        _check(problem, policy, _judged(problem, policy, made))
+    return made
+
+
+def compare(
+    trace: Any,
+    hardware: Any,
+    budget: int | None = None,
+    policies: Iterable[str] | None = None,
+    *,
+    seed: int = 0,
+    time_limit: float | None = None,
+    progress: Report | None = None,
+) -> list[Row]:
+    """Several policies on the same step, machine and budget.
+
+    A policy that cannot fit has a row that says so. After Ctrl-C the policies left are not tried.
+
+    Args:
+        trace: as for `plan`.
+        hardware: as for `plan`.
+        budget: as for `plan`.
+        policies: names, in the order wanted; None: all that are here.
+        seed: of every random choice.
+        time_limit: seconds for each policy; None: its own end.
+        progress: called with the fraction of all policies done and a text.
+
+    Raises:
+        ConfigError: trace, hardware or an argument is wrong (named).
+    """
+    names = available() if policies is None else list(policies)
+    for name in names:
+        _module(name)
+    report = progress or silent
+    rows: list[Row] = []
+    for index, name in enumerate(names):
+
+        def part(done: float, text: str, index: int = index, name: str = name) -> None:
+            report((index + done) / len(names), f"{name}: {text}")
+
+        problem = _problem(trace, hardware, budget, seed, time_limit, part)
+        rows.append(_row(problem, name))
+        if problem.interrupt.is_set():
+            break
+    return rows
+
+
+def _row(problem: Problem, policy: str) -> Row:
+    began = time.monotonic()
+    try:
+        made = _solve(problem, policy)
+        simulation = _judged(problem, policy, made)
+        if policy not in UNBOUNDED:
+            _check(problem, policy, simulation)
+    except BudgetError as error:
+        return Row(policy, None, None, time.monotonic() - began, math.inf, str(error))
+    ideal_s = problem.simulator.compute_s
+    slowdown = simulation.step_s / ideal_s if ideal_s else 1.0
+    return Row(policy, simulation, made, time.monotonic() - began, slowdown)
+
+
+def _problem(
+    trace: Any,
+    hardware: Any,
+    budget: int | None,
+    seed: int,
+    time_limit: float | None,
+    progress: Report | None,
+) -> Problem:
+    step, machine = Trace.parse(trace), load_hardware(hardware)
+    deadline = None
+    if time_limit is not None:
+        if not time_limit > 0:
+            raise ConfigError(f"time_limit={time_limit!r}: must be > 0 seconds.")
+        deadline = time.monotonic() + time_limit
+    nbytes = _budget(budget, machine)
+    return Problem(step, machine, nbytes, seed, deadline, progress or silent)
+
+
+def _budget(budget: int | None, hardware: Hardware) -> int:
+    if budget is None:
+        return hardware.memory_bytes
+    if isinstance(budget, bool) or not isinstance(budget, int) or budget <= 0:
+        raise ConfigError(f"budget={budget!r}: must be a whole number of bytes > 0.")
+    return budget
+
+
+def _module(policy: str) -> Any:
+    if policy not in POLICIES:
+        close = get_close_matches(policy, POLICIES, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise ConfigError(f"policy={policy!r}: no such policy.{hint} Known: {', '.join(POLICIES)}.")
+    return importlib.import_module(POLICIES[policy])
+
+
+def _solve(problem: Problem, policy: str) -> Plan:
+    """The policy's plan; at a budget in which nothing runs the policy is not even asked."""
+    module = _module(policy)
+    if policy not in UNBOUNDED:
+        smallest = smallest_feasible_budget(problem.trace, problem.hardware)
+        if problem.budget_bytes < smallest:
+            raise BudgetError(problem.budget_bytes, smallest, "no plan runs in it.")
+    with interruptible(problem):
+        made: Plan = module.solve(problem)
+    return replace(made, policy=policy)
+
+
+def _judged(problem: Problem, policy: str, made: Plan) -> Simulation:
+    budget = made.budget_bytes if policy in UNBOUNDED else problem.budget_bytes
+    return simulate(problem.trace, problem.hardware, made, budget)
+
+
+def _check(problem: Problem, policy: str, simulation: Simulation) -> None:
+    if not simulation.feasible:
+        raise BudgetError(
+            problem.budget_bytes,
+            smallest_feasible_budget(problem.trace, problem.hardware),
+            f"policy {policy!r} found no plan that runs in it ({'; '.join(simulation.violations)}).",
+        )

@@ -1,47 +1,45 @@
-"""The simulator's front: plans and arrays in, step time, exposed time and memory out."""
+"""One plan, simulated: step time, exposed time by cause, memory, and what it breaks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cswap.plan import state
+from cswap.plan.sections import split
+from cswap.plan.simulator import (
+    CAUSES,
+    KEEP,
+    RECOMPUTE,
+    SWAP,
+    Record,
+    RunResult,
+    Simulator,
+)
+from cswap.plan.timeline import Timeline, from_record
 
 if TYPE_CHECKING:
-    import numpy as np
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
     from cswap.plan.hardware import Hardware
     from cswap.schema.plan import Plan
     from cswap.schema.trace import Trace
 
-KEEP, SWAP, RECOMPUTE = 0, 1, 2
-
-
-class RunResult(NamedTuple):
-    """What one candidate costs.
-
-    Attributes:
-        step_s: end of the last operator.
-        peak_bytes: most device memory at any time, resident bytes included.
-        feasible: within the device and host budgets all along.
-        over_bytes: bytes over the device or host budget at the worst moment; 0 if feasible.
-        average_bytes: device memory, mean over time.
-        host_peak_bytes: most host memory at any time.
-        link_bytes: copied, both directions together.
-        exposed_s: by cause, in the order of `CAUSES`.
-    """
-
-    step_s: float
-    peak_bytes: int
-    feasible: bool
-    over_bytes: int
-    average_bytes: float
-    host_peak_bytes: int
-    link_bytes: int
-    exposed_s: tuple[float, float, float, float, float]
-
-
-CAUSES = ("swap_in", "swap_out", "memory", "codec", "recompute")
+__all__ = [
+    "CAUSES",
+    "KEEP",
+    "RECOMPUTE",
+    "SWAP",
+    "RunResult",
+    "Simulation",
+    "Simulator",
+    "simulate",
+    "smallest_feasible_budget",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +49,12 @@ class Simulation:
     Attributes:
         step_s: end of the last operator.
         compute_s: sum of the operators' durations; step_s = compute_s + sum of exposed.
-        exposed: seconds by cause: ``swap_in``, ``swap_out``, ``memory``, ``codec``, ``recompute``.
+        exposed: seconds by cause, see `CAUSES`.
         peak_bytes: most device memory at any time, resident bytes included.
         average_bytes: device memory, mean over time.
         host_peak_bytes: most host memory at any time.
         link_bytes: copied, both directions together.
-        feasible: within the device and host budgets all along.
+        feasible: within the device and host budgets all along, nothing lost.
         violations: what was broken, in words; empty if feasible.
         timeline: what ran when; None unless asked for.
     """
@@ -70,63 +68,7 @@ class Simulation:
     link_bytes: int
     feasible: bool
     violations: tuple[str, ...] = ()
-    timeline: Any = None
-
-
-class Simulator:
-    """A trace on a machine within a budget, prepared for many candidates.
-
-    Attributes:
-        trace, hardware, budget_bytes: as given (budget None: all of the device's memory).
-        swappable: tensor index by position in the arrays: the saved tensors in saved order.
-        saved: key in a plan (`TraceTensor.saved`) by position in the arrays.
-        codecs: names; index 0 is ``raw``.
-        ratios: [n, codecs] raw over encoded bytes; 1 where nothing is known.
-        nbytes: [n] raw bytes.
-        forward, backward: [n] operator index f (last forward use) and b (first backward use).
-        order: [n] positions in order of first backward use: the order of swap-ins.
-        recomputable: [n] whether the trace says how to compute it again.
-        encoded_bytes, encode_s, decode_s, d2h_s, h2d_s: [n, codecs] each alone.
-        compute_s: sum of the operators' durations.
-        worst_s: more than any feasible plan's step takes (no overlap at all, slowest codec).
-    """
-
-    def __init__(
-        self, trace: Trace, hardware: Hardware, budget_bytes: int | None = None
-    ) -> None: ...
-
-    def run(
-        self, action: NDArray[np.int8], codec: NDArray[np.int8], prefetch: NDArray[np.int32]
-    ) -> RunResult:
-        """Simulate one candidate.
-
-        Args:
-            action: [n] 0 keep, 1 swap, 2 recompute.
-            codec: [n] index into `codecs`; read where action is 1.
-            prefetch: [n] operator index from whose start on the swap-in may start, f < p <= b
-                (clipped to that); read where action is 1.
-        """
-        raise NotImplementedError
-
-    def earliest_prefetch(
-        self, action: NDArray[np.int8], codec: NDArray[np.int8]
-    ) -> NDArray[np.int32]:
-        """[n] the earliest starts of swap-ins that memory allows, in order of backward uses."""
-        raise NotImplementedError
-
-    def to_plan(
-        self,
-        action: NDArray[np.int8],
-        codec: NDArray[np.int8],
-        prefetch: NDArray[np.int32] | None = None,
-        policy: str = "",
-    ) -> Plan:
-        """The plan of a candidate; prefetch None: as early as memory allows."""
-        raise NotImplementedError
-
-    def from_plan(self, plan: Plan) -> tuple[NDArray[np.int8], NDArray[np.int8], NDArray[np.int32]]:
-        """Arrays action, codec, prefetch of a plan."""
-        raise NotImplementedError
+    timeline: Timeline | None = None
 
 
 def simulate(
@@ -136,11 +78,88 @@ def simulate(
     budget_bytes: int | None = None,
     *,
     timeline: bool = False,
+    drain: bool = False,
 ) -> Simulation:
-    """Simulate a plan."""
-    raise NotImplementedError
+    """Simulate a plan; its sections, too.
+
+    Args:
+        trace: the step.
+        hardware: the machine.
+        plan: what to do with each saved tensor; what it does not name is kept.
+        budget_bytes: device memory for all of the step; None: all that the device has.
+        timeline: also say what ran when.
+        drain: every operator waits until all swap-outs before it have ended, as vDNN's layer
+            boundaries do.
+
+    Raises:
+        ConfigError: the plan does not go with the trace or the hardware (named).
+    """
+    simulator = Simulator(trace, hardware, budget_bytes, drain=drain)
+    arrays = simulator.from_plan(plan)
+    if any(d.section_bytes for d in plan.decisions.values()):
+        simulator, arrays = _in_sections(simulator, plan, arrays, drain)
+    record = simulator.record(*arrays)
+    result = record.result
+    name = " ".join(part for part in (trace.name, plan.policy) if part)
+    return Simulation(
+        step_s=result.step_s,
+        compute_s=simulator.compute_s,
+        exposed=dict(zip(CAUSES, result.exposed_s, strict=True)),
+        peak_bytes=result.peak_bytes,
+        average_bytes=result.average_bytes,
+        host_peak_bytes=result.host_peak_bytes,
+        link_bytes=result.link_bytes,
+        feasible=result.feasible,
+        violations=tuple(_violations(simulator, record)),
+        timeline=from_record(simulator, record, name) if timeline else None,
+    )
 
 
 def smallest_feasible_budget(trace: Trace, hardware: Hardware) -> int:
-    """Least device memory in which some plan runs."""
-    raise NotImplementedError
+    """Least device memory in which some plan runs: every tensor that may leave does, uncompressed.
+
+    Host memory is not looked at.
+    """
+    return Simulator(trace, hardware).floor_bytes()
+
+
+_Arrays = tuple["NDArray[np.int8]", "NDArray[np.int8]", "NDArray[np.int32]"]
+
+
+def _in_sections(
+    whole: Simulator, plan: Plan, arrays: _Arrays, drain: bool
+) -> tuple[Simulator, _Arrays]:
+    """The simulator of the cut trace, and each tensor's choice for each of its sections."""
+    tensor = dict(zip(whole.saved, whole.swappable, strict=True))
+    wanted = {tensor[k]: d.section_bytes for k, d in plan.decisions.items() if d.section_bytes}
+    trace, origin = split(whole.trace, wanted)
+    simulator = Simulator(trace, whole.hardware, whole.budget_bytes, drain=drain)
+    place = {t: p for p, t in enumerate(whole.swappable)}
+    source = np.array([place[origin[t]] for t in simulator.swappable], np.int64)
+    action, codec, prefetch = arrays[0][source], arrays[1][source], arrays[2][source]
+    early = np.array(
+        [
+            (d := plan.decisions.get(saved)) is not None and d.prefetch is None
+            for saved in whole.saved
+        ],
+        np.bool_,
+    )[source]
+    free = simulator.earliest_prefetch(action, codec)
+    return simulator, (action, codec, np.where(early, free, prefetch).astype(np.int32))
+
+
+def _violations(simulator: Simulator, record: Record) -> list[str]:
+    result, flaws, texts = record.result, record.flaws, []
+    if flaws & state.OVER_DEVICE:
+        k = record.first_over
+        operator = simulator.trace.operators[k].name if k >= 0 else ""
+        texts.append(
+            f"device memory: {result.peak_bytes} bytes of {simulator.budget_bytes}; first over "
+            f"budget at operator {k} ({operator})"
+        )
+    if flaws & state.OVER_HOST:
+        limit = simulator.hardware.host_memory_bytes
+        texts.append(f"host memory: {result.host_peak_bytes} bytes of {limit}")
+    if flaws & state.LOST_ANCESTOR:
+        texts.append("recompute: a tensor that it starts from is gone and has no producer")
+    return texts

@@ -146,7 +146,8 @@ class Trace:
         Raises:
             TraceError: unreadable, of another format or version, or a wrong field (named).
 
-        >>> trace = Trace((TraceOperator("f", "other", "forward", 1.0, (), (0,)),), (TraceTensor(8),))
+        >>> forward = TraceOperator("f", "other", "forward", 1.0, (), (0,))
+        >>> trace = Trace((forward,), (TraceTensor(8),))
         >>> Trace.parse(trace.to_dict()) == trace
         True
         """

@@ -1,0 +1,20 @@
+"""Nothing moves: the step as it is, whether it fits or not is the budget's matter."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cswap.plan.simulate import KEEP
+
+if TYPE_CHECKING:
+    from cswap.plan.problem import Problem
+    from cswap.schema.plan import Plan
+
+
+def solve(problem: Problem) -> Plan:
+    """Keep every tensor."""
+    simulator = problem.simulator
+    keep = np.full(len(simulator.saved), KEEP, np.int8)
+    return simulator.to_plan(keep, np.zeros_like(keep), policy="none")

@@ -1,0 +1,25 @@
+"""The same step on a device with enough memory: what every other policy is measured against."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cswap.plan.lifetimes import live_bytes
+from cswap.plan.simulate import KEEP, Simulator
+
+if TYPE_CHECKING:
+    from cswap.plan.problem import Problem
+    from cswap.schema.plan import Plan
+
+
+def solve(problem: Problem) -> Plan:
+    """Keep every tensor, in as much memory as that takes."""
+    needed = max(live_bytes(problem.trace), default=0)
+    enough = max(needed, problem.hardware.memory_bytes, problem.budget_bytes)
+    hardware = replace(problem.hardware, memory_bytes=enough)
+    simulator = Simulator(problem.trace, hardware, enough)
+    keep = np.full(len(simulator.saved), KEEP, np.int8)
+    return simulator.to_plan(keep, np.zeros_like(keep), policy="oracle")
