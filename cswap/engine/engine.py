@@ -14,17 +14,20 @@ import torch
 from torch.nn import Parameter
 
 from cswap.advisor.advisor import Advisor
+from cswap.advisor.milder import Milder
 from cswap.advisor.site import Site
 from cswap.codecs.layout import flatten
 from cswap.codecs.registry import get_codec
 from cswap.engine.aliases import AliasTable, make_handle
 from cswap.engine.eligibility import OwnedStorages, is_tracing, reason_to_keep
+from cswap.engine.guard import Guard
 from cswap.engine.handle import Handle, State, Token
 from cswap.engine.lanes import Lanes, optional_int
 from cswap.engine.packed import Kept, PackedView, modified_error
 from cswap.engine.prefetch import StepOrder
 from cswap.engine.scope import ScopeStack
 from cswap.engine.stats import Counters, Stats
+from cswap.engine.watch import Watch
 from cswap.stores.disk import DiskStore
 
 if TYPE_CHECKING:
@@ -67,6 +70,8 @@ class SwapEngine:
         self.config = config
         self.scopes = ScopeStack()
         self._advisor = Advisor(config, plan)
+        self._milder = Milder()
+        self._watch = Watch()
         self._counters = Counters()
         self._disk = _disk_store(config)
         self._lanes = Lanes(config, self._disk, self._counters, device)
@@ -129,6 +134,12 @@ class SwapEngine:
         """Block until every swap-out under way is done."""
         for handle in self._live_handles():
             handle.lane.executor.settle(handle)
+
+    def make_guard(self, model: torch.nn.Module) -> Guard | None:
+        """The accuracy guard of a model's steps; None if nothing is lossy, or it is not wanted."""
+        if not self._advisor.may_use_lossy or not self.config.guard_every:
+            return None
+        return Guard(model, self.config, self._counters, self._milder, self._watch)
 
     def begin_step(self) -> None:
         """A forward of the model begins."""
@@ -199,6 +210,8 @@ class SwapEngine:
             token = None if handle is None or handle.token is None else handle.token()
             if handle is not None and isinstance(token, Token):
                 handle.views += 1
+                if self._watch.seen is not None:
+                    self._watch.note(site.scope, tensor, handle)
                 self._counters.share()
                 return PackedView(token, tensor)
             position, step = self._order.next_position(), self._order.step
@@ -213,6 +226,8 @@ class SwapEngine:
         handle.lane = lane
         handle.position, handle.step, handle.site, handle.lossy_ok = position, step, site, lossy_ok
         handle.views = 1
+        if self._watch.seen is not None:
+            self._watch.note(site.scope, tensor, handle)
         return self._admit(handle, tensor)
 
     def _admit(self, handle: Handle, tensor: torch.Tensor) -> PackedView:
@@ -263,6 +278,10 @@ class SwapEngine:
                 lossy_ok=handle.lossy_ok,
                 may_keep=handle.lane.may_keep,
             )
+            if self._milder.active:
+                codec = self._milder.settle(
+                    codec, x, handle.site.kind, partial(self._exactly, handle, x)
+                )
         except Exception as error:
             self._counters.fall_back("advisor", error)
             codec = get_codec("raw")
@@ -273,6 +292,10 @@ class SwapEngine:
         handle.lossy_ok = not codec.lossless
         self._warm(codec, x)
         handle.lane.executor.swap_out(handle, x, codec)
+
+    def _exactly(self, handle: Handle, x: torch.Tensor) -> Codec | None:
+        site, keep = handle.site or Site(), handle.lane.may_keep
+        return self._advisor.choose(x, site, handle.position, lossy_ok=False, may_keep=keep)
 
     def _warm(self, codec: Codec, x: torch.Tensor) -> None:
         # Compile the codec's kernels before its first run is timed or waited for.
