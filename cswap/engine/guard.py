@@ -52,8 +52,9 @@ FIRST_CHECK: Final = 2
 MAX_STEPS_UNTIL_CALL: Final = 1
 """Steps after that for which a module is waited for that was not called in it."""
 
-MAX_STEPS_UNTIL_BACKWARD: Final = 64
-"""Steps after which gradients that did not come are given up: accumulation, or no backward."""
+MAX_STEPS_UNTIL_BACKWARD: Final = 66
+"""Steps that gradients may take to come: losses are accumulated, or one has no backward. One more
+is a prime: of a model that is called k times between backwards, the next is another of these."""
 
 
 @dataclass(slots=True)
@@ -138,6 +139,8 @@ class Guard:
                 return
             probe.remove()
             self._probe = None
+            if probe.call is not None and not probe.call.gradients:
+                self._due = self._step + self._every
             self._judge(probe)
         if self._step >= self._due or self._again is not None:
             self._arm()
