@@ -572,6 +572,16 @@ def test_gradients_that_never_come_are_given_up(monkeypatch):
     assert handle.stats.fallbacks == 0
 
 
+def test_a_model_called_for_other_things_in_between_is_checked_all_the_same(monkeypatch):
+    monkeypatch.setattr(module, "MAX_STEPS_UNTIL_BACKWARD", 4)
+    net = built(mlp)
+    with cswap.install(net, codec="int8", guard_every=10, **ALL) as handle:
+        for _ in range(20):
+            net(ROWS).sum().backward()
+            net(ROWS)  # the second step, and every tenth: never a gradient
+    assert handle.stats.guard_checks > 0
+
+
 def test_a_model_that_is_one_module_and_checkpointed_models_are_fine():
     leaf = built(lambda: nn.Linear(64, 64))
     _, handle = train(leaf, ROWS, 8, codec="int8", **EVERY)

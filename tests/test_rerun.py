@@ -85,10 +85,46 @@ def test_parameters_and_casts_of_them_are_not_packed():
             return x
 
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
-            call = Call(layer, (ROWS[:64],), {})
+            call = Call(layer, (ROWS[:64].clone().requires_grad_(),), {})
         call.gradients[0] = Copy.of(torch.ones(64, 64))
         call.run(pack)
         assert [torch.equal(x.float(), ROWS[:64].to(x.dtype).float()) for x in packed] == [True]
+
+
+class Tables(nn.Module):
+    """Multiplies by a buffer, and by a plain attribute that is learnt elsewhere."""
+
+    table: torch.Tensor
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("table", torch.randn(8, 8))
+        self.learnt = torch.randn(8, 8, requires_grad=True)
+        self.plain = self.learnt * 2
+
+    def forward(self, x):
+        return x * self.table * self.plain
+
+
+def test_buffers_are_not_packed_and_learnt_attributes_have_gradients():
+    layer = Tables()
+    packed: list[torch.Tensor] = []
+    graph = weakref.ref(layer.plain)
+    x = torch.randn(8, 8, requires_grad=True)
+    call = Call(layer, (x,), {})
+    call.gradients[0] = Copy.of(torch.ones(8, 8))
+    gradients = torch.autograd.grad(layer(x).sum(), [layer.plain, x])
+    activation = (x * layer.table).detach()
+    layer.plain = torch.zeros(8, 8)
+    assert graph() is None  # the call does not hold the user's graph
+
+    def pack(x):
+        packed.append(x)
+        return x
+
+    run = call.run(pack)
+    assert [torch.equal(p, activation) for p in packed] == [True]
+    torch.testing.assert_close([g for g in run.gradients if g is not None], list(gradients))
 
 
 def test_a_run_without_backward_leaves_nothing_alive():

@@ -19,7 +19,6 @@ import logging
 import random
 import sys
 import threading
-import weakref
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from functools import partial
@@ -107,6 +106,8 @@ class Guard:
 
     def begin_step(self) -> None:
         """A forward of the model begins. Never raises."""
+        if torch.compiler.is_compiling():  # else a new step would be a new graph
+            return
         self._step += 1
         if self._step < self._next or is_busy() or not self._turn.acquire(blocking=False):
             return
@@ -289,22 +290,20 @@ def is_busy() -> bool:
 def _ask_for_gradients(
     call: Call, outputs: tuple[torch.Tensor | None, ...]
 ) -> list[RemovableHandle]:
-    # Through a weak reference: the user's graph may outlive the check.
+    # The user's graph may outlive the check: the hooks are to be removed.
     wanted = [(i, x) for i, x in enumerate(outputs) if x is not None]
     if not wanted:
         raise UnsupportedError("it returns nothing that can be differentiated")
-    reference = weakref.ref(call)
     handles: list[RemovableHandle] = []
     for index, output in wanted:
-        note = partial(_note_gradient, reference, index)
+        note = partial(_note_gradient, call, index)
         handles.append(output.register_hook(note))  # type: ignore[no-untyped-call]
     return handles
 
 
-def _note_gradient(reference: weakref.ref[Call], index: int, gradient: torch.Tensor) -> None:
+def _note_gradient(call: Call, index: int, gradient: torch.Tensor) -> None:
     # Runs in backward. Only the first gradient: a second backward's is as good.
-    call = reference()
-    if call is None or torch.compiler.is_compiling() or index in call.gradients:
+    if torch.compiler.is_compiling() or index in call.gradients:
         return
     try:
         call.gradients[index] = Copy.of(gradient)
