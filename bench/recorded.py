@@ -43,8 +43,8 @@ def record(nbytes: int, *, quick: bool = False) -> list[DataSet]:
 
     Nothing is repeated to fill up: fresh batches are run until there is enough.
     """
-    cnn, cnn_task = _trained("cnn", quick=quick)
-    gpt, gpt_task = _trained("gpt", quick=quick)
+    cnn, cnn_task = trained("cnn", quick=quick)
+    gpt, gpt_task = trained("gpt", quick=quick)
     floats = {
         "relu": _collect(cnn, cnn_task, nn.ReLU, lambda _, out: out, nbytes),
         "gelu": _collect(gpt, gpt_task, nn.GELU, lambda _, out: out, nbytes),
@@ -63,7 +63,8 @@ def record(nbytes: int, *, quick: bool = False) -> list[DataSet]:
     ]
 
 
-def _trained(name: str, *, quick: bool) -> tuple[Net, Task]:
+def trained(name: str, *, quick: bool) -> tuple[Net, Task]:
+    """A task and its model after WARM_STEPS of training (2 if quick), from seed 0."""
     task = make_task(name, quick=quick, n_steps=WARM_STEPS)
     torch.manual_seed(0)
     net = task.build()

@@ -1,4 +1,4 @@
-"""What the demo trains: per model its sizes, data, optimizer and schedule."""
+"""What demo and benchmarks train: per model its sizes, data, optimizer and schedule."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from torch.optim import AdamW, Optimizer
 
 from bench.data import digits, python_sources, windows
 from bench.models import CnnShape, Gpt, GptShape, Net, VggNet
+from bench.vision import SquaredReluMlp, Vit, VitShape
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 Batch = tuple[Tensor, Tensor]
+
+TASKS = ("cnn", "gpt", "vit", "mlp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +27,7 @@ class Task:
     """One model to train.
 
     Attributes:
-        name: "cnn" or "gpt".
+        name: one of TASKS.
         n_steps: training steps.
         peak_lr: learning rate after the warm-up.
         build: makes the model from torch's global random state.
@@ -53,8 +56,8 @@ class Task:
 
 
 def make_task(name: str, *, quick: bool, n_steps: int | None) -> Task:
-    """Return the task "cnn" or "gpt"; n_steps None takes its own number of steps."""
-    return {"cnn": _cnn, "gpt": _gpt}[name](quick, n_steps)
+    """Return the task of one of TASKS; n_steps None takes its own number of steps."""
+    return {"cnn": _cnn, "gpt": _gpt, "vit": _vit, "mlp": _mlp}[name](quick, n_steps)
 
 
 def _generator(seed: int, step: int) -> torch.Generator:
@@ -63,8 +66,49 @@ def _generator(seed: int, step: int) -> torch.Generator:
 
 def _cnn(quick: bool, n_steps: int | None) -> Task:
     shape = CnnShape(channels=(8, 16)) if quick else CnnShape()
-    batch_size = 32 if quick else 64
-    data = digits(shape.side)
+    facts: dict[str, object] = {"channels": list(shape.channels)}
+    return _on_digits(
+        "cnn", lambda: VggNet(shape), quick=quick, n_steps=n_steps, peak_lr=2e-3, facts=facts
+    )
+
+
+def _vit(quick: bool, n_steps: int | None) -> Task:
+    shape = VitShape(n_layers=2, width=48) if quick else VitShape()
+    facts: dict[str, object] = {
+        "n_layers": shape.n_layers,
+        "width": shape.width,
+        "patch": shape.patch,
+    }
+    return _on_digits(
+        "vit", lambda: Vit(shape), quick=quick, n_steps=n_steps, peak_lr=2e-3, facts=facts
+    )
+
+
+def _mlp(quick: bool, n_steps: int | None) -> Task:
+    n_blocks = 2 if quick else 4
+    return _on_digits(
+        "mlp",
+        lambda: SquaredReluMlp(n_blocks=n_blocks),
+        quick=quick,
+        n_steps=n_steps,
+        peak_lr=1e-3,
+        facts={"n_blocks": n_blocks, "width": 256, "activation": "squared ReLU"},
+        batch_size=256,
+    )
+
+
+def _on_digits(
+    name: str,
+    build: Callable[[], Net],
+    *,
+    quick: bool,
+    n_steps: int | None,
+    peak_lr: float,
+    facts: dict[str, object],
+    batch_size: int = 64,
+) -> Task:
+    batch_size = 32 if quick else batch_size
+    data = digits(CnnShape().side)
 
     def batch(seed: int, step: int) -> Batch:
         chosen = torch.randint(
@@ -73,16 +117,16 @@ def _cnn(quick: bool, n_steps: int | None) -> Task:
         return data.train_images[chosen], data.train_labels[chosen]
 
     return Task(
-        name="cnn",
+        name=name,
         n_steps=n_steps or (6 if quick else 110),
-        peak_lr=2e-3,
-        build=lambda: VggNet(shape),
+        peak_lr=peak_lr,
+        build=build,
         optimizer=lambda net: AdamW(net.parameters(), 0.0, weight_decay=0.05),
         batch=batch,
         validation=((data.validation_images, data.validation_labels),),
         facts={
             "data": "scikit-learn load_digits, 8x8 enlarged to 24x24 on 32x32 black",
-            "channels": list(shape.channels),
+            **facts,
             "batch": batch_size,
             "n_train": len(data.train_images),
             "n_validation": len(data.validation_images),

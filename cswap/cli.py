@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import cswap
 from cswap import doctor as doctor_module
-from cswap.errors import CswapError
+from cswap.errors import ConfigError, CswapError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -118,6 +119,59 @@ def calibrate(
             table.add_row(name, direction, overhead, *rates, residual)
     _show(table)
     print(f"Kept in {path_of(found.machine)}")
+
+
+@app.command()
+def explain(
+    file: Annotated[str, typer.Argument(help="Written by SwapEngine.save().")],
+    position: Annotated[
+        int | None, typer.Option(help="Show all candidates of this call site.")
+    ] = None,
+    as_json: _Json = False,
+) -> None:
+    """Say for every call site what was chosen, why, what it cost, and the regret."""
+    from cswap.report import explain as report
+
+    record = report.load(file)
+    if as_json:
+        print(json.dumps(record))
+        return
+    if position is None:
+        table = _table(*report.COLUMNS)
+        rows = report.site_rows(record)
+    else:
+        table = _table(*report.CANDIDATE_COLUMNS)
+        rows = report.candidate_rows(record, position)
+    for row in rows:
+        table.add_row(*map(_literal, row))
+    _show(table)
+    print(report.summary(record))
+
+
+@app.command()
+def report(
+    file: Annotated[str, typer.Argument(help="Written by SwapEngine.trace().")],
+    out: Annotated[
+        str, typer.Option(help="Picture (.png) or page (.html); default: FILE with .html.")
+    ] = "",
+) -> None:
+    """Show a recorded step: bytes over time, codecs, copies, waits, and a table by module."""
+    from cswap.report import timeline
+
+    events = timeline.load(file)
+    path = Path(out) if out else Path(file).with_suffix(".html")
+    if path.suffix not in (".png", ".html"):
+        raise ConfigError(f"out={str(path)!r}: must end in .png or .html.")
+    if path.suffix == ".png":
+        path.write_bytes(timeline.picture(events))
+    else:
+        path.write_text(timeline.page(events, Path(file).name), encoding="utf-8")
+    table = _table(*timeline.COLUMNS)
+    for row in timeline.rows(events):
+        table.add_row(*map(_literal, row))
+    _show(table)
+    print(timeline.summary(events))
+    print(f"Written: {path}")
 
 
 @app.command()

@@ -149,6 +149,12 @@ def _parse_directory(value: Any, name: str) -> Path | None:
     return path
 
 
+def _parse_policy(value: Any, name: str) -> str:
+    if not isinstance(value, str):
+        raise ConfigError(f"{name}={value!r}: must be the name of a policy.")
+    return value  # checked by cswap.advisor.policies, a layer that knows them
+
+
 def _parse_plan(value: Any, _name: str) -> Any:
     return value  # read by cswap.schema.plan, a layer that knows the format
 
@@ -169,6 +175,7 @@ _PARSERS: Final[dict[str, Callable[[Any, str], Any]]] = {
     "verify": _parse_bool,
     "guard_every": _parse_count,
     "guard_error": _parse_positive,
+    "policy": _parse_policy,
     "plan": _parse_plan,
 }
 
@@ -206,6 +213,9 @@ class SwapConfig:
             forwards and backwards of that one layer. 0: never.
         guard_error: relative error of these gradients above which tensors of that class (module
             class and codec) go to the next milder codec, for good.
+        policy: how ``codec="auto"`` chooses: ``"auto"`` by predicted cost; ``"raw"`` never
+            compresses; ``"static:CODEC"`` always does; ``"cswap+"`` by the rule of the paper;
+            ``"oracle"`` runs every codec on every tensor to know (slow, for evaluation).
         plan: a plan (path, JSON text, dict or `Plan`) that says what to do with each tensor.
 
     Raises:
@@ -227,6 +237,7 @@ class SwapConfig:
     verify: bool = False
     guard_every: int = 100
     guard_error: float = 0.25
+    policy: str = "auto"
     plan: Any = None
 
     def __post_init__(self) -> None:

@@ -53,12 +53,10 @@ class BufferPool:
         self.in_use_bytes = 0
         self.peak_bytes = 0
 
-    def take(self, nbytes: int, limit: int | None = None) -> torch.Tensor | None:
-        """[>= nbytes] uint8, or None if more than ``limit`` bytes would be in use."""
+    def take(self, nbytes: int) -> torch.Tensor:
+        """[>= nbytes] uint8."""
         size = size_class(nbytes)
         with self._lock:
-            if limit is not None and self.in_use_bytes + size > limit:
-                return None
             self.in_use_bytes += size
             buffers = self._idle.get(size)
             found = buffers.pop() if buffers else None

@@ -11,11 +11,11 @@ import torch
 from typer.testing import CliRunner
 
 from cswap import cli
-from cswap.advisor import advisor as advisor_module
 from cswap.advisor import calibrate, calibration
-from cswap.advisor.advisor import KEEP, Advisor
+from cswap.advisor.advisor import Advisor
 from cswap.advisor.calibration import Calibration, CodecTimes, machine_of, path_of, stored
 from cswap.advisor.fit import TimeModel, fit
+from cswap.advisor.market import KEEP
 from cswap.advisor.site import Site
 from cswap.config import SwapConfig
 from cswap.errors import UnsupportedError
@@ -74,11 +74,9 @@ def test_too_little_to_fit(seconds):
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("CSWAP_CACHE_DIR", str(tmp_path))
-    for cached in (stored, advisor_module._times):
-        cached.cache_clear()
+    stored.cache_clear()
     yield tmp_path
-    for cached in (stored, advisor_module._times):
-        cached.cache_clear()
+    stored.cache_clear()
 
 
 def times(s_per_byte):
@@ -125,13 +123,13 @@ def test_the_advisor_decides_by_what_was_measured():
     x = torch.relu(torch.randn(1 << 18, generator=torch.Generator().manual_seed(0)))
 
     def choice():
-        codec = Advisor(SwapConfig(), None).choose(x, Site(), 0, lossy_ok=False, may_keep=True)
+        advisor = Advisor(SwapConfig(), None)
+        codec = advisor.choose(x, Site(), 0, lossy_ok=False, may_keep=True).codec
         return KEEP if codec is None else codec.name
 
     assert choice().startswith("zvc")
     slow = {name: times(1.0) for name in calibrate.CODECS}
     Calibration(machine_of("cpu"), slow).save()
-    advisor_module._times.cache_clear()
     assert choice() == KEEP
 
 

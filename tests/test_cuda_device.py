@@ -258,6 +258,18 @@ def test_a_training_step_through_its_code_path_is_bit_equal(device, codec):
     assert all(c.decode_s > 0 for c in stats.by_codec.values())
 
 
+def test_what_computation_waits_on_the_device_is_timed_now_and_then(device):
+    from cswap.devices.cuda import TIME_EVERY
+
+    before = device.stalled_s
+    for _ in range(3 * TIME_EVERY):
+        device.join(device.submit(lambda _: None, role="codec"))
+    last = device.now()
+    device.when(last, lambda: None)
+    device.wait(last)
+    assert device.stalled_s - before == pytest.approx(3 * TIME_EVERY * 2e-3)  # as FakeEvent says
+
+
 def test_when_staging_memory_is_full_the_computing_thread_waits(device, monkeypatch):
     device.backlog_bytes = 0
     engine = SwapEngine(SwapConfig(codec="zvc", min_bytes=0), device=device)

@@ -22,7 +22,7 @@ from cswap.engine.handle import LEGAL, Handle, State
 from cswap.engine.stats import Counters
 from cswap.errors import CorruptEncodingError, InternalError
 from cswap.stores.disk import DiskStore
-from cswap.stores.host import HostStore
+from cswap.stores.host import Allowance, HostStore
 
 SEEDS = range(12)
 SECTION_BYTES = 4096
@@ -43,7 +43,7 @@ class Bench:
     def __init__(self, device, *, limit=None, disk=None, verify=False):
         self.device = device
         self.counters = Counters()
-        self.host = HostStore(device.host_memory, limit)
+        self.host = HostStore(device.host_memory, Allowance(limit))
         self.disk = disk
         self.executor = Executor(device, self.host, disk, self.counters, seed=0, verify=verify)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cswap.errors import CorruptEncodingError
 from cswap.pool import ALWAYS_IDLE, STEPS, BufferPool, size_class
 from cswap.stores.disk import DiskStore
-from cswap.stores.host import HostStore
+from cswap.stores.host import Allowance, HostStore
 
 MIB = 1 << 20
 
@@ -82,7 +82,7 @@ def test_an_allocation_that_fails_leaves_the_accounts_as_they_were():
 
 
 def test_the_host_store_keeps_to_its_limit():
-    store = HostStore(allocate, 3 * 4096)
+    store = HostStore(allocate, Allowance(3 * 4096))
     held = [take(store, 4000) for _ in range(3)]
     assert store.take(1) is None
     store.give_back(held.pop())
@@ -93,7 +93,7 @@ def test_a_host_without_memory_is_full_not_broken():
     def fail(_):
         raise MemoryError("none left")
 
-    assert HostStore(fail, None).take(100) is None
+    assert HostStore(fail, Allowance(None)).take(100) is None
 
 
 @pytest.fixture
@@ -115,6 +115,15 @@ def test_what_is_written_comes_back_and_is_private(disk, tmp_path):
     disk.release(file)
     assert disk.in_use_bytes == 0
     assert not file.path.exists()
+
+
+def test_the_host_stores_of_all_devices_keep_to_one_limit():
+    allowance = Allowance(3 * 4096)
+    stores = [HostStore(allocate, allowance) for _ in range(2)]
+    held = [take(stores[i], 4096) for i in (0, 1, 0)]
+    assert stores[1].take(1) is None
+    stores[0].give_back(held[0])
+    assert stores[1].take(1) is not None
 
 
 def test_the_disk_store_keeps_to_its_limit_and_cleans_up(disk, tmp_path):

@@ -1,42 +1,46 @@
-"""Decides per tensor: profile, price the candidates, take the cheapest. Remembers per call site."""
+"""Decides per tensor: profile, price the candidates, take the cheapest. Remembers per call site.
+
+Note [when a choice is made again]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+After `RESAMPLE_EVERY` uses, or when encodings come out larger or smaller than after the last
+sample, the site's values are sampled again. When prices or measured times have moved, the choice
+is made again from the sample there is. In between it costs a look into a dict. A codec is left for
+another only if that is cheaper by `HYSTERESIS`: noise does not make choices flap.
+"""
 
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Final
 
+import torch
+
 from cswap.advisor import rules
-from cswap.advisor.calibration import stored
-from cswap.advisor.cost import Candidate, predict
-from cswap.advisor.rates import RATES
+from cswap.advisor.explore import trial_at
+from cswap.advisor.market import KEEP, Market
+from cswap.advisor.memory import RESAMPLE_EVERY, Explanation, SiteMemory
+from cswap.advisor.policies import LOSSLESS, make_policy, static_codec
 from cswap.advisor.site import Site
 from cswap.codecs.registry import get_codec
 from cswap.profiler import LateProfile, profile
 from cswap.schema.tensor import dtype_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    import torch
-
-    from cswap.advisor.cost import Times
+    from cswap.advisor.cost import Candidate
     from cswap.codecs.base import Codec
     from cswap.config import SwapConfig
     from cswap.schema.plan import Plan
     from cswap.schema.tensor import TensorProfile
 
-RESAMPLE_EVERY: Final = 16
-"""Swap-outs of one call site between two samples of its values: zeros drift with training."""
-
 MAX_SITES: Final = 1 << 14
 
-KEEP: Final = "keep"
-"""Stands for the tensor's own memory among the candidates: no time, every byte."""
+MARGIN: Final = 0.05
+"""Share by which a codec must beat leaving the tensor alone."""
 
-MARGIN: Final = 0.1
-"""Share by which a codec must beat leaving the tensor alone: moving has costs beyond the model."""
+HYSTERESIS: Final = 0.05
+"""Share by which a codec must beat the one in use."""
 
 EARLY: Final = "its values are not known yet"
 """Reason for a choice made before a GPU's sample has arrived."""
@@ -44,48 +48,31 @@ EARLY: Final = "its values are not known yet"
 _CHEAP: Final = ("bitpack", "zvc", "raw")
 """The first of these that takes a tensor encodes it until it has been profiled."""
 
-_LOSSLESS: Final = ("zvc", "zvc+expk", "expk", "bitpack", "rle", "csr")
-
 _SiteKey = tuple[int, str, "torch.dtype", int, bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Explanation:
-    """Why one call site's tensors are encoded as they are.
+class Advice:
+    """What to do with one tensor, and where to say how that went.
 
     Attributes:
-        position: among the tensors saved in a step.
-        site: where that is in the model.
-        profile: of the last sample; None if the choice did not depend on one.
-        candidates: predicted costs, cheapest first; empty if there was no choice.
-        codec: the choice.
-        reason: in words.
+        codec: to encode with; None: leave the tensor where it is.
     """
 
-    position: int
-    site: Site
-    profile: TensorProfile | None
-    candidates: tuple[Candidate, ...]
-    codec: str
-    reason: str
-
-    def __str__(self) -> str:
-        where = self.site.scope or self.site.operator or self.site.producer or "-"
-        text = f"#{self.position} {where}: {self.codec} ({self.reason})"
-        if self.profile is not None:
-            p = self.profile
-            text += f"; {p.dtype}, {p.nbytes} bytes, {100 * p.zero_fraction:.0f} % zeros"
-        for c in self.candidates:
-            text += f"\n    {c.codec:<10} ratio {c.ratio:6.2f}  cost {1e6 * c.cost_s:8.1f} us"
-        return text
-
-
-@dataclass(slots=True)
-class _Memory:
-    explanation: Explanation
     codec: Codec | None
-    uses: int = 1
-    pending: LateProfile | None = None
+    _memory: SiteMemory
+    _market: Market
+
+    def note_encoded(self, codec: str, raw_nbytes: int, nbytes: int) -> None:
+        """The tensor was encoded; ``codec`` may be another than the one advised."""
+        self._memory.note_encoded(codec, raw_nbytes, nbytes)
+
+    def note_round_trip(self, codec: str, device_s: float) -> None:
+        """It was decoded, too; seconds of both."""
+        self._memory.note_round_trip(codec, device_s)
+        taken = self._memory.explanation.profile
+        if taken is not None:
+            self._market.observe(codec, taken, device_s)
 
 
 class Advisor:
@@ -104,10 +91,14 @@ class Advisor:
         rules.check(config, plan)
         self._config = config
         self._plan = plan
+        self._policy = make_policy(config.policy)
+        self._static = static_codec(config.policy)
         self._lossy = rules.lossy_candidates(config.lossy)
         self.may_use_lossy = rules.may_use_lossy(config, plan)
         self._lock = threading.Lock()
-        self._sites: dict[_SiteKey, _Memory] = {}
+        self._sites: dict[_SiteKey, SiteMemory] = {}
+        self._used: list[SiteMemory] = []
+        self._markets: dict[str, Market] = {}
 
     def may_be_lossy(self, tensor: torch.Tensor, site: Site) -> bool:
         """Whether lossy codecs are allowed for this tensor, by the options and by its role."""
@@ -118,54 +109,112 @@ class Advisor:
         decision = self._plan.decisions.get(position) if self._plan else None
         return decision is not None and decision.action == "keep"
 
+    def begin_step(self, exposed_s: float) -> None:
+        """A step begins; computation has waited so many seconds for swaps since the first.
+
+        Prices follow the steps before, and now and then a codec is tried (explore.py).
+        """
+        now_s = time.perf_counter()
+        with self._lock:
+            used, self._used = self._used, []
+            step_s = None
+            for market in self._markets.values():
+                step_s = market.begin_step(used, now_s, exposed_s) or step_s
+            if step_s is not None and self._policy.explores and _may_adapt():
+                trial_at(used, step_s, self._markets)
+
     def choose(
         self, x: torch.Tensor, site: Site, position: int, *, lossy_ok: bool, may_keep: bool
-    ) -> Codec | None:
-        """The codec for x [n], flat, saved at this site and position of the step.
+    ) -> Advice:
+        """What to do with x [n], flat, saved at this site and position of the step.
 
         Args:
             x: the values.
             site: where they were saved.
             position: in the step.
             lossy_ok: whether a lossy codec may be chosen.
-            may_keep: whether the answer may be None: leave it where it is, nothing pays.
+            may_keep: whether the answer may be to leave it where it is, since nothing pays.
 
         Raises:
             ConfigError: the user's own function named a codec that does not exist.
         """
         key = (position, site.scope, x.dtype, x.numel(), lossy_ok)
+        market = self._market(x.device.type)
         with self._lock:
             memory = self._sites.get(key)
-            if memory is not None and memory.pending is None and memory.uses < RESAMPLE_EVERY:
+            if memory is not None:
+                self._used.append(memory)
                 memory.uses += 1
-                return memory.codec
+                if memory.trial is not None:
+                    codec, memory.trial = memory.trial, None
+                    return Advice(codec, memory, market)
+                if self._is_settled(memory, market):
+                    return Advice(memory.codec, memory, market)
         taken = None
-        if _is_far(x) and self._needs_profile(x, site, position):
+        if memory is not None and not self._needs_sample(memory):
+            taken = memory.explanation.profile
+        elif _is_far(x) and self._needs_profile(x, site, position):
             pending = LateProfile(x) if memory is None or not memory.pending else memory.pending
             taken = pending.get()
             if taken is None:
-                return self._wait_for(pending, key, memory, x)
-        explanation = self._decide(x, site, position, taken, lossy_ok=lossy_ok, may_keep=may_keep)
-        codec = None if explanation.codec == KEEP else get_codec(explanation.codec)
-        self._remember(key, _Memory(explanation, codec))
-        return codec
+                return Advice(self._wait_for(pending, key, memory, x), self._sites[key], market)
+        explanation = self._decide(
+            x, site, position, taken, memory, lossy_ok=lossy_ok, may_keep=may_keep
+        )
+        return self._remember(key, memory, explanation, market, sampled=taken is None or _is_far(x))
 
-    def _remember(self, key: _SiteKey, memory: _Memory) -> None:
+    def _is_settled(self, memory: SiteMemory, market: Market) -> bool:
+        return (
+            memory.pending is None
+            and memory.version == market.version
+            and not self._needs_sample(memory)
+        )
+
+    @staticmethod
+    def _needs_sample(memory: SiteMemory) -> bool:
+        return memory.uses > RESAMPLE_EVERY or memory.stale or memory.pending is not None
+
+    def _market(self, kind: str) -> Market:
+        found = self._markets.get(kind)
+        if found is None:
+            limit = self._config.host_limit
+            assert limit is None or isinstance(limit, int)
+            found = self._markets.setdefault(kind, Market(kind, limit, adapt=_may_adapt()))
+        return found
+
+    def _remember(
+        self,
+        key: _SiteKey,
+        memory: SiteMemory | None,
+        explanation: Explanation,
+        market: Market,
+        *,
+        sampled: bool,
+    ) -> Advice:
+        codec = None if explanation.codec == KEEP else get_codec(explanation.codec)
         with self._lock:
-            if len(self._sites) >= MAX_SITES:
-                self._sites.clear()
-            self._sites[key] = memory
+            if memory is None:
+                if len(self._sites) >= MAX_SITES:
+                    self._sites.clear()
+                memory = self._sites[key] = SiteMemory(explanation, codec)
+                self._used.append(memory)
+            memory.decide(explanation, codec, market.version)
+            if sampled:
+                memory.sampled()
+        return Advice(codec, memory, market)
 
     def _wait_for(
-        self, pending: LateProfile, key: _SiteKey, memory: _Memory | None, x: torch.Tensor
+        self, pending: LateProfile, key: _SiteKey, memory: SiteMemory | None, x: torch.Tensor
     ) -> Codec | None:
         # Until the sample has arrived: as before, or what is cheap and never much of a loss.
         if memory is None:
             codec = next(c for c in map(get_codec, _CHEAP) if c.supports(x.dtype, x.device.type))
             position, scope = key[:2]
-            memory = _Memory(Explanation(position, Site(scope), None, (), codec.name, EARLY), codec)
+            explanation = Explanation(position, Site(scope), None, (), codec.name, EARLY)
+            memory = SiteMemory(explanation, codec)
+            with self._lock:
+                self._sites[key] = memory
         memory.pending = pending
-        self._remember(key, memory)
         return memory.codec
 
     def _needs_profile(self, x: torch.Tensor, site: Site, position: int) -> bool:
@@ -175,7 +224,7 @@ class Advisor:
     def explain(self) -> list[Explanation]:
         """The latest decision of every call site, in the order of the step."""
         with self._lock:
-            found = [memory.explanation for memory in self._sites.values()]
+            found = [memory.explained() for memory in self._sites.values()]
         return sorted(found, key=lambda e: e.position)
 
     def _decide(
@@ -184,6 +233,7 @@ class Advisor:
         site: Site,
         position: int,
         taken: TensorProfile | None,
+        memory: SiteMemory | None,
         *,
         lossy_ok: bool,
         may_keep: bool,
@@ -199,9 +249,13 @@ class Advisor:
             reason = why
         else:
             reason = ""
-        stay = KEEP if may_keep else "raw"
-        names = (stay, *_LOSSLESS, *(self._lossy if lossy_ok else ()))
-        return self._cheapest(x, site, position, reason, names, taken)
+        if taken is None:
+            taken = LateProfile(x).get() if _is_far(x) else profile(x)
+        if taken is None:  # a codec was named that does not take this tensor
+            return Explanation(position, site, None, (), "raw", reason + EARLY)
+        stay = (KEEP, "raw") if may_keep else ("raw",)
+        names = (*stay, *LOSSLESS, *(self._lossy if lossy_ok else ()))
+        return self._cheapest(x, site, position, reason, names, taken, memory)
 
     def _forced(self, x: torch.Tensor, site: Site, position: int) -> tuple[str | None, str]:
         decision = self._plan.decisions.get(position) if self._plan else None
@@ -216,7 +270,7 @@ class Advisor:
                     return option[key], "forced for this dtype"
         if isinstance(option, str) and option != "auto":
             return option, "forced"
-        return None, ""
+        return self._static, "policy static"
 
     def _admissible(self, name: str, x: torch.Tensor, *, lossy_ok: bool) -> tuple[str | None, str]:
         codec = get_codec(name)
@@ -233,34 +287,42 @@ class Advisor:
         position: int,
         reason: str,
         names: tuple[str, ...],
-        taken: TensorProfile | None,
+        taken: TensorProfile,
+        memory: SiteMemory | None,
     ) -> Explanation:
-        if taken is None:  # a codec was named that does not take this tensor
-            taken = LateProfile(x).get() if _is_far(x) else profile(x)
-        if taken is None:
-            return Explanation(position, site, None, (), "raw", reason + EARLY)
-        times, price = _times(x.device.type)
-        candidates = sorted(
-            (
-                predict(name, taken, times[name], price)
-                for name in names
-                if name == KEEP or get_codec(name).supports(x.dtype, x.device.type)
-            ),
-            key=lambda c: c.cost_s,
-        )
-        best, reason = candidates[0], reason + "lowest predicted cost"
+        market = self._market(x.device.type)
+        quotes = [
+            market.quote(name, taken, memory)
+            for name in names
+            if name == KEEP or get_codec(name).supports(x.dtype, x.device.type)
+        ]
+        candidates = tuple(sorted(self._policy.price(x, quotes, market), key=lambda c: c.cost_s))
+        best, why = candidates[0], self._policy.reason
         stay = next((c for c in candidates if c.codec == KEEP), None)
         if stay is not None and best.cost_s > (1 - MARGIN) * stay.cost_s:
-            best, reason = stay, f"nothing pays by {MARGIN:.0%}"
-        return Explanation(position, site, taken, tuple(candidates), best.codec, reason)
+            best, why = stay, f"nothing pays by {MARGIN:.0%}"
+        best, why = _unless_better(best, why, candidates, memory)
+        price = market.price_s_per_byte
+        return Explanation(position, site, taken, candidates, best.codec, reason + why, price)
 
 
-@cache
-def _times(kind: str) -> tuple[Mapping[str, Times], float]:
-    # By codec, as measured on this machine if it was calibrated; and the price of a byte.
-    rates, price = RATES[kind]
-    measured = stored(kind)
-    return (rates if measured is None else {**rates, **measured.times}), price
+def _unless_better(
+    best: Candidate, why: str, candidates: tuple[Candidate, ...], memory: SiteMemory | None
+) -> tuple[Candidate, str]:
+    # What is in use stays in use unless the best is clearly better.
+    used = None if memory is None or memory.pending else memory.explanation.codec
+    current = next((c for c in candidates if c.codec == used), None)
+    if current is None or current.codec == best.codec:
+        return best, why
+    margin = MARGIN if best.codec == KEEP else 0.0  # the best may be what nothing beats by that
+    if (1 - HYSTERESIS) * current.cost_s < (1 - margin) * best.cost_s:
+        return current, f"no other is cheaper by {HYSTERESIS:.0%}"
+    return best, why
+
+
+def _may_adapt() -> bool:
+    # Times differ from run to run; who wants equal runs gets choices that do not depend on them.
+    return not torch.are_deterministic_algorithms_enabled()
 
 
 def _is_far(x: torch.Tensor) -> bool:

@@ -60,12 +60,14 @@ class Candidate:
         ratio: predicted raw bytes over encoded bytes.
         device_s: predicted encode plus decode time, in seconds.
         cost_s: device_s plus the price of the encoded bytes, in seconds.
+        nbytes: predicted encoded bytes.
     """
 
     codec: str
     ratio: float
     device_s: float
     cost_s: float
+    nbytes: float
 
 
 def _word_bits(profile: TensorProfile) -> int:
@@ -91,7 +93,7 @@ def _ratio_rle(p: TensorProfile) -> float:
 def _ratio_bitpack(p: TensorProfile) -> float:
     w = _word_bits(p)
     if DTYPES[p.dtype].kind == "bool":
-        return 8.0
+        return 4096 / (512 + 12)  # of a tile: a bit per word, and its table
     return w / (w if p.int_bits is None else min(w, p.int_bits + 0.25))
 
 
@@ -113,7 +115,12 @@ def _ratio_zvc_expk(p: TensorProfile) -> float:
     rest = 1 - p.zero_fraction
     zeros = max(0.0, p.zero_exponent - p.zero_fraction) / max(rest, 1e-9)  # -0.0 and denormals
     survivors = rest * _expk_bits(p, p.spread_nonzero, zeros)
-    return _word_bits(p) / (1 + survivors)
+    return _word_bits(p) / (_bitmap_bits(p) + survivors)
+
+
+def _bitmap_bits(p: TensorProfile) -> float:
+    # Per word; a tile without zeros has no bitmap.
+    return 1.0 if p.zero_fraction else 0.0
 
 
 def _fixed(bits: float) -> Callable[[TensorProfile], float]:
@@ -124,7 +131,8 @@ def _sparse(bits: float) -> Callable[[TensorProfile], float]:
     def ratio(p: TensorProfile) -> float:
         if p.non_finite:
             return _ratio_zvc(p)
-        return _word_bits(p) / (1 + (1 - p.zero_fraction) * min(bits, _word_bits(p)))
+        survivors = (1 - p.zero_fraction) * min(bits, _word_bits(p))
+        return _word_bits(p) / (_bitmap_bits(p) + survivors)
 
     return ratio
 
@@ -151,8 +159,34 @@ RATIOS: Final[dict[str, Callable[[TensorProfile], float]]] = {
 """Predicted ratio, before tiles that refuse, for each codec that the advisor considers."""
 
 
-def predict(codec: str, profile: TensorProfile, times: Times, price_s_per_byte: float) -> Candidate:
-    """What this codec would cost for a tensor of this profile."""
-    ratio = max(1.0, RATIOS[codec](profile))  # a tile that would grow is stored raw
-    device_s = times.device_s(profile)
-    return Candidate(codec, ratio, device_s, device_s + price_s_per_byte * profile.nbytes / ratio)
+def predicted_ratio(codec: str, profile: TensorProfile) -> float:
+    """Raw bytes over encoded bytes, from the profile alone; 1.0 for codecs without a formula."""
+    formula = RATIOS.get(codec)
+    return 1.0 if formula is None else max(1.0, formula(profile))  # what would grow is stored raw
+
+
+def predict(
+    codec: str,
+    profile: TensorProfile,
+    times: Times,
+    price_s_per_byte: float,
+    *,
+    time_factor: float = 1.0,
+    ratio_factor: float = 1.0,
+    extra_s: float = 0.0,
+) -> Candidate:
+    """What this codec would cost for a tensor of this profile.
+
+    Args:
+        codec: its name, a key of `RATIOS`.
+        profile: of the tensor.
+        times: of the codec, for any tensor.
+        price_s_per_byte: of encoded bytes.
+        time_factor: what measurements say about ``times``.
+        ratio_factor: what they say about the predicted ratio.
+        extra_s: what else a swap costs, whatever the codec.
+    """
+    ratio = max(1.0, predicted_ratio(codec, profile) * ratio_factor)
+    device_s = times.device_s(profile) * time_factor + extra_s
+    nbytes = profile.nbytes / ratio
+    return Candidate(codec, ratio, device_s, device_s + price_s_per_byte * nbytes, nbytes)

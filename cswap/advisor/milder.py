@@ -5,14 +5,13 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Final
 
+from cswap.advisor.cost import RATIOS
 from cswap.codecs.registry import get_codec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     import torch
-
-    from cswap.codecs.base import Codec
 
 _NEXT: Final = {"int4": "fp8", "fp8": "int8", "mxfp8": "int8", "int8": "bf16"}
 """After each lossy codec the next milder one, by `rules.RELATIVE_ERROR`. After all others:
@@ -58,13 +57,10 @@ class Milder:
         self._lock = threading.Lock()
         self._forbidden: frozenset[tuple[str, str]] = frozenset()  # replaced, never changed
 
-    @property
-    def active(self) -> bool:
-        """Whether anything is forbidden at all."""
-        return bool(self._forbidden)
-
     def allows(self, kind: str, codec: str) -> bool:
         """Whether modules of class ``kind`` may still use this codec."""
+        if not self._forbidden:
+            return True
         return (kind, lossy_part(codec)) not in self._forbidden
 
     def forbid(self, kind: str, codec: str) -> str:
@@ -80,24 +76,27 @@ class Milder:
             after = next_milder(after)
         return after or LOSSLESS
 
-    def settle(
-        self, codec: Codec | None, x: torch.Tensor, kind: str, exactly: Callable[[], Codec | None]
-    ) -> Codec | None:
-        """``codec`` where it is allowed, else a milder one that takes x.
+    def instead(self, codec: str, x: torch.Tensor, kind: str) -> str | None:
+        """``codec`` where it is allowed, else the next milder one that is, and that takes x.
 
         Args:
-            codec: the choice; None: the tensor stays where it is.
+            codec: the choice.
             x: the values.
-            kind: class of the module that saved them.
-            exactly: chooses among lossless codecs; asked if no lossy one is left.
+            kind: class of the module that saves them.
+
+        Returns:
+            None if no lossy one is left.
         """
-        if codec is None or codec.lossless or self.allows(kind, codec.name):
-            return codec
-        name = next_milder(codec.name)
-        while name is not None:
-            if self.allows(kind, name):
-                milder = get_codec(name)
-                if milder.supports(x.dtype, x.device.type):
-                    return milder
+        name: str | None = codec
+        while name is not None and not self.allows(kind, name):
             name = next_milder(name)
-        return exactly()
+            while name is not None and not get_codec(name).supports(x.dtype, x.device.type):
+                name = next_milder(name)
+        return name
+
+    def among(self, codecs: Iterable[str], x: torch.Tensor, kind: str) -> tuple[str, ...]:
+        """These lossy candidates, each as it or its successor is allowed, if it can be priced."""
+        if not self._forbidden:
+            return tuple(codecs)
+        found = [self.instead(codec, x, kind) for codec in codecs]
+        return tuple(dict.fromkeys(name for name in found if name in RATIOS))

@@ -61,8 +61,26 @@ CUDA_RATES: Final[dict[str, Rate]] = {
 }
 """What the kernels were designed for, not what was measured: none of it was run on a GPU."""
 
+HOOKS_S: Final = 60e-6
+"""What swapping a tensor costs the host beyond kernels and copies, out and back.
+
+Source: bench/results/cpu/overhead.json.
+"""
+
+LINK_BYTES_PER_S: Final[dict[str, tuple[float, float] | None]] = {
+    "cpu": None,
+    "cuda": (25 * _G, 25 * _G),
+}
+"""Of the link, device to host and back; None where host and device memory are one.
+
+PCIe 4.0 x16: an assumption, too.
+"""
+
 CUDA_PRICE_S_PER_BYTE: Final = 2 / (25 * _G)
-"""A byte goes out and comes back over a link of 25 GB/s (PCIe 4.0 x16): an assumption, too."""
+"""Until it is fitted: as if nothing hid what goes out and comes back over that link."""
+
+HOST_PRICE_S_PER_BYTE: Final = 100 * DEFAULT_PRICE_S_PER_BYTE
+"""Highest price of a byte while ``host_limit`` is too small for a step's encodings."""
 
 RATES: Final = {
     "cpu": (CPU_RATES, DEFAULT_PRICE_S_PER_BYTE),

@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
+from cswap.advisor.policies import static_codec
 from cswap.codecs.layout import torch_dtype
 from cswap.codecs.registry import get_codec
 from cswap.errors import ConfigError
@@ -80,6 +81,7 @@ def may_use_lossy(config: SwapConfig, plan: Plan | None) -> bool:
         return True
     names = list(option.values()) if isinstance(option, dict) else [option]
     names += [d.codec for d in plan.decisions.values() if d.codec] if plan else []
+    names += [static_codec(config.policy) or "auto"]
     return any(n != "auto" and not get_codec(str(n)).lossless for n in names)
 
 
@@ -92,6 +94,9 @@ def check(config: SwapConfig, plan: Plan | None) -> None:
     """
     if config.spill_limit is not None and config.spill_dir is None:
         raise ConfigError(f"spill_limit={config.spill_limit}: needs spill_dir as well.")
+    static = static_codec(config.policy)
+    if static is not None:
+        get_codec(static)
     if isinstance(config.codec, str) and config.codec != "auto":
         codec = get_codec(config.codec)
         takes_floats = any(_takes(codec, n) for n in ("float32", "bfloat16", "float16"))

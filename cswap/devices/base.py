@@ -46,7 +46,15 @@ class Event(Protocol):
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds that the job took on the device; meaningful once the event has fired."""
+        """Seconds that the job took on the device; meaningful once the event has fired.
+
+        On a CPU of the core that ran it: while it waits for one it takes nothing from others.
+        """
+        ...
+
+    @property
+    def span_s(self) -> tuple[float, float]:
+        """When the job began and ended, by `time.perf_counter`; zeros where that is not known."""
         ...
 
     def query(self) -> bool:
@@ -125,6 +133,11 @@ class Device(abc.ABC):
     def scratch_bytes(self) -> int:
         """Bytes of scratch memory, in use and kept for reuse; shared by all engines."""
         return 0
+
+    @property
+    def stalled_s(self) -> float:
+        """Seconds that computation has waited on the device for joined events, not on the host."""
+        return 0.0
 
     def is_capturing(self) -> bool:
         """Whether what this thread computes is being recorded to be run again (a CUDA graph)."""

@@ -22,6 +22,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from functools import cache
 from typing import TYPE_CHECKING, Final, cast
 
@@ -54,6 +55,9 @@ READY_SHARE: Final = 16
 RESERVE_SHARE: Final = 20
 """Of the device's memory, 1/RESERVE_SHARE stays free of what is decoded ahead."""
 
+TIME_EVERY: Final = 8
+"""Joins between two whose wait is timed: two more events cost some microseconds."""
+
 ASK_EVERY: Final = 32
 """Questions for room between two looks at the allocator, which take longer than a launch."""
 
@@ -79,6 +83,17 @@ class CudaEvent:
     def elapsed_s(self) -> float:
         """See `Event.elapsed_s`."""
         return 0.0 if self._started is None else self._started.elapsed_time(self.recorded) / 1e3
+
+    @property
+    def span_s(self) -> tuple[float, float]:
+        """See `Event.span_s`: by the moment at which the host knew the device's clock."""
+        if self._started is None:
+            return 0.0, 0.0
+        event, at_s = _origin()
+        return (
+            at_s + event.elapsed_time(self._started) / 1e3,
+            at_s + event.elapsed_time(self.recorded) / 1e3,
+        )
 
     def start(self, stream: torch.cuda.Stream) -> None:
         """The job begins here on the stream."""
@@ -130,6 +145,9 @@ class CudaDevice(Device):
         self._watchers: dict[str, _Watcher] = {}
         self._watchers_lock = threading.Lock()
         self._pageable = False
+        self._joined = 0
+        _origin()
+        self._stalled_s = 0.0
 
     def submit(self, job: Job, *, role: Role, after: tuple[Event, ...] = ()) -> Event:
         """See `Device.submit`. The job only issues work, on the thread that submits it."""
@@ -173,7 +191,24 @@ class CudaDevice(Device):
 
     def join(self, event: Event) -> None:
         """See `Device.join`: the stream waits, the host does not."""
-        torch.cuda.current_stream(self.device).wait_event(_own(event).recorded)
+        stream, awaited = torch.cuda.current_stream(self.device), _own(event).recorded
+        self._joined += 1
+        if self._joined % TIME_EVERY or self.is_capturing():
+            stream.wait_event(awaited)
+            return
+        timed = CudaEvent("compute")
+        timed.start(stream)
+        stream.wait_event(awaited)
+        timed.recorded.record(stream)
+        self.when(timed, lambda: self._add_stall(TIME_EVERY * timed.elapsed_s))
+
+    @property
+    def stalled_s(self) -> float:
+        """See `Device.stalled_s`; estimated from one join in TIME_EVERY."""
+        return self._stalled_s
+
+    def _add_stall(self, seconds: float) -> None:
+        self._stalled_s += seconds  # by one thread only, that of the compute stream's events
 
     def allocate(self, dtype: torch.dtype, numel: int) -> torch.Tensor:
         """See `Device.allocate`: of the current stream's memory."""
@@ -181,10 +216,7 @@ class CudaDevice(Device):
 
     def scratch(self, nbytes: int) -> torch.Tensor:
         """See `Device.scratch`."""
-        found = self._scratch.take(nbytes)
-        if found is None:
-            raise InternalError("scratch pool without a limit returned nothing")
-        return found
+        return self._scratch.take(nbytes)
 
     def give_back(self, scratch: torch.Tensor) -> None:
         """See `Device.give_back`."""
@@ -305,6 +337,15 @@ class _Watcher:
 def _event() -> torch.cuda.Event:
     # blocking: a thread that waits sleeps instead of spinning
     return torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
+
+
+@cache
+def _origin() -> tuple[torch.cuda.Event, float]:
+    # An event, and when it fired by the host's clock.
+    event = _event()
+    event.record(torch.cuda.current_stream())
+    event.synchronize()
+    return event, time.perf_counter()
 
 
 def _own(event: Event) -> CudaEvent:

@@ -45,6 +45,7 @@ class SimEvent:
     role: Role
     error: BaseException | None = None
     elapsed_s: float = 0.0
+    span_s: tuple[float, float] = (0.0, 0.0)
     fired: bool = False
     callbacks: list[Callable[[], None]] = field(default_factory=list)
 

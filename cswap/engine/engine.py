@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
 import weakref
 from collections import deque
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import Parameter
 
 from cswap.advisor.advisor import Advisor
-from cswap.advisor.milder import Milder
 from cswap.advisor.site import Site
 from cswap.codecs.layout import flatten
 from cswap.codecs.registry import get_codec
@@ -22,18 +25,20 @@ from cswap.engine.aliases import AliasTable, make_handle
 from cswap.engine.eligibility import OwnedStorages, is_tracing, reason_to_keep
 from cswap.engine.guard import Guard
 from cswap.engine.handle import Handle, State, Token
-from cswap.engine.lanes import Lanes, optional_int
+from cswap.engine.lanes import Lanes, disk_store, optional_int
 from cswap.engine.packed import Kept, PackedView, modified_error
 from cswap.engine.prefetch import StepOrder
+from cswap.engine.record import make_record
 from cswap.engine.scope import ScopeStack
 from cswap.engine.stats import Counters, Stats
+from cswap.engine.timeline import Timeline
 from cswap.engine.watch import Watch
-from cswap.stores.disk import DiskStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    import os
+    from collections.abc import Iterable, Iterator
 
-    from cswap.advisor.advisor import Explanation
+    from cswap.advisor.memory import Explanation
     from cswap.codecs.base import Codec
     from cswap.config import SwapConfig
     from cswap.devices.base import Device
@@ -70,10 +75,9 @@ class SwapEngine:
         self.config = config
         self.scopes = ScopeStack()
         self._advisor = Advisor(config, plan)
-        self._milder = Milder()
         self._watch = Watch()
         self._counters = Counters()
-        self._disk = _disk_store(config)
+        self._disk = disk_store(config)
         self._lanes = Lanes(config, self._disk, self._counters, device)
         self._owned = OwnedStorages()
         self._lock = threading.Lock()
@@ -119,7 +123,8 @@ class SwapEngine:
     def stats(self) -> Stats:
         """What has been done so far."""
         self._bury()
-        return self._counters.snapshot(self._disk.in_use_bytes if self._disk else 0)
+        found = self._counters.snapshot(self._disk.in_use_bytes if self._disk else 0)
+        return replace(found, exposed_s=found.exposed_s + self._lanes.stalled_s)
 
     @property
     def scratch_bytes(self) -> int:
@@ -130,6 +135,32 @@ class SwapEngine:
         """Every call site with its profile, the candidates with their cost, and the choice."""
         return self._advisor.explain()
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write statistics and decisions to a JSON file, for ``cswap explain PATH``.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        record = make_record(self.stats, self.explain())
+        Path(path).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+    @contextmanager
+    def trace(self, path: str | os.PathLike[str] | None = None) -> Iterator[Timeline]:
+        """Record what happens inside the ``with``; written as a Chrome trace to ``path``, if given.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        timeline = Timeline()
+        self._counters.timeline = timeline
+        try:
+            yield timeline
+        finally:
+            self.synchronize()
+            self._counters.timeline = None
+        if path is not None:
+            timeline.save(path)
+
     def synchronize(self) -> None:
         """Block until every swap-out under way is done."""
         for handle in self._live_handles():
@@ -139,7 +170,7 @@ class SwapEngine:
         """The accuracy guard of a model's steps; None if nothing is lossy, or it is not wanted."""
         if not self._advisor.may_use_lossy or not self.config.guard_every:
             return None
-        return Guard(model, self.config, self._counters, self._milder, self._watch)
+        return Guard(model, self.config, self._counters, self._advisor.milder, self._watch)
 
     def begin_step(self) -> None:
         """A forward of the model begins."""
@@ -201,7 +232,10 @@ class SwapEngine:
             producer="" if tensor.grad_fn is None else tensor.grad_fn.name(),
             codec=scope.codec,
         )
-        return self._pack_handle(tensor, site, lane)
+        packed = self._pack_handle(tensor, site, lane)
+        if self._watch.seen is not None:
+            self._watch.note(site.scope, tensor, packed)
+        return packed
 
     def _pack_handle(self, tensor: torch.Tensor, site: Site, lane: Lane) -> Kept | PackedView:
         lossy_ok = self._advisor.may_be_lossy(tensor, site)
@@ -210,11 +244,11 @@ class SwapEngine:
             token = None if handle is None or handle.token is None else handle.token()
             if handle is not None and isinstance(token, Token):
                 handle.views += 1
-                if self._watch.seen is not None:
-                    self._watch.note(site.scope, tensor, handle)
                 self._counters.share()
                 return PackedView(token, tensor)
             position, step = self._order.next_position(), self._order.step
+        if position == 0:
+            self._advisor.begin_step(self._counters.exposed_s + self._lanes.stalled_s)
         if self._advisor.plan_keeps(position):
             return self._keep(tensor, "plan")
         try:
@@ -226,8 +260,6 @@ class SwapEngine:
         handle.lane = lane
         handle.position, handle.step, handle.site, handle.lossy_ok = position, step, site, lossy_ok
         handle.views = 1
-        if self._watch.seen is not None:
-            self._watch.note(site.scope, tensor, handle)
         return self._admit(handle, tensor)
 
     def _admit(self, handle: Handle, tensor: torch.Tensor) -> PackedView:
@@ -271,17 +303,14 @@ class SwapEngine:
             return
         x = flatten(handle.source) if handle.gathered else handle.source
         try:
-            codec = self._advisor.choose(
+            handle.advice = self._advisor.choose(
                 x,
                 handle.site,
                 handle.position,
                 lossy_ok=handle.lossy_ok,
                 may_keep=handle.lane.may_keep,
             )
-            if self._milder.active:
-                codec = self._milder.settle(
-                    codec, x, handle.site.kind, partial(self._exactly, handle, x)
-                )
+            codec = handle.advice.codec
         except Exception as error:
             self._counters.fall_back("advisor", error)
             codec = get_codec("raw")
@@ -292,10 +321,6 @@ class SwapEngine:
         handle.lossy_ok = not codec.lossless
         self._warm(codec, x)
         handle.lane.executor.swap_out(handle, x, codec)
-
-    def _exactly(self, handle: Handle, x: torch.Tensor) -> Codec | None:
-        site, keep = handle.site or Site(), handle.lane.may_keep
-        return self._advisor.choose(x, site, handle.position, lossy_ok=False, may_keep=keep)
 
     def _warm(self, codec: Codec, x: torch.Tensor) -> None:
         # Compile the codec's kernels before its first run is timed or waited for.
@@ -372,19 +397,3 @@ class SwapEngine:
 
     def __repr__(self) -> str:
         return f"<SwapEngine: {self.stats.swapped} swapped>"
-
-
-def _disk_store(config: SwapConfig) -> DiskStore | None:
-    if config.spill_dir is None:
-        return None
-    from pathlib import Path
-
-    from cswap.errors import ConfigError
-
-    try:
-        return DiskStore(Path(config.spill_dir), optional_int(config.spill_limit))
-    except OSError as error:
-        raise ConfigError(
-            f"spill_dir={str(config.spill_dir)!r}: cannot be written: {error.strerror}. "
-            "Name a directory that this user may write to."
-        ) from error

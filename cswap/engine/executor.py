@@ -116,7 +116,10 @@ class Executor:
                 self._tiers.device.join(event)
             else:
                 self._tiers.device.wait(event)
-            self._tiers.counters.exposed(time.perf_counter() - start)
+            end = time.perf_counter()
+            self._tiers.counters.exposed(end - start)
+            if self._tiers.counters.timeline is not None:
+                self._tiers.counters.timeline.span("wait", handle, start, end)
             if fetching and event.error is not None:
                 raise event.error  # on the way out, errors were dealt with
             if handle.state is State.FETCHING and handle.result is not None:

@@ -11,6 +11,7 @@ from cswap.errors import InternalError
 if TYPE_CHECKING:
     import torch
 
+    from cswap.advisor.advisor import Advice
     from cswap.advisor.site import Site
     from cswap.devices.base import Event
     from cswap.engine.lanes import Lane
@@ -73,11 +74,13 @@ class Handle:
         site: where in the model it was saved.
         lane: of its device.
         prefetched: the fetch under way was not asked for by unpack.
+        advice: to be told how the swap went; None unless the advisor was asked.
     """
 
     __slots__ = (
         "_last_result",
         "_last_version",
+        "advice",
         "base",
         "error",
         "event",
@@ -132,6 +135,7 @@ class Handle:
         self.unpacked = 0
         self.prefetched = False
         self.site: Site | None = None
+        self.advice: Advice | None = None
         self.lane: Lane
         self._last_result: weakref.ref[torch.Tensor] | None = None
         self._last_version = 0

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from cswap.devices.cpu import cpu_device
 from cswap.engine.executor import Executor
 from cswap.engine.prefetch import ReadyBudget
-from cswap.errors import InternalError
-from cswap.stores.host import HostStore
+from cswap.errors import ConfigError, InternalError
+from cswap.stores.disk import DiskStore
+from cswap.stores.host import Allowance, HostStore
 
 if TYPE_CHECKING:
     import torch
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
     from cswap.config import SwapConfig
     from cswap.devices.base import Device
     from cswap.engine.stats import Counters
-    from cswap.stores.disk import DiskStore
 
 UNIFIED_IDLE_SHARE: Final = 0.25
 """Of the host memory used at the peak, what a unified device keeps for the next step."""
@@ -37,15 +38,30 @@ class Lane:
         may_keep: whether a tensor may stay because swapping it does not pay.
     """
 
-    __slots__ = ("device", "executor", "may_capture", "may_keep", "min_bytes", "overlaps", "ready")
+    __slots__ = (
+        "_stalled_before_s",
+        "device",
+        "executor",
+        "may_capture",
+        "may_keep",
+        "min_bytes",
+        "overlaps",
+        "ready",
+    )
 
     def __init__(
-        self, device: Device, config: SwapConfig, disk: DiskStore | None, counters: Counters
+        self,
+        device: Device,
+        config: SwapConfig,
+        disk: DiskStore | None,
+        counters: Counters,
+        allowance: Allowance,
     ) -> None:
         # Where the host's memory is the device's, what backward gives free must come free.
         idle_share = UNIFIED_IDLE_SHARE if device.unified else 1.0
-        host = HostStore(device.host_memory, optional_int(config.host_limit), idle_share)
+        host = HostStore(device.host_memory, allowance, idle_share)
         self.device = device
+        self._stalled_before_s = device.stalled_s
         self.executor = Executor(
             device, host, disk, counters, seed=config.seed, verify=config.verify
         )
@@ -55,6 +71,11 @@ class Lane:
         self.min_bytes = config.min_bytes_on(device.kind)
         # Where host memory is device memory, moving what does not shrink saves nothing.
         self.may_keep = device.unified and config.budget is None and config.spill_dir is None
+
+    @property
+    def stalled_s(self) -> float:
+        """Seconds that the device has waited for swaps since this lane was made."""
+        return self.device.stalled_s - self._stalled_before_s
 
     def has_room(self, nbytes: int) -> bool:
         """Whether so much may be decoded ahead now."""
@@ -73,6 +94,7 @@ class Lanes:
     ) -> None:
         """Args: device: the only one, in tests; config, disk, counters: the engine's."""
         self._config, self._disk, self._counters = config, disk, counters
+        self._allowance = Allowance(optional_int(config.host_limit))
         self._lanes: dict[torch.device, Lane | None] = {}
         self._lock = threading.Lock()
         self._only = None if device is None else self._make(device)
@@ -93,6 +115,11 @@ class Lanes:
         """Bytes of scratch memory on all devices."""
         return sum(lane.device.scratch_bytes for lane in self._lanes.values() if lane is not None)
 
+    @property
+    def stalled_s(self) -> float:
+        """Seconds that all devices have waited for swaps."""
+        return sum(lane.stalled_s for lane in self._lanes.values() if lane is not None)
+
     def _lane_for(self, device: torch.device) -> Lane | None:
         if self._only is not None:
             return self._only if device.type == self._only.device.kind else None
@@ -105,7 +132,24 @@ class Lanes:
         return None
 
     def _make(self, device: Device) -> Lane:
-        return Lane(device, self._config, self._disk, self._counters)
+        return Lane(device, self._config, self._disk, self._counters, self._allowance)
+
+
+def disk_store(config: SwapConfig) -> DiskStore | None:
+    """The disk tier, shared by all devices; None if there is none.
+
+    Raises:
+        ConfigError: the directory cannot be written.
+    """
+    if config.spill_dir is None:
+        return None
+    try:
+        return DiskStore(Path(config.spill_dir), optional_int(config.spill_limit))
+    except OSError as error:
+        raise ConfigError(
+            f"spill_dir={str(config.spill_dir)!r}: cannot be written: {error.strerror}. "
+            "Name a directory that this user may write to."
+        ) from error
 
 
 def _workers(config: SwapConfig) -> int:

@@ -31,12 +31,14 @@ class Part:
         nbytes: encoded bytes.
         checksum: CRC-32 of the source (of the encoding if lossy), when verifying.
         encode_s: seconds that the encode took.
+        decode_s: seconds that the last decode took; 0.0 before that.
         stored: whether host or file hold all of it, and no job writes them any more.
     """
 
     __slots__ = (
         "checksum",
         "codec",
+        "decode_s",
         "encode_s",
         "file",
         "host",
@@ -57,6 +59,7 @@ class Part:
         self.nbytes = 0
         self.checksum = 0
         self.encode_s = 0.0
+        self.decode_s = 0.0
         self.stored = False
 
     def of(self, x: torch.Tensor) -> torch.Tensor:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
+import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cswap.engine.timeline import Timeline
 
 _log = logging.getLogger("cswap")
 
@@ -22,8 +26,8 @@ class CodecStats:
         count: encodes.
         raw: bytes before.
         encoded: bytes after.
-        encode_s: seconds in encode, summed over threads.
-        decode_s: seconds in decode, summed over threads.
+        encode_s: seconds of encodes on the device; on a CPU of one core.
+        decode_s: the same of decodes.
     """
 
     count: int = 0
@@ -60,7 +64,8 @@ class Stats:
         disk_bytes: bytes on disk now.
         prefetch_hits: unpacks that found their tensor decoded, or under way.
         prefetch_misses: unpacks that had to fetch.
-        exposed_s: seconds that the computing thread spent encoding, decoding or waiting for it.
+        exposed_s: seconds that the computing thread spent encoding, decoding or waiting for it, and
+            that a GPU's computation waited for swaps.
         compile_s: seconds spent compiling kernels or loading them from the disk cache; in no other
             figure.
         guard_checks: modules whose gradients were compared, lossy against exact.
@@ -129,7 +134,11 @@ def _show(name: str, value: Any) -> str:
 
 
 class Counters:
-    """The running counts behind `Stats`. Thread-safe."""
+    """The running counts behind `Stats`. Thread-safe.
+
+    Attributes:
+        timeline: to draw what happens on; None: nobody looks.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -147,6 +156,7 @@ class Counters:
         self.guard_worst_error = 0.0
         self.guard_worst_cosine = 1.0
         self.guard_fallbacks: Counter[str] = Counter()
+        self.timeline: Timeline | None = None
         self._device_bytes = 0
         self._host_bytes = 0
         self._peak_device = 0
@@ -176,6 +186,7 @@ class Counters:
             self.packed += 1
             self._device_bytes += nbytes
             self._note_peaks()
+        self._draw()
 
     def hold(self, *, device: int = 0, host: int = 0) -> None:
         """The engine holds that many bytes more (or fewer)."""
@@ -184,6 +195,12 @@ class Counters:
             self._host_bytes += host
             if device > 0 or host > 0:
                 self._note_peaks()
+        self._draw()
+
+    def _draw(self) -> None:
+        if self.timeline is not None:
+            now_s = time.perf_counter()
+            self.timeline.count(now_s, device=self._device_bytes, host=self._host_bytes)
 
     def _note_peaks(self) -> None:
         device, host = self._device_bytes, self._host_bytes

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from cswap.advisor.advisor import Advice
     from cswap.codecs.base import Stream
     from cswap.devices.base import Event, Role
     from cswap.engine.handle import Handle
@@ -56,7 +57,7 @@ class SwapIn:
             out = device.allocate(dtype, handle.raw_nbytes // dtype.itemsize)
             result = empty_strided(handle.meta, out.device) if handle.gathered else out
             for part in handle.parts:
-                staged += (self._bring(part),)
+                staged += (self._bring(handle, part),)
         except (MemoryError, RuntimeError) as error:  # torch raises RuntimeError for both
             for one in staged:
                 self._give_back_after(one)
@@ -75,13 +76,13 @@ class SwapIn:
 
         def fetched() -> None:
             if len(staged) == 1 and not handle.gathered:
-                self._decoded(part, only, event)
+                self._decoded(handle, part, only, event)
             self._fetched(handle, event)
 
         device.when(event, fetched)
         return event
 
-    def _bring(self, part: Part) -> _Staged:
+    def _bring(self, handle: Handle, part: Part) -> _Staged:
         # The payload where the codec can read it, what to wait for, and scratch to give back.
         device, nbytes, file, host = self._tiers.device, part.nbytes, part.file, part.host
         after: tuple[Event, ...] = ()
@@ -100,6 +101,9 @@ class SwapIn:
             copy_bytes(scratch, source, nbytes)
 
         copied = device.submit(copy, role="h2d", after=after)
+        if self._tiers.counters.timeline is not None:
+            draw = partial(self._tiers.draw, "copy in", "h2d", handle, part, copied, nbytes)
+            device.when(copied, draw)
         return _Staged(scratch[:nbytes], (copied,), scratch)
 
     def _decode(self, part: Part, staged: _Staged, out: torch.Tensor, role: Role) -> Event:
@@ -117,11 +121,14 @@ class SwapIn:
             role = "h2d"
         return device.submit(job, role=role, after=(*staged.after, device.now()))
 
-    def _decoded(self, part: Part, staged: _Staged, event: Event) -> None:
+    def _decoded(self, handle: Handle, part: Part, staged: _Staged, event: Event) -> None:
         if not self._tiers.device.unified:
             self._tiers.give_back(staged.scratch)
             self._tiers.note_damage()
-        self._tiers.counters.decoded(part.codec.name, event.elapsed_s)
+        part.decode_s = event.elapsed_s
+        track: Role = "h2d" if part.codec.verbatim else "codec"
+        self._tiers.draw("decode", track, handle, part, event, part.nbytes)
+        self._tiers.counters.decoded(part.codec.name, part.decode_s)
 
     def _decode_all(
         self,
@@ -134,7 +141,7 @@ class SwapIn:
         events = []
         for part, one in zip(handle.parts, staged, strict=True):
             event = self._decode(part, one, part.of(out), role)
-            self._tiers.device.when(event, partial(self._decoded, part, one, event))
+            self._tiers.device.when(event, partial(self._decoded, handle, part, one, event))
             events.append(event)
 
         def job(_stream: Stream) -> None:
@@ -158,8 +165,18 @@ class SwapIn:
                 handle.result = None
         if event.error is not None or released:
             self._tiers.counters.hold(device=-handle.raw_nbytes)
+        elif handle.unpacked == 0 and handle.advice is not None:
+            self._tell(handle, handle.advice)
         if released:
             self._tiers.free(handle)
+
+    def _tell(self, handle: Handle, advice: Advice) -> None:
+        # What the codec took for the whole of the handle. A copy over a link is no codec's time.
+        codec, parts = handle.parts[0].codec, handle.parts
+        if codec.verbatim and not self._tiers.device.unified:
+            return
+        if all(p.codec is codec and p.encode_s and p.decode_s for p in parts):
+            advice.note_round_trip(codec.name, sum(p.encode_s + p.decode_s for p in parts))
 
 
 def _raise_first(events: Iterable[Event]) -> None:

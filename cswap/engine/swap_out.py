@@ -107,6 +107,7 @@ class SwapOut:
         def sent() -> None:
             fine = event.error is None and not handle.modified()
             part.encode_s = event.elapsed_s
+            self._tiers.draw("copy out", role, handle, part, event, x.nbytes)
             if fine and self._store(handle, part, host, x.nbytes):
                 self._stored(handle, part, None, event)
                 return
@@ -134,6 +135,7 @@ class SwapOut:
 
         def encoded() -> None:
             fine = event.error is None and out.scratch is not None
+            self._tiers.draw("encode", role, handle, part, event, x.nbytes)
             if fine and handle.state is State.ENCODING and not handle.modified():
                 part.encode_s = event.elapsed_s
                 self._encoded(handle, part, out, event)
@@ -211,6 +213,8 @@ class SwapOut:
         self, handle: Handle, part: Part, scratch: torch.Tensor | None, copied: Event
     ) -> None:
         self._tiers.give_back(scratch)
+        if scratch is not None and not self._tiers.device.unified:
+            self._tiers.draw("copy out", "d2h", handle, part, copied, part.nbytes)
         stored = False
         with self._tiers.lock:
             part.stored = True
@@ -231,6 +235,9 @@ class SwapOut:
         self._tiers.counters.encoded(
             part.codec.name, raw_nbytes, part.nbytes, part.encode_s, whole=stored
         )
+        if stored and handle.advice is not None:
+            nbytes = sum(p.nbytes for p in handle.parts)
+            handle.advice.note_encoded(part.codec.name, handle.raw_nbytes, nbytes)
 
     def _spill(
         self, handle: Handle, part: Part, scratch: torch.Tensor, nbytes: int, event: Event

@@ -15,7 +15,7 @@ from cswap.errors import CorruptEncodingError
 if TYPE_CHECKING:
     import threading
 
-    from cswap.devices.base import Device
+    from cswap.devices.base import Device, Event, Role
     from cswap.engine.handle import Handle
     from cswap.engine.part import Part
     from cswap.engine.stats import Counters
@@ -54,6 +54,14 @@ class Tiers:
         if found:
             self.counters.fall_back("decode", found)
             self.damage.append(CorruptEncodingError(found))
+
+    def draw(
+        self, name: str, role: Role, handle: Handle, part: Part, event: Event, nbytes: int
+    ) -> None:
+        """Put a job that has run on the timeline, if one is being recorded."""
+        timeline = self.counters.timeline
+        if timeline is not None:
+            timeline.job(name, role, handle, event, part.codec.name, nbytes)
 
     def give_back(self, scratch: torch.Tensor | None) -> None:
         """Return scratch memory, if there is any."""

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from cswap.engine.packed import PackedView
+
 if TYPE_CHECKING:
     import torch
 
     from cswap.codecs.base import Codec
     from cswap.engine.handle import Handle
+    from cswap.engine.packed import Kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +49,9 @@ class Watch:
     def __init__(self) -> None:
         self.seen: list[Saved] | None = None
 
-    def note(self, scope: str, tensor: torch.Tensor, handle: Handle) -> None:
-        """A tensor was saved in this scope and is served by this handle."""
+    def note(self, scope: str, tensor: torch.Tensor, packed: Kept | PackedView) -> None:
+        """A tensor was saved in this scope."""
         seen = self.seen  # another thread may end the watch
-        if seen is not None:
-            seen.append(Saved(scope, tensor.dtype, tensor.shape, handle))
+        if seen is not None and isinstance(packed, PackedView):
+            # Not the token: what it stands for is to be freed as if nobody watched.
+            seen.append(Saved(scope, tensor.dtype, tensor.shape, packed.token.handle))

@@ -1,0 +1,118 @@
+"""Two more models on the digits: a small vision transformer, and an MLP with squared ReLU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from bench.models import Dropout, Net
+
+
+@dataclass(frozen=True, slots=True)
+class VitShape:
+    """Sizes of `Vit`.
+
+    Attributes:
+        n_layers: transformer blocks.
+        width: embedding width in elements.
+        n_heads: attention heads; width must be a multiple.
+        patch: height and width of a patch in pixels.
+        side: height and width of the input in pixels.
+        dropout: share of activations dropped before each addition to the residual stream.
+    """
+
+    n_layers: int = 4
+    width: int = 96
+    n_heads: int = 4
+    patch: int = 4
+    side: int = 32
+    dropout: float = 0.1
+
+
+class VitBlock(nn.Module):
+    """One pre-norm block without a causal mask: x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, shape: VitShape) -> None:
+        super().__init__()
+        self.n_heads = shape.n_heads
+        self.norm_attention = nn.LayerNorm(shape.width)
+        self.qkv = nn.Linear(shape.width, 3 * shape.width)
+        self.out = nn.Sequential(nn.Linear(shape.width, shape.width), Dropout(shape.dropout))
+        self.norm_mlp = nn.LayerNorm(shape.width)
+        self.mlp = nn.Sequential(
+            nn.Linear(shape.width, 4 * shape.width),
+            nn.GELU(),
+            nn.Linear(4 * shape.width, shape.width),
+            Dropout(shape.dropout),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the block's output; x and result are [batch, patches, width]."""
+        batch, n, width = x.shape
+        heads = self.qkv(self.norm_attention(x)).view(batch, n, 3, self.n_heads, -1)
+        q, k, v = heads.permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(q, k, v)
+        x = x + self.out(mixed.transpose(1, 2).reshape(batch, n, width))
+        out: Tensor = x + self.mlp(self.norm_mlp(x))
+        return out
+
+
+class Vit(Net):
+    """Vision transformer (Dosovitskiy et al. 2020), scaled down; mean over patches, no token."""
+
+    def __init__(self, shape: VitShape, n_classes: int = 10) -> None:
+        super().__init__()
+        self.embed = nn.Conv2d(1, shape.width, shape.patch, shape.patch)
+        n = (shape.side // shape.patch) ** 2
+        self.position = nn.Parameter(0.02 * torch.randn(n, shape.width))
+        self.blocks = nn.ModuleList(VitBlock(shape) for _ in range(shape.n_layers))
+        self.norm = nn.LayerNorm(shape.width)
+        self.head = nn.Linear(shape.width, n_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the logits, [batch, n_classes], of images, [batch, 1, side, side]."""
+        with self.probe():
+            x = self.embed(images).flatten(2).transpose(1, 2) + self.position
+            for block in self.blocks:
+                x = self.run_block(block, x)
+            logits: Tensor = self.head(self.norm(x).mean(1))
+            return logits
+
+
+class SquaredReluBlock(nn.Module):
+    """x + W relu(V norm(x))**2 (So et al., Primer, 2021): half of what it saves is zero."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the block's output; x and result are [batch, width]."""
+        out: Tensor = x + self.down(functional.relu(self.up(self.norm(x))).square())
+        return out
+
+
+class SquaredReluMlp(Net):
+    """Residual MLP on flattened images."""
+
+    def __init__(
+        self, width: int = 256, n_blocks: int = 4, side: int = 32, n_classes: int = 10
+    ) -> None:
+        super().__init__()
+        self.embed = nn.Linear(side * side, width)
+        self.blocks = nn.ModuleList(SquaredReluBlock(width) for _ in range(n_blocks))
+        self.head = nn.Linear(width, n_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the logits, [batch, n_classes], of images, [batch, 1, side, side]."""
+        with self.probe():
+            x = self.embed(images.flatten(1))
+            for block in self.blocks:
+                x = self.run_block(block, x)
+            logits: Tensor = self.head(x)
+            return logits

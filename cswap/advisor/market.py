@@ -1,0 +1,119 @@
+"""Times and prices on one kind of device, as they stand: model, corrections, λ."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from cswap.advisor.calibration import stored
+from cswap.advisor.correction import TimeCorrections
+from cswap.advisor.cost import predict
+from cswap.advisor.price import FORWARD_SHARE, StepClock, fit_price, link_price
+from cswap.advisor.rates import HOOKS_S, HOST_PRICE_S_PER_BYTE, LINK_BYTES_PER_S, RATES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from cswap.advisor.cost import Candidate, Times
+    from cswap.advisor.memory import SiteMemory
+    from cswap.schema.tensor import TensorProfile
+
+MOVED: Final = 0.1
+"""Relative change of a price or a correction at which choices are made again."""
+
+REFIT_EVERY: Final = 4
+"""Steps between two fits of the price."""
+
+KEEP: Final = "keep"
+"""Stands for the tensor's own memory among the candidates: no time, every byte."""
+
+
+class Market:
+    """What codecs cost on one kind of device.
+
+    Attributes:
+        price_s_per_byte: λ, of an encoded byte.
+        version: raised whenever choices should be made again.
+        steps: that have begun.
+        corrections: of the codecs' times, by what was measured.
+    """
+
+    def __init__(self, kind: str, host_limit: int | None, *, adapt: bool) -> None:
+        """Args: kind: "cpu" or "cuda"; host_limit: bytes of encodings; adapt: learn from time."""
+        rates, self._base_price = RATES[kind]
+        self._kind, self._rates, self._host_limit, self._adapt = kind, rates, host_limit, adapt
+        self.corrections = TimeCorrections()
+        self.price_s_per_byte = self._base_price
+        self.version = 0
+        self._clock = StepClock()
+        self.steps = 0
+        self._settled: dict[str, float] = {}
+        self._times: Mapping[str, Times] = {}
+        self._link = LINK_BYTES_PER_S[kind]
+        self._load()
+
+    def _load(self) -> None:
+        # As measured on this machine, if it was calibrated.
+        self._calibration = stored(self._kind)
+        measured = self._calibration
+        self._times = self._rates if measured is None else {**self._rates, **measured.times}
+
+    def quote(self, name: str, profile: TensorProfile, memory: SiteMemory | None) -> Candidate:
+        """The codec's predicted cost for a tensor of this profile, saved at that site."""
+        return predict(
+            name,
+            profile,
+            self._times[name],
+            self.price_s_per_byte,
+            time_factor=1.0 if name == KEEP else self.corrections.factor(name),
+            ratio_factor=1.0 if memory is None else memory.ratio_factor(name),
+            extra_s=0.0 if name == KEEP else HOOKS_S,
+        )
+
+    def observe(self, codec: str, profile: TensorProfile, device_s: float) -> None:
+        """A round trip of a tensor of this profile took that long."""
+        times = self._times.get(codec)
+        if self._adapt and times is not None:
+            self.corrections.observe(codec, times.device_s(profile), device_s)
+
+    def begin_step(
+        self, used: Iterable[SiteMemory], now_s: float, exposed_s: float
+    ) -> float | None:
+        """A step begins, and the one before used these sites; seconds of a step, if known."""
+        self._clock.begin_step(now_s, exposed_s)
+        self.steps += 1
+        self.corrections.begin_step()
+        if self._adapt and stored(self._kind) is not self._calibration:
+            self._load()
+            self.corrections = TimeCorrections()
+            self.version += 1
+        step_s = self._clock.step_s
+        if self.steps % REFIT_EVERY == 0:
+            self._refit(used, step_s)
+        self._note_moves()
+        return step_s
+
+    def _refit(self, used: Iterable[SiteMemory], step_s: float | None) -> None:
+        if self._host_limit is None and (self._link is None or step_s is None or not self._adapt):
+            return
+        options = [
+            [(c.device_s, c.nbytes) for c in m.explanation.candidates if c.codec != KEEP]
+            for m in used
+            if m.explanation.candidates
+        ]
+        price = self._base_price
+        if self._link is not None and step_s is not None and self._adapt:
+            hidden = (FORWARD_SHARE * step_s, (1 - FORWARD_SHARE) * step_s)
+            price = link_price(options, self._link, hidden)
+        if self._host_limit is not None:
+            price = max(price, fit_price(options, self._host_limit, HOST_PRICE_S_PER_BYTE))
+        self.price_s_per_byte = price
+
+    def _note_moves(self) -> None:
+        found = {**self.corrections.snapshot(), "price": self.price_s_per_byte}
+        if any(_moved(self._settled.get(name), value) for name, value in found.items()):
+            self.version += 1
+            self._settled = found
+
+
+def _moved(before: float | None, now: float) -> bool:
+    return before is None or abs(now - before) > MOVED * max(abs(before), abs(now), 1e-15)

@@ -1,0 +1,135 @@
+"""The price of a byte: what makes the codecs' time and the link's comparable.
+
+A tensor's cost is ``device time + price * bytes``. While transfers hide behind computation a byte
+costs nothing, and what is fastest on the device is best: raw. When they do not, a byte costs the
+time that it takes on the link. In between the price is what makes the transfers just fit: the
+Lagrange multiplier of "the link has so much time", found by bisection.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+FORWARD_SHARE: Final = 1 / 3
+"""Of a step's computation that is forward: backward has two products where forward has one."""
+
+ROUNDS: Final = 30
+"""Of bisection: the price is found to a part in 2**30 of the highest."""
+
+STEPS: Final = 5
+"""Whose median is the time of a step."""
+
+JUMP: Final = 60.0
+"""A step this many times longer than usual is a pause, or the clock jumped."""
+
+
+def fit_price(
+    options: Sequence[Sequence[tuple[float, float]]], limit_bytes: float, highest: float
+) -> float:
+    """The lowest price at which the cheapest options together have at most ``limit_bytes``.
+
+    Args:
+        options: per tensor, of every codec: seconds on the device, encoded bytes.
+        limit_bytes: encoded bytes that there is room, or time, for.
+        highest: price in seconds per byte that is never exceeded.
+    """
+    if not options:
+        return 0.0
+    device_s, nbytes = _table(options)
+
+    def total(price: float) -> float:
+        chosen = np.argmin(device_s + price * nbytes, axis=1)
+        return float(nbytes[np.arange(len(chosen)), chosen].sum())
+
+    if total(0.0) <= limit_bytes:
+        return 0.0
+    if total(highest) > limit_bytes:
+        return highest
+    low, high = 0.0, highest
+    for _ in range(ROUNDS):
+        middle = (low + high) / 2
+        if total(middle) <= limit_bytes:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def link_price(
+    options: Sequence[Sequence[tuple[float, float]]],
+    rates: tuple[float, float],
+    hidden: tuple[float, float],
+) -> float:
+    """The price at which device time plus exposed transfers are least.
+
+    Exposed is what bytes take on the link, out and in, beyond the computation that hides them:
+    ``max(bytes / d2h - forward, 0) + max(bytes / h2d - backward, 0)``. It has three slopes in
+    bytes, and the price is one of them or makes the bytes stay at a bend.
+
+    Source: the objective is CSwap+'s (TPDS 33(12), 2022, Eq. 3-7), of all tensors together.
+
+    Args:
+        options: per tensor, of every codec: seconds on the device, encoded bytes.
+        rates: of the link, device to host and back, in bytes per second.
+        hidden: seconds of forward, and of backward, that transfers hide behind.
+    """
+    bends = sorted((rate * seconds, 1 / rate) for rate, seconds in zip(rates, hidden, strict=True))
+    (first, slope), (second, other) = bends
+    return max(
+        fit_price(options, first, slope), _from(slope, fit_price(options, second, slope + other))
+    )
+
+
+def _from(least: float, price: float) -> float:
+    # Below the first slope the second bend says nothing.
+    return price if price > least else 0.0
+
+
+def _table(
+    options: Sequence[Sequence[tuple[float, float]]],
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    # Rows of unequal length are filled up with what nobody would choose.
+    width = max(len(row) for row in options)
+    device_s = np.full((len(options), width), np.inf)
+    nbytes = np.zeros((len(options), width))
+    for i, row in enumerate(options):
+        device_s[i, : len(row)] = [seconds for seconds, _ in row]
+        nbytes[i, : len(row)] = [n for _, n in row]
+    return device_s, nbytes
+
+
+class StepClock:
+    """How long a step computes, as far as can be seen from when steps begin."""
+
+    def __init__(self) -> None:
+        self._began: float | None = None
+        self._exposed_s = 0.0
+        self._steps: deque[float] = deque(maxlen=STEPS)
+
+    def begin_step(self, now_s: float, exposed_s: float) -> None:
+        """A step begins.
+
+        Args:
+            now_s: by a clock that does not go back; if it does, or jumps, the step is ignored.
+            exposed_s: seconds that computation has waited for swaps, since the beginning of time.
+        """
+        if self._began is not None:
+            step_s = now_s - self._began - (exposed_s - self._exposed_s)
+            usual = self.step_s
+            if 0 < step_s < float("inf") and (usual is None or step_s < JUMP * usual):
+                self._steps.append(step_s)
+        self._began, self._exposed_s = now_s, exposed_s
+
+    @property
+    def step_s(self) -> float | None:
+        """Seconds of a step without what it waited for swaps: median; None before the second."""
+        return statistics.median(self._steps) if self._steps else None

@@ -1,0 +1,43 @@
+"""What a codec really costs for a tensor: by running it. For evaluation; the computation waits."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from cswap.codecs.base import DEFAULT_KEY
+from cswap.devices.cpu import CpuStream
+
+if TYPE_CHECKING:
+    from cswap.codecs.base import Codec, Stream
+
+ONE_THREAD: Final = CpuStream(1)
+"""As a worker of the engine runs codecs."""
+
+
+def round_trip(codec: Codec, x: torch.Tensor, *, repeat: int = 2) -> tuple[int, float, float]:
+    """Encoded bytes, and seconds of encode and decode of x [n] flat: the fastest of ``repeat``.
+
+    The first call of a codec for a dtype compiles its kernels: call it once before.
+    """
+    out = torch.zeros(codec.bound(x.dtype, x.numel()), dtype=torch.uint8, device=x.device)
+    back = torch.zeros_like(x)
+    nbytes, encode_s, decode_s = 0, float("inf"), float("inf")
+    stream: Stream | None = None if x.is_cuda else ONE_THREAD
+    for _ in range(repeat):
+        start = _now(x)
+        size = codec.encode_flat(x, out, key=DEFAULT_KEY, stream=stream)
+        encode_s = min(encode_s, _now(x) - start)
+        nbytes = size if isinstance(size, int) else size.value()
+        start = _now(x)
+        codec.decode_flat(out[:nbytes], back, stream=stream)
+        decode_s = min(decode_s, _now(x) - start)
+    return nbytes, encode_s, decode_s
+
+
+def _now(x: torch.Tensor) -> float:
+    if x.is_cuda:
+        torch.cuda.synchronize(x.device)
+    return time.perf_counter()

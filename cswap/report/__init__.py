@@ -1,0 +1,1 @@
+"""What was done, for people to read: tables, plots, pages."""

@@ -1,0 +1,202 @@
+"""`cswap report`: a recorded timeline as a picture, or as a page that needs nothing else."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from cswap.engine.timeline import FORMAT, TRACKS, VERSION
+from cswap.errors import ConfigError, UnsupportedError
+
+if TYPE_CHECKING:
+    import os
+
+    from matplotlib.axes import Axes
+
+COLOURS: Final = {
+    "encode": "#0072b2",
+    "decode": "#009e73",
+    "copy out": "#e69f00",
+    "copy in": "#56b4e9",
+    "wait": "#d55e00",
+}
+"""Okabe and Ito's, which colour-blind readers can tell apart."""
+
+COLUMNS: Final = ("saved in", "tensors", "MiB", "encode ms", "decode ms", "copies ms", "waited ms")
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>cswap: {title}</title>
+<style>
+body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto }}
+table {{ border-collapse: collapse }}
+th, td {{ padding: .25rem .8rem; border-bottom: 1px solid #ccc; text-align: left }}
+img {{ max-width: 100% }}
+</style></head><body>
+<h1>{title}</h1>
+<p>{summary}</p>
+<img alt="bytes held, codecs, copies and waits over time" src="data:image/png;base64,{picture}">
+<table><tr>{head}</tr>{body}</table>
+</body></html>
+"""
+
+
+@dataclass(slots=True)
+class ModuleTotals:
+    """What one module's tensors took; seconds and bytes."""
+
+    tensors: int = 0
+    nbytes: int = 0
+    encode_s: float = 0.0
+    decode_s: float = 0.0
+    copy_s: float = 0.0
+    wait_s: float = 0.0
+
+
+def load(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Events of a file that `Timeline.save` wrote.
+
+    Raises:
+        ConfigError: it cannot be read, or something else wrote it.
+    """
+    try:
+        trace = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"file={str(path)!r}: cannot be read: {error}") from error
+    about = trace.get("otherData", {}) if isinstance(trace, dict) else {}
+    if about.get("format") != FORMAT or about.get("version") != VERSION:
+        raise ConfigError(
+            f"file={str(path)!r}: not written by SwapEngine.trace (version {VERSION})."
+        )
+    events: list[dict[str, Any]] = trace["traceEvents"]
+    if not any(event["ph"] == "X" for event in events):
+        raise ConfigError(f"file={str(path)!r}: nothing was swapped while it was recorded.")
+    return events
+
+
+def by_module(events: list[dict[str, Any]]) -> dict[str, ModuleTotals]:
+    """Totals by where the tensors were saved, the longest wait first."""
+    found: dict[str, ModuleTotals] = {}
+    for event in events:
+        if event["ph"] != "X":
+            continue
+        about, seconds = event["args"], event["dur"] / 1e6
+        totals = found.setdefault(about["saved in"] or "-", ModuleTotals())
+        if event["name"] == "wait":
+            totals.wait_s += seconds
+        elif event["name"] == "decode":
+            totals.decode_s += seconds
+        elif event["name"] == "encode":
+            totals.encode_s += seconds
+            totals.tensors += 1
+            totals.nbytes += about["bytes"]
+        else:
+            totals.copy_s += seconds
+    return dict(sorted(found.items(), key=lambda item: -item[1].wait_s))
+
+
+def summary(events: list[dict[str, Any]]) -> str:
+    """One line: how long, how busy each track was, how long computation waited."""
+    spans = [event for event in events if event["ph"] == "X"]
+    length_us = max(e["ts"] + e["dur"] for e in spans) - min(e["ts"] for e in spans)
+    parts = []
+    for i, track in enumerate(TRACKS, 1):
+        busy_us = _union([(e["ts"], e["ts"] + e["dur"]) for e in spans if e["tid"] == i])
+        if busy_us:
+            what = "swapped or waited" if track == "compute" else "busy"
+            parts.append(f"{track} {what} {busy_us / 1e3:.1f} ms ({busy_us / length_us:.0%})")
+    peak = max((sum(e["args"].values()) for e in events if e["ph"] == "C"), default=0)
+    return f"{length_us / 1e3:.1f} ms; {', '.join(parts)}; at most {peak / 2**20:.1f} MiB held."
+
+
+def _union(spans: list[tuple[float, float]]) -> float:
+    total, end = 0.0, float("-inf")
+    for start, stop in sorted(spans):
+        total += max(0.0, stop - max(start, end))
+        end = max(end, stop)
+    return total
+
+
+def picture(events: list[dict[str, Any]]) -> bytes:
+    """PNG: bytes over time above, tracks below.
+
+    Raises:
+        UnsupportedError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise UnsupportedError(
+            f"pictures need matplotlib ({error}): pip install cswap[bench]"
+        ) from error
+    figure = Figure(figsize=(11, 5.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(2, 3))
+    _draw_bytes(events, above)
+    _draw_tracks(events, below)
+    out = io.BytesIO()
+    figure.savefig(out, dpi=120, format="png")
+    return out.getvalue()
+
+
+def _draw_bytes(events: list[dict[str, Any]], axes: Axes) -> None:
+    counts = [event for event in events if event["ph"] == "C"]
+    at = [event["ts"] / 1e3 for event in counts]
+    device = [event["args"]["device"] / 2**20 for event in counts]
+    host = [event["args"]["host"] / 2**20 for event in counts]
+    both = [a + b for a, b in zip(device, host, strict=True)]
+    axes.fill_between(at, device, step="post", color="#999999", label="on the device, raw")
+    axes.fill_between(at, both, device, step="post", color="#56b4e9", label="on the host, encoded")
+    axes.set(ylabel="saved tensors, MiB", ylim=(0, None))
+    axes.legend(fontsize=8, loc="upper left")
+    axes.grid(alpha=0.3)
+
+
+def _draw_tracks(events: list[dict[str, Any]], axes: Axes) -> None:
+    for name, colour in COLOURS.items():
+        for i in range(len(TRACKS)):
+            spans = [
+                (event["ts"] / 1e3, event["dur"] / 1e3)
+                for event in events
+                if event["ph"] == "X" and event["name"] == name and event["tid"] == i + 1
+            ]
+            if spans:
+                axes.broken_barh(spans, (i - 0.4, 0.8), facecolors=colour, label=name)
+    axes.set(xlabel="time, ms", yticks=range(len(TRACKS)), yticklabels=TRACKS)
+    axes.invert_yaxis()
+    shown = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    axes.legend(shown.values(), shown.keys(), fontsize=8, ncols=5, loc="upper right")
+    axes.grid(alpha=0.3, axis="x")
+
+
+def rows(events: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """A row per module, of `COLUMNS`."""
+    return [
+        (
+            module,
+            str(t.tensors),
+            f"{t.nbytes / 2**20:.2f}",
+            *(f"{1e3 * seconds:.2f}" for seconds in (t.encode_s, t.decode_s, t.copy_s, t.wait_s)),
+        )
+        for module, t in by_module(events).items()
+    ]
+
+
+def page(events: list[dict[str, Any]], title: str) -> str:
+    """HTML with the picture inside: opens from disk, without a network."""
+
+    def cells(tag: str, values: tuple[str, ...]) -> str:
+        return "".join(f"<{tag}>{escape(value)}</{tag}>" for value in values)
+
+    return _PAGE.format(
+        title=escape(title),
+        summary=escape(summary(events)),
+        picture=base64.b64encode(picture(events)).decode(),
+        head=cells("th", COLUMNS),
+        body="".join(f"<tr>{cells('td', row)}</tr>" for row in rows(events)),
+    )
