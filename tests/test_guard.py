@@ -650,28 +650,53 @@ def test_options_are_parsed():
 # ----------------------------------------------------------------------------- milder
 
 
-def settled(milder, name, x, kind="Linear"):
-    found = milder.settle(get_codec(name), x, kind, lambda: get_codec("zvc"))
-    assert found is not None
-    return found.name
-
-
 def test_what_is_forbidden_is_replaced_by_the_next_that_takes_the_dtype():
     milder, x = Milder(), torch.zeros(8)
-    assert not milder.active
-    assert settled(milder, "zvc+int4", x) == "zvc+int4"
+    assert milder.instead("zvc+int4", x, "Linear") == "zvc+int4"
     assert milder.forbid("Linear", "zvc+int4") == "fp8"
-    assert settled(milder, "zvc+int4", x) == "zvc+fp8"
-    assert settled(milder, "int4", x) == "fp8"
-    assert settled(milder, "int4", x, kind="Conv2d") == "int4"
+    assert milder.instead("zvc+int4", x, "Linear") == "zvc+fp8"
+    assert milder.instead("int4", x, "Linear") == "fp8"
+    assert milder.instead("int4", x, "Conv2d") == "int4"
     assert milder.forbid("Linear", "int8") == "bf16"
     assert milder.forbid("Linear", "fp8") == "bf16"
-    assert settled(milder, "int4", x) == "bf16"
-    assert settled(milder, "int4", x.bfloat16()) == "zvc"  # which bf16 does not take
+    assert milder.instead("int4", x, "Linear") == "bf16"
+    assert milder.instead("int4", x.bfloat16(), "Linear") is None  # which bf16 does not take
     assert milder.forbid("Linear", "bf16") == "lossless"
-    assert settled(milder, "int4", x) == "zvc"
-    assert settled(milder, "raw", x) == "raw"
-    assert milder.settle(None, x, "Linear", lambda: get_codec("zvc")) is None
+    assert milder.instead("int4", x, "Linear") is None
+    assert milder.instead("raw", x, "Linear") == "raw"
+
+
+def test_candidates_are_replaced_too_where_they_can_be_priced():
+    milder, x = Milder(), torch.zeros(8)
+    offered = ("int8", "zvc+int8", "bf16")
+    assert milder.among(offered, x, "Linear") == offered
+    milder.forbid("Linear", "int8")
+    assert milder.among(offered, x, "Linear") == ("bf16",)
+    assert milder.among(offered, x, "ReLU") == offered
+    milder.forbid("Linear", "bf16")
+    assert milder.among(offered, x, "Linear") == ()
+
+
+def test_the_advisor_explains_what_it_uses_instead():
+    net = built(mlp)
+    with cswap.install(net, codec="int4", guard_error=1e-9, **EVERY) as handle:
+        for _ in range(30):
+            net(ROWS).square().mean().backward()
+    assert handle.stats.guard_fallbacks
+    chosen = [e for e in handle.engine.explain() if e.site.scope]
+    assert chosen
+    assert all(e.codec == "keep" or get_codec(e.codec).lossless for e in chosen)
+    assert any("int4 harmed gradients" in e.reason for e in chosen)
+
+
+def test_with_codecs_chosen_by_price_the_ladder_is_the_same():
+    net = built(mlp)
+    options = {**EVERY, "lossy": "int8", "guard_error": 1e-9, "budget": 0}
+    with cswap.install(net, **options) as handle:
+        for _ in range(30):
+            net(ROWS).square().mean().backward()
+    assert "Linear: int8 -> bf16" in handle.stats.guard_fallbacks
+    assert not {"int8", "zvc+int8"} & {e.codec for e in handle.engine.explain()}
 
 
 def test_the_harshest_goes_first():
