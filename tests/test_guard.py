@@ -18,6 +18,7 @@ from torch import nn
 import cswap
 from cswap import ConfigError
 from cswap.advisor.milder import Milder, harshest
+from cswap.codecs import registry
 from cswap.codecs.raw import Raw
 from cswap.codecs.registry import get_codec
 from cswap.engine import guard as module
@@ -63,9 +64,16 @@ class MaskOnly(Damaging):
         out.copy_((out != 0).to(out.dtype))
 
 
-cswap.register_codec("damaging", Damaging)
-cswap.register_codec("maskonly", MaskOnly)
-cswap.register_codec("poisoned", Poisoned)
+@pytest.fixture(scope="module", autouse=True)
+def _bad_codecs():
+    # Only here: other tests go through all codecs that there are.
+    bad = {"damaging": Damaging, "maskonly": MaskOnly, "poisoned": Poisoned}
+    for name, codec in bad.items():
+        cswap.register_codec(name, codec)
+    yield
+    for name in bad:
+        del registry._registered[name]
+        registry._made.pop(name, None)
 
 
 class Block(nn.Module):
