@@ -17,10 +17,12 @@ from bench.environment import environment
 from bench.recorded import KINDS, DataSet, record
 from bench.settings import N_THREADS
 from bench.timing import Timing, interleaved
+from bench.user_tensors import load
+from bench.user_tensors import record as record_script
 from cswap.codecs.base import DEFAULT_KEY
 from cswap.codecs.registry import get_codec, list_codecs
 from cswap.codecs.tiled import all_threads
-from cswap.errors import CswapError
+from cswap.errors import ConfigError, CswapError
 from cswap.schema.tensor import dtype_name
 
 if TYPE_CHECKING:
@@ -130,23 +132,23 @@ def _blosc(x: torch.Tensor) -> Contender | None:
     )
 
 
-def _contenders(x: torch.Tensor) -> dict[str, Contender]:
+def _contenders(x: torch.Tensor, names: tuple[str, ...]) -> dict[str, Contender]:
     found = {MEMCPY: _memcpy(x)}
-    for name in list_codecs():
+    for name in names or list_codecs():
         try:
             codec = get_codec(name)
         except CswapError:  # its package is not installed: `cswap codecs` says which
             continue
         if codec.supports(x.dtype):
             found[name] = _codec(codec, x)
-    peer = _blosc(x)
+    peer = None if names else _blosc(x)
     if peer is not None:
         found[BLOSC] = peer
     return found
 
 
-def _measure(data: DataSet, rounds: int) -> list[Row]:
-    contenders = _contenders(data.tensor)
+def _measure(data: DataSet, rounds: int, names: tuple[str, ...]) -> list[Row]:
+    contenders = _contenders(data.tensor, names)
     encodes = interleaved({n: c.encode for n, c in contenders.items()}, rounds=rounds)
     decodes = interleaved({n: c.decode for n, c in contenders.items()}, rounds=rounds)
     nbytes = data.tensor.nbytes
@@ -207,6 +209,21 @@ def _table(rows: list[Row]) -> Table:
     return table
 
 
+def _codec_names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    for name in names:
+        get_codec(name)
+    return names
+
+
+def _kinds(text: str) -> list[str]:
+    chosen = [kind.strip() for kind in text.split(",") if kind.strip()]
+    unknown = sorted(set(chosen) - set(KINDS))
+    if unknown:
+        raise ConfigError(f"--kinds {', '.join(unknown)}: known are {', '.join(KINDS)}")
+    return chosen
+
+
 def main(
     device: Annotated[str, typer.Option(help="Only 'cpu' for now.")] = "cpu",
     mib: Annotated[int, typer.Option(help="Size of each data set, in MiB.")] = 64,
@@ -215,27 +232,38 @@ def main(
     kinds: Annotated[str, typer.Option(help=f"Some of {', '.join(KINDS)}.")] = ",".join(KINDS),
     threads: Annotated[int, typer.Option(help="Of codecs and memcpy alike.")] = N_THREADS,
     quick: Annotated[bool, typer.Option(help="Small and short, to see that it works.")] = False,
+    codecs: Annotated[str, typer.Option(help="Only these, comma-separated; default: all.")] = "",
+    tensors: Annotated[str, typer.Option(help="Measure on the tensors of this file.")] = "",
+    script: Annotated[str, typer.Option("--record", help="On what this script saves.")] = "",
 ) -> None:
-    """Measure ratio and speed of every codec on tensors recorded from the demo's models."""
+    """Measure ratio and speed of every codec on recorded tensors, or on your own.
+
+    Your own come from a file (--tensors, of torch, safetensors or numpy) or from a script (--record
+    runs it and keeps what autograd saves). Results of those are written only where --out says.
+    """
     console = Console()
-    chosen = [k.strip() for k in kinds.split(",") if k.strip()]
-    unknown = sorted(set(chosen) - set(KINDS))
-    if device != "cpu" or unknown or min(mib, rounds, threads) < 1:
-        wrong = f"--kinds {', '.join(unknown)}: known are {', '.join(KINDS)}" if unknown else ""
-        console.print(
-            wrong or "--device must be cpu; --mib, --rounds and --threads at least 1", style="red"
-        )
-        raise typer.Exit(2)
+    try:
+        names = _codec_names(codecs)
+        chosen = _kinds(kinds)
+        if device != "cpu" or min(mib, rounds, threads) < 1:
+            raise ConfigError("--device must be cpu; --mib, --rounds and --threads at least 1")
+        own = load(tensors) if tensors else record_script(script) if script else None
+    except CswapError as error:
+        console.print(str(error), style="red", markup=False)
+        raise typer.Exit(2) from error
     torch.set_num_threads(threads)
     all_threads.cache_clear()
     where = environment()
-    console.print("Recording tensors ...")
-    sets = [s for s in record((1 if quick else mib) * MIB, quick=quick) if s.kind in chosen]
+    if own is None:
+        console.print("Recording tensors ...")
+        own = [s for s in record((1 if quick else mib) * MIB, quick=quick) if s.kind in chosen]
     rows: list[Row] = []
     with Progress(console=console, transient=True) as progress:
-        for data in progress.track(sets, description="measuring"):
-            rows += _measure(data, 2 if quick else rounds)
+        for data in progress.track(own, description="measuring"):
+            rows += _measure(data, 2 if quick else rounds, names)
     console.print(_table(rows))
+    if (tensors or script) and out == DEFAULT_OUT:
+        return  # the committed results are of the recorded tensors
     out.parent.mkdir(parents=True, exist_ok=True)
     result = {"version": 1, "environment": where, "rows": [asdict(r) for r in rows]}
     out.write_text(json.dumps(result, indent=1) + "\n")

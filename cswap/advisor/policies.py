@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import difflib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 from cswap.advisor.cost import Candidate
+from cswap.advisor.cswap_plus import Swap, sparse_bytes
 from cswap.advisor.market import KEEP
 from cswap.advisor.trial import round_trip
 from cswap.codecs.registry import get_codec
@@ -91,7 +93,37 @@ def _measured(x: torch.Tensor, quote: Candidate, market: Market) -> Candidate:
     return Candidate(quote.codec, x.nbytes / max(nbytes, 1), device_s, cost_s, nbytes)
 
 
-POLICIES: Final[dict[str, type[Policy]]] = {"auto": Auto, "raw": Raw, "oracle": Oracle}
+class CswapPlus:
+    """The paper's rule (cswap_plus.py): ZVC if that shortens the swap of this tensor, else raw.
+
+    Its link is what the price of a byte stands for, and hides nothing: what a layer's computation
+    would hide is not known per tensor here (the planner's ``cswap+`` knows it from a trace).
+    """
+
+    reason = "CSwap+'s rule"
+    explores = False
+
+    def price(
+        self, x: torch.Tensor, quotes: Sequence[Candidate], market: Market
+    ) -> Sequence[Candidate]:
+        """See `Policy.price`."""
+        raw = next(quote for quote in quotes if quote.codec == "raw")
+        zvc = next((quote for quote in quotes if quote.codec == "zvc"), None)
+        rate = 2 / max(market.price_s_per_byte, 1e-15)
+        swap = Swap(x.nbytes, rate, rate)
+        costs = [replace(raw, cost_s=swap.uncompressed_cost_s)]
+        if zvc is not None and x.is_floating_point():
+            encoded = min(sparse_bytes(x.nbytes, 1 - 1 / zvc.ratio), x.nbytes)
+            costs.append(replace(zvc, cost_s=swap.compressed_cost_s(encoded, zvc.device_s, 0.0)))
+        return costs
+
+
+POLICIES: Final[dict[str, type[Policy]]] = {
+    "auto": Auto,
+    "cswap+": CswapPlus,
+    "raw": Raw,
+    "oracle": Oracle,
+}
 
 
 def make_policy(name: str) -> Policy:

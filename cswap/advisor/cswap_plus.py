@@ -1,0 +1,212 @@
+"""CSwap+'s own rule: compress a tensor if that shortens its swap.
+
+Sources: CSWAP, IEEE Cluster 2021 (section IV-B; Eq. 1-5), and CSwap+, IEEE TPDS 33(12), 2022
+(sections 5.2.2 and 5.3; Eq. 1-7, Algorithm 1). What the papers leave open is our reading, and is
+said where it is. Torch-free: planners use it on traces.
+
+Note [what the rule does not see]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+Each tensor is judged alone: that all share one link does not count. Compression and decompression
+are never hidden. And a ZVC encoding is taken to have no bitmap: ``size="paper"``, against
+``size="exact"``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Final, Literal
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+SPARSITIES: Final = (0.2, 0.8)
+"""Range of zero fractions that the time of lossless codecs is fitted on (CSWAP, section IV-B)."""
+
+SUB_MODELS: Final = 4
+"""How many models share that range. The papers do not say: our choice."""
+
+Size = Literal["paper", "exact"]
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """One tensor's way out and back.
+
+    Attributes:
+        nbytes: raw bytes.
+        d2h_bytes_per_s, h2d_bytes_per_s: of the link, as measured.
+        forward_s, backward_s: seconds of the layer that hide the way out, and the way back.
+    """
+
+    nbytes: float
+    d2h_bytes_per_s: float
+    h2d_bytes_per_s: float
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+
+    def exposed_s(self, nbytes: float) -> float:
+        """Seconds that moving so many bytes out and back takes beyond what hides it (Eq. 3)."""
+        out = max(nbytes / self.d2h_bytes_per_s - self.forward_s, 0.0)
+        return out + max(nbytes / self.h2d_bytes_per_s - self.backward_s, 0.0)
+
+    @property
+    def uncompressed_cost_s(self) -> float:
+        """T' of Eq. 3."""
+        return self.exposed_s(self.nbytes)
+
+    def compressed_cost_s(self, encoded: float, compress_s: float, decompress_s: float) -> float:
+        """T of Eq. 4-6, for so many encoded bytes."""
+        return compress_s + decompress_s + self.exposed_s(encoded)
+
+    def pays(self, encoded: float, compress_s: float, decompress_s: float) -> bool:
+        """Whether to compress: T' > T."""
+        return self.uncompressed_cost_s > self.compressed_cost_s(encoded, compress_s, decompress_s)
+
+
+def sparse_bytes(nbytes: float, zeros: float, size: Size = "paper", word_bits: int = 32) -> float:
+    """Bytes of a ZVC encoding (Eq. 7); ``exact`` counts its bitmap, a bit per word.
+
+    >>> sparse_bytes(1000, 0.75), sparse_bytes(1000, 0.75, "exact")
+    (250.0, 281.25)
+    """
+    bitmap = nbytes / word_bits if size == "exact" else 0.0
+    return nbytes * (1 - zeros) + bitmap
+
+
+def dense_bytes(nbytes: float, rate: int, most: int) -> float:
+    """Bytes of a fixed-rate ZFP encoding: P of MAX (Eq. 7)."""
+    return nbytes * rate / most
+
+
+@dataclass(frozen=True, slots=True)
+class TimeModels:
+    """Time by piecewise linear regression on size and ratio: one model per range of the ratio.
+
+    The ratio is the papers': the share of bytes that compression saves. Outside the range that
+    was fitted, the model at its end is used: our reading.
+
+    Attributes:
+        low, high: the range.
+        coefficients: [n, 3]: constant, per byte, per unit of the ratio.
+    """
+
+    low: float
+    high: float
+    coefficients: tuple[tuple[float, float, float], ...]
+
+    def seconds(self, nbytes: float, ratio: float) -> float:
+        """Predicted time; never negative."""
+        n = len(self.coefficients)
+        at = (min(max(ratio, self.low), self.high) - self.low) / (self.high - self.low)
+        constant, per_byte, per_ratio = self.coefficients[min(int(at * n), n - 1)]
+        return max(0.0, constant + per_byte * nbytes + per_ratio * ratio)
+
+
+def fit_times(
+    samples: Sequence[tuple[float, float, float]],
+    *,
+    n: int = SUB_MODELS,
+    low: float = SPARSITIES[0],
+    high: float = SPARSITIES[1],
+) -> TimeModels:
+    """Fit `TimeModels` by least squares, each sub-model on the samples of its range.
+
+    Args:
+        samples: bytes, ratio and measured seconds; those outside ``low`` to ``high`` are not used.
+        n: sub-models.
+        low: of the ratio.
+        high: of the ratio.
+
+    Raises:
+        ValueError: a range has fewer than three samples.
+    """
+    fitted = []
+    for i in range(n):
+        first, last = low + (high - low) * i / n, low + (high - low) * (i + 1) / n
+        chosen = np.array([s for s in samples if first <= s[1] <= last], float)
+        if len(chosen) < 3:
+            raise ValueError(f"samples: {len(chosen)} between ratios {first:.2f} and {last:.2f}.")
+        terms = np.column_stack((np.ones(len(chosen)), chosen[:, 0], chosen[:, 1]))
+        solution = np.linalg.lstsq(terms, chosen[:, 2], rcond=None)[0]
+        fitted.append((float(solution[0]), float(solution[1]), float(solution[2])))
+    return TimeModels(low, high, tuple(fitted))
+
+
+def relative_absolute_error(predicted: Sequence[float], measured: Sequence[float]) -> float:
+    """RAE: sum of |predicted - measured| over sum of |mean - measured|."""
+    middle = math.fsum(measured) / len(measured)
+    off = math.fsum(abs(p - m) for p, m in zip(predicted, measured, strict=True))
+    return off / math.fsum(abs(middle - m) for m in measured)
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """A tensor for Algorithm 1.
+
+    Attributes:
+        swap: its way.
+        compress_s, decompress_s: seconds by rate P.
+    """
+
+    swap: Swap
+    compress_s: Callable[[int], float]
+    decompress_s: Callable[[int], float]
+
+
+def top_bottom(tensors: Sequence[Dense], most: int) -> tuple[int, int] | None:
+    """Algorithm 1: the largest P that still pays for some tensor, and the smallest worth trying.
+
+    Top is the maximum over tensors of the largest P that pays; Bottom the minimum over tensors of
+    the largest P whose transfers are all hidden. The paper's search cannot say that no P pays, or
+    that none is hidden, and returns 1 then; here such a tensor does not count towards Top, and
+    counts 1 towards Bottom.
+
+    Args:
+        tensors: dense ones, at least one.
+        most: MAX, of P.
+
+    Returns:
+        (Top, Bottom), or None: no lossy compression, since no P pays or Top <= Bottom.
+    """
+    top, bottom = 0, most
+    for tensor in tensors:
+        top = max(top, _largest(most, partial(_dense_pays, tensor, most)))
+        bottom = min(bottom, max(_largest(most, partial(_is_hidden, tensor, most)), 1))
+    return (top, bottom) if top > bottom else None
+
+
+def _dense_pays(tensor: Dense, most: int, rate: int) -> bool:
+    encoded = dense_bytes(tensor.swap.nbytes, rate, most)
+    return tensor.swap.pays(encoded, tensor.compress_s(rate), tensor.decompress_s(rate))
+
+
+def _is_hidden(tensor: Dense, most: int, rate: int) -> bool:
+    return tensor.swap.exposed_s(dense_bytes(tensor.swap.nbytes, rate, most)) == 0.0
+
+
+def _largest(most: int, holds: Callable[[int], bool]) -> int:
+    # Bisection for the largest of 1 ... most that holds, if smaller ones do, too; 0: none does.
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        if holds(middle):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def sliding_down(top: int, bottom: int, epoch: int, epochs: int) -> int:
+    """P of an epoch: from Top down to Bottom, since early epochs are the sensitive ones (Eq. 1-2).
+
+    The paper's step is a whole number, and 0 where Top - Bottom is less than half the epochs.
+
+    >>> sliding_down(100, 20, 0, 90), sliding_down(100, 20, 79, 90), sliding_down(100, 20, 80, 90)
+    (100, 21, 20)
+    """
+    step = int((top - bottom) / epochs + 0.5)
+    return max(top - epoch * step, bottom)
