@@ -102,6 +102,16 @@ def _parse_lossy(value: Any, name: str) -> str | float:
     return float(value)
 
 
+def _parse_positive(value: Any, name: str) -> float:
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise ConfigError(f"{name}={value!r}: must be a number above 0, such as 0.25.")
+    return number
+
+
 def _parse_codec(value: Any, name: str) -> CodecOption:
     if isinstance(value, str):
         return value
@@ -163,6 +173,8 @@ _PARSERS: Final[dict[str, Callable[[Any, str], Any]]] = {
     "workers": _parse_optional_count,
     "seed": _parse_count,
     "verify": _parse_bool,
+    "guard_every": _parse_count,
+    "guard_error": _parse_positive,
     "policy": _parse_policy,
     "plan": _parse_plan,
 }
@@ -195,6 +207,12 @@ class SwapConfig:
             Default: half the cores, at most four.
         seed: of stochastic rounding; the same seed gives the same bytes.
         verify: checksum every round trip; costs a pass over each tensor on both ways.
+        guard_every: in every so many-th step (and in the second) one module's gradients are
+            computed a second time, with what the lossy codecs make of its saved tensors and with
+            the exact ones, if a model was given and something may be lossy; costs about two
+            forwards and backwards of that one layer. 0: never.
+        guard_error: relative error of these gradients above which tensors of that class (module
+            class and codec) go to the next milder codec, for good.
         policy: how ``codec="auto"`` chooses: ``"auto"`` by predicted cost; ``"raw"`` never
             compresses; ``"static:CODEC"`` always does; ``"cswap+"`` by the rule of the paper;
             ``"oracle"`` runs every codec on every tensor to know (slow, for evaluation).
@@ -217,6 +235,8 @@ class SwapConfig:
     workers: int | None = None
     seed: int = 0
     verify: bool = False
+    guard_every: int = 100
+    guard_error: float = 0.25
     policy: str = "auto"
     plan: Any = None
 

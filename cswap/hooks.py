@@ -103,6 +103,7 @@ class ModuleHooks:
         self._model = model
         self._engine = engine
         self._hooks = hooks
+        self._guard = engine.make_guard(model)
         self._handles: list[RemovableHandle] = []
         for path, module in model.named_modules():
             if not isinstance(module, torch.jit.ScriptModule):
@@ -117,6 +118,8 @@ class ModuleHooks:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        if self._guard is not None:
+            self._guard.remove()
 
     def _track(self, module: torch.nn.Module, scope: Scope) -> None:
         scopes = self._engine.scopes
@@ -133,6 +136,8 @@ class ModuleHooks:
         ]
 
     def _enter(self, _module: torch.nn.Module, _args: Any) -> None:
+        if self._guard is not None:
+            self._guard.begin_step()
         self._engine.begin_step()
         self._engine.own(self._owned())
         self._hooks.__enter__()

@@ -21,6 +21,7 @@ from cswap.advisor import rules
 from cswap.advisor.explore import trial_at
 from cswap.advisor.market import KEEP, Market
 from cswap.advisor.memory import RESAMPLE_EVERY, Explanation, SiteMemory
+from cswap.advisor.milder import Milder
 from cswap.advisor.policies import LOSSLESS, make_policy, static_codec
 from cswap.advisor.site import Site
 from cswap.codecs.registry import get_codec
@@ -80,6 +81,7 @@ class Advisor:
 
     Attributes:
         may_use_lossy: whether the options admit a lossy codec for any tensor at all.
+        milder: what the accuracy guard has forbidden.
     """
 
     def __init__(self, config: SwapConfig, plan: Plan | None) -> None:
@@ -95,6 +97,7 @@ class Advisor:
         self._static = static_codec(config.policy)
         self._lossy = rules.lossy_candidates(config.lossy)
         self.may_use_lossy = rules.may_use_lossy(config, plan)
+        self.milder = Milder()
         self._lock = threading.Lock()
         self._sites: dict[_SiteKey, SiteMemory] = {}
         self._used: list[SiteMemory] = []
@@ -149,7 +152,7 @@ class Advisor:
                 if memory.trial is not None:
                     codec, memory.trial = memory.trial, None
                     return Advice(codec, memory, market)
-                if self._is_settled(memory, market):
+                if self._is_settled(memory, market, site.kind):
                     return Advice(memory.codec, memory, market)
         taken = None
         if memory is not None and not self._needs_sample(memory):
@@ -164,9 +167,10 @@ class Advisor:
         )
         return self._remember(key, memory, explanation, market, sampled=taken is None or _is_far(x))
 
-    def _is_settled(self, memory: SiteMemory, market: Market) -> bool:
+    def _is_settled(self, memory: SiteMemory, market: Market, kind: str) -> bool:
         return (
             memory.pending is None
+            and (memory.codec is None or self.milder.allows(kind, memory.codec.name))
             and memory.version == market.version
             and not self._needs_sample(memory)
         )
@@ -244,7 +248,7 @@ class Advisor:
             taken = taken or profile(x)
             forced, reason = self._config.codec(taken), "the codec function said so"
         if forced not in (None, "auto"):
-            name, why = self._admissible(str(forced), x, lossy_ok=lossy_ok)
+            name, why = self._admissible(str(forced), x, site.kind, lossy_ok=lossy_ok)
             if name is not None:
                 return Explanation(position, site, taken, (), name, reason)
             reason = why
@@ -255,7 +259,8 @@ class Advisor:
         if taken is None:  # a codec was named that does not take this tensor
             return Explanation(position, site, None, (), "raw", reason + EARLY)
         stay = (KEEP, "raw") if may_keep else ("raw",)
-        names = (*stay, *LOSSLESS, *(self._lossy if lossy_ok else ()))
+        lossy = self.milder.among(self._lossy, x, site.kind) if lossy_ok else ()
+        names = (*stay, *LOSSLESS, *lossy)
         return self._cheapest(x, site, position, reason, names, taken, memory)
 
     def _forced(self, x: torch.Tensor, site: Site, position: int) -> tuple[str | None, str]:
@@ -273,8 +278,13 @@ class Advisor:
             return option, "forced"
         return self._static, "policy static"
 
-    def _admissible(self, name: str, x: torch.Tensor, *, lossy_ok: bool) -> tuple[str | None, str]:
-        codec = get_codec(name)
+    def _admissible(
+        self, name: str, x: torch.Tensor, kind: str, *, lossy_ok: bool
+    ) -> tuple[str | None, str]:
+        milder = self.milder.instead(name, x, kind)
+        if milder is None:
+            return None, f"{name} harmed gradients; "
+        name, codec = milder, get_codec(milder)
         if not codec.supports(x.dtype, x.device.type):
             return None, f"{name} does not take this dtype; "
         if not codec.lossless and not lossy_ok:

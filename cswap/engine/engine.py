@@ -23,6 +23,7 @@ from cswap.codecs.registry import get_codec
 from cswap.engine.aliases import AliasTable, make_handle
 from cswap.engine.eligibility import OwnedStorages, is_tracing, reason_to_keep
 from cswap.engine.follow import PlanFollower
+from cswap.engine.guard import Guard
 from cswap.engine.handle import Handle, State, Token
 from cswap.engine.lanes import Lanes, disk_store, optional_int
 from cswap.engine.packed import Kept, PackedView, modified_error
@@ -32,6 +33,7 @@ from cswap.engine.scope import ScopeStack
 from cswap.engine.stats import Counters, Stats
 from cswap.engine.timeline import Timeline
 from cswap.engine.warm import warm
+from cswap.engine.watch import Watch
 from cswap.engine.window import Window
 
 if TYPE_CHECKING:
@@ -80,6 +82,7 @@ class SwapEngine:
         self.scopes = ScopeStack()
         self._advisor = Advisor(config, plan)
         self._follower = PlanFollower(plan, unseen)
+        self._watch = Watch()
         self._counters = Counters()
         self._disk = disk_store(config)
         self._lanes = Lanes(config, self._disk, self._counters, device)
@@ -168,6 +171,12 @@ class SwapEngine:
         for handle in self._live_handles():
             handle.lane.executor.settle(handle)
 
+    def make_guard(self, model: torch.nn.Module) -> Guard | None:
+        """The accuracy guard of a model's steps; None if nothing is lossy, or it is not wanted."""
+        if not self._advisor.may_use_lossy or not self.config.guard_every:
+            return None
+        return Guard(model, self.config, self._counters, self._advisor.milder, self._watch)
+
     def begin_step(self) -> None:
         """A forward of the model begins."""
         with self._lock:
@@ -228,7 +237,10 @@ class SwapEngine:
             producer="" if tensor.grad_fn is None else tensor.grad_fn.name(),
             codec=scope.codec,
         )
-        return self._pack_handle(tensor, site, lane)
+        packed = self._pack_handle(tensor, site, lane)
+        if self._watch.seen is not None:
+            self._watch.note(site.scope, tensor, packed)
+        return packed
 
     def _pack_handle(self, tensor: torch.Tensor, site: Site, lane: Lane) -> Kept | PackedView:
         lossy_ok = self._advisor.may_be_lossy(tensor, site)

@@ -135,6 +135,23 @@ class Lanes:
         return Lane(device, self._config, self._disk, self._counters, self._allowance)
 
 
+def disk_store(config: SwapConfig) -> DiskStore | None:
+    """The disk tier, shared by all devices; None if there is none.
+
+    Raises:
+        ConfigError: the directory cannot be written.
+    """
+    if config.spill_dir is None:
+        return None
+    try:
+        return DiskStore(Path(config.spill_dir), optional_int(config.spill_limit))
+    except OSError as error:
+        raise ConfigError(
+            f"spill_dir={str(config.spill_dir)!r}: cannot be written: {error.strerror}. "
+            "Name a directory that this user may write to."
+        ) from error
+
+
 def _workers(config: SwapConfig) -> int:
     if config.workers is not None:
         return config.workers
@@ -150,20 +167,3 @@ def optional_int(value: Any) -> int | None:
     if value is None or isinstance(value, int):
         return value
     raise InternalError(f"unparsed size {value!r}")
-
-
-def disk_store(config: SwapConfig) -> DiskStore | None:
-    """The disk tier that the options ask for.
-
-    Raises:
-        ConfigError: it cannot be made.
-    """
-    if config.spill_dir is None:
-        return None
-    try:
-        return DiskStore(Path(config.spill_dir), optional_int(config.spill_limit))
-    except OSError as error:
-        raise ConfigError(
-            f"spill_dir={str(config.spill_dir)!r}: cannot be written: {error.strerror}. "
-            "Name a directory that this user may write to."
-        ) from error

@@ -68,6 +68,10 @@ class Stats:
             that a GPU's computation waited for swaps.
         compile_s: seconds spent compiling kernels or loading them from the disk cache; in no other
             figure.
+        guard_checks: modules whose gradients were compared, lossy against exact.
+        guard_worst_error: largest relative error found; infinite if it was no number.
+        guard_worst_cosine: smallest cosine between the two.
+        guard_fallbacks: classes of tensors that went to a milder codec: "Linear: int4 -> fp8".
         fallbacks: times that a slower but correct path was taken after a failure.
         fallbacks_by_reason: the same, by what failed.
     """
@@ -89,6 +93,10 @@ class Stats:
     prefetch_misses: int = 0
     exposed_s: float = 0.0
     compile_s: float = 0.0
+    guard_checks: int = 0
+    guard_worst_error: float = 0.0
+    guard_worst_cosine: float = 1.0
+    guard_fallbacks: dict[str, int] = field(default_factory=dict)
     fallbacks: int = 0
     fallbacks_by_reason: dict[str, int] = field(default_factory=dict)
 
@@ -105,6 +113,7 @@ class Stats:
         rows = [(k, _show(k, v)) for k, v in self.to_dict().items() if not isinstance(v, dict)]
         rows += [(f"kept: {reason}", str(n)) for reason, n in sorted(self.kept_by_reason.items())]
         rows += [(f"codec {name}", str(c)) for name, c in sorted(self.by_codec.items())]
+        rows += [(f"guard: {what}", str(n)) for what, n in sorted(self.guard_fallbacks.items())]
         fallbacks = sorted(self.fallbacks_by_reason.items())
         rows += [(f"fallback: {what}", str(n)) for what, n in fallbacks]
         width = max(len(name) for name, _ in rows)
@@ -143,6 +152,10 @@ class Counters:
         self.prefetch_misses = 0
         self.exposed_s = 0.0
         self.compile_s = 0.0
+        self.guard_checks = 0
+        self.guard_worst_error = 0.0
+        self.guard_worst_cosine = 1.0
+        self.guard_fallbacks: Counter[str] = Counter()
         self.timeline: Timeline | None = None
         self._device_bytes = 0
         self._host_bytes = 0
@@ -229,13 +242,25 @@ class Counters:
             self.prefetch_hits += hit
             self.prefetch_misses += not hit
 
-    def fall_back(self, what: str, why: object) -> None:
-        """A slower but correct path is taken; said once in the log, counted always."""
+    def fall_back(self, what: str, why: object, then: str = "taking a slower path") -> None:
+        """Another, correct path is taken; said once in the log, counted always."""
         with self._lock:
             self.fallbacks[what] += 1
             first = self.fallbacks[what] == 1
         if first:
-            _log.warning("%s failed (%s); taking a slower path from here on.", what, why)
+            _log.warning("%s failed (%s); %s from here on.", what, why, then)
+
+    def guarded(self, error: float, cosine: float) -> None:
+        """A module's gradients were compared: their relative error, and their cosine."""
+        with self._lock:
+            self.guard_checks += 1
+            self.guard_worst_error = max(self.guard_worst_error, error)
+            self.guard_worst_cosine = min(self.guard_worst_cosine, cosine)
+
+    def grow_milder(self, what: str) -> None:
+        """A class of tensors went to a milder codec."""
+        with self._lock:
+            self.guard_fallbacks[what] += 1
 
     def exposed(self, seconds: float) -> None:
         """The computing thread encoded, decoded or waited that long."""
@@ -263,6 +288,10 @@ class Counters:
                 prefetch_misses=self.prefetch_misses,
                 exposed_s=self.exposed_s,
                 compile_s=self.compile_s,
+                guard_checks=self.guard_checks,
+                guard_worst_error=self.guard_worst_error,
+                guard_worst_cosine=self.guard_worst_cosine,
+                guard_fallbacks=dict(self.guard_fallbacks),
                 fallbacks=sum(self.fallbacks.values()),
                 fallbacks_by_reason=dict(self.fallbacks),
             )

@@ -1,0 +1,278 @@
+"""One call of one module, kept so that it can be run again: exactly, or with lossy saved tensors.
+
+Note [a call that is run again]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+Nothing of the user's is touched: arguments, parameters, buffers and tensors in plain attributes
+are copied when the module is called, to host memory, so that no device memory is held at the peak
+of the step, and an optimizer that works inside backward, or sharding that takes the parameters
+away, changes nothing. The module is copied, shallowly, by `nn.Module`'s own protocol for replicas;
+hooks on it do not run, attributes that forward assigns stay on the copy. Each run has copies of
+all of it, and a graph of its own; random numbers, autocast and grad mode are those of the call,
+and the random numbers of everybody else are put back.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections import deque
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import torch
+from torch.nn import Parameter
+from torch.utils import _pytree as pytree
+
+from cswap.codecs.layout import meta_of
+from cswap.engine.eligibility import reason_to_keep
+from cswap.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+_PLAIN: Final = (
+    type(None), bool, int, float, complex, str, bytes, slice, torch.dtype, torch.device,
+    torch.Size, torch.memory_format,
+)  # fmt: skip
+"""Arguments that may be shared with a second run: nothing can be changed in them."""
+
+_CONTAINERS: Final = (list, dict, set, deque)
+
+_DEVICES: Final = ("cpu", "cuda")
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A tensor as it was, in host memory.
+
+    Attributes:
+        data: its values; layout kept where it is dense.
+        device: where it was.
+        requires_grad: whether it took part in differentiation.
+    """
+
+    data: torch.Tensor
+    device: torch.device
+    requires_grad: bool
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> Copy:
+        """A copy; on a GPU it waits for the values.
+
+        Raises:
+            UnsupportedError: a subclass, not strided, on another device, or without memory.
+        """
+        plain = type(tensor) in (torch.Tensor, Parameter) and tensor.layout is torch.strided
+        if not plain or tensor.device.type not in _DEVICES:
+            raise UnsupportedError(
+                f"a {type(tensor).__name__} ({tensor.layout}, {tensor.device}) cannot be copied"
+            )
+        reach = (tensor.storage_offset() + meta_of(tensor).span) * tensor.element_size()
+        if tensor.numel() and tensor.untyped_storage().nbytes() < reach:
+            raise UnsupportedError("a tensor's memory has been taken away")  # as FSDP does
+        data = tensor.detach().to("cpu", copy=True)
+        return Copy(data, tensor.device, tensor.requires_grad)
+
+    def fresh(self) -> torch.Tensor:
+        """A new tensor on the device, which anything may be done to."""
+        return self.data.to(self.device, copy=True)
+
+    def leaf(self) -> torch.Tensor:
+        """The same, to be differentiated with respect to if the original was."""
+        return self.fresh().requires_grad_(self.requires_grad)
+
+
+@dataclass(frozen=True, slots=True)
+class Randomness:
+    """The state of all generators that a forward may use by default."""
+
+    python: Any
+    numpy: Any
+    cpu: torch.Tensor
+    cuda: tuple[tuple[torch.device, torch.Tensor], ...]
+
+    @staticmethod
+    def now(gpus: frozenset[torch.device]) -> Randomness:
+        """As it is, with that of these GPUs."""
+        states = tuple((gpu, torch.cuda.get_rng_state(gpu)) for gpu in gpus)
+        legacy = np.random.get_state()  # noqa: NPY002 - it is what the user's code may use
+        return Randomness(random.getstate(), legacy, torch.get_rng_state(), states)
+
+    def restore(self) -> None:
+        """Make it so again."""
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)  # noqa: NPY002
+        torch.set_rng_state(self.cpu)
+        for gpu, state in self.cuda:
+            torch.cuda.set_rng_state(state, gpu)
+
+
+@dataclass(frozen=True, slots=True)
+class Autocast:
+    """The state of autocast on one kind of device."""
+
+    kind: str
+    enabled: bool
+    dtype: torch.dtype
+
+    @staticmethod
+    def now(kind: str) -> Autocast:
+        """As it is."""
+        enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+        return Autocast(kind, enabled, dtype)
+
+    def context(self, *, enabled: bool) -> torch.autocast:
+        """Makes it so; without a cache, which would outlive the run."""
+        return torch.autocast(self.kind, self.dtype, enabled=enabled, cache_enabled=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What came of one run.
+
+    Attributes:
+        outputs: of forward, those that are differentiable; None for the others.
+        gradients: with respect to inputs and parameters; None where there is none.
+    """
+
+    outputs: tuple[torch.Tensor | None, ...]
+    gradients: tuple[torch.Tensor | None, ...]
+
+
+class Call:
+    """One call of one module. See Note [a call that is run again].
+
+    Attributes:
+        gradients: of the outputs, by index, as they arrive in backward.
+    """
+
+    def __init__(
+        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        """Args: module: about to be called with args and kwargs.
+
+        Raises:
+            UnsupportedError: something here cannot be copied.
+        """
+        if "forward" in module.__dict__:
+            raise UnsupportedError("its forward has been replaced on the instance")
+        flat, self._spec = pytree.tree_flatten((args, dict(kwargs)))
+        for value in flat:
+            if not isinstance(value, (torch.Tensor, *_PLAIN)):
+                raise UnsupportedError(f"it takes a {type(value).__name__}")
+        self._inputs = [Copy.of(v) if isinstance(v, torch.Tensor) else v for v in flat]
+        self._module = _replica(module)
+        self._parameters = {
+            name: None if p is None else Copy.of(p)
+            for name, p in module._parameters.items()  # noqa: SLF001
+        }
+        self._buffers = {
+            name: None if b is None else Copy.of(b)
+            for name, b in module._buffers.items()  # noqa: SLF001
+        }
+        self._attributes = {
+            name: Copy.of(v) for name, v in module.__dict__.items() if isinstance(v, torch.Tensor)
+        }
+        for name in self._attributes:  # they may hold the user's graph
+            del self._module.__dict__[name]
+        copies = [c for c in self._copies() if isinstance(c, Copy)]
+        self._gpus = frozenset(c.device for c in copies if c.device.type == "cuda")
+        self._randomness = Randomness.now(self._gpus)
+        kinds = _DEVICES if self._gpus else _DEVICES[:1]
+        self._autocast = tuple(Autocast.now(kind) for kind in kinds)
+        self.gradients: dict[int, Copy] = {}
+
+    def _copies(self) -> Iterator[Any]:
+        yield from self._inputs
+        for group in (self._parameters, self._buffers, self._attributes):
+            yield from group.values()
+
+    def run(self, pack: Callable[[torch.Tensor], torch.Tensor]) -> Run:
+        """Forward and backward again.
+
+        Args:
+            pack: what backward gets instead of each tensor that is saved; parameters are not
+                asked about.
+        """
+        with torch.inference_mode(mode=False), torch.enable_grad(), self._same_randomness():
+            module, targets, owned = self._fresh_module()
+            leaves = [c.leaf() if isinstance(c, Copy) else c for c in self._inputs]
+            targets += [x for x in leaves if isinstance(x, torch.Tensor) and x.requires_grad]
+            # Not the leaves themselves: these must not be changed in place, activations may be.
+            flat = [x.clone() if isinstance(x, torch.Tensor) else x for x in leaves]
+            args, kwargs = pytree.tree_unflatten(flat, self._spec)
+
+            def pack_all_but(x: torch.Tensor) -> torch.Tensor:
+                mine = x.untyped_storage()._cdata in owned  # noqa: SLF001
+                x_detached = x if x.is_leaf else x.detach()  # an output must not own itself
+                return x_detached if mine or reason_to_keep(x) else pack(x_detached)
+
+            hooks = torch.autograd.graph.saved_tensors_hooks(pack_all_but, lambda x: x)
+            with hooks, self._autocasting(as_then=True):
+                outputs = differentiable(module.forward(*args, **kwargs))
+            with self._autocasting(as_then=False):
+                gradients = self._backward(outputs, targets)
+            return Run(tuple(None if x is None else x.detach() for x in outputs), gradients)
+
+    def _backward(
+        self, outputs: tuple[torch.Tensor | None, ...], targets: list[torch.Tensor]
+    ) -> tuple[torch.Tensor | None, ...]:
+        arrived = [(outputs[i], g) for i, g in sorted(self.gradients.items()) if i < len(outputs)]
+        pairs = [(out, g.fresh()) for out, g in arrived if out is not None]
+        if not pairs or not targets:
+            return ()
+        return torch.autograd.grad(
+            [out for out, _ in pairs], targets, [g for _, g in pairs], allow_unused=True
+        )
+
+    def _fresh_module(self) -> tuple[torch.nn.Module, list[torch.Tensor], frozenset[int]]:
+        # The module for one run; of its tensors those to differentiate; all of their storages.
+        module, targets, storages = _replica(self._module), [], set()
+        for name, kept in {**self._parameters, **self._buffers, **self._attributes}.items():
+            value: torch.Tensor | None = None
+            if kept is not None:
+                value = kept.leaf()
+                if name in self._parameters:
+                    value = Parameter(value.detach(), requires_grad=kept.requires_grad)
+                if value.requires_grad:
+                    targets.append(value)
+                storages.add(value.untyped_storage()._cdata)  # noqa: SLF001
+            if name in self._attributes:
+                module.__dict__[name] = value
+            else:
+                setattr(module, name, value)
+        return module, targets, frozenset(storages)
+
+    @contextmanager
+    def _same_randomness(self) -> Iterator[None]:
+        others = Randomness.now(self._gpus)
+        self._randomness.restore()
+        try:
+            yield
+        finally:
+            others.restore()
+
+    @contextmanager
+    def _autocasting(self, *, as_then: bool) -> Iterator[None]:
+        # As it was in forward; or not at all: backward has its own dtypes.
+        with ExitStack() as stack:
+            for state in self._autocast:
+                stack.enter_context(state.context(enabled=as_then and state.enabled))
+            yield
+
+
+def differentiable(output: Any) -> tuple[torch.Tensor | None, ...]:
+    """A module's outputs, None in place of what has no gradient."""
+    flat, _ = pytree.tree_flatten(output)
+    return tuple(x if isinstance(x, torch.Tensor) and x.requires_grad else None for x in flat)
+
+
+def _replica(module: torch.nn.Module) -> torch.nn.Module:
+    # Without parameters. Modules know this protocol: `nn.DataParallel` uses it.
+    replica: torch.nn.Module = module._replicate_for_data_parallel()  # type: ignore[no-untyped-call]  # noqa: SLF001
+    for name, value in replica.__dict__.items():
+        if isinstance(value, _CONTAINERS):  # forward may append to its own list
+            replica.__dict__[name] = copy.copy(value)
+    return replica
