@@ -292,7 +292,7 @@ def start_out(n, x):
 
 
 @njit(cache=True, nogil=True, forceinline=True)
-def _leaving(n, x):
+def _leaving(n):
     """Whether a swap-out is queued or under way."""
     encoding = n[ENC_HEAD] < n[ENC_TAIL] or (n[CODEC_JOB] >= 0 and not n[DECODING])
     return encoding or n[OUT_JOB] >= 0 or n[OUT_HEAD] < n[OUT_TAIL]
@@ -301,7 +301,7 @@ def _leaving(n, x):
 @njit(cache=True, nogil=True, forceinline=True)
 def start_compute(n, x, force):
     """The next operator, if its inputs are there and there is room for it."""
-    if n[RUNNING] or (n[DRAIN] and _leaving(n, x)):
+    if n[RUNNING] or (n[DRAIN] and _leaving(n)):
         return
     again = n[ITEM] < n[CHAIN]
     k = n[n[WORK] + n[ITEM]] if again else n[OP]
@@ -354,7 +354,7 @@ def _in_bytes(n, p):
 @njit(cache=True, nogil=True, forceinline=True)
 def start_in(n, x, force):
     """The next H2D copy, if one may start."""
-    if n[IN_JOB] >= 0:
+    if n[IN_JOB] >= 0 or (n[DRAIN] == 2 and _leaving(n)):
         return
     p = _next_in(n, x, force)
     if p < 0:

@@ -304,7 +304,7 @@ class Simulator:
             codec: as for `run`.
             prefetch: as for `run`.
             n_rows: room for the timeline, after the templates' end.
-            timeless: nothing takes time, memory has no end, operators wait for swap-outs.
+            timeless: nothing takes time, memory has no end, everything waits for swap-outs.
         """
         count, tables = len(self.saved), self._tables
         if not action.size == codec.size == prefetch.size == count:
@@ -316,7 +316,7 @@ class Simulator:
         loop.choose(n, x, *choice, tables.encoded, tables.seconds)
         if timeless:
             x[state.X_SIZE :] = 0.0
-            n[state.BUDGET], n[state.HOST_BUDGET], n[state.DRAIN] = 1 << 62, 0, 1
+            n[state.BUDGET], n[state.HOST_BUDGET], n[state.DRAIN] = 1 << 62, 0, 2
         if n_rows:
             n[state.N_ROWS], n[state.SAMPLES_AT] = n_rows, len(x) + 4 * n_rows
             x = np.concatenate([x, np.zeros(7 * n_rows)])

@@ -20,7 +20,8 @@ MEM, PEAK, HELD, HELD_PEAK, LINK_BYTES, OP, RUNNING, ITEM, CHAIN, STARTED = rang
 FETCHED, FLAWS, FIRST_OVER, JOBS, CODEC_JOB, DECODING, OUT_JOB, IN_JOB = range(10, 18)
 ENC_HEAD, ENC_TAIL, DEC_HEAD, DEC_TAIL, OUT_HEAD, OUT_TAIL = range(18, 24)
 SPANS, SAMPLES, COMPUTE_SPAN, CODEC_SPAN, OUT_SPAN, IN_SPAN = range(24, 30)
-# Sizes and limits. A HOST_BUDGET of 0 is none; DRAIN: operators wait for all swap-outs.
+# Sizes and limits. A HOST_BUDGET of 0 is none; DRAIN: operators wait for all swap-outs, at 2 so do
+# swap-ins.
 N_OPERATORS, N_TENSORS, N_POSITIONS, N_ROWS = range(30, 34)
 BUDGET, HOST_BUDGET, START_BYTES, DRAIN = range(34, 38)
 # Where in n the tables, the candidate and the state of each tensor begin. PEAKS: most device bytes
