@@ -119,7 +119,7 @@ def test_codec_tax_slows_what_it_overlaps():
 
 def test_both_directions_share_the_link():
     """x0 comes back while x1 leaves: both at half speed."""
-    tensors = tuple(TraceTensor(1_000_000, saved=i) for i in range(2)) + (TraceTensor(0),)
+    tensors = (TraceTensor(1_000_000, saved=0), TraceTensor(1_000_000, saved=1), TraceTensor(0))
     operators = (
         op("forward", 1.0, [], [0]),
         op("forward", 10.0, [0], []),
@@ -170,7 +170,8 @@ def random_trace(rng, exact):
         tensors.append(TraceTensor(size(), role=role, ratios=ratios if rng.random() < 0.9 else {}))
         return len(tensors) - 1
 
-    tensors, operators = [], []
+    tensors: list[TraceTensor] = []
+    operators: list[TraceOperator] = []
     live = [tensor("input") for _ in range(rng.randrange(1, 3))]
     layers = []
     for _ in range(rng.randrange(1, 7)):
@@ -228,7 +229,7 @@ def random_machine(rng, exact):
     codecs = {name: CodecRate(rate(), rate(), rng.choice([0.0, 0.25])) for name in ("zvc", "lz")}
     return Hardware(
         "random", BIG, {}, 1e12, rate(), rate(), rng.choice([1.0, 0.5]),
-        link_latency_s=rng.choice([0.0, 0.125]), codec_tax=rng.choice([0.0, 0.5, 0.75 if exact else 0.3]),
+        link_latency_s=rng.choice([0.0, 0.125]), codec_tax=rng.choice([0.0, 0.5, 0.75]),
         host_memory_bytes=rng.choice([0, 0, 3_000_000]), codecs=codecs,
     )  # fmt: skip
 
@@ -266,13 +267,12 @@ def test_equals_the_exact_replay_on_random_traces(block):
         simulator, *choice = random_case(seed)
         result = simulator.run(*choice)
         truth = replayed(simulator, *choice)
-        close = dict(rel=1e-9, abs=1e-12)
         assert result.feasible == truth.feasible, seed
         assert result.peak_bytes == truth.peak_bytes, seed
         assert result.host_peak_bytes == truth.host_peak_bytes, seed
         assert result.link_bytes == truth.link_bytes, seed
-        assert result.step_s == pytest.approx(float(truth.step_s), **close), seed
-        assert result.average_bytes == pytest.approx(float(truth.average_bytes), **close), seed
+        assert result.step_s == pytest.approx(float(truth.step_s), rel=1e-9), seed
+        assert result.average_bytes == pytest.approx(float(truth.average_bytes), rel=1e-9), seed
         expected = [float(truth.exposed_s[cause]) for cause in CAUSES]
         assert result.exposed_s == pytest.approx(expected, rel=1e-9, abs=1e-9), seed
         total_s = simulator.compute_s + sum(result.exposed_s)
@@ -363,6 +363,7 @@ def test_timeline_covers_the_step_and_writes_both_files(tmp_path):
     trace = replace(chain(5, 1.0, 1_000_000, ratio=2.0), name="chain")
     result = simulate(trace, machine(codec_tax=0.5), plan, 4_500_000, timeline=True)
     timeline = result.timeline
+    assert timeline is not None
     assert {s.resource for s in timeline.spans} == {
         *("compute", "recompute", "encode", "decode", "d2h", "h2d"),
     }

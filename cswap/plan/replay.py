@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from cswap.errors import InternalError
 from cswap.plan.lifetimes import Lifetimes, lifetimes
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
     from cswap.plan.hardware import Hardware
     from cswap.schema.trace import Trace
+
+
+CAUSES: Final = ("swap_in", "swap_out", "memory", "codec", "recompute")
 
 
 @dataclass(slots=True)
@@ -154,9 +157,7 @@ class Replay:
                 record.at, record.copies = "device", tensor.nbytes
             self._tensors.append(record)
         self._lines = {"decode": [], "encode": [], "d2h": []}
-        self._exposed = dict.fromkeys(
-            ("swap_in", "swap_out", "memory", "codec", "recompute"), Fraction(0)
-        )
+        self._exposed = dict.fromkeys(CAUSES, Fraction(0))
         self._look()
 
     # Memory: always the sum of what everybody holds.
@@ -166,9 +167,8 @@ class Replay:
         return self.trace.resident_bytes + held + self._workspace + self._made
 
     def _host_bytes(self) -> int:
-        copied = [t for t in self._tensors if t.at in ("host", "coming")]
-        leaving = self._leaver
-        return sum(t.encoded for t in copied) + (leaving.encoded if leaving else 0)
+        copied = (t for t in self._tensors if t.at in ("host", "coming") or t is self._leaver)
+        return sum(t.encoded for t in copied)
 
     def _look(self) -> None:
         """Peaks and budgets, after anything was taken."""
@@ -178,6 +178,11 @@ class Replay:
         if device > self.budget_bytes or (limit and host > limit):
             self._feasible = False
 
+    def _needs(self, index: int) -> tuple[int, int]:
+        """Bytes of an operator's outputs, and of its workspace."""
+        operator = self.trace.operators[index]
+        return sum(self._tensors[t].nbytes for t in operator.outputs), operator.workspace_bytes
+
     def _room(self, nbytes: int) -> bool:
         return self._device_bytes() + nbytes <= self.budget_bytes
 
@@ -185,13 +190,10 @@ class Replay:
 
     def _start(self, *, forced: bool) -> None:
         """Whatever can start does; forced: the first that only lacks room does without."""
-        for start in (self._start_codec, self._start_d2h, self._start_compute, self._start_h2d):
-            if not forced:
-                start(False)
-        if forced:
-            for start in (self._start_codec, self._start_h2d, self._start_compute):
-                if not self._jobs:
-                    start(True)
+        free = (self._start_codec, self._start_d2h, self._start_compute, self._start_h2d)
+        for start in (free[0], free[3], free[2]) if forced else free:
+            if not (forced and self._jobs):
+                start(forced)
 
     def _start_codec(self, forced: bool) -> None:
         if "codec" in self._jobs:
@@ -222,18 +224,15 @@ class Replay:
         if self.drain and (leaving or ("codec" in self._jobs and self._encoding)):
             return
         index = self._waiting()
-        operator = self.trace.operators[index]
-        if self._missing(index) is not None:
+        made, workspace = self._needs(index)
+        if self._missing(index) is not None or not (forced or self._room(made + workspace)):
             return
-        made = sum(self._tensors[t].nbytes for t in operator.outputs)
-        if not (forced or self._room(made + operator.workspace_bytes)):
-            return
-        self._workspace, self._made = operator.workspace_bytes, made
+        self._made, self._workspace = made, workspace
         if self._chain:
             end = self._ran_again(index)
         else:
             end, self._started = self._ran(index), index
-        self._jobs["compute"] = _Job(Fraction(operator.duration_s), end)
+        self._jobs["compute"] = _Job(Fraction(self.trace.operators[index].duration_s), end)
         self._look()
 
     def _start_h2d(self, forced: bool) -> None:
@@ -242,10 +241,8 @@ class Replay:
         reserve, wanted = 0, None
         if "compute" not in self._jobs:
             index = self._waiting()
-            operator = self.trace.operators[index]
-            outputs = sum(self._tensors[t].nbytes for t in operator.outputs)
-            reserve = outputs + operator.workspace_bytes
-            here = (self._tensors[t] for t in operator.inputs)
+            reserve = sum(self._needs(index))
+            here = (self._tensors[t] for t in self.trace.operators[index].inputs)
             wanted = next((t for t in here if t.at == "host"), None)
         tensor = wanted or self._due()
         if tensor is None:
@@ -260,11 +257,11 @@ class Replay:
 
     def _due(self) -> _Tensor | None:
         """The next swap-in in order of backward uses, if it may start by now."""
-        pending = [t for t in self._tensors if t.action == "swap" and not t.fetched]
-        if not pending:
-            return None
-        tensor = min(pending, key=lambda t: t.rank)
-        return tensor if tensor.at == "host" and tensor.prefetch <= self._started else None
+        pending = (t for t in self._tensors if t.action == "swap" and not t.fetched)
+        tensor = min(pending, key=lambda t: t.rank, default=None)
+        return (
+            tensor if tensor and tensor.at == "host" and tensor.prefetch <= self._started else None
+        )
 
     # Durations and speeds.
 
@@ -293,16 +290,10 @@ class Replay:
 
         return end
 
-    def _decoded(self, tensor: _Tensor) -> Callable[[], None]:
-        def end() -> None:
-            tensor.copies, tensor.at = tensor.nbytes, "device"
-
-        return end
-
     def _left(self, tensor: _Tensor) -> Callable[[], None]:
         def end() -> None:
-            tensor.copies, tensor.at, self._leaver = 0, "host", None
-            self._link += tensor.encoded
+            tensor.copies, tensor.at = 0, "host"
+            self._leaver, self._link = None, self._link + tensor.encoded
 
         return end
 
@@ -312,6 +303,12 @@ class Replay:
             self._link += tensor.encoded
             if not tensor.raw:
                 self._lines["decode"].append(tensor)
+
+        return end
+
+    def _decoded(self, tensor: _Tensor) -> Callable[[], None]:
+        def end() -> None:
+            tensor.copies, tensor.at = tensor.nbytes, "device"
 
         return end
 
@@ -401,9 +398,8 @@ class Replay:
     def _cause(self) -> str:
         missing = self._missing(self._waiting())
         if missing is None:
-            if "d2h" in self._jobs:
-                return "swap_out"
-            return "codec" if "codec" in self._jobs else "memory"
+            causes = (("d2h", "swap_out"), ("codec", "codec"))
+            return next((cause for job, cause in causes if job in self._jobs), "memory")
         if missing.at == "host":
             return "swap_in" if "h2d" in self._jobs else "memory"
         return {"leaving": "swap_out", "coming": "swap_in", "decoding": "codec"}[missing.at]
