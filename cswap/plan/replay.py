@@ -160,8 +160,6 @@ class Replay:
         self._exposed = dict.fromkeys(CAUSES, Fraction(0))
         self._look()
 
-    # Memory: always the sum of what everybody holds.
-
     def _device_bytes(self) -> int:
         held = sum(tensor.copies for tensor in self._tensors)
         return self.trace.resident_bytes + held + self._workspace + self._made
@@ -185,8 +183,6 @@ class Replay:
 
     def _room(self, nbytes: int) -> bool:
         return self._device_bytes() + nbytes <= self.budget_bytes
-
-    # Starting.
 
     def _start(self, *, forced: bool) -> None:
         """Whatever can start does; forced: the first that only lacks room does without."""
@@ -263,8 +259,6 @@ class Replay:
             tensor if tensor and tensor.at == "host" and tensor.prefetch <= self._started else None
         )
 
-    # Durations and speeds.
-
     def _codec_s(self, tensor: _Tensor, what: str) -> Fraction:
         place = next(p for p, t in enumerate(self._life.swappable) if t == tensor.index)
         rate = self.hardware.codecs[self.codec[place]]
@@ -280,8 +274,6 @@ class Replay:
         if resource in ("d2h", "h2d") and {"d2h", "h2d"} <= set(self._jobs):
             return Fraction(self.hardware.duplex_factor)
         return Fraction(1)
-
-    # What an end brings about.
 
     def _encoded(self, tensor: _Tensor) -> Callable[[], None]:
         def end() -> None:
@@ -354,8 +346,6 @@ class Replay:
             self._chain.pop(0)
 
         return end
-
-    # What is waited for.
 
     def _ancestors(self, index: int) -> list[int]:
         """Operators to run again before operator ``index``; intermediates learn their users."""
