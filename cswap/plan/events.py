@@ -1,6 +1,6 @@
 """The simulator's inner loop: discrete events over compute, codec, two link directions and memory.
 
-`simulate.Simulator` builds the tables and documents their meaning; `replay` says the same slowly.
+`state` says where in ``n`` and ``x`` everything lies; `replay` says the same as here, slowly.
 
 # Note [what a plan means]
 Operators run in order. Operator k starts when k-1 has ended, its inputs are on the device and there
@@ -31,8 +31,11 @@ import numpy as np
 from numba import njit
 
 from cswap.plan.state import (
+    ACTION,
+    BEGUN,
     BUDGET,
     CHAIN,
+    CODEC,
     CODEC_END,
     CODEC_JOB,
     CODEC_SPAN,
@@ -47,10 +50,12 @@ from cswap.plan.state import (
     DEVICE,
     DRAIN,
     DROPPED,
+    DURATIONS,
     DYING,
     ENC_HEAD,
     ENC_TAIL,
     ENCODE_S,
+    ENCODED,
     FETCHED,
     FLAWS,
     HELD,
@@ -69,6 +74,8 @@ from cswap.plan.state import (
     LINK_SPEED,
     LOST_ANCESTOR,
     MEM,
+    N_OPERATORS,
+    N_POSITIONS,
     NBYTES,
     NEED,
     NOW,
@@ -84,7 +91,9 @@ from cswap.plan.state import (
     OUTPUTS,
     OVER_HOST,
     POSITION,
+    PREFETCH,
     PRODUCER,
+    QUEUE,
     R_COMPUTE,
     R_DECODE,
     R_ENCODE,
@@ -92,272 +101,268 @@ from cswap.plan.state import (
     R_OUT,
     R_RECOMPUTE,
     RUNNING,
+    SECONDS,
     SPEED,
     STARTED,
+    STATUS,
     TEMP,
     TENSOR,
+    USES,
+    WORK,
     WORKSPACE,
     close_span,
     open_span,
+    operator,
+    position,
     set_link_speed,
     set_speed,
     take,
+    tensor,
 )
 
 
 @njit(cache=True, nogil=True, forceinline=True)
-def _find_chain(tables, state, k):
+def _find_chain(n, x, k):
     """Forward operators to run again before operator k, into ``work[0, :n[CHAIN]]``, in order."""
-    n, status = state.n, state.status
-    chain, mark, stack = state.work[0], state.work[1], state.work[2]
+    chain, mark = n[WORK], n[WORK] + n[N_OPERATORS]
+    stack = mark + n[N_OPERATORS]
     depth, lowest = 0, k
     current = k
     while True:
-        for i in range(tables.operators[current, INPUTS], tables.operators[current + 1, INPUTS]):
-            t = tables.index[i]
-            if status[t] != DROPPED and status[t] != DEAD:
+        for i in range(operator(n, current, INPUTS), operator(n, current + 1, INPUTS)):
+            t = n[i]
+            if n[n[STATUS] + t] != DROPPED and n[n[STATUS] + t] != DEAD:
                 continue
-            maker = tables.tensors[t, PRODUCER]
+            maker = tensor(n, t, PRODUCER)
             if maker < 0:
                 n[FLAWS] |= LOST_ANCESTOR
                 continue
-            if status[t] == DEAD:
-                state.uses[t] += 1
-            if mark[maker] != k + 1:
-                mark[maker] = k + 1
+            if n[n[STATUS] + t] == DEAD:
+                n[n[USES] + t] += 1
+            if n[mark + maker] != k + 1:
+                n[mark + maker] = k + 1
                 lowest = min(lowest, maker)
-                stack[depth] = maker
+                n[stack + depth] = maker
                 depth += 1
         if depth == 0:
             break
         depth -= 1
-        current = stack[depth]
+        current = n[stack + depth]
     for maker in range(lowest, k):
-        if mark[maker] == k + 1:
-            chain[n[CHAIN]] = maker
+        if n[mark + maker] == k + 1:
+            n[chain + n[CHAIN]] = maker
             n[CHAIN] += 1
 
 
 @njit(cache=True, nogil=True, forceinline=True)
-def end_operator(tables, state, choice):
+def end_operator(n, x):
     """Operator OP has ended: what dies goes, what leaves is queued, the next chain is found."""
-    n, status = state.n, state.status
     k = n[OP]
-    row, after = tables.operators[k], tables.operators[k + 1]
-    n[MEM] -= row[WORKSPACE]
-    for i in range(row[OUTPUTS], after[OUTPUTS]):
-        status[tables.index[i]] = DEVICE
-    for i in range(row[DYING], after[DYING]):
-        t = tables.index[i]
-        if status[t] == DEVICE:
-            n[MEM] -= tables.tensors[t, NBYTES]
-        status[t] = DEAD
-    for i in range(row[LEAVING], after[LEAVING]):
-        p = tables.index[i]
-        t = tables.positions[p, TENSOR]
-        if choice.action[p] == 1:
-            status[t] = OUT
-            lane, tail = (2, OUT_TAIL) if choice.codec[p] == 0 else (0, ENC_TAIL)
-            state.queue[lane, n[tail]] = p
+    n[MEM] -= operator(n, k, WORKSPACE)
+    for i in range(operator(n, k, OUTPUTS), operator(n, k + 1, OUTPUTS)):
+        n[n[STATUS] + n[i]] = DEVICE
+    for i in range(operator(n, k, DYING), operator(n, k + 1, DYING)):
+        t = n[i]
+        if n[n[STATUS] + t] == DEVICE:
+            n[MEM] -= tensor(n, t, NBYTES)
+        n[n[STATUS] + t] = DEAD
+    for i in range(operator(n, k, LEAVING), operator(n, k + 1, LEAVING)):
+        p = n[i]
+        t = position(n, p, TENSOR)
+        if n[n[ACTION] + p] == 1:
+            n[n[STATUS] + t] = OUT
+            lane, tail = (2, OUT_TAIL) if n[n[CODEC] + p] == 0 else (0, ENC_TAIL)
+            n[n[QUEUE] + lane * n[N_POSITIONS] + n[tail]] = p
             n[tail] += 1
-        elif choice.action[p] == 2:
-            status[t] = DROPPED
-            n[MEM] -= tables.tensors[t, NBYTES]
+        elif n[n[ACTION] + p] == 2:
+            n[n[STATUS] + t] = DROPPED
+            n[MEM] -= tensor(n, t, NBYTES)
     n[OP] = k + 1
     n[ITEM] = n[CHAIN] = 0
-    if k + 1 < tables.duration_s.size:
-        _find_chain(tables, state, k + 1)
-        take(tables, state, 0)
+    if k + 1 < n[N_OPERATORS]:
+        _find_chain(n, x, k + 1)
+        take(n, 0)
 
 
 @njit(cache=True, nogil=True, forceinline=True)
-def end_again(tables, state):
+def end_again(n, x):
     """A forward operator has run again: keep what is needed of it, drop the rest."""
-    n, status = state.n, state.status
-    k = state.work[0, n[ITEM]]
-    row, after = tables.operators[k], tables.operators[k + 1]
-    n[MEM] -= row[WORKSPACE]
-    for i in range(row[OUTPUTS], after[OUTPUTS]):
-        t = tables.index[i]
-        if status[t] == DROPPED:
-            status[t] = DEVICE
-        elif status[t] == DEAD and state.uses[t] > 0:
-            status[t] = TEMP
+    k = n[n[WORK] + n[ITEM]]
+    n[MEM] -= operator(n, k, WORKSPACE)
+    for i in range(operator(n, k, OUTPUTS), operator(n, k + 1, OUTPUTS)):
+        t = n[i]
+        if n[n[STATUS] + t] == DROPPED:
+            n[n[STATUS] + t] = DEVICE
+        elif n[n[STATUS] + t] == DEAD and n[n[USES] + t] > 0:
+            n[n[STATUS] + t] = TEMP
         else:
-            n[MEM] -= tables.tensors[t, NBYTES]
-    for i in range(row[INPUTS], after[INPUTS]):
-        t = tables.index[i]
-        if status[t] == TEMP:
-            state.uses[t] -= 1
-            if state.uses[t] == 0:
-                status[t] = DEAD
-                n[MEM] -= tables.tensors[t, NBYTES]
+            n[MEM] -= tensor(n, t, NBYTES)
+    for i in range(operator(n, k, INPUTS), operator(n, k + 1, INPUTS)):
+        t = n[i]
+        if n[n[STATUS] + t] == TEMP:
+            n[n[USES] + t] -= 1
+            if n[n[USES] + t] == 0:
+                n[n[STATUS] + t] = DEAD
+                n[MEM] -= tensor(n, t, NBYTES)
     n[ITEM] += 1
 
 
 @njit(cache=True, nogil=True, forceinline=True)
-def end_codec(tables, state, choice):
+def end_codec(n, x):
     """An encode or a decode has ended."""
-    n = state.n
     p = n[CODEC_JOB]
-    close_span(state, CODEC_SPAN)
+    close_span(n, x, CODEC_SPAN)
     n[CODEC_JOB] = -1
-    state.x[CODEC_END] = np.inf
+    x[CODEC_END] = np.inf
     if n[DECODING]:
-        n[MEM] -= tables.encoded[p, choice.codec[p]]
-        state.status[tables.positions[p, TENSOR]] = DEVICE
+        n[MEM] -= n[n[ENCODED] + p]
+        n[n[STATUS] + position(n, p, TENSOR)] = DEVICE
     else:
-        n[MEM] -= tables.tensors[tables.positions[p, TENSOR], NBYTES]
-        state.queue[2, n[OUT_TAIL]] = p
+        n[MEM] -= tensor(n, position(n, p, TENSOR), NBYTES)
+        n[n[QUEUE] + 2 * n[N_POSITIONS] + n[OUT_TAIL]] = p
         n[OUT_TAIL] += 1
-    set_speed(tables, state)
+    set_speed(n, x)
 
 
 @njit(cache=True, nogil=True, forceinline=True)
-def end_link(tables, state, choice, out):
+def end_link(n, x, out):
     """A copy has ended; ``out``: D2H."""
-    n = state.n
     p = n[OUT_JOB] if out else n[IN_JOB]
-    t = tables.positions[p, TENSOR]
-    encoded = tables.encoded[p, choice.codec[p]]
+    t = position(n, p, TENSOR)
+    encoded = n[n[ENCODED] + p]
     n[LINK_BYTES] += encoded
     if out:
-        close_span(state, OUT_SPAN)
-        n[OUT_JOB], state.x[OUT_END] = -1, np.inf
+        close_span(n, x, OUT_SPAN)
+        n[OUT_JOB], x[OUT_END] = -1, np.inf
         n[MEM] -= encoded
-        state.status[t] = HOST
+        n[n[STATUS] + t] = HOST
     else:
-        close_span(state, IN_SPAN)
-        n[IN_JOB], state.x[IN_END] = -1, np.inf
+        close_span(n, x, IN_SPAN)
+        n[IN_JOB], x[IN_END] = -1, np.inf
         n[HELD] -= encoded
-        state.status[t] = DEVICE
-        if choice.codec[p]:
-            state.status[t] = DECODE
-            state.queue[1, n[DEC_TAIL]] = p
+        n[n[STATUS] + t] = DEVICE
+        if n[n[CODEC] + p]:
+            n[n[STATUS] + t] = DECODE
+            n[n[QUEUE] + n[N_POSITIONS] + n[DEC_TAIL]] = p
             n[DEC_TAIL] += 1
-    set_link_speed(tables, state)
+    set_link_speed(n, x)
 
 
 @njit(cache=True, nogil=True, forceinline=True)
-def start_codec(tables, state, choice, force):
+def start_codec(n, x, force):
     """The next decode, else the next encode, if there is room for it."""
-    n, x = state.n, state.x
     if n[CODEC_JOB] >= 0:
         return
     if n[DEC_HEAD] < n[DEC_TAIL]:
-        p = state.queue[1, n[DEC_HEAD]]
+        p = n[n[QUEUE] + n[N_POSITIONS] + n[DEC_HEAD]]
         n[DEC_HEAD] += 1
         n[DECODING] = 1
     elif n[ENC_HEAD] < n[ENC_TAIL]:
-        p = state.queue[0, n[ENC_HEAD]]
-        encoded = tables.encoded[p, choice.codec[p]]
-        if n[MEM] + encoded > tables.limits[BUDGET] and not force:
+        p = n[n[QUEUE] + n[ENC_HEAD]]
+        encoded = n[n[ENCODED] + p]
+        if n[MEM] + encoded > n[BUDGET] and not force:
             return
         n[ENC_HEAD] += 1
         n[DECODING] = 0
-        take(tables, state, encoded)
+        take(n, encoded)
     else:
         return
-    open_span(state, CODEC_SPAN, R_DECODE if n[DECODING] else R_ENCODE, p)
+    open_span(n, x, CODEC_SPAN, R_DECODE if n[DECODING] else R_ENCODE, p)
     n[CODEC_JOB] = p
     which = DECODE_S if n[DECODING] else ENCODE_S
-    x[CODEC_END] = x[NOW] + tables.seconds[p, choice.codec[p], which]
-    set_speed(tables, state)
+    x[CODEC_END] = x[NOW] + x[n[SECONDS] + 4 * p + which]
+    set_speed(n, x)
 
 
 @njit(cache=True, nogil=True, forceinline=True)
-def start_out(tables, state, choice):
+def start_out(n, x):
     """The next D2H copy."""
-    n, x = state.n, state.x
     if n[OUT_JOB] >= 0 or n[OUT_HEAD] == n[OUT_TAIL]:
         return
-    p = state.queue[2, n[OUT_HEAD]]
+    p = n[n[QUEUE] + 2 * n[N_POSITIONS] + n[OUT_HEAD]]
     n[OUT_HEAD] += 1
     n[OUT_JOB] = p
-    n[HELD] += tables.encoded[p, choice.codec[p]]
+    n[HELD] += n[n[ENCODED] + p]
     n[HELD_PEAK] = max(n[HELD_PEAK], n[HELD])
-    if tables.limits[HOST_BUDGET] and n[HELD] > tables.limits[HOST_BUDGET]:
+    if n[HOST_BUDGET] and n[HELD] > n[HOST_BUDGET]:
         n[FLAWS] |= OVER_HOST
-    open_span(state, OUT_SPAN, R_OUT, p)
-    set_link_speed(tables, state)
-    x[OUT_END] = x[NOW] + tables.seconds[p, choice.codec[p], OUT_S] / x[LINK_SPEED]
+    open_span(n, x, OUT_SPAN, R_OUT, p)
+    set_link_speed(n, x)
+    x[OUT_END] = x[NOW] + x[n[SECONDS] + 4 * p + OUT_S] / x[LINK_SPEED]
 
 
 @njit(cache=True, nogil=True, forceinline=True)
-def _leaving(state):
+def _leaving(n):
     """Whether a swap-out is queued or under way."""
-    n = state.n
     encoding = n[ENC_HEAD] < n[ENC_TAIL] or (n[CODEC_JOB] >= 0 and not n[DECODING])
     return encoding or n[OUT_JOB] >= 0 or n[OUT_HEAD] < n[OUT_TAIL]
 
 
 @njit(cache=True, nogil=True, forceinline=True)
-def start_compute(tables, state, force):
+def start_compute(n, x, force):
     """The next operator, if its inputs are there and there is room for it."""
-    n, x = state.n, state.x
-    if n[RUNNING] or (tables.limits[DRAIN] and _leaving(state)):
+    if n[RUNNING] or (n[DRAIN] and _leaving(n)):
         return
     again = n[ITEM] < n[CHAIN]
-    k = state.work[0, n[ITEM]] if again else n[OP]
-    for i in range(tables.operators[k, INPUTS], tables.operators[k + 1, INPUTS]):
-        if OUT <= state.status[tables.index[i]] <= DECODE:
+    k = n[n[WORK] + n[ITEM]] if again else n[OP]
+    for i in range(operator(n, k, INPUTS), operator(n, k + 1, INPUTS)):
+        if OUT <= n[n[STATUS] + n[i]] <= DECODE:
             return
-    need = tables.operators[k, NEED]
-    if n[MEM] + need > tables.limits[BUDGET] and not force:
+    need = operator(n, k, NEED)
+    if n[MEM] + need > n[BUDGET] and not force:
         return
-    take(tables, state, need)
+    take(n, need)
     n[RUNNING] = 2 if again else 1
     if not again:
         n[STARTED] = k
-    open_span(state, COMPUTE_SPAN, R_RECOMPUTE if again else R_COMPUTE, k)
-    x[COMPUTE_END] = x[NOW] + tables.duration_s[k] / x[SPEED]
+    open_span(n, x, COMPUTE_SPAN, R_RECOMPUTE if again else R_COMPUTE, k)
+    x[COMPUTE_END] = x[NOW] + x[n[DURATIONS] + k] / x[SPEED]
 
 
 @njit(cache=True, nogil=True, forceinline=True)
-def _next_in(tables, state, choice, force):
+def _next_in(n, x, force):
     """Position whose swap-in starts now, or -1."""
-    n, status, limit = state.n, state.status, tables.limits[BUDGET]
+    limit = n[BUDGET]
     reserve = 0
     if not n[RUNNING]:
-        k = state.work[0, n[ITEM]] if n[ITEM] < n[CHAIN] else n[OP]
-        reserve = tables.operators[k, NEED]
-        for i in range(tables.operators[k, INPUTS], tables.operators[k + 1, INPUTS]):
-            t = tables.index[i]
-            if status[t] == HOST:
-                p = tables.tensors[t, POSITION]
-                room = n[MEM] + _in_bytes(tables, choice, p) <= limit
+        k = n[n[WORK] + n[ITEM]] if n[ITEM] < n[CHAIN] else n[OP]
+        reserve = operator(n, k, NEED)
+        for i in range(operator(n, k, INPUTS), operator(n, k + 1, INPUTS)):
+            t = n[i]
+            if n[n[STATUS] + t] == HOST:
+                p = tensor(n, t, POSITION)
+                room = n[MEM] + _in_bytes(n, p) <= limit
                 return p if room or force else -1
-    while n[FETCHED] < choice.action.size:
-        p = tables.positions[n[FETCHED], ORDER]
-        if choice.action[p] == 1 and not state.fetched[p]:
-            due = choice.prefetch[p] <= n[STARTED]
-            if not due or status[tables.positions[p, TENSOR]] != HOST:
+    while n[FETCHED] < n[N_POSITIONS]:
+        p = position(n, n[FETCHED], ORDER)
+        if n[n[ACTION] + p] == 1 and not n[n[BEGUN] + p]:
+            due = n[n[PREFETCH] + p] <= n[STARTED]
+            if not due or n[n[STATUS] + position(n, p, TENSOR)] != HOST:
                 return -1
-            room = n[MEM] + reserve + _in_bytes(tables, choice, p) <= limit
+            room = n[MEM] + reserve + _in_bytes(n, p) <= limit
             return p if room else -1
         n[FETCHED] += 1
     return -1
 
 
 @njit(cache=True, nogil=True, forceinline=True)
-def _in_bytes(tables, choice, p):
-    staging = tables.encoded[p, choice.codec[p]] if choice.codec[p] else 0
-    return tables.tensors[tables.positions[p, TENSOR], NBYTES] + staging
+def _in_bytes(n, p):
+    staging = n[n[ENCODED] + p] if n[n[CODEC] + p] else 0
+    return tensor(n, position(n, p, TENSOR), NBYTES) + staging
 
 
 @njit(cache=True, nogil=True, forceinline=True)
-def start_in(tables, state, choice, force):
+def start_in(n, x, force):
     """The next H2D copy, if one may start."""
-    n, x = state.n, state.x
-    if n[IN_JOB] >= 0:
+    if n[IN_JOB] >= 0 or (n[DRAIN] == 2 and _leaving(n)):
         return
-    p = _next_in(tables, state, choice, force)
+    p = _next_in(n, x, force)
     if p < 0:
         return
-    state.fetched[p] = 1
-    take(tables, state, _in_bytes(tables, choice, p))
-    state.status[tables.positions[p, TENSOR]] = IN
+    n[n[BEGUN] + p] = 1
+    take(n, _in_bytes(n, p))
+    n[n[STATUS] + position(n, p, TENSOR)] = IN
     n[IN_JOB] = p
-    open_span(state, IN_SPAN, R_IN, p)
-    set_link_speed(tables, state)
-    x[IN_END] = x[NOW] + tables.seconds[p, choice.codec[p], IN_S] / x[LINK_SPEED]
+    open_span(n, x, IN_SPAN, R_IN, p)
+    set_link_speed(n, x)
+    x[IN_END] = x[NOW] + x[n[SECONDS] + 4 * p + IN_S] / x[LINK_SPEED]

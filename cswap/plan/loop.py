@@ -16,9 +16,11 @@ from cswap.plan.events import (
     start_out,
 )
 from cswap.plan.state import (
+    ACTION,
     BACKWARD,
     BUDGET,
     CHAIN,
+    CODEC,
     CODEC_END,
     CODEC_JOB,
     CODEC_S,
@@ -26,6 +28,7 @@ from cswap.plan.state import (
     COMPUTE_SPAN,
     DECODE,
     DEVICE,
+    ENCODED,
     FIRST_OVER,
     FLAWS,
     FORWARD,
@@ -40,6 +43,10 @@ from cswap.plan.state import (
     LINK_SPEED,
     MEM,
     MEMORY_S,
+    N_OPERATORS,
+    N_POSITIONS,
+    N_ROWS,
+    N_TENSORS,
     NBYTES,
     NOW,
     OP,
@@ -47,57 +54,62 @@ from cswap.plan.state import (
     OUT,
     OUT_END,
     OUT_JOB,
+    PEAKS,
+    PREFETCH,
     PRODUCER,
     RECOMPUTE_S,
     RUNNING,
     SAMPLES,
+    SAMPLES_AT,
+    SECONDS,
     SPEED,
     START_BYTES,
     STARTED,
+    STATUS,
     STUCK,
     SWAP_IN_S,
     SWAP_OUT_S,
     TENSOR,
-    Choice,
-    State,
+    WORK,
     close_span,
+    operator,
+    position,
     take,
+    tensor,
 )
 
 _SNAP = 1e-12  # relative: ends that differ by rounding only are one instant
 
 
 @njit(cache=True, nogil=True, forceinline=True)
-def _start_all(tables, state, choice):
-    start_codec(tables, state, choice, False)
-    start_out(tables, state, choice)
-    start_compute(tables, state, False)
-    start_in(tables, state, choice, False)
+def _start_all(n, x):
+    start_codec(n, x, False)
+    start_out(n, x)
+    start_compute(n, x, False)
+    start_in(n, x, False)
 
 
 @njit(cache=True, nogil=True, forceinline=True)
-def _idle(state):
-    n = state.n
+def _idle(n):
     return not n[RUNNING] and n[CODEC_JOB] < 0 and n[OUT_JOB] < 0 and n[IN_JOB] < 0
 
 
 @njit(cache=True, nogil=True, forceinline=True)
-def _force(tables, state, choice):
+def _force(n, x):
     """Nothing can go on within the budget: let one thing over it."""
-    start_codec(tables, state, choice, True)
-    if _idle(state):
-        start_in(tables, state, choice, True)
-    if _idle(state):
-        start_compute(tables, state, True)
+    start_codec(n, x, True)
+    if _idle(n):
+        start_in(n, x, True)
+    if _idle(n):
+        start_compute(n, x, True)
 
 
 @njit(cache=True, nogil=True, forceinline=True)
-def _cause(tables, state):
+def _cause(n, x):
     """Entry of State.x that waiting seconds go to: what the next operator waits for."""
-    n = state.n
-    k = state.work[0, n[ITEM]] if n[ITEM] < n[CHAIN] else n[OP]
-    for i in range(tables.operators[k, INPUTS], tables.operators[k + 1, INPUTS]):
-        status = state.status[tables.index[i]]
+    k = n[n[WORK] + n[ITEM]] if n[ITEM] < n[CHAIN] else n[OP]
+    for i in range(operator(n, k, INPUTS), operator(n, k + 1, INPUTS)):
+        status = n[n[STATUS] + n[i]]
         if status == OUT:
             return SWAP_OUT_S
         if status == HOST:  # not copied: another copy is under way, or there is no room
@@ -112,18 +124,17 @@ def _cause(tables, state):
 
 
 @njit(cache=True, nogil=True, forceinline=True)
-def _advance(tables, state):
+def _advance(n, x):
     """To the next end of anything; seconds and bytes are accounted on the way."""
-    n, x = state.n, state.x
-    if n[SAMPLES] < state.samples.shape[0]:
-        row = state.samples[n[SAMPLES]]
-        row[0], row[1], row[2] = x[NOW], n[MEM], n[HELD]
+    if n[SAMPLES] < n[N_ROWS]:
+        at = n[SAMPLES_AT] + 3 * n[SAMPLES]
+        x[at], x[at + 1], x[at + 2] = x[NOW], n[MEM], n[HELD]
     n[SAMPLES] += 1
     end = min(x[COMPUTE_END], x[CODEC_END], x[OUT_END], x[IN_END])
     passed = max(end - x[NOW], 0.0)
     x[INTEGRAL] += passed * n[MEM]
     if not n[RUNNING]:
-        x[_cause(tables, state)] += passed
+        x[_cause(n, x)] += passed
     else:
         x[CODEC_S] += passed * (1.0 - x[SPEED])
         if n[RUNNING] == 2:
@@ -132,76 +143,77 @@ def _advance(tables, state):
 
 
 @njit(cache=True, nogil=True, forceinline=True)
-def _end_all(tables, state, choice):
-    n, x = state.n, state.x
+def _end_all(n, x):
     until = x[NOW] * (1.0 + _SNAP)
     if x[COMPUTE_END] <= until:
-        close_span(state, COMPUTE_SPAN)
+        close_span(n, x, COMPUTE_SPAN)
         again = n[RUNNING] == 2
         n[RUNNING], x[COMPUTE_END] = 0, np.inf
         if again:
-            end_again(tables, state)
+            end_again(n, x)
         else:
-            end_operator(tables, state, choice)
+            end_operator(n, x)
     if x[CODEC_END] <= until:
-        end_codec(tables, state, choice)
+        end_codec(n, x)
     if x[OUT_END] <= until:
-        end_link(tables, state, choice, True)
+        end_link(n, x, True)
     if x[IN_END] <= until:
-        end_link(tables, state, choice, False)
+        end_link(n, x, False)
 
 
 @njit(cache=True, nogil=True)
-def run(tables, action, codec, prefetch, n, x, spans, samples, op_peak):
-    """Simulate one step; ``n`` and ``x``, all zeros, take the outcome (see `state`)."""
-    count = action.size
-    starts = np.empty(count, np.int64)
-    for p in range(count):
-        first, last = tables.positions[p, FORWARD] + 1, tables.positions[p, BACKWARD]
-        starts[p] = min(max(prefetch[p], first), last)
-    choice = Choice(action, codec, starts)
-    size = tables.tensors.shape[0]
-    work = np.zeros((3, tables.duration_s.size), np.int64)
-    queue, fetched = np.empty((3, count), np.int64), np.zeros(count, np.int8)
-    status, uses = np.zeros(size, np.int8), np.zeros(size, np.int64)
-    state = State(n, x, status, uses, queue, fetched, work, spans, samples, op_peak)
-    for t in range(size):
-        if tables.tensors[t, PRODUCER] < 0:
-            status[t] = DEVICE
+def choose(n, x, action, codec, prefetch, encoded, seconds):
+    """Enter a candidate: [n] action, codec and prefetch, and what the codecs chosen cost."""
+    for p in range(action.size):
+        first, last = position(n, p, FORWARD) + 1, position(n, p, BACKWARD)
+        n[n[ACTION] + p] = action[p]
+        n[n[CODEC] + p] = codec[p]
+        n[n[PREFETCH] + p] = min(max(prefetch[p], first), last)
+        n[n[ENCODED] + p] = encoded[p, codec[p]]
+        for i in range(4):
+            x[n[SECONDS] + 4 * p + i] = seconds[p, codec[p], i]
+
+
+@njit(cache=True, nogil=True)
+def run(n, x):
+    """Simulate one step of the candidate in ``n`` and ``x``; they hold the outcome."""
+    for t in range(n[N_TENSORS]):
+        if tensor(n, t, PRODUCER) < 0:
+            n[n[STATUS] + t] = DEVICE
     n[CODEC_JOB] = n[OUT_JOB] = n[IN_JOB] = n[STARTED] = n[FIRST_OVER] = -1
     x[COMPUTE_END] = x[CODEC_END] = x[OUT_END] = x[IN_END] = np.inf
     x[SPEED] = x[LINK_SPEED] = 1.0
-    take(tables, state, tables.limits[START_BYTES])
-    while n[OP] < tables.duration_s.size:
-        _start_all(tables, state, choice)
-        if _idle(state):
-            _force(tables, state, choice)
-            if _idle(state):
+    take(n, n[START_BYTES])
+    while n[OP] < n[N_OPERATORS]:
+        _start_all(n, x)
+        if _idle(n):
+            _force(n, x)
+            if _idle(n):
                 n[FLAWS] |= STUCK
                 break
-        _advance(tables, state)
-        _end_all(tables, state, choice)
+        _advance(n, x)
+        _end_all(n, x)
 
 
 @njit(cache=True, nogil=True)
-def earliest(tables, action, codec, floor):
+def earliest(n):
     """[n] earliest starts of swap-ins, in order of first backward uses, that memory allows.
 
-    ``floor``: [m] bytes held at each operator without prefetching; what is prefetched is added.
+    PEAKS in ``n``: bytes held at each operator without prefetching; what is prefetched is added.
     """
-    starts = np.empty(action.size, np.int32)
+    starts = np.empty(n[N_POSITIONS], np.int32)
     before = 0
-    for i in range(action.size):
-        p = tables.positions[i, ORDER]
-        nbytes = tables.tensors[tables.positions[p, TENSOR], NBYTES]
-        staging = tables.encoded[p, codec[p]] if codec[p] else 0
-        start = tables.positions[p, BACKWARD]
-        if action[p] == 1:
-            first = max(before, tables.positions[p, FORWARD] + 1)
-            limit = tables.limits[BUDGET] - nbytes - staging
-            while start > first and floor[start - 1] <= limit:
+    for i in range(starts.size):
+        p = position(n, i, ORDER)
+        nbytes = tensor(n, position(n, p, TENSOR), NBYTES)
+        staging = n[n[ENCODED] + p] if n[n[CODEC] + p] else 0
+        start = position(n, p, BACKWARD)
+        if n[n[ACTION] + p] == 1:
+            first = max(before, position(n, p, FORWARD) + 1)
+            limit = n[BUDGET] - nbytes - staging
+            while start > first and n[n[PEAKS] + start - 1] <= limit:
                 start -= 1
-                floor[start] += nbytes
+                n[n[PEAKS] + start] += nbytes
             before = start
         starts[p] = start
     return starts

@@ -183,7 +183,7 @@ def _problem(
     return Problem(step, machine, nbytes, seed, deadline, progress or silent)
 
 
-def _budget(budget: int | None, hardware: Hardware) -> int:
+def _budget(budget: Any, hardware: Hardware) -> int:
     if budget is None:
         return hardware.memory_bytes
     if isinstance(budget, bool) or not isinstance(budget, int) or budget <= 0:
@@ -218,8 +218,7 @@ def _judged(problem: Problem, policy: str, made: Plan) -> Simulation:
 
 def _check(problem: Problem, policy: str, simulation: Simulation) -> None:
     if not simulation.feasible:
-        raise BudgetError(
-            problem.budget_bytes,
-            smallest_feasible_budget(problem.trace, problem.hardware),
-            f"policy {policy!r} found no plan that runs in it ({'; '.join(simulation.violations)}).",
-        )
+        broken = "; ".join(simulation.violations)
+        why = f"policy {policy!r} found no plan that runs in it ({broken})."
+        smallest = smallest_feasible_budget(problem.trace, problem.hardware)
+        raise BudgetError(problem.budget_bytes, smallest, why)

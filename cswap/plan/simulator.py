@@ -28,9 +28,9 @@ CAUSES: Final = ("swap_in", "swap_out", "memory", "codec", "recompute")
 """Why computation stood still or ran slower.
 
 swap_in: for a copy of what it reads; swap_out: for room while a D2H copy runs, or for a copy back
-that cannot begin before the tensor has left; codec: for a decode, for room while only the codec runs,
-and speed lost to it; memory: for room for a swap-in, or any other wait for room; recompute: forward
-operators run again.
+that cannot begin before the tensor has left; codec: for a decode, for room while only the codec
+runs, and speed lost to it; memory: for room for a swap-in, or any other wait for room; recompute:
+forward operators run again.
 """
 
 
@@ -128,7 +128,7 @@ class Simulator:
         self.encode_s, self.decode_s = tables.seconds[:, :, 0], tables.seconds[:, :, 1]
         self.d2h_s, self.h2d_s = tables.seconds[:, :, 2], tables.seconds[:, :, 3]
         self.recomputable = np.array([self._can_recompute(t) for t in life.swappable], np.bool_)
-        self.compute_s = float(tables.duration_s.sum())
+        self.compute_s = sum(o.duration_s for o in trace.operators)
         self.worst_s = self._worst_s()
         self._rank = np.empty(len(self.order), np.int64)
         self._rank[self.order] = np.arange(len(self.order))
@@ -137,26 +137,24 @@ class Simulator:
         """Least budget in which the step runs: all that may leave does, and returns on demand."""
         count = len(self.saved)
         swap, raw = np.ones(count, np.int8), np.zeros(count, np.int8)
-        n, _, _, _ = self._run(_timeless(self._tables), swap, raw, self.backward)
+        n, _ = self._run(swap, raw, self.backward, timeless=True)
         return int(n[state.PEAK])
 
     def record(
         self, action: NDArray[np.int8], codec: NDArray[np.int8], prefetch: NDArray[np.int32]
     ) -> Record:
         """One candidate with all that ran and how much memory it took when."""
-        n_spans = 4 * (len(self.trace.operators) + 4 * len(self.saved)) + 64
+        n_rows = 4 * (len(self.trace.operators) + 4 * len(self.saved)) + 64
         while True:
-            n, x, spans, samples = self._run(self._tables, action, codec, prefetch, n_spans=n_spans)
-            if n[state.SPANS] <= n_spans and n[state.SAMPLES] <= len(samples):
+            n, x = self._run(action, codec, prefetch, n_rows=n_rows)
+            used = int(max(n[state.SPANS], n[state.SAMPLES]))
+            if used <= n_rows:
                 break
-            n_spans = int(max(n[state.SPANS], n[state.SAMPLES]))
-        return Record(
-            self._result(n, x),
-            spans[: n[state.SPANS]],
-            samples[: n[state.SAMPLES]],
-            int(n[state.FLAWS]),
-            int(n[state.FIRST_OVER]),
-        )
+            n_rows = used
+        spans = x[n[state.SPANS_AT] :][: 4 * n[state.SPANS]].reshape(-1, 4)
+        samples = x[n[state.SAMPLES_AT] :][: 3 * n[state.SAMPLES]].reshape(-1, 3)
+        flaws, first_over = int(n[state.FLAWS]), int(n[state.FIRST_OVER])
+        return Record(self._result(n, x), spans, samples, flaws, first_over)
 
     def run(
         self, action: NDArray[np.int8], codec: NDArray[np.int8], prefetch: NDArray[np.int32]
@@ -172,7 +170,7 @@ class Simulator:
         Raises:
             InternalError: an array has the wrong length or a codec index out of range.
         """
-        return self._result(*self._run(self._tables, action, codec, prefetch)[:2])
+        return self._result(*self._run(action, codec, prefetch))
 
     def earliest_prefetch(
         self, action: NDArray[np.int8], codec: NDArray[np.int8]
@@ -182,11 +180,9 @@ class Simulator:
         What memory allows is taken from a run in which copies and operators take no time and
         every swap-in waits for its demand; each prefetched tensor is then added to it in turn.
         """
-        floor = np.zeros(len(self.trace.operators), np.int64)
-        self._run(_timeless(self._tables), action, codec, self.backward, op_peak=floor)
-        starts: NDArray[np.int32] = loop.earliest(
-            self._tables, _as(action, np.int8), _as(codec, np.int8), floor
-        )
+        n, _ = self._run(action, codec, self.backward, timeless=True)
+        n[state.BUDGET] = self.budget_bytes
+        starts: NDArray[np.int32] = loop.earliest(n)
         return starts
 
     def to_plan(
@@ -294,28 +290,40 @@ class Simulator:
 
     def _run(
         self,
-        tables: state.Tables,
         action: NDArray[np.int8],
         codec: NDArray[np.int8],
         prefetch: NDArray[np.integer],
         *,
-        n_spans: int = 0,
-        op_peak: NDArray[np.int64] | None = None,
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-        """Counters and clocks of a run (see `state`), spans and samples."""
-        count = len(self.saved)
+        n_rows: int = 0,
+        timeless: bool = False,
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """The inner loop's arrays after a run, see `state`.
+
+        Args:
+            action: as for `run`.
+            codec: as for `run`.
+            prefetch: as for `run`.
+            n_rows: room for the timeline, after the templates' end.
+            timeless: nothing takes time, memory has no end, everything waits for swap-outs.
+        """
+        count, tables = len(self.saved), self._tables
         if not action.size == codec.size == prefetch.size == count:
             raise InternalError(f"simulator: arrays must have {count} entries.")
         if count and not (codec.min() >= 0 and codec.max() < len(self.codecs)):
             raise InternalError(f"simulator: codec indices must be in 0..{len(self.codecs) - 1}.")
-        n, x = np.zeros(state.N_SIZE, np.int64), np.zeros(state.X_SIZE, np.float64)
-        spans, samples = np.zeros((n_spans, 4)), np.zeros((2 * n_spans, 3))
-        peaks = np.zeros(0, np.int64) if op_peak is None else op_peak
+        n, x = tables.n.copy(), tables.x.copy()
         choice = _as(action, np.int8), _as(codec, np.int8), _as(prefetch, np.int32)
-        loop.run(tables, *choice, n, x, spans, samples, peaks)
+        loop.choose(n, x, *choice, tables.encoded, tables.seconds)
+        if timeless:
+            x[state.X_SIZE :] = 0.0
+            n[state.BUDGET], n[state.HOST_BUDGET], n[state.DRAIN] = 1 << 62, 0, 2
+        if n_rows:
+            n[state.N_ROWS], n[state.SAMPLES_AT] = n_rows, len(x) + 4 * n_rows
+            x = np.concatenate([x, np.zeros(7 * n_rows)])
+        loop.run(n, x)
         if n[state.FLAWS] & state.STUCK:
             raise InternalError(f"simulator: stuck at operator {n[state.OP]}.")
-        return n, x, spans, samples
+        return n, x
 
     def _result(self, n: NDArray[np.int64], x: NDArray[np.float64]) -> RunResult:
         over = max(int(n[state.PEAK]) - self.budget_bytes, 0)
@@ -337,11 +345,3 @@ class Simulator:
 
 def _as(values: NDArray[np.integer], dtype: type[np.integer]) -> NDArray[np.integer]:
     return np.ascontiguousarray(values, dtype)
-
-
-def _timeless(tables: state.Tables) -> state.Tables:
-    """The same step if nothing took time, memory had no end, and operators waited for swap-outs."""
-    limits = tables.limits.copy()
-    limits[state.BUDGET], limits[state.HOST_BUDGET], limits[state.DRAIN] = 1 << 62, 0, 1
-    zeros = np.zeros_like(tables.duration_s), np.zeros_like(tables.seconds)
-    return tables._replace(duration_s=zeros[0], seconds=zeros[1], limits=limits)

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cswap.plan.state import (
-    BUDGET,
-    DRAIN,
-    DYING,
-    HOST_BUDGET,
-    INPUTS,
-    LEAVING,
-    NEED,
-    OUTPUTS,
-    START_BYTES,
-    WORKSPACE,
-    Tables,
-)
+from cswap.plan import state
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,32 +19,77 @@ if TYPE_CHECKING:
     from cswap.schema.trace import Trace
 
 
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """What all candidates of one simulator share.
+
+    Attributes:
+        n: i64 template of the inner loop's integers, without rows for a timeline.
+        x: f64 template of its seconds.
+        encoded: [n, codecs] i64 bytes on the link.
+        seconds: [n, codecs, 4] encode, decode, D2H, H2D, each alone.
+        positions: [n, 4] i64 tensor, forward, backward, order.
+    """
+
+    n: NDArray[np.int64]
+    x: NDArray[np.float64]
+    encoded: NDArray[np.int64]
+    seconds: NDArray[np.float64]
+    positions: NDArray[np.int64]
+
+
 def build(
     trace: Trace, hardware: Hardware, life: Lifetimes, budget_bytes: int, drain: bool
 ) -> Tables:
     """The tables; codecs are raw, then those of the hardware, as `codec_names` has them."""
-    encoded = encoded_bytes(trace, hardware, life)
-    start = sum(t.nbytes for t, p in zip(trace.tensors, life.producer, strict=True) if p < 0)
-    operators, index = _operators(trace, life)
-    positions = np.zeros((len(life.swappable), 4), np.int64)
+    encoded, positions = encoded_bytes(trace, hardware, life), _positions(life)
+    n, m = _integers(trace, life, positions), len(trace.operators)
+    n[[state.BUDGET, state.HOST_BUDGET]] = budget_bytes, hardware.host_memory_bytes
+    there = (t.nbytes for t, p in zip(trace.tensors, life.producer, strict=True) if p < 0)
+    n[[state.START_BYTES, state.DRAIN]] = trace.resident_bytes + sum(there), drain
+    n[state.DURATIONS], n[state.SECONDS] = state.X_SIZE, state.X_SIZE + m
+    n[state.SPANS_AT] = state.X_SIZE + m + 4 * len(positions)
+    x = np.zeros(n[state.SPANS_AT], np.float64)
+    x[[state.TAX, state.DUPLEX]] = hardware.codec_tax, hardware.duplex_factor
+    x[state.X_SIZE : state.X_SIZE + m] = [operator.duration_s for operator in trace.operators]
+    seconds = _seconds(trace, hardware, life, encoded)
+    return Tables(n, x, encoded, seconds, positions)
+
+
+def _integers(trace: Trace, life: Lifetimes, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Template of the inner loop's integers: sizes, tables, and room for candidate and state."""
+    m, size, count = len(trace.operators), len(trace.tensors), len(positions)
+    tables = {
+        state.OPERATORS: _operators(trace, life),
+        state.TENSORS: _tensors(trace, life).ravel(),
+        state.POSITIONS: positions.ravel(),
+    }
+    room = {
+        **dict.fromkeys((state.STATUS, state.USES), size),
+        **dict.fromkeys((state.BEGUN, state.ACTION, state.CODEC, state.PREFETCH), count),
+        state.ENCODED: count,
+        state.QUEUE: 3 * count,
+        state.WORK: 3 * m,
+        state.PEAKS: m,
+    }
+    regions = tables | {region: np.zeros(length, np.int64) for region, length in room.items()}
+    head, end = np.zeros(state.N_SIZE, np.int64), state.N_SIZE
+    for region, values in regions.items():
+        head[region] = end
+        end += values.size
+    head[[state.N_OPERATORS, state.N_TENSORS, state.N_POSITIONS]] = m, size, count
+    rows = tables[state.OPERATORS][: (m + 1) * state.OPERATOR_COLUMNS].reshape(m + 1, -1)
+    rows[:, state.INPUTS :] += head[state.OPERATORS]  # a view: their lists move with the table
+    return np.concatenate([head, *regions.values()])
+
+
+def _positions(life: Lifetimes) -> NDArray[np.int64]:
+    positions = np.zeros((len(life.swappable), state.POSITION_COLUMNS), np.int64)
     for position, t in enumerate(life.swappable):
-        positions[position, :3] = t, life.forward[t], life.backward[t]
-    positions[:, 3] = np.lexsort((np.arange(len(positions)), positions[:, 2]))
-    limits = np.zeros(4, np.int64)
-    limits[BUDGET], limits[HOST_BUDGET] = budget_bytes, hardware.host_memory_bytes
-    limits[START_BYTES], limits[DRAIN] = trace.resident_bytes + start, drain
-    return Tables(
-        duration_s=np.array([o.duration_s for o in trace.operators], np.float64),
-        operators=operators,
-        index=index,
-        tensors=_tensors(trace, life),
-        positions=positions,
-        encoded=encoded,
-        seconds=_seconds(trace, hardware, life, encoded),
-        tax=float(hardware.codec_tax),
-        duplex=float(hardware.duplex_factor),
-        limits=limits,
-    )
+        positions[position, : state.ORDER] = t, life.forward[t], life.backward[t]
+    by_use = np.lexsort((np.arange(len(positions)), positions[:, state.BACKWARD]))
+    positions[:, state.ORDER] = by_use
+    return positions
 
 
 def codec_names(hardware: Hardware) -> tuple[str, ...]:
@@ -100,8 +134,8 @@ def _tensors(trace: Trace, life: Lifetimes) -> NDArray[np.int64]:
     return tensors
 
 
-def _operators(trace: Trace, life: Lifetimes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows of `Tables.operators`, and the lists that their ranges point to."""
+def _operators(trace: Trace, life: Lifetimes) -> NDArray[np.int64]:
+    """The operators' table, then the lists that it points to, relative to the table's begin."""
     m = len(trace.operators)
     dying: list[list[int]] = [[] for _ in range(m)]
     leaving: list[list[int]] = [[] for _ in range(m)]
@@ -109,23 +143,21 @@ def _operators(trace: Trace, life: Lifetimes) -> tuple[NDArray[np.int64], NDArra
         dying[life.last_use[t]].append(t)
     for position, t in enumerate(life.swappable):
         leaving[life.forward[t]].append(position)
-    rows = np.zeros((m + 1, 6), np.int64)
+    rows = np.zeros((m + 1, state.OPERATOR_COLUMNS), np.int64)
     index: list[int] = []
     lists: tuple[tuple[int, Sequence[Sequence[int]]], ...] = (
-        (INPUTS, [o.inputs for o in trace.operators]),
-        (OUTPUTS, [o.outputs for o in trace.operators]),
-        (DYING, dying),
-        (LEAVING, leaving),
+        (state.INPUTS, [operator.inputs for operator in trace.operators]),
+        (state.OUTPUTS, [operator.outputs for operator in trace.operators]),
+        (state.DYING, dying),
+        (state.LEAVING, leaving),
     )
     for column, members in lists:
         for k, each in enumerate(members):
-            rows[k, column] = len(index)
+            rows[k, column] = rows.size + len(index)
             index += each
-        rows[m, column] = len(index)
+        rows[m, column] = rows.size + len(index)
     for k, operator in enumerate(trace.operators):
         made = sum(trace.tensors[t].nbytes for t in operator.outputs)
-        rows[k, NEED], rows[k, WORKSPACE] = (
-            made + operator.workspace_bytes,
-            operator.workspace_bytes,
-        )
-    return rows, np.array(index, np.int64)
+        rows[k, state.NEED] = made + operator.workspace_bytes
+        rows[k, state.WORKSPACE] = operator.workspace_bytes
+    return np.concatenate([rows.ravel(), np.array(index, np.int64)])
