@@ -56,6 +56,8 @@ class Market:
         self._calibration = stored(self._kind)
         measured = self._calibration
         self._times = self._rates if measured is None else {**self._rates, **measured.times}
+        if self._link is not None and measured is not None and measured.link is not None:
+            self._link = (measured.link.d2h_bytes_per_s, measured.link.h2d_bytes_per_s)
 
     def quote(self, name: str, profile: TensorProfile, memory: SiteMemory | None) -> Candidate:
         """The codec's predicted cost for a tensor of this profile, saved at that site."""
