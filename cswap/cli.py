@@ -15,6 +15,7 @@ from cswap import doctor as doctor_module
 from cswap.errors import ConfigError, CswapError
 
 if TYPE_CHECKING:
+    from rich.progress import TaskID
     from rich.table import Table
 
 app = typer.Typer(
@@ -124,6 +125,39 @@ def _calibrate(device: str, *, again: bool) -> bool:
         except KeyboardInterrupt:
             return False
     return True
+
+
+@app.command()
+def tune(
+    codecs: Annotated[list[str], typer.Argument(help="Which, such as zvc int8.")],
+    device: Annotated[str, typer.Option(help="Kind of device: cpu or cuda.")] = "cpu",
+    samples: Annotated[int, typer.Option(help="Per codec; 10 of them random.", min=1)] = 35,
+    as_json: _Json = False,
+) -> None:
+    """Find launch shapes of codecs by Bayesian optimisation, and keep them for this machine."""
+    from rich.progress import Progress
+
+    from cswap.advisor import tuner
+
+    results = []
+    with Progress(disable=not sys.stdout.isatty()) as progress:
+        for codec in codecs:
+            bar = progress.add_task(codec, total=samples)
+
+            def show(n: int, bar: TaskID = bar) -> None:
+                progress.update(bar, completed=n)
+
+            results.append(tuner.tune(codec, device, budget=samples, baseline=True, progress=show))
+    if as_json:
+        print(json.dumps([asdict(result) for result in results]))
+        return
+    table = _table("codec", "default ms", "random ms", "guided ms", "used ms", "shape")
+    for r in results:
+        times = (r.default_s, r.random_s or 0.0, r.guided_s, r.seconds)
+        shape = ", ".join(f"{name} {value}" for name, value in r.shape.items())
+        kept = " (default)" if r.shape == r.default else ""
+        table.add_row(r.codec, *(f"{1e3 * s:.3f}" for s in times), shape + kept)
+    _show(table)
 
 
 @app.command()

@@ -9,6 +9,7 @@ from cswap.advisor.correction import TimeCorrections
 from cswap.advisor.cost import predict
 from cswap.advisor.price import FORWARD_SHARE, StepClock, fit_price, link_price
 from cswap.advisor.rates import HOOKS_S, HOST_PRICE_S_PER_BYTE, LINK_BYTES_PER_S, RATES
+from cswap.advisor.tuner import apply_tuned
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -50,6 +51,7 @@ class Market:
         self._times: Mapping[str, Times] = {}
         self._link = LINK_BYTES_PER_S[kind]
         self._load()
+        apply_tuned(kind)
 
     def _load(self) -> None:
         # As measured on this machine, if it was calibrated.

@@ -40,8 +40,8 @@ def notes(found: Calibration) -> Iterator[str]:
         out, back = link.d2h_bytes_per_s / 1e9, link.h2d_bytes_per_s / 1e9
         yield f"Link: out {out:.1f} GB/s, back {back:.1f} GB/s, {1e6 * link.latency_s:.1f} us each;"
         yield (
-            f"{link.duplex_factor:.0%} of that while both are busy, "
-            f"{link.loaded_factor:.0%} beside computation. Computation loses {link.codec_tax:.0%} while a codec runs."
+            f"{link.duplex_factor:.0%} of that while both are busy, {link.loaded_factor:.0%} "
+            f"beside computation, which loses {link.codec_tax:.0%} while a codec runs."
         )
     for name, why in found.left_out.items():
         yield f"{name}: not measured ({why})."
