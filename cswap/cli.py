@@ -15,11 +15,8 @@ from cswap import doctor as doctor_module
 from cswap.errors import ConfigError, CswapError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+    from rich.progress import TaskID
     from rich.table import Table
-
-    from cswap.advisor.calibration import CodecTimes
 
 app = typer.Typer(
     help="Compressed swapping of the tensors that PyTorch's autograd saves for backward.",
@@ -38,10 +35,6 @@ def main() -> None:
     except CswapError as error:
         print(f"cswap: {error}", file=sys.stderr)
         sys.exit(2)
-
-
-def _plain(times: Mapping[str, CodecTimes]) -> dict[str, object]:
-    return {name: asdict(both) for name, both in times.items()}
 
 
 def _print_version(wanted: bool) -> None:
@@ -84,41 +77,87 @@ def doctor(as_json: _Json = False) -> None:
 
 @app.command()
 def calibrate(
-    device: Annotated[str, typer.Option(help="Kind of device: cpu.")] = "cpu",
+    device: Annotated[str, typer.Option(help="Kind of device: cpu or cuda.")] = "cpu",
     show: Annotated[bool, typer.Option("--show", help="Measure nothing: show the last.")] = False,
+    again: Annotated[bool, typer.Option(help="Measure what is known already, too.")] = False,
+    plot: Annotated[str, typer.Option(help="Draw the fits to this file (.png).")] = "",
     as_json: _Json = False,
 ) -> None:
-    """Measure how long each codec takes on this machine, and keep it for the advisor.
+    """Measure how long each codec takes on this machine, and its link, for the advisor.
 
-    Some seconds, best on an idle machine. Exit code 1 if there is nothing to show.
+    Some seconds, best on an idle machine; Ctrl-C keeps what is done, the next run goes on. Exit
+    code 1 if there is nothing to show, 130 if interrupted.
     """
-    from rich.progress import track
+    from cswap.advisor.calibration import path_of, stored
+    from cswap.report import calibration as report
+
+    if not show and not _calibrate(device, again=again):
+        print("Interrupted: `cswap calibrate` goes on from here.")
+        raise typer.Exit(130)
+    found = stored(device)
+    if found is None:
+        print("This machine has not been calibrated: run `cswap calibrate`.")
+        raise typer.Exit(1)
+    if plot:
+        Path(plot).write_bytes(report.picture(found))
+    if as_json:
+        print(json.dumps(asdict(found)))
+        return
+    table = _table(*report.COLUMNS)
+    for row in report.rows(found):
+        table.add_row(*row)
+    _show(table)
+    for line in report.notes(found):
+        print(line)
+    print(f"Kept in {path_of(found.machine)}")
+
+
+def _calibrate(device: str, *, again: bool) -> bool:
+    from rich.progress import Progress
 
     from cswap.advisor import calibrate as measuring
-    from cswap.advisor.calibration import Calibration, machine_of, path_of, stored
 
-    if show:
-        found = stored(device)
-        if found is None:
-            print("This machine has not been calibrated: run `cswap calibrate`.")
-            raise typer.Exit(1)
-    else:
-        times = {}
-        for name in track(measuring.CODECS, "Measuring", disable=not sys.stdout.isatty()):
-            times[name] = measuring.measure(name, device)
-        found = Calibration(machine_of(device), times)
-        found.save()
+    with Progress(disable=not sys.stdout.isatty()) as progress:
+        bar = progress.add_task("Measuring", total=measuring.n_steps())
+        try:
+            for name in measuring.steps(device, again=again):
+                progress.update(bar, advance=1, description=f"Measured {name}")
+        except KeyboardInterrupt:
+            return False
+    return True
+
+
+@app.command()
+def tune(
+    codecs: Annotated[list[str], typer.Argument(help="Which, such as zvc int8.")],
+    device: Annotated[str, typer.Option(help="Kind of device: cpu or cuda.")] = "cpu",
+    samples: Annotated[int, typer.Option(help="Per codec; 10 of them random.", min=1)] = 35,
+    as_json: _Json = False,
+) -> None:
+    """Find launch shapes of codecs by Bayesian optimisation, and keep them for this machine."""
+    from rich.progress import Progress
+
+    from cswap.advisor import tuner
+
+    results = []
+    with Progress(disable=not sys.stdout.isatty()) as progress:
+        for codec in codecs:
+            bar = progress.add_task(codec, total=samples)
+
+            def show(n: int, bar: TaskID = bar) -> None:
+                progress.update(bar, completed=n)
+
+            results.append(tuner.tune(codec, device, budget=samples, baseline=True, progress=show))
     if as_json:
-        print(json.dumps({"machine": found.machine, "times": _plain(found.times)}))
+        print(json.dumps([asdict(result) for result in results]))
         return
-    table = _table("codec", "", "overhead us", "GB/s, no zeros", "GB/s, 90 % zeros", "residual")
-    for name, both in found.times.items():
-        for direction, model in (("encode", both.encode), ("decode", both.decode)):
-            rates = [f"{model.bytes_per_s(zeros) / 1e9:.1f}" for zeros in (0.0, 0.9)]
-            overhead, residual = f"{1e6 * model.overhead_s:.1f}", f"{model.residual:.1%}"
-            table.add_row(name, direction, overhead, *rates, residual)
+    table = _table("codec", "default ms", "random ms", "guided ms", "used ms", "shape")
+    for r in results:
+        times = (r.default_s, r.random_s or 0.0, r.guided_s, r.seconds)
+        shape = ", ".join(f"{name} {value}" for name, value in r.shape.items())
+        kept = " (default)" if r.shape == r.default else ""
+        table.add_row(r.codec, *(f"{1e3 * s:.3f}" for s in times), shape + kept)
     _show(table)
-    print(f"Kept in {path_of(found.machine)}")
 
 
 @app.command()

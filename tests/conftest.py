@@ -36,6 +36,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     # Tests neither see nor change what this user's machine has measured and compiled.
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CSWAP_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("CSWAP_CALIBRATE", "0")
         yield
 
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import math
+import os
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -11,7 +15,7 @@ import torch
 from typer.testing import CliRunner
 
 from cswap import cli
-from cswap.advisor import calibrate, calibration
+from cswap.advisor import background, calibrate, calibration, link, trial
 from cswap.advisor.advisor import Advisor
 from cswap.advisor.calibration import Calibration, CodecTimes, machine_of, path_of, stored
 from cswap.advisor.fit import TimeModel, fit
@@ -74,9 +78,9 @@ def test_too_little_to_fit(seconds):
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("CSWAP_CACHE_DIR", str(tmp_path))
-    stored.cache_clear()
+    calibration._read.cache_clear()
     yield tmp_path
-    stored.cache_clear()
+    calibration._read.cache_clear()
 
 
 def times(s_per_byte):
@@ -96,7 +100,7 @@ def test_what_is_saved_is_found_again(own_cache):
     "damage",
     [
         lambda _: "{",
-        lambda text: text.replace('"version": 1', '"version": 99'),
+        lambda text: text.replace('"version": 2', '"version": 99'),
         lambda text: text.replace('"kind": "cpu"', '"kind": "other"'),
         lambda text: text.replace("1e-10", "-1"),
         lambda text: text.replace("1e-10", "NaN"),
@@ -138,8 +142,9 @@ def test_the_advisor_decides_by_what_was_measured():
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr(calibrate, "SIZES", (1 << 16, 1 << 18))
+    monkeypatch.setitem(calibrate.SIZES, "cpu", (1 << 16, 1 << 18))
     monkeypatch.setattr(calibrate, "CODECS", ("raw", "zvc", "bitpack"))
+    monkeypatch.setitem(link.SIZES, "cpu", (1 << 14, 1 << 16, 1 << 18))
 
 
 def test_the_command_measures_shows_and_keeps(quick):
@@ -150,7 +155,7 @@ def test_the_command_measures_shows_and_keeps(quick):
     found = json.loads(measured.output)
     assert set(found["times"]) == {"raw", "zvc", "bitpack"}
     for both in found["times"].values():
-        for model in both.values():
+        for model in (both["encode"], both["decode"]):
             assert 0 < model["overhead_s"] + model["s_per_byte"] + model["s_per_nonzero_byte"] < 1
     shown = run(cli.app, ["calibrate", "--show"])
     assert shown.exit_code == 0
@@ -158,6 +163,121 @@ def test_the_command_measures_shows_and_keeps(quick):
     kept = stored("cpu")
     assert kept is not None
     assert kept.machine == found["machine"]
+
+
+def test_an_interrupted_run_is_gone_on_with(quick, monkeypatch):
+    measured: list[str] = []
+
+    def measure(name, kind):
+        if len(measured) == 2:
+            measured.append("interrupted")
+            raise KeyboardInterrupt
+        measured.append(name)
+        return times(1e-10)
+
+    monkeypatch.setattr(calibrate, "measure", measure)
+    assert CliRunner().invoke(cli.app, ["calibrate"]).exit_code == 130
+    assert stored("cpu") is None  # what is incomplete decides nothing
+    assert CliRunner().invoke(cli.app, ["calibrate"]).exit_code == 0
+    assert measured == ["raw", "zvc", "interrupted", "bitpack"]
+    found = stored("cpu")
+    assert found is not None
+    assert set(found.times) == {"raw", "zvc", "bitpack"}
+    assert CliRunner().invoke(cli.app, ["calibrate", "--again"]).exit_code == 0
+    assert len(measured) == 7
+
+
+@pytest.mark.parametrize("absurd", [0.0, -1.0, math.nan, 1e9])
+def test_a_codec_whose_times_cannot_be_is_left_out_with_a_notice(
+    quick, absurd, monkeypatch, caplog
+):
+    real = trial.round_trip
+
+    def strange(codec, x, *, repeat=2):
+        nbytes, encode_s, decode_s = real(codec, x, repeat=repeat)
+        return nbytes, absurd if codec.name == "zvc" else encode_s, decode_s
+
+    monkeypatch.setattr(calibrate, "round_trip", strange)
+    with caplog.at_level(logging.WARNING, "cswap"):
+        list(calibrate.steps("cpu"))
+    assert caplog.text.count("zvc was not calibrated") == 1
+    found = stored("cpu")
+    assert found is not None
+    assert set(found.left_out) == {"zvc"}
+    assert set(found.times) == {"raw", "bitpack"}
+
+
+def test_one_strange_measurement_is_made_again(quick, monkeypatch):
+    real, calls = trial.round_trip, []
+
+    def jumps(codec, x, *, repeat=2):
+        calls.append(codec.name)
+        nbytes, encode_s, decode_s = real(codec, x, repeat=repeat)
+        return nbytes, -5.0 if len(calls) % 7 == 0 else encode_s, decode_s  # the clock went back
+
+    monkeypatch.setattr(calibrate, "round_trip", jumps)
+    assert calibrate.measure("zvc", "cpu").encode.seconds(grid()[0]) > 0
+
+
+def test_the_link_is_measured(quick):
+    found = link.measure_link("cpu")
+    assert 1e8 < found.d2h_bytes_per_s < 1e13
+    assert 0 < found.duplex_factor <= 1
+    assert 0 < found.loaded_factor <= 1
+    assert 0 <= found.codec_tax < 1
+
+
+def test_a_line_is_fitted_to_copies():
+    sizes = (1 << 16, 1 << 20, 1 << 24)
+    latency, per_byte = link.fit_line(sizes, [1e-5 + n / 25e9 for n in sizes])
+    assert latency == pytest.approx(1e-5)
+    assert 1 / per_byte == pytest.approx(25e9)
+    latency, per_byte = link.fit_line(sizes, [n / 100e9 for n in sizes[:-1]] + [sizes[-1] / 10e9])
+    assert latency >= 0
+    assert per_byte > 0
+
+
+def test_in_the_background_it_happens_once(quick, monkeypatch, own_cache):
+    monkeypatch.setenv("CSWAP_CALIBRATE", "1")
+    monkeypatch.setattr(background, "SHARE", 0.9)
+    monkeypatch.setattr(background, "_started", threading.Lock())
+    thread = background.start_once("cpu")
+    assert thread is not None
+    assert background.start_once("cpu") is None
+    thread.join(60)
+    assert stored("cpu") is not None
+    assert not list(own_cache.glob("calibration/*.lock"))
+    monkeypatch.setattr(background, "_started", threading.Lock())
+    assert background.start_once("cpu") is None  # it is known now
+
+
+def test_in_the_background_one_process_does_it(quick, monkeypatch, own_cache):
+    monkeypatch.setenv("CSWAP_CALIBRATE", "1")
+    lock = own_cache / "calibration" / "cpu.lock"
+    lock.parent.mkdir()
+    lock.touch()
+    for age_s, happens in ((0, False), (2 * background.STALE_S, True)):
+        os.utime(lock, (time.time() - age_s,) * 2)
+        monkeypatch.setattr(background, "_started", threading.Lock())
+        monkeypatch.setattr(background, "SHARE", 0.9)
+        thread = background.start_once("cpu")
+        assert thread is not None
+        thread.join(60)
+        assert (stored("cpu") is not None) is happens
+
+
+def test_in_the_background_it_can_be_switched_off(monkeypatch):
+    monkeypatch.setenv("CSWAP_CALIBRATE", "0")
+    assert background.start_once("cpu") is None
+
+
+def test_the_fits_are_drawn(quick, tmp_path):
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "fits.png"
+    result = CliRunner().invoke(cli.app, ["calibrate", "--plot", str(picture)])
+    assert result.exit_code == 0, result.output
+    assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert "while both are busy" in result.output
 
 
 def test_a_device_that_cannot_be_measured_is_named():

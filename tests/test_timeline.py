@@ -29,13 +29,18 @@ def recorded(tmp_path):
     model = torch.nn.Sequential(*layers)
     path = tmp_path / "step.json"
     with cswap.install(model, min_bytes=0, workers=1, codec="zvc") as handle:
-        for _ in range(2):
-            model(torch.randn(512, 256)).square().sum().backward()
+
+        def step():
+            loss = model(torch.randn(512, 256)).square().sum()
+            handle.engine.synchronize()  # so that nothing is wanted before it is out
+            loss.backward()
+
+        step()
         swapped = handle.stats.swapped
         with handle.engine.trace(path):
-            model(torch.randn(512, 256)).square().sum().backward()
+            step()
         after = handle.stats.swapped
-        model(torch.randn(512, 256)).square().sum().backward()  # not recorded
+        step()  # not recorded
     return path, after - swapped
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from cswap.advisor import rules
+from cswap.advisor import background, rules
 from cswap.advisor.explore import trial_at
 from cswap.advisor.market import KEEP, Market
 from cswap.advisor.memory import RESAMPLE_EVERY, Explanation, SiteMemory
@@ -185,6 +185,7 @@ class Advisor:
             limit = self._config.host_limit
             assert limit is None or isinstance(limit, int)
             found = self._markets.setdefault(kind, Market(kind, limit, adapt=_may_adapt()))
+            background.start_once(kind)
         return found
 
     def _remember(

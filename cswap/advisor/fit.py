@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import combinations
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -26,12 +27,16 @@ MAD_TO_SIGMA: Final = 1.4826
 
 @dataclass(frozen=True, slots=True)
 class TimeModel:
-    """Seconds that one direction of a codec takes: linear in bytes, and in bytes that are not zero.
+    """Seconds that one direction of a codec takes.
+
+    Linear in bytes, in bytes that are not zero, and in bytes of which it is hard to foresee whether
+    they are (branches: most where half are).
 
     Attributes:
         overhead_s: whatever the size.
         s_per_byte: per raw byte.
         s_per_nonzero_byte: per raw byte of a word that is not zero, on top of that.
+        s_per_mixed_byte: per raw byte, times 4 z (1 - z) for z zeros, on top of that.
         residual: median relative error on what it was fitted to.
     """
 
@@ -39,18 +44,20 @@ class TimeModel:
     s_per_byte: float
     s_per_nonzero_byte: float
     residual: float
+    s_per_mixed_byte: float = 0.0
 
     def seconds(self, profile: TensorProfile) -> float:
         """Predicted time for a tensor of this profile."""
-        nonzero = profile.nbytes * (1 - profile.zero_fraction)
-        return (
-            self.overhead_s + self.s_per_byte * profile.nbytes + self.s_per_nonzero_byte * nonzero
-        )
+        return self.overhead_s + self._s_per_byte(profile.zero_fraction) * profile.nbytes
 
     def bytes_per_s(self, zero_fraction: float) -> float:
         """Raw bytes per second of a large tensor; infinite if it takes no time."""
-        per_byte = self.s_per_byte + self.s_per_nonzero_byte * (1 - zero_fraction)
+        per_byte = self._s_per_byte(zero_fraction)
         return 1 / per_byte if per_byte else math.inf
+
+    def _s_per_byte(self, zeros: float) -> float:
+        mixed = 4 * zeros * (1 - zeros) * self.s_per_mixed_byte
+        return self.s_per_byte + (1 - zeros) * self.s_per_nonzero_byte + mixed
 
 
 def fit(profiles: Sequence[TensorProfile], seconds: Sequence[float]) -> TimeModel:
@@ -70,25 +77,26 @@ def fit(profiles: Sequence[TensorProfile], seconds: Sequence[float]) -> TimeMode
     if measured.size < 3 or (measured <= 0).any():
         raise ValueError(f"seconds={list(seconds)}: need at least three, all above 0.")
     nbytes = np.array([p.nbytes for p in profiles], float)
-    nonzero = nbytes * (1 - np.array([p.zero_fraction for p in profiles]))
-    terms = np.column_stack((np.ones_like(nbytes), nbytes, nonzero)) / measured[:, None]
+    zeros = np.array([p.zero_fraction for p in profiles])
+    columns = (np.ones_like(nbytes), nbytes, nbytes * (1 - zeros), 4 * nbytes * zeros * (1 - zeros))
+    terms = np.column_stack(columns) / measured[:, None]
     weights = np.ones_like(measured)
-    found = np.zeros(3)
+    found = np.zeros(len(columns))
     for _ in range(ROUNDS):
         found = _non_negative(terms * weights[:, None], weights)
         errors = terms @ found - 1
         spread = max(MAD_TO_SIGMA * float(np.median(np.abs(errors))), 1e-9)
         weights = np.sqrt(np.minimum(1, HUBER * spread / np.maximum(np.abs(errors), 1e-12)))
     residual = float(np.median(np.abs(terms @ found - 1)))
-    overhead_s, s_per_byte, s_per_nonzero_byte = (float(v) for v in found)
-    return TimeModel(overhead_s, s_per_byte, s_per_nonzero_byte, residual)
+    overhead_s, s_per_byte, s_per_nonzero_byte, s_per_mixed_byte = (float(v) for v in found)
+    return TimeModel(overhead_s, s_per_byte, s_per_nonzero_byte, residual, s_per_mixed_byte)
 
 
 def _non_negative(terms: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.float64]:
-    # Least squares without negative terms: of three terms, every subset can be tried.
+    # Least squares without negative terms: of four terms, every subset can be tried.
     best, best_error = np.zeros(terms.shape[1]), np.inf
-    for chosen in ((0, 1, 2), (0, 1), (0, 2), (1, 2), (0,), (1,), (2,)):
-        columns = list(chosen)
+    n = terms.shape[1]
+    for columns in (list(c) for size in range(n, 0, -1) for c in combinations(range(n), size)):
         solution = np.zeros(terms.shape[1])
         solution[columns] = np.linalg.lstsq(terms[:, columns], target, rcond=None)[0]
         error = float(np.sum((terms @ solution - target) ** 2))

@@ -9,6 +9,7 @@ from cswap.advisor.correction import TimeCorrections
 from cswap.advisor.cost import predict
 from cswap.advisor.price import FORWARD_SHARE, StepClock, fit_price, link_price
 from cswap.advisor.rates import HOOKS_S, HOST_PRICE_S_PER_BYTE, LINK_BYTES_PER_S, RATES
+from cswap.advisor.tuner import apply_tuned
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -50,12 +51,15 @@ class Market:
         self._times: Mapping[str, Times] = {}
         self._link = LINK_BYTES_PER_S[kind]
         self._load()
+        apply_tuned(kind)
 
     def _load(self) -> None:
         # As measured on this machine, if it was calibrated.
         self._calibration = stored(self._kind)
         measured = self._calibration
         self._times = self._rates if measured is None else {**self._rates, **measured.times}
+        if self._link is not None and measured is not None and measured.link is not None:
+            self._link = (measured.link.d2h_bytes_per_s, measured.link.h2d_bytes_per_s)
 
     def quote(self, name: str, profile: TensorProfile, memory: SiteMemory | None) -> Candidate:
         """The codec's predicted cost for a tensor of this profile, saved at that site."""

@@ -17,15 +17,18 @@ ONE_THREAD: Final = CpuStream(1)
 """As a worker of the engine runs codecs."""
 
 
-def round_trip(codec: Codec, x: torch.Tensor, *, repeat: int = 2) -> tuple[int, float, float]:
+def round_trip(
+    codec: Codec, x: torch.Tensor, *, repeat: int = 2, all_threads: bool = False
+) -> tuple[int, float, float]:
     """Encoded bytes, and seconds of encode and decode of x [n] flat: the fastest of ``repeat``.
 
-    The first call of a codec for a dtype compiles its kernels: call it once before.
+    On a CPU by one thread, as a worker does it, unless ``all_threads``. The first call of a codec
+    for a dtype compiles its kernels: call it once before.
     """
     out = torch.zeros(codec.bound(x.dtype, x.numel()), dtype=torch.uint8, device=x.device)
     back = torch.zeros_like(x)
     nbytes, encode_s, decode_s = 0, float("inf"), float("inf")
-    stream: Stream | None = None if x.is_cuda else ONE_THREAD
+    stream: Stream | None = None if x.is_cuda or all_threads else ONE_THREAD
     for _ in range(repeat):
         start = _now(x)
         size = codec.encode_flat(x, out, key=DEFAULT_KEY, stream=stream)

@@ -14,7 +14,7 @@ import numpy as np
 
 from cswap.codecs.base import Codec, EncodeKey, LateSize, Stream
 from cswap.codecs.layout import bytes_of
-from cswap.codecs.parallel import run_ranges, split
+from cswap.codecs.parallel import RangeShape, run_ranges, split
 from cswap.codecs.tiled import all_threads
 from cswap.errors import ConfigError, CorruptEncodingError
 from cswap.schema.tensor import DTYPES, dtype_name
@@ -34,6 +34,10 @@ ENTRY: Final = 4
 """Bytes of a directory entry: u32 bytes of the block, bit 31 set where it is stored raw."""
 
 RAW: Final = 0x80000000
+
+
+ONE_BLOCK: Final = RangeShape(least=1)
+"""Blocks are large: any of them is worth a thread."""
 
 
 class HostCodec(Codec):
@@ -81,7 +85,7 @@ class HostCodec(Codec):
 
         cursor = ENTRY * n_blocks
         directory = np.empty(n_blocks, "<u4")
-        parts = run_ranges(job, split(n_blocks, _threads(stream), least=1))
+        parts = run_ranges(job, split(n_blocks, _threads(stream), ONE_BLOCK))
         for block, (entry, segment) in enumerate(part for found in parts for part in found):
             directory[block] = entry
             target[cursor : cursor + len(segment)] = np.frombuffer(segment, np.uint8)
@@ -109,7 +113,7 @@ class HostCodec(Codec):
                     )
                 x[:] = np.frombuffer(found, np.uint8)
 
-        run_ranges(job, split(len(is_raw), _threads(stream), least=1))
+        run_ranges(job, split(len(is_raw), _threads(stream), ONE_BLOCK))
 
 
 class Lz4(HostCodec):

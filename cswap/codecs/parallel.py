@@ -6,7 +6,10 @@ import itertools
 import os
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
+
+from cswap.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,17 +24,40 @@ MIN_RANGE_TILES: Final = 128
 one for a tile.
 """
 
+
+@dataclass(frozen=True, slots=True)
+class RangeShape:
+    """How the tiles of one tensor are split: what a tuner chooses. The bytes are the same.
+
+    Attributes:
+        ranges: at most.
+        least: tiles of a range at least.
+    """
+
+    ranges: int = MAX_RANGES
+    least: int = MIN_RANGE_TILES
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.ranges <= MAX_RANGES or self.least < 1:
+            raise ConfigError(f"{self}: ranges must be 1 to {MAX_RANGES}, least at least 1.")
+
+
+DEFAULT_SHAPE: Final = RangeShape()
+
+SHAPES: Final[dict[str, RangeShape]] = {}
+"""Shapes other than the default, by codec and direction: "zvc-encode"."""
+
 _lock = threading.Lock()
 _pool: ThreadPoolExecutor | None = None
 
 
-def split(n_tiles: int, threads: int, least: int = MIN_RANGE_TILES) -> list[tuple[int, int]]:
-    """Cut ``n_tiles`` into at most ``threads`` ranges of ``least`` tiles or more.
+def split(n_tiles: int, threads: int, shape: RangeShape = DEFAULT_SHAPE) -> list[tuple[int, int]]:
+    """Cut ``n_tiles`` into at most ``threads`` ranges, as the shape allows.
 
     >>> split(300, 2), split(200, 2)
     ([(0, 150), (150, 300)], [(0, 200)])
     """
-    n = max(1, min(threads, n_tiles // least, MAX_RANGES))
+    n = max(1, min(threads, n_tiles // shape.least, shape.ranges))
     edges = [n_tiles * i // n for i in range(n + 1)]
     return list(itertools.pairwise(edges))
 

@@ -12,7 +12,7 @@ import numpy as np
 from cswap.codecs import gpu
 from cswap.codecs.base import Codec, EncodeKey, LateSize, Stream, word_dtype
 from cswap.codecs.layout import bytes_of, words_of
-from cswap.codecs.parallel import run_ranges, split
+from cswap.codecs.parallel import DEFAULT_SHAPE, SHAPES, run_ranges, split
 from cswap.errors import CorruptEncodingError, UnsupportedError
 from cswap_kernels.tiles import (
     ALIGN,
@@ -125,7 +125,8 @@ class TiledCodec(Codec):
         start = directory_bytes(n_tiles)
         directory = target[: n_tiles * ENTRY].view(np.uint32)  # [n_tiles, 2]
         target[n_tiles * ENTRY : start] = 0  # the padding too is the same every time
-        tile, ranges = TILE_WORDS[d.word], split(n_tiles, _threads(stream))
+        tile, shape = TILE_WORDS[d.word], SHAPES.get(f"{self.name}-encode", DEFAULT_SHAPE)
+        ranges = split(n_tiles, _threads(stream), shape)
         if len(ranges) == 1:
             return int(
                 encode_range(encode, words, target, directory, args, 0, n_tiles, tile, start)
@@ -163,7 +164,9 @@ class TiledCodec(Codec):
         def job(_index: int, first: int, last: int) -> int:
             return int(decode_range(decode, source, words, args, first, last, TILE_WORDS[d.word]))
 
-        bad = [t for t in run_ranges(job, split(n_tiles, _threads(stream))) if t >= 0]
+        shape = SHAPES.get(f"{self.name}-decode", DEFAULT_SHAPE)
+        ranges = split(n_tiles, _threads(stream), shape)
+        bad = [t for t in run_ranges(job, ranges) if t >= 0]
         if bad:
             raise CorruptEncodingError(f"codec {self.name!r}: tile {bad[0]} is damaged.")
 

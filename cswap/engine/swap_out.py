@@ -136,7 +136,8 @@ class SwapOut:
 
         def encoded() -> None:
             fine = event.error is None and out.scratch is not None
-            self._tiers.draw("encode", role, handle, part, event, x.nbytes)
+            if out.scratch is not None:
+                self._tiers.draw("encode", role, handle, part, event, x.nbytes)
             if fine and handle.state is State.ENCODING and not handle.modified():
                 part.encode_s = event.elapsed_s
                 self._encoded(handle, part, out, event)

@@ -1,0 +1,80 @@
+"""Calibrates this machine once, beside the first steps: slowly, so that they do not notice.
+
+One process per machine does it. Switched off by ``CSWAP_CALIBRATE=0``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+
+from cswap.advisor.calibration import folder, stored
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_log = logging.getLogger("cswap")
+
+SHARE: Final = 0.1
+"""Of a core that it may use, over time: it sleeps between codecs."""
+
+STALE_S: Final = 3600.0
+"""A lock that was taken this long ago belonged to a process that is gone."""
+
+NICE: Final = 10
+"""Priority of the thread, where threads have one of their own (Linux)."""
+
+_started = threading.Lock()
+
+
+def start_once(kind: str) -> threading.Thread | None:
+    """Begin to calibrate this kind of device, unless it is done, under way, or switched off."""
+    if kind != "cpu" or os.environ.get("CSWAP_CALIBRATE") == "0" or stored(kind):
+        return None
+    if not _started.acquire(blocking=False):  # for the life of the process
+        return None
+    thread = threading.Thread(target=_run, args=(kind,), name="cswap-calibration", daemon=True)
+    thread.start()
+    return thread
+
+
+def _run(kind: str) -> None:
+    lock = folder() / f"{kind}.lock"
+    try:
+        if not _take(lock):
+            return
+        try:
+            _calibrate(kind)
+        finally:
+            lock.unlink(missing_ok=True)
+    except Exception:  # never the user's problem: the defaults serve
+        _log.debug("calibration in the background failed", exc_info=True)
+
+
+def _calibrate(kind: str) -> None:
+    from cswap.advisor import calibrate
+
+    with contextlib.suppress(AttributeError, OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+    start = time.thread_time()
+    for _ in calibrate.steps(kind):
+        now = time.thread_time()
+        time.sleep((now - start) * (1 - SHARE) / SHARE)
+        start = time.thread_time()
+    _log.info("calibrated this machine's %s in the background", kind)
+
+
+def _take(lock: Path) -> bool:
+    lock.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with contextlib.suppress(OSError):
+        if time.time() - lock.stat().st_mtime > STALE_S:
+            lock.unlink()
+    try:
+        os.close(os.open(lock, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    except FileExistsError:
+        return False
+    return True

@@ -1,0 +1,236 @@
+"""Measures the link: how fast bytes go out and come back, alone, together, and beside computation.
+
+On a CPU there is no link: what stands for it is memcpy, which computation slows likewise.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Final, cast
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cswap.codecs.base import Stream
+
+SIZES: Final = {
+    "cpu": (1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24),
+    "cuda": (1 << 16, 1 << 20, 1 << 22, 1 << 24, 1 << 26),
+}
+"""Bytes of the copies that a line is fitted to, by kind of device."""
+
+ROUNDS: Final = 7
+
+REPEATS: Final = 8
+"""Copies that run together, or beside computation, in one measurement."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What was measured.
+
+    Attributes:
+        d2h_bytes_per_s: out, alone.
+        h2d_bytes_per_s: back, alone.
+        latency_s: of a copy, before its bytes flow; the mean of both directions.
+        duplex_factor: share of its rate that each direction keeps while both are busy.
+        loaded_factor: share of its rate that a copy out keeps beside computation.
+        codec_tax: share of its speed that computation loses while a codec runs.
+    """
+
+    d2h_bytes_per_s: float
+    h2d_bytes_per_s: float
+    latency_s: float
+    duplex_factor: float
+    loaded_factor: float
+    codec_tax: float
+
+
+def measure_link(kind: str) -> Link:
+    """The link of this machine's device of that kind, in some tenths of a second."""
+    copies = _CudaCopies() if kind == "cuda" else _CpuCopies()
+    sizes = SIZES[kind]
+    out = fit_line(sizes, [_median(partial(copies.seconds, n, "out")) for n in sizes])
+    back = fit_line(sizes, [_median(partial(copies.seconds, n, "back")) for n in sizes])
+    largest = sizes[-1]
+    alone_s = _median(lambda: copies.many_s(largest, both=False))
+    together_s = _median(lambda: copies.many_s(largest, both=True))
+    loaded_s = _median(lambda: copies.beside_computation_s(largest))
+    compute_s = _median(copies.computation_s)
+    taxed_s = _median(copies.computation_beside_codec_s)
+    return Link(
+        d2h_bytes_per_s=1 / out[1],
+        h2d_bytes_per_s=1 / back[1],
+        latency_s=(out[0] + back[0]) / 2,
+        duplex_factor=_share(alone_s, together_s),
+        loaded_factor=_share(alone_s, loaded_s),
+        codec_tax=min(0.95, 1 - _share(compute_s, taxed_s)),
+    )
+
+
+def fit_line(sizes: tuple[int, ...], seconds: list[float]) -> tuple[float, float]:
+    """(latency, seconds per byte) of a line through the points, in relative terms; none negative.
+
+    The last two points decide where the fit fails: a cache can make large copies look too slow
+    for any line.
+    """
+    nbytes, took = np.array(sizes, float), np.array(seconds, float)
+    terms = np.column_stack((np.ones_like(nbytes), nbytes)) / took[:, None]
+    latency, per_byte = np.linalg.lstsq(terms, np.ones_like(took), rcond=None)[0]
+    if latency < 0 or per_byte <= 0:
+        return 0.0, float(np.median((took / nbytes)[-2:]))
+    return float(latency), float(per_byte)
+
+
+def _median(measure: Callable[[], float]) -> float:
+    measure()  # pages, clocks and caches
+    return statistics.median(measure() for _ in range(ROUNDS))
+
+
+def _share(alone_s: float, together_s: float) -> float:
+    return min(1.0, alone_s / together_s)
+
+
+class _CpuCopies:
+    """memcpy, by torch, one thread; computation is a matrix product."""
+
+    def __init__(self) -> None:
+        self._source = torch.zeros(SIZES["cpu"][-1], dtype=torch.uint8).numpy()
+        self._targets = [np.zeros_like(self._source) for _ in range(2)]
+        self._matrix = torch.randn(384, 384)
+
+    def seconds(self, nbytes: int, direction: str) -> float:
+        """One copy; there and back are the same."""
+        target = self._targets[direction == "back"]
+        start = time.perf_counter()
+        np.copyto(target[:nbytes], self._source[:nbytes])
+        return time.perf_counter() - start
+
+    def many_s(self, nbytes: int, *, both: bool) -> float:
+        """``REPEATS`` copies; ``both``: as many on another thread at the same time."""
+        return self._beside(lambda: self._copy(nbytes, 1) if both else None, nbytes)
+
+    def beside_computation_s(self, nbytes: int) -> float:
+        """The same beside matrix products."""
+        return self._beside(lambda: self.computation_s() and None, nbytes)
+
+    def _beside(self, other: Callable[[], object], nbytes: int) -> float:
+        thread = threading.Thread(target=other)
+        thread.start()
+        start = time.perf_counter()
+        self._copy(nbytes, 0)
+        seconds = time.perf_counter() - start
+        thread.join()
+        return seconds
+
+    def _copy(self, nbytes: int, target: int) -> None:
+        for _ in range(REPEATS):
+            np.copyto(self._targets[target][:nbytes], self._source[:nbytes])
+
+    def computation_s(self) -> float:
+        """Some matrix products."""
+        start = time.perf_counter()
+        for _ in range(REPEATS):
+            self._matrix @ self._matrix
+        return time.perf_counter() - start
+
+    def computation_beside_codec_s(self) -> float:
+        """The same beside an encoder on a thread of its own."""
+        from cswap.advisor.trial import round_trip
+        from cswap.codecs.registry import get_codec
+
+        zvc, x, done = get_codec("zvc"), torch.randn(1 << 18).relu(), threading.Event()
+
+        def encode() -> None:
+            while not done.is_set():
+                round_trip(zvc, x, repeat=1)
+
+        thread = threading.Thread(target=encode)
+        thread.start()
+        try:
+            return self.computation_s()
+        finally:
+            done.set()
+            thread.join()
+
+
+class _CudaCopies(_CpuCopies):
+    """Pinned copies on streams of their own, timed by events. Never run on a GPU yet."""
+
+    def __init__(self) -> None:
+        nbytes = SIZES["cuda"][-1]
+        self._host = [torch.empty(nbytes, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+        self._device = [torch.empty(nbytes, dtype=torch.uint8, device="cuda") for _ in range(2)]
+        self._streams = [torch.cuda.Stream() for _ in range(3)]  # type: ignore[no-untyped-call]
+        self._matrix = torch.randn(4096, 4096, device="cuda")
+
+    def seconds(self, nbytes: int, direction: str) -> float:
+        """See `_CpuCopies.seconds`."""
+        return self._timed({direction == "back": lambda: self._issue(nbytes, direction)})
+
+    def many_s(self, nbytes: int, *, both: bool) -> float:
+        """See `_CpuCopies.many_s`: copies out, and copies back at the same time."""
+        jobs: dict[int, Callable[[], object]] = {0: lambda: self._issue_many(nbytes, "out")}
+        if both:
+            jobs[1] = lambda: self._issue_many(nbytes, "back")
+        return self._timed(jobs)
+
+    def beside_computation_s(self, nbytes: int) -> float:
+        """See `_CpuCopies.beside_computation_s`."""
+        return self._timed({0: lambda: self._issue_many(nbytes, "out"), 2: self._multiply})
+
+    def computation_s(self) -> float:
+        """See `_CpuCopies.computation_s`."""
+        return self._timed({2: self._multiply})
+
+    def computation_beside_codec_s(self) -> float:
+        """See `_CpuCopies.computation_beside_codec_s`."""
+        from cswap.codecs.base import DEFAULT_KEY
+        from cswap.codecs.registry import get_codec
+
+        zvc, x = get_codec("zvc"), torch.randn(1 << 24, device="cuda").relu()
+        out = torch.empty(zvc.bound(x.dtype, x.numel()), dtype=torch.uint8, device="cuda")
+
+        def encode() -> None:
+            for _ in range(REPEATS):
+                stream = cast("Stream", torch.cuda.current_stream())
+                zvc.encode_flat(x, out, key=DEFAULT_KEY, stream=stream)
+
+        return self._timed({2: self._multiply, 0: encode})
+
+    def _timed(self, jobs: dict[int, Callable[[], object]]) -> float:
+        # Of the first job, while the others run beside it.
+        first = next(iter(jobs))
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+        for index in reversed(list(jobs)):  # the others are under way when the first one starts
+            with torch.cuda.stream(self._streams[index]):
+                if index == first:
+                    events[0].record()
+                jobs[index]()
+                if index == first:
+                    events[1].record()
+        torch.cuda.synchronize()
+        return float(events[0].elapsed_time(events[1])) / 1e3
+
+    def _issue(self, nbytes: int, direction: str) -> None:
+        back = direction == "back"
+        source, target = self._device[back], self._host[back]
+        if back:
+            source, target = target, source
+        target[:nbytes].copy_(source[:nbytes], non_blocking=True)
+
+    def _issue_many(self, nbytes: int, direction: str) -> None:
+        for _ in range(REPEATS):
+            self._issue(nbytes, direction)
+
+    def _multiply(self) -> None:
+        for _ in range(REPEATS):
+            self._matrix @ self._matrix

@@ -1,0 +1,276 @@
+"""Launch shapes by Bayesian optimisation: how kernels are started, not what they write.
+
+A GPU's kernels have threads per block and blocks per multiprocessor (`cswap.codecs.gpu`), a CPU's
+ranges of tiles per tensor (`cswap.codecs.parallel`). What was found is kept beside the calibration
+and used from then on; it is never slower than the default in a comparison of the two in turns.
+
+Source: CSWAP (IEEE Cluster 2021, section IV-D and Algorithm 1): the sum of compression and
+decompression time over grid and block, 10 random and 25 guided samples. The paper names neither
+surrogate nor acquisition; here both are optuna's tree-structured Parzen estimator.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import statistics
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from cswap.advisor.calibration import folder, machine_of, path_of
+from cswap.advisor.trial import round_trip
+from cswap.codecs import gpu, parallel
+from cswap.codecs.base import word_dtype
+from cswap.codecs.registry import get_codec
+from cswap.errors import ConfigError, CswapError, UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from cswap.codecs.base import Codec
+
+_log = logging.getLogger("cswap")
+
+RANDOM_SAMPLES: Final = 10
+GUIDED_SAMPLES: Final = 25
+BUDGET: Final = RANDOM_SAMPLES + GUIDED_SAMPLES
+
+ROUNDS: Final = 7
+"""Of the comparison between the best and the default, in turns."""
+
+GAIN: Final = 0.03
+"""Share by which the best must beat the default to be used."""
+
+NBYTES: Final = {"cpu": 16 << 20, "cuda": 64 << 20}
+"""Of the tensor that is encoded and decoded, by kind of device."""
+
+VERSION: Final = 1
+
+Shape = dict[str, int]
+
+SPACES: Final[dict[str, dict[str, tuple[int, ...]]]] = {
+    "cpu": {
+        "ranges": tuple(range(1, parallel.MAX_RANGES + 1)),
+        "least": (8, 16, 32, 64, 128, 256, 512, 1024),
+    },
+    "cuda": {"threads": (64, 128, 256, 512, 1024), "blocks_per_sm": tuple(range(1, 33))},
+}
+"""Values of each parameter, by kind of device."""
+
+
+@dataclass(frozen=True, slots=True)
+class TuneResult:
+    """What tuning one codec found.
+
+    Attributes:
+        codec: its name.
+        kind: of device.
+        shape: to use: the best, or the default if that is as good.
+        seconds: of encode and decode with it, in the last comparison.
+        default: the default shape.
+        default_s: seconds with that, in the same comparison.
+        guided_s: best of the search.
+        random_s: best of as many random samples; None: not asked for.
+    """
+
+    codec: str
+    kind: str
+    shape: Shape
+    seconds: float
+    default: Shape
+    default_s: float
+    guided_s: float
+    random_s: float | None
+
+
+def tune(
+    codec: str,
+    kind: str,
+    *,
+    budget: int = BUDGET,
+    seed: int = 0,
+    baseline: bool = False,
+    progress: Callable[[int], object] | None = None,
+) -> TuneResult:
+    """Search the launch shape of a codec on this machine.
+
+    Args:
+        codec: a tiled one.
+        kind: of device, "cpu" or "cuda".
+        budget: samples; the first `RANDOM_SAMPLES` are random, the default among them.
+        seed: of the search.
+        baseline: also search at random, for comparison.
+        progress: called with the number of samples taken.
+
+    Raises:
+        UnsupportedError: optuna is missing, or there is no such device here.
+        ConfigError: the codec has no launch shape on that device.
+    """
+    measure = _measurer(codec, kind)
+    best, guided_s = search(measure, SPACES[kind], default_of(kind), budget, seed, progress)
+    random_s = None
+    if baseline:
+        _, random_s = search(
+            measure, SPACES[kind], default_of(kind), budget, seed, None, guided=False
+        )
+    shape, seconds, default_s = _compare(measure, best, default_of(kind))
+    result = TuneResult(
+        codec, kind, shape, seconds, default_of(kind), default_s, guided_s, random_s
+    )
+    _save(result)
+    return result
+
+
+def default_of(kind: str) -> Shape:
+    """The default launch shape on that kind of device."""
+    return asdict(parallel.DEFAULT_SHAPE if kind == "cpu" else gpu.DEFAULT_SHAPE)
+
+
+def search(
+    measure: Callable[[Shape], float],
+    space: Mapping[str, tuple[int, ...]],
+    default: Shape,
+    budget: int,
+    seed: int,
+    progress: Callable[[int], object] | None = None,
+    *,
+    guided: bool = True,
+) -> tuple[Shape, float]:
+    """(shape, seconds) of the lowest measurement among ``budget``, the default's included.
+
+    Raises:
+        UnsupportedError: optuna is missing.
+    """
+    try:
+        import optuna
+    except ImportError as error:
+        raise UnsupportedError(
+            f"tuning needs optuna ({error}): pip install cswap[bench]"
+        ) from error
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    samplers = optuna.samplers
+    sampler = (
+        samplers.TPESampler(seed=seed, n_startup_trials=RANDOM_SAMPLES, multivariate=False)
+        if guided
+        else samplers.RandomSampler(seed=seed)
+    )
+    study = optuna.create_study(sampler=sampler)
+    study.enqueue_trial({name: space[name].index(value) for name, value in default.items()})
+    for n in range(budget):
+        trial = study.ask()
+        shape = {
+            name: values[trial.suggest_int(name, 0, len(values) - 1)]
+            for name, values in space.items()
+        }
+        study.tell(trial, measure(shape))
+        if progress is not None:
+            progress(n + 1)
+    found = {name: space[name][index] for name, index in study.best_params.items()}
+    return found, float(study.best_value)
+
+
+def apply_tuned(kind: str) -> None:
+    """Let kernels on that kind of device start as they were tuned on this machine."""
+    for codec, shape in tuned_shapes(kind).items():
+        _use(codec, kind, shape)
+
+
+def tuned_shapes(kind: str) -> dict[str, Shape]:
+    """Shape by codec, as kept; a file that cannot be used is ignored with a notice."""
+    path = _path(kind)
+    try:
+        return _parsed(kind, json.loads(path.read_text()))
+    except OSError:
+        return {}
+    except (ValueError, KeyError, TypeError, AttributeError, CswapError) as error:
+        _log.warning("%s has no launch shapes for this machine (%s): ignored.", path, error)
+        return {}
+
+
+def _parsed(kind: str, record: Any) -> dict[str, Shape]:
+    if record["version"] != VERSION or record["machine"] != machine_of(kind):
+        raise ValueError("made by another version or on another machine")
+    return {str(codec): _checked(kind, shape) for codec, shape in record["shapes"].items()}
+
+
+def _checked(kind: str, shape: Any) -> Shape:
+    found = {str(name): int(value) for name, value in shape.items()}
+    (parallel.RangeShape if kind == "cpu" else gpu.LaunchShape)(**found)
+    return found
+
+
+def _path(kind: str) -> Path:
+    return folder() / path_of(machine_of(kind)).name.replace(kind, f"{kind}-shapes", 1)
+
+
+def _save(result: TuneResult) -> None:
+    path, shapes = _path(result.kind), tuned_shapes(result.kind)
+    shapes[result.codec] = result.shape
+    record = {"version": VERSION, "machine": machine_of(result.kind), "shapes": shapes}
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+        file.write(json.dumps(record, indent=1) + "\n")
+    Path(file.name).replace(path)
+
+
+def _use(codec: str, kind: str, shape: Shape) -> None:
+    if kind == "cpu":
+        for direction in ("encode", "decode"):
+            parallel.SHAPES[f"{codec}-{direction}"] = parallel.RangeShape(**shape)
+    else:
+        for word in (1, 2, 4, 8):
+            for direction in ("encode", "decode"):
+                gpu.SHAPES[f"{codec}-{word}-{direction}"] = gpu.LaunchShape(**shape)
+
+
+def _measurer(name: str, kind: str) -> Callable[[Shape], float]:
+    codec = get_codec(name)
+    if kind not in SPACES or (kind == "cuda" and not torch.cuda.is_available()):
+        raise UnsupportedError(f"device={kind!r}: not here; known are {', '.join(SPACES)}.")
+    x = _tensor(codec, kind)
+    if kind == "cuda" and not gpu.has_kernels(name, word_dtype(x.dtype).word):
+        raise ConfigError(f"codec={name!r}: has no kernel of its own on a GPU.")
+    round_trip(codec, x, repeat=1, all_threads=True)
+
+    def measure(shape: Shape) -> float:
+        ranges, launches = dict(parallel.SHAPES), dict(gpu.SHAPES)
+        _use(name, kind, shape)
+        try:
+            took = [round_trip(codec, x, repeat=1, all_threads=True)[1:] for _ in range(3)]
+        finally:
+            parallel.SHAPES.clear()
+            parallel.SHAPES.update(ranges)
+            gpu.SHAPES.clear()
+            gpu.SHAPES.update(launches)
+        return statistics.median(sum(both) for both in took)
+
+    return measure
+
+
+def _tensor(codec: Codec, kind: str) -> torch.Tensor:
+    from cswap.codecs.tiled import TiledCodec
+
+    if not isinstance(codec, TiledCodec):
+        raise ConfigError(f"codec={codec.name!r}: has no launch shape; tiled codecs have.")
+    generator, nbytes = torch.Generator().manual_seed(0), NBYTES[kind]
+    if codec.supports(torch.float32, kind):
+        return torch.randn(nbytes // 4, generator=generator).relu().to(kind)
+    return torch.randint(0, 1000, (nbytes // 8,), generator=generator).to(kind)
+
+
+def _compare(
+    measure: Callable[[Shape], float], best: Shape, default: Shape
+) -> tuple[Shape, float, float]:
+    # In turns; the default wins unless the other is clearly faster.
+    took: dict[bool, list[float]] = {True: [], False: []}
+    for _ in range(ROUNDS):
+        for is_best in (False, True):
+            took[is_best].append(measure(best if is_best else default))
+    best_s, default_s = statistics.median(took[True]), statistics.median(took[False])
+    if best_s < (1 - GAIN) * default_s:
+        return best, best_s, default_s
+    return default, default_s, default_s
