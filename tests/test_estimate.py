@@ -15,7 +15,7 @@ from bench.models import CnnShape, Gpt, GptShape, VggNet
 from bench.zoo import catalogue
 from bench.zoo.published import GIB, VDNN_BYTES, network_wide_bytes
 from bench.zoo.rnn import rnn
-from cswap.advisor.advisor import Explanation
+from cswap.advisor.memory import Explanation
 from cswap.errors import TraceError
 from cswap.plan.estimate import estimate
 from cswap.plan.hardware import Flops, Hardware

@@ -49,7 +49,8 @@ def saved_by(model, x=X):
     """What the engine sees of a step: (module, bytes) by position."""
     with cswap.install(model, min_bytes=0, workers=0) as handle:
         gradients(model, x)
-    return [(e.site.scope, e.profile.nbytes) for e in handle.engine.explain()]
+    found = handle.engine.explain()
+    return [(e.site.scope, e.profile.nbytes) for e in found if e.profile is not None]
 
 
 def plan_of(model, action="swap", x=X, **options):
