@@ -5,6 +5,7 @@ A module is imported when its command is called.
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ COMMANDS = {
     "demo": "bench.demo",
     "codecs": "bench.codecs",
     "overhead": "bench.overhead",
+    "advisor": "bench.advisor.command",
     "accuracy": "bench.accuracy.command",
     "readme": "bench.readme",
     "gpu": "bench.gpu.command",
@@ -41,6 +43,9 @@ class LazyGroup(TyperGroup):
         app.command(cmd_name)(import_module(COMMANDS[cmd_name]).main)
         return typer.main.get_command(app)
 
+
+# A calibration in the background would disturb what is measured, and change choices on the way.
+os.environ.setdefault("CSWAP_CALIBRATE", "0")
 
 app = typer.Typer(cls=LazyGroup, no_args_is_help=True, add_completion=False)
 

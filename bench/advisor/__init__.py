@@ -1,0 +1,1 @@
+"""`python -m bench advisor`: what the advisor's choices cost, against the best there were."""

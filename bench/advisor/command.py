@@ -1,0 +1,135 @@
+"""`python -m bench advisor`: the advisor's choices against the best, static ones and CSwap+'s."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from bench.advisor import forced, prediction
+from bench.advisor.cells import SimulatedGpu, ThisCpu, oracle, static, total_s
+from bench.advisor.recording import record
+from bench.advisor.report import draw, tables
+from bench.advisor.truth import MODES, outcomes
+from bench.environment import environment
+from bench.settings import N_THREADS
+from bench.tasks import TASKS
+from cswap.advisor import calibrate
+from cswap.advisor.advisor import Advisor
+from cswap.advisor.site import Site
+from cswap.config import SwapConfig
+from cswap.plan.hardware import load_hardware
+
+if TYPE_CHECKING:
+    from bench.advisor.cells import Cell
+    from bench.advisor.recording import Recording
+
+GPUS: Final = ("v100-pcie3", "a100-pcie4", "h200-pcie5")
+DEFAULT_OUT: Final = Path("bench/results/cpu/advisor.json")
+
+
+def main(
+    quick: Annotated[bool, typer.Option("--quick", help="Small models, one repetition.")] = False,
+    out: Annotated[
+        Path, typer.Option(help="Result file (JSON); the picture is beside it.")
+    ] = DEFAULT_OUT,
+) -> None:
+    """Compare the advisor with the oracle, static codecs, CSwap+'s rule and raw."""
+    torch.set_num_threads(N_THREADS)
+    where = environment()
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["CSWAP_CACHE_DIR"] = folder  # a calibration of this moment, and only that
+        result = {"version": 1, "environment": where, **measure(quick=quick)}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(result, indent=1) + "\n")
+    draw(result["cells"], out.with_suffix(".png"))
+    console = Console()
+    for table in tables(result):
+        console.print(table)
+    console.print(f"Written: {out}, {out.with_suffix('.png')}")
+
+
+def measure(*, quick: bool) -> dict[str, Any]:
+    """Everything but the environment."""
+    models = TASKS[:2] if quick else TASKS
+    cells, errors = [], {}
+    with Progress() as progress:
+        bar = progress.add_task("Calibrating", total=2 + 2 * len(models))
+        for _ in calibrate.steps("cpu"):
+            pass
+        progress.advance(bar)
+        for model in models:
+            progress.update(bar, description=f"Recording {model}")
+            recording = record(model, quick=quick)
+            known = outcomes(recording, repeat=1 if quick else 5)
+            errors[model] = prediction.errors(recording, known)
+            progress.advance(bar)
+            progress.update(bar, description=f"Choosing for {model}")
+            gpus = [SimulatedGpu(recording, known, load_hardware(name)) for name in GPUS]
+            here: list[Cell] = [ThisCpu(recording, known), *gpus]
+            for cell in here:
+                cells += [_row(recording, cell, mode) for mode in MODES]
+            progress.advance(bar)
+        progress.update(bar, description="Training with every codec forced")
+        steps = 4 if quick else 20
+        training = {model: forced.run(model, steps=steps, quick=quick) for model in ("cnn", "gpt")}
+    return {
+        "cells": cells,
+        "prediction": prediction.summary(errors),
+        "prediction_by_model": errors,
+        "training": training,
+        "decision_us": decision_us(recording),
+    }
+
+
+def _row(recording: Recording, cell: Cell, mode: str) -> dict[str, Any]:
+    options = cell.options(mode)
+
+    def cost(chosen: list[str]) -> float:
+        return total_s(cell, options, chosen)
+
+    statics = static(cell, mode)
+    best = min(statics, key=statics.__getitem__)
+    return {
+        "model": recording.model,
+        "machine": cell.machine,
+        "simulated": cell.simulated,
+        "mode": mode,
+        "tensors": len(recording.tensors),
+        "raw_bytes": recording.nbytes,
+        "oracle_s": cost(oracle(cell, mode)),
+        "advisor_s": cost(cell.advised(mode)),
+        "best_static": best,
+        "best_static_s": statics[best],
+        "static_s": statics,
+        "cswap_plus_s": cost(cell.by_the_paper()),
+        "raw_s": cost(["raw"] * len(options)),
+    }
+
+
+def decision_us(recording: Recording, *, steps: int = 200) -> float:
+    """Microseconds per tensor of deciding and of taking note of the outcome, samples included."""
+    advisor = Advisor(SwapConfig(), None)
+
+    def step() -> None:
+        advisor.begin_step(0.0)
+        for i, saved in enumerate(recording.tensors):
+            advice = advisor.choose(saved.x, Site(), i, lossy_ok=False, may_keep=True)
+            if advice.codec is not None:
+                advice.note_encoded(advice.codec.name, saved.x.nbytes, saved.x.nbytes // 2)
+                advice.note_round_trip(advice.codec.name, 1e-3)
+
+    for _ in range(20):
+        step()
+    start = time.perf_counter()
+    for _ in range(steps):
+        step()
+    return 1e6 * (time.perf_counter() - start) / (steps * len(recording.tensors))

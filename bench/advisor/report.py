@@ -1,0 +1,90 @@
+"""The advisor's benchmark as tables and a picture."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+COLOURS = {
+    "advisor": "#0072b2",
+    "best static codec": "#009e73",
+    "CSwap+ rule": "#d55e00",
+    "raw": "#999999",
+}
+"""Okabe and Ito's, which colour-blind readers can tell apart."""
+
+KEYS = {
+    "advisor": "advisor_s",
+    "best static codec": "best_static_s",
+    "CSwap+ rule": "cswap_plus_s",
+    "raw": "raw_s",
+}
+
+
+def tables(result: dict[str, Any]) -> Iterator[Table]:
+    """For a terminal."""
+    table = Table(title="Cost of a step over the oracle's (* simulated)")
+    for column in ("model", "machine", "mode", "oracle ms", *KEYS, "which static"):
+        table.add_column(column)
+    for row in result["cells"]:
+        table.add_row(
+            row["model"],
+            row["machine"] + " *" * row["simulated"],
+            row["mode"],
+            f"{1e3 * row['oracle_s']:.3f}",
+            *(f"{row[key] / row['oracle_s']:.3f}" for key in KEYS.values()),
+            row["best_static"],
+        )
+    yield table
+    table = Table(title="Predicted against true ratio: absolute relative error")
+    for column in ("codec", "median", "largest", "tensors"):
+        table.add_column(column)
+    for codec, found in result["prediction"].items():
+        share = (f"{found[key]:.1%}" for key in ("median", "largest"))
+        table.add_row(codec, *share, f"{found['tensors']:.0f}")
+    yield table
+    table = Table(title="Training on this CPU: auto against every codec forced")
+    for column in ("model", "codec", "cost ms", "codecs ms", "hooks ms", "MiB held", "step ms"):
+        table.add_column(column)
+    for model, rows in result["training"].items():
+        for codec, found in rows.items():
+            times = (f"{1e3 * found[key]:.2f}" for key in ("cost_s", "device_s", "hooks_s"))
+            held = f"{found['held_bytes'] / 2**20:.1f}"
+            table.add_row(model, codec, *times, held, f"{found['step_ms']:.1f}")
+    yield table
+    yield Table(title=f"Deciding: {result['decision_us']:.1f} us per tensor")
+
+
+def draw(cells: Sequence[dict[str, Any]], path: Path) -> None:
+    """Bars of cost over the oracle's, a panel per machine."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    machines = list(dict.fromkeys(row["machine"] for row in cells))
+    figure, axes = plt.subplots(
+        len(machines), 1, figsize=(9, 2.3 * len(machines)), squeeze=False, layout="constrained"
+    )
+    for machine, (panel,) in zip(machines, axes, strict=True):
+        rows = [row for row in cells if row["machine"] == machine]
+        for i, (label, key) in enumerate(KEYS.items()):
+            heights = [row[key] / row["oracle_s"] for row in rows]
+            places = [at + 0.2 * (i - 1.5) for at in range(len(rows))]
+            panel.bar(places, heights, 0.2, color=COLOURS[label], label=label)
+        panel.axhline(1.0, color="black", lw=0.8)
+        panel.set(
+            title=machine + (" (simulated)" if rows[0]["simulated"] else ""),
+            ylabel="cost / oracle's",
+            yscale="log",
+            xticks=range(len(rows)),
+            xticklabels=[f"{row['model']}\n{row['mode']}" for row in rows],
+        )
+    axes[0][0].legend(ncols=4, fontsize=8)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)

@@ -1,0 +1,48 @@
+"""What every codec really does to every recorded tensor: bytes, and seconds on this CPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from cswap.advisor.rules import lossy_candidates
+from cswap.advisor.trial import round_trip
+from cswap.codecs.registry import get_codec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from bench.advisor.recording import Recording
+
+LOSSLESS: Final = ("raw", "zvc", "zvc+expk", "expk", "bitpack", "rle", "csr")
+MODES: Final = {"lossless": LOSSLESS, "int8": (*LOSSLESS, *lossy_candidates("int8"))}
+"""What the advisor may choose from, by value of the option ``lossy``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One codec on one tensor.
+
+    Attributes:
+        nbytes: of the encoding.
+        encode_s: seconds on this CPU, one thread.
+        decode_s: the same back.
+    """
+
+    nbytes: int
+    encode_s: float
+    decode_s: float
+
+
+def outcomes(recording: Recording, *, repeat: int) -> list[Mapping[str, Outcome]]:
+    """Per tensor, what every codec that takes it does."""
+    found: list[Mapping[str, Outcome]] = []
+    for saved in recording.tensors:
+        of_tensor = {}
+        for name in MODES["int8"]:
+            codec = get_codec(name)
+            if codec.supports(saved.x.dtype):
+                round_trip(codec, saved.x, repeat=1)  # compiles, warms caches
+                of_tensor[name] = Outcome(*round_trip(codec, saved.x, repeat=repeat))
+        found.append(of_tensor)
+    return found
