@@ -123,9 +123,7 @@ def compare(
     A policy that cannot fit has a row that says so. After Ctrl-C the policies left are not tried.
 
     Args:
-        trace: as for `plan`.
-        hardware: as for `plan`.
-        budget: as for `plan`.
+        trace, hardware, budget: as for `plan`.
         policies: names, in the order wanted; None: all that are here.
         seed: of every random choice.
         time_limit: seconds for each policy; None: its own end.
