@@ -123,7 +123,9 @@ def compare(
     A policy that cannot fit has a row that says so. After Ctrl-C the policies left are not tried.
 
     Args:
-        trace, hardware, budget: as for `plan`.
+        trace: as for `plan`.
+        hardware: as for `plan`.
+        budget: as for `plan`.
         policies: names, in the order wanted; None: all that are here.
         seed: of every random choice.
         time_limit: seconds for each policy; None: its own end.
@@ -135,8 +137,7 @@ def compare(
     names = available() if policies is None else list(policies)
     for name in names:
         _module(name)
-    report = progress or silent
-    rows: list[Row] = []
+    report, rows = progress or silent, list[Row]()
     for index, name in enumerate(names):
 
         def part(done: float, text: str, index: int = index, name: str = name) -> None:

@@ -98,8 +98,7 @@ def simulate(
     if any(d.section_bytes for d in plan.decisions.values()):
         simulator, arrays = _in_sections(simulator, plan, arrays, drain)
     record = simulator.record(*arrays)
-    result = record.result
-    name = f"{trace.name} {plan.policy}".strip()
+    result, name = record.result, f"{trace.name} {plan.policy}".strip()
     return Simulation(
         step_s=result.step_s,
         compute_s=simulator.compute_s,
