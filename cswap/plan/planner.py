@@ -137,8 +137,7 @@ def compare(
     names = available() if policies is None else list(policies)
     for name in names:
         _module(name)
-    report = progress or silent
-    rows: list[Row] = []
+    report, rows = progress or silent, list[Row]()
     for index, name in enumerate(names):
 
         def part(done: float, text: str, index: int = index, name: str = name) -> None:

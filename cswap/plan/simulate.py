@@ -88,8 +88,7 @@ def simulate(
         plan: what to do with each saved tensor; what it does not name is kept.
         budget_bytes: device memory for all of the step; None: all that the device has.
         timeline: also say what ran when.
-        drain: every operator waits until all swap-outs before it have ended, as vDNN's layer
-            boundaries do.
+        drain: as for `Simulator`.
 
     Raises:
         ConfigError: the plan does not go with the trace or the hardware (named).
@@ -99,8 +98,7 @@ def simulate(
     if any(d.section_bytes for d in plan.decisions.values()):
         simulator, arrays = _in_sections(simulator, plan, arrays, drain)
     record = simulator.record(*arrays)
-    result = record.result
-    name = " ".join(part for part in (trace.name, plan.policy) if part)
+    result, name = record.result, f"{trace.name} {plan.policy}".strip()
     return Simulation(
         step_s=result.step_s,
         compute_s=simulator.compute_s,

@@ -5,6 +5,7 @@ What a plan means is written in `cswap.plan.events`; `cswap.plan.replay` says it
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -213,21 +214,15 @@ class Simulator:
             decisions[saved] = Decision(name, self.codecs[int(codec[p])], ahead)
         plan = Plan(decisions, policy, self.budget_bytes, self.hardware.name)
         result = self.run(*self.from_plan(plan))
-        return Plan(
-            decisions,
-            policy,
-            self.budget_bytes,
-            self.hardware.name,
-            {
-                "step_s": result.step_s,
-                "compute_s": self.compute_s,
-                "peak_bytes": result.peak_bytes,
-                "average_bytes": result.average_bytes,
-                "link_bytes": result.link_bytes,
-                "feasible": float(result.feasible),
-            },
-            fingerprint(self.trace),
-        )
+        predicted = {
+            "step_s": result.step_s,
+            "compute_s": self.compute_s,
+            "peak_bytes": result.peak_bytes,
+            "average_bytes": result.average_bytes,
+            "link_bytes": result.link_bytes,
+            "feasible": float(result.feasible),
+        }
+        return replace(plan, predicted=predicted, trace_fingerprint=fingerprint(self.trace))
 
     def from_plan(self, plan: Plan) -> tuple[NDArray[np.int8], NDArray[np.int8], NDArray[np.int32]]:
         """Arrays action, codec, prefetch of a plan; `cswap.plan.sections` sees to sections.
