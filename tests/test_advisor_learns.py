@@ -136,10 +136,19 @@ def test_a_slow_neighbour_slows_all_codecs_and_changes_no_choice():
 
 def test_one_slow_codec_is_left():
     factors = TimeCorrections()
-    for _ in range(30):
+    for _ in range(60):
         factors.observe("zvc", 1e-3, 8e-3)
         factors.observe("expk", 1e-3, 1e-3)
-    assert factors.factor("zvc") / factors.factor("expk") == pytest.approx(8, rel=0.3)
+    assert factors.seconds("zvc", 1e-3) / factors.seconds("expk", 1e-3) == pytest.approx(8, rel=0.3)
+
+
+def test_what_small_tensors_take_longer_is_no_factor_of_large_ones():
+    factors = TimeCorrections()
+    for _ in range(60):
+        for predicted in (2e-5, 5e-5, 1e-3):
+            factors.observe("bitpack", predicted, 8e-5 + 1.5 * predicted)
+    assert factors.seconds("expk", 2e-3) == pytest.approx(8e-5 + 3e-3, rel=0.15)
+    assert factors.seconds("expk", 2e-5) == pytest.approx(1.1e-4, rel=0.2)
 
 
 def test_an_outlier_moves_little_and_a_change_is_followed():
@@ -157,10 +166,10 @@ def test_what_is_no_longer_measured_is_forgotten():
     factors = TimeCorrections()
     for _ in range(10):
         factors.observe("zvc", 1e-3, 20e-3)
-    assert factors.factor("zvc") > 10
-    for _ in range(300):
+    assert factors.seconds("zvc", 1e-3) > 1e-2
+    for _ in range(600):
         factors.begin_step()
-    assert factors.factor("zvc") < 1.5
+    assert factors.seconds("zvc", 1e-3) < 1.5e-3
 
 
 @pytest.mark.parametrize("absurd", [0.0, -1.0, math.nan, math.inf, 1e9])
@@ -170,7 +179,7 @@ def test_absurd_times_are_ignored_with_one_notice(absurd, monkeypatch, caplog):
     with caplog.at_level(logging.WARNING, "cswap"):
         for _ in range(5):
             factors.observe("zvc", 1e-3, absurd)
-    assert factors.factor("zvc") == 1.0
+    assert factors.seconds("zvc", 1e-3) == 1e-3
     assert len(caplog.records) == 1
 
 
@@ -180,7 +189,10 @@ def test_choices_do_not_depend_on_times_if_runs_must_be_equal():
         run = Run()
         for step in range(10):
             run.step(sparse(0.6, step), slower=7.0)
-        assert run.advisor._markets["cpu"].corrections.snapshot() == {"": 1.0}
+        assert run.advisor._markets["cpu"].corrections.snapshot() == {
+            "0.0001 s": 1.0,
+            "0.001 s": 1.0,
+        }
     finally:
         torch.use_deterministic_algorithms(False)
 

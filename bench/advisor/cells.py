@@ -1,10 +1,10 @@
 """Model times machine: what each way to choose costs there.
 
-On this CPU all times of codecs are measured, and the cost of a step is ``device time + price *
-bytes``, and what the hooks cost per swapped tensor, as the engine has it there. On a GPU of a hardware profile they are simulated: bytes are true, the tensors
-are those of a batch `SCALE` times larger, codecs run at the profile's rates, forward takes its
-FLOPs at the profile's achievable rate, and the cost of a step is CSwap+'s: device time and what the
-link takes beyond the computation that hides it.
+On this CPU all times of codecs are measured, and the cost of a step is as the engine has it there:
+``device time + price * bytes``, and what hooks cost per swapped tensor. On a GPU of a hardware
+profile times are simulated: bytes are true, the tensors are those of a batch `SCALE` times larger,
+codecs run at the profile's rates, forward takes its FLOPs at its achievable rate, and the cost of a
+step is CSwap+'s: device time and what the link takes beyond the computation that hides it.
 """
 
 from __future__ import annotations

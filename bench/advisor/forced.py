@@ -35,6 +35,7 @@ def run(model: str, *, steps: int, quick: bool) -> dict[str, dict[str, float]]:
         policy = "auto" if codec == "auto" else f"static:{codec}"
         engines[codec] = cswap.install(net, policy=policy).engine
     before, total_s = {}, dict.fromkeys(nets, 0.0)
+    staying = dict.fromkeys(nets, 0.0)
     for step in range(WARM + steps):
         inputs, targets = task.batch(0, step)
         for codec, net in nets.items():
@@ -43,14 +44,16 @@ def run(model: str, *, steps: int, quick: bool) -> dict[str, dict[str, float]]:
             start = time.perf_counter()
             functional.cross_entropy(net(inputs), targets).backward()
             net.zero_grad()
-            total_s[codec] += (step >= WARM) * (time.perf_counter() - start)
+            if step >= WARM:
+                total_s[codec] += time.perf_counter() - start
+                staying[codec] += _staying_bytes(engines[codec])
     found = {}
     for codec, engine in engines.items():
         engine.synchronize()
         device_s, nbytes, swapped = (
             b - a for a, b in zip(before[codec], _spent(engine), strict=True)
         )
-        held = nbytes / steps + _staying_bytes(engine)
+        held = (nbytes + staying[codec]) / steps
         hooks_s = HOOKS_S * swapped / steps
         cost_s = device_s / steps + hooks_s + DEFAULT_PRICE_S_PER_BYTE * held
         found[codec] = {
@@ -70,5 +73,5 @@ def _spent(engine: SwapEngine) -> tuple[float, float, int]:
 
 
 def _staying_bytes(engine: SwapEngine) -> float:
-    # What could have been swapped and was left where it is, raw.
+    # What could have been swapped in this step and was left where it is, raw.
     return sum(e.profile.nbytes for e in engine.explain() if e.codec == KEEP and e.profile)

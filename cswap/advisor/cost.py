@@ -171,7 +171,7 @@ def predict(
     times: Times,
     price_s_per_byte: float,
     *,
-    time_factor: float = 1.0,
+    device_s: float | None = None,
     ratio_factor: float = 1.0,
     extra_s: float = 0.0,
 ) -> Candidate:
@@ -182,11 +182,11 @@ def predict(
         profile: of the tensor.
         times: of the codec, for any tensor.
         price_s_per_byte: of encoded bytes.
-        time_factor: what measurements say about ``times``.
+        device_s: what measurements say instead of ``times``.
         ratio_factor: what they say about the predicted ratio.
         extra_s: what else a swap costs, whatever the codec.
     """
     ratio = max(1.0, predicted_ratio(codec, profile) * ratio_factor)
-    device_s = times.device_s(profile) * time_factor + extra_s
+    device_s = (times.device_s(profile) if device_s is None else device_s) + extra_s
     nbytes = profile.nbytes / ratio
     return Candidate(codec, ratio, device_s, device_s + price_s_per_byte * nbytes, nbytes)

@@ -63,14 +63,19 @@ class Market:
 
     def quote(self, name: str, profile: TensorProfile, memory: SiteMemory | None) -> Candidate:
         """The codec's predicted cost for a tensor of this profile, saved at that site."""
+        ratio_factor = 1.0 if memory is None else memory.ratio_factor(name)
+        times, price = self._times[name], self.price_s_per_byte
+        if name == KEEP:
+            return predict(name, profile, times, price)
+        device_s = self.corrections.seconds(name, times.device_s(profile))
         return predict(
             name,
             profile,
-            self._times[name],
-            self.price_s_per_byte,
-            time_factor=1.0 if name == KEEP else self.corrections.factor(name),
-            ratio_factor=1.0 if memory is None else memory.ratio_factor(name),
-            extra_s=0.0 if name == KEEP else HOOKS_S,
+            times,
+            price,
+            device_s=device_s,
+            ratio_factor=ratio_factor,
+            extra_s=HOOKS_S,
         )
 
     def observe(self, codec: str, profile: TensorProfile, device_s: float) -> None:
