@@ -14,7 +14,10 @@ import typer
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 RESULTS: Final = ROOT / "bench" / "results" / "cpu"
-PAGES: Final = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md")
+PAGES: Final = (ROOT / "README.md", *(ROOT / "docs" / f"{n}.md" for n in ("benchmarks", "advisor")))
+PICTURES: Final = {RESULTS / "advisor.png": ROOT / "docs" / "advisor.png"}
+"""Committed pictures, and where pages show them."""
+
 MIB: Final = 1 << 20
 
 _SHOWN: Final = {
@@ -147,7 +150,58 @@ def overhead_table() -> str:
     return _markdown(["pack + unpack of", "us"], rows) + "\n\n" + _where(data, "overhead.json")
 
 
+def advisor_table() -> str:
+    """What the advisor's choices cost, against the best there were."""
+    data = _load("advisor.json")
+    keys = ("advisor_s", "best_static_s", "cswap_plus_s", "raw_s")
+    rows = [
+        [
+            f"{r['model']}, {r['mode']}",
+            r["machine"] + (" *" if r["simulated"] else ""),
+            f"{1e3 * r['oracle_s']:.1f}",
+            *(f"{r[key] / r['oracle_s']:.3f}" for key in keys),
+            f"`{r['best_static']}`",
+        ]
+        for r in data["cells"]
+    ]
+    headings = ["model, lossy codecs", "machine", "oracle, ms", "advisor", "best static", "CSwap+"]
+    return (
+        _markdown([*headings, "raw", "which static"], rows) + "\n\n" + _where(data, "advisor.json")
+    )
+
+
+def prediction_table() -> str:
+    """Predicted against true ratios."""
+    data = _load("advisor.json")
+    rows = [
+        [f"`{codec}`", f"{r['median']:.1%}", f"{r['largest']:.1%}", f"{r['tensors']:.0f}"]
+        for codec, r in data["prediction"].items()
+    ]
+    headings = ["codec", "median error", "largest error", "tensors"]
+    return _markdown(headings, rows) + "\n\n" + _where(data, "advisor.json")
+
+
+def forced_table() -> str:
+    """Training with auto and with every codec forced."""
+    data = _load("advisor.json")
+    rows = [
+        [
+            f"{model} `{codec}`",
+            *(f"{1e3 * r[key]:.1f}" for key in ("cost_s", "device_s", "hooks_s")),
+            f"{r['held_bytes'] / MIB:.1f}",
+        ]
+        for model, found in data["training"].items()
+        for codec, r in found.items()
+    ]
+    headings = ["model, codec", "cost of a step, ms", "codecs, ms", "hooks, ms", "held, MiB"]
+    decided = f"Deciding took {data['decision_us']:.1f} us per tensor, samples included. "
+    return _markdown(headings, rows) + "\n\n" + decided + _where(data, "advisor.json")
+
+
 TABLES: Final = {
+    "advisor": advisor_table,
+    "prediction": prediction_table,
+    "forced": forced_table,
     "demo": demo_table,
     "codecs": codec_table,
     "all codecs": all_codecs_table,
@@ -169,7 +223,7 @@ def filled(text: str) -> str:
 def main(
     check: Annotated[bool, typer.Option(help="Change nothing; exit 1 if stale.")] = False,
 ) -> None:
-    """Fill the tables of README.md and docs/benchmarks.md from the committed results."""
+    """Fill the tables of README.md and docs from the committed results."""
     for page in PAGES:
         text = page.read_text()
         new = filled(text)
@@ -177,3 +231,10 @@ def main(
             typer.echo(f"{page.name} is stale: run `python -m bench readme`.", err=True)
             raise typer.Exit(1)
         page.write_text(new)
+    for source, target in PICTURES.items():
+        data = source.read_bytes() if source.exists() else b""
+        if data and check and (not target.exists() or target.read_bytes() != data):
+            typer.echo(f"{target.name} is stale: run `python -m bench readme`.", err=True)
+            raise typer.Exit(1)
+        if data and not check:
+            target.write_bytes(data)

@@ -1,0 +1,40 @@
+"""`python -m bench advisor` end to end on small models."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("typer")
+pytest.importorskip("sklearn")
+pytest.importorskip("matplotlib")
+
+from typer.testing import CliRunner
+
+from bench.__main__ import app
+from bench.advisor.cells import cheapest
+from bench.advisor.report import KEYS
+
+
+def test_every_cell_is_compared_and_the_oracle_is_the_best(tmp_path, monkeypatch):
+    monkeypatch.setenv("CSWAP_CACHE_DIR", str(tmp_path))  # the command sets one of its own
+    out = tmp_path / "advisor.json"
+    result = CliRunner().invoke(app, ["advisor", "--quick", "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    found = json.loads(out.read_text())
+    assert len(found["cells"]) == 2 * 4 * 2  # models, machines, modes
+    for row in found["cells"]:
+        best = row["oracle_s"] * (1 - 1e-9)
+        assert all(row[key] >= best for key in KEYS.values()), row
+        assert row["simulated"] is (row["machine"] != "this CPU")
+    simulated = [row for row in found["cells"] if row["simulated"]]
+    assert all(row["advisor_s"] <= 1.05 * row["oracle_s"] for row in simulated)
+    assert found["prediction"]["bitpack"]["median"] < 0.03
+    assert out.with_suffix(".png").read_bytes()[:4] == b"\x89PNG"
+    assert set(found["training"]) == {"cnn", "gpt"}
+
+
+def test_the_cheapest_depends_on_the_price():
+    row = {"raw": (0.0, 100.0), "zvc": (1.0, 40.0), "zvc+int8": (2.0, 10.0)}
+    assert [cheapest(row, price) for price in (0.0, 0.02, 0.1)] == ["raw", "zvc", "zvc+int8"]
