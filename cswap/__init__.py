@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from cswap import plan as plan
     from cswap.api import install as install
     from cswap.api import swapping as swapping
     from cswap.codecs.base import Codec as Codec
@@ -24,7 +25,13 @@ if TYPE_CHECKING:
     from cswap.errors import CorruptEncodingError as CorruptEncodingError
     from cswap.errors import CswapError as CswapError
     from cswap.errors import UnknownCodecError as UnknownCodecError
+    from cswap.plan.estimate import estimate as estimate
+    from cswap.plan.hardware import list_hardware as list_hardware
+    from cswap.plan.hardware import load_hardware as load_hardware
+    from cswap.plan.simulate import simulate as simulate
+    from cswap.schema.plan import Plan as Plan
     from cswap.schema.tensor import TensorProfile as TensorProfile
+    from cswap.schema.trace import Trace as Trace
 
 __version__: Final = "0.1.0.dev0"
 
@@ -34,14 +41,20 @@ _EXPORTS: Final = {
     "CorruptEncodingError": "cswap.errors",
     "CswapError": "cswap.errors",
     "Encoding": "cswap.codecs.base",
+    "Plan": "cswap.schema.plan",
     "Stats": "cswap.engine.stats",
     "SwapConfig": "cswap.config",
     "TensorProfile": "cswap.schema.tensor",
+    "Trace": "cswap.schema.trace",
     "UnknownCodecError": "cswap.errors",
+    "estimate": "cswap.plan.estimate",
     "get_codec": "cswap.codecs.registry",
     "install": "cswap.api",
     "list_codecs": "cswap.codecs.registry",
+    "list_hardware": "cswap.plan.hardware",
+    "load_hardware": "cswap.plan.hardware",
     "register_codec": "cswap.codecs.registry",
+    "simulate": "cswap.plan.simulate",
     "swapping": "cswap.api",
 }
 """Public name to the module it lives in, imported on first use."""
@@ -52,15 +65,22 @@ __all__ = [
     "CorruptEncodingError",
     "CswapError",
     "Encoding",
+    "Plan",
     "Stats",
     "SwapConfig",
     "TensorProfile",
+    "Trace",
     "UnknownCodecError",
     "__version__",
+    "estimate",
     "get_codec",
     "install",
     "list_codecs",
+    "list_hardware",
+    "load_hardware",
+    "plan",
     "register_codec",
+    "simulate",
     "swapping",
 ]
 
@@ -73,8 +93,10 @@ if not TYPE_CHECKING:  # a checker that saw it would accept any name
 
     def __getattr__(name: str) -> object:
         # Lazy, so that `cswap --help`, the planners and the simulator start without torch.
-        if name not in _EXPORTS:
+        if name not in (*_EXPORTS, "plan"):
             raise AttributeError(f"module 'cswap' has no attribute {name!r}")
+        if name == "plan":  # a package that can be called
+            return importlib.import_module("cswap.plan")
         value = getattr(importlib.import_module(_EXPORTS[name]), name)
         globals()[name] = value  # the next access does not come here
         return value

@@ -25,6 +25,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+hardware_app = typer.Typer(help="Hardware profiles that plans are made for.", no_args_is_help=True)
+app.add_typer(hardware_app, name="hardware")
+
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
@@ -211,6 +214,93 @@ def report(
     _show(table)
     print(timeline.summary(events))
     print(f"Written: {path}")
+
+
+@app.command()
+def plan(
+    trace: Annotated[
+        str, typer.Argument(help="Trace of a step (JSON), by cswap.estimate().save().")
+    ],
+    hardware: Annotated[str, typer.Option(help="Profile, or a file; here: this machine.")],
+    budget: Annotated[str, typer.Option(help='Device memory, such as "8GiB"; default: all.')] = "",
+    policy: Annotated[str, typer.Option(help="One, several with commas, or all.")] = "joint",
+    out: Annotated[str, typer.Option(help="Write the (best) plan to this file.")] = "",
+    seed: Annotated[int, typer.Option(help="Of random choices.")] = 0,
+    time_limit: Annotated[float | None, typer.Option(help="Seconds per policy.")] = None,
+    as_json: _Json = False,
+) -> None:
+    """Plan what to keep, swap and recompute in a step, and say what that would give (simulated).
+
+    Ctrl-C ends a search with the best plan so far.
+    """
+    from rich.progress import Progress
+
+    from cswap.config import parse_bytes
+    from cswap.plan.planner import available, compare
+    from cswap.report import planning
+
+    names = available() if policy == "all" else [name.strip() for name in policy.split(",")]
+    nbytes = parse_bytes(budget, "budget") if budget else None
+    with Progress(disable=not sys.stdout.isatty()) as progress:
+        bar = progress.add_task("Planning", total=1.0)
+
+        def show(done: float, text: str) -> None:
+            progress.update(bar, completed=done, description=text)
+
+        rows = compare(
+            trace,
+            _hardware(hardware),
+            nbytes,
+            names,
+            seed=seed,
+            time_limit=time_limit,
+            progress=show,
+        )
+    best = planning.best(rows)
+    if out:
+        best.save(out)
+    if as_json:
+        print(json.dumps([planning.record(row) for row in rows]))
+        return
+    table = _table(*planning.COLUMNS)
+    for row in rows:
+        table.add_row(*map(_literal, planning.cells(row)))
+    _show(table)
+    print("Simulated." + (f" Written: {out} (policy {best.policy})" if out else ""))
+
+
+def _hardware(name: str) -> object:
+    if name != "here":
+        return name
+    from cswap.plan.here import this_machine
+
+    return this_machine()
+
+
+@hardware_app.command("list")
+def list_profiles(as_json: _Json = False) -> None:
+    """List the hardware profiles that come with cswap."""
+    from cswap.plan.hardware import list_hardware, load_hardware
+    from cswap.report import planning
+
+    found = [load_hardware(name) for name in list_hardware()]
+    if as_json:
+        print(json.dumps([h.name for h in found]))
+        return
+    table = _table(*planning.HARDWARE_COLUMNS)
+    for hardware in found:
+        table.add_row(*map(_literal, planning.hardware_cells(hardware)))
+    _show(table)
+
+
+@hardware_app.command("show")
+def show_profile(
+    name: Annotated[str, typer.Argument(help="Of a profile, or a file; here: this machine.")],
+) -> None:
+    """Print a hardware profile, with the source of each figure, as JSON."""
+    from cswap.plan.hardware import load_hardware
+
+    print(json.dumps(load_hardware(_hardware(name)).to_dict(), indent=1))
 
 
 @app.command()
