@@ -206,12 +206,12 @@ class Simulator:
         """
         decisions = {}
         for p, saved in enumerate(self.saved):
-            name = _NAMES[int(action[p])]
-            if action[p] != SWAP:
-                decisions[saved] = Decision(name)
-                continue
-            ahead = None if prefetch is None else self._ahead(p, int(prefetch[p]))
-            decisions[saved] = Decision(name, self.codecs[int(codec[p])], ahead)
+            name, tensor = _NAMES[int(action[p])], self.trace.tensors[self.swappable[p]]
+            made = Decision(name, module=tensor.module, nbytes=tensor.nbytes)
+            if action[p] == SWAP:
+                ahead = None if prefetch is None else self._ahead(p, int(prefetch[p]))
+                made = replace(made, codec=self.codecs[int(codec[p])], prefetch=ahead)
+            decisions[saved] = made
         plan = Plan(decisions, policy, self.budget_bytes, self.hardware.name)
         result = self.run(*self.from_plan(plan))
         predicted = {

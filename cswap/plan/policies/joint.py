@@ -1,0 +1,208 @@
+"""``joint`` (ours): keep, swap with a codec, recompute and prefetch points, decided together.
+
+1. Candidates by price: each tensor takes the action of the lowest ``seconds of compute and codec +
+   price of the link * seconds on it - price of memory * bytes * time away``. For a few prices of
+   the link, the lowest price of memory at which the step fits is found by bisection.
+2. Candidates by structure: keep the tensors saved last, which come back first and have no time to
+   leave, and let the others go in one way; how many stay is found by bisection, too.
+3. Local search from the best: tensor by tensor, most bytes first, every other action is simulated
+   and taken if the step gets shorter; then pairs in which one comes back and another leaves.
+
+The simulator judges everything, so the plan is never worse than the simple ones among the
+candidates.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from cswap.plan.recompute import chain_s
+from cswap.plan.search import Best
+from cswap.plan.simulate import KEEP, RECOMPUTE, SWAP
+from cswap.plan.vdnn import CONV, features_of, inputs_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
+
+    from cswap.plan.problem import Problem
+    from cswap.schema.plan import Plan
+
+    Choice = tuple[NDArray[np.int8], NDArray[np.int8]]
+
+SEARCH_S: Final = 8.0
+"""Seconds of local search where the problem has no deadline."""
+
+LINK_PRICES: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Of a second on the link, in seconds of the step: 0 while it hides, 1 when it does not."""
+
+ROUNDS: Final = 12
+"""Of bisection for the price of memory."""
+
+
+def solve(problem: Problem) -> Plan:
+    """The best of all candidates and what local search makes of it."""
+    search = _Joint(problem)
+    search.by_structure()
+    search.by_price()
+    search.improve()
+    best = search.best
+    assert best.action is not None
+    assert best.codec is not None
+    return problem.simulator.to_plan(best.action, best.codec, best.prefetch, "joint")
+
+
+class _Joint:
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._simulator = simulator = problem.simulator
+        self.best = Best(simulator)
+        self._n = len(simulator.saved)
+        ends = np.cumsum([operator.duration_s for operator in simulator.trace.operators])
+        self._gap_s = ends[simulator.backward - 1] - ends[simulator.forward]
+        self._again_s = chain_s(simulator)
+        codec_s = simulator.encode_s + simulator.decode_s
+        self._codec_s = simulator.hardware.codec_tax * codec_s
+        self._link_s = simulator.d2h_s + simulator.h2d_s
+        self._end_s = time.monotonic() + SEARCH_S
+
+    def _stopped(self) -> bool:
+        late = self._problem.deadline is None and time.monotonic() > self._end_s
+        return late or self._problem.stopped()
+
+    def _judge(self, choice: Choice) -> float:
+        action, codec = choice
+        return self.best.consider(action, codec, self._simulator.earliest_prefetch(action, codec))
+
+    def _feasible(self, choice: Choice) -> bool:
+        return self._judge(choice) < self._simulator.worst_s
+
+    # ------------------------------------------------------------ candidates
+
+    def by_structure(self) -> None:
+        """All in one way, the ones saved last excepted; and what vDNN would move."""
+        self._judge((np.full(self._n, KEEP, np.int8), np.zeros(self._n, np.int8)))
+        oldest = np.argsort(self._simulator.forward, kind="stable")
+        for away in self._ways():
+            self._fewest(lambda count, away=away: self._first(oldest[:count], away))  # type: ignore[misc]
+            if self._stopped():
+                return
+        trace = self._problem.trace
+        for kinds in (CONV, features_of(trace)):
+            action = np.where(inputs_of(trace, kinds), SWAP, KEEP).astype(np.int8)
+            self._judge((action, self._best_codec()))
+            self._judge((action, np.zeros(self._n, np.int8)))
+
+    def _ways(self) -> Iterator[Choice]:
+        # Everything leaves: raw, by the codec of the shortest swap, by recomputation where it pays.
+        swap, raw = np.full(self._n, SWAP, np.int8), np.zeros(self._n, np.int8)
+        codec = self._best_codec()
+        yield swap, raw
+        yield swap, codec
+        recompute = self._simulator.recomputable
+        yield np.where(recompute, RECOMPUTE, SWAP).astype(np.int8), codec
+        rows = np.arange(self._n)
+        swap_s = self._link_s[rows, codec] + self._codec_s[rows, codec]
+        cheaper = recompute & (self._again_s < swap_s)
+        yield np.where(cheaper, RECOMPUTE, SWAP).astype(np.int8), codec
+
+    def _best_codec(self) -> NDArray[np.int8]:
+        return np.argmin(self._codec_s + self._link_s, axis=1).astype(np.int8)  # type: ignore[no-any-return]
+
+    def _first(self, away: NDArray[np.int64], choice: Choice) -> Choice:
+        action = np.full(self._n, KEEP, np.int8)
+        action[away] = choice[0][away]
+        return action, choice[1]
+
+    def _fewest(self, make: Callable[[int], Choice]) -> None:
+        low, high = 0, self._n
+        while low < high and not self._stopped():
+            middle = (low + high) // 2
+            if self._feasible(make(middle)):
+                high = middle
+            else:
+                low = middle + 1
+        self._judge(make(high))
+
+    def by_price(self) -> None:
+        """For some prices of the link, the lowest price of memory at which the step fits."""
+        gap_bytes = self._simulator.nbytes * self._gap_s
+        highest = float(np.max(self._codec_s.max(axis=1) + self._link_s.max(axis=1), initial=0.0))
+        most = highest / max(float(np.min(gap_bytes[gap_bytes > 0], initial=np.inf)), 1e-30)
+        for link in LINK_PRICES:
+            low, high = 0.0, most
+            for _ in range(ROUNDS):
+                if self._stopped():
+                    return
+                middle = np.sqrt(max(low, 1e-9 * most) * high)
+                if self._feasible(self._priced(link, middle * gap_bytes)):
+                    high = middle
+                else:
+                    low = middle
+            self._judge(self._priced(link, high * gap_bytes))
+
+    def _priced(self, link: float, gain_s: NDArray[np.float64]) -> Choice:
+        cost_s = self._codec_s + link * self._link_s
+        codec = np.argmin(cost_s, axis=1).astype(np.int8)
+        swap_s = cost_s[np.arange(self._n), codec]
+        again_s = np.where(self._simulator.recomputable, self._again_s, np.inf)
+        leave_s = np.minimum(swap_s, again_s)
+        leave = np.where(again_s < swap_s, RECOMPUTE, SWAP)
+        return np.where(leave_s < gain_s, leave, KEEP).astype(np.int8), codec
+
+    # ---------------------------------------------------------- local search
+
+    def improve(self) -> None:
+        """Change one tensor at a time, then exchange two, for as long as that helps."""
+        improved = True
+        while improved and not self._stopped():
+            improved = self._one_by_one() or self._exchanges()
+
+    def _one_by_one(self) -> bool:
+        before = self.best.cost_s
+        for position in np.argsort(-self._simulator.nbytes, kind="stable"):
+            if self._stopped():
+                break
+            for action, codec in self._others(int(position)):
+                self._try({int(position): (action, codec)})
+        return self.best.cost_s < before * (1 - 1e-9)
+
+    def _others(self, position: int) -> Iterator[tuple[int, int]]:
+        yield KEEP, 0
+        if self._simulator.recomputable[position]:
+            yield RECOMPUTE, 0
+        seen = set()
+        for codec in range(len(self._simulator.codecs)):
+            key = (self._simulator.encoded_bytes[position, codec], self._codec_s[position, codec])
+            if key not in seen:
+                seen.add(key)
+                yield SWAP, codec
+
+    def _exchanges(self) -> bool:
+        before = self.best.cost_s
+        assert self.best.action is not None
+        codec = self._best_codec()
+        gone = np.flatnonzero(self.best.action != KEEP)
+        kept = np.flatnonzero(self.best.action == KEEP)
+        rng = np.random.default_rng(self._problem.seed)
+        for back in rng.permutation(gone):
+            for away in rng.permutation(kept)[:8]:
+                if self._stopped():
+                    return self.best.cost_s < before * (1 - 1e-9)
+                self._try({int(back): (KEEP, 0), int(away): (SWAP, int(codec[away]))})
+        return self.best.cost_s < before * (1 - 1e-9)
+
+    def _try(self, changes: dict[int, tuple[int, int]]) -> None:
+        assert self.best.action is not None
+        assert self.best.codec is not None
+        action, codec = self.best.action.copy(), self.best.codec.copy()
+        for position, (new_action, new_codec) in changes.items():
+            action[position] = new_action
+            if new_action == SWAP:
+                codec[position] = new_codec
+        if (action != self.best.action).any() or (codec != self.best.codec).any():
+            self._judge((action, codec))

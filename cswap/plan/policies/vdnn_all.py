@@ -1,0 +1,17 @@
+"""``vdnn-all``: the inputs of every feature-extraction layer leave. See `cswap.plan.vdnn`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cswap.plan.vdnn import features_of, inputs_of, offload
+
+if TYPE_CHECKING:
+    from cswap.plan.problem import Problem
+    from cswap.schema.plan import Plan
+
+
+def solve(problem: Problem) -> Plan:
+    """Offload X of every convolution and pooling layer."""
+    trace = problem.trace
+    return offload(problem, inputs_of(trace, features_of(trace)), "vdnn-all")

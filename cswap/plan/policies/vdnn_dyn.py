@@ -1,0 +1,26 @@
+"""``vdnn-dyn``: no offload if the step fits, else convolutions' inputs, else all.
+
+See `cswap.plan.vdnn`. The paper's other half, faster or smaller algorithms of convolutions, is
+not modelled.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cswap.plan.vdnn import CONV, features_of, inputs_of, offload
+
+if TYPE_CHECKING:
+    from cswap.plan.problem import Problem
+    from cswap.schema.plan import Plan
+
+
+def solve(problem: Problem) -> Plan:
+    """The first of none, conv, all that runs in the budget; all if none of them does."""
+    trace = problem.trace
+    everything = inputs_of(trace, features_of(trace))
+    tries = (np.zeros_like(everything), inputs_of(trace, CONV), everything)
+    plans = [offload(problem, moved, "vdnn-dyn") for moved in tries]
+    return next((plan for plan in plans if plan.predicted["feasible"]), plans[-1])
