@@ -227,6 +227,7 @@ def plan(
     out: Annotated[str, typer.Option(help="Write the (best) plan to this file.")] = "",
     seed: Annotated[int, typer.Option(help="Of random choices.")] = 0,
     time_limit: Annotated[float | None, typer.Option(help="Seconds per policy.")] = None,
+    recompute: Annotated[bool, typer.Option(help="Tensors may be computed again.")] = True,
     as_json: _Json = False,
 ) -> None:
     """Plan what to keep, swap and recompute in a step, and say what that would give (simulated).
@@ -254,6 +255,7 @@ def plan(
             names,
             seed=seed,
             time_limit=time_limit,
+            recompute=recompute,
             progress=show,
         )
     best = planning.best(rows)

@@ -90,7 +90,7 @@ def test_every_policy_makes_a_plan_that_fits_or_says_that_it_cannot(policy, shar
         assert found.feasible
         assert found.step_s == pytest.approx(plan.predicted["step_s"])
         assert set(plan.decisions) == {t.saved for t in trace.tensors if t.saved >= 0}
-        assert all(d.nbytes and d.module for d in plan.decisions.values())
+        assert all(d.nbytes for d in plan.decisions.values())
     assert made or share < 1.0
 
 

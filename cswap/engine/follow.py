@@ -2,8 +2,8 @@
 
 Note [finding a tensor in the plan]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-Tensors are saved in the plan's order, so the next one expected is the next one that comes: of the
-size, and in the module, that the plan says. Where modules are recomputed, what they save is not
+Tensors are saved in the plan's order, so the next one expected is the next one that comes, of the
+size that the plan says. Where modules are recomputed, what they save is not
 seen; but what they hand on may be, when a later module saves it again. So that many tensors more
 than expected are no drift: the advisor decides about them. Anything else is another model, another
 batch, or another order. Then the plan is worth nothing, and the engine goes on without.
@@ -59,7 +59,7 @@ class PlanFollower:
         if self._next < len(self._expected):
             expected = self._expected[self._next]
             wanted = self._decisions[expected]
-            if wanted.nbytes in (None, nbytes) and wanted.module in ("", module):
+            if wanted.nbytes in (None, nbytes):
                 self._next += 1
                 return expected
         self._extra += 1

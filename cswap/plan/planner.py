@@ -82,6 +82,7 @@ def plan(
     *,
     seed: int = 0,
     time_limit: float | None = None,
+    recompute: bool = True,
     progress: Report | None = None,
 ) -> Plan:
     """The plan of a policy, in the budget.
@@ -95,13 +96,14 @@ def plan(
         policy: one of `POLICIES`.
         seed: of every random choice.
         time_limit: seconds after which the best so far is returned; None: the policy's own end.
+        recompute: whether the plan may recompute tensors; see `Problem.recompute`.
         progress: called with the fraction done and a text.
 
     Raises:
         BudgetError: no plan of this policy fits; carries the smallest budget that any plan fits.
         ConfigError: trace, hardware or an argument is wrong (named).
     """
-    problem = _problem(trace, hardware, budget, seed, time_limit, progress)
+    problem = _problem(trace, hardware, budget, seed, time_limit, recompute, progress)
     made = _solve(problem, policy)
     if policy not in UNBOUNDED:
         _check(problem, policy, _judged(problem, policy, made))
@@ -116,6 +118,7 @@ def compare(
     *,
     seed: int = 0,
     time_limit: float | None = None,
+    recompute: bool = True,
     progress: Report | None = None,
 ) -> list[Row]:
     """Several policies on the same step, machine and budget.
@@ -129,6 +132,7 @@ def compare(
         policies: names, in the order wanted; None: all that are here.
         seed: of every random choice.
         time_limit: seconds for each policy; None: its own end.
+        recompute: as for `plan`.
         progress: called with the fraction of all policies done and a text.
 
     Raises:
@@ -143,7 +147,7 @@ def compare(
         def part(done: float, text: str, index: int = index, name: str = name) -> None:
             report((index + done) / len(names), f"{name}: {text}")
 
-        problem = _problem(trace, hardware, budget, seed, time_limit, part)
+        problem = _problem(trace, hardware, budget, seed, time_limit, recompute, part)
         rows.append(_row(problem, name))
         if problem.interrupt.is_set():
             break
@@ -170,6 +174,7 @@ def _problem(
     budget: int | None,
     seed: int,
     time_limit: float | None,
+    recompute: bool,
     progress: Report | None,
 ) -> Problem:
     step, machine = Trace.parse(trace), load_hardware(hardware)
@@ -179,7 +184,7 @@ def _problem(
             raise ConfigError(f"time_limit={time_limit!r}: must be > 0 seconds.")
         deadline = time.monotonic() + time_limit
     nbytes = _budget(budget, machine)
-    return Problem(step, machine, nbytes, seed, deadline, progress or silent)
+    return Problem(step, machine, nbytes, seed, deadline, recompute, progress or silent)
 
 
 def _budget(budget: Any, hardware: Hardware) -> int:

@@ -32,6 +32,8 @@ class Problem:
         budget_bytes: device memory that all of the step may use.
         seed: of every random choice.
         deadline: `time.monotonic` seconds at which to return the best so far; None: no limit.
+        recompute: whether tensors may be computed again. An engine can do that only with whole
+            modules of which everything is; other tensors it leaves to its advisor.
         report: call it now and then.
         interrupt: set from outside to stop early.
     """
@@ -41,6 +43,7 @@ class Problem:
     budget_bytes: int
     seed: int = 0
     deadline: float | None = None
+    recompute: bool = True
     report: Report = silent
     interrupt: threading.Event = field(default_factory=threading.Event)
     _simulator: Simulator | None = None
@@ -50,6 +53,8 @@ class Problem:
         """The simulator of this trace, hardware and budget, built once."""
         if self._simulator is None:
             self._simulator = Simulator(self.trace, self.hardware, self.budget_bytes)
+            if not self.recompute:
+                self._simulator.recomputable[:] = False
         return self._simulator
 
     def stopped(self) -> bool:

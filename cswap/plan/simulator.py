@@ -207,7 +207,8 @@ class Simulator:
         decisions = {}
         for p, saved in enumerate(self.saved):
             name, tensor = _NAMES[int(action[p])], self.trace.tensors[self.swappable[p]]
-            made = Decision(name, module=tensor.module, nbytes=tensor.nbytes)
+            module = self._module_of(self.swappable[p])
+            made = Decision(name, module=module, nbytes=tensor.nbytes)
             if action[p] == SWAP:
                 ahead = None if prefetch is None else self._ahead(p, int(prefetch[p]))
                 made = replace(made, codec=self.codecs[int(codec[p])], prefetch=ahead)
@@ -223,6 +224,20 @@ class Simulator:
             "feasible": float(result.feasible),
         }
         return replace(plan, predicted=predicted, trace_fingerprint=fingerprint(self.trace))
+
+    def _module_of(self, tensor: int) -> str:
+        """The smallest module that holds the producer and all forward users of a tensor."""
+        life, operators = self._life, self.trace.operators
+        touched = [u for u in life.users[tensor] if operators[u].phase == "forward"]
+        if life.producer[tensor] >= 0:
+            touched.append(life.producer[tensor])
+        paths = [operators[u].module.split(".") for u in touched]
+        common = []
+        for parts in zip(*paths, strict=False):
+            if len(set(parts)) > 1:
+                break
+            common.append(parts[0])
+        return ".".join(common)
 
     def from_plan(self, plan: Plan) -> tuple[NDArray[np.int8], NDArray[np.int8], NDArray[np.int32]]:
         """Arrays action, codec, prefetch of a plan; `cswap.plan.sections` sees to sections.

@@ -29,9 +29,9 @@ class Decision:
         prefetch: how many saved tensors ahead of its own first backward use, in the order of first
             backward uses, its swap-in may start; 0: on demand. None: as early as memory allows.
         section_bytes: swap it in sections of that many raw bytes; None: in one piece.
-        module: path of the module that saves it, by which an engine knows that it is the one; "":
-            not known.
-        nbytes: its raw bytes, likewise; None: not known.
+        module: path of the smallest module in which it is both made and read by forward: what has
+            to be recomputed as a whole if it is not to be held; "": none, or not known.
+        nbytes: its raw bytes, by which an engine knows that it is the one; None: not known.
     """
 
     action: Action
