@@ -20,6 +20,7 @@ COMMANDS = {
     "demo": "bench.demo",
     "codecs": "bench.codecs",
     "overhead": "bench.overhead",
+    "plans": "bench.plans",
     "advisor": "bench.advisor.command",
     "accuracy": "bench.accuracy.command",
     "readme": "bench.readme",

@@ -12,10 +12,19 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from bench.accuracy.report import markdown
+
 ROOT: Final = Path(__file__).resolve().parents[1]
 RESULTS: Final = ROOT / "bench" / "results" / "cpu"
-PAGES: Final = (ROOT / "README.md", *(ROOT / "docs" / f"{n}.md" for n in ("benchmarks", "advisor")))
-PICTURES: Final = {RESULTS / "advisor.png": ROOT / "docs" / "advisor.png"}
+PAGES: Final = (
+    ROOT / "README.md",
+    *(ROOT / "docs" / f"{n}.md" for n in ("benchmarks", "advisor", "lossy", "planning")),
+)
+PICTURES: Final = {
+    RESULTS / "advisor.png": ROOT / "docs" / "advisor.png",
+    RESULTS / "accuracy" / "pareto.png": ROOT / "docs" / "lossy-pareto.png",
+    RESULTS / "accuracy" / "heat.png": ROOT / "docs" / "lossy-gradients.png",
+}
 """Committed pictures, and where pages show them."""
 
 MIB: Final = 1 << 20
@@ -198,7 +207,53 @@ def forced_table() -> str:
     return _markdown(headings, rows) + "\n\n" + decided + _where(data, "advisor.json")
 
 
+def accuracy_table() -> str:
+    """What lossy swapping cost in accuracy."""
+    data = _load("accuracy/results.json")
+    return markdown(data) + "\n" + _where(data, "accuracy/results.json")
+
+
+def short_accuracy_table() -> str:
+    """The same for the README: change of the loss, verdict, bytes."""
+    data = _load("accuracy/results.json")
+    rows = [
+        [
+            f"{r['model']} {r['policy']}",
+            f"{r['loss']['mean']:+.4f}",
+            r["loss"]["verdict"],
+            f"{r['eligible_bytes'] / r['held_bytes']:.2f}",
+        ]
+        for r in data["summary"]
+        if r["policy"] != "off"
+    ]
+    headings = ["model, policy", "change of validation loss", "verdict", "raw / held bytes"]
+    return _markdown(headings, rows) + "\n\n" + _where(data, "accuracy/results.json")
+
+
+def plans_table() -> str:
+    """Policies on models, machines and budgets, simulated."""
+    data = _load("plans.json")
+    policies = data["policies"]
+    rows = [
+        [
+            f"{c['model']}, batch {c['batch']}",
+            c["hardware"],
+            f"{c['budget_bytes'] / 2**30:.1f} GiB",
+            *(f"{c['of_ideal'][p]:.1%}" if c["of_ideal"].get(p) else "-" for p in policies),
+        ]
+        for c in data["cells"]
+    ]
+    return (
+        _markdown(["model", "machine", "budget", *policies], rows)
+        + "\n\n"
+        + _where(data, "plans.json")
+    )
+
+
 TABLES: Final = {
+    "accuracy": accuracy_table,
+    "short accuracy": short_accuracy_table,
+    "plans": plans_table,
     "advisor": advisor_table,
     "prediction": prediction_table,
     "forced": forced_table,

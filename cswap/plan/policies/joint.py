@@ -5,7 +5,8 @@
    the link, the lowest price of memory at which the step fits is found by bisection.
 2. Candidates by structure: keep the tensors saved last, which come back first and have no time to
    leave, and let the others go in one way; how many stay is found by bisection, too.
-3. Local search from the best: tensor by tensor, most bytes first, every other action is simulated
+3. Candidates by descent: the best so far are crossed, tensor by tensor, and a few tensors changed.
+4. Local search from the best: tensor by tensor, most bytes first, every other action is simulated
    and taken if the step gets shorter; then pairs in which one comes back and another leaves.
 
 The simulator judges everything, so the plan is never worse than the simple ones among the
@@ -34,11 +35,20 @@ if TYPE_CHECKING:
 
     Choice = tuple[NDArray[np.int8], NDArray[np.int8]]
 
-SEARCH_S: Final = 8.0
-"""Seconds of local search where the problem has no deadline."""
+EVALUATIONS: Final = 12_000
+WORK: Final = 8_000_000
+"""Candidates that are simulated at most: so many, and so many operators of all of them together."""
 
 LINK_PRICES: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Of a second on the link, in seconds of the step: 0 while it hides, 1 when it does not."""
+
+CHANCES: Final = 60
+
+POOL: Final = 40
+"""Candidates that may have children."""
+
+IDLE: Final = 1500
+"""Children in a row that are no better than the worst in the pool: enough."""
 
 ROUNDS: Final = 12
 """Of bisection for the price of memory."""
@@ -49,7 +59,10 @@ def solve(problem: Problem) -> Plan:
     search = _Joint(problem)
     search.by_structure()
     search.by_price()
+    search.by_chance()
+    search.by_descent()
     search.improve()
+    search.by_descent(last=True)
     best = search.best
     assert best.action is not None
     assert best.codec is not None
@@ -68,15 +81,39 @@ class _Joint:
         codec_s = simulator.encode_s + simulator.decode_s
         self._codec_s = simulator.hardware.codec_tax * codec_s
         self._link_s = simulator.d2h_s + simulator.h2d_s
-        self._end_s = time.monotonic() + SEARCH_S
+        self._began_s = time.monotonic()
+        n_operators = len(simulator.trace.operators)
+        self._evaluations = min(EVALUATIONS, max(500, WORK // max(n_operators, 1)))
+        self._rng = np.random.default_rng(problem.seed)
+        self._pool: list[tuple[float, NDArray[np.int8], NDArray[np.int8]]] = []
+        self._useful = [self._codecs_of(position) for position in range(self._n)]
 
-    def _stopped(self) -> bool:
-        late = self._problem.deadline is None and time.monotonic() > self._end_s
-        return late or self._problem.stopped()
+    def _codecs_of(self, position: int) -> list[int]:
+        # Those that no other beats in bytes and in time.
+        nbytes, seconds = self._simulator.encoded_bytes[position], self._codec_s[position]
+        found: list[int] = []
+        for codec in np.lexsort((nbytes, seconds)):
+            if not found or nbytes[codec] < nbytes[found[-1]]:
+                found.append(int(codec))
+        return found
+
+    def _stopped(self, share: float = 1.0) -> bool:
+        # Whether so much of the evaluations, or of the time, is gone.
+        deadline, began_s = self._problem.deadline, self._began_s
+        if deadline is not None and time.monotonic() > began_s + share * (deadline - began_s):
+            return True
+        return self.best.evaluations > share * self._evaluations or self._problem.stopped()
 
     def _judge(self, choice: Choice) -> float:
         action, codec = choice
-        return self.best.consider(action, codec, self._simulator.earliest_prefetch(action, codec))
+        starts = self._simulator.earliest_prefetch(action, codec)
+        cost_s = self.best.consider(action, codec, starts)
+        fits = len(self._pool) < POOL or cost_s < self._pool[-1][0]
+        if fits and all(cost_s != known for known, _, _ in self._pool):
+            self._pool.append((cost_s, action.copy(), codec.copy()))
+            self._pool.sort(key=lambda entry: entry[0])
+            del self._pool[POOL:]
+        return cost_s
 
     def _feasible(self, choice: Choice) -> bool:
         return self._judge(choice) < self._simulator.worst_s
@@ -154,6 +191,41 @@ class _Joint:
         leave = np.where(again_s < swap_s, RECOMPUTE, SWAP)
         return np.where(leave_s < gain_s, leave, KEEP).astype(np.int8), codec
 
+    def by_chance(self) -> None:
+        """At random, from hardly anything to nearly everything leaving."""
+        codec = self._best_codec()
+        recompute = self._simulator.recomputable
+        for share in np.linspace(0.05, 0.95, CHANCES):
+            if self._stopped(0.3):
+                return
+            leaves = self._rng.random(self._n) < share
+            again = recompute & (self._rng.random(self._n) < self._rng.random())
+            action = np.where(leaves, np.where(again, RECOMPUTE, SWAP), KEEP).astype(np.int8)
+            self._judge((action, codec))
+
+    def by_descent(self, *, last: bool = False) -> None:
+        """Children of the best so far, until most of the time is gone or ``IDLE`` bring nothing."""
+        idle = 0
+        share = 1.0 if last else 0.7
+        while self._pool and idle < IDLE and not self._stopped(share):
+            mother, father = (self._pool[self._drawn()] for _ in range(2))
+            of_mother = self._rng.random(self._n) < 0.5
+            action = np.where(of_mother, mother[1], father[1]).astype(np.int8)
+            codec = np.where(of_mother, mother[2], father[2]).astype(np.int8)
+            self._mutate(action, codec)
+            before = self._pool[-1][0]
+            cost_s = self._judge((action, codec))
+            idle = 0 if cost_s < before else idle + 1
+
+    def _drawn(self) -> int:
+        # The better ones more often.
+        return int(min(self._rng.integers(len(self._pool), size=2)))
+
+    def _mutate(self, action: NDArray[np.int8], codec: NDArray[np.int8]) -> None:
+        for position in self._rng.integers(self._n, size=int(self._rng.integers(1, 5))):
+            options = list(self._others(int(position)))
+            action[position], codec[position] = options[int(self._rng.integers(len(options)))]
+
     # ---------------------------------------------------------- local search
 
     def improve(self) -> None:
@@ -175,12 +247,8 @@ class _Joint:
         yield KEEP, 0
         if self._simulator.recomputable[position]:
             yield RECOMPUTE, 0
-        seen = set()
-        for codec in range(len(self._simulator.codecs)):
-            key = (self._simulator.encoded_bytes[position, codec], self._codec_s[position, codec])
-            if key not in seen:
-                seen.add(key)
-                yield SWAP, codec
+        for codec in self._useful[position]:
+            yield SWAP, codec
 
     def _exchanges(self) -> bool:
         before = self.best.cost_s
@@ -188,9 +256,8 @@ class _Joint:
         codec = self._best_codec()
         gone = np.flatnonzero(self.best.action != KEEP)
         kept = np.flatnonzero(self.best.action == KEEP)
-        rng = np.random.default_rng(self._problem.seed)
-        for back in rng.permutation(gone):
-            for away in rng.permutation(kept)[:8]:
+        for back in self._rng.permutation(gone):
+            for away in self._rng.permutation(kept)[:8]:
                 if self._stopped():
                     return self.best.cost_s < before * (1 - 1e-9)
                 self._try({int(back): (KEEP, 0), int(away): (SWAP, int(codec[away]))})
