@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     Choice = tuple[NDArray[np.int8], NDArray[np.int8]]
 
-EVALUATIONS: Final = 12_000
+EVALUATIONS: Final = 20_000
 WORK: Final = 8_000_000
 """Candidates that are simulated at most: so many, and so many operators of all of them together."""
 
