@@ -30,9 +30,10 @@ def run_python(code: str, cwd: Path = ROOT) -> str:
 
 
 def package_inits() -> list[Path]:
-    # All but one: cswap.testing is public under that name, and was cut up for its length only.
+    # All but two: cswap.testing is public under that name, and was cut up for its length only;
+    # cswap.plan can be called.
     found = {*ROOT.glob("cswap/*/**/__init__.py"), *ROOT.glob("kernels/**/__init__.py")}
-    return sorted(found - {ROOT / "cswap/testing/__init__.py"})
+    return sorted(found - {ROOT / "cswap/testing/__init__.py", ROOT / "cswap/plan/__init__.py"})
 
 
 # The folder kernels/ must never answer to `import kernels` (kernels/README.md).
@@ -99,13 +100,19 @@ def test_package_inits_hold_a_docstring_only():
 @pytest.mark.parametrize("name", cswap.__all__)
 def test_public_name_resolves(name):
     value = getattr(cswap, name)
-    if name != "__version__":
+    if name not in ("__version__", "plan"):
         assert value.__name__ == name
+
+
+def test_the_package_plan_can_be_called():
+    with pytest.raises(cswap.ConfigError, match="trace"):
+        cswap.plan("no such file", "v100-pcie3")  # type: ignore[operator]
+    assert cswap.plan.planner is not None  # and is still a package
 
 
 def test_public_names_are_sorted_and_complete():
     assert list(cswap.__all__) == sorted(cswap.__all__)
-    assert sorted([*cswap._EXPORTS, "__version__"]) == cswap.__all__
+    assert sorted([*cswap._EXPORTS, "plan", "__version__"]) == cswap.__all__
     assert dir(cswap) == cswap.__all__
 
 
@@ -113,7 +120,7 @@ def test_type_checkers_see_the_same_names():
     tree = ast.parse((ROOT / "cswap/__init__.py").read_text("utf-8"))
     block = next(n for n in tree.body if isinstance(n, ast.If) and "not" not in ast.unparse(n.test))
     imports = [n for n in block.body if isinstance(n, ast.ImportFrom)]
-    assert {i.names[0].asname: i.module for i in imports} == cswap._EXPORTS
+    assert {i.names[0].asname: i.module for i in imports} == {**cswap._EXPORTS, "plan": "cswap"}
 
 
 def test_unknown_public_name_is_an_attribute_error():

@@ -35,11 +35,12 @@ Source: bench/results/cpu/codecs-worker.json. Only their order of magnitude matt
 weighed against is the price below.
 """
 
-DEFAULT_PRICE_S_PER_BYTE: Final = 1.0e-9
-"""What a byte of memory is worth on a CPU: what torch's checkpointing pays to save one.
+DEFAULT_PRICE_S_PER_BYTE: Final = 2.5e-9
+"""What a byte of memory is worth on a CPU: two to three times what torch's checkpointing takes to
+save one, since who turns swapping on is short of memory.
 
-Source: bench/results/cpu/demo.json, extra step time over saved bytes of mode "checkpoint": 1.3e-9
-for the CNN, 0.8e-9 for the GPT.
+Checkpointing's: extra step time over saved bytes in bench/results/cpu/demo.json, 1.3e-9 for the CNN
+and 0.8e-9 for the GPT.
 """
 
 CUDA_RATES: Final[dict[str, Rate]] = {
