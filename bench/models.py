@@ -136,11 +136,16 @@ class GptShape:
 
 
 class Block(nn.Module):
-    """One pre-norm transformer block: x + attention(norm(x)), then x + mlp(norm(x))."""
+    """One pre-norm transformer block: x + attention(norm(x)), then x + mlp(norm(x)).
 
-    def __init__(self, shape: GptShape) -> None:
+    Args:
+        shape: its width, heads and dropout.
+        causal: whether a position sees only those before it.
+    """
+
+    def __init__(self, shape: GptShape, *, causal: bool = True) -> None:
         super().__init__()
-        self.n_heads = shape.n_heads
+        self.n_heads, self.causal = shape.n_heads, causal
         self.norm_attention = nn.LayerNorm(shape.width)
         self.qkv = nn.Linear(shape.width, 3 * shape.width)
         self.out = nn.Sequential(nn.Linear(shape.width, shape.width), Dropout(shape.dropout))
@@ -159,11 +164,11 @@ class Block(nn.Module):
         return x  # noqa: RET504 - two like lines; and the sum is typed Any
 
     def attend(self, x: Tensor) -> Tensor:
-        """Causal self-attention; x and result are [batch, time, width]."""
+        """Self-attention; x and result are [batch, time, width]."""
         batch, time, width = x.shape
         heads = self.qkv(x).view(batch, time, 3, self.n_heads, width // self.n_heads)
         q, k, v = heads.permute(2, 0, 3, 1, 4)  # each [batch, head, time, width / n_heads]
-        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         out: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, time, width))
         return out
 

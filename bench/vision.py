@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bench.models import Dropout, Net
+from bench.models import Block, GptShape, Net
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,34 +32,6 @@ class VitShape:
     dropout: float = 0.1
 
 
-class VitBlock(nn.Module):
-    """One pre-norm block without a causal mask: x + attention(norm(x)), then x + mlp(norm(x))."""
-
-    def __init__(self, shape: VitShape) -> None:
-        super().__init__()
-        self.n_heads = shape.n_heads
-        self.norm_attention = nn.LayerNorm(shape.width)
-        self.qkv = nn.Linear(shape.width, 3 * shape.width)
-        self.out = nn.Sequential(nn.Linear(shape.width, shape.width), Dropout(shape.dropout))
-        self.norm_mlp = nn.LayerNorm(shape.width)
-        self.mlp = nn.Sequential(
-            nn.Linear(shape.width, 4 * shape.width),
-            nn.GELU(),
-            nn.Linear(4 * shape.width, shape.width),
-            Dropout(shape.dropout),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the block's output; x and result are [batch, patches, width]."""
-        batch, n, width = x.shape
-        heads = self.qkv(self.norm_attention(x)).view(batch, n, 3, self.n_heads, -1)
-        q, k, v = heads.permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(q, k, v)
-        x = x + self.out(mixed.transpose(1, 2).reshape(batch, n, width))
-        out: Tensor = x + self.mlp(self.norm_mlp(x))
-        return out
-
-
 class Vit(Net):
     """Vision transformer (Dosovitskiy et al. 2020), scaled down; mean over patches, no token."""
 
@@ -68,7 +40,8 @@ class Vit(Net):
         self.embed = nn.Conv2d(1, shape.width, shape.patch, shape.patch)
         n = (shape.side // shape.patch) ** 2
         self.position = nn.Parameter(0.02 * torch.randn(n, shape.width))
-        self.blocks = nn.ModuleList(VitBlock(shape) for _ in range(shape.n_layers))
+        block = GptShape(width=shape.width, n_heads=shape.n_heads, dropout=shape.dropout)
+        self.blocks = nn.ModuleList(Block(block, causal=False) for _ in range(shape.n_layers))
         self.norm = nn.LayerNorm(shape.width)
         self.head = nn.Linear(shape.width, n_classes)
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import io
 from typing import TYPE_CHECKING, Final
 
-from cswap.errors import UnsupportedError
+from cswap.report.figure import new_figure, png_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,15 +52,7 @@ def picture(found: Calibration) -> bytes:
     Raises:
         UnsupportedError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UnsupportedError(
-            f"pictures need matplotlib ({error}): pip install cswap[bench]"
-        ) from error
-    figure = Figure(figsize=(10, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(10, 4.5)
     for axes, direction in zip(
         figure.subplots(1, 2, sharey=True), ("encode", "decode"), strict=True
     ):
@@ -75,6 +66,4 @@ def picture(found: Calibration) -> bytes:
         axes.grid(alpha=0.3, which="both")
     figure.axes[0].set_ylabel("GB/s of raw bytes, large tensors")
     figure.axes[1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
-    out = io.BytesIO()
-    figure.savefig(out, dpi=120, format="png")
-    return out.getvalue()
+    return png_of(figure)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
 from dataclasses import dataclass
 from html import escape
@@ -11,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from cswap.engine.timeline import FORMAT, TRACKS, VERSION
-from cswap.errors import ConfigError, UnsupportedError
+from cswap.errors import ConfigError
+from cswap.report.figure import new_figure, png_of
 
 if TYPE_CHECKING:
     import os
@@ -127,21 +127,11 @@ def picture(events: list[dict[str, Any]]) -> bytes:
     Raises:
         UnsupportedError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UnsupportedError(
-            f"pictures need matplotlib ({error}): pip install cswap[bench]"
-        ) from error
-    figure = Figure(figsize=(11, 5.5), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(11, 5.5)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(2, 3))
     _draw_bytes(events, above)
     _draw_tracks(events, below)
-    out = io.BytesIO()
-    figure.savefig(out, dpi=120, format="png")
-    return out.getvalue()
+    return png_of(figure)
 
 
 def _draw_bytes(events: list[dict[str, Any]], axes: Axes) -> None:

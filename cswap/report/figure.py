@@ -1,0 +1,36 @@
+"""Figures without a display: matplotlib, if it is installed."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING
+
+from cswap.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure of that many inches.
+
+    Raises:
+        UnsupportedError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise UnsupportedError(
+            f"pictures need matplotlib ({error}): pip install cswap[bench]"
+        ) from error
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def png_of(figure: Figure) -> bytes:
+    """The figure as a PNG."""
+    out = io.BytesIO()
+    figure.savefig(out, dpi=120, format="png")
+    return out.getvalue()
