@@ -17,7 +17,7 @@ from cswap.errors import ConfigError
 if TYPE_CHECKING:
     from cswap.schema.tensor import TensorProfile
 
-LOSSY_NAMES: Final = ("off", "bf16", "fp16", "int8", "fp8", "mxfp8", "int4")
+LOSSY_NAMES: Final = ("off", "bf16", "fp16", "int8", "fp8", "mxfp8", "int4", "zfp")
 MIN_BYTES: Final = {"cpu": 64 << 10, "cuda": 1 << 20}
 """Default of ``min_bytes`` by kind of device."""
 

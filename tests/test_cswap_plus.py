@@ -21,6 +21,7 @@ from cswap.advisor.cswap_plus import (
 )
 from cswap.advisor.site import Site
 from cswap.config import SwapConfig
+from cswap.errors import ConfigError
 
 GB = 1e9
 
@@ -138,3 +139,48 @@ def test_the_engines_policy_compresses_what_is_sparse_and_sends_the_rest_raw():
     assert choose(x.relu(), 0) == "zvc"
     assert choose(x, 1) == "raw"
     assert choose((x > 0).long(), 2) == "raw"  # the paper's tensors are floats
+
+
+def test_values_are_sampled_once_per_epoch():
+    advisor = Advisor(SwapConfig(policy="cswap+"), None)
+    sparse = torch.randn(1 << 18, generator=torch.Generator().manual_seed(0)).relu()
+    dense = torch.randn(1 << 18, generator=torch.Generator().manual_seed(1))
+
+    def choose(values):
+        advisor.begin_step(0.0)
+        advice = advisor.choose(values, Site(), 0, lossy_ok=False, may_keep=False)
+        assert advice.codec is not None
+        return advice.codec.name
+
+    assert choose(sparse) == "zvc"
+    assert {choose(dense) for _ in range(30)} == {"zvc"}
+    advisor.begin_epoch(90)
+    assert {choose(dense) for _ in range(30)} == {"raw"}
+
+
+def test_zfp_slides_down_from_what_the_first_epoch_allows(monkeypatch):
+    pytest.importorskip("zfpy")
+    advisor = Advisor(SwapConfig(policy="cswap+", lossy="zfp"), None)
+    policy = advisor._policy
+    monkeypatch.setattr(policy, "_zfp_s_per_byte", 1e-12)  # as on a GPU: here it never pays
+    dense = torch.randn(1 << 18, generator=torch.Generator().manual_seed(1))
+
+    def choose():
+        advice = advisor.choose(dense, Site(), 0, lossy_ok=True, may_keep=False)
+        assert advice.codec is not None
+        return advice.codec.name
+
+    assert choose() == "raw"  # the first epoch finds Top and Bottom
+    rates = []
+    for _ in range(10):
+        advisor.begin_epoch(10)
+        rates.append(choose())
+    assert rates[0].startswith("zfp:")
+    numbers = [int(rate.partition(":")[2] or 16) for rate in rates]
+    assert numbers == sorted(numbers, reverse=True)
+    assert numbers[0] > numbers[-1] >= 1
+
+
+def test_zfp_needs_the_papers_policy():
+    with pytest.raises(ConfigError, match="policy='cswap"):
+        Advisor(SwapConfig(lossy="zfp"), None)

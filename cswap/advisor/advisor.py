@@ -101,6 +101,7 @@ class Advisor:
         self._lock = threading.Lock()
         self._sites: dict[_SiteKey, SiteMemory] = {}
         self._used: list[SiteMemory] = []
+        self._epoch = 0
         self._markets: dict[str, Market] = {}
 
     def may_be_lossy(self, tensor: torch.Tensor, site: Site) -> bool:
@@ -112,6 +113,14 @@ class Advisor:
         self._plan = None
         with self._lock:
             self._sites.clear()
+
+    def begin_epoch(self, epochs: int) -> None:
+        """An epoch ends, and the next of ``epochs`` begins; only ``policy="cswap+"`` cares."""
+        with self._lock:
+            self._epoch += 1
+            self._policy.begin_epoch(self._epoch, epochs)
+            for market in self._markets.values():
+                market.version += 1
 
     def begin_step(self, exposed_s: float) -> None:
         """A step begins; computation has waited so many seconds for swaps since the first.
@@ -175,8 +184,9 @@ class Advisor:
             and not self._needs_sample(memory)
         )
 
-    @staticmethod
-    def _needs_sample(memory: SiteMemory) -> bool:
+    def _needs_sample(self, memory: SiteMemory) -> bool:
+        if self._policy.per_epoch:
+            return memory.epoch != self._epoch
         return memory.uses > RESAMPLE_EVERY or memory.stale or memory.pending is not None
 
     def _market(self, kind: str) -> Market:
@@ -207,6 +217,7 @@ class Advisor:
             memory.decide(explanation, codec, market.version)
             if sampled:
                 memory.sampled()
+                memory.epoch = self._epoch
         return Advice(codec, memory, market)
 
     def _wait_for(
@@ -262,7 +273,7 @@ class Advisor:
         stay = (KEEP, "raw") if may_keep else ("raw",)
         lossy = self.milder.among(self._lossy, x, site.kind) if lossy_ok else ()
         names = (*stay, *LOSSLESS, *lossy)
-        return self._cheapest(x, site, position, reason, names, taken, memory)
+        return self._cheapest(x, site, position, reason, names, taken, memory, lossy_ok=lossy_ok)
 
     def _forced(self, x: torch.Tensor, site: Site, position: int) -> tuple[str | None, str]:
         decision = self._plan.decisions.get(position) if self._plan else None
@@ -301,6 +312,8 @@ class Advisor:
         names: tuple[str, ...],
         taken: TensorProfile,
         memory: SiteMemory | None,
+        *,
+        lossy_ok: bool,
     ) -> Explanation:
         market = self._market(x.device.type)
         quotes = [
@@ -308,7 +321,9 @@ class Advisor:
             for name in names
             if name == KEEP or get_codec(name).supports(x.dtype, x.device.type)
         ]
-        candidates = tuple(sorted(self._policy.price(x, quotes, market), key=lambda c: c.cost_s))
+        candidates = tuple(
+            sorted(self._policy.price(x, quotes, market, lossy_ok=lossy_ok), key=lambda c: c.cost_s)
+        )
         best, why = candidates[0], self._policy.reason
         stay = next((c for c in candidates if c.codec == KEEP), None)
         if stay is not None and best.cost_s > (1 - MARGIN) * stay.cost_s:

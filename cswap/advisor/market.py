@@ -78,6 +78,10 @@ class Market:
             extra_s=HOOKS_S,
         )
 
+    def model_s(self, name: str, profile: TensorProfile) -> float:
+        """What the model says that a round trip takes, uncorrected."""
+        return self._times[name].device_s(profile)
+
     def observe(self, codec: str, profile: TensorProfile, device_s: float) -> None:
         """A round trip of a tensor of this profile took that long."""
         times = self._times.get(codec)

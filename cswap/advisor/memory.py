@@ -112,6 +112,7 @@ class SiteMemory:
         pending: a sample that has not arrived yet.
         stale: the ratio is no longer what it was when the sample was taken.
         trial: a codec to try once.
+        epoch: in which the last sample was taken.
     """
 
     explanation: Explanation
@@ -122,6 +123,7 @@ class SiteMemory:
     stale: bool = False
     trial: Codec | None = None
     switches: int = 0
+    epoch: int = 0
     _reference: tuple[str, float] = ("", 0.0)
     _ratios: dict[str, Correction] = field(default_factory=dict)
     _seen: dict[str, list[float]] = field(default_factory=dict)

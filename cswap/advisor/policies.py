@@ -6,12 +6,11 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 from cswap.advisor.cost import Candidate
-from cswap.advisor.cswap_plus import Swap, sparse_bytes
 from cswap.advisor.market import KEEP
+from cswap.advisor.paper_policy import CswapPlus
 from cswap.advisor.trial import round_trip
 from cswap.codecs.registry import get_codec
 from cswap.errors import ConfigError
@@ -33,52 +32,68 @@ class Policy(Protocol):
     Attributes:
         reason: why, in words.
         explores: whether codecs may be tried to learn their times.
+        per_epoch: whether values are sampled when an epoch begins, and only then.
     """
 
     reason: str
     explores: bool
+    per_epoch: bool
 
     def price(
-        self, x: torch.Tensor, quotes: Sequence[Candidate], market: Market
+        self, x: torch.Tensor, quotes: Sequence[Candidate], market: Market, *, lossy_ok: bool
     ) -> Sequence[Candidate]:
         """The candidates among these quotes for x [n], with this policy's costs; at least one."""
         ...
 
+    def begin_epoch(self, epoch: int, epochs: int) -> None:
+        """Epoch ``epoch`` (from 0) of ``epochs`` begins."""
+        ...
 
-class Auto:
+
+class _NoEpochs:
+    """What most policies do when an epoch begins: nothing."""
+
+    def begin_epoch(self, epoch: int, epochs: int) -> None:
+        """See `Policy.begin_epoch`."""
+
+
+class Auto(_NoEpochs):
     """Lowest predicted cost."""
 
     reason = "lowest predicted cost"
     explores = True
+    per_epoch = False
 
     def price(
-        self, x: torch.Tensor, quotes: Sequence[Candidate], market: Market
+        self, x: torch.Tensor, quotes: Sequence[Candidate], market: Market, *, lossy_ok: bool
     ) -> Sequence[Candidate]:
         """See `Policy.price`."""
         return quotes
 
 
-class Raw:
+class Raw(_NoEpochs):
     """No codec at all: vDNN's mechanism."""
 
     reason = "policy raw"
     explores = False
+    per_epoch = False
 
     def price(
-        self, x: torch.Tensor, quotes: Sequence[Candidate], market: Market
+        self, x: torch.Tensor, quotes: Sequence[Candidate], market: Market, *, lossy_ok: bool
     ) -> Sequence[Candidate]:
         """See `Policy.price`."""
         return [quote for quote in quotes if quote.codec == "raw"]
 
 
-class Oracle:
+class Oracle(_NoEpochs):
     """True costs: every candidate is run on every tensor that is sampled. Slow, for evaluation."""
 
     reason = "lowest measured cost"
     explores = False
+    per_epoch = False
 
     def price(
-        self, x: torch.Tensor, quotes: Sequence[Candidate], market: Market
+        self, x: torch.Tensor, quotes: Sequence[Candidate], market: Market, *, lossy_ok: bool
     ) -> Sequence[Candidate]:
         """See `Policy.price`."""
         return [quote if quote.codec == KEEP else _measured(x, quote, market) for quote in quotes]
@@ -91,31 +106,6 @@ def _measured(x: torch.Tensor, quote: Candidate, market: Market) -> Candidate:
     device_s = encode_s + decode_s
     cost_s = device_s + market.price_s_per_byte * nbytes
     return Candidate(quote.codec, x.nbytes / max(nbytes, 1), device_s, cost_s, nbytes)
-
-
-class CswapPlus:
-    """The paper's rule (cswap_plus.py): ZVC if that shortens the swap of this tensor, else raw.
-
-    Its link is what the price of a byte stands for, and hides nothing: what a layer's computation
-    would hide is not known per tensor here (the planner's ``cswap+`` knows it from a trace).
-    """
-
-    reason = "CSwap+'s rule"
-    explores = False
-
-    def price(
-        self, x: torch.Tensor, quotes: Sequence[Candidate], market: Market
-    ) -> Sequence[Candidate]:
-        """See `Policy.price`."""
-        raw = next(quote for quote in quotes if quote.codec == "raw")
-        zvc = next((quote for quote in quotes if quote.codec == "zvc"), None)
-        rate = 2 / max(market.price_s_per_byte, 1e-15)
-        swap = Swap(x.nbytes, rate, rate)
-        costs = [replace(raw, cost_s=swap.uncompressed_cost_s)]
-        if zvc is not None and x.is_floating_point():
-            encoded = min(sparse_bytes(x.nbytes, 1 - 1 / zvc.ratio), x.nbytes)
-            costs.append(replace(zvc, cost_s=swap.compressed_cost_s(encoded, zvc.device_s, 0.0)))
-        return costs
 
 
 POLICIES: Final[dict[str, type[Policy]]] = {

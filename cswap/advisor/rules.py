@@ -64,7 +64,7 @@ def _any_match(name: str, patterns: tuple[str, ...]) -> bool:
 
 def lossy_candidates(lossy: str | float) -> tuple[str, ...]:
     """Names of the lossy codecs that the option ``lossy`` admits."""
-    if lossy == "off":
+    if lossy in ("off", "zfp"):  # zfp's rate is the policy's to choose
         return ()
     if isinstance(lossy, str):
         names: tuple[str, ...] = (lossy,)
@@ -94,6 +94,11 @@ def check(config: SwapConfig, plan: Plan | None) -> None:
     """
     if config.spill_limit is not None and config.spill_dir is None:
         raise ConfigError(f"spill_limit={config.spill_limit}: needs spill_dir as well.")
+    if config.lossy == "zfp" and config.policy != "cswap+":
+        raise ConfigError(
+            f"lossy='zfp' with policy={config.policy!r}: only policy='cswap+' chooses its rate. "
+            "Name a rate with codec='zfp:RATE'."
+        )
     static = static_codec(config.policy)
     if static is not None:
         get_codec(static)

@@ -146,8 +146,8 @@ class SwapEngine:
         Raises:
             OSError: the file cannot be written.
         """
-        record = make_record(self.stats, self.explain())
-        Path(path).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        text = json.dumps(make_record(self.stats, self.explain()), indent=1)
+        Path(path).write_text(text + "\n", encoding="utf-8")
 
     @contextmanager
     def trace(self, path: str | os.PathLike[str] | None = None) -> Iterator[Timeline]:
@@ -176,6 +176,10 @@ class SwapEngine:
         if not self._advisor.may_use_lossy or not self.config.guard_every:
             return None
         return Guard(model, self.config, self._counters, self._advisor.milder, self._watch)
+
+    def begin_epoch(self, epochs: int) -> None:
+        """The next of ``epochs`` epochs begins; ``policy="cswap+"`` samples values anew."""
+        self._advisor.begin_epoch(epochs)
 
     def begin_step(self) -> None:
         """A forward of the model begins."""
@@ -367,8 +371,7 @@ class SwapEngine:
     # --------------------------------------------------------------- release
 
     def _on_death(self, handle: Handle, _reference: weakref.ref[Token]) -> None:
-        # Runs wherever the last packed view died, maybe inside one of our own locks (the garbage
-        # collector chooses the moment): only take a note, and let a worker act on it.
+        # Runs wherever the last packed view died, maybe under our own locks: only take a note.
         self._dead.append(handle)
         self._dead_bytes += handle.raw_nbytes
         if self._dead_bytes > handle.lane.device.backlog_bytes:
