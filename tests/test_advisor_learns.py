@@ -168,7 +168,7 @@ def test_what_is_no_longer_measured_is_forgotten():
         factors.observe("zvc", 1e-3, 20e-3)
     assert factors.seconds("zvc", 1e-3) > 1e-2
     for _ in range(600):
-        factors.begin_step()
+        factors.forget()
     assert factors.seconds("zvc", 1e-3) < 1.5e-3
 
 

@@ -64,6 +64,11 @@ class Advice:
     _memory: SiteMemory
     _market: Market
 
+    @property
+    def learns(self) -> bool:
+        """Whether there was a choice, of which the outcome is worth a note."""
+        return bool(self._memory.explanation.candidates)
+
     def note_encoded(self, codec: str, raw_nbytes: int, nbytes: int) -> None:
         """The tensor was encoded; ``codec`` may be another than the one advised."""
         self._memory.note_encoded(codec, raw_nbytes, nbytes)
@@ -132,7 +137,8 @@ class Advisor:
             used, self._used = self._used, []
             step_s = None
             for market in self._markets.values():
-                step_s = market.begin_step(used, now_s, exposed_s) or step_s
+                if market.begin_step(now_s, exposed_s):
+                    step_s = market.look_back(used) or step_s
             if step_s is not None and self._policy.explores and _may_adapt():
                 trial_at(used, step_s, self._markets)
 

@@ -28,8 +28,8 @@ CLIP: Final = 0.5
 CHANGE: Final = 3
 """Measurements in a row that are off by CLIP or more, on one side: a change, no outlier."""
 
-FORGET: Final = 0.99
-"""Of what is not measured, that is left of a correction after a step: half of it after 69."""
+FORGET: Final = 0.96
+"""Of what is not measured, that is left of a correction after some steps: half after 17 times."""
 
 ABSURD: Final = 1e4
 """A measurement this many times off is the clock's or the counter's fault."""
@@ -109,8 +109,8 @@ class Correction:
             self._log += WEIGHT * max(-CLIP, min(CLIP, error))
         self._log = max(-LIMIT, min(LIMIT, self._log))
 
-    def begin_step(self) -> None:
-        """Forget a little of what the step before did not confirm.
+    def forget(self) -> None:
+        """Forget a little, if nothing was measured since the last time.
 
         Else a codec that looked slow once, when the machine was busy, would never be used again.
         """
@@ -147,8 +147,8 @@ class Line:
         self._fresh = True
         self._solve()
 
-    def begin_step(self) -> None:
-        """See `Correction.begin_step`."""
+    def forget(self) -> None:
+        """See `Correction.forget`."""
         if not self._fresh and self._sums[0]:
             self._sums = tuple(FORGET * value for value in self._sums)  # type: ignore[assignment]
             self._solve()
@@ -195,11 +195,11 @@ class TimeCorrections:
         own = self._codecs.setdefault(codec, Correction())
         own.observe(self._device.seconds(predicted_s), measured_s)
 
-    def begin_step(self) -> None:
-        """See `Correction.begin_step`."""
-        self._device.begin_step()
+    def forget(self) -> None:
+        """See `Correction.forget`."""
+        self._device.forget()
         for known in self._codecs.values():
-            known.begin_step()
+            known.forget()
 
     def snapshot(self) -> dict[str, float]:
         """Factors: of the device for a short and for a long job, and by codec."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from cswap.advisor.market import KEEP
+from cswap.advisor.market import KEEP, REFIT_EVERY
 from cswap.codecs.registry import get_codec
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ ENOUGH: Final = 3
 """Measurements of a codec after which nothing is doubted."""
 
 LOOK_AT: Final = 4
-"""Sites per step that are considered."""
+"""Sites that are considered at a time."""
 
 
 def trial_at(used: Sequence[SiteMemory], step_s: float, markets: Mapping[str, Market]) -> None:
@@ -39,7 +39,7 @@ def trial_at(used: Sequence[SiteMemory], step_s: float, markets: Mapping[str, Ma
     if not used:
         return
     market = next(iter(markets.values()))
-    first = market.steps * LOOK_AT
+    first = market.steps // REFIT_EVERY * LOOK_AT
     for i in range(min(LOOK_AT, len(used))):
         memory = used[(first + i) % len(used)]
         chosen = _chosen(memory)

@@ -22,7 +22,7 @@ MOVED: Final = 0.1
 """Relative change of a price or a correction at which choices are made again."""
 
 REFIT_EVERY: Final = 4
-"""Steps between two fits of the price."""
+"""Steps between two looks at what prices and corrections have become."""
 
 KEEP: Final = "keep"
 """Stands for the tensor's own memory among the candidates: no time, every byte."""
@@ -88,20 +88,21 @@ class Market:
         if self._adapt and times is not None:
             self.corrections.observe(codec, times.device_s(profile), device_s)
 
-    def begin_step(
-        self, used: Iterable[SiteMemory], now_s: float, exposed_s: float
-    ) -> float | None:
-        """A step begins, and the one before used these sites; seconds of a step, if known."""
+    def begin_step(self, now_s: float, exposed_s: float) -> bool:
+        """A step begins; whether it is time to `look_back` at the one before."""
         self._clock.begin_step(now_s, exposed_s)
         self.steps += 1
-        self.corrections.begin_step()
+        return self.steps % REFIT_EVERY == 0
+
+    def look_back(self, used: Iterable[SiteMemory]) -> float | None:
+        """Let prices follow the step before, which used these sites; seconds of a step or None."""
+        self.corrections.forget()
         if self._adapt and stored(self._kind) is not self._calibration:
             self._load()
             self.corrections = TimeCorrections()
             self.version += 1
         step_s = self._clock.step_s
-        if self.steps % REFIT_EVERY == 0:
-            self._refit(used, step_s)
+        self._refit(used, step_s)
         self._note_moves()
         return step_s
 

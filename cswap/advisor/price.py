@@ -124,8 +124,8 @@ class StepClock:
         """
         if self._began is not None:
             step_s = now_s - self._began - (exposed_s - self._exposed_s)
-            usual = self.step_s
-            if 0 < step_s < float("inf") and (usual is None or step_s < JUMP * usual):
+            usual = self._steps[-1] if self._steps else step_s
+            if 0 < step_s < float("inf") and step_s < JUMP * usual:
                 self._steps.append(step_s)
         self._began, self._exposed_s = now_s, exposed_s
 

@@ -165,7 +165,7 @@ class SwapIn:
                 handle.result = None
         if event.error is not None or released:
             self._tiers.counters.hold(device=-handle.raw_nbytes)
-        elif handle.unpacked == 0 and handle.advice is not None:
+        elif handle.unpacked == 0 and handle.advice is not None and handle.advice.learns:
             self._tell(handle, handle.advice)
         if released:
             self._tiers.free(handle)

@@ -237,7 +237,7 @@ class SwapOut:
         self._tiers.counters.encoded(
             part.codec.name, raw_nbytes, part.nbytes, part.encode_s, whole=stored
         )
-        if stored and handle.advice is not None:
+        if stored and handle.advice is not None and handle.advice.learns:
             nbytes = sum(p.nbytes for p in handle.parts)
             handle.advice.note_encoded(part.codec.name, handle.raw_nbytes, nbytes)
 
