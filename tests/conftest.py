@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,7 +23,10 @@ with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(str(Path(__file__).parents[1]))
     import bench as bench
 
-# Set here and not by a fixture: doctests outside of this folder run engines, too.
+# Tests neither see nor change what this machine has measured and compiled. Set here and not by
+# a fixture: doctests outside of this folder run engines, too, and before any test.
+_CACHE = tempfile.TemporaryDirectory(prefix="cswap-tests-")
+os.environ["CSWAP_CACHE_DIR"] = _CACHE.name
 os.environ["CSWAP_CALIBRATE"] = "0"
 
 # Compilation on first use would break any deadline; CI repeats a red run exactly.
@@ -32,14 +36,6 @@ settings.register_profile("nightly", max_examples=2000, deadline=None)
 settings.load_profile(
     os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev")
 )
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    # Tests neither see nor change what this user's machine has measured and compiled.
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CSWAP_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 # GPU tests run where nothing is installed but torch, numpy, numba, pytest and hypothesis.
