@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import cswap
-from cswap.advisor.advisor import EARLY
+from cswap.advisor.advisor import EARLY, HYSTERESIS, MARGIN
 from cswap.advisor.policies import POLICIES
 from cswap.advisor.rules import RELATIVE_ERROR
 from cswap.codecs import registry
@@ -174,6 +174,8 @@ def test_every_fallback_and_every_reason_of_a_choice_is_explained():
     for name in re.findall(r'fall_back\(\s*f?"([a-z_:{}.]+)"', sources):
         assert re.sub(r"\{.*\}", "CODEC", name) in text
     assert EARLY in text
+    assert f"nothing pays by {MARGIN:.0%} " in text
+    assert f"no other is cheaper by {HYSTERESIS:.0%} " in text
     assert POLICIES["auto"]().reason in text
 
 
