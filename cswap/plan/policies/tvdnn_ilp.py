@@ -1,53 +1,97 @@
-"""``tvdnn-ilp``: the least bytes over the link with which every operator fits, by ILP.
+"""``tvdnn-ilp``: which objects leave, in sections, with the least stalls, by ILP.
 
-tvDNN-style, our reading (see `tvdnn_heuristic`): minimise the sum of ``nbytes * x``, x in {0, 1}
-per object, such that at every operator the live bytes minus those of swapped objects that are away
-stay within the budget (`cswap.plan.residency`). Solved by HiGHS.
+tvDNN-style, our reading: of the paper (Park et al., PPoPP 2018) only the abstract was available,
+which speaks of memory objects cut into sections that are swapped independently and an optimal
+schedule by ILP. The program is that of `cswap.plan.flow`, solved by HiGHS. Memory is freed section
+by section there, copies have no latency, and sections are ever so small; the simulator has sections
+of `SECTION_BYTES`. So it judges the solution and the solution of the relaxation, rounded up, whole
+and in sections, and the best is the plan.
 """
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from cswap.plan.residency import Residency
+from cswap.plan.flow import least_stall
+from cswap.plan.simulate import SWAP, simulate
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from cswap.plan.problem import Problem
     from cswap.schema.plan import Plan
 
+SECTION_BYTES: Final = 32 << 20
+
+RELAXED_SHARE: Final = 0.25
+"""Of the time limit, that the relaxation may take, which is solved first."""
+
+ROUND_UP: Final = 1e-3
+"""Of a tensor, that must leave in the relaxation for it to leave as a whole."""
+
 
 def solve(problem: Problem) -> Plan:
-    """Swap raw what the ILP says; everything if it finds nothing."""
-    simulator = problem.simulator
-    limit_s = None
+    """The best of what the solutions come to."""
+    plans = [
+        plan
+        for moved in _choices(problem)
+        for plan in (_plan(problem, moved), _cut(problem, moved))
+    ]
+    return min(plans, key=lambda plan: _cost(problem, plan))
+
+
+def _choices(problem: Problem) -> Iterator[NDArray[np.int8]]:
+    simulator, limit_s = problem.simulator, None
     if problem.deadline is not None:
         limit_s = max(0.1, problem.deadline - time.monotonic())
-    chosen = least_bytes(Residency.of(simulator), limit_s)
-    action = np.ones(len(simulator.saved), np.int8) if chosen is None else chosen
-    return simulator.to_plan(action, np.zeros_like(action), policy="tvdnn-ilp")
+    yield np.full(len(simulator.saved), SWAP, np.int8)
+    problem.report(0.0, "relaxation")
+    first_s = None if limit_s is None else RELAXED_SHARE * limit_s
+    relaxed = least_stall(simulator, relaxed=True, limit_s=first_s)
+    if relaxed is not None:
+        yield np.where(relaxed.raw > ROUND_UP, SWAP, 0).astype(np.int8)
+    if problem.deadline is not None:
+        limit_s = max(0.1, problem.deadline - time.monotonic())
+    if not problem.interrupt.is_set():
+        problem.report(RELAXED_SHARE, "whole numbers")
+        whole = least_stall(simulator, limit_s=limit_s)
+        if whole is not None:
+            yield whole.raw.astype(np.int8)
 
 
-def least_bytes(residency: Residency, limit_s: float | None = None) -> NDArray[np.int8] | None:
-    """[n] 1 where swapped; None if no choice fits, or none was found in time."""
-    from scipy.optimize import Bounds, LinearConstraint, milp
+def _plan(problem: Problem, moved: NDArray[np.int8]) -> Plan:
+    return problem.simulator.to_plan(moved, np.zeros_like(moved), policy="tvdnn-ilp")
 
-    needed = residency.live - residency.budget_bytes
-    tight = needed > 0
-    n = len(residency.nbytes)
-    if not tight.any() or not n:
-        return np.zeros(n, np.int8) if not tight.any() else None
-    unit = float(max(residency.nbytes.max(), 1))  # numbers near 1 for the solver
-    away = (residency.absent[:, tight] * residency.nbytes[:, None]).T / unit
-    found = milp(
-        residency.nbytes / unit,
-        integrality=np.ones(n),
-        bounds=Bounds(0, 1),
-        constraints=LinearConstraint(away, lb=needed[tight] / unit),
-        options={} if limit_s is None else {"time_limit": limit_s},
-    )
-    return None if found.x is None else np.round(found.x).astype(np.int8)
+
+def _cut(problem: Problem, moved: NDArray[np.int8]) -> Plan:
+    """The same in sections; what is predicted is what simulating them says."""
+    plan = _plan(problem, moved)
+    large = {
+        position: replace(decision, section_bytes=SECTION_BYTES)
+        for position, decision in plan.decisions.items()
+        if decision.action == "swap" and (decision.nbytes or 0) > SECTION_BYTES
+    }
+    if not large:
+        return plan
+    cut = replace(plan, decisions={**plan.decisions, **large})
+    found = simulate(problem.trace, problem.hardware, cut, problem.budget_bytes)
+    predicted = {
+        "step_s": found.step_s,
+        "compute_s": found.compute_s,
+        "peak_bytes": found.peak_bytes,
+        "average_bytes": found.average_bytes,
+        "link_bytes": found.link_bytes,
+        "feasible": float(found.feasible),
+    }
+    return replace(cut, predicted=predicted)
+
+
+def _cost(problem: Problem, plan: Plan) -> tuple[bool, float]:
+    # What fits before what does not.
+    return not plan.predicted["feasible"], plan.predicted["step_s"]
