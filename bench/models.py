@@ -24,19 +24,24 @@ class Net(nn.Module):
 
     Attributes:
         checkpointed: recompute each block in backward instead of saving its tensors.
+        around_checkpoint: entered around every checkpointed block, where it saves its inputs.
         probe: entered around every forward pass and every recomputation.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.checkpointed = False
+        self.around_checkpoint: Probe = nullcontext
         self.probe: Probe = nullcontext
 
     def run_block(self, block: nn.Module, x: Tensor) -> Tensor:
         """Run one block, under torch's non-reentrant checkpoint if the model is checkpointed."""
         out: Tensor
         if self.checkpointed and torch.is_grad_enabled():
-            out = checkpoint(block, x, use_reentrant=False, context_fn=self._contexts)
+            # The probe again: what is around the checkpoint has put its hooks before those of the
+            # forward's probe.
+            with self.around_checkpoint(), self.probe():
+                out = checkpoint(block, x, use_reentrant=False, context_fn=self._contexts)
         else:
             out = block(x)
         return out
