@@ -24,6 +24,8 @@ COMMANDS = {
     "plans": "bench.plans",
     "advisor": "bench.advisor.command",
     "accuracy": "bench.accuracy.command",
+    "compare": "bench.compare",
+    "report": "bench.report",
     "readme": "bench.readme",
     "gpu": "bench.gpu.command",
 }

@@ -5,23 +5,27 @@ A table stands between ``<!-- NAME -->`` and ``<!-- /NAME -->``; a stale one fai
 
 from __future__ import annotations
 
-import json
 import re
-from pathlib import Path
+from contextlib import suppress
 from typing import Annotated, Any, Final
 
 import typer
 
+from bench import hook_costs
 from bench.accuracy.report import markdown
+from bench.sources import RESULTS, ROOT, NotReadError, reading
+from bench.sources import as_markdown as _markdown
+from bench.sources import load as _load
+from bench.sources import where as _where
+from bench.swap import report as swap_report
 
-ROOT: Final = Path(__file__).resolve().parents[1]
-RESULTS: Final = ROOT / "bench" / "results" / "cpu"
 PAGES: Final = (
     ROOT / "README.md",
     *(ROOT / "docs" / f"{n}.md" for n in ("benchmarks", "advisor", "lossy", "planning")),
 )
 PICTURES: Final = {
     RESULTS / "advisor.png": ROOT / "docs" / "advisor.png",
+    RESULTS / "swap.png": ROOT / "docs" / "swap.png",
     RESULTS / "accuracy" / "pareto.png": ROOT / "docs" / "lossy-pareto.png",
     RESULTS / "accuracy" / "heat.png": ROOT / "docs" / "lossy-gradients.png",
 }
@@ -39,22 +43,14 @@ _SHOWN: Final = {
 """What the README's table shows; docs/benchmarks.md has everything."""
 
 
-def _load(name: str) -> dict[str, Any]:
-    data: dict[str, Any] = json.loads((RESULTS / name).read_text())
-    return data
-
-
-def _markdown(headings: list[str], rows: list[list[str]]) -> str:
-    lines = [headings, ["---"] + ["--:"] * (len(headings) - 1), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _where(data: dict[str, Any], file: str) -> str:
-    e = data["environment"]
-    return (
-        f"Measured by `{e['command']}` on {e['cpu']}, {e['n_cpus']} cores, "
-        f"torch {e['versions']['torch']}; file: `bench/results/cpu/{file}`."
-    )
+def sources() -> set[str]:
+    """Names of the committed files that tables are made from."""
+    found: set[str] = set()
+    for make in TABLES.values():
+        with reading({}) as asked, suppress(NotReadError):
+            make()
+        found |= asked
+    return found
 
 
 def demo_table() -> str:
@@ -157,6 +153,29 @@ def overhead_table() -> str:
     data = _load("overhead.json")
     rows = [[name, f"{us:.1f}"] for name, us in data["microseconds"].items()]
     return _markdown(["pack + unpack of", "us"], rows) + "\n\n" + _where(data, "overhead.json")
+
+
+def hooks_table() -> str:
+    """What hooks cost whole, cswap's and others'."""
+    data = _load("overhead.json")
+    if "rows" not in data:
+        return "Not in `bench/results/cpu/overhead.json` yet: `python -m bench overhead` adds it."
+    rows = [hook_costs.figures(row) for row in data["rows"]]
+    headings = ["hooks", "tensor", "us", "20 % ... 80 %"]
+    notes = f"{hook_costs.NOTE} {_where(data, 'overhead.json')}"
+    return f"{_markdown(headings, rows)}\n\n{notes}"
+
+
+def swap_table() -> str:
+    """Training steps in every way to swap or recompute."""
+    try:
+        data = _load("swap.json")
+    except FileNotFoundError:
+        return "No `bench/results/cpu/swap.json` yet: `python -m bench swap` writes it."
+    rows = swap_report.cells(data)
+    shown = "![step time over off's against peak bytes of saved tensors](swap.png)\n\n"
+    notes = f"{swap_report.NOTE} {_where(data, 'swap.json')}"
+    return f"{_markdown(list(swap_report.HEADINGS), rows)}\n\n{shown}{notes}"
 
 
 def advisor_table() -> str:
@@ -262,6 +281,8 @@ TABLES: Final = {
     "all codecs": all_codecs_table,
     "peers": peers_table,
     "overhead": overhead_table,
+    "hooks": hooks_table,
+    "swap": swap_table,
 }
 
 
