@@ -129,7 +129,10 @@ def _checkpoint(rounds: int) -> Cost:
     # Of a block of one multiplication of 64 B, which is done once more by the checkpoint.
     n, repeats = TENSORS[SMALL]
     x = torch.ones(n, requires_grad=True)
-    blocks = {"plain": _twice, "checkpoint": partial(checkpoint, _twice, use_reentrant=False)}
+    blocks: dict[str, Callable[[Tensor], Tensor]] = {
+        "plain": _twice,
+        "checkpoint": partial(checkpoint, _twice, use_reentrant=False),
+    }
 
     def step(block: Callable[[Tensor], Tensor]) -> None:
         for _ in range(repeats):

@@ -22,7 +22,7 @@ body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto
 table { border-collapse: collapse; font-size: 13px }
 th, td { padding: .25rem .6rem; border-bottom: 1px solid #ccc; text-align: left }
 th { background: #f3f3f3 }
-img { max-width: 100% }
+img { max-width: 100%; height: auto }
 .where { color: #555; font-size: 13px }
 </style></head><body>
 <h1>{{ title }}</h1>

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 TITLE: Final = "cswap: benchmarks"
 OUTPUTS: Final = ("report.html", "report.md")
+SHORTENED: Final = {"codecs", "short accuracy"}
+"""Tables of the README that show a part of others."""
+
 _ROW: Final = re.compile(r"^\|(.*)\|\s*$")
 _LINK: Final = re.compile(r"!\[[^\]]*\]\([^)]*\)")
 
@@ -105,6 +108,8 @@ def _tables(result: Result) -> tuple[list[Grid], list[str]]:
         return [_grid("", gpu_tables.markdown(result.document))], []
     tables, notes = [], []
     for name, make in readme.TABLES.items():
+        if name in SHORTENED:
+            continue
         with reading({result.canonical: result.path}) as read:
             try:
                 text = make()
@@ -116,7 +121,7 @@ def _tables(result: Result) -> tuple[list[Grid], list[str]]:
                     notes.append(f"Table {name!r}: cannot be made, the file lacks {error}.")
                 continue
             if result.canonical in read:
-                tables.append(_grid(name, text))
+                tables.append(_grid((make.__doc__ or name).splitlines()[0].rstrip("."), text))
     if not tables and not notes:
         notes.append("There is no table of this kind of file.")
     return tables, notes

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 from typing import TYPE_CHECKING, Any, Final
 
 from rich.table import Table
 
+from bench import page
 from bench.accuracy.summary import GPUS
 
 if TYPE_CHECKING:
@@ -31,27 +31,6 @@ COLOURS: Final = {
     "int4": "#d55e00",
 }
 MARKERS: Final = {"cnn": "o", "vit": "s", "gpt": "^"}
-
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>cswap: accuracy against latency</title>
-<style>
-body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto }}
-table {{ border-collapse: collapse; font-size: 13px }}
-th, td {{ padding: .25rem .6rem; border-bottom: 1px solid #ccc; text-align: left }}
-img {{ max-width: 100% }}
-</style></head><body>
-<h1>Accuracy against latency</h1>
-<p>{where}</p>
-{table}
-<p>{note}</p>
-<h2>What it costs and what it buys</h2>
-<img alt="change of validation loss against reduction of swap latency" src="{pareto}">
-<h2>Error of gradients by class of module</h2>
-<img alt="relative error of gradients by policy and class of module" src="{heat}">
-<h2>Training</h2>
-<img alt="training loss by model and policy" src="{curves}">
-</body></html>
-"""
 
 
 def rows(document: dict[str, Any]) -> Iterator[tuple[str, ...]]:
@@ -99,32 +78,33 @@ def write(document: dict[str, Any], out: Path) -> list[Path]:
     for name, draw in (("pareto", _pareto), ("heat", _heat), ("curves", _curves)):
         drawn[name] = out / f"{name}.png"
         draw(document, drawn[name])
-    page = out / "report.html"
-    page.write_text(_html(document, drawn), encoding="utf-8")
-    return [out / "results.json", out / "table.md", *drawn.values(), page]
+    html = out / "report.html"
+    html.write_text(_html(document, drawn), encoding="utf-8")
+    return [out / "results.json", out / "table.md", *drawn.values(), html]
+
+
+_SHOWN: Final = {
+    "pareto": (
+        "What it costs and what it buys",
+        "change of validation loss against reduction of swap latency",
+    ),
+    "heat": (
+        "Error of gradients by class of module",
+        "relative error of gradients by policy and class of module",
+    ),
+    "curves": ("Training", "training loss by model and policy"),
+}
+"""Pictures, their headings, and what they show for who does not see them."""
 
 
 def _html(document: dict[str, Any], pictures: dict[str, Path]) -> str:
-    from html import escape
-
-    def cells(tag: str, values: tuple[str, ...]) -> str:
-        return "".join(f"<{tag}>{escape(value)}</{tag}>" for value in values)
-
-    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows(document))
-    where = document["environment"]
-    embedded = {
-        name: "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
-        for name, path in pictures.items()
-    }
-    return _PAGE.format(
-        where=escape(
-            f"{where['cpu']}, {where['n_cpus']} cores, torch {where['versions']['torch']}, commit "
-            f"{where['cswap_commit']}; {where['command']}; {where['started']}"
-        ),
-        table=f"<table><tr>{cells('th', COLUMNS)}</tr>{body}</table>",
-        note=escape(NOTE),
-        **embedded,
+    section = page.Section(
+        "",
+        page.where(document["environment"]),
+        [page.Grid(COLUMNS, list(rows(document)), notes=[NOTE])],
+        pictures=[page.Picture(*_SHOWN[name], path) for name, path in pictures.items()],
     )
+    return page.render("cswap: accuracy against latency", [section])
 
 
 def _pareto(document: dict[str, Any], path: Path) -> None:
