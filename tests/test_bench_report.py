@@ -203,9 +203,9 @@ def browser():
     places = (os.environ.get("PLAYWRIGHT_BROWSERS_PATH"), Path.home() / ".cache" / "ms-playwright")
     for place in places:
         for pattern in ("chromium-*/*/chrome", "chromium_headless_shell-*/*/*headless*shell"):
-            for found in sorted(Path(place).glob(pattern)) if place else ():
-                if os.access(found, os.X_OK):
-                    return str(found)
+            for path in sorted(Path(place).glob(pattern)) if place else ():
+                if os.access(path, os.X_OK):
+                    return str(path)
     return None
 
 

@@ -20,7 +20,7 @@ from bench import methods
 from bench.__main__ import app
 from bench.memory import Held, SavedBytes
 from bench.methods import METHODS, ON_CPU
-from bench.swap import command
+from bench.swap import command, report
 from bench.swap.measure import MEMCPY
 from bench.swap.stack import MIB, stack_task
 
@@ -29,7 +29,7 @@ LOSSLESS = [name for name in ON_CPU if name not in (*PEERS, "cswap int8")]
 
 
 def run(out, *arguments):
-    options = ["--quick", "--steps", "5", "--mib", "2", "--out", str(out)]
+    options = ["--quick", "--steps", "5", "--mib", "1", "--out", str(out)]
     return CliRunner().invoke(app, ["swap", *options, *arguments], env={"COLUMNS": "250"})
 
 
@@ -39,6 +39,8 @@ def found(tmp_path_factory):
     # Small batches: everything that cswap would leave alone as too small is swapped, too.
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CSWAP_MIN_BYTES", "1KiB")
+        # Two would wait for one another in busy loops where the machine has other work.
+        patch.setattr(command, "N_THREADS", 1)
         result = run(out, "--models", "stack")
     assert result.exit_code == 0, result.output
     return out, result.output, json.loads(out.read_text())
@@ -78,19 +80,17 @@ def test_gradients_have_the_bits_of_off_unless_lossy(found):
 def test_bytes_are_those_of_the_stack(found):
     rows = rows_of(found[2])
     off, moved = rows["off"]["peak_saved_bytes"], rows["off"]["moved_bytes"]
-    assert 2 * MIB <= moved < 2.4 * MIB  # and the batch, the logits, the loss
-    assert moved <= off + rows["off"]["held_bytes"] * 0.1 + 2**20
+    assert MIB <= moved < 1.2 * MIB  # and the batch, the logits, the loss
+    assert off > 0.9 * MIB  # without the batch
     # Blocks of two layers: a checkpoint keeps one tensor of two.
     assert 0.4 * off < rows["checkpoint"]["held_bytes"] < 0.7 * off
     assert rows["save_on_cpu"]["peak_saved_bytes"] > off  # its copies, of parameters too
     assert rows["cswap int8"]["ratio"] > 3
-    assert rows["cswap lossless"]["ratio"] > 1.3
+    assert [row["fallbacks"] for row in rows.values()] == [0] * len(rows)
     assert rows[MEMCPY]["moved_bytes"] == moved
 
 
 def test_the_picture_and_the_table_are_there(found):
-    from bench.swap import report
-
     out, output, document = found
     assert out.with_suffix(".png").read_bytes()[:4] == b"\x89PNG"
     assert not out.with_suffix(".partial.json").exists()
@@ -108,19 +108,20 @@ def test_an_interrupted_run_is_gone_on_with(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return [{"model": task.name, "method": method} for method in methods]
 
+    monkeypatch.setattr(command, "N_THREADS", 1)
     monkeypatch.setattr(command, "train", train)
-    monkeypatch.setattr(command.report, "table", lambda _document: "")
-    monkeypatch.setattr(command.report, "draw", lambda *_: None)
+    monkeypatch.setattr(report, "table", lambda _document: "")
+    monkeypatch.setattr(report, "draw", lambda *_: None)
     options = ("--models", "cnn,stack", "--methods", "checkpoint")
     assert run(out, *options).exit_code == 130
     assert not out.exists()
     again = run(out, *options)
     assert again.exit_code == 0, again.output
     assert "cnn done before" in again.output
-    assert trained == ["cnn", "stack 2 MiB", "stack 2 MiB"]
+    assert trained == ["cnn", "stack 1 MiB", "stack 1 MiB"]
     rows = json.loads(out.read_text())["rows"]
     assert [(r["model"], r["method"]) for r in rows] == [
-        (model, method) for model in ("cnn", "stack 2 MiB") for method in ("off", "checkpoint")
+        (model, method) for model in ("cnn", "stack 1 MiB") for method in ("off", "checkpoint")
     ]
     trained.clear()
     trained.append("none")
@@ -162,7 +163,7 @@ def test_a_stack_saves_as_many_bytes_as_asked():
     assert saved.raw_bytes == pytest.approx(blocks, rel=0.1)
 
 
-class Offload(nullcontext):
+class Offload(nullcontext[None]):
     """What a peer's context looks like, without doing anything."""
 
     def __init__(self, **options):
@@ -209,6 +210,7 @@ def test_methods_change_a_model_as_they_say():
 def test_overhead_measures_peers_beside_cswap(tmp_path, monkeypatch):
     from bench import hook_costs, overhead
 
+    monkeypatch.setattr(overhead, "N_THREADS", 1)
     monkeypatch.setattr(overhead, "REPEATS", 10)
     monkeypatch.setattr(hook_costs, "TENSORS", {"64 B": (16, 5), "1 MiB": (2**18, 2)})
     out = tmp_path / "overhead.json"

@@ -11,7 +11,7 @@ from torch.optim import AdamW
 from bench.models import Net
 from bench.tasks import Batch, Task
 
-WIDTH: Final = 512
+WIDTH: Final = 256
 N_BLOCKS: Final = 8
 SAVED_PER_BLOCK: Final = 2
 """Outputs of ReLU that a block saves for backward; its matrix products save the same storages."""
