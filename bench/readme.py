@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from bench import codec_report
 from bench.accuracy.report import markdown
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -24,6 +25,10 @@ PICTURES: Final = {
     RESULTS / "advisor.png": ROOT / "docs" / "advisor.png",
     RESULTS / "accuracy" / "pareto.png": ROOT / "docs" / "lossy-pareto.png",
     RESULTS / "accuracy" / "heat.png": ROOT / "docs" / "lossy-gradients.png",
+    **{
+        RESULTS / f"codecs-{n}.png": ROOT / "docs" / f"codecs-{n}.png"
+        for n in codec_report.PICTURES
+    },
 }
 """Committed pictures, and where pages show them."""
 
@@ -106,9 +111,15 @@ _CODEC_HEADINGS: Final = [
 ]
 
 
+def _recorded() -> dict[str, Any]:
+    data = _load("codecs.json")
+    rows = [r for r in data["rows"] if r.get("family", "recorded") == "recorded"]
+    return {**data, "rows": rows}
+
+
 def codec_table() -> str:
     """The codecs that matter on each kind of data."""
-    data = _load("codecs.json")
+    data = _recorded()
     shown = [
         r
         for r in data["rows"]
@@ -118,8 +129,8 @@ def codec_table() -> str:
 
 
 def all_codecs_table() -> str:
-    """Every codec on every data set."""
-    data = _load("codecs.json")
+    """Every codec on every recorded data set."""
+    data = _recorded()
     return (
         _markdown(_CODEC_HEADINGS, _codec_rows(data["rows"])) + "\n\n" + _where(data, "codecs.json")
     )
@@ -140,7 +151,7 @@ _OWN_KIND: Final = (
 
 def peers_table() -> str:
     """Our lossless codecs on their own kind of data, against lz4 and zstd."""
-    data = _load("codecs.json")
+    data = _recorded()
     found = {(r["codec"], f"{r['data']} {r['dtype']}"): r for r in data["rows"]}
     rows = []
     for codec, kind in _OWN_KIND:
@@ -150,6 +161,28 @@ def peers_table() -> str:
         rows.append([f"`{codec}` on {kind}", *faster, *ratios])
     headings = ["codec and data", "encode rate / lz4's", "/ zstd's", "ratio", "lz4's", "zstd's"]
     return _markdown(headings, rows) + "\n\n" + _where(data, "codecs.json")
+
+
+def crossovers_table() -> str:
+    """Where sparse codecs change places."""
+    return _synthetic(codec_report.crossover_lines(_load("codecs.json")))
+
+
+def values_table() -> str:
+    """Ratios of lossless codecs by distribution of values."""
+    return _synthetic(codec_report.value_lines(_load("codecs.json")))
+
+
+def _synthetic(lines: list[list[str]]) -> str:
+    if not lines:
+        return "Not in `bench/results/cpu/codecs.json` yet: `python -m bench codecs` measures it."
+    where = _where(_load("codecs.json"), "codecs.json")
+    return f"{_markdown(lines[0], lines[1:])}\n\n{where}"
+
+
+def codec_pictures() -> str:
+    """Those that lie beside the result file."""
+    return codec_report.picture_links(RESULTS, "codecs") or "No pictures have been drawn yet."
 
 
 def overhead_table() -> str:
@@ -261,6 +294,9 @@ TABLES: Final = {
     "codecs": codec_table,
     "all codecs": all_codecs_table,
     "peers": peers_table,
+    "crossovers": crossovers_table,
+    "values": values_table,
+    "codec pictures": codec_pictures,
     "overhead": overhead_table,
 }
 
