@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from bench import hook_costs
+from bench import codec_report, hook_costs
 from bench.accuracy.report import markdown
 from bench.sources import RESULTS, ROOT, NotReadError, reading
 from bench.sources import as_markdown as _markdown
@@ -28,6 +28,10 @@ PICTURES: Final = {
     RESULTS / "swap.png": ROOT / "docs" / "swap.png",
     RESULTS / "accuracy" / "pareto.png": ROOT / "docs" / "lossy-pareto.png",
     RESULTS / "accuracy" / "heat.png": ROOT / "docs" / "lossy-gradients.png",
+    **{
+        RESULTS / f"codecs-{n}.png": ROOT / "docs" / f"codecs-{n}.png"
+        for n in codec_report.PICTURES
+    },
 }
 """Committed pictures, and where pages show them."""
 
@@ -102,9 +106,15 @@ _CODEC_HEADINGS: Final = [
 ]
 
 
+def _recorded() -> dict[str, Any]:
+    data = _load("codecs.json")
+    rows = [r for r in data["rows"] if r.get("family", "recorded") == "recorded"]
+    return {**data, "rows": rows}
+
+
 def codec_table() -> str:
     """The codecs that matter on each kind of data."""
-    data = _load("codecs.json")
+    data = _recorded()
     shown = [
         r
         for r in data["rows"]
@@ -114,8 +124,8 @@ def codec_table() -> str:
 
 
 def all_codecs_table() -> str:
-    """Every codec on every data set."""
-    data = _load("codecs.json")
+    """Every codec on every recorded data set."""
+    data = _recorded()
     return (
         _markdown(_CODEC_HEADINGS, _codec_rows(data["rows"])) + "\n\n" + _where(data, "codecs.json")
     )
@@ -136,7 +146,7 @@ _OWN_KIND: Final = (
 
 def peers_table() -> str:
     """Our lossless codecs on their own kind of data, against lz4 and zstd."""
-    data = _load("codecs.json")
+    data = _recorded()
     found = {(r["codec"], f"{r['data']} {r['dtype']}"): r for r in data["rows"]}
     rows = []
     for codec, kind in _OWN_KIND:
@@ -146,6 +156,28 @@ def peers_table() -> str:
         rows.append([f"`{codec}` on {kind}", *faster, *ratios])
     headings = ["codec and data", "encode rate / lz4's", "/ zstd's", "ratio", "lz4's", "zstd's"]
     return _markdown(headings, rows) + "\n\n" + _where(data, "codecs.json")
+
+
+def crossovers_table() -> str:
+    """Where sparse codecs change places."""
+    return _synthetic(codec_report.crossover_lines(_load("codecs.json")))
+
+
+def values_table() -> str:
+    """Ratios of lossless codecs by distribution of values."""
+    return _synthetic(codec_report.value_lines(_load("codecs.json")))
+
+
+def _synthetic(lines: list[list[str]]) -> str:
+    if not lines:
+        return "Not in `bench/results/cpu/codecs.json` yet: `python -m bench codecs` measures it."
+    where = _where(_load("codecs.json"), "codecs.json")
+    return f"{_markdown(lines[0], lines[1:])}\n\n{where}"
+
+
+def codec_pictures() -> str:
+    """Those that lie beside the result file."""
+    return codec_report.picture_links(RESULTS, "codecs") or "No pictures have been drawn yet."
 
 
 def overhead_table() -> str:
@@ -280,6 +312,9 @@ TABLES: Final = {
     "codecs": codec_table,
     "all codecs": all_codecs_table,
     "peers": peers_table,
+    "crossovers": crossovers_table,
+    "values": values_table,
+    "codec pictures": codec_pictures,
     "overhead": overhead_table,
     "hooks": hooks_table,
     "swap": swap_table,
