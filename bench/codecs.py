@@ -5,6 +5,7 @@ On recorded tensors, on synthetic ones that sweep over sparsity, values and size
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -16,12 +17,11 @@ from rich.console import Console
 from rich.progress import Progress
 
 from bench import codec_report
-from bench.contenders import measure
-from bench.environment import environment
+from bench.contenders import measure, row_from
 from bench.families import FAMILIES, MIB, OWN, of_data_sets, recorded, synthetic
 from bench.gpu.meter import host_available_bytes
+from bench.partial import Partial
 from bench.recorded import KINDS
-from bench.results import write
 from bench.settings import N_THREADS
 from bench.user_tensors import load
 from bench.user_tensors import record as record_script
@@ -58,12 +58,14 @@ def main(
     plots_only: Annotated[
         bool, typer.Option("--plots-only", help="Draw the result file's pictures anew.")
     ] = False,
+    again: Annotated[bool, typer.Option(help="Do not go on with an unfinished run.")] = False,
 ) -> None:
     """Measure ratio and speed of every codec on recorded and synthetic tensors, or on your own.
 
     Your own come from a file (--tensors, of torch, safetensors or numpy) or from a script (--record
     runs it and keeps what autograd saves). Only a whole run has a default result file: everything
     else is written only where --out says. Pictures lie beside the result file.
+    An interrupted run goes on when the same command is repeated.
     """
     console = Console()
     whole = not (quick or families or kinds or codecs or tensors or script)
@@ -83,26 +85,30 @@ def main(
         raise typer.Exit(2) from error
     torch.set_num_threads(threads)
     all_threads.cache_clear()
-    document: dict[str, Any] = {
-        "version": VERSION,
-        "complete": False,
-        "environment": environment(),
-        "rows": [],
-        "skipped": [],
+    settings = {
+        "families": list(chosen),
+        "kinds": list(some_kinds),
+        "codecs": list(names),
+        "mib": mib,
+        "rounds": rounds,
+        "threads": threads,
+        "quick": quick,
+        "own": tensors or script or None,
     }
+    partial = Partial(path, kind="codecs", version=VERSION, settings=settings, again=again)
+    if partial.went_on:
+        console.print(f"Going on: {partial.went_on} data sets were measured before.")
     cases = own
     if cases is None:
         console.print("Recording and preparing tensors ...")
         cases = _cases(chosen, (1 if quick else mib) * MIB, some_kinds, quick=quick)
-    rows = _measure(cases, 2 if quick else rounds, names, document, console)
+    rows, skipped = _measure(cases, 2 if quick else rounds, names, partial, console)
+    document = partial.finish(rows=[asdict(row) for row in rows], skipped=skipped)
     for table in codec_report.tables(rows, document, threads):
         console.print(table)
-    for what in document["skipped"]:
+    for what in skipped:
         console.print(f"Skipped: {what}")
-    document["complete"] = True
     if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write(path, document)
         console.print(f"Written: {path}", soft_wrap=True)
         _draw(path, document, console)
 
@@ -155,23 +161,29 @@ def _measure(
     cases: list[Case],
     rounds: int,
     names: tuple[str, ...],
-    document: dict[str, Any],
+    partial: Partial,
     console: Console,
-) -> list[Row]:
+) -> tuple[list[Row], list[str]]:
     # What does not fit into this machine's memory is taken down as skipped.
     rows: list[Row] = []
+    skipped = []
     with Progress(console=console, transient=True) as progress:
-        for case in progress.track(cases, description="measuring"):
+        for i, case in enumerate(progress.track(cases, description="measuring")):
             free = host_available_bytes()
             if case.family == "sizes" and free is not None and case.needed_bytes > free:
-                document["skipped"].append(
+                skipped.append(
                     f"{case.family} {case.data} of {case.nbytes} bytes: takes up to "
                     f"{case.needed_bytes} bytes of memory, {free} are free"
                 )
                 continue
-            rows += measure(case, rounds, names)
-    document["rows"] = [asdict(row) for row in rows]
-    return rows
+            make = functools.partial(_rows, case, rounds, names)
+            done = partial.part(f"{i} {case.family} {case.data} {case.nbytes}", make)
+            rows += [row_from(row) for row in done]
+    return rows, skipped
+
+
+def _rows(case: Case, rounds: int, names: tuple[str, ...]) -> list[dict[str, Any]]:
+    return [asdict(row) for row in measure(case, rounds, names)]
 
 
 def _redraw(path: Path, console: Console) -> None:

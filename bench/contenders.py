@@ -73,6 +73,12 @@ class Row:
     relative_rms_error: float
 
 
+def row_from(fields: dict[str, Any]) -> Row:
+    """The row that `dataclasses.asdict` made these fields of."""
+    timings = {key: Timing(**fields[key]) for key in ("encode", "decode")}
+    return Row(**{**fields, **timings})
+
+
 @dataclass(frozen=True, slots=True)
 class Contender:
     """Something that encodes and decodes one data set.

@@ -23,7 +23,7 @@ class Partial:
     """A result document that grows part by part, on the disk after each.
 
     Args:
-        out: the result file; the unfinished one has SUFFIX instead of its own.
+        out: the result file; the unfinished one has SUFFIX instead of its own. None: no file.
         kind: the command's name.
         version: of the document's form.
         settings: what was asked for, as JSON-able values; an unfinished file of other settings, of
@@ -37,10 +37,15 @@ class Partial:
     """
 
     def __init__(
-        self, out: Path, *, kind: str, version: int, settings: dict[str, Any], again: bool = False
+        self,
+        out: Path | None,
+        *,
+        kind: str,
+        version: int,
+        settings: dict[str, Any],
+        again: bool = False,
     ) -> None:
-        self.out, self.path = out, out.with_suffix(SUFFIX)
-        out.parent.mkdir(parents=True, exist_ok=True)
+        self.out, self.path = out, None if out is None else out.with_suffix(SUFFIX)
         self.document: dict[str, Any] = {
             "kind": kind,
             "version": version,
@@ -49,7 +54,7 @@ class Partial:
             "done": {},
             "complete": False,
         }
-        found = None if again else _read(self.path)
+        found = None if again or self.path is None else _read(self.path)
         if found is not None and _same_experiment(found, self.document):
             self.document = found
         self.went_on = len(self.document["done"])
@@ -59,15 +64,19 @@ class Partial:
         done = self.document["done"]
         if name not in done:
             done[name] = make()
-            write(self.path, self.document)
+            if self.path is not None:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                write(self.path, self.document)
         return done[name]
 
     def finish(self, **fields: Any) -> dict[str, Any]:
         """Write the result: everything but the parts, which ``fields`` hold in their final form."""
         kept = {key: value for key, value in self.document.items() if key != "done"}
         document = {**kept, **fields, "complete": True}
-        write(self.out, document)
-        self.path.unlink(missing_ok=True)
+        if self.out is not None and self.path is not None:
+            self.out.parent.mkdir(parents=True, exist_ok=True)
+            write(self.out, document)
+            self.path.unlink(missing_ok=True)
         return document
 
 
