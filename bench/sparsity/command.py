@@ -35,16 +35,14 @@ def main(
     document = _started(out, again=again)
     with Progress() as progress:
         bar = progress.add_task("Training", total=len(wanted) * (CHECKPOINTS + 1))
-        for run, activation in wanted:
+        for index, (run, activation) in enumerate(wanted):
             progress.update(bar, description=f"{run.model}, {activation}")
             key = f"{run.model} {activation}"
             if key not in document["runs"] or document["runs"][key]["steps"] != run.steps:
                 document["runs"][key] = _one(run, activation, lambda: progress.advance(bar))
                 out.parent.mkdir(parents=True, exist_ok=True)
                 save(out, document)
-            progress.update(
-                bar, completed=(CHECKPOINTS + 1) * (1 + wanted.index((run, activation)))
-            )
+            progress.update(bar, completed=(CHECKPOINTS + 1) * (1 + index))
     console = Console()
     console.print(table(document))
     console.print(f"Written: {out}")

@@ -70,7 +70,7 @@ def swap_cost_s(
 def _hidden_s(
     ends: NDArray[np.float64], at: NDArray[np.int64], moved: NDArray[np.bool_]
 ) -> NDArray[np.float64]:
-    """[n] seconds from each operator to the next at which something moves; one operator at the end."""
+    """[n] seconds from each operator to the next at which something moves; the last one's own."""
     stops = np.unique(at[moved])
     place = np.searchsorted(stops, at, side="right")
     later = np.append(stops, -1)[np.minimum(place, len(stops))]

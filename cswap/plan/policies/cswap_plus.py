@@ -1,13 +1,13 @@
 """``cswap+``: vDNN's tensors, each compressed if that shortens its swap (Eq. 3-7), else raw.
 
 Source: CSwap+, IEEE TPDS 33(12), 2022, sections 5-6; the equations are in
-`cswap.advisor.cswap_plus`. The profile's rates stand for measured times. A tensor is sparse from
-the sparsity on that the paper's time models are fitted from, and goes through ZVC; a dense one goes
-through ZFP at a fixed rate P, if the trace has ratios of it (`cswap.plan.values.with_fixed_rates`:
-a plan then loses precision). P is one for the whole network: Top and Bottom by Algorithm 1 over the
-dense tensors, sliding down from epoch to epoch. `solve` plans the first epoch, at Top; `solve_epoch`
-any. MAX is 32 bits per value. The encodings that a plan is judged by have their headers and
-bitmaps; the rule counts them as the paper does.
+`cswap.advisor.cswap_plus`. The profile's rates stand for measured times. ZVC where that pays; a
+tensor with fewer zeros than the paper's time models are fitted from is dense and goes through ZFP
+at a fixed rate P, if the trace has ratios of it (`cswap.plan.values.with_fixed_rates`: a plan then
+loses precision). P is one for the whole network: Top and Bottom by Algorithm 1 over the dense
+tensors, sliding down from epoch to epoch. `solve` plans the first epoch, at Top; `solve_epoch` any.
+MAX is 32 bits per value. The rule counts encodings without bitmaps, as the paper does; a plan is
+judged with them. Encodings hide as the simulator says, not the paper's "never".
 """
 
 from __future__ import annotations
