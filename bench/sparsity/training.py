@@ -57,11 +57,11 @@ RUNS: Final = {
     run.model: run
     for run in (
         Run("alexnet", 90, 32, 3e-4),
-        Run("vgg16", 36, 16, 3e-4),
+        Run("vgg16", 36, 16, 1e-4),
         Run("plain20", 120, 32, 2e-3),
         Run("mobilenet", 60, 32, 2e-3),
         Run("resnet50", 12, 16, 1e-3),
-        Run("squeezenet1.0", 60, 16, 3e-4),
+        Run("squeezenet1.0", 240, 16, 5e-4),
         Run("gpt2", 60, 4, 1e-3),
     )
 }
@@ -150,7 +150,11 @@ def _gpt(run: Run, seed: int) -> tuple[nn.Module, Callable[[int], Batch]]:
         starts = torch.randint(high, (run.batch,), generator=_generator(seed, step))
         return windows(text, starts, length)
 
-    return Gpt2(4, 256, 4, 0.1), batch
+    model = Gpt2(4, 256, 4, 0.1)
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            nn.init.normal_(parameter, std=0.02)  # as GPT-2's authors did
+    return model, batch
 
 
 def _generator(seed: int, step: int) -> torch.Generator:

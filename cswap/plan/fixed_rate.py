@@ -54,9 +54,10 @@ def rate_of(simulator: Simulator, ways: dict[int, Swap], epoch: int, epochs: int
     found = top_bottom(tensors, FIXED_RATE_MAX)
     if found is None:
         return None
-    least, most = (min(max(p, 1), FIXED_RATE_MAX - 1) for p in reversed(found))
-    name = f"{FIXED_RATE_FAMILY}:{sliding_down(most, least, epoch, epochs)}"
-    return name if name in simulator.codecs else None
+    wanted = sliding_down(*found, epoch, epochs)
+    known = sorted(int(name.partition(":")[2]) for name in _rates(simulator))
+    milder = [rate for rate in known if rate >= wanted]
+    return f"{FIXED_RATE_FAMILY}:{milder[0] if milder else known[-1]}"
 
 
 def _rates(simulator: Simulator) -> list[str]:

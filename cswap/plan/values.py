@@ -126,14 +126,15 @@ def with_values(
     return replace(trace, tensors=tuple(tensors))
 
 
-def with_fixed_rates(trace: Trace, least: int = 1) -> Trace:
+def with_fixed_rates(trace: Trace, least: int = 3) -> Trace:
     """The trace with the ratios of fixed-rate zfp, 32 / P, for its saved float32 tensors.
 
     No measurement is needed: the rate fixes the size. A plan may then lose precision.
 
     Args:
         trace: any.
-        least: smallest P that may be chosen, in bits per value.
+        least: smallest P that may be chosen, in bits per value; below 3 the exponents of zfp's
+            blocks of 4 values alone take more.
     """
     rates = {f"{FIXED_RATE_FAMILY}:{p}": FIXED_RATE_MAX / p for p in range(least, FIXED_RATE_MAX)}
     tensors = list(trace.tensors)

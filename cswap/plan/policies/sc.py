@@ -36,7 +36,14 @@ def solve_epoch(problem: Problem, epoch: int, epochs: int) -> Plan:
     if "zvc" in simulator.codecs:
         codec[moved] = simulator.codecs.index("zvc")
     ways = swaps(simulator, moved)
-    rate = rate_of(simulator, ways, epoch, epochs)
-    if rate is not None:
-        codec[dense_positions(simulator, ways)] = simulator.codecs.index(rate)
+    chosen = rate_of(simulator, ways, epoch, epochs)
+    if chosen is not None:
+        codec[dense_positions(simulator, ways)] = simulator.codecs.index(chosen)
     return simulator.to_plan(action, codec, prefetch_points(simulator, moved), "sc")
+
+
+def rate(problem: Problem, epoch: int, epochs: int) -> str | None:
+    """ZFP at the rate of an epoch, such as ``zfp:12``; None: nothing is compressed lossily."""
+    simulator = problem.simulator
+    moved = inputs_of(problem.trace, features_of(problem.trace))
+    return rate_of(simulator, swaps(simulator, moved), epoch, epochs)
