@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from bench.accuracy.report import markdown
+from bench.papers.report import networks, summary
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 RESULTS: Final = ROOT / "bench" / "results" / "cpu"
@@ -23,6 +24,7 @@ PAGES: Final = (
 PICTURES: Final = {
     RESULTS / "advisor.png": ROOT / "docs" / "advisor.png",
     RESULTS / "accuracy" / "pareto.png": ROOT / "docs" / "lossy-pareto.png",
+    RESULTS / "papers.png": ROOT / "docs" / "papers.png",
     RESULTS / "accuracy" / "heat.png": ROOT / "docs" / "lossy-gradients.png",
 }
 """Committed pictures, and where pages show them."""
@@ -250,7 +252,25 @@ def plans_table() -> str:
     )
 
 
+def papers_table() -> str:
+    """The papers' figures beside ours."""
+    data = _load("papers.json")
+    headings = ["system", "quantity", "published", "ours, simulated", "protocol", "why they differ"]
+    return _markdown(headings, summary(data)) + "\n\n" + _where(data, "papers.json")
+
+
+def paper_networks_table() -> str:
+    """CSwap+ network by network."""
+    data = _load("papers.json")
+    headings = ["network", "data, GPU", "vDNN published", "vDNN ours", "CSwap+ / vDNN published"]
+    headings += ["ours", "SC / vDNN, ours", "instant codec published", "ours"]
+    headings += ["ours if copies queue", "swap latency, less by"]
+    return _markdown(headings, networks(data)) + "\n\n" + _where(data, "papers.json")
+
+
 TABLES: Final = {
+    "papers": papers_table,
+    "paper networks": paper_networks_table,
     "accuracy": accuracy_table,
     "short accuracy": short_accuracy_table,
     "plans": plans_table,

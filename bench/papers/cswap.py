@@ -169,11 +169,11 @@ def _rows(dataset: str, gpu: str, model: str, activation: str) -> list[Row]:
 def tuned(gpu: str) -> Hardware:
     """The profile with the codec rate that CSWAP's tuned kernels reach in training.
 
-    CSWAP's Fig. 12: 66 ms per iteration for all encodes and decodes of VGG-16 (CIFAR-10, batch
-    2560) on the V100; here: over the bytes that our VGG-16 moves. Its Fig. 5, from which the profile
-    has its rate, says 44 ms for 500 MB, several times slower; at that rate encoding and decoding
-    take as long as the link needs for the bytes they save, and nothing is gained at 50 % zeros. The
-    other machine's rate is scaled with memory bandwidth, as in its profile.
+    CSWAP's Fig. 12: 66 ms per iteration for all encodes and decodes of VGG-16 on the V100; we take
+    it for CIFAR-10 at batch 2560 and for all bytes that our VGG-16 moves, which fits the figure's
+    54 % of an iteration. Its Fig. 5, from which the profile has its rate, says 44 ms for 500 MB,
+    several times slower: as long as the link needs for the bytes that 50 % zeros save, so that
+    nothing is gained. The other machine's rate is scaled with memory bandwidth, as in its profile.
     """
     hardware = replace(load_hardware(GPUS[gpu]), host_memory_bytes=0)
     v100 = load_hardware(GPUS["v100"])

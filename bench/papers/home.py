@@ -22,8 +22,8 @@ POLICIES: Final = ("none", "vdnn-all", "capuchin", "home")
 BATCH_LIMIT: Final = 1 << 17
 
 WHY: Final = (
-    "the networks' widths and depths are not given, and our memory counts live tensors only, without "
-    "the allocator's blocks, cuDNN's workspaces and the CUDA context"
+    "the networks' widths and depths are not given, and our memory counts live tensors only: no "
+    "allocator's blocks, no cuDNN workspaces, no CUDA context"
 )
 
 
@@ -59,7 +59,7 @@ def step_s(model: str, hardware: Hardware, policy: str, batch: int) -> float | N
 def _rows(model: str) -> list[Row]:
     hardware = load_hardware(MACHINE)
     published = HOME_BATCHES[model]
-    largest = {}
+    largest: dict[str, int] = {}
     for policy in POLICIES:
         start = max(published[0] // 2, largest.get("none", 0) // 2, 1)
         largest[policy] = largest_batch(model, hardware, policy, start)

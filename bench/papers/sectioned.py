@@ -11,10 +11,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cswap.plan.lifetimes import with_positions
-from cswap.schema.trace import Trace
 
 if TYPE_CHECKING:
-    from cswap.schema.trace import TraceOperator, TraceTensor
+    from cswap.schema.trace import Trace, TraceOperator, TraceTensor
 
 
 def by_sections(trace: Trace, count: int, launch_s: float) -> Trace:

@@ -1,4 +1,4 @@
-"""SwapAdvisor's figures: share of the ideal throughput at many times the memory, on a V100 16 GB."""
+"""SwapAdvisor's figures: share of the ideal throughput at many times the memory of a V100."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -11,17 +12,20 @@ from bench.papers.sectioned import by_sections
 from bench.zoo.catalogue import build, example, loss
 from cswap.errors import BudgetError
 from cswap.plan.estimate import LAUNCH_S, estimate
+from cswap.plan.hardware import load_hardware
 from cswap.plan.lifetimes import live_bytes
 from cswap.plan.planner import plan
 from cswap.plan.simulate import smallest_feasible_budget
-from cswap.plan.hardware import load_hardware
 
 if TYPE_CHECKING:
     from cswap.schema.trace import Trace
 
 MACHINE: Final = "titan-x-maxwell"
 GIB: Final = 1 << 30
-BUDGET: Final = 4 * GIB
+ROOM: Final = 1.1
+"""Budget over the smallest in which the cut step runs: gradients do not leave in our simulator,
+and those of a whole feature map are alive between two layers."""
+
 SECTIONS: Final = {256: 16, 512: 32}
 POLICIES: Final = ("tvdnn-heuristic", "tvdnn-ilp")
 TIME_LIMIT_S: Final = 20.0
@@ -43,26 +47,28 @@ def _rows(batch: int) -> list[Row]:
         "smallest_budget_gib": floors[0],
         "smallest_budget_in_sections_gib": floors[1],
     }
-    return [_row(policy, batch, cut, details) for policy in POLICIES]
+    budget = int(ROOM * floors[1] * GIB)
+    return [_row(policy, batch, cut, budget, details) for policy in POLICIES]
 
 
-def _row(policy: str, batch: int, trace: Trace, details: dict[str, float]) -> Row:
-    hardware = load_hardware(MACHINE)
+def _row(policy: str, batch: int, trace: Trace, budget: int, details: dict[str, float]) -> Row:
+    hardware = replace(load_hardware(MACHINE), memory_bytes=max(budget, 12 * GIB))
     ours, why = (
         None,
         (
             "the paper's machine and figures were not available, only its abstract: 'without "
-            "significant slowdown'; our policies are tvDNN-style"
+            "significant slowdown'; our policies are tvDNN-style. Less memory needs gradients that "
+            "leave, too, which our simulator does not have"
         ),
     )
     try:
-        made = plan(trace, hardware, BUDGET, policy, time_limit=TIME_LIMIT_S)
+        made = plan(trace, hardware, budget, policy, time_limit=TIME_LIMIT_S)
         ours = 100 * (made.predicted["step_s"] / made.predicted["compute_s"] - 1)
     except BudgetError as error:
         why = f"no plan of this policy fits: {error}"
     return Row(
         "tvDNN",
-        f"VGG-16, batch {batch} in {BUDGET // GIB} GiB: slowdown, policy {policy}",
+        f"VGG-16, batch {batch} in {budget / GIB:.1f} GiB: slowdown, policy {policy}",
         "%",
         None,
         ours,
