@@ -61,7 +61,7 @@ RUNS: Final = {
         Run("plain20", 120, 32, 2e-3),
         Run("mobilenet", 60, 32, 2e-3),
         Run("resnet50", 12, 16, 1e-3),
-        Run("squeezenet1.0", 240, 16, 5e-4),
+        Run("squeezenet1.0", 60, 16, 3e-4),
         Run("gpt2", 60, 4, 1e-3),
     )
 }
