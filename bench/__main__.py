@@ -22,6 +22,8 @@ COMMANDS = {
     "codecs": "bench.codecs",
     "overhead": "bench.overhead",
     "plans": "bench.plans",
+    "sparsity": "bench.sparsity.command",
+    "papers": "bench.papers.command",
     "advisor": "bench.advisor.command",
     "accuracy": "bench.accuracy.command",
     "compare": "bench.compare",

@@ -13,6 +13,7 @@ import typer
 
 from bench import codec_report, hook_costs
 from bench.accuracy.report import markdown
+from bench.papers.report import networks, summary
 from bench.sources import RESULTS, ROOT, NotReadError, reading
 from bench.sources import as_markdown as _markdown
 from bench.sources import load as _load
@@ -27,6 +28,7 @@ PICTURES: Final = {
     RESULTS / "advisor.png": ROOT / "docs" / "advisor.png",
     RESULTS / "swap.png": ROOT / "docs" / "swap.png",
     RESULTS / "accuracy" / "pareto.png": ROOT / "docs" / "lossy-pareto.png",
+    RESULTS / "papers.png": ROOT / "docs" / "papers.png",
     RESULTS / "accuracy" / "heat.png": ROOT / "docs" / "lossy-gradients.png",
     **{
         RESULTS / f"codecs-{n}.png": ROOT / "docs" / f"codecs-{n}.png"
@@ -301,7 +303,25 @@ def plans_table() -> str:
     )
 
 
+def papers_table() -> str:
+    """The papers' figures beside ours."""
+    data = _load("papers.json")
+    headings = ["system", "quantity", "published", "ours, simulated", "protocol", "why they differ"]
+    return _markdown(headings, summary(data)) + "\n\n" + _where(data, "papers.json")
+
+
+def paper_networks_table() -> str:
+    """CSwap+ network by network."""
+    data = _load("papers.json")
+    headings = ["network", "data, GPU", "vDNN published", "vDNN ours", "CSwap+ / vDNN published"]
+    headings += ["ours", "SC / vDNN, ours", "instant codec published", "ours"]
+    headings += ["ours if copies queue", "swap latency, less by"]
+    return _markdown(headings, networks(data)) + "\n\n" + _where(data, "papers.json")
+
+
 TABLES: Final = {
+    "papers": papers_table,
+    "paper networks": paper_networks_table,
     "accuracy": accuracy_table,
     "short accuracy": short_accuracy_table,
     "plans": plans_table,
