@@ -70,11 +70,17 @@ def _save_on_cpu(pins: bool) -> Context:
     return save_on_cpu(pin_memory=pins)
 
 
+def _why(package: str, error: ImportError) -> str:
+    if error.name == package:
+        return f"{package} is not installed"
+    return f"{package} cannot be imported ({(str(error).splitlines() or [''])[0]})"
+
+
 def _trl(pins: bool) -> Context:
     try:
         from trl.models.activation_offloading import OffloadActivations
     except ImportError as error:
-        raise NotInstalledError(f"trl is not installed ({error})") from error
+        raise NotInstalledError(_why("trl", error)) from error
     made: Context = OffloadActivations(use_pin_memory=pins, use_streams=pins)
     return made
 
@@ -83,7 +89,7 @@ def _torchtune(pins: bool) -> Context:
     try:
         from torchtune.training import OffloadActivations
     except ImportError as error:
-        raise NotInstalledError(f"torchtune is not installed ({error})") from error
+        raise NotInstalledError(_why("torchtune", error)) from error
     made: Context = OffloadActivations(use_pin_memory=pins, use_streams=pins)
     return made
 

@@ -331,7 +331,7 @@ def test_every_method_trains_to_the_same_loss_and_says_what_it_took(tmp_path, mo
     assert list(rows) == [m.name for m in METHODS]
     for peer in ("TRL", "torchtune"):
         failure = rows.pop(f"{peer} OffloadActivations")["failure"]
-        assert failure is None or "not installed" in failure
+        assert failure is None or "not installed" in failure or "cannot be" in failure
     assert [r["failure"] for r in rows.values()] == [None] * len(rows)
     loss = rows[ORACLE]["loss"]
     for name, row in rows.items():

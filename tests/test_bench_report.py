@@ -148,6 +148,23 @@ def test_the_page_has_every_file_and_needs_nothing_else(report):
     assert len(page.images) == len(list((report / "cpu").rglob("*.png")))
 
 
+def test_results_of_a_gpu_have_their_tables(tmp_path):
+    """No such file is committed yet: the form is that of `bench.gpu.link.Row`."""
+    row = {"way": "to the host", "blocks": 0, "nbytes": 2**20, "raw_nbytes": 2**20}
+    row |= {"gb_per_s": 50.25, "raw_gb_per_s": 50.25}
+    environment = load(COMMITTED[0])["environment"] | {"gpu": {"name": "Some GPU"}}
+    document = {"kind": "gpu link", "version": 1, "part": "link", "complete": False}
+    document |= {"environment": environment, "rows": [row], "skipped": []}
+    (tmp_path / "link.json").write_text(json.dumps(document))
+    result = CliRunner().invoke(app, ["report", str(tmp_path), "--out", str(tmp_path / "out")])
+    assert result.exit_code == 0, result.output
+    text = (tmp_path / "out" / "report.html").read_text()
+    check(text)
+    assert "Some GPU; " in text
+    assert "<td>50.2</td>" in text
+    assert "The run was cut short." in text
+
+
 def test_markdown_has_the_figures_of_the_files(report):
     text = (report / "report.md").read_text(encoding="utf-8")
     for row in json.loads((report / "cpu" / "demo.json").read_text())["rows"]:

@@ -60,7 +60,7 @@ def test_every_way_has_a_row_and_what_cannot_run_says_why(found):
         assert name in PEERS or row["failure"] is None, row["failure"]
         if row["failure"]:
             assert row["failure"].split()[0] in output
-            assert "not installed" in row["failure"] or "cannot run" in row["failure"]
+            assert "not installed" in row["failure"] or "cannot" in row["failure"]
         else:
             step = row["step"]
             assert 0 < step["low_s"] <= step["median_s"] <= step["high_s"]
@@ -192,6 +192,14 @@ def test_peers_are_used_where_they_are_installed(monkeypatch):
     hooks, missing = hook_costs._hooks()
     assert set(PEERS) < set(hooks)
     assert not missing
+
+
+def test_a_peer_says_whether_it_or_something_of_its_own_is_missing():
+    error = ModuleNotFoundError("No module named 'trl'", name="trl")
+    assert methods._why("trl", error) == "trl is not installed"
+    error = ModuleNotFoundError("No module named 'accelerate'", name="accelerate")
+    said = methods._why("trl", error)
+    assert said == "trl cannot be imported (No module named 'accelerate')"
 
 
 def test_methods_change_a_model_as_they_say():
