@@ -13,6 +13,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from bench.partial import Partial
+from bench.sparsity.stored import as_measured, has_run
 from bench.zoo.catalogue import build, example, loss
 from cswap.plan.estimate import estimate
 from cswap.plan.hardware import load_hardware
@@ -65,6 +66,10 @@ def _cells(
     with torch.device("meta"):
         net = build(model)
     trace = estimate(net, x, loss, target, hardware=hardware, name=model)
+    activation = "own" if model == "gpt2" else "relu"
+    # Without values every codec would be planned as raw; lossless ones only: nothing is to be lost.
+    if measured := has_run(model, activation):
+        trace = as_measured(trace, model, activation)
     full, floor = max(live_bytes(trace)), smallest_feasible_budget(trace, hardware)
     found = []
     for share in SHARES:
@@ -80,6 +85,7 @@ def _cells(
                 "unswapped_bytes": full,
                 "smallest_bytes": floor,
                 "simulated": True,
+                "ratios": "bench/results/cpu/sparsity.json" if measured else None,
                 "of_ideal": {r.policy: 1 / r.slowdown if r.plan else None for r in rows},
                 "peak_bytes": {r.policy: r.simulation.peak_bytes for r in rows if r.simulation},
                 "planning_s": {r.policy: r.planning_s for r in rows},

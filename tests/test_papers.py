@@ -122,7 +122,7 @@ def test_dense_tensors_have_one_rate_that_slides_down():
     problem = Problem(trace, MACHINE, 1 << 40)
     ways = swaps(problem.simulator, np.ones(2, bool))
     rates = [rate_of(problem.simulator, ways, epoch, 10) for epoch in range(11)]
-    numbers = [int(name.partition(":")[2]) for name in rates]
+    numbers = [int(str(name).partition(":")[2]) for name in rates]
     assert numbers[0] > numbers[-1] == 3  # below 3, zfp's exponents alone take more
     assert numbers == sorted(numbers, reverse=True)
     made = cswap_plus.solve_epoch(problem, 5, 10)
@@ -138,7 +138,7 @@ def test_sparse_tensors_are_not_made_lossy():
     trace = with_fixed_rates(chain([10, 10], [1, 1], [1, 1], [0.5, 0.0]))
     made = sc.solve_epoch(Problem(trace, MACHINE, 1 << 40), 0, 10)
     assert made.decisions[0].codec == "zvc"
-    assert made.decisions[1].codec.startswith("zfp:")
+    assert str(made.decisions[1].codec).startswith("zfp:")
 
 
 # ----------------------------------------------------------- what is compared

@@ -36,7 +36,8 @@ def main(
 ) -> None:
     """Simulate what the papers measured, and say why the figures differ."""
     names = _names(systems)
-    document = _started(out)
+    where = environment()
+    document = _started(out, where)
     cells = [cell for name in names for cell in SYSTEMS[name](quick=quick)]
     if again:
         document["cells"] = {
@@ -48,6 +49,7 @@ def main(
         for cell in cells:
             progress.update(bar, description=cell.key)
             if cell.key not in document["cells"]:
+                document["environment"] = where  # of the last run that added something
                 document["cells"][cell.key] = [row.to_dict() for row in cell.run()]
                 write(out, document)
             progress.advance(bar)
@@ -75,9 +77,9 @@ def _names(systems: str) -> list[str]:
     return names
 
 
-def _started(out: Path) -> dict[str, Any]:
+def _started(out: Path, where: dict[str, object]) -> dict[str, Any]:
     if out.exists():
         found: dict[str, Any] = json.loads(out.read_text())
         if found.get("version") == VERSION:
             return found
-    return {"version": VERSION, "environment": environment(), "cells": {}, "means": []}
+    return {"version": VERSION, "environment": where, "cells": {}, "means": []}

@@ -61,7 +61,7 @@ WHY_SPARSE: Final = (
     "sparsities are of short runs on digits; the codec's rate is one published figure (66 ms per "
     "iteration of VGG-16); durations are a roofline's: another share of the step is transfer"
 )
-WHY_DENSE: Final = WHY_SPARSE + "; ZFP's rate is assumed to be ZVC's, and MAX is 32 bits per value"
+WHY_DENSE: Final = WHY_SPARSE + "; ZFP is assumed to be as fast as ZVC at every rate"
 
 
 @dataclass(slots=True)

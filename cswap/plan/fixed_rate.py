@@ -6,10 +6,16 @@ Source: CSwap+, IEEE TPDS 33(12), 2022, section 5.2.2, Eq. 1-2 and Algorithm 1. 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, Final
 
 from cswap.advisor.cswap_plus import SPARSITIES, Dense, sliding_down, top_bottom
 from cswap.plan.values import FIXED_RATE_FAMILY, FIXED_RATE_MAX
+
+MAX: Final = 512
+"""Of P: bits of 16 float32, a block of 4 x 4, as in CSWAP's released code; the papers do not say.
+With 32, bits of a value, the papers' step of P would round to 0 in most trainings. Codecs have
+whole bits per value: P is rounded up to them."""
 
 if TYPE_CHECKING:
     from cswap.advisor.cswap_plus import Swap
@@ -51,10 +57,10 @@ def rate_of(simulator: Simulator, ways: dict[int, Swap], epoch: int, epochs: int
         Dense(ways[p], lambda _, p=p: seconds(p)[0], lambda _, p=p: seconds(p)[1])  # type: ignore[misc]
         for p in dense
     ]
-    found = top_bottom(tensors, FIXED_RATE_MAX)
+    found = top_bottom(tensors, MAX)
     if found is None:
         return None
-    wanted = sliding_down(*found, epoch, epochs)
+    wanted = math.ceil(sliding_down(*found, epoch, epochs) * FIXED_RATE_MAX / MAX)
     known = sorted(int(name.partition(":")[2]) for name in _rates(simulator))
     milder = [rate for rate in known if rate >= wanted]
     return f"{FIXED_RATE_FAMILY}:{milder[0] if milder else known[-1]}"

@@ -6,7 +6,7 @@ tensor with fewer zeros than the paper's time models are fitted from is dense an
 at a fixed rate P, if the trace has ratios of it (`cswap.plan.values.with_fixed_rates`: a plan then
 loses precision). P is one for the whole network: Top and Bottom by Algorithm 1 over the dense
 tensors, sliding down from epoch to epoch. `solve` plans the first epoch, at Top; `solve_epoch` any.
-MAX is 32 bits per value. The rule counts encodings without bitmaps, as the paper does; a plan is
+The rule counts encodings without bitmaps, as the paper does; a plan is
 judged with them. Encodings hide as the simulator says, not the paper's "never".
 """
 
