@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from bench import codec_report
-from bench.accuracy.report import markdown
+from bench.accuracy.report import markdown, number
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 RESULTS: Final = ROOT / "bench" / "results" / "cpu"
@@ -252,7 +252,7 @@ def short_accuracy_table() -> str:
     rows = [
         [
             f"{r['model']} {r['policy']}",
-            f"{r['loss']['mean']:+.4f}",
+            number(r["loss"]["mean"], "+.4f"),
             r["loss"]["verdict"],
             f"{r['eligible_bytes'] / r['held_bytes']:.2f}",
         ]
