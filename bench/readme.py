@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from bench import codec_report, hook_costs
-from bench.accuracy.report import markdown
+from bench.accuracy.report import markdown, number
 from bench.papers.report import networks, summary
 from bench.sources import RESULTS, ROOT, NotReadError, reading
 from bench.sources import as_markdown as _markdown
@@ -273,7 +273,7 @@ def short_accuracy_table() -> str:
     rows = [
         [
             f"{r['model']} {r['policy']}",
-            f"{r['loss']['mean']:+.4f}",
+            number(r["loss"]["mean"], "+.4f"),
             r["loss"]["verdict"],
             f"{r['eligible_bytes'] / r['held_bytes']:.2f}",
         ]

@@ -253,12 +253,13 @@ def test_models_that_do_not_fit_and_results_without_a_folder_are_refused(tmp_pat
 
 
 @pytest.mark.parametrize(("spec", "model"), [("torchvision:CIFAR10", "vit"), ("hf:imdb", "gpt")])
-def test_data_of_ones_own_are_trained_on(tmp_path, spec, model):
-    options = ["--quick", "--models", model, "--policies", "int8", "--seeds", "1", "--steps", "5"]
+def test_data_of_ones_own_are_trained_on(tmp_path, monkeypatch, spec, model):
+    monkeypatch.setattr("bench.accuracy.command.N_THREADS", 1)  # other tests run beside this one
+    options = ["--quick", "--models", model, "--policies", "off", "--seeds", "1", "--steps", "5"]
     arguments = ["accuracy", "--data", spec, "--out", str(tmp_path), *options]
     result = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
     found = json.loads((tmp_path / "results.json").read_text())
     assert found["settings"]["data"] == spec
     assert found["models"][model]["data"].startswith(spec)
-    assert {row["policy"] for row in found["summary"]} == {"off", "int8"}
+    assert [row["policy"] for row in found["summary"]] == ["off"]
