@@ -18,11 +18,16 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "demo": "bench.demo",
+    "swap": "bench.swap.command",
     "codecs": "bench.codecs",
     "overhead": "bench.overhead",
     "plans": "bench.plans",
+    "sparsity": "bench.sparsity.command",
+    "papers": "bench.papers.command",
     "advisor": "bench.advisor.command",
     "accuracy": "bench.accuracy.command",
+    "compare": "bench.compare",
+    "report": "bench.report",
     "readme": "bench.readme",
     "gpu": "bench.gpu.command",
 }
@@ -47,6 +52,9 @@ class LazyGroup(TyperGroup):
 
 # A calibration in the background would disturb what is measured, and change choices on the way.
 os.environ.setdefault("CSWAP_CALIBRATE", "0")
+# Read when torch loads OpenMP, whose threads wait for one another in a busy loop by default: on a
+# machine busy with other work that made training five times slower.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 app = typer.Typer(cls=LazyGroup, no_args_is_help=True, add_completion=False)
 

@@ -6,26 +6,56 @@ import hashlib
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 N_DIGITS_VALIDATION = 360  # a fifth of the 1797 images
 VALIDATION_SHARE = 0x1A  # of 256: about a tenth of the source files
 
 
 @dataclass(frozen=True, slots=True)
-class Digits:
-    """Images, [n, 1, side, side] float32 in 0 ... 1, and labels, [n] int64, in two parts."""
+class Images:
+    """Pictures with a class each, in two parts.
 
+    Attributes:
+        source: what they are, for the report.
+        train_images: [n, channels, side, side]; float32 in 0 ... 1, or uint8.
+        train_labels: [n] int64, 0 ... n_classes - 1.
+        validation_images: as train_images.
+        validation_labels: as train_labels.
+        n_classes: number of classes.
+    """
+
+    source: str
     train_images: Tensor
     train_labels: Tensor
     validation_images: Tensor
     validation_labels: Tensor
+    n_classes: int
+
+    @property
+    def channels(self) -> int:
+        """1 for grey, 3 for colour."""
+        return self.train_images.shape[1]
+
+    @property
+    def side(self) -> int:
+        """Height and width in pixels."""
+        return self.train_images.shape[2]
 
 
-def digits(side: int) -> Digits:
+def in_unit(images: Tensor) -> Tensor:
+    """The images as float32 in 0 ... 1."""
+    return images.float() / 255 if images.dtype == torch.uint8 else images
+
+
+def digits(side: int) -> Images:
     """Load scikit-learn's 1797 digits of 8x8 pixels.
 
     They are enlarged to 3/4 of the side and framed in black, as MNIST frames its own.
@@ -43,20 +73,27 @@ def digits(side: int) -> Digits:
     # the file is ordered by writer; the split must not be
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
     held_out, rest = order[:N_DIGITS_VALIDATION], order[N_DIGITS_VALIDATION:]
-    return Digits(images[rest], labels[rest], images[held_out], labels[held_out])
+    return Images(
+        f"scikit-learn load_digits, 8x8 enlarged to {side * 3 // 4}x{side * 3 // 4} on "
+        f"{side}x{side} black",
+        *(images[rest], labels[rest], images[held_out], labels[held_out]),
+        n_classes=10,
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Bytes of source files, [n] uint8, split by file.
+    """Bytes of documents, [n] uint8, split by document.
 
     Attributes:
-        train: bytes of the training files, one after the other.
-        validation: bytes of the held-out files.
-        n_files: number of files in both parts.
+        source: what they are, for the report.
+        train: bytes of the training documents, one after the other.
+        validation: bytes of the held-out ones.
+        n_files: number of documents in both parts.
         sha256: digest of both parts, so that two runs can be seen to use the same text.
     """
 
+    source: str
     train: Tensor
     validation: Tensor
     n_files: int
@@ -73,25 +110,32 @@ def python_sources() -> Text:
     for file in sorted(folder.glob("*.py")):
         held_out = hashlib.sha256(file.name.encode()).digest()[0] < VALIDATION_SHARE
         parts[held_out].append(file.read_bytes())
-    train, validation = b"".join(parts[False]), b"".join(parts[True])
+    source = "top-level *.py of this Python's standard library, bytes"
+    return text(source, parts[False], parts[True])
+
+
+def text(source: str, train: Sequence[bytes], validation: Sequence[bytes]) -> Text:
+    """Put documents together."""
+    whole, held_out = b"".join(train), b"".join(validation)
     return Text(
-        train=torch.frombuffer(bytearray(train), dtype=torch.uint8),
-        validation=torch.frombuffer(bytearray(validation), dtype=torch.uint8),
-        n_files=len(parts[False]) + len(parts[True]),
-        sha256=hashlib.sha256(train + b"\0" + validation).hexdigest(),
+        source,
+        train=torch.frombuffer(bytearray(whole), dtype=torch.uint8),
+        validation=torch.frombuffer(bytearray(held_out), dtype=torch.uint8),
+        n_files=len(train) + len(validation),
+        sha256=hashlib.sha256(whole + b"\0" + held_out).hexdigest(),
     )
 
 
-def windows(text: Tensor, starts: Tensor, length: int) -> tuple[Tensor, Tensor]:
+def windows(source: Tensor, starts: Tensor, length: int) -> tuple[Tensor, Tensor]:
     """Cut windows out of a text.
 
     Args:
-        text: [n] uint8.
+        source: [n] uint8.
         starts: [batch] int64, each at most n - length - 1.
         length: bytes per window.
 
     Returns:
         Tokens and, one byte later, targets; both [batch, length] int64.
     """
-    cut = text[starts[:, None] + torch.arange(length + 1)].long()
+    cut = source[starts[:, None] + torch.arange(length + 1)].long()
     return cut[:, :-1].contiguous(), cut[:, 1:].contiguous()

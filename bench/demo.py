@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -28,9 +27,6 @@ def main(
         )
     except SettingsError as error:
         raise typer.BadParameter(str(error)) from error
-    # Read when torch loads OpenMP, whose threads wait for one another in a busy loop by default: on
-    # a machine busy with other work that made the demo five times slower.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from bench.demo_run import run  # imports torch: two seconds that a wrong option need not wait
 
     raise typer.Exit(run(settings))

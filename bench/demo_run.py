@@ -17,6 +17,7 @@ from bench.settings import N_THREADS, DemoSettings
 from bench.tasks import Task, make_task
 from bench.training import Lockstep, Replica
 
+VERSION = 1  # of results.json
 INTERRUPTED = 130  # what a shell reports for a process that Ctrl-C ended
 
 
@@ -89,6 +90,8 @@ class Demo:
     def document(self, *, complete: bool) -> dict[str, Any]:
         """Return everything found so far, as JSON-able values."""
         return {
+            "kind": "demo",
+            "version": VERSION,
             "rows": [asdict(row) for row in self.rows()],
             "complete": complete,
             "int8_against_seeds": self.spreads(),

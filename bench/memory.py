@@ -108,7 +108,9 @@ class SavedBytes:
 
         def pack(x: Tensor) -> object:
             self._note(x)
-            return pack_below(x)
+            packed: object = pack_below(x)
+            self._note_copies(packed)
+            return packed
 
         def unpack(packed: object) -> Tensor:
             x: Tensor = unpack_below(packed)
@@ -123,13 +125,27 @@ class SavedBytes:
         if storage.data_ptr() in self._owned:
             self.raw_bytes += self._inputs.pop(storage.data_ptr(), 0)
             return
+        if self._follow(storage):
+            self.raw_bytes += storage.nbytes()
+        self.sample()
+
+    def _note_copies(self, packed: object) -> None:
+        # save_on_cpu packs a device and its copy in host memory, which is device memory here
+        for item in packed if isinstance(packed, tuple) else (packed,):
+            if not isinstance(item, Tensor) or item.untyped_storage().data_ptr() in self._owned:
+                continue
+            if self._follow(item.untyped_storage()):
+                self.sample()
+
+    def _follow(self, storage: torch.UntypedStorage) -> bool:
+        # Whether it is new; followed with a weak reference until its last owner drops it.
         with self._lock:
             key = storage._cdata  # noqa: SLF001 - data_ptr is 0 for every empty storage
-            if key not in self._live:
-                self._live[key] = storage.nbytes()
-                self.raw_bytes += storage.nbytes()
-                weakref.finalize(storage, self._forget, key).atexit = False
-        self.sample()
+            if key in self._live:
+                return False
+            self._live[key] = storage.nbytes()
+            weakref.finalize(storage, self._forget, key).atexit = False
+            return True
 
     def _forget(self, key: int) -> None:
         with self._lock:

@@ -24,19 +24,24 @@ class Net(nn.Module):
 
     Attributes:
         checkpointed: recompute each block in backward instead of saving its tensors.
+        around_checkpoint: entered around every checkpointed block, where it saves its inputs.
         probe: entered around every forward pass and every recomputation.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.checkpointed = False
+        self.around_checkpoint: Probe = nullcontext
         self.probe: Probe = nullcontext
 
     def run_block(self, block: nn.Module, x: Tensor) -> Tensor:
         """Run one block, under torch's non-reentrant checkpoint if the model is checkpointed."""
         out: Tensor
         if self.checkpointed and torch.is_grad_enabled():
-            out = checkpoint(block, x, use_reentrant=False, context_fn=self._contexts)
+            # The probe again: what is around the checkpoint has put its hooks before those of the
+            # forward's probe.
+            with self.around_checkpoint(), self.probe():
+                out = checkpoint(block, x, use_reentrant=False, context_fn=self._contexts)
         else:
             out = block(x)
         return out
@@ -67,13 +72,15 @@ class CnnShape:
 
     Attributes:
         channels: channels of each stage: two convolutions, then a pooling that halves the image.
-        side: height and width of the input in pixels.
+        side: height and width of the input in pixels, at least 2 to the number of stages.
         dropout: share of activations dropped after each stage and in the classifier.
+        colours: channels of the input.
     """
 
     channels: tuple[int, ...] = (16, 32, 64)
     side: int = 32
     dropout: float = 0.25
+    colours: int = 1
 
 
 class VggNet(Net):
@@ -82,7 +89,7 @@ class VggNet(Net):
     def __init__(self, shape: CnnShape, n_classes: int = 10) -> None:
         super().__init__()
         self.stages = nn.ModuleList()
-        c_in = 1
+        c_in = shape.colours
         for c_out in shape.channels:
             self.stages.append(_vgg_stage(c_in, c_out, shape.dropout))
             c_in = c_out
@@ -96,7 +103,7 @@ class VggNet(Net):
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits, [batch, n_classes], of images, [batch, 1, side, side]."""
+        """Return the logits, [batch, n_classes], of images, [batch, colours, side, side]."""
         with self.probe():
             x = images
             for stage in self.stages:

@@ -1,26 +1,26 @@
-"""The four ways to train that the demo compares, and what each of them can tell about itself."""
+"""Ways to train by their names, and what each of them can tell about itself."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-import cswap
 from bench.memory import Held
+from bench.methods import DEMO, ON_CPU
 
 if TYPE_CHECKING:
-    from bench.models import Net
+    from bench.methods import Method
     from cswap.api import InstallHandle
 
+PINS: Final = True
+"""Asks torch's `save_on_cpu` to pin. Without a GPU nothing is pinned then, but it does copy; not
+asked to, it returns the very tensor, which is on the host already, and there is nothing to measure.
+"""
 
-def switch_on(mode: str, model: Net) -> InstallHandle | None:
-    """Switch a mode on for a model; return cswap's handle if the mode has one."""
-    model.checkpointed = mode == "checkpoint"
-    if mode == "lossless":
-        return cswap.install(model)
-    if mode == "int8":
-        return cswap.install(model, lossy="int8")
-    return None
+
+def method(mode: str) -> Method:
+    """The way to train that a mode's name stands for: the demo's or the benchmark's."""
+    return DEMO.get(mode) or ON_CPU[mode]
 
 
 def held(handle: InstallHandle | None) -> Held:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import torch
 import typer
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 
+from bench import hook_costs
 from bench.environment import environment
+from bench.results import write
 from bench.settings import N_THREADS
 from bench.timing import Timing, interleaved
 from cswap.codecs.base import DEFAULT_KEY
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 REPEATS: Final = 500
 MIB: Final = 1 << 20
 DEFAULT_OUT: Final = Path("bench/results/cpu/overhead.json")
+VERSION: Final = 2
+"""Of the result file; 1 had no peers: no `rows`."""
 
 
 def _identity(x: torch.Tensor) -> torch.Tensor:
@@ -96,28 +100,61 @@ def _eligible(codec_name: str, rounds: int) -> dict[str, Timing]:
     )
 
 
-def main(
-    rounds: Annotated[int, typer.Option(help="Counted rounds.")] = 15,
-    out: Annotated[Path, typer.Option(help="Result file (JSON).")] = DEFAULT_OUT,
-) -> None:
-    """Measure the hooks' own cost per saved tensor, in microseconds."""
-    torch.set_num_threads(N_THREADS)
-    where = environment()
-    rows = {f"{name}: above an identity hook": us for name, us in _ineligible(rounds).items()}
-    raw: dict[str, dict[str, Timing]] = {}
-    for codec in ("raw", "zvc"):
-        raw[codec] = _eligible(codec, rounds)
-        beyond = raw[codec]["swap"].median_s - raw[codec]["kernels"].median_s
-        rows[f"1 MiB by {codec}: beyond its kernels"] = 1e6 * beyond / (REPEATS // 10)
-    table = Table(title="Cost of pack + unpack, median")
-    table.add_column("tensor")
+def _beyond_kernels(rounds: int) -> tuple[dict[str, float], dict[str, dict[str, Timing]]]:
+    # Microseconds of a 1 MiB tensor's swap above its kernels and copies, and the timings.
+    raw = {codec: _eligible(codec, rounds) for codec in ("raw", "zvc")}
+    repeats = REPEATS // 10
+    rows = {
+        f"1 MiB by {codec}: beyond its kernels": 1e6
+        * (timings["swap"].median_s - timings["kernels"].median_s)
+        / repeats
+        for codec, timings in raw.items()
+    }
+    return rows, raw
+
+
+def _table(rows: dict[str, float], costs: list[dict[str, Any]]) -> Table:
+    table = Table(title="Cost of pack + unpack, median", caption=hook_costs.NOTE)
+    for heading in ("what", "of"):
+        table.add_column(heading)
     table.add_column("us", justify="right")
+    table.add_column("20 % ... 80 %", justify="right")
     for name, us in rows.items():
-        table.add_row(name, f"{us:.1f}")
-    console = Console()
-    console.print(table)
-    out.parent.mkdir(parents=True, exist_ok=True)
+        table.add_row("cswap", name, f"{us:.1f}", "")
+    for row in costs:
+        table.add_row(*hook_costs.figures(row))
+    return table
+
+
+def main(
+    rounds: Annotated[int, typer.Option(help="Counted rounds.", min=1)] = 15,
+    out: Annotated[Path, typer.Option(help="Result file (JSON).")] = DEFAULT_OUT,
+    quick: Annotated[bool, typer.Option("--quick", help="Two rounds: does it work?")] = False,
+) -> None:
+    """Measure the hooks' own cost per saved tensor, in microseconds; peers beside them."""
+    torch.set_num_threads(N_THREADS)
+    if quick:
+        rounds = min(rounds, 2)
+    console, where = Console(), environment()
+    with Progress(console=console, transient=True) as progress:
+        bar = progress.add_task("tensors that stay", total=3)
+        rows = {f"{name}: above an identity hook": us for name, us in _ineligible(rounds).items()}
+        progress.update(bar, advance=1, description="tensors that are swapped")
+        beyond, raw = _beyond_kernels(rounds)
+        rows.update(beyond)
+        progress.update(bar, advance=1, description="peers")
+        costs = hook_costs.measure(rounds)
+        progress.advance(bar)
+    console.print(_table(rows, costs))
     timings = {codec: {k: asdict(t) for k, t in ts.items()} for codec, ts in raw.items()}
-    result = {"version": 1, "environment": where, "microseconds": rows, "timings": timings}
-    out.write_text(json.dumps(result, indent=1) + "\n")
+    result = {
+        "kind": "overhead",
+        "version": VERSION,
+        "environment": where,
+        "microseconds": rows,
+        "timings": timings,
+        "rows": costs,
+    }
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write(out, result)
     console.print(f"Written: {out}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import functools
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from bench.environment import environment
+from bench.partial import Partial
+from bench.sparsity.stored import as_measured, has_run
 from bench.zoo.catalogue import build, example, loss
 from cswap.plan.estimate import estimate
 from cswap.plan.hardware import load_hardware
@@ -32,22 +33,26 @@ def main(
     time_limit: Annotated[float, typer.Option(help="Seconds per policy.")] = 4.0,
     out: Annotated[Path, typer.Option(help="Result file (JSON).")] = DEFAULT_OUT,
     quick: Annotated[bool, typer.Option("--quick", help="One model, one machine.")] = False,
+    again: Annotated[bool, typer.Option(help="Do not go on with an unfinished run.")] = False,
 ) -> None:
-    """Compare all policies by simulation: step time of the ideal over the plan's."""
-    where = environment()
+    """Compare all policies by simulation: step time of the ideal over the plan's.
+
+    An interrupted run goes on when the same command is repeated.
+    """
     policies = [name for name in available() if name not in ("none", "oracle")]
+    settings = {"policies": policies, "time_limit_s": time_limit, "quick": quick}
+    partial = Partial(out, kind="plans", version=1, settings=settings, again=again)
     cells: list[dict[str, Any]] = []
     models, gpus = (MODELS[:1], GPUS[:1]) if quick else (MODELS, GPUS)
     with Progress() as progress:
-        bar = progress.add_task("Planning", total=len(models) * len(gpus) * len(SHARES))
+        bar = progress.add_task("Planning", total=len(models) * len(gpus))
         for model, batch in models:
             for gpu in gpus:
-                for cell in _cells(model, batch, gpu, policies, time_limit):
-                    cells.append(cell)
-                    progress.update(bar, advance=1, description=f"{model} on {gpu}")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    result = {"version": 1, "environment": where, "policies": policies, "cells": cells}
-    out.write_text(json.dumps({**result, "time_limit_s": time_limit}, indent=1) + "\n")
+                progress.update(bar, description=f"{model} on {gpu}")
+                make = functools.partial(_cells, model, batch, gpu, policies, time_limit)
+                cells += partial.part(f"{model} on {gpu}", make)
+                progress.advance(bar)
+    partial.finish(policies=policies, cells=cells, time_limit_s=time_limit)
     console = Console()
     console.print(_table(policies, cells))
     console.print(f"Written: {out}")
@@ -61,6 +66,10 @@ def _cells(
     with torch.device("meta"):
         net = build(model)
     trace = estimate(net, x, loss, target, hardware=hardware, name=model)
+    activation = "own" if model == "gpt2" else "relu"
+    # Without values every codec would be planned as raw; lossless ones only: nothing is to be lost.
+    if measured := has_run(model, activation):
+        trace = as_measured(trace, model, activation)
     full, floor = max(live_bytes(trace)), smallest_feasible_budget(trace, hardware)
     found = []
     for share in SHARES:
@@ -76,6 +85,7 @@ def _cells(
                 "unswapped_bytes": full,
                 "smallest_bytes": floor,
                 "simulated": True,
+                "ratios": "bench/results/cpu/sparsity.json" if measured else None,
                 "of_ideal": {r.policy: 1 / r.slowdown if r.plan else None for r in rows},
                 "peak_bytes": {r.policy: r.simulation.peak_bytes for r in rows if r.simulation},
                 "planning_s": {r.policy: r.planning_s for r in rows},

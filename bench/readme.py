@@ -7,23 +7,34 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
+from contextlib import suppress
 from typing import Annotated, Any, Final
 
 import typer
 
-from bench.accuracy.report import markdown
+from bench import codec_report, hook_costs
+from bench.accuracy.report import markdown, number
+from bench.papers.report import networks, summary
+from bench.sources import RESULTS, ROOT, NotReadError, reading
+from bench.sources import as_markdown as _markdown
+from bench.sources import load as _load
+from bench.sources import where as _where
+from bench.swap import report as swap_report
 
-ROOT: Final = Path(__file__).resolve().parents[1]
-RESULTS: Final = ROOT / "bench" / "results" / "cpu"
 PAGES: Final = (
     ROOT / "README.md",
     *(ROOT / "docs" / f"{n}.md" for n in ("benchmarks", "advisor", "lossy", "planning")),
 )
 PICTURES: Final = {
     RESULTS / "advisor.png": ROOT / "docs" / "advisor.png",
+    RESULTS / "swap.png": ROOT / "docs" / "swap.png",
     RESULTS / "accuracy" / "pareto.png": ROOT / "docs" / "lossy-pareto.png",
+    RESULTS / "papers.png": ROOT / "docs" / "papers.png",
     RESULTS / "accuracy" / "heat.png": ROOT / "docs" / "lossy-gradients.png",
+    **{
+        RESULTS / f"codecs-{n}.png": ROOT / "docs" / f"codecs-{n}.png"
+        for n in codec_report.PICTURES
+    },
 }
 """Committed pictures, and where pages show them."""
 
@@ -39,22 +50,14 @@ _SHOWN: Final = {
 """What the README's table shows; docs/benchmarks.md has everything."""
 
 
-def _load(name: str) -> dict[str, Any]:
-    data: dict[str, Any] = json.loads((RESULTS / name).read_text())
-    return data
-
-
-def _markdown(headings: list[str], rows: list[list[str]]) -> str:
-    lines = [headings, ["---"] + ["--:"] * (len(headings) - 1), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _where(data: dict[str, Any], file: str) -> str:
-    e = data["environment"]
-    return (
-        f"Measured by `{e['command']}` on {e['cpu']}, {e['n_cpus']} cores, "
-        f"torch {e['versions']['torch']}; file: `bench/results/cpu/{file}`."
-    )
+def sources() -> set[str]:
+    """Names of the committed files that tables are made from."""
+    found: set[str] = set()
+    for make in TABLES.values():
+        with reading({}) as asked, suppress(NotReadError):
+            make()
+        found |= asked
+    return found
 
 
 def demo_table() -> str:
@@ -106,9 +109,15 @@ _CODEC_HEADINGS: Final = [
 ]
 
 
+def _recorded() -> dict[str, Any]:
+    data = _load("codecs.json")
+    rows = [r for r in data["rows"] if r.get("family", "recorded") == "recorded"]
+    return {**data, "rows": rows}
+
+
 def codec_table() -> str:
     """The codecs that matter on each kind of data."""
-    data = _load("codecs.json")
+    data = _recorded()
     shown = [
         r
         for r in data["rows"]
@@ -118,8 +127,8 @@ def codec_table() -> str:
 
 
 def all_codecs_table() -> str:
-    """Every codec on every data set."""
-    data = _load("codecs.json")
+    """Every codec on every recorded data set."""
+    data = _recorded()
     return (
         _markdown(_CODEC_HEADINGS, _codec_rows(data["rows"])) + "\n\n" + _where(data, "codecs.json")
     )
@@ -140,7 +149,7 @@ _OWN_KIND: Final = (
 
 def peers_table() -> str:
     """Our lossless codecs on their own kind of data, against lz4 and zstd."""
-    data = _load("codecs.json")
+    data = _recorded()
     found = {(r["codec"], f"{r['data']} {r['dtype']}"): r for r in data["rows"]}
     rows = []
     for codec, kind in _OWN_KIND:
@@ -152,11 +161,56 @@ def peers_table() -> str:
     return _markdown(headings, rows) + "\n\n" + _where(data, "codecs.json")
 
 
+def crossovers_table() -> str:
+    """Where sparse codecs change places."""
+    return _synthetic(codec_report.crossover_lines(_load("codecs.json")))
+
+
+def values_table() -> str:
+    """Ratios of lossless codecs by distribution of values."""
+    return _synthetic(codec_report.value_lines(_load("codecs.json")))
+
+
+def _synthetic(lines: list[list[str]]) -> str:
+    if not lines:
+        return "Not in `bench/results/cpu/codecs.json` yet: `python -m bench codecs` measures it."
+    where = _where(_load("codecs.json"), "codecs.json")
+    return f"{_markdown(lines[0], lines[1:])}\n\n{where}"
+
+
+def codec_pictures() -> str:
+    """Those that lie beside the result file."""
+    return codec_report.picture_links(RESULTS, "codecs") or "No pictures have been drawn yet."
+
+
 def overhead_table() -> str:
     """What the hooks cost."""
     data = _load("overhead.json")
     rows = [[name, f"{us:.1f}"] for name, us in data["microseconds"].items()]
     return _markdown(["pack + unpack of", "us"], rows) + "\n\n" + _where(data, "overhead.json")
+
+
+def hooks_table() -> str:
+    """What hooks cost whole, cswap's and others'."""
+    data = _load("overhead.json")
+    if "rows" not in data:
+        return "Not in `bench/results/cpu/overhead.json` yet: `python -m bench overhead` adds it."
+    rows = [hook_costs.figures(row) for row in data["rows"]]
+    headings = ["hooks", "tensor", "us", "20 % ... 80 %"]
+    notes = f"{hook_costs.NOTE} {_where(data, 'overhead.json')}"
+    return f"{_markdown(headings, rows)}\n\n{notes}"
+
+
+def swap_table() -> str:
+    """Training steps in every way to swap or recompute."""
+    try:
+        data = _load("swap.json")
+    except FileNotFoundError:
+        return "No `bench/results/cpu/swap.json` yet: `python -m bench swap` writes it."
+    rows = swap_report.cells(data)
+    shown = "![step time over off's against peak bytes of saved tensors](swap.png)\n\n"
+    notes = f"{swap_report.NOTE} {_where(data, 'swap.json')}"
+    return f"{_markdown(list(swap_report.HEADINGS), rows)}\n\n{shown}{notes}"
 
 
 def advisor_table() -> str:
@@ -219,7 +273,7 @@ def short_accuracy_table() -> str:
     rows = [
         [
             f"{r['model']} {r['policy']}",
-            f"{r['loss']['mean']:+.4f}",
+            number(r["loss"]["mean"], "+.4f"),
             r["loss"]["verdict"],
             f"{r['eligible_bytes'] / r['held_bytes']:.2f}",
         ]
@@ -250,6 +304,22 @@ def plans_table() -> str:
     )
 
 
+def papers_table() -> str:
+    """The papers' figures beside ours."""
+    data = _load("papers.json")
+    headings = ["system", "quantity", "published", "ours, simulated", "protocol", "why they differ"]
+    return _markdown(headings, summary(data)) + "\n\n" + _where(data, "papers.json")
+
+
+def paper_networks_table() -> str:
+    """CSwap+ network by network."""
+    data = _load("papers.json")
+    headings = ["network", "data, GPU", "vDNN published", "vDNN ours", "CSwap+ / vDNN published"]
+    headings += ["ours", "SC / vDNN, ours", "instant codec published", "ours"]
+    headings += ["ours if copies queue", "swap latency, less by"]
+    return _markdown(headings, networks(data)) + "\n\n" + _where(data, "papers.json")
+
+
 def results_table() -> str:
     """Every committed result file with the command that made it."""
     rows = []
@@ -262,6 +332,8 @@ def results_table() -> str:
 
 
 TABLES: Final = {
+    "papers": papers_table,
+    "paper networks": paper_networks_table,
     "results": results_table,
     "accuracy": accuracy_table,
     "short accuracy": short_accuracy_table,
@@ -273,7 +345,12 @@ TABLES: Final = {
     "codecs": codec_table,
     "all codecs": all_codecs_table,
     "peers": peers_table,
+    "crossovers": crossovers_table,
+    "values": values_table,
+    "codec pictures": codec_pictures,
     "overhead": overhead_table,
+    "hooks": hooks_table,
+    "swap": swap_table,
 }
 
 

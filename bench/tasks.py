@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
-from bench.data import digits, python_sources, windows
+from bench.data import Images, Text, digits, in_unit, python_sources, windows
 from bench.models import CnnShape, Gpt, GptShape, Net, VggNet
 from bench.vision import SquaredReluMlp, Vit, VitShape
+from cswap.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 Batch = tuple[Tensor, Tensor]
 
 TASKS = ("cnn", "gpt", "vit", "mlp")
+
+VALIDATION_BATCH = 512
+"""Images at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,40 +59,83 @@ class Task:
         return self.peak_lr * (0.55 + 0.45 * math.cos(math.pi * done))
 
 
-def make_task(name: str, *, quick: bool, n_steps: int | None) -> Task:
-    """Return the task of one of TASKS; n_steps None takes its own number of steps."""
-    return {"cnn": _cnn, "gpt": _gpt, "vit": _vit, "mlp": _mlp}[name](quick, n_steps)
+def make_task(
+    name: str, *, quick: bool, n_steps: int | None, data: Images | Text | None = None
+) -> Task:
+    """Return the task of one of TASKS.
+
+    Args:
+        name: of the model.
+        quick: small model, few steps.
+        n_steps: None takes the task's own number.
+        data: to train on; None takes the digits, or Python sources.
+
+    Raises:
+        ConfigError: the model does not take such data.
+    """
+    if data is not None and name not in fitting(data):
+        raise ConfigError(
+            f"model {name!r} does not learn from {data.source}; {', '.join(fitting(data))} would."
+        )
+    if name == "gpt":
+        return _gpt(quick, n_steps, data if isinstance(data, Text) else python_sources())
+    images = data if isinstance(data, Images) else digits(CnnShape().side)
+    return {"cnn": _cnn, "vit": _vit, "mlp": _mlp}[name](quick, n_steps, images)
+
+
+def fitting(data: Images | Text) -> tuple[str, ...]:
+    """Those of TASKS that can be trained on it."""
+    return tuple(name for name in TASKS if (name == "gpt") == isinstance(data, Text))
 
 
 def _generator(seed: int, step: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed * 1_000_003 + step)
 
 
-def _cnn(quick: bool, n_steps: int | None) -> Task:
-    shape = CnnShape(channels=(8, 16)) if quick else CnnShape()
-    facts: dict[str, object] = {"channels": list(shape.channels)}
-    return _on_digits(
-        "cnn", lambda: VggNet(shape), quick=quick, n_steps=n_steps, peak_lr=2e-3, facts=facts
+def _cnn(quick: bool, n_steps: int | None, data: Images) -> Task:
+    channels = (8, 16) if quick else CnnShape().channels
+    shape = CnnShape(channels=channels, side=data.side, colours=data.channels)
+    return _on_images(
+        "cnn",
+        lambda: VggNet(shape, data.n_classes),
+        data,
+        quick=quick,
+        n_steps=n_steps,
+        peak_lr=2e-3,
+        facts={"channels": list(shape.channels)},
     )
 
 
-def _vit(quick: bool, n_steps: int | None) -> Task:
-    shape = VitShape(n_layers=2, width=48) if quick else VitShape()
+def _vit(quick: bool, n_steps: int | None, data: Images) -> Task:
+    shape = replace(
+        VitShape(n_layers=2, width=48) if quick else VitShape(),
+        side=data.side,
+        colours=data.channels,
+    )
     facts: dict[str, object] = {
         "n_layers": shape.n_layers,
         "width": shape.width,
         "patch": shape.patch,
     }
-    return _on_digits(
-        "vit", lambda: Vit(shape), quick=quick, n_steps=n_steps, peak_lr=2e-3, facts=facts
+    return _on_images(
+        "vit",
+        lambda: Vit(shape, data.n_classes),
+        data,
+        quick=quick,
+        n_steps=n_steps,
+        peak_lr=2e-3,
+        facts=facts,
     )
 
 
-def _mlp(quick: bool, n_steps: int | None) -> Task:
+def _mlp(quick: bool, n_steps: int | None, data: Images) -> Task:
     n_blocks = 2 if quick else 4
-    return _on_digits(
+    return _on_images(
         "mlp",
-        lambda: SquaredReluMlp(n_blocks=n_blocks),
+        lambda: SquaredReluMlp(
+            n_blocks=n_blocks, side=data.side, n_classes=data.n_classes, colours=data.channels
+        ),
+        data,
         quick=quick,
         n_steps=n_steps,
         peak_lr=1e-3,
@@ -97,9 +144,10 @@ def _mlp(quick: bool, n_steps: int | None) -> Task:
     )
 
 
-def _on_digits(
+def _on_images(
     name: str,
     build: Callable[[], Net],
+    data: Images,
     *,
     quick: bool,
     n_steps: int | None,
@@ -108,13 +156,12 @@ def _on_digits(
     batch_size: int = 64,
 ) -> Task:
     batch_size = 32 if quick else batch_size
-    data = digits(CnnShape().side)
 
     def batch(seed: int, step: int) -> Batch:
         chosen = torch.randint(
             len(data.train_images), (batch_size,), generator=_generator(seed, step)
         )
-        return data.train_images[chosen], data.train_labels[chosen]
+        return in_unit(data.train_images[chosen]), data.train_labels[chosen]
 
     return Task(
         name=name,
@@ -123,9 +170,18 @@ def _on_digits(
         build=build,
         optimizer=lambda net: AdamW(net.parameters(), 0.0, weight_decay=0.05),
         batch=batch,
-        validation=((data.validation_images, data.validation_labels),),
+        validation=tuple(
+            (in_unit(images), labels)
+            for images, labels in zip(
+                data.validation_images.split(VALIDATION_BATCH),
+                data.validation_labels.split(VALIDATION_BATCH),
+                strict=True,
+            )
+        ),
         facts={
-            "data": "scikit-learn load_digits, 8x8 enlarged to 24x24 on 32x32 black",
+            "data": data.source,
+            "input": [data.channels, data.side, data.side],
+            "n_classes": data.n_classes,
             **facts,
             "batch": batch_size,
             "n_train": len(data.train_images),
@@ -134,10 +190,9 @@ def _on_digits(
     )
 
 
-def _gpt(quick: bool, n_steps: int | None) -> Task:
+def _gpt(quick: bool, n_steps: int | None, text: Text) -> Task:
     shape = GptShape(n_layers=2, width=64, context=64) if quick else GptShape()
     batch_size = 8
-    text = python_sources()
 
     def batch(seed: int, step: int) -> Batch:
         last = len(text.train) - shape.context
@@ -158,7 +213,7 @@ def _gpt(quick: bool, n_steps: int | None) -> Task:
             for starts in spread_out.chunk(n_validation)
         ),
         facts={
-            "data": "top-level *.py of this Python's standard library, bytes",
+            "data": text.source,
             "n_files": text.n_files,
             "sha256": text.sha256,
             "n_train_bytes": len(text.train),

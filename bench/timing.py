@@ -33,16 +33,29 @@ class Timing:
 
 
 def interleaved(
-    contenders: Mapping[str, Callable[[], object]], *, rounds: int, warmup: int = 1
+    contenders: Mapping[str, Callable[[], object]],
+    *,
+    rounds: int,
+    warmup: int = 1,
+    repeats: int = 1,
 ) -> dict[str, Timing]:
-    """Time every contender once per round; the rounds of the warm-up are not counted."""
+    """Time every contender once per round; the rounds of the warm-up are not counted.
+
+    Args:
+        contenders: what to run, by name.
+        rounds: counted rounds.
+        warmup: rounds before them.
+        repeats: calls per reading of the clock, for what is too short for one; a timing is of one
+            call.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for round_ in range(warmup + rounds):
         for name, run in contenders.items():
             time.sleep(SETTLE_S)
             start = time.perf_counter()
-            run()
-            elapsed = time.perf_counter() - start
+            for _ in range(repeats):
+                run()
+            elapsed = (time.perf_counter() - start) / repeats
             if round_ >= warmup:
                 seconds[name].append(elapsed)
     return {name: timing_of(values) for name, values in seconds.items()}

@@ -96,7 +96,8 @@ class Replica:
         self.task, self.mode, self.seed = task, mode, seed
         self.model = task.build()
         self.optimizer = task.optimizer(self.model)
-        self.handle = modes.switch_on(mode, self.model)
+        self.method = modes.method(mode)
+        self.handle = self.method.switch_on(self.model, pins=modes.PINS)
         self.log = Log()
         self.loss = torch.tensor(float("nan"))
 
@@ -113,7 +114,9 @@ class Replica:
         """Forward and backward; the seed and the step alone decide the dropout masks."""
         inputs, targets = batch
         torch.manual_seed(self.seed * 1_000_003 + step)
-        loss = functional.cross_entropy(self.model(inputs), targets)
+        with self.method.around(modes.PINS):
+            logits = self.model(inputs)
+        loss = functional.cross_entropy(logits, targets)
         after_forward()
         loss.backward()
         self.loss = loss.detach()
@@ -210,7 +213,7 @@ class Replica:
         self.close()
         gc.collect()  # the old engine's pool
         baseline_bytes = heap_bytes() or 0
-        self.handle = modes.switch_on(self.mode, self.model)
+        self.handle = self.method.switch_on(self.model, pins=modes.PINS)
         baseline_bytes -= modes.scratch_bytes(self.handle)
         for _ in range(N_SETTLING_STEPS):
             self.compute_gradients(batch, n_steps)

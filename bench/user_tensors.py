@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import runpy
 import sys
+import warnings
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -41,24 +43,38 @@ def load(path: str) -> list[DataSet]:
         found = list(_named(reader(file), file.stem))
     except ConfigError:
         raise
+    except UnpicklingError as error:
+        raise ConfigError(
+            f"--tensors {path!r}: cannot be read: it is damaged, or holds more than tensors, lists "
+            "and dicts, and to load that would run its code. Save tensors, or a state_dict."
+        ) from error
     except Exception as error:  # readers raise whatever they like
-        raise ConfigError(f"--tensors {path!r}: cannot be read: {error}") from error
+        raise ConfigError(f"--tensors {path!r}: cannot be read: {_first_line(error)}") from error
     if not found:
         raise ConfigError(f"--tensors {path!r}: no tensor in it.")
     return [_data_set(name, x, path) for name, x in found]
 
 
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
 def _torch(file: Path) -> Any:
-    return torch.load(file, map_location="cpu", weights_only=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of old formats: what matters is an error
+        return torch.load(file, map_location="cpu", weights_only=True)
 
 
 def _npy(file: Path) -> Any:
     import numpy as np
 
+    def tensor(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
+
     found = np.load(file, allow_pickle=False)
     if file.suffix == ".npy":
-        return torch.from_numpy(found)
-    return {name: torch.from_numpy(found[name]) for name in found.files}
+        return tensor(found)
+    return {name: tensor(found[name]) for name in found.files}
 
 
 def _safetensors(file: Path) -> Any:
@@ -83,8 +99,11 @@ def _named(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
 def _data_set(name: str, x: Tensor, path: str) -> DataSet:
     if x.numel() == 0:
         raise ConfigError(f"--tensors {path!r}: {name} is empty.")
-    if x.layout is not torch.strided or dtype_name(x.dtype) not in DTYPES:
-        raise ConfigError(f"--tensors {path!r}: {name} is {x.dtype} {x.layout}: no codec takes it.")
+    usable = x.layout is torch.strided and dtype_name(x.dtype) in DTYPES and not x.is_meta
+    if not usable:
+        raise ConfigError(
+            f"--tensors {path!r}: {name} is {x.dtype} {x.layout} on {x.device}: no codec takes it."
+        )
     return DataSet(name, x.detach().contiguous().view(-1))
 
 
@@ -100,17 +119,19 @@ def record(script: str) -> list[DataSet]:
     if not Path(script).is_file():
         raise ConfigError(f"--record {script!r}: no such file.")
     recorder = _Recorder()
-    before = sys.argv
-    sys.argv = [script]
+    before = sys.argv, sys.path
+    sys.argv, sys.path = [script], [str(Path(script).resolve().parent), *sys.path]
     try:
         with saved_tensors_hooks(recorder.pack, lambda x: x):
             runpy.run_path(script, run_name="__main__")
-    except SystemExit:
-        pass
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            raise ConfigError(f"--record {script!r}: it exits with {error.code!r}.") from error
     except Exception as error:
-        raise ConfigError(f"--record {script!r}: {type(error).__name__}: {error}") from error
+        what = f"{type(error).__name__}: {_first_line(error)}"
+        raise ConfigError(f"--record {script!r}: {what}") from error
     finally:
-        sys.argv = before
+        sys.argv, sys.path = before
     if not recorder.found:
         raise ConfigError(
             f"--record {script!r}: its autograd saved no tensor of {MIN_BYTES} bytes or more."

@@ -1,4 +1,4 @@
-"""Two more models on the digits: a small vision transformer, and an MLP with squared ReLU."""
+"""Two more models on images: a small vision transformer, and an MLP with squared ReLU."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ class VitShape:
         width: embedding width in elements.
         n_heads: attention heads; width must be a multiple.
         patch: height and width of a patch in pixels.
-        side: height and width of the input in pixels.
+        side: height and width of the input in pixels, a multiple of patch.
         dropout: share of activations dropped before each addition to the residual stream.
+        colours: channels of the input.
     """
 
     n_layers: int = 4
@@ -30,6 +31,7 @@ class VitShape:
     patch: int = 4
     side: int = 32
     dropout: float = 0.1
+    colours: int = 1
 
 
 class Vit(Net):
@@ -37,7 +39,7 @@ class Vit(Net):
 
     def __init__(self, shape: VitShape, n_classes: int = 10) -> None:
         super().__init__()
-        self.embed = nn.Conv2d(1, shape.width, shape.patch, shape.patch)
+        self.embed = nn.Conv2d(shape.colours, shape.width, shape.patch, shape.patch)
         n = (shape.side // shape.patch) ** 2
         self.position = nn.Parameter(0.02 * torch.randn(n, shape.width))
         block = GptShape(width=shape.width, n_heads=shape.n_heads, dropout=shape.dropout)
@@ -46,7 +48,7 @@ class Vit(Net):
         self.head = nn.Linear(shape.width, n_classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits, [batch, n_classes], of images, [batch, 1, side, side]."""
+        """Return the logits, [batch, n_classes], of images, [batch, colours, side, side]."""
         with self.probe():
             x = self.embed(images).flatten(2).transpose(1, 2) + self.position
             for block in self.blocks:
@@ -74,15 +76,20 @@ class SquaredReluMlp(Net):
     """Residual MLP on flattened images."""
 
     def __init__(
-        self, width: int = 256, n_blocks: int = 4, side: int = 32, n_classes: int = 10
+        self,
+        width: int = 256,
+        n_blocks: int = 4,
+        side: int = 32,
+        n_classes: int = 10,
+        colours: int = 1,
     ) -> None:
         super().__init__()
-        self.embed = nn.Linear(side * side, width)
+        self.embed = nn.Linear(colours * side * side, width)
         self.blocks = nn.ModuleList(SquaredReluBlock(width) for _ in range(n_blocks))
         self.head = nn.Linear(width, n_classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits, [batch, n_classes], of images, [batch, 1, side, side]."""
+        """Return the logits, [batch, n_classes], of images, [batch, colours, side, side]."""
         with self.probe():
             x = self.embed(images.flatten(1))
             for block in self.blocks:

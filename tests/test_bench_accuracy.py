@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -14,10 +15,17 @@ pytest.importorskip("scipy")
 from typer.testing import CliRunner
 
 from bench.__main__ import app
+from bench.accuracy import report
 from bench.accuracy.latency import raw_s, swap_s
 from bench.accuracy.statistics import compare
+from bench.accuracy.summary import summarise
 from bench.accuracy.train import train as train_all
 from cswap.plan.hardware import load_hardware
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch):
+    monkeypatch.setattr("bench.accuracy.command.N_THREADS", 1)  # other tests run beside these
 
 
 def run(out, *arguments):
@@ -87,6 +95,68 @@ def test_the_interval_is_students():
     found = compare([1.0, 3.0, 2.0], [0.0, 0.0, 0.0], lower_is_better=True)
     assert found.mean == 2.0
     assert found.high == pytest.approx(2.0 + 4.302653 / 3**0.5, rel=1e-5)  # t(0.975, 2), s = 1
+
+
+def test_the_interval_is_that_of_a_paired_t_test():
+    from scipy import stats
+
+    mine, off = [1.3, 0.9, 1.7, 1.1, 1.45], [1.0, 1.0, 1.2, 1.15, 1.3]
+    found = compare(mine, off, lower_is_better=True)
+    interval = stats.ttest_rel(mine, off).confidence_interval(0.95)
+    assert (found.low, found.high) == pytest.approx((interval.low, interval.high))
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_a_run_that_diverged_is_never_within_the_spread(wrong):
+    for mine in ([1.0, wrong], [wrong, 1.0]):
+        assert compare(mine, [1.0, 2.0], lower_is_better=True).verdict == "diverged"
+    assert compare([1.0, 1.0], [1.0, wrong], lower_is_better=False).verdict == "diverged"
+
+
+def test_diverged_runs_are_reported_from_the_file(tmp_path):
+    def run_of(policy, seed, loss):
+        return {
+            "model": "cnn",
+            "policy": policy,
+            "seed": seed,
+            "losses": [2.0, 1.0],
+            "validation_loss": loss,
+            "accuracy": 0.5,
+            "same_bits": False,
+            "eligible_bytes": 1e6,
+            "held_bytes": 5e5,
+            "by_codec": {"zvc": {"raw": 1e6, "encoded": 5e5, "encode_s": 1e-3, "decode_s": 1e-3}},
+        }
+
+    runs = [
+        run_of(p, seed, None if p == "int4" else 1.0) for p in ("off", "int4") for seed in (0, 1)
+    ]
+    environment = {"cpu": "x", "n_cpus": 2, "versions": {"torch": "2"}}
+    environment |= {"cswap_commit": "c", "command": "python", "started": "now"}
+    document: dict[str, Any] = {
+        "settings": {"models": ["cnn"], "policies": ["off", "int4"]},
+        "runs": runs,
+        "gradient_errors": {},
+        "environment": environment,
+    }
+    document["summary"] = summarise(document)
+    row = document["summary"][1]
+    assert row["loss"]["verdict"] == "diverged"
+    assert row["accuracy_change"]["verdict"] == "equal"
+    assert set(row["simulated_swap"]) == {"v100-pcie3", "a100-pcie4", "h200-pcie5"}
+    report.write(document, tmp_path)
+    again = json.loads(json.dumps(document).replace("NaN", "null"))
+    assert report.markdown(again) == report.markdown(document)
+    line = next(line for line in report.markdown(document).splitlines() if "int4" in line)
+    assert line.startswith(
+        "| cnn | int4 | diverged | diverged | 50.0 | +0.0 [+0.0, +0.0] | diverged |"
+    )
+
+
+def test_fewer_steps_than_are_left_out_are_refused(tmp_path):
+    result = CliRunner().invoke(app, ["accuracy", "--steps", "3", "--out", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "--steps 3" in result.output
 
 
 def test_swap_latency_counts_codecs_and_both_directions():

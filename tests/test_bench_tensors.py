@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import pickle
+import sys
+import types
 
 import numpy as np
 import pytest
@@ -67,15 +70,47 @@ def test_files_of_torch_and_numpy_are_read(tmp_path, suffix):
     assert "mine" in result.output
 
 
+class RunsCode:
+    """Unpickled carelessly, it raises."""
+
+    def __reduce__(self):
+        return exec, ("raise SystemExit('the code was run')",)
+
+
 def wrong_file(tmp_path, kind):
-    path = tmp_path / ("wrong.csv" if kind == "suffix" else "wrong.pt")
-    if kind == "empty":
-        torch.save(torch.empty(0), path)
-    elif kind == "nothing":
-        torch.save({"a": 3}, path)
+    path = tmp_path / f"wrong.{SUFFIXES.get(kind, 'pt')}"
+    x = {
+        "empty": torch.empty(0),
+        "nothing": {"a": 3},
+        "pickle": {"a": RunsCode()},
+        "module": torch.nn.Linear(2, 2),
+        "sparse": torch.ones(3).to_sparse(),
+        "meta": torch.ones(3, device="meta"),
+    }
+    if kind in x:
+        torch.save(x[kind], path)
+    elif kind == "plain pickle":
+        path.write_bytes(pickle.dumps(RunsCode()))
+    elif kind == "objects":
+        np.save(path, np.array([{}, 1], dtype=object), allow_pickle=True)
+    elif kind == "text":
+        np.save(path, np.array(["a"]))
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "no bytes":
+        path.touch()
     elif kind != "missing":
         path.write_text("no tensors")
     return path
+
+
+SUFFIXES = {"suffix": "csv", "objects": "npy", "text": "npy", "damaged npz": "npz"}
+
+
+def one_line(result, message):
+    assert result.exit_code == 2, result.output
+    assert message in result.output
+    assert len(result.output.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
@@ -83,15 +118,44 @@ def wrong_file(tmp_path, kind):
     [
         ("missing", "cannot be read"),
         ("damaged", "cannot be read"),
+        ("no bytes", "cannot be read: EOFError"),
+        ("damaged npz", "cannot be read"),
+        ("folder", "Is a directory"),
         ("suffix", "must end in"),
         ("empty", "is empty"),
         ("nothing", "no tensor"),
+        ("pickle", "would run its code"),
+        ("plain pickle", "would run its code"),
+        ("module", "would run its code"),
+        ("objects", "Object arrays"),
+        ("text", "cannot be read"),
+        ("sparse", "no codec takes it"),
+        ("meta", "no codec takes it"),
     ],
 )
-def test_a_wrong_file_is_refused_with_exit_code_2(tmp_path, kind, message):
-    result = run("--tensors", wrong_file(tmp_path, kind))
-    assert result.exit_code == 2
-    assert message in result.output
+def test_a_wrong_file_is_refused_with_one_line_and_exit_code_2(tmp_path, kind, message):
+    one_line(run("--tensors", wrong_file(tmp_path, kind)), message)
+
+
+def test_arrays_of_another_byte_order_are_read(tmp_path):
+    np.save(tmp_path / "x.npy", np.array([1.0, 2.0], dtype=">f4"))
+    (found,) = load(str(tmp_path / "x.npy"))
+    assert found.tensor.tolist() == [1.0, 2.0]
+
+
+def test_safetensors_are_read(tmp_path, monkeypatch):
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(b"")
+    monkeypatch.setitem(sys.modules, "safetensors", None)  # as where it is not installed
+    monkeypatch.delitem(sys.modules, "safetensors.torch", raising=False)
+    one_line(run("--tensors", path), "pip install safetensors")
+    fake = types.SimpleNamespace(
+        load_file=lambda file: {"a": torch.ones(3)} if file == path else {}
+    )
+    monkeypatch.setitem(sys.modules, "safetensors", types.ModuleType("safetensors"))
+    monkeypatch.setitem(sys.modules, "safetensors.torch", fake)
+    (found,) = load(str(path))
+    assert (found.kind, found.tensor.tolist()) == ("x.a", [1.0] * 3)
 
 
 @pytest.mark.parametrize(
@@ -99,20 +163,37 @@ def test_a_wrong_file_is_refused_with_exit_code_2(tmp_path, kind, message):
     [
         (None, "no such file"),
         ("import torch\ntorch.ones(3)", "saved no tensor"),
-        ("raise ValueError('mine')", "ValueError: mine"),
+        ("raise ValueError('mine\\nin two lines')", "ValueError: mine"),
+        ("raise SystemExit(3)", "exits with 3"),
+        ("def f(:", "SyntaxError"),
     ],
 )
 def test_a_script_that_records_nothing_is_refused(tmp_path, text, message):
     script = tmp_path / "script.py"
     if text is not None:
         script.write_text(text)
-    result = run("--record", script)
-    assert result.exit_code == 2
-    assert message in result.output
+    one_line(run("--record", script), message)
+
+
+def test_a_script_finds_its_neighbours(tmp_path):
+    (tmp_path / "neighbour_of_script.py").write_text(
+        SCRIPT.replace("assert sys.argv == [__file__]", "")
+    )
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import runpy, neighbour_of_script as n; runpy.run_path(n.__file__, run_name='__main__')"
+    )
+    before = list(sys.path)
+    assert len(record(str(script))) == 3
+    assert sys.path == before
+
+
+def test_own_tensors_exclude_each_other_and_families(tmp_path):
+    one_line(run("--tensors", "x.pt", "--record", "y.py"), "--tensors and --record exclude")
+    one_line(run("--tensors", "x.pt", "--families", "sizes"), "--tensors and --families exclude")
 
 
 def test_an_unknown_codec_is_refused():
     result = CliRunner().invoke(app, ["codecs", "--codecs", "zcv", "--tensors", "x.pt"])
-    assert result.exit_code == 2
-    assert "zcv" in result.output
+    one_line(result, "zcv")
     assert "zvc" in result.output

@@ -15,13 +15,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from bench.accuracy import report
 from bench.accuracy.gradients import errors
 from bench.accuracy.summary import summarise
-from bench.accuracy.train import POLICIES, train
+from bench.accuracy.train import POLICIES, SETTLING, train
 from bench.environment import environment
 from bench.results import write
 from bench.settings import N_THREADS
-from bench.tasks import make_task
+from bench.tasks import fitting, make_task
+from bench.user_data import load_data
+from cswap.errors import ConfigError, CswapError
 
 if TYPE_CHECKING:
+    from bench.data import Images, Text
     from bench.tasks import Task
 
 MODELS: Final = ("cnn", "vit", "gpt")
@@ -32,44 +35,73 @@ VERSION: Final = 1
 
 
 def main(
-    models: Annotated[str, typer.Option(help="Which, comma-separated.")] = ",".join(MODELS),
+    models: Annotated[
+        str, typer.Option(help=f"Some of {', '.join(MODELS)}; default: all that fit the data.")
+    ] = "",
     policies: Annotated[str, typer.Option(help="Which; off is always one.")] = ",".join(POLICIES),
+    data: Annotated[
+        str,
+        typer.Option(help="torchvision:CLASS[:ROOT] or hf:NAME[:CONFIG]; nothing is downloaded."),
+    ] = "",
     seeds: Annotated[int, typer.Option(help="Matched seeds.", min=1)] = SEEDS,
     steps: Annotated[int | None, typer.Option(help="Steps; default: each model's own.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder of results and report.")] = DEFAULT_OUT,
+    out: Annotated[
+        str, typer.Option(help=f"Folder of results and report; default: {DEFAULT_OUT}.")
+    ] = "",
     quick: Annotated[bool, typer.Option("--quick", help="Small models, two seeds.")] = False,
     again: Annotated[bool, typer.Option(help="Do not go on with what is in the folder.")] = False,
 ) -> None:
-    """Accuracy against latency: off, lossless, bf16, int8, fp8, int4 on real data."""
+    """Accuracy against latency: off, lossless, bf16, int8, fp8, int4 on real data.
+
+    On handwritten digits and Python sources, or on your own data set (--data; give --out, too, so
+    that its results do not replace those).
+    """
     torch.set_num_threads(N_THREADS)
-    chosen = _names("--policies", policies, tuple(POLICIES))
-    settings = {
-        "models": _names("--models", models, MODELS),
-        "policies": ["off", *(p for p in chosen if p != "off")],
-        "seeds": QUICK["seeds"] if quick and seeds == SEEDS else seeds,
-        "steps": QUICK["steps"] if quick and steps is None else steps,
-        "quick": quick,
-    }
-    out.mkdir(parents=True, exist_ok=True)
-    document = _started(out, settings, again=again)
     console = Console()
     try:
-        _train(document, out, console)
+        own = load_data(data, quick=quick) if data else None
+        known = MODELS if own is None else tuple(m for m in MODELS if m in fitting(own))
+        chosen = _names("--policies", policies, tuple(POLICIES))
+        if data and not out:
+            raise ConfigError(f"--data {data!r}: give --out FOLDER, too.")
+        n_steps = QUICK["steps"] if quick and steps is None else steps
+        _check_steps(n_steps)
+        settings = {
+            "models": _names("--models", models, known) if models else list(known),
+            "policies": ["off", *(p for p in chosen if p != "off")],
+            "data": data,
+            "seeds": QUICK["seeds"] if quick and seeds == SEEDS else seeds,
+            "steps": n_steps,
+            "quick": quick,
+        }
+    except CswapError as error:
+        console.print(str(error), style="red", markup=False, soft_wrap=True)
+        raise typer.Exit(2) from error
+    folder = Path(out) if out else DEFAULT_OUT
+    folder.mkdir(parents=True, exist_ok=True)
+    document = _started(folder, settings, again=again)
+    try:
+        _train(document, folder, own, console)
     except KeyboardInterrupt:
         console.print("Interrupted: the same command goes on from here.")
     document["summary"] = summarise(document)
-    write(out / "results.json", document)
-    for path in report.write(document, out):
-        console.print(f"Written: {path}")
+    write(folder / "results.json", document)
+    for path in report.write(document, folder):
+        console.print(f"Written: {path}", soft_wrap=True)
     console.print(report.table(document))
     raise typer.Exit(0 if document["complete"] else 130)
+
+
+def _check_steps(steps: int | None) -> None:
+    if steps is not None and steps <= SETTLING:
+        raise ConfigError(f"--steps {steps}: the first {SETTLING} are not counted; give more.")
 
 
 def _names(option: str, text: str, known: tuple[str, ...]) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     unknown = [name for name in names if name not in known]
     if unknown or not names:
-        raise typer.BadParameter(
+        raise ConfigError(
             f"{option} {text!r}: unknown {', '.join(unknown) or 'nothing'}; "
             f"known are {', '.join(known)}."
         )
@@ -94,13 +126,15 @@ def _started(out: Path, settings: dict[str, Any], *, again: bool) -> dict[str, A
     }
 
 
-def _train(document: dict[str, Any], out: Path, console: Console) -> None:
+def _train(
+    document: dict[str, Any], out: Path, data: Images | Text | None, console: Console
+) -> None:
     settings = document["settings"]
     done = {(run["model"], run["seed"]) for run in document["runs"]}
     bar = (TextColumn("{task.description:<16}"), BarColumn(), MofNCompleteColumn())
     with Progress(*bar, TimeElapsedColumn(), console=console) as progress:
         for name in settings["models"]:
-            task = make_task(name, quick=settings["quick"], n_steps=settings["steps"])
+            task = make_task(name, quick=settings["quick"], n_steps=settings["steps"], data=data)
             document["models"][name] = {"n_steps": task.n_steps, **task.facts}
             for seed in range(settings["seeds"]):
                 if (name, seed) in done:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -21,7 +22,8 @@ class Comparison:
         low, high: its confidence interval (Student's t over the pairs); None with one seed.
         spread: off's largest minus smallest value over the seeds: what chance alone changes.
         verdict: "equal" if every pair is; "within seed spread" if no pair is worse than off by
-            more than the spread; "beyond seed spread"; "unknown" with one seed.
+            more than the spread; "beyond seed spread"; "unknown" with one seed; "diverged" if a
+            value is not finite.
     """
 
     mean: float
@@ -32,12 +34,19 @@ class Comparison:
 
 
 def compare(mine: Sequence[float], off: Sequence[float], *, lower_is_better: bool) -> Comparison:
-    """Compare values of matched seeds."""
+    """Compare values of matched seeds.
+
+    The interval is ``mean -+ t(0.975, n - 1) s / sqrt(n)``: n paired differences, s their standard
+    deviation with n - 1.
+    """
+    if not all(map(math.isfinite, (*mine, *off))):
+        return Comparison(math.nan, None, None, math.nan, "diverged")
     differences = [a - b for a, b in zip(mine, off, strict=True)]
     mean, spread = statistics.fmean(differences), max(off) - min(off)
     worst = max(differences) if lower_is_better else -min(differences)
     if not any(differences):
-        return Comparison(0.0, 0.0, 0.0, spread, "equal")
+        bound = 0.0 if len(differences) > 1 else None
+        return Comparison(0.0, bound, bound, spread, "equal")
     if len(differences) < 2:
         return Comparison(mean, None, None, spread, "unknown")
     from scipy import stats

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import asdict
 from typing import Any, Final
@@ -35,20 +36,20 @@ def _row(
     eligible: float,
 ) -> dict[str, Any]:
     pairs = [(run, off[run["seed"]]) for run in mine]
-    loss = compare(
-        [a["validation_loss"] for a, _ in pairs],
-        [b["validation_loss"] for _, b in pairs],
-        lower_is_better=True,
-    )
-    accuracy = compare(
-        [a["accuracy"] for a, _ in pairs], [b["accuracy"] for _, b in pairs], lower_is_better=False
+    loss, accuracy = (
+        compare(
+            [_finite(a[key]) for a, _ in pairs],
+            [_finite(b[key]) for _, b in pairs],
+            lower_is_better=key == "validation_loss",
+        )
+        for key in ("validation_loss", "accuracy")
     )
     return {
         "model": model,
         "policy": policy,
         "seeds": len(mine),
-        "validation_loss": statistics.fmean(run["validation_loss"] for run in mine),
-        "accuracy": statistics.fmean(run["accuracy"] for run in mine),
+        "validation_loss": _mean(mine, "validation_loss"),
+        "accuracy": _mean(mine, "accuracy"),
         "loss": asdict(loss),
         "accuracy_change": asdict(accuracy),
         "bit_equal": all(run["same_bits"] for run in mine),
@@ -62,7 +63,12 @@ def _row(
 
 
 def _mean(runs: list[dict[str, Any]], key: str) -> float:
-    return statistics.fmean(run[key] for run in runs)
+    return statistics.fmean(_finite(run[key]) for run in runs)
+
+
+def _finite(value: float | None) -> float:
+    # A file has null for what was not finite.
+    return math.nan if value is None else value
 
 
 def _simulated(runs: list[dict[str, Any]], eligible: float, name: str) -> dict[str, float]:

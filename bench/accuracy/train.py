@@ -114,14 +114,15 @@ def gradients(model: Net, task: Task, seed: int, step: int) -> float:
 def validate(model: Net, task: Task) -> tuple[float, float]:
     """Mean loss in nats and accuracy on held-out data."""
     model.eval()
-    losses, hits = [], []
+    loss, hits, n = 0.0, 0, 0
     with torch.no_grad():
         for inputs, targets in task.validation:
             logits = model(inputs)
-            losses.append(float(functional.cross_entropy(logits, targets)))
-            hits.append(float((logits.argmax(1) == targets).double().mean()))
+            loss += float(functional.cross_entropy(logits, targets)) * targets.numel()
+            hits += int((logits.argmax(1) == targets).sum())
+            n += targets.numel()
     model.train()
-    return sum(losses) / len(losses), sum(hits) / len(hits)
+    return loss / n, hits / n
 
 
 def train(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 import time
@@ -20,6 +19,7 @@ from bench.advisor.recording import record
 from bench.advisor.report import draw, tables
 from bench.advisor.truth import MODES, outcomes
 from bench.environment import environment
+from bench.results import write
 from bench.settings import N_THREADS
 from bench.tasks import TASKS
 from cswap.advisor import calibrate
@@ -47,9 +47,9 @@ def main(
     where = environment()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["CSWAP_CACHE_DIR"] = folder  # a calibration of this moment, and only that
-        result = {"version": 1, "environment": where, **measure(quick=quick)}
+        result = {"kind": "advisor", "version": 1, "environment": where, **measure(quick=quick)}
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(result, indent=1) + "\n")
+    write(out, result)
     draw(result["cells"], out.with_suffix(".png"))
     console = Console()
     for table in tables(result):

@@ -66,6 +66,7 @@ class Report:
         self._deadline = deadline or Deadline(None)
         self._start_s = time.monotonic()
         self.document: dict[str, Any] = {
+            "kind": f"gpu {part}",
             "version": 1,
             "part": part,
             "complete": False,

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from bench.gpu import models
 from bench.gpu.meter import host_available_bytes, rss_bytes
-from bench.gpu.methods import METHODS, ORACLE, Method
+from bench.methods import METHODS, ORACLE, Method
 from bench.timing import Timing, timing_of
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from cswap.plan.tracing.assemble import assemble
 from cswap.plan.tracing.operators import tensors_in
 from cswap.plan.tracing.recorder import Recorder
 from cswap.plan.tracing.step import as_tuple, batch_of, gradients, resident_bytes, run_step
-from cswap.profiler import LateProfile, profile
+from cswap.profiler import LateProfile, profile, profile_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -46,6 +46,7 @@ class MeasureOptions:
         min_bytes: as in `EstimateOptions`; default: the engine's default for the device.
         swap_loss: as in `EstimateOptions`.
         profiles: whether to profile every saved tensor, in one step more.
+        every_word: profile from all words instead of a sample: slow and exact.
         codecs: whose ratios to measure on every saved tensor that they take, in that step.
         name: of the trace; default: the model's class.
         hardware: name of the machine; default: the device's.
@@ -56,6 +57,7 @@ class MeasureOptions:
     min_bytes: int | None = None
     swap_loss: bool = False
     profiles: bool = True
+    every_word: bool = False
     codecs: tuple[str, ...] = ()
     name: str = ""
     hardware: str = ""
@@ -120,7 +122,7 @@ def measure(
         durations.append(timer.seconds([o.mark for o in recorders[-1].operators]))
     _check_equal([recorder.operators for recorder in recorders])
     if chosen.profiles or chosen.codecs:
-        recorders.append(step.run(None, _Sampler(profiles=chosen.profiles, codecs=chosen.codecs)))
+        recorders.append(step.run(None, _Sampler(chosen)))
         _check_equal([recorder.operators for recorder in recorders[-2:]])
     step.forget_gradients()
     return assemble(
@@ -234,9 +236,8 @@ class _CudaTimer(_Timer):
 class _Sampler:
     """Profile and ratios of what is saved, as the engine would swap it."""
 
-    def __init__(self, *, profiles: bool, codecs: tuple[str, ...]) -> None:
-        self._profiles = profiles
-        self._codecs = codecs
+    def __init__(self, options: MeasureOptions) -> None:
+        self._options = options
 
     def __call__(
         self, tensor: torch.Tensor, region: SavedRegion
@@ -244,9 +245,9 @@ class _Sampler:
         """Numbers of the profile, and ratio by codec."""
         with _disable_current_modes(), torch.no_grad():
             x = _flat(tensor, region)
-            found = _profile(x) if self._profiles else None
+            found = _profile(x, self._options) if self._options.profiles else None
             kind = x.device.type
-            codecs = [c for c in map(get_codec, self._codecs) if c.supports(x.dtype, kind)]
+            codecs = [c for c in map(get_codec, self._options.codecs) if c.supports(x.dtype, kind)]
             ratios = {codec.name: codec.encode(x).ratio for codec in codecs}
         return ({} if found is None else _numbers(found)), ratios
 
@@ -258,7 +259,9 @@ def _flat(tensor: torch.Tensor, region: SavedRegion) -> torch.Tensor:
     return tensor.as_strided((region.nbytes // itemsize,), (1,), region.start // itemsize)
 
 
-def _profile(x: torch.Tensor) -> TensorProfile | None:
+def _profile(x: torch.Tensor, options: MeasureOptions) -> TensorProfile | None:
+    if options.every_word:
+        return profile_all(x.cpu())
     if not x.is_cuda:
         return profile(x)
     late = LateProfile(x)

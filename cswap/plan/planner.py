@@ -35,6 +35,7 @@ POLICIES: Final[dict[str, str]] = {
     "swapadvisor": "cswap.plan.policies.swapadvisor",
     "home": "cswap.plan.policies.home",
     "capuchin": "cswap.plan.policies.capuchin",
+    "sc": "cswap.plan.policies.sc",
     "cswap+": "cswap.plan.policies.cswap_plus",
     "joint": "cswap.plan.policies.joint",
 }

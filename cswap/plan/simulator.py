@@ -120,7 +120,7 @@ class Simulator:
         self._tables = tables = build(trace, hardware, life, self.budget_bytes, drain)
         self.swappable = life.swappable
         self.saved = tuple(trace.tensors[t].saved for t in life.swappable)
-        self.codecs = codec_names(hardware)
+        self.codecs = codec_names(hardware, trace)
         self.nbytes = np.array([trace.tensors[t].nbytes for t in life.swappable], np.int64)
         self.encoded_bytes = tables.encoded
         self.ratios = self.nbytes[:, None] / tables.encoded

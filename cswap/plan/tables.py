@@ -92,14 +92,23 @@ def _positions(life: Lifetimes) -> NDArray[np.int64]:
     return positions
 
 
-def codec_names(hardware: Hardware) -> tuple[str, ...]:
-    """Raw, then the hardware's codecs by name."""
-    return ("raw", *sorted(name for name in hardware.codecs if name != "raw"))
+def codec_names(hardware: Hardware, trace: Trace) -> tuple[str, ...]:
+    """Raw, then the hardware's codecs by name, then those of their families that the trace names.
+
+    A family's codec is one with a parameter, such as ``zfp:12``: it has its family's rate.
+    """
+    named = {name for tensor in trace.tensors for name in tensor.ratios if ":" in name}
+    members = sorted(n for n in named - {*hardware.codecs} if _family(n) in hardware.codecs)
+    return ("raw", *sorted(name for name in hardware.codecs if name != "raw"), *members)
+
+
+def _family(name: str) -> str:
+    return name.partition(":")[0]
 
 
 def encoded_bytes(trace: Trace, hardware: Hardware, life: Lifetimes) -> NDArray[np.int64]:
     """[n, codecs] bytes on the link, rounded up; raw bytes where no ratio is known."""
-    names = codec_names(hardware)
+    names = codec_names(hardware, trace)
     encoded = np.zeros((len(life.swappable), len(names)), np.int64)
     for position, t in enumerate(life.swappable):
         tensor = trace.tensors[t]
@@ -115,9 +124,9 @@ def _seconds(
     """[n, codecs, 4] encode, decode, D2H, H2D, each alone."""
     raw = np.array([trace.tensors[t].nbytes for t in life.swappable], np.float64)
     seconds = np.zeros((*encoded.shape, 4), np.float64)
-    for column, name in enumerate(codec_names(hardware)):
+    for column, name in enumerate(codec_names(hardware, trace)):
         if column:
-            rate = hardware.codecs[name]
+            rate = hardware.codecs.get(name) or hardware.codecs[_family(name)]
             seconds[:, column, 0] = rate.overhead_s + raw / rate.encode_bytes_per_s
             seconds[:, column, 1] = rate.overhead_s + raw / rate.decode_bytes_per_s
     seconds[:, :, 2] = hardware.link_latency_s + encoded / hardware.d2h_bytes_per_s

@@ -1,9 +1,13 @@
-"""``cswap+``: vDNN's tensors, each through ZVC if that shortens its swap (Eq. 3-7), else raw.
+"""``cswap+``: vDNN's tensors, each compressed if that shortens its swap (Eq. 3-7), else raw.
 
 Source: CSwap+, IEEE TPDS 33(12), 2022, sections 5-6; the equations are in
-`cswap.advisor.cswap_plus`. The profile's rates stand for measured times of ZVC. A tensor's transfer
-hides behind the operators until the next tensor leaves (comes back): our reading of "the layer".
-Dense tensors go raw: profiles have no rates of ZFP.
+`cswap.advisor.cswap_plus`. The profile's rates stand for measured times. ZVC where that pays; a
+tensor with fewer zeros than the paper's time models are fitted from is dense and goes through ZFP
+at a fixed rate P, if the trace has ratios of it (`cswap.plan.values.with_fixed_rates`: a plan then
+loses precision). P is one for the whole network: Top and Bottom by Algorithm 1 over the dense
+tensors, sliding down from epoch to epoch. `solve` plans the first epoch, at Top; `solve_epoch` any.
+The rule counts encodings without bitmaps, as the paper does; a plan is
+judged with them. Encodings hide as the simulator says, not the paper's "never".
 """
 
 from __future__ import annotations
@@ -12,13 +16,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cswap.advisor.cswap_plus import Swap, sparse_bytes
+from cswap.advisor.cswap_plus import sparse_bytes
+from cswap.plan.fixed_rate import dense_positions, rate_of, zeros_of
+from cswap.plan.layers import swaps
 from cswap.plan.simulate import SWAP
 from cswap.plan.vdnn import features_of, inputs_of, prefetch_points
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from cswap.advisor.cswap_plus import Swap
     from cswap.plan.problem import Problem
     from cswap.plan.simulate import Simulator
     from cswap.schema.plan import Plan
@@ -26,37 +31,31 @@ if TYPE_CHECKING:
 
 def solve(problem: Problem) -> Plan:
     """Swap what vDNN swaps, compressed where the rule says so."""
+    return solve_epoch(problem, 0, 1)
+
+
+def solve_epoch(problem: Problem, epoch: int, epochs: int) -> Plan:
+    """The plan of one epoch of several: ZFP's rate slides down from one to the next."""
     simulator = problem.simulator
     moved = inputs_of(problem.trace, features_of(problem.trace))
     action = np.where(moved, SWAP, 0).astype(np.int8)
     codec = np.zeros_like(action)
+    ways = swaps(simulator, moved)
     if "zvc" in simulator.codecs:
         zvc = simulator.codecs.index("zvc")
-        for position in np.flatnonzero(moved):
-            if _pays(simulator, int(position), moved, zvc):
+        for position, way in ways.items():
+            encoded = sparse_bytes(way.nbytes, zeros_of(simulator, position))
+            if _pays(simulator, position, way, zvc, encoded):
                 codec[position] = zvc
+    rate = rate_of(simulator, ways, epoch, epochs)
+    if rate is not None:
+        for position in dense_positions(simulator, ways):
+            zfp = simulator.codecs.index(rate)
+            encoded = float(simulator.encoded_bytes[position, zfp])
+            codec[position] = zfp if _pays(simulator, position, ways[position], zfp, encoded) else 0
     return simulator.to_plan(action, codec, prefetch_points(simulator, moved), "cswap+")
 
 
-def _pays(simulator: Simulator, position: int, moved: NDArray[np.bool_], zvc: int) -> bool:
-    tensor = simulator.trace.tensors[simulator.swappable[position]]
-    zeros = tensor.profile.get("zero_fraction", 0.0)
-    swap = Swap(
-        float(tensor.nbytes),
-        simulator.hardware.d2h_bytes_per_s,
-        simulator.hardware.h2d_bytes_per_s,
-        _hidden_s(simulator, simulator.forward, position, moved),
-        _hidden_s(simulator, simulator.backward, position, moved),
-    )
-    encode_s, decode_s = simulator.encode_s[position, zvc], simulator.decode_s[position, zvc]
-    return swap.pays(sparse_bytes(tensor.nbytes, zeros), float(encode_s), float(decode_s))
-
-
-def _hidden_s(
-    simulator: Simulator, at: NDArray[np.int64], position: int, moved: NDArray[np.bool_]
-) -> float:
-    # Seconds of the operators from one tensor's operator to the next one's that moves.
-    here = int(at[position])
-    later = at[moved & (at > here)]
-    end = int(later.min()) if later.size else here + 1
-    return sum(o.duration_s for o in simulator.trace.operators[here:end])
+def _pays(simulator: Simulator, position: int, way: Swap, codec: int, encoded: float) -> bool:
+    encode_s, decode_s = simulator.encode_s[position, codec], simulator.decode_s[position, codec]
+    return way.pays(encoded, float(encode_s), float(decode_s))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from torch import nn
 from torch.autograd.graph import save_on_cpu
 
 import cswap
@@ -14,10 +15,21 @@ import cswap
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from bench.gpu.models import BlockModel
     from cswap.api import InstallHandle
 
 Context = AbstractContextManager[object]
+
+
+class BlockModel(Protocol):
+    """What a method asks of a model.
+
+    Attributes:
+        checkpointed: recompute each block in backward instead of saving its tensors.
+        around_checkpoint: entered around every checkpointed block, where it saves its inputs.
+    """
+
+    checkpointed: bool
+    around_checkpoint: Callable[[], Context]
 
 
 class NotInstalledError(RuntimeError):
@@ -48,18 +60,36 @@ class Method:
         model.checkpointed = self.checkpointed
         if self.offloaded:
             model.around_checkpoint = partial(_save_on_cpu, pins)
-        return None if self.options is None else cswap.install(model, **self.options)
+        if self.options is None:
+            return None
+        assert isinstance(model, nn.Module)
+        return cswap.install(model, **self.options)
 
 
 def _save_on_cpu(pins: bool) -> Context:
     return save_on_cpu(pin_memory=pins)
 
 
+def _why(package: str, error: ImportError) -> str:
+    if error.name == package:
+        return f"{package} is not installed"
+    return f"{package} cannot be imported ({(str(error).splitlines() or [''])[0]})"
+
+
 def _trl(pins: bool) -> Context:
     try:
         from trl.models.activation_offloading import OffloadActivations
     except ImportError as error:
-        raise NotInstalledError(f"trl is not installed ({error})") from error
+        raise NotInstalledError(_why("trl", error)) from error
+    made: Context = OffloadActivations(use_pin_memory=pins, use_streams=pins)
+    return made
+
+
+def _torchtune(pins: bool) -> Context:
+    try:
+        from torchtune.training import OffloadActivations
+    except ImportError as error:
+        raise NotInstalledError(_why("torchtune", error)) from error
     made: Context = OffloadActivations(use_pin_memory=pins, use_streams=pins)
     return made
 
@@ -72,6 +102,7 @@ METHODS: Final = (
     Method("checkpoint + save_on_cpu", checkpointed=True, offloaded=True),
     Method("save_on_cpu", around=_save_on_cpu),
     Method("TRL OffloadActivations", around=_trl),
+    Method("torchtune OffloadActivations", around=_torchtune),
     Method("cswap raw", options={"codec": "raw"}),
     Method("cswap lossless", options={}),
     Method("cswap fp8", options={"lossy": "fp8"}),
@@ -79,3 +110,20 @@ METHODS: Final = (
     Method("cswap int4", options={"lossy": "int4"}),
 )
 """The oracle, peers, and cswap. "checkpoint + save_on_cpu" is what transformers >= 5.17 does."""
+
+OFF: Final = "off"
+"""The oracle's name where everything is measured on the CPU."""
+
+ON_CPU: Final = {
+    OFF: replace(METHODS[0], name=OFF),
+    **{m.name: m for m in METHODS if m.name not in (ORACLE, "cswap fp8", "cswap int4")},
+}
+"""What `python -m bench swap` compares, by name."""
+
+DEMO: Final = {
+    OFF: ON_CPU[OFF],
+    "lossless": ON_CPU["cswap lossless"],
+    "int8": ON_CPU["cswap int8"],
+    "checkpoint": ON_CPU["checkpoint"],
+}
+"""The demo's modes, by its names."""

@@ -1,0 +1,315 @@
+"""Kinds of result files: how one is told, where its rows are, what names and what measures a row.
+
+`compare`, `report` and the test of the committed files all go by this table.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from cswap.errors import CswapError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+Document = dict[str, Any]
+Fields = dict[str, Any]
+
+
+class ResultFileError(CswapError):
+    """A result file cannot be read, or is not one that the benchmarks write."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """One figure of a row.
+
+    Attributes:
+        name: for tables.
+        path: keys that lead to it; a figure of None, or without one of the keys, is not there.
+        low: where its lower spread is, if the file has it.
+        high: likewise.
+        more_is_better: for rates and ratios; of seconds and bytes, less is.
+        timed: depends on how busy the machine was, as peaks of bytes that wait to be encoded do,
+            too; else equal inputs give equal figures.
+    """
+
+    name: str
+    path: tuple[str | int, ...]
+    low: tuple[str | int, ...] | None = None
+    high: tuple[str | int, ...] | None = None
+    more_is_better: bool = False
+    timed: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One command's result files.
+
+    Attributes:
+        name: the command; parts of `gpu` have names of their own.
+        marks: keys that only this kind's documents have, for those that do not name their kind.
+        rows: of a document.
+        key: fields that name a row; those that are missing or None are left out.
+        measures: what is compared.
+        file: its name among the committed results.
+    """
+
+    name: str
+    marks: tuple[str, ...]
+    rows: Callable[[Document], Iterator[Fields]]
+    key: tuple[str, ...]
+    measures: tuple[Measure, ...]
+    file: str
+
+
+def load(path: Path) -> Document:
+    """Read a result file.
+
+    Raises:
+        ResultFileError: it cannot be read, or is no JSON object with an environment.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ResultFileError(f"{path}: cannot be read ({error.strerror}).") from error
+    except ValueError as error:
+        raise ResultFileError(
+            f"{path}: is not JSON ({error}). Name a file that a benchmark wrote."
+        ) from error
+    if not isinstance(found, dict) or not isinstance(found.get("environment"), dict):
+        raise ResultFileError(
+            f"{path}: has no 'environment'. Name a result file that `python -m bench` wrote."
+        )
+    return found
+
+
+def kind_of(document: Document, path: Path) -> Kind:
+    """The kind of a document, by its own word or by its keys.
+
+    Raises:
+        ResultFileError: of no kind known here.
+    """
+    named = document.get("kind", _part(document))
+    for kind in KINDS:
+        if kind.name == named or (named is None and set(kind.marks) <= _keys(document)):
+            return kind
+    known = ", ".join(kind.name for kind in KINDS)
+    raise ResultFileError(f"{path}: of no known kind ({named or 'it names none'}); known: {known}.")
+
+
+def rows_of(kind: Kind, document: Document) -> dict[tuple[str, ...], Fields]:
+    """The rows of a document by their keys.
+
+    Raises:
+        ResultFileError: rows are missing, or two have the same key.
+    """
+    found: dict[tuple[str, ...], Fields] = {}
+    try:
+        for row in kind.rows(document):
+            key = tuple(str(row[k]) for k in kind.key if row.get(k) is not None)
+            if key in found:
+                raise ResultFileError(f"a {kind.name} file: two rows of {', '.join(key)}.")
+            found[key] = row
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ResultFileError(
+            f"a {kind.name} file of version {document.get('version')}: lacks {error}. "
+            f"Measure again: `python -m bench {kind.name}`."
+        ) from error
+    return found
+
+
+def at(row: Mapping[str, Any], path: tuple[str | int, ...] | None) -> float | None:
+    """The number at a path in a row; None where there is none."""
+    if path is None:
+        return None
+    value: Any = row
+    for key in path:
+        try:
+            value = value[key]
+        except (KeyError, IndexError, TypeError):  # noqa: PERF203 - a handful of keys
+            return None
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if number else None
+
+
+def _part(document: Document) -> str | None:
+    part = document.get("part")
+    return None if part is None else f"gpu {part}"
+
+
+def _keys(document: Document) -> set[str]:
+    rows = document.get("rows")
+    first = rows[0] if isinstance(rows, list) and rows and isinstance(rows[0], dict) else {}
+    return {*document, *(f"rows.{key}" for key in first)}
+
+
+def _plain(document: Document) -> Iterator[Fields]:
+    yield from document["rows"]
+
+
+def _codecs(document: Document) -> Iterator[Fields]:
+    # Version 1 had recorded tensors only, and did not say so.
+    for row in document["rows"]:
+        yield {"family": "recorded", **row}
+
+
+def _overhead(document: Document) -> Iterator[Fields]:
+    for name, us in document["microseconds"].items():
+        yield {"hooks": "cswap", "tensor": name, "us": us}
+    yield from document.get("rows", ())
+
+
+def _accuracy(document: Document) -> Iterator[Fields]:
+    yield from document.get("summary", ())
+
+
+def _advisor(document: Document) -> Iterator[Fields]:
+    yield from document["cells"]
+    for model, found in document["training"].items():
+        for codec, row in found.items():
+            yield {"model": model, "machine": "training", "mode": codec, **row}
+
+
+def _plans(document: Document) -> Iterator[Fields]:
+    for cell in document["cells"]:
+        for policy, share in cell["of_ideal"].items():
+            times = cell["planning_s"].get(policy)
+            yield {**cell, "policy": policy, "of_ideal": share, "planning_s": times}
+
+
+def _timing(name: str, key: str) -> Measure:
+    return Measure(name, (key, "median_s"), (key, "low_s"), (key, "high_s"))
+
+
+def _bytes(name: str, key: str) -> Measure:
+    return Measure(name, (key,), timed=False)
+
+
+_RATIO: Final = Measure("ratio", ("ratio",), more_is_better=True, timed=False)
+
+KINDS: Final = (
+    Kind(
+        "codecs",
+        ("rows.encode_of_memcpy",),
+        _codecs,
+        ("family", "data", "dtype", "nbytes", "zeros", "codec"),
+        (_timing("encode s", "encode"), _timing("decode s", "decode"), _RATIO),
+        "codecs.json",
+    ),
+    Kind(
+        "swap",
+        ("rows.time_of_off",),
+        _plain,
+        ("model", "method"),
+        (
+            _timing("step s", "step"),
+            Measure(
+                "step / off's",
+                ("time_of_off",),
+                ("time_of_off_spread", 0),
+                ("time_of_off_spread", 1),
+            ),
+            Measure("peak saved bytes", ("peak_saved_bytes",)),
+            _RATIO,
+        ),
+        "swap.json",
+    ),
+    Kind(
+        "overhead",
+        ("microseconds",),
+        _overhead,
+        ("hooks", "tensor"),
+        (Measure("us", ("us",), ("low_us",), ("high_us",)),),
+        "overhead.json",
+    ),
+    Kind(
+        "accuracy",
+        ("gradient_errors", "runs"),
+        _accuracy,
+        ("model", "policy"),
+        (
+            Measure("codecs ms", ("codec_ms",)),
+            Measure("validation loss", ("validation_loss",), timed=False),
+            _bytes("held bytes", "held_bytes"),
+        ),
+        "accuracy/results.json",
+    ),
+    Kind(
+        "demo",
+        ("int8_against_seeds",),
+        _plain,
+        ("model", "mode"),
+        (
+            Measure("step ms", ("step_ms",)),
+            Measure(
+                "step / off's",
+                ("step_time_rel",),
+                ("step_time_rel_quartiles", 0),
+                ("step_time_rel_quartiles", 1),
+            ),
+            Measure("peak saved bytes", ("peak_saved_bytes",)),
+            _RATIO,
+        ),
+        "demo.json",
+    ),
+    Kind(
+        "advisor",
+        ("prediction", "cells"),
+        _advisor,
+        ("model", "machine", "mode"),
+        (
+            Measure("advisor s", ("advisor_s",)),
+            Measure("oracle s", ("oracle_s",)),
+            Measure("cost s", ("cost_s",)),
+            Measure("step ms", ("step_ms",)),
+        ),
+        "advisor.json",
+    ),
+    Kind(
+        "plans",
+        ("policies", "cells"),
+        _plans,
+        ("model", "batch", "hardware", "share", "policy"),
+        (
+            Measure("of ideal", ("of_ideal",), more_is_better=True, timed=False),
+            Measure("planning s", ("planning_s",)),
+        ),
+        "plans.json",
+    ),
+    Kind(
+        "gpu codecs",
+        ("rows.encode_of_copy",),
+        _plain,
+        ("data", "dtype", "nbytes", "codec", "threads", "blocks_per_sm"),
+        (_timing("encode s", "encode"), _timing("decode s", "decode"), _RATIO),
+        "codecs.json",
+    ),
+    Kind(
+        "gpu link",
+        ("rows.raw_gb_per_s",),
+        _plain,
+        ("way", "blocks", "nbytes"),
+        (Measure("GB/s", ("gb_per_s",), more_is_better=True),),
+        "link.json",
+    ),
+    Kind(
+        "gpu swap",
+        ("rows.less_than_copy",),
+        _plain,
+        ("data", "dtype", "nbytes", "way"),
+        (_timing("out s", "out"), _timing("back s", "back"), _RATIO),
+        "swap.json",
+    ),
+    Kind(
+        "gpu training",
+        ("rows.time_of_oracle",),
+        _plain,
+        ("model", "batch", "method"),
+        (_timing("step s", "step"), _bytes("peak allocated bytes", "peak_allocated_bytes")),
+        "training.json",
+    ),
+)

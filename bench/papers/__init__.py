@@ -1,0 +1,1 @@
+"""`python -m bench papers`: the papers' figures beside ours, simulated, and why they differ."""

@@ -1,0 +1,85 @@
+"""`python -m bench papers`: the papers' figures beside ours, simulated."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from bench.environment import environment
+from bench.papers import cswap, home, swapadvisor, tvdnn, vdnn
+from bench.papers.report import draw, table
+from bench.results import write
+
+VERSION: Final = 1
+DEFAULT_OUT: Final = Path("bench/results/cpu/papers.json")
+SYSTEMS: Final = {
+    "vdnn": vdnn.cells,
+    "cswap": cswap.cells,
+    "home": home.cells,
+    "swapadvisor": swapadvisor.cells,
+    "tvdnn": tvdnn.cells,
+}
+
+
+def main(
+    out: Annotated[
+        Path, typer.Option(help="Result file (JSON); the picture is beside it. Done cells stay.")
+    ] = DEFAULT_OUT,
+    systems: Annotated[str, typer.Option(help="Names, with commas.")] = ",".join(SYSTEMS),
+    quick: Annotated[bool, typer.Option("--quick", help="A few cells, as a test.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Do these systems' cells anew.")] = False,
+) -> None:
+    """Simulate what the papers measured, and say why the figures differ."""
+    names = _names(systems)
+    where = environment()
+    document = _started(out, where)
+    cells = [cell for name in names for cell in SYSTEMS[name](quick=quick)]
+    if again:
+        document["cells"] = {
+            key: rows for key, rows in document["cells"].items() if key.split()[0] not in names
+        }
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with Progress() as progress:
+        bar = progress.add_task("Simulating", total=len(cells))
+        for cell in cells:
+            progress.update(bar, description=cell.key)
+            if cell.key not in document["cells"]:
+                document["environment"] = where  # of the last run that added something
+                document["cells"][cell.key] = [row.to_dict() for row in cell.run()]
+                write(out, document)
+            progress.advance(bar)
+    document["means"] = cswap.means(rows_of(document))
+    write(out, document)
+    draw(rows_of(document), out.with_suffix(".png"))
+    console = Console()
+    console.print(table([*rows_of(document), *document["means"]]))
+    console.print(f"Written: {out}, {out.with_suffix('.png')}")
+
+
+def rows_of(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """All rows of a result file, in order."""
+    return [row for rows in document["cells"].values() for row in rows]
+
+
+def _names(systems: str) -> list[str]:
+    names = [name.strip() for name in systems.split(",") if name.strip()]
+    unknown = [name for name in names if name not in SYSTEMS]
+    if unknown or not names:
+        raise typer.BadParameter(
+            f"--systems {systems!r}: unknown {', '.join(unknown) or 'nothing'}; "
+            f"known are {', '.join(SYSTEMS)}."
+        )
+    return names
+
+
+def _started(out: Path, where: dict[str, object]) -> dict[str, Any]:
+    if out.exists():
+        found: dict[str, Any] = json.loads(out.read_text())
+        if found.get("version") == VERSION:
+            return found
+    return {"version": VERSION, "environment": where, "cells": {}, "means": []}

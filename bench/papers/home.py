@@ -1,0 +1,108 @@
+"""HOME's figures: throughput at an equal batch, and the largest batch, on an RTX 2080 Ti."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from bench.papers.networks import step
+from bench.papers.published import HOME_BATCHES
+from bench.papers.row import Cell, Row
+from cswap.errors import BudgetError
+from cswap.plan.hardware import load_hardware
+from cswap.plan.planner import plan
+
+if TYPE_CHECKING:
+    from cswap.plan.hardware import Hardware
+
+MACHINE: Final = "rtx2080ti"
+TIME_LIMIT_S: Final = 2.0
+PRECISION: Final = 0.02
+POLICIES: Final = ("none", "vdnn-all", "capuchin", "home")
+BATCH_LIMIT: Final = 1 << 17
+
+WHY: Final = (
+    "the networks' widths and depths are not given, and our memory counts live tensors only: no "
+    "allocator's blocks, no cuDNN workspaces, no CUDA context"
+)
+
+
+def cells(*, quick: bool) -> list[Cell]:
+    """The work, a cell per network; quick: none, since each takes a minute."""
+    return [] if quick else [Cell(f"home {m}", partial(_rows, m)) for m in HOME_BATCHES]
+
+
+def largest_batch(model: str, hardware: Hardware, policy: str, start: int) -> int:
+    """The largest batch, to `PRECISION`, for which the policy finds a plan; 0 if none."""
+    low, high = 0, start
+    while high < BATCH_LIMIT and step_s(model, hardware, policy, high) is not None:
+        low, high = high, 2 * high
+    while high - low > max(1, PRECISION * high):
+        middle = (low + high) // 2
+        if step_s(model, hardware, policy, middle) is None:
+            high = middle
+        else:
+            low = middle
+    return low
+
+
+def step_s(model: str, hardware: Hardware, policy: str, batch: int) -> float | None:
+    """Seconds of a step under the policy, simulated; None if no plan of it fits."""
+    trace = step(model, "cifar10", batch, hardware, optimizer="adam")
+    try:
+        made = plan(trace, hardware, policy=policy, time_limit=TIME_LIMIT_S)
+    except BudgetError:
+        return None
+    return made.predicted["step_s"]
+
+
+def _rows(model: str) -> list[Row]:
+    hardware = load_hardware(MACHINE)
+    published = HOME_BATCHES[model]
+    largest: dict[str, int] = {}
+    for policy in POLICIES:
+        start = max(published[0] // 2, largest.get("none", 0) // 2, 1)
+        largest[policy] = largest_batch(model, hardware, policy, start)
+    return [*_batches(model, largest), *_speeds(model, hardware, largest)]
+
+
+def _batches(model: str, largest: dict[str, int]) -> list[Row]:
+    torch_batch, capuchin_batch, home_batch = HOME_BATCHES[model]
+    protocol = f"{MACHINE}, 11 GiB, CIFAR-10, Adam; bisected to {PRECISION:.0%}, {TIME_LIMIT_S:g} s"
+    return [
+        Row("HOME", f"{model}: largest batch of PyTorch", "batch", torch_batch, largest["none"],
+            protocol, WHY, {"model": model}),
+        Row("HOME", f"{model}: HOME's largest batch over PyTorch's", "x",
+            home_batch / torch_batch, largest["home"] / largest["none"], protocol,
+            WHY + "; recomputation chains of any length are allowed here",
+            {"model": model, "largest": largest}),
+        Row("HOME", f"{model}: HOME's largest batch over Capuchin's", "x",
+            home_batch / capuchin_batch, largest["home"] / max(largest["capuchin"], 1), protocol,
+            WHY, {"model": model}),
+    ]  # fmt: skip
+
+
+def _speeds(model: str, hardware: Hardware, largest: dict[str, int]) -> list[Row]:
+    # All three must run: vDNN has the least room, since it keeps what is no input of a layer.
+    batch = min(largest[policy] for policy in POLICIES[1:])
+    seconds = {policy: step_s(model, hardware, policy, batch) for policy in POLICIES[1:]}
+    home_s = seconds["home"]
+    rows = []
+    for policy, best in (("vdnn-all", 5.7), ("capuchin", 1.3)):
+        theirs = seconds[policy]
+        rows.append(
+            Row(
+                "HOME",
+                f"{model}, batch {batch}: throughput against {policy}",
+                "x",
+                best,
+                theirs / home_s if theirs and home_s else None,
+                f"{MACHINE}, the largest batch at which vDNN, Capuchin and HOME all run",
+                "published: the best of all networks ('up to'); the paper's vDNN stands still "
+                "for every copy, ours does not"
+                if policy == "vdnn-all"
+                else "published: the best of all networks; both are judged by our simulator here",
+                {"model": model, "seconds": seconds, "batch": batch},
+            )
+        )
+    return rows

@@ -1,0 +1,138 @@
+"""The papers' figures as a table, as Markdown and as a picture."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from rich.table import Table
+
+from cswap.report.figure import new_figure, png_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from matplotlib.axes import Axes
+
+COLOURS: Final = {"vDNN": "#9aa0a6", "published": "#d93025", "ours": "#1a73e8"}
+"""As `bench.pictures` has them; markers differ, too."""
+
+SHORT: Final = {
+    "alexnet": "AlexNet",
+    "vgg16": "VGG-16",
+    "plain20": "Plain-20",
+    "mobilenet": "MobileNet",
+    "resnet50": "ResNet",
+    "squeezenet1.0": "SqueezeNet",
+}
+
+
+def figure(value: float | None, unit: str) -> str:
+    """A figure with its unit; a dash if there is none."""
+    if value is None:
+        return "-"
+    digits = {"x": 2, "%": 1, "GiB": 1, "batch": 0, "samples/s": 0}.get(unit, 2)
+    if unit == "samples/s" and abs(value) < 100:
+        digits = 1
+    text = f"{value:.{digits}f}"
+    return text if unit == "batch" else f"{text} {unit}"
+
+
+def table(rows: Sequence[dict[str, Any]]) -> Table:
+    """For the terminal."""
+    found = Table(title="Published, and simulated here")
+    for heading in ("system", "quantity", "published", "ours"):
+        found.add_column(heading)
+    for row in rows:
+        found.add_row(
+            row["system"],
+            row["what"],
+            figure(row["published"], row["unit"]),
+            figure(row["ours"], row["unit"]),
+        )
+    return found
+
+
+def summary(document: dict[str, Any]) -> list[list[str]]:
+    """Markdown rows of all but the networks of CSwap+, whose means stand for them."""
+    rows = [r for cell in document["cells"].values() for r in cell if r["system"] != "CSwap+"]
+    return [
+        [
+            r["system"].removesuffix(" means"),
+            r["what"],
+            figure(r["published"], r["unit"]),
+            figure(r["ours"], r["unit"]),
+            r["protocol"],
+            r["why"],
+        ]
+        for r in (*_of(rows, "vDNN"), *document["means"], *_without(rows, "vDNN"))
+    ]
+
+
+def networks(document: dict[str, Any]) -> list[list[str]]:
+    """Markdown rows of CSwap+, network by network."""
+    found = []
+    for cell in document["cells"].values():
+        gain = next((r for r in cell if r["details"].get("kind") == "gain"), None)
+        if gain is None:
+            continue
+        d = gain["details"]
+        per_s = next(r for r in cell if r["details"].get("kind") == "absolute")
+        found.append(
+            [
+                f"{SHORT[d['model']]} {d['activation']}",
+                f"{d['dataset']}, {d['gpu']}",
+                figure(per_s["published"], "samples/s"),
+                figure(per_s["ours"], "samples/s"),
+                figure(gain["published"], "x"),
+                figure(gain["ours"], "x"),
+                figure(d["sc_over_vdnn"], "x"),
+                figure(d["published_oracle_over_vdnn"] if d["activation"] == "relu" else None, "x"),
+                figure(d["oracle_over_vdnn"], "x"),
+                figure(d["over_vdnn_if_copies_queue"], "x"),
+                f"{d['swap_latency_cut']:.0%}",
+            ]
+        )
+    return found
+
+
+def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Write the picture: CSwap+ against vDNN, published and ours, per network and machine."""
+    gains = [r for r in rows if r["details"].get("kind") == "gain"]
+    if not gains:
+        return
+    activations = [
+        a for a in ("relu", "leaky") if any(r["details"]["activation"] == a for r in gains)
+    ]
+    drawing = new_figure(12, 3.6 * len(activations))
+    axes = drawing.subplots(len(activations), 1, squeeze=False)[:, 0]
+    for axis, activation in zip(axes, activations, strict=True):
+        _panel(axis, [r for r in gains if r["details"]["activation"] == activation], activation)
+    path.write_bytes(png_of(drawing))
+
+
+def _panel(axes: Axes, rows: Sequence[dict[str, Any]], activation: str) -> None:
+    places = range(len(rows))
+    axes.axhline(1, color=COLOURS["vDNN"], lw=1.5, label="vDNN")
+    for key, marker in (("published", "o"), ("ours", "D")):
+        label = key if key == "published" else "ours, simulated"
+        axes.plot(places, [r[key] for r in rows], marker, color=COLOURS[key], label=label, ms=7)
+    for place, row in zip(places, rows, strict=True):
+        axes.plot([place] * 2, [row["published"], row["ours"]], color="#cccccc", lw=1, zorder=0)
+    labels = [
+        f"{SHORT[r['details']['model']]}\n{r['details']['dataset']}\n{r['details']['gpu']}"
+        for r in rows
+    ]
+    axes.set_xticks(list(places), labels, fontsize=7)
+    kind = "ReLU, lossless (ZVC)" if activation == "relu" else "LeakyReLU, ZFP sliding down"
+    axes.set(title=f"CSwap+ with {kind}", ylabel="throughput / vDNN's (x)")
+    axes.legend(fontsize=8)
+    axes.grid(axis="y", alpha=0.3)
+
+
+def _of(rows: Sequence[dict[str, Any]], system: str) -> list[dict[str, Any]]:
+    return [r for r in rows if r["system"] == system]
+
+
+def _without(rows: Sequence[dict[str, Any]], system: str) -> list[dict[str, Any]]:
+    return [r for r in rows if r["system"] != system]

@@ -1,0 +1,1 @@
+"""`python -m bench swap`: training steps, swapped in every way that works on this device."""

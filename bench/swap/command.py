@@ -1,0 +1,109 @@
+"""`python -m bench swap`: step time and memory of every way to swap, against none and memcpy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from bench.methods import OFF, ON_CPU
+from bench.options import names
+from bench.partial import Partial
+from bench.settings import N_THREADS
+from bench.swap import report
+from bench.swap.measure import train
+from bench.swap.stack import stack_task
+from bench.tasks import make_task
+
+if TYPE_CHECKING:
+    from bench.tasks import Task
+
+MODELS: Final = ("cnn", "gpt", "vit", "stack")
+STEPS: Final = 30
+QUICK_STEPS: Final = 6
+STACK_MIB: Final = "32,128"
+QUICK_MIB: Final = "8"
+VERSION: Final = 1
+DEFAULT_OUT: Final = Path("bench/results/cpu/swap.json")
+INTERRUPTED: Final = 130
+
+
+def main(
+    models: Annotated[str, typer.Option(help=f"Some of {', '.join(MODELS)}.")] = ",".join(MODELS),
+    methods: Annotated[
+        str, typer.Option(help="Some of the ways, comma-separated; off is always one.")
+    ] = ",".join(ON_CPU),
+    mib: Annotated[
+        str | None, typer.Option(help=f"MiB that stacks save; default: {STACK_MIB}.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps of each model.", min=2)] = None,
+    out: Annotated[
+        Path, typer.Option(help="Result file (JSON); the picture is beside it.")
+    ] = DEFAULT_OUT,
+    quick: Annotated[bool, typer.Option("--quick", help="Small models, a few steps.")] = False,
+    again: Annotated[bool, typer.Option(help="Do not go on with an unfinished run.")] = False,
+) -> None:
+    """Train with every way to swap or recompute on this CPU, steps in turns.
+
+    An interrupted run goes on when the same command is repeated.
+    """
+    torch.set_num_threads(N_THREADS)
+    settings = {
+        "models": names("--models", models, MODELS),
+        "methods": [OFF, *(m for m in names("--methods", methods, tuple(ON_CPU)) if m != OFF)],
+        "mib": _sizes(mib or (QUICK_MIB if quick else STACK_MIB)),
+        "steps": steps or (QUICK_STEPS if quick else STEPS),
+        "quick": quick,
+    }
+    console = Console()
+    partial = Partial(out, kind="swap", version=VERSION, settings=settings, again=again)
+    if partial.went_on:
+        console.print(f"Going on: {', '.join(partial.document['done'])} done before.")
+    try:
+        rows = _rows(partial, settings, console)
+    except KeyboardInterrupt:
+        console.print("Interrupted: the same command goes on from here.")
+        raise typer.Exit(INTERRUPTED) from None
+    document = partial.finish(rows=rows)
+    console.print(report.table(document))
+    report.draw(document, out.with_suffix(".png"))
+    console.print(f"Written: {out}, {out.with_suffix('.png')}")
+
+
+def _sizes(text: str) -> list[int]:
+    try:
+        sizes = [int(size) for size in text.split(",")]
+    except ValueError as error:
+        raise typer.BadParameter(f"--mib {text!r}: must be whole numbers, as in 32,128.") from error
+    if min(sizes) < 1:
+        raise typer.BadParameter(f"--mib {text!r}: each must be at least 1.")
+    return sizes
+
+
+def _tasks(settings: dict[str, Any]) -> list[Task]:
+    quick, steps = settings["quick"], settings["steps"]
+    found = [make_task(m, quick=quick, n_steps=steps) for m in settings["models"] if m != "stack"]
+    if "stack" in settings["models"]:
+        found += [stack_task(mib, n_steps=steps) for mib in settings["mib"]]
+    return found
+
+
+def _rows(partial: Partial, settings: dict[str, Any], console: Console) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    facts: dict[str, Any] = partial.document.setdefault("models", {})
+    bar = (TextColumn("{task.description:<16}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*bar, TimeElapsedColumn(), console=console) as progress:
+        for task in _tasks(settings):
+            row = progress.add_task(task.name, total=task.n_steps)
+            facts[task.name] = {"n_steps": task.n_steps, **task.facts}
+
+            def measure(task: Task = task, row: Any = row) -> list[dict[str, Any]]:
+                return train(task, settings["methods"], lambda: progress.advance(row))
+
+            rows += partial.part(task.name, measure)
+            progress.update(row, completed=task.n_steps)
+    return rows

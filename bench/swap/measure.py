@@ -1,0 +1,174 @@
+"""One model trained in every way, steps in turns, and plain copies of as many bytes beside them."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from bench import results
+from bench.methods import OFF, NotInstalledError
+from bench.timing import Timing, timing_of
+from bench.training import Lockstep, Replica
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from bench.tasks import Task
+
+SEED: Final = 0
+MEMCPY: Final = "memcpy, out and back"
+"""The physical limit: as many bytes as the model saves, copied once there and once back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One model trained in one way.
+
+    Attributes:
+        model: the task's name.
+        method: the way; MEMCPY's time is that of the copies alone, without a training step.
+        step: seconds of a step: forward, loss, backward, optimizer.
+        time_of_off: median over the steps of (this method's seconds / off's for the same step).
+        time_of_off_spread: quartiles of those quotients.
+        peak_saved_bytes: most bytes that saved tensors held in a step, copies of them included.
+        peak_of_off: the same over off's.
+        held_bytes: those held between forward and backward once everything was encoded.
+        heap_peak_bytes: most that malloc gave out in a step above what it had before the method
+            was switched on; None where the C library does not say.
+        moved_bytes: raw bytes of what the model saves, parameters left out.
+        ratio: of that over what was held of it; 1 without encoding.
+        bit_equal: loss and every gradient had the bits of off in every step.
+        max_grad_diff: largest absolute difference of a gradient element from off's.
+        fallbacks: times that cswap took a slower path after a failure.
+        failure: why there are no figures, or None.
+    """
+
+    model: str
+    method: str
+    step: Timing | None = None
+    time_of_off: float | None = None
+    time_of_off_spread: tuple[float, float] | None = None
+    peak_saved_bytes: int | None = None
+    peak_of_off: float | None = None
+    held_bytes: int | None = None
+    heap_peak_bytes: int | None = None
+    moved_bytes: int | None = None
+    ratio: float | None = None
+    bit_equal: bool | None = None
+    max_grad_diff: float | None = None
+    fallbacks: int = 0
+    failure: str | None = None
+
+
+class Copies:
+    """As many bytes as a step saves, copied from memory to memory and back.
+
+    Args:
+        nbytes: of one direction.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self._here = torch.zeros(nbytes, dtype=torch.uint8)
+        self._there = torch.zeros(nbytes, dtype=torch.uint8)
+        self.seconds: list[float] = []
+
+    def run(self) -> None:
+        """Copy once there and once back, and take the time down."""
+        start_s = time.perf_counter()
+        self._there.copy_(self._here)
+        self._here.copy_(self._there)
+        self.seconds.append(time.perf_counter() - start_s)
+
+
+def train(
+    task: Task, methods: Sequence[str], on_step: Callable[[], object]
+) -> list[dict[str, Any]]:
+    """Rows of one model, as JSON-able values.
+
+    Args:
+        task: what to train, and how many steps.
+        methods: by name; off is the first.
+        on_step: called after every step of all methods.
+    """
+    failures = {method: _failure(task, method) for method in methods}
+    working = [method for method in methods if failures[method] is None]
+    run = Lockstep(task, working, SEED, measured=True)
+    copies: list[Copies] = []
+
+    def stepped(_n_steps: int) -> None:
+        if not copies:
+            copies.append(Copies(_moved_bytes(run)))
+        copies[0].run()
+        on_step()
+
+    try:
+        run.run(stepped)
+    finally:
+        run.close()
+    found = {row.mode: _row(row, run) for row in results.rows(run)}
+    rows = [found.get(m) or Row(task.name, m, failure=failures[m]) for m in methods]
+    return [asdict(row) for row in (*rows, _memcpy_row(run, copies[0]))]
+
+
+def _failure(task: Task, method: str) -> str | None:
+    # One step on a model of its own: kernels are compiled, and what cannot run here says why.
+    try:
+        replica = Replica(task, method, SEED)
+        try:
+            replica.compute_gradients(task.batch(SEED, 0), 0)
+        finally:
+            replica.close()
+    except NotInstalledError as error:
+        return str(error)
+    except Exception as error:  # a peer that needs a GPU fails in a way of its own
+        text = (str(error).splitlines() or [""])[0][:200]
+        return f"cannot run on this device ({type(error).__name__}: {text})"
+    return None
+
+
+def _moved_bytes(run: Lockstep) -> int:
+    # Off is the first replica, and was measured before the first step.
+    return run.replicas[0].log.memories[0].between.raw_bytes
+
+
+def _counted(seconds: list[float]) -> list[float]:
+    return seconds[min(results.N_SETTLING_TIMES, len(seconds) - 1) :]
+
+
+def _row(row: results.Row, run: Lockstep) -> Row:
+    log = next(replica.log for replica in run.replicas if replica.mode == row.mode)
+    return Row(
+        model=row.model,
+        method=row.mode,
+        step=timing_of(_counted(log.step_s)),
+        time_of_off=row.step_time_rel,
+        time_of_off_spread=row.step_time_rel_quartiles,
+        peak_saved_bytes=row.peak_saved_bytes,
+        peak_of_off=1 / row.peak_ratio if row.peak_ratio else None,
+        held_bytes=row.held_bytes,
+        heap_peak_bytes=row.heap_peak_bytes,
+        moved_bytes=_moved_bytes(run),
+        ratio=row.ratio,
+        bit_equal=row.bit_equal,
+        max_grad_diff=row.max_grad_diff,
+        fallbacks=row.fallbacks,
+    )
+
+
+def _memcpy_row(run: Lockstep, copies: Copies) -> Row:
+    off = next(replica.log.step_s for replica in run.replicas if replica.mode == OFF)
+    shares = [mine / its for mine, its in zip(copies.seconds, off, strict=True)]
+    counted = _counted(shares)
+    cuts = statistics.quantiles(counted, n=4) if len(counted) > 1 else None
+    return Row(
+        model=run.task.name,
+        method=MEMCPY,
+        step=timing_of(_counted(copies.seconds)),
+        time_of_off=statistics.median(counted),
+        time_of_off_spread=(cuts[0], cuts[2]) if cuts else None,
+        moved_bytes=_moved_bytes(run),
+    )

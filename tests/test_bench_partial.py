@@ -1,0 +1,99 @@
+"""Long benchmarks go on where they were interrupted."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("typer")
+pytest.importorskip("sklearn")
+pytest.importorskip("matplotlib")
+
+from typer.testing import CliRunner
+
+from bench import codecs, contenders, partial
+from bench.__main__ import app
+from bench.partial import Partial
+
+
+def begin(out, **changes):
+    return Partial(out, **{"kind": "k", "version": 1, "settings": {"a": 1}, **changes})
+
+
+def forbidden():
+    raise AssertionError("made again")
+
+
+def test_parts_are_made_once_and_the_result_is_written_at_the_end(tmp_path):
+    out = tmp_path / "folder" / "result.json"
+    first = begin(out)
+    assert first.part("x", lambda: [1, 2]) == [1, 2]
+    assert not out.exists()
+    second = begin(out)
+    assert second.went_on == 1
+    assert second.part("x", forbidden) == [1, 2]
+    assert second.part("y", lambda: [3]) == [3]
+    document = second.finish(rows=[1, 2, 3])
+    assert json.loads(out.read_text()) == document
+    assert [file.name for file in out.parent.iterdir()] == ["result.json"]
+    assert (document["kind"], document["version"], document["complete"]) == ("k", 1, True)
+    assert document["rows"] == [1, 2, 3]
+    assert "done" not in document
+
+
+@pytest.mark.parametrize(
+    "changes", [{"kind": "l"}, {"version": 2}, {"settings": {"a": 2}}, {"again": True}]
+)
+def test_another_experiment_is_begun_anew(changes, tmp_path):
+    out = tmp_path / "result.json"
+    begin(out).part("x", lambda: 1)
+    assert begin(out, **changes).went_on == 0
+    assert begin(out).went_on == 1
+
+
+def test_figures_of_two_commits_are_not_mixed(tmp_path, monkeypatch):
+    out = tmp_path / "result.json"
+    begin(out).part("x", lambda: 1)
+    monkeypatch.setattr(partial, "environment", lambda: {"cswap_commit": "another"})
+    assert begin(out).went_on == 0
+
+
+def test_an_unreadable_unfinished_file_counts_as_none(tmp_path):
+    out = tmp_path / "result.json"
+    for text in ("{", "[]", "{}"):
+        out.with_suffix(".partial.json").write_text(text)
+        assert begin(out).went_on == 0
+
+
+def test_without_a_result_file_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert begin(None).part("x", lambda: 1) == 1
+    begin(None).finish()
+    assert not list(tmp_path.iterdir())
+
+
+def test_codecs_go_on(tmp_path, monkeypatch):
+    out, measured, real = tmp_path / "codecs.json", [], contenders.measure
+
+    def measure(case, rounds, names):
+        measured.append(case.data)
+        if len(measured) == 3:
+            raise KeyboardInterrupt
+        return real(case, 1, names)
+
+    monkeypatch.setattr(codecs, "measure", measure)
+
+    def run():
+        options = ["--quick", "--families", "values", "--codecs", "raw", "--threads", "1"]
+        return CliRunner().invoke(app, ["codecs", *options, "--out", str(out)])
+
+    assert run().exit_code != 0
+    assert not out.exists()
+    result = run()
+    assert result.exit_code == 0, result.output
+    assert "Going on: 2 data sets" in result.output
+    assert measured[2] == measured[3]
+    rows = json.loads(out.read_text())["rows"]
+    assert len({row["key"] for row in rows}) == len(rows)
+    assert {row["data"] for row in rows} == set(measured)
