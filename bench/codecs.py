@@ -50,7 +50,10 @@ def main(
         str, typer.Option(help=f"Some of {', '.join(FAMILIES)}; default: all.")
     ] = "",
     kinds: Annotated[str, typer.Option(help=f"Of recorded: some of {', '.join(KINDS)}.")] = "",
-    threads: Annotated[int, typer.Option(help="Of codecs and memcpy alike.")] = N_THREADS,
+    threads: Annotated[
+        int | None,
+        typer.Option(help=f"Of codecs and memcpy alike; default: {N_THREADS}, or 1 if quick."),
+    ] = None,
     quick: Annotated[bool, typer.Option(help="Small and short, to see that it works.")] = False,
     codecs: Annotated[str, typer.Option(help="Only these, comma-separated; default: all.")] = "",
     tensors: Annotated[str, typer.Option(help="Measure on the tensors of this file.")] = "",
@@ -66,6 +69,7 @@ def main(
     else is written only where --out says. Pictures lie beside the result file.
     """
     console = Console()
+    n_threads = (1 if quick else N_THREADS) if threads is None else threads
     whole = not (quick or families or kinds or codecs or tensors or script)
     path = Path(out) if out else DEFAULT_OUT if whole else None
     try:
@@ -75,13 +79,13 @@ def main(
         names = _codec_names(codecs)
         chosen = _names("--families", families, FAMILIES)
         some_kinds = _names("--kinds", kinds, KINDS)
-        if device != "cpu" or min(mib, rounds, threads) < 1:
+        if device != "cpu" or min(mib, rounds, n_threads) < 1:
             raise ConfigError("--device must be cpu; --mib, --rounds and --threads at least 1")
         own = _own(tensors, script, families)
     except CswapError as error:
         console.print(str(error), style="red", markup=False, soft_wrap=True)
         raise typer.Exit(2) from error
-    torch.set_num_threads(threads)
+    torch.set_num_threads(n_threads)
     all_threads.cache_clear()
     document: dict[str, Any] = {
         "version": VERSION,
@@ -95,7 +99,7 @@ def main(
         console.print("Recording and preparing tensors ...")
         cases = _cases(chosen, (1 if quick else mib) * MIB, some_kinds, quick=quick)
     rows = _measure(cases, 2 if quick else rounds, names, document, console)
-    for table in codec_report.tables(rows, document, threads):
+    for table in codec_report.tables(rows, document, n_threads):
         console.print(table)
     for what in document["skipped"]:
         console.print(f"Skipped: {what}")
