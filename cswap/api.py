@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from cswap.engine.stats import Stats
+
+_log = logging.getLogger("cswap")
 
 
 class InstallHandle:
@@ -139,6 +142,8 @@ def _engine(
         raise ConfigError(f"config={config!r}: must be a SwapConfig.")
     resolved = SwapConfig.resolve(config, **options)
     plan = None if resolved.plan is None else Plan.parse(resolved.plan)
+    if plan is not None and plan.order:
+        _log.warning("plan.order: the model's own order of operators is run instead.")
     recompute = modules_to_recompute(plan, model) if plan and model else {}
     unseen = {position for positions in recompute.values() for position in positions}
     return SwapEngine(resolved, plan, unseen=unseen), tuple(recompute)

@@ -20,7 +20,7 @@ def test_everything_reads_back(tmp_path):
     assert Plan.parse(json.loads(json.dumps(plan.to_dict()))) == plan
     plan.save(tmp_path / "plan.json")
     assert Plan.parse(tmp_path / "plan.json") == plan
-    assert plan.to_dict()["version"] == 2
+    assert plan.to_dict()["version"] == 3
 
 
 def test_version_1_is_still_read():
@@ -29,7 +29,7 @@ def test_version_1_is_still_read():
 
 
 WRONG = [
-    ({"version": 3}, "plan.version=3"),
+    ({"version": 4}, "plan.version=4"),
     ({"decisions": []}, "plan.decisions: must map"),
     ({"decisions": {"0": {"action": "burn"}}}, "keep, swap, recompute"),
     ({"decisions": {"0": 7}}, "plan.decisions['0'].action=None"),

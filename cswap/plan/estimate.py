@@ -22,9 +22,17 @@ from torch.utils import _pytree as pytree
 from cswap.config import MIN_BYTES
 from cswap.errors import TraceError
 from cswap.plan.hardware import load_hardware
+from cswap.plan.reorder import updated_early
 from cswap.plan.tracing.assemble import assemble
 from cswap.plan.tracing.recorder import Recorder
-from cswap.plan.tracing.step import as_tuple, batch_of, gradients, resident_bytes, run_step
+from cswap.plan.tracing.step import (
+    as_tuple,
+    batch_of,
+    gradients,
+    resident_bytes,
+    run_step,
+    storage_bytes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -62,6 +70,9 @@ class EstimateOptions:
         swap_loss: whether what the loss function saves has positions, too. It has under
             ``cswap.install()``; it has not under ``cswap.install(model)``.
         launch_s: seconds added to every operator.
+        parameters: whether parameters are tensors of the trace (of role ``parameter``, each updated
+            as soon as its gradient is there) instead of resident bytes, for planners that may swap
+            them. The optimizer's state stays resident.
         name: of the trace; default: the model's class.
     """
 
@@ -71,6 +82,7 @@ class EstimateOptions:
     workspace: Workspace = "none"
     swap_loss: bool = False
     launch_s: float = LAUNCH_S
+    parameters: bool = False
     name: str = ""
 
     @staticmethod
@@ -130,7 +142,9 @@ def estimate(
         recorder = _record(fake_model, fake_inputs, loss, fake_targets, chosen)
         grad_bytes = sum(g.nbytes for g in gradients(fake_model))
         resident = resident_bytes(fake_model) + OPTIMIZERS[chosen.optimizer] * grad_bytes
-    return assemble(
+        if chosen.parameters:
+            resident -= storage_bytes(fake_model.parameters())
+    trace = assemble(
         recorder,
         [duration_s(operator, machine, chosen.launch_s) for operator in recorder.operators],
         resident_bytes=resident,
@@ -139,6 +153,7 @@ def estimate(
         source="estimated",
         hardware=machine.name,
     )
+    return updated_early(trace) if chosen.parameters else trace
 
 
 def _record(
@@ -149,8 +164,9 @@ def _record(
     chosen: EstimateOptions,
 ) -> Recorder:
     minimum = MIN_BYTES[chosen.device] if chosen.min_bytes is None else chosen.min_bytes
-    owned = [*model.parameters(), *model.buffers()]
-    recorder = Recorder(owned, min_bytes=minimum, workspace=chosen.workspace)
+    moving = list(model.named_parameters()) if chosen.parameters else []
+    owned = [*model.buffers(), *([] if moving else model.parameters())]
+    recorder = Recorder(owned, parameters=moving, min_bytes=minimum, workspace=chosen.workspace)
     try:
         with _OperatorsOf(chosen.device):
             run_step(recorder, model, inputs, loss, targets, swap_loss=chosen.swap_loss)
@@ -159,9 +175,14 @@ def _record(
             f"model={type(model).__name__}: this step depends on the values of tensors "
             f"({error}), which an estimate lacks. Measure it instead."
         ) from error
-    grads = gradients(model)
     # reads parameter, gradient and state, writes parameter and state
     n_accesses = 3 + 2 * OPTIMIZERS[chosen.optimizer] if chosen.optimizer != "none" else 0
+    if moving:
+        for name, parameter in moving:
+            if (grad := parameter.grad) is not None and grad.layout is torch.strided:
+                recorder.add(f"{name}.update", [parameter, grad], n_accesses * grad.nbytes)
+        return recorder
+    grads = gradients(model)
     recorder.add("optimizer", grads, n_accesses * sum(g.nbytes for g in grads))
     return recorder
 

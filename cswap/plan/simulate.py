@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cswap.plan import state
+from cswap.plan.reorder import reordered
 from cswap.plan.sections import split
 from cswap.plan.simulator import (
     CAUSES,
@@ -80,7 +81,7 @@ def simulate(
     timeline: bool = False,
     drain: bool = False,
 ) -> Simulation:
-    """Simulate a plan; its sections, too.
+    """Simulate a plan; its sections and its order, too.
 
     Args:
         trace: the step.
@@ -93,7 +94,8 @@ def simulate(
     Raises:
         ConfigError: the plan does not go with the trace or the hardware (named).
     """
-    simulator = Simulator(trace, hardware, budget_bytes, drain=drain)
+    step = reordered(trace, plan.order) if plan.order else trace
+    simulator = Simulator(step, hardware, budget_bytes, drain=drain)
     arrays = simulator.from_plan(plan)
     if any(d.section_bytes for d in plan.decisions.values()):
         simulator, arrays = _in_sections(simulator, plan, arrays, drain)

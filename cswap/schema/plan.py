@@ -12,8 +12,8 @@ from typing import Any, Final, Literal
 
 from cswap.errors import ConfigError
 
-VERSION: Final = 2
-READABLE: Final = (1, 2)
+VERSION: Final = 3
+READABLE: Final = (1, 2, 3)
 ACTIONS: Final = ("keep", "swap", "recompute")
 
 Action = Literal["keep", "swap", "recompute"]
@@ -54,6 +54,8 @@ class Plan:
         hardware: name of the hardware profile that it was made for.
         predicted: what the simulation says of it: ``step_s``, ``peak_bytes``, ...
         trace_fingerprint: of the trace that it was made for.
+        order: the trace's operators in the order in which a simulation runs them; empty: the
+            trace's own. An engine runs the model's own order.
     """
 
     decisions: Mapping[int, Decision] = field(default_factory=dict)
@@ -62,12 +64,13 @@ class Plan:
     hardware: str = ""
     predicted: Mapping[str, float] = field(default_factory=dict)
     trace_fingerprint: str = ""
+    order: tuple[int, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON; fields with their defaults are left out.
 
         >>> Plan({3: Decision("swap", "zvc")}).to_dict()
-        {'version': 2, 'decisions': {'3': {'action': 'swap', 'codec': 'zvc'}}}
+        {'version': 3, 'decisions': {'3': {'action': 'swap', 'codec': 'zvc'}}}
         """
         decisions = {str(position): _entry(d) for position, d in self.decisions.items()}
         about = {
@@ -76,8 +79,9 @@ class Plan:
             "hardware": self.hardware,
             "predicted": dict(self.predicted),
             "trace_fingerprint": self.trace_fingerprint,
+            "order": list(self.order),
         }
-        kept = {name: value for name, value in about.items() if value not in ("", None, {})}
+        kept = {name: value for name, value in about.items() if value not in ("", None, {}, [])}
         return {"version": VERSION, "decisions": decisions} | kept
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -103,7 +107,7 @@ class Plan:
         data = value if isinstance(value, Mapping) else _load(value)
         version = data.get("version")
         if version not in READABLE:
-            known = " and ".join(str(v) for v in READABLE)
+            known = ", ".join(str(v) for v in READABLE)
             raise ConfigError(f"plan.version={version!r}: unknown; this cswap reads {known}.")
         decisions = data.get("decisions", {})
         if not isinstance(decisions, Mapping):
@@ -115,6 +119,7 @@ class Plan:
             hardware=_text(data, "hardware"),
             predicted=_figures(data.get("predicted", {})),
             trace_fingerprint=_text(data, "trace_fingerprint"),
+            order=_order(data.get("order", ())),
         )
 
 
@@ -187,6 +192,15 @@ def _text(data: Mapping[str, Any], name: str) -> str:
     if not isinstance(value, str):
         raise ConfigError(f"plan.{name}={value!r}: must be text.")
     return value
+
+
+def _order(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list | tuple):
+        raise ConfigError(f"plan.order={value!r}: must be a list of operators.")
+    for place, operator in enumerate(value):
+        if isinstance(operator, bool) or not isinstance(operator, int):
+            raise ConfigError(f"plan.order[{place}]={operator!r}: must be an integer.")
+    return tuple(value)
 
 
 def _figures(value: Any) -> dict[str, float]:

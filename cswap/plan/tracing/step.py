@@ -9,7 +9,7 @@ import torch
 from cswap.plan.tracing.operators import tensors_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from cswap.plan.tracing.recorder import Recorder
 
@@ -62,7 +62,11 @@ def batch_of(inputs: tuple[Any, ...]) -> int:
 
 def resident_bytes(model: torch.nn.Module, more: list[torch.Tensor] | None = None) -> int:
     """Bytes of parameters, buffers and, say, the optimizer's state; each storage once."""
-    tensors = [*model.parameters(), *model.buffers(), *(more or [])]
+    return storage_bytes([*model.parameters(), *model.buffers(), *(more or [])])
+
+
+def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes that tensors hold; each storage once."""
     storages = {s._cdata: s.nbytes() for s in (t.untyped_storage() for t in tensors)}  # noqa: SLF001
     return sum(storages.values())
 

@@ -1,0 +1,1 @@
+"""SwapAdvisor (Huang, Jin, Li, ASPLOS 2020): schedule, pools and swaps, searched together."""

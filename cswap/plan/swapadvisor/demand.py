@@ -1,0 +1,87 @@
+"""How many objects of each size a step holds, and how many it cannot do without."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cswap.plan.lifetimes import lifetimes
+from cswap.plan.swapadvisor.graph import ANYTIME, IN_ITS_GAP
+from cswap.plan.swapadvisor.pools import Pools, object_bytes, repaired_counts
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from cswap.plan.swapadvisor.graph import Graph
+    from cswap.schema.trace import Trace
+
+    Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Tensors by operator and size, in the trace's own order.
+
+    Attributes:
+        sizes: TS, bytes.
+        live: [m, sizes] that live while an operator runs.
+        bound: [m, sizes] of them, that must be on the device then.
+    """
+
+    sizes: Ints
+    live: Ints
+    bound: Ints
+
+    @staticmethod
+    def of(trace: Trace, graph: Graph) -> Demand:
+        """Count them."""
+        life, m = lifetimes(trace), len(trace.operators)
+        live = np.zeros((m + 1, len(graph.sizes)), np.int64)
+        away = np.zeros_like(live)
+        touched = np.zeros_like(live)
+        for t, size in enumerate(graph.size_of):
+            ends = m if graph.parameter[t] else life.last_use[t] + 1
+            live[0 if graph.parameter[t] else max(life.producer[t], 0), size] += 1
+            live[ends, size] -= 1
+            if graph.leave[t] == IN_ITS_GAP:
+                away[life.forward[t] + 1, size] += 1
+                away[life.backward[t], size] -= 1
+        for k, operator in enumerate(trace.operators):
+            for t in (*operator.inputs, *operator.outputs):
+                touched[k, graph.size_of[t]] += 1
+        live = np.cumsum(live, axis=0)[:-1]
+        pinned = live - np.cumsum(away, axis=0)[:-1]
+        bound = touched[:-1] if (graph.leave == ANYTIME).all() else pinned
+        return Demand(graph.sizes, live, bound)
+
+    def least(self, cls: Ints) -> Ints:
+        """[classes] objects without which some operator cannot run."""
+        return _most(self.bound, cls)
+
+    def pools(self, factor: float, capacity: int) -> Pools:
+        """Classes of sizes within a factor, with what is demanded, as far as that fits.
+
+        Each class gets what it cannot do without and, of what it would hold besides, the same
+        share.
+        """
+        cls = np.zeros(len(self.sizes), np.int64)
+        smallest = self.sizes[0]
+        for i in range(1, len(cls)):
+            wider = self.sizes[i] >= factor * smallest
+            cls[i] = cls[i - 1] + wider
+            smallest = self.sizes[i] if wider else smallest
+        least, most = self.least(cls), _most(self.live, cls)
+        each = object_bytes(self.sizes, cls)
+        wish = int((most - least) @ each)
+        share = (capacity - int(least @ each)) / wish if wish else 1.0
+        cnt = least + np.floor((most - least) * min(max(share, 0.0), 1.0)).astype(np.int64)
+        return repaired_counts(self.sizes, Pools(cls, cnt), capacity, least)
+
+
+def _most(counts: Ints, cls: Ints) -> Ints:
+    first = np.searchsorted(cls, np.arange(cls[-1] + 1))
+    summed = np.add.reduceat(counts, first, axis=1)
+    most: Ints = np.maximum(summed.max(axis=0, initial=0), 1)
+    return most

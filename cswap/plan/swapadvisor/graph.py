@@ -1,0 +1,138 @@
+"""A trace as SwapAdvisor sees it: operators that wait for each other, tensors that take objects."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from cswap.plan.lifetimes import lifetimes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from cswap.plan.hardware import Hardware
+    from cswap.schema.trace import Trace
+
+    Ints = NDArray[np.int64]
+
+ANYTIME, IN_ITS_GAP, NEVER = 0, 1, 2
+"""When a tensor may leave: whenever no operator uses it; once, between its last forward use and
+its first backward use, which is all that an engine can do; or not at all."""
+
+
+class Lists(NamedTuple):
+    """Rows of different lengths: row i is ``items[at[i]:at[i + 1]]``."""
+
+    at: Ints
+    items: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """What all chromosomes of one search share.
+
+    Attributes:
+        seconds: [m] of each operator.
+        inputs: tensors that each operator reads.
+        outputs: tensors that each operator makes.
+        after: operators that wait for each operator.
+        n_before: [m] operators that each one waits for.
+        sizes: TS: sorted unique bytes of tensors.
+        size_of: [t] place of each tensor in TS.
+        nbytes: [t] bytes.
+        n_uses: [t] operators that read it.
+        n_forward: [t] touches (making it, forward reads) before it may leave in its gap.
+        leave: [t] `ANYTIME`, `IN_ITS_GAP` or `NEVER`.
+        parameter: [t] whether it outlives the step: it starts and ends on the host or resident.
+        updates: [m] whether the operator writes the parameters that it reads.
+        d2h_s: [t] seconds to copy it out, alone.
+        h2d_s: [t] seconds to copy it in, alone.
+    """
+
+    seconds: NDArray[np.float64]
+    inputs: Lists
+    outputs: Lists
+    after: tuple[tuple[int, ...], ...]
+    n_before: Ints
+    sizes: Ints
+    size_of: Ints
+    nbytes: Ints
+    n_uses: Ints
+    n_forward: Ints
+    leave: NDArray[np.int8]
+    parameter: NDArray[np.bool_]
+    updates: NDArray[np.bool_]
+    d2h_s: NDArray[np.float64]
+    h2d_s: NDArray[np.float64]
+
+
+def graph_of(trace: Trace, hardware: Hardware, *, anything: bool) -> Graph:
+    """The graph of a trace.
+
+    Args:
+        trace: the step.
+        hardware: for the seconds of copies; each direction has ``duplex_factor`` of its rate, since
+            swap-outs and swap-ins come in pairs.
+        anything: whether every tensor may move at any time, as in the paper, or only what a plan
+            can name, in its gap.
+    """
+    operators, tensors, life = trace.operators, trace.tensors, lifetimes(trace)
+    nbytes = np.array([t.nbytes for t in tensors], np.int64)
+    sizes, size_of = np.unique(nbytes, return_inverse=True)
+    after = _after(trace, life.producer)
+    leave = np.full(len(tensors), ANYTIME if anything else NEVER, np.int8)
+    if not anything:
+        leave[list(life.swappable)] = IN_ITS_GAP
+    forward = [
+        (life.producer[t] >= 0) + sum(operators[u].phase == "forward" for u in life.users[t])
+        for t in range(len(tensors))
+    ]
+    return Graph(
+        seconds=np.array([o.duration_s for o in operators], np.float64),
+        inputs=_lists([o.inputs for o in operators]),
+        outputs=_lists([o.outputs for o in operators]),
+        after=after,
+        n_before=np.bincount([k for row in after for k in row], minlength=len(operators)),
+        sizes=sizes,
+        size_of=np.asarray(size_of, np.int64),
+        nbytes=nbytes,
+        n_uses=np.array([len(users) for users in life.users], np.int64),
+        n_forward=np.array(forward, np.int64),
+        leave=leave,
+        parameter=np.array([t.role == "parameter" for t in tensors], np.bool_),
+        updates=np.array([o.kind == "optimizer" for o in operators], np.bool_),
+        d2h_s=_copy_s(nbytes, hardware.d2h_bytes_per_s, hardware),
+        h2d_s=_copy_s(nbytes, hardware.h2d_bytes_per_s, hardware),
+    )
+
+
+def _copy_s(nbytes: Ints, rate: float, hardware: Hardware) -> NDArray[np.float64]:
+    return hardware.link_latency_s + nbytes / (rate * hardware.duplex_factor)
+
+
+def _lists(rows: Sequence[Sequence[int]]) -> Lists:
+    at = np.concatenate([[0], np.cumsum([len(row) for row in rows], dtype=np.int64)])
+    return Lists(at.astype(np.int64), np.array([i for row in rows for i in row], np.int64))
+
+
+def _after(trace: Trace, producer: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    # Readers wait for producers. An operator that makes nothing writes what it reads, and so waits
+    # for all who touched that before, and all later ones wait for it.
+    after: list[set[int]] = [set() for _ in trace.operators]
+    wrote = list(producer)
+    readers: list[list[int]] = [[] for _ in trace.tensors]
+    for k, operator in enumerate(trace.operators):
+        for t in operator.inputs:
+            if wrote[t] >= 0:
+                after[wrote[t]].add(k)
+            if operator.outputs:
+                readers[t].append(k)
+                continue
+            for reader in readers[t]:
+                after[reader].add(k)
+            wrote[t], readers[t] = k, []
+    return tuple(tuple(sorted(row)) for row in after)

@@ -1,0 +1,228 @@
+"""The compiled pass over a schedule; `swaps` says what it does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numba import njit
+
+from cswap.plan.swapadvisor.graph import IN_ITS_GAP
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+UNMADE, DIRTY, CLEAN, AWAY, DEAD = 0, 1, 2, 3, 4
+"""Where a tensor is: nowhere yet; on the device only; on the device, and unchanged on the host; on
+the host only; nowhere any more."""
+
+COMPUTE, OUT, IN = 0, 1, 2
+
+
+class Tables(NamedTuple):
+    """What `Graph` has, see there, and what a chromosome adds."""
+
+    seconds: NDArray[np.float64]
+    in_at: NDArray[np.int64]
+    in_items: NDArray[np.int64]
+    out_at: NDArray[np.int64]
+    out_items: NDArray[np.int64]
+    nbytes: NDArray[np.int64]
+    n_uses: NDArray[np.int64]
+    n_forward: NDArray[np.int64]
+    leave: NDArray[np.int8]
+    parameter: NDArray[np.bool_]
+    updates: NDArray[np.bool_]
+    d2h_s: NDArray[np.float64]
+    h2d_s: NDArray[np.float64]
+    cls: NDArray[np.int64]  # [t] class
+    first: NDArray[np.int64]  # [classes + 1] each class's first object
+    object_bytes: NDArray[np.int64]  # [classes]
+
+
+class State(NamedTuple):
+    """What changes during a pass."""
+
+    where: NDArray[np.int8]  # [t]
+    place: NDArray[np.int64]  # [t] its object, or -1
+    touched: NDArray[np.int64]  # [t] times made or read
+    read: NDArray[np.int64]  # [t] times read
+    end_s: NDArray[np.float64]  # [t] when its last operator ended
+    host_s: NDArray[np.float64]  # [t] when it is on the host
+    user: NDArray[np.int64]  # [t] place in the schedule of its last operator
+    initial: NDArray[np.bool_]  # [t] parameters that are resident when the step starts
+    left: NDArray[np.bool_]  # [t]
+    held: NDArray[np.int64]  # [objects] tensor, or -1
+    free_s: NDArray[np.float64]  # [objects] when it became free
+    queue: NDArray[np.int64]  # [objects] free objects, a ring per class
+    head: NDArray[np.int64]  # [classes]
+    n_free: NDArray[np.int64]  # [classes]
+    clock: NDArray[np.float64]  # COMPUTE, OUT, IN: when each stream is free
+    totals: NDArray[np.int64]  # overflow and copied bytes
+
+
+@njit(cache=True, nogil=True)
+def scan(g, s, order):
+    """Plan and time the swaps of a schedule; what comes of it is in the state."""
+    at, places = _users(g, order)
+    _begin(g, s, at, places)
+    for i in range(len(order)):
+        k = order[i]
+        for j in range(g.in_at[k], g.in_at[k + 1]):
+            s.user[g.in_items[j]] = i
+        ready_s = s.clock[COMPUTE]
+        for j in range(g.in_at[k], g.in_at[k + 1]):
+            if s.where[g.in_items[j]] == AWAY:
+                ready_s = max(ready_s, _bring(g, s, g.in_items[j], i, at, places))
+        for j in range(g.out_at[k], g.out_at[k + 1]):
+            t = g.out_items[j]
+            s.user[t] = i
+            ready_s = max(ready_s, _take(g, s, t, i, at, places))
+            s.where[t] = DIRTY
+        s.clock[COMPUTE] = ready_s + g.seconds[k]
+        _end(g, s, k)
+    _repeat(g, s)
+
+
+@njit(cache=True, nogil=True)
+def _users(g, order):
+    """Places in the schedule of each tensor's readers, ascending: rows and their begins."""
+    at = np.zeros(len(g.n_uses) + 1, np.int64)
+    at[1:] = np.cumsum(g.n_uses)
+    filled = at[:-1].copy()
+    places = np.empty(at[-1], np.int64)
+    for i in range(len(order)):
+        k = order[i]
+        for j in range(g.in_at[k], g.in_at[k + 1]):
+            places[filled[g.in_items[j]]] = i
+            filled[g.in_items[j]] += 1
+    return at, places
+
+
+@njit(cache=True, nogil=True)
+def _begin(g, s, at, places):
+    """What is there when the step starts: its inputs, and the parameters that stayed."""
+    made = np.zeros(len(g.nbytes), np.bool_)
+    made[g.out_items] = True
+    for t in range(len(made)):
+        if not made[t] and not g.parameter[t]:
+            _take(g, s, t, -1, at, places)
+            s.where[t] = DIRTY
+    for t in range(len(made)):
+        if g.parameter[t]:
+            s.initial[t] = s.initial[t] and s.n_free[g.cls[t]] > 0
+            s.where[t] = AWAY
+            if s.initial[t]:
+                _take(g, s, t, -1, at, places)
+                s.where[t] = CLEAN
+
+
+@njit(cache=True, nogil=True)
+def _take(g, s, t, i, at, places):
+    """An object for a tensor; returns when it is free."""
+    c = g.cls[t]
+    if s.n_free[c] > 0:
+        count = g.first[c + 1] - g.first[c]
+        place = s.queue[g.first[c] + s.head[c]]
+        s.head[c] = (s.head[c] + 1) % count
+        s.n_free[c] -= 1
+        ready_s = s.free_s[place]
+    else:
+        victim = _victim(g, s, c, i, at, places)
+        if victim < 0:
+            s.totals[0] += g.object_bytes[c]
+            return s.clock[COMPUTE]
+        place = s.place[victim]
+        ready_s = _leave(g, s, victim)
+    s.place[t], s.held[place] = place, t
+    return ready_s
+
+
+@njit(cache=True, nogil=True)
+def _victim(g, s, c, i, at, places):
+    """The tensor of a class that is used furthest in the future, or -1."""
+    found, furthest, found_old = -1, -1, False
+    for place in range(g.first[c], g.first[c + 1]):
+        t = s.held[place]
+        if t < 0 or s.user[t] == i or g.leave[t] > IN_ITS_GAP:
+            continue
+        if g.leave[t] == IN_ITS_GAP and s.touched[t] != g.n_forward[t]:
+            continue
+        if s.read[t] < g.n_uses[t]:
+            following = places[at[t] + s.read[t]]
+        else:  # a parameter: in the next step
+            following = len(g.seconds) + places[at[t]]
+        old = s.where[t] == CLEAN or s.clock[COMPUTE] - s.end_s[t] >= g.d2h_s[t]
+        if (old and not found_old) or (old == found_old and following > furthest):
+            found, furthest, found_old = t, following, old
+    return found
+
+
+@njit(cache=True, nogil=True)
+def _leave(g, s, t):
+    """Swap a tensor out; returns when its object is free."""
+    s.held[s.place[t]] = -1
+    s.place[t] = -1
+    if s.where[t] == DIRTY:
+        s.clock[OUT] = max(s.clock[OUT], s.end_s[t]) + g.d2h_s[t]
+        s.host_s[t] = s.clock[OUT]
+        s.totals[1] += g.nbytes[t]
+    elif s.touched[t] == 0:
+        s.initial[t] = False  # it had better not been there when the step started
+    s.where[t] = AWAY
+    s.left[t] = True
+    return max(s.host_s[t], s.end_s[t])
+
+
+@njit(cache=True, nogil=True)
+def _bring(g, s, t, i, at, places):
+    """Swap a tensor in; returns when it is there."""
+    ready_s = _take(g, s, t, i, at, places)
+    s.clock[IN] = max(s.clock[IN], ready_s, s.host_s[t]) + g.h2d_s[t]
+    s.totals[1] += g.nbytes[t]
+    s.where[t] = CLEAN
+    return s.clock[IN]
+
+
+@njit(cache=True, nogil=True)
+def _end(g, s, k):
+    """Operator k has ended: what it wrote is changed, what nobody reads any more is dead."""
+    for j in range(g.in_at[k], g.in_at[k + 1]):
+        t = g.in_items[j]
+        s.read[t] += 1
+        if g.updates[k] and g.parameter[t]:
+            s.where[t] = DIRTY
+        _touched(g, s, t)
+    for j in range(g.out_at[k], g.out_at[k + 1]):
+        _touched(g, s, g.out_items[j])
+
+
+@njit(cache=True, nogil=True)
+def _touched(g, s, t):
+    s.touched[t] += 1
+    s.end_s[t] = s.clock[COMPUTE]
+    if s.read[t] < g.n_uses[t] or g.parameter[t]:
+        return
+    s.where[t] = DEAD
+    place = s.place[t]
+    if place < 0:
+        return  # it overflowed
+    c = g.cls[t]
+    count = g.first[c + 1] - g.first[c]
+    s.queue[g.first[c] + (s.head[c] + s.n_free[c]) % count] = place
+    s.n_free[c] += 1
+    s.held[place], s.place[t], s.free_s[place] = -1, -1, s.end_s[t]
+
+
+@njit(cache=True, nogil=True)
+def _repeat(g, s):
+    """Bring parameters to where they were when the step started."""
+    for t in range(len(g.nbytes)):
+        if not g.parameter[t]:
+            continue
+        if s.where[t] == DIRTY and not s.initial[t]:
+            s.clock[OUT] = max(s.clock[OUT], s.end_s[t]) + g.d2h_s[t]
+            s.totals[1] += g.nbytes[t]
+        elif s.where[t] == AWAY and s.initial[t]:
+            s.clock[IN] = max(s.clock[IN], s.host_s[t]) + g.h2d_s[t]
+            s.totals[1] += g.nbytes[t]
