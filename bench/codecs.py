@@ -50,7 +50,10 @@ def main(
         str, typer.Option(help=f"Some of {', '.join(FAMILIES)}; default: all.")
     ] = "",
     kinds: Annotated[str, typer.Option(help=f"Of recorded: some of {', '.join(KINDS)}.")] = "",
-    threads: Annotated[int, typer.Option(help="Of codecs and memcpy alike.")] = N_THREADS,
+    threads: Annotated[
+        int | None,
+        typer.Option(help=f"Of codecs and memcpy alike; default: {N_THREADS}, or 1 if quick."),
+    ] = None,
     quick: Annotated[bool, typer.Option(help="Small and short, to see that it works.")] = False,
     codecs: Annotated[str, typer.Option(help="Only these, comma-separated; default: all.")] = "",
     tensors: Annotated[str, typer.Option(help="Measure on the tensors of this file.")] = "",
@@ -68,6 +71,7 @@ def main(
     An interrupted run goes on when the same command is repeated.
     """
     console = Console()
+    n_threads = (1 if quick else N_THREADS) if threads is None else threads
     whole = not (quick or families or kinds or codecs or tensors or script)
     path = Path(out) if out else DEFAULT_OUT if whole else None
     try:
@@ -77,13 +81,13 @@ def main(
         names = _codec_names(codecs)
         chosen = _names("--families", families, FAMILIES)
         some_kinds = _names("--kinds", kinds, KINDS)
-        if device != "cpu" or min(mib, rounds, threads) < 1:
+        if device != "cpu" or min(mib, rounds, n_threads) < 1:
             raise ConfigError("--device must be cpu; --mib, --rounds and --threads at least 1")
         own = _own(tensors, script, families)
     except CswapError as error:
         console.print(str(error), style="red", markup=False, soft_wrap=True)
         raise typer.Exit(2) from error
-    torch.set_num_threads(threads)
+    torch.set_num_threads(n_threads)
     all_threads.cache_clear()
     settings = {
         "families": list(chosen),
@@ -91,7 +95,7 @@ def main(
         "codecs": list(names),
         "mib": mib,
         "rounds": rounds,
-        "threads": threads,
+        "threads": n_threads,
         "quick": quick,
         "own": tensors or script or None,
     }
@@ -104,7 +108,7 @@ def main(
         cases = _cases(chosen, (1 if quick else mib) * MIB, some_kinds, quick=quick)
     rows, skipped = _measure(cases, 2 if quick else rounds, names, partial, console)
     document = partial.finish(rows=[asdict(row) for row in rows], skipped=skipped)
-    for table in codec_report.tables(rows, document, threads):
+    for table in codec_report.tables(rows, document, n_threads):
         console.print(table)
     for what in skipped:
         console.print(f"Skipped: {what}")

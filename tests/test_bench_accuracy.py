@@ -23,11 +23,6 @@ from bench.accuracy.train import train as train_all
 from cswap.plan.hardware import load_hardware
 
 
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch):
-    monkeypatch.setattr("bench.accuracy.command.N_THREADS", 1)  # other tests run beside these
-
-
 def run(out, *arguments):
     options = ["--quick", "--models", "cnn", "--seeds", "2", "--steps", "6", "--out", str(out)]
     return CliRunner().invoke(app, ["accuracy", *options, *arguments], env={"COLUMNS": "200"})

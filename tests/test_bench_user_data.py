@@ -253,8 +253,7 @@ def test_models_that_do_not_fit_and_results_without_a_folder_are_refused(tmp_pat
 
 
 @pytest.mark.parametrize(("spec", "model"), [("torchvision:CIFAR10", "vit"), ("hf:imdb", "gpt")])
-def test_data_of_ones_own_are_trained_on(tmp_path, monkeypatch, spec, model):
-    monkeypatch.setattr("bench.accuracy.command.N_THREADS", 1)  # other tests run beside this one
+def test_data_of_ones_own_are_trained_on(tmp_path, spec, model):
     options = ["--quick", "--models", model, "--policies", "off", "--seeds", "1", "--steps", "5"]
     arguments = ["accuracy", "--data", spec, "--out", str(tmp_path), *options]
     result = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})

@@ -18,6 +18,9 @@ COLUMNS: Final = (
     *("model", "policy", "val. loss", "change (95 % CI)", "accuracy %", "change (95 % CI)"),
     *("verdict", "bits", "MiB held", "codecs ms", *(f"swap ms on {gpu}*" for gpu in GPUS)),
 )
+TERMINAL: Final = (0, 1, 3, 4, 6, 8, 10)
+"""Of COLUMNS: those that a terminal has room for."""
+
 NOTE: Final = (
     "Change: paired over matched seeds, against off; interval: Student's t. Verdict: the worst "
     "pair's loss against off's spread over the seeds. MiB held: of all tensors that could be "
@@ -71,10 +74,10 @@ def _latency(simulated: dict[str, float] | None) -> str:
 
 
 def table(document: dict[str, Any]) -> Table:
-    """For a terminal."""
-    found = Table(*COLUMNS, title="Accuracy against latency", caption=NOTE)
+    """For a terminal: the columns that fit."""
+    found = Table(*(COLUMNS[i] for i in TERMINAL), title="Accuracy against latency", caption=NOTE)
     for row in rows(document):
-        found.add_row(*row)
+        found.add_row(*(row[i] for i in TERMINAL))
     return found
 
 
