@@ -43,16 +43,16 @@ fix: $(STAMP) ## format, and repair what the linter can
 bench: $(STAMP) ## benchmark of the codecs on the CPU; JSON under bench/results/
 	$(BIN)/python -m bench codecs --device cpu
 
-docs: $(STAMP) ## the documentation as web pages, in site/
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
-	$(BIN)/zensical build --clean
+docs: $(STAMP) ## the documentation as web pages, in site/, tables made anew from committed results
+	$(BIN)/python -m bench readme
+	$(BIN)/zensical build --strict --clean
 
 build: $(STAMP) ## a wheel in dist/
 	rm -rf build # what an earlier build left there would go into this wheel too
 	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
 clean: ## remove what the other targets made, .venv included
-	rm -rf .venv build dist site demo-out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv build dist site demo-out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .cache
 	rm -rf .hypothesis .benchmarks *.egg-info
 	find cswap kernels tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -268,9 +268,21 @@ def paper_networks_table() -> str:
     return _markdown(headings, networks(data)) + "\n\n" + _where(data, "papers.json")
 
 
+def results_table() -> str:
+    """Every committed result file with the command that made it."""
+    rows = []
+    for path in sorted(RESULTS.parent.rglob("*.json")):
+        e = json.loads(path.read_text()).get("environment", {})
+        when, commit = str(e.get("started", ""))[:10], str(e.get("cswap_commit") or "")[:7]
+        file = path.relative_to(RESULTS.parent)
+        rows.append([f"`{file}`", f"`{e.get('command', '?')}`", str(e.get("cpu")), when, commit])
+    return _markdown(["file", "made by", "CPU", "on", "at commit"], rows)
+
+
 TABLES: Final = {
     "papers": papers_table,
     "paper networks": paper_networks_table,
+    "results": results_table,
     "accuracy": accuracy_table,
     "short accuracy": short_accuracy_table,
     "plans": plans_table,

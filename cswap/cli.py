@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from dataclasses import asdict
@@ -322,6 +323,26 @@ def codecs(
         takes = (doctor_module.abbreviate(row.cpu), doctor_module.abbreviate(row.cuda))
         table.add_row(row.name, lossless, *takes, available, _literal(row.description))
     _show(table)
+
+
+@app.command(
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+)
+def bench(context: typer.Context) -> None:
+    """Run a demo or a benchmark: `python -m bench`, from anywhere. Needs a checkout.
+
+    Files that benchmarks write are relative to the current directory.
+    """
+    root = Path(cswap.__file__).resolve().parents[1]
+    if not all((root / file).is_file() for file in ("bench/__main__.py", "pyproject.toml")):
+        raise ConfigError(
+            f"bench: benchmarks come with the repository, not with the package in "
+            f"{str(root)!r}. In a checkout, run `python -m bench`, or `pip install -e .` first."
+        )
+    sys.path.insert(0, str(root))
+    sys.argv = ["bench", *context.args]  # what results say they were made by
+    importlib.import_module("bench.__main__").app(context.args, prog_name="cswap bench")
 
 
 def _table(*columns: str) -> Table:

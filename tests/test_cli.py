@@ -152,3 +152,28 @@ def test_dtypes_are_abbreviated_by_group():
     assert doctor.abbreviate(n for n in everything if n != "bfloat16").startswith("float64, ")
     assert doctor.abbreviate(["float64", "float32", "float16", "bfloat16"]) == "float"
     assert doctor.abbreviate([]) == ""
+
+
+# cswap bench: the same code as `python -m bench`.
+
+
+def test_bench_runs_what_python_m_bench_runs(run, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run("bench", "readme", "--check")
+    assert (code, err) == (0, "")
+    assert out == ""
+    assert sys.argv == ["bench", "readme", "--check"]  # what results name as their command
+    code, out, _ = run("bench", "overhead", "--help")
+    assert code == 0
+    assert "Usage: cswap bench overhead" in out
+    assert run("bench", "nonsuch")[0] == 2
+
+
+def test_bench_without_a_checkout_says_where_to_get_one(run, monkeypatch, tmp_path):
+    monkeypatch.setattr(cswap, "__file__", str(tmp_path / "cswap" / "__init__.py"))
+    code, out, err = run("bench", "demo")
+    assert (code, out) == (2, "")
+    assert err.startswith("cswap: bench: benchmarks come with the repository, not with")
+    assert err.count("\n") == 1
+    assert "`pip install -e .`" in err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -29,3 +30,60 @@ def test_a_stale_table_is_noticed(tmp_path):
     done = readme("--check", cwd=tmp_path)
     assert done.returncode == 1
     assert "README.md is stale" in done.stderr
+
+
+def marked(page):
+    """Names of the blocks in a page that stand between ``<!-- NAME -->`` and ``<!-- /NAME -->``."""
+    return re.findall(r"<!-- ([a-z][\w ]*) -->\n.*?<!-- /\1 -->", page.read_text("utf-8"), re.S)
+
+
+def unmarked_tables(page):
+    text = re.sub(
+        r"<!-- ([a-z][\w ]*) -->\n.*?<!-- /\1 -->", "", page.read_text("utf-8"), flags=re.S
+    )
+    text = re.sub(r"^```.*?^```$", "", text, flags=re.S | re.M)
+    return [line for line in text.splitlines() if line.startswith("|")]
+
+
+def test_every_marked_block_is_filled_and_every_table_is_shown_once():
+    from bench.readme import PAGES, TABLES
+
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    blocks = {page: marked(page) for page in pages}
+    assert {page for page, names in blocks.items() if names} == set(PAGES)
+    assert sorted(name for names in blocks.values() for name in names) == sorted(TABLES)
+    ends = [end for page in pages for end in re.findall(r"<!-- /([\w ]+) -->", page.read_text())]
+    assert sorted(ends) == sorted(TABLES)  # a misspelt mark would have an end without a block
+
+
+def test_a_table_by_hand_holds_no_measured_figure():
+    allowed = {
+        ("README.md", "| `guard_error` | 0.25 |"),  # a default: see below
+        *(("lossy.md", f"| `{name}` |") for name in ("bf16", "int8", "fp8")),  # see test_docs.py
+    }
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        if page.name == "format.md":  # numbers there are of the format
+            continue
+        for row in unmarked_tables(page):
+            if re.search(r"\d\.\d|\d ?(?:[mun]s\b|[GM]B/s)", row):
+                assert any(page.name == p and row.startswith(r) for p, r in allowed), row
+
+
+def test_the_defaults_in_the_table_of_options_are_those_of_the_code():
+    from dataclasses import fields
+
+    from cswap.config import SwapConfig
+
+    options = (ROOT / "README.md").read_text("utf-8").split("## Options\n")[1].split("\n<!--")[0]
+    rows = [row.split("|")[1:3] for row in options.splitlines() if row.startswith("|")]
+    shown = {n: cell.strip() for names, cell in rows for n in re.findall(r"`(\w+)`", names)}
+    defaults = {field.name: field.default for field in fields(SwapConfig)}
+    words = {"None": "none", "False": "off", "()": "all"}
+    expected = {
+        name: f'`"{default}"`'
+        if isinstance(default, str)
+        else words.get(str(default), str(default))
+        for name, default in defaults.items()
+    }
+    # None, but not for "no limit"
+    assert shown == {**expected, "min_bytes": "64 KiB", "workers": "half the cores, ≤ 4"}

@@ -41,6 +41,15 @@ def reason_to_keep(tensor: torch.Tensor) -> str | None:
     return None
 
 
+def bytes_of(tensor: torch.Tensor) -> int:
+    """Bytes of a tensor that stays, for the stats; 0 if it does not say."""
+    try:
+        nbytes = tensor.nbytes
+    except Exception:  # COO tensors have none; a subclass may raise anything, pack may not
+        return 0
+    return nbytes if type(nbytes) is int else 0  # symbolic while something is traced
+
+
 def _derives_from_parameter(tensor: torch.Tensor) -> bool:
     """A view of a parameter, or a cast of one.
 

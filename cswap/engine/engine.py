@@ -21,7 +21,7 @@ from cswap.advisor.site import Site
 from cswap.codecs.layout import flatten
 from cswap.codecs.registry import get_codec
 from cswap.engine.aliases import AliasTable, make_handle
-from cswap.engine.eligibility import OwnedStorages, is_tracing, reason_to_keep
+from cswap.engine.eligibility import OwnedStorages, bytes_of, is_tracing, reason_to_keep
 from cswap.engine.follow import PlanFollower
 from cswap.engine.guard import Guard
 from cswap.engine.handle import Handle, State, Token
@@ -208,7 +208,7 @@ class SwapEngine:
         return Kept(kept, version)
 
     def _keep(self, tensor: torch.Tensor, reason: str) -> Kept:
-        self._counters.keep(reason)
+        self._counters.keep(reason, bytes_of(tensor))
         return self.pass_through(tensor)
 
     def _keep_in_graph(self, tensor: torch.Tensor) -> Kept:
@@ -290,7 +290,7 @@ class SwapEngine:
             self._order.add(handle, token)
         packed = PackedView(token, tensor)
         if keep:  # a handle all the same: what is saved again later must be found again
-            self._counters.stay("plan")
+            self._counters.stay("plan", handle.raw_nbytes)
         elif self._window.open:
             self._hold_in_window(handle, token)
         else:
@@ -298,18 +298,18 @@ class SwapEngine:
         return packed
 
     def _hold_in_window(self, handle: Handle, token: Token) -> None:
-        self._counters.stay("budget")
+        self._counters.stay("budget", handle.raw_nbytes)
         with self._lock:
             leaving = self._window.add(token, handle.raw_nbytes)
         for oldest in leaving:
-            self._counters.stay("budget", -1)
+            self._counters.stay("budget", oldest.handle.raw_nbytes, -1)
             self._swap_out(oldest.handle)
 
     def _swap_out(self, handle: Handle) -> None:
         if handle.state is not State.KEPT or handle.source is None or handle.site is None:
             return
         if handle.modified():
-            self._counters.stay("modified")  # unpack has to raise autograd's error
+            self._counters.stay("modified", handle.raw_nbytes)  # unpack has to raise
             return
         x = flatten(handle.source) if handle.gathered else handle.source
         try:
@@ -326,7 +326,7 @@ class SwapEngine:
             codec = get_codec("raw")
         if codec is None:
             handle.lossy_ok = False
-            self._counters.stay("does_not_pay")
+            self._counters.stay("does_not_pay", handle.raw_nbytes)
             return
         handle.lossy_ok = not codec.lossless
         compile_s = warm(codec, x.dtype, x.device)

@@ -132,7 +132,7 @@ class Executor:
                 return
             handle.to(State.KEPT)
             self._out.waits_no_more(handle)
-            self._tiers.counters.stay("wanted_early")
+            self._tiers.counters.stay("wanted_early", handle.raw_nbytes)
         self._tiers.free(handle)
 
     def _hit(self, handle: Handle, result: torch.Tensor) -> torch.Tensor:
@@ -160,6 +160,8 @@ class Executor:
                 self._tiers.counters.hold(device=-handle.raw_nbytes)
                 if before is State.ENCODING:
                     self._out.waits_no_more(handle)
+            if before in (State.ENCODING, State.IN_FLIGHT):
+                self._tiers.counters.stay("dropped", handle.raw_nbytes)
             if before is State.READY:
                 handle.result = None
                 self._tiers.counters.hold(device=-handle.raw_nbytes)

@@ -66,6 +66,7 @@ class Lane:
             device, host, disk, counters, seed=config.seed, verify=config.verify
         )
         self.ready = ReadyBudget(device.ready_bytes)
+        counters.host_is_device |= device.unified
         self.overlaps = device.overlaps
         self.may_capture = not device.unified
         self.min_bytes = config.min_bytes_on(device.kind)

@@ -14,7 +14,7 @@ VERSION: Final = 1
 
 
 def make_record(stats: Stats, explanations: list[Explanation]) -> dict[str, Any]:
-    """JSON-ready: {"format", "version", "cswap", "stats", "sites"}."""
+    """JSON-ready: {"format", "version", "cswap", "stats", "notes", "sites"}."""
     import cswap
 
     return {
@@ -22,6 +22,7 @@ def make_record(stats: Stats, explanations: list[Explanation]) -> dict[str, Any]
         "version": VERSION,
         "cswap": cswap.__version__,
         "stats": stats.to_dict(),
+        "notes": stats.notes(),
         "sites": [_site(e) for e in explanations],
     }
 

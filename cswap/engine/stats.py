@@ -38,7 +38,7 @@ class CodecStats:
 
     def __str__(self) -> str:
         return (
-            f"{self.count} tensors, {_bytes(self.raw)} -> {_bytes(self.encoded)}, "
+            f"{self.count} tensors, {show_bytes(self.raw)} -> {show_bytes(self.encoded)}, "
             f"encode {self.encode_s:.3f} s, decode {self.decode_s:.3f} s"
         )
 
@@ -51,7 +51,8 @@ class Stats:
         packed: tensors that autograd saved.
         swapped: of these, encoded and moved out.
         deduplicated: of these, served by a tensor already held (same storage, same version).
-        kept_by_reason: of these, left where they were, by reason.
+        kept_by_reason: of these, left where they were, by reason (`cswap.engine.reasons`).
+        kept_bytes_by_reason: bytes of those; a tensor that is saved twice counts twice.
         raw_bytes: bytes of the swapped ones before encoding.
         encoded_bytes: and after.
         by_codec: totals per codec.
@@ -62,6 +63,8 @@ class Stats:
         peak_host_bytes: most of the second at any time.
         peak_saved_bytes: most of their sum at any time.
         disk_bytes: bytes on disk now.
+        host_is_device: whether tensors were swapped where host memory is the device's own (a CPU):
+            there only what codecs take off is gained.
         prefetch_hits: unpacks that found their tensor decoded, or under way.
         prefetch_misses: unpacks that had to fetch.
         exposed_s: seconds that the computing thread spent encoding, decoding or waiting for it, and
@@ -80,6 +83,7 @@ class Stats:
     swapped: int = 0
     deduplicated: int = 0
     kept_by_reason: dict[str, int] = field(default_factory=dict)
+    kept_bytes_by_reason: dict[str, int] = field(default_factory=dict)
     raw_bytes: int = 0
     encoded_bytes: int = 0
     by_codec: dict[str, CodecStats] = field(default_factory=dict)
@@ -89,6 +93,7 @@ class Stats:
     peak_host_bytes: int = 0
     peak_saved_bytes: int = 0
     disk_bytes: int = 0
+    host_is_device: bool = False
     prefetch_hits: int = 0
     prefetch_misses: int = 0
     exposed_s: float = 0.0
@@ -109,18 +114,30 @@ class Stats:
         """Plain data, for JSON."""
         return {**dataclasses.asdict(self), "ratio": self.ratio}
 
+    def notes(self) -> list[str]:
+        """Why little memory was saved, largest reason first, and what to do; empty if much was."""
+        from cswap.engine.reasons import notes
+
+        return notes(self)
+
     def __str__(self) -> str:
         rows = [(k, _show(k, v)) for k, v in self.to_dict().items() if not isinstance(v, dict)]
-        rows += [(f"kept: {reason}", str(n)) for reason, n in sorted(self.kept_by_reason.items())]
+        sizes = {why: show_bytes(n) for why, n in sorted(self.kept_bytes_by_reason.items())}
+        rows += [(f"kept: {why}", f"{self.kept_by_reason[why]}, {n}") for why, n in sizes.items()]
         rows += [(f"codec {name}", str(c)) for name, c in sorted(self.by_codec.items())]
         rows += [(f"guard: {what}", str(n)) for what, n in sorted(self.guard_fallbacks.items())]
         fallbacks = sorted(self.fallbacks_by_reason.items())
         rows += [(f"fallback: {what}", str(n)) for what, n in fallbacks]
         width = max(len(name) for name, _ in rows)
-        return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+        return "\n".join([*(f"{name:<{width}}  {value}" for name, value in rows), *self.notes()])
 
 
-def _bytes(n: float) -> str:
+def show_bytes(n: float) -> str:
+    """Bytes for a reader.
+
+    >>> show_bytes(1536)
+    '1.5 KiB'
+    """
     power = 0
     while n >= 1024 and power < len(_UNITS) - 1:
         n, power = n / 1024, power + 1
@@ -129,7 +146,7 @@ def _bytes(n: float) -> str:
 
 def _show(name: str, value: Any) -> str:
     if name.endswith("_bytes"):
-        return _bytes(value)
+        return show_bytes(value)
     return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
@@ -137,12 +154,15 @@ class Counters:
     """The running counts behind `Stats`. Thread-safe.
 
     Attributes:
+        kept: tensors left where they are, by reason: how many, and their bytes.
+        host_is_device: see `Stats`.
         timeline: to draw what happens on; None: nobody looks.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self.kept: Counter[str] = Counter()
+        self.kept: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
+        self.host_is_device = False
         self.fallbacks: Counter[str] = Counter()
         self.by_codec: defaultdict[str, CodecStats] = defaultdict(CodecStats)
         self.packed = 0
@@ -163,16 +183,20 @@ class Counters:
         self._peak_host = 0
         self._peak_saved = 0
 
-    def keep(self, reason: str) -> None:
+    def keep(self, reason: str, nbytes: int) -> None:
         """A tensor was saved and left where it is."""
         with self._lock:
             self.packed += 1
-            self.kept[reason] += 1
+            entry = self.kept[reason]
+            entry[0] += 1
+            entry[1] += nbytes
 
-    def stay(self, reason: str, by: int = 1) -> None:
+    def stay(self, reason: str, nbytes: int, by: int = 1) -> None:
         """A tensor that was packed stays where it is after all (or ``by=-1``: does not)."""
         with self._lock:
-            self.kept[reason] += by
+            entry = self.kept[reason]
+            entry[0] += by
+            entry[1] += by * nbytes
 
     def share(self) -> None:
         """A tensor was saved that the engine holds already."""
@@ -274,7 +298,8 @@ class Counters:
                 packed=self.packed,
                 swapped=self.swapped,
                 deduplicated=self.deduplicated,
-                kept_by_reason={k: n for k, n in self.kept.items() if n},
+                kept_by_reason={why: n for why, (n, _) in self.kept.items() if n},
+                kept_bytes_by_reason={why: nbytes for why, (n, nbytes) in self.kept.items() if n},
                 raw_bytes=sum(c.raw for c in self.by_codec.values()),
                 encoded_bytes=sum(c.encoded for c in self.by_codec.values()),
                 by_codec={name: dataclasses.replace(c) for name, c in self.by_codec.items()},
@@ -284,6 +309,7 @@ class Counters:
                 peak_host_bytes=self._peak_host,
                 peak_saved_bytes=self._peak_saved,
                 disk_bytes=disk_bytes,
+                host_is_device=self.host_is_device,
                 prefetch_hits=self.prefetch_hits,
                 prefetch_misses=self.prefetch_misses,
                 exposed_s=self.exposed_s,

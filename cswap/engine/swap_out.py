@@ -298,6 +298,6 @@ class SwapOut:
             if handle.state is State.ENCODING:
                 handle.to(State.KEPT)
                 self.waits_no_more(handle)
-                self._tiers.counters.stay(reason)
+                self._tiers.counters.stay(reason, handle.raw_nbytes)
             handle.event = None
         self._tiers.free(handle)

@@ -92,16 +92,17 @@ def candidate_rows(record: dict[str, Any], position: int) -> Iterator[tuple[str,
 
 
 def summary(record: dict[str, Any]) -> str:
-    """One line: sites, how many have moved, and what the choices cost above the best predicted."""
+    """Sites, how many have moved, what the choices cost above the best; why little was saved."""
     sites = record["sites"]
     swapped = [site for site in sites if site["codec"] != "keep"]
     regrets = [site["regret_s"] for site in sites if site["regret_s"] is not None]
     costs = [site["measured_cost_s"] for site in sites if site["measured_cost_s"] is not None]
     share = f", {sum(regrets) / sum(costs):.1%} of their cost" if sum(costs) else ""
-    return (
+    line = (
         f"{len(sites)} call sites, {len(swapped)} swapped; "
         f"regret {1e6 * sum(regrets):.0f} us per step over {len(regrets)} measured ones{share}."
     )
+    return "\n".join([line, *record.get("notes", ())])  # files of older versions have no notes
 
 
 def _measured(site: dict[str, Any]) -> dict[str, Any] | None:

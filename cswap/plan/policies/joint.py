@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     Choice = tuple[NDArray[np.int8], NDArray[np.int8]]
 
 EVALUATIONS: Final = 20_000
-WORK: Final = 8_000_000
+WORK: Final = 12_000_000
 """Candidates that are simulated at most: so many, and so many operators of all of them together."""
 
 LINK_PRICES: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -44,11 +44,11 @@ LINK_PRICES: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 CHANCES: Final = 60
 
-POOL: Final = 40
+POOL: Final = 80
 """Candidates that may have children."""
 
-IDLE: Final = 1500
-"""Children in a row that are no better than the worst in the pool: enough."""
+IDLE: Final = 30
+"""Times the tensors: so many children in a row that do not enter the pool are enough."""
 
 ROUNDS: Final = 12
 """Of bisection for the price of memory."""
@@ -86,6 +86,7 @@ class _Joint:
         self._evaluations = min(EVALUATIONS, max(500, WORK // max(n_operators, 1)))
         self._rng = np.random.default_rng(problem.seed)
         self._pool: list[tuple[float, NDArray[np.int8], NDArray[np.int8]]] = []
+        self._n_entered = 0
         self._useful = [self._codecs_of(position) for position in range(self._n)]
 
     def _codecs_of(self, position: int) -> list[int]:
@@ -110,6 +111,7 @@ class _Joint:
         cost_s = self.best.consider(action, codec, starts)
         fits = len(self._pool) < POOL or cost_s < self._pool[-1][0]
         if fits and all(cost_s != known for known, _, _ in self._pool):
+            self._n_entered += 1
             self._pool.append((cost_s, action.copy(), codec.copy()))
             self._pool.sort(key=lambda entry: entry[0])
             del self._pool[POOL:]
@@ -204,18 +206,18 @@ class _Joint:
             self._judge((action, codec))
 
     def by_descent(self, *, last: bool = False) -> None:
-        """Children of the best so far, until most of the time is gone or ``IDLE`` bring nothing."""
+        """Children of the best so far, until most of the time is gone or they bring nothing."""
         idle = 0
         share = 1.0 if last else 0.7
-        while self._pool and idle < IDLE and not self._stopped(share):
+        while self._pool and idle < IDLE * self._n and not self._stopped(share):
             mother, father = (self._pool[self._drawn()] for _ in range(2))
             of_mother = self._rng.random(self._n) < 0.5
             action = np.where(of_mother, mother[1], father[1]).astype(np.int8)
             codec = np.where(of_mother, mother[2], father[2]).astype(np.int8)
             self._mutate(action, codec)
-            before = self._pool[-1][0]
-            cost_s = self._judge((action, codec))
-            idle = 0 if cost_s < before else idle + 1
+            before = self._n_entered
+            self._judge((action, codec))
+            idle = idle + 1 if self._n_entered == before else 0
 
     def _drawn(self) -> int:
         # The better ones more often.
