@@ -104,7 +104,7 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     activations = [
         a for a in ("relu", "leaky") if any(r["details"]["activation"] == a for r in gains)
     ]
-    drawing = new_figure(12, 3.6 * len(activations))
+    drawing = new_figure(12, 4 * len(activations))
     axes = drawing.subplots(len(activations), 1, squeeze=False)[:, 0]
     for axis, activation in zip(axes, activations, strict=True):
         _panel(axis, [r for r in gains if r["details"]["activation"] == activation], activation)
@@ -120,10 +120,10 @@ def _panel(axes: Axes, rows: Sequence[dict[str, Any]], activation: str) -> None:
     for place, row in zip(places, rows, strict=True):
         axes.plot([place] * 2, [row["published"], row["ours"]], color="#cccccc", lw=1, zorder=0)
     labels = [
-        f"{SHORT[r['details']['model']]}\n{r['details']['dataset']}\n{r['details']['gpu']}"
+        f"{SHORT[r['details']['model']]}, {r['details']['dataset']}, {r['details']['gpu']}"
         for r in rows
     ]
-    axes.set_xticks(list(places), labels, fontsize=7)
+    axes.set_xticks(list(places), labels, fontsize=8, rotation=40, ha="right")
     kind = "ReLU, lossless (ZVC)" if activation == "relu" else "LeakyReLU, ZFP sliding down"
     axes.set(title=f"CSwap+ with {kind}", ylabel="throughput / vDNN's (x)")
     axes.legend(fontsize=8)

@@ -1,9 +1,10 @@
 """Swapping as a flow of bytes: what leaves in which way, and where the step stands still for it.
 
 A mixed-integer program, time-indexed by operators. Binary: tensor s leaves raw, encoded, or is
-dropped and computed again. Continuous, per operator k: the stall y_k >= 0 before it; for raw and for
-encoded bytes each, what has gone and what has come back when it starts and when it ends. Minimise
-the stalls, the seconds that codecs take from computation and those of recomputation, such that
+dropped and computed again. Continuous, per operator k: the stall y_k >= 0 before it; for raw and
+for encoded bytes each, what has gone and what has come back when it starts and when it ends.
+Minimise the stalls, the seconds that codecs take from computation and those of recomputation, such
+that
 
 * each direction of the link carries at most its rate, while operators run and in stalls;
 * a tensor leaves after its last forward use f and is back before its first backward use b;
