@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from bench.codec_report import size_words
 from bench.crossovers import QUANTITIES, Crossover, crossovers, sweeps
 from bench.labels import place
 
@@ -159,19 +160,12 @@ def _sizes(rows: Rows) -> Any:
         panel.set(xlabel="bytes of the tensor", ylabel=LABELS[quantity], yscale="log")
         panel.set_xscale("log", base=2)
         sizes = sorted({r["nbytes"] for r in swept})
-        panel.set_xticks(sizes, [_bytes(n) for n in sizes], fontsize=7)
+        panel.set_xticks(sizes, [size_words(n).replace(" ", "\n") for n in sizes], fontsize=7)
         panel.minorticks_off()
         _plain_numbers(panel, "y")
         panel.grid(alpha=0.3)
     panels[0].legend(fontsize=8)
     return figure
-
-
-def _bytes(nbytes: int) -> str:
-    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if nbytes >= factor:
-            return f"{nbytes / factor:g}\n{unit}"
-    return str(nbytes)
 
 
 def _sparsity(document: dict[str, Any], dtype: str) -> Any:

@@ -51,7 +51,7 @@ def _measured(rows: Sequence[Row], n_threads: int) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     for i, r in enumerate(rows):
         last = i + 1 == len(rows) or _data_set(rows[i + 1]) != _data_set(r)
-        size = f" {_size(r.nbytes)}" if r.family == "sizes" else ""
+        size = f" {size_words(r.nbytes)}" if r.family == "sizes" else ""
         table.add_row(
             f"{r.data} {r.dtype}{size}",
             r.codec,
@@ -70,10 +70,10 @@ def _data_set(row: Row) -> tuple[object, ...]:
     return row.family, row.data, row.dtype, row.nbytes
 
 
-def _size(nbytes: int) -> str:
+def size_words(nbytes: int) -> str:
     """A power of two in words.
 
-    >>> _size(4096), _size(1 << 30)
+    >>> size_words(4096), size_words(1 << 30)
     ('4 KiB', '1 GiB')
     """
     for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):

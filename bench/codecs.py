@@ -20,6 +20,7 @@ from bench import codec_report
 from bench.contenders import measure, row_from
 from bench.families import FAMILIES, MIB, OWN, of_data_sets, recorded, synthetic
 from bench.gpu.meter import host_available_bytes
+from bench.options import Again, names
 from bench.partial import Partial
 from bench.recorded import KINDS
 from bench.settings import N_THREADS
@@ -61,7 +62,7 @@ def main(
     plots_only: Annotated[
         bool, typer.Option("--plots-only", help="Draw the result file's pictures anew.")
     ] = False,
-    again: Annotated[bool, typer.Option(help="Do not go on with an unfinished run.")] = False,
+    again: Again = False,
 ) -> None:
     """Measure ratio and speed of every codec on recorded and synthetic tensors, or on your own.
 
@@ -78,9 +79,9 @@ def main(
         if plots_only:
             _redraw(path or DEFAULT_OUT, console)
             return
-        names = _codec_names(codecs)
-        chosen = _names("--families", families, FAMILIES)
-        some_kinds = _names("--kinds", kinds, KINDS)
+        only = _codec_names(codecs)
+        chosen = names("--families", families, FAMILIES) if families else list(FAMILIES)
+        some_kinds = names("--kinds", kinds, KINDS) if kinds else list(KINDS)
         if device != "cpu" or min(mib, rounds, n_threads) < 1:
             raise ConfigError("--device must be cpu; --mib, --rounds and --threads at least 1")
         own = _own(tensors, script, families)
@@ -90,9 +91,9 @@ def main(
     torch.set_num_threads(n_threads)
     all_threads.cache_clear()
     settings = {
-        "families": list(chosen),
-        "kinds": list(some_kinds),
-        "codecs": list(names),
+        "families": chosen,
+        "kinds": some_kinds,
+        "codecs": only,
         "mib": mib,
         "rounds": rounds,
         "threads": n_threads,
@@ -102,34 +103,32 @@ def main(
     partial = Partial(path, kind="codecs", version=VERSION, settings=settings, again=again)
     if partial.went_on:
         console.print(f"Going on: {partial.went_on} data sets were measured before.")
-    cases = own
-    if cases is None:
+    if own is None:
         console.print("Recording and preparing tensors ...")
-        cases = _cases(chosen, (1 if quick else mib) * MIB, some_kinds, quick=quick)
-    rows, skipped = _measure(cases, 2 if quick else rounds, names, partial, console)
-    document = partial.finish(rows=[asdict(row) for row in rows], skipped=skipped)
-    for table in codec_report.tables(rows, document, n_threads):
-        console.print(table)
-    for what in skipped:
-        console.print(f"Skipped: {what}")
+        own = _cases(settings)
+    document = _finished(own, partial, console)
     if path is not None:
         console.print(f"Written: {path}", soft_wrap=True)
         _draw(path, document, console)
 
 
-def _codec_names(text: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
-    for name in names:
+def _finished(cases: list[Case], partial: Partial, console: Console) -> dict[str, Any]:
+    # Measured, written and shown.
+    settings = partial.document["settings"]
+    rows, skipped = _measure(cases, settings, partial, console)
+    document = partial.finish(rows=[asdict(row) for row in rows], skipped=skipped)
+    for table in codec_report.tables(rows, document, settings["threads"]):
+        console.print(table)
+    for what in skipped:
+        console.print(f"Skipped: {what}")
+    return document
+
+
+def _codec_names(text: str) -> list[str]:
+    found = [name.strip() for name in text.split(",") if name.strip()]
+    for name in found:
         get_codec(name)
-    return names
-
-
-def _names(option: str, text: str, known: tuple[str, ...]) -> tuple[str, ...]:
-    chosen = tuple(name.strip() for name in text.split(",") if name.strip())
-    unknown = sorted(set(chosen) - set(known))
-    if unknown:
-        raise ConfigError(f"{option} {', '.join(unknown)}: known are {', '.join(known)}")
-    return chosen or known
+    return found
 
 
 def _own(tensors: str, script: str, families: str) -> list[Case] | None:
@@ -149,26 +148,22 @@ def _own(tensors: str, script: str, families: str) -> list[Case] | None:
     return of_data_sets(OWN, record_script(script)) if script else None
 
 
-def _cases(
-    families: tuple[str, ...], nbytes: int, kinds: tuple[str, ...], *, quick: bool
-) -> list[Case]:
-    found = []
-    for family in families:
+def _cases(settings: dict[str, Any]) -> list[Case]:
+    quick, found = settings["quick"], []
+    nbytes = (1 if quick else settings["mib"]) * MIB
+    for family in settings["families"]:
         if family == "recorded":
-            found += recorded(nbytes, quick=quick, kinds=kinds)
+            found += recorded(nbytes, quick=quick, kinds=tuple(settings["kinds"]))
         else:
             found += synthetic(family, quick=quick)
     return found
 
 
 def _measure(
-    cases: list[Case],
-    rounds: int,
-    names: tuple[str, ...],
-    partial: Partial,
-    console: Console,
+    cases: list[Case], settings: dict[str, Any], partial: Partial, console: Console
 ) -> tuple[list[Row], list[str]]:
     # What does not fit into this machine's memory is taken down as skipped.
+    rounds, only = 2 if settings["quick"] else settings["rounds"], tuple(settings["codecs"])
     rows: list[Row] = []
     skipped = []
     with Progress(console=console, transient=True) as progress:
@@ -180,14 +175,14 @@ def _measure(
                     f"{case.needed_bytes} bytes of memory, {free} are free"
                 )
                 continue
-            make = functools.partial(_rows, case, rounds, names)
+            make = functools.partial(_rows, case, rounds, only)
             done = partial.part(f"{i} {case.family} {case.data} {case.nbytes}", make)
             rows += [row_from(row) for row in done]
     return rows, skipped
 
 
-def _rows(case: Case, rounds: int, names: tuple[str, ...]) -> list[dict[str, Any]]:
-    return [asdict(row) for row in measure(case, rounds, names)]
+def _rows(case: Case, rounds: int, only: tuple[str, ...]) -> list[dict[str, Any]]:
+    return [asdict(row) for row in measure(case, rounds, only)]
 
 
 def _redraw(path: Path, console: Console) -> None:

@@ -126,6 +126,11 @@ def text(source: str, train: Sequence[bytes], validation: Sequence[bytes]) -> Te
     )
 
 
+def generator_of(seed: int, step: int) -> torch.Generator:
+    """Randomness of one step's batch, whatever was drawn before."""
+    return torch.Generator().manual_seed(seed * 1_000_003 + step)
+
+
 def windows(source: Tensor, starts: Tensor, length: int) -> tuple[Tensor, Tensor]:
     """Cut windows out of a text.
 

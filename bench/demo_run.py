@@ -12,13 +12,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from bench import results, tables
 from bench.environment import environment
+from bench.options import INTERRUPTED
 from bench.pictures import draw
 from bench.settings import N_THREADS, DemoSettings
 from bench.tasks import Task, make_task
 from bench.training import Lockstep, Replica
 
 VERSION = 1  # of results.json
-INTERRUPTED = 130  # what a shell reports for a process that Ctrl-C ended
 
 
 class Demo:

@@ -181,6 +181,17 @@ def _plans(document: Document) -> Iterator[Fields]:
             yield {**cell, "policy": policy, "of_ideal": share, "planning_s": times}
 
 
+def _papers(document: Document) -> Iterator[Fields]:
+    # CSwap+'s networks have the same words for both machines.
+    for rows in (*document["cells"].values(), document["means"]):
+        for row in rows:
+            yield {**row, "gpu": row["details"].get("gpu")}
+
+
+def _sparsity(document: Document) -> Iterator[Fields]:
+    yield from document["runs"].values()
+
+
 def _timing(name: str, key: str) -> Measure:
     return Measure(name, (key, "median_s"), (key, "low_s"), (key, "high_s"))
 
@@ -279,6 +290,26 @@ KINDS: Final = (
             Measure("planning s", ("planning_s",)),
         ),
         "plans.json",
+    ),
+    Kind(
+        "sparsity",
+        ("codecs", "runs"),
+        _sparsity,
+        ("model", "activation"),
+        (
+            Measure("loss after", ("losses", -1), timed=False),
+            Measure("training s", ("seconds",)),
+        ),
+        "sparsity.json",
+    ),
+    Kind(
+        "papers",
+        ("means", "cells"),
+        _papers,
+        ("system", "what", "gpu"),
+        # Of some more is better, of some less, and searches end by the clock: no verdict.
+        (Measure("ours", ("ours",)),),
+        "papers.json",
     ),
     Kind(
         "gpu codecs",

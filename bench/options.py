@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+INTERRUPTED: Final = 130
+"""Exit code: what a shell reports for a process that Ctrl-C ended."""
+
+Again = Annotated[bool, typer.Option("--again", help="Do not go on with an unfinished run.")]
+"""Of commands that keep what is done in a file beside the result (`bench.partial`)."""
+
 
 def names(option: str, text: str, known: Sequence[str]) -> list[str]:
     """The comma-separated names of an option.
 
     Raises:
-        typer.BadParameter: one of them is unknown, or there is none; exit code 2.
+        typer.Exit: one of them is unknown, or there is none: code 2, after a line that says so.
 
     >>> names("--models", "cnn, gpt", ("cnn", "vit", "gpt"))
     ['cnn', 'gpt']
@@ -22,8 +28,7 @@ def names(option: str, text: str, known: Sequence[str]) -> list[str]:
     found = [name.strip() for name in text.split(",") if name.strip()]
     unknown = [name for name in found if name not in known]
     if unknown or not found:
-        raise typer.BadParameter(
-            f"{option} {text!r}: unknown {', '.join(unknown) or 'nothing'}; "
-            f"known are {', '.join(known)}."
-        )
+        what = f"unknown {', '.join(unknown)}" if unknown else "names nothing"
+        typer.echo(f"{option} {text!r}: {what}; known are {', '.join(known)}.", err=True)
+        raise typer.Exit(2)
     return found

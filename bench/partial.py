@@ -54,8 +54,9 @@ class Partial:
             "done": {},
             "complete": False,
         }
-        found = None if again or self.path is None else _read(self.path)
-        if found is not None and _same_experiment(found, self.document):
+        same = {"kind": kind, "version": version, "settings": settings}
+        found = None if again or self.path is None else stored(self.path, **same)
+        if found is not None and _same_commit(found, self.document):
             self.document = found
         self.went_on = len(self.document["done"])
 
@@ -80,16 +81,22 @@ class Partial:
         return document
 
 
-def _read(path: Path) -> dict[str, Any] | None:
-    # An unfinished file that cannot be read is worth no more than none.
+def stored(path: Path, **same: Any) -> dict[str, Any] | None:
+    """The document at a path; None if there is none that can be read and has these fields.
+
+    Args:
+        path: of a JSON file; one that cannot be read is worth no more than none.
+        same: fields and what they must be, so that what is added belongs to the same experiment.
+    """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    if not isinstance(found, dict):
+        return None
+    return found if all(found.get(key) == value for key, value in same.items()) else None
 
 
-def _same_experiment(found: dict[str, Any], mine: dict[str, Any]) -> bool:
-    same = all(found.get(key) == mine[key] for key in ("kind", "version", "settings"))
+def _same_commit(found: dict[str, Any], mine: dict[str, Any]) -> bool:
     theirs = found.get("environment", {}).get("cswap_commit")
-    return same and "done" in found and theirs == mine["environment"]["cswap_commit"]
+    return "done" in found and bool(theirs == mine["environment"]["cswap_commit"])

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from bench.options import Again  # noqa: TC001 - typer reads the annotations
 from bench.partial import Partial
 from bench.sparsity.stored import as_measured, has_run
 from bench.zoo.catalogue import build, example, loss
@@ -33,7 +34,7 @@ def main(
     time_limit: Annotated[float, typer.Option(help="Seconds per policy.")] = 4.0,
     out: Annotated[Path, typer.Option(help="Result file (JSON).")] = DEFAULT_OUT,
     quick: Annotated[bool, typer.Option("--quick", help="One model, one machine.")] = False,
-    again: Annotated[bool, typer.Option(help="Do not go on with an unfinished run.")] = False,
+    again: Again = False,
 ) -> None:
     """Compare all policies by simulation: step time of the ideal over the plan's.
 

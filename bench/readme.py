@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-from contextlib import suppress
 from typing import Annotated, Any, Final
 
 import typer
@@ -15,7 +14,7 @@ import typer
 from bench import codec_report, hook_costs
 from bench.accuracy.report import markdown, number
 from bench.papers.report import networks, summary
-from bench.sources import RESULTS, ROOT, NotReadError, reading
+from bench.sources import RESULTS, ROOT
 from bench.sources import as_markdown as _markdown
 from bench.sources import load as _load
 from bench.sources import where as _where
@@ -48,16 +47,6 @@ _SHOWN: Final = {
     "token": ("bitpack", "lz4", "zstd", "blosc2"),
 }
 """What the README's table shows; docs/benchmarks.md has everything."""
-
-
-def sources() -> set[str]:
-    """Names of the committed files that tables are made from."""
-    found: set[str] = set()
-    for make in TABLES.values():
-        with reading({}) as asked, suppress(NotReadError):
-            make()
-        found |= asked
-    return found
 
 
 def demo_table() -> str:

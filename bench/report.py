@@ -68,7 +68,7 @@ def results(folder: Path) -> tuple[list[Result], list[str]]:
             continue
         try:
             document = load(path)
-            canonical = _canonical(name, document, path)
+            canonical = kind_of(document, path).file
         except ResultFileError as error:
             notes.append(f"{name}: left out: {error}")
             continue
@@ -78,16 +78,6 @@ def results(folder: Path) -> tuple[list[Result], list[str]]:
             f"{folder}: has no result file. `python -m bench demo --out {folder}` writes one."
         )
     return found, notes
-
-
-def _canonical(name: str, document: Document, path: Path) -> str:
-    # What no kind knows may still have tables: by its place.
-    try:
-        return kind_of(document, path).file
-    except ResultFileError:
-        if name in readme.sources():
-            return name
-        raise
 
 
 def sections(folder: Path, found: list[Result]) -> list[Section]:

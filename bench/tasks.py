@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
-from bench.data import Images, Text, digits, in_unit, python_sources, windows
+from bench.data import Images, Text, digits, generator_of, in_unit, python_sources, windows
 from bench.models import CnnShape, Gpt, GptShape, Net, VggNet
 from bench.vision import SquaredReluMlp, Vit, VitShape
 from cswap.errors import ConfigError
@@ -88,10 +88,6 @@ def fitting(data: Images | Text) -> tuple[str, ...]:
     return tuple(name for name in TASKS if (name == "gpt") == isinstance(data, Text))
 
 
-def _generator(seed: int, step: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed * 1_000_003 + step)
-
-
 def _cnn(quick: bool, n_steps: int | None, data: Images) -> Task:
     channels = (8, 16) if quick else CnnShape().channels
     shape = CnnShape(channels=channels, side=data.side, colours=data.channels)
@@ -159,7 +155,7 @@ def _on_images(
 
     def batch(seed: int, step: int) -> Batch:
         chosen = torch.randint(
-            len(data.train_images), (batch_size,), generator=_generator(seed, step)
+            len(data.train_images), (batch_size,), generator=generator_of(seed, step)
         )
         return in_unit(data.train_images[chosen]), data.train_labels[chosen]
 
@@ -170,14 +166,7 @@ def _on_images(
         build=build,
         optimizer=lambda net: AdamW(net.parameters(), 0.0, weight_decay=0.05),
         batch=batch,
-        validation=tuple(
-            (in_unit(images), labels)
-            for images, labels in zip(
-                data.validation_images.split(VALIDATION_BATCH),
-                data.validation_labels.split(VALIDATION_BATCH),
-                strict=True,
-            )
-        ),
+        validation=_in_batches(data.validation_images, data.validation_labels),
         facts={
             "data": data.source,
             "input": [data.channels, data.side, data.side],
@@ -190,13 +179,18 @@ def _on_images(
     )
 
 
+def _in_batches(images: Tensor, labels: Tensor) -> tuple[Batch, ...]:
+    parts = zip(images.split(VALIDATION_BATCH), labels.split(VALIDATION_BATCH), strict=True)
+    return tuple((in_unit(some), of_some) for some, of_some in parts)
+
+
 def _gpt(quick: bool, n_steps: int | None, text: Text) -> Task:
     shape = GptShape(n_layers=2, width=64, context=64) if quick else GptShape()
     batch_size = 8
 
     def batch(seed: int, step: int) -> Batch:
         last = len(text.train) - shape.context
-        starts = torch.randint(last, (batch_size,), generator=_generator(seed, step))
+        starts = torch.randint(last, (batch_size,), generator=generator_of(seed, step))
         return windows(text.train, starts, shape.context)
 
     n_validation = 4 if quick else 6

@@ -129,7 +129,7 @@ def test_a_part_of_a_run_does_not_replace_the_committed_results(tmp_path, monkey
 def test_unknown_names_are_refused(option):
     result = run(option, "nothing")
     assert result.exit_code == 2
-    assert result.output.startswith(f"{option} nothing: known are ")
+    assert result.output.startswith(f"{option} 'nothing': unknown nothing; known are ")
 
 
 @pytest.mark.parametrize("text", [None, "", "[]", '{"rows": []}', '{"rows": 3}'])

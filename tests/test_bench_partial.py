@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from bench import codecs, contenders, partial
 from bench.__main__ import app
-from bench.partial import Partial
+from bench.partial import Partial, stored
 
 
 def begin(out, **changes):
@@ -50,6 +50,43 @@ def test_another_experiment_is_begun_anew(changes, tmp_path):
     begin(out).part("x", lambda: 1)
     assert begin(out, **changes).went_on == 0
     assert begin(out).went_on == 1
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", "\udcff"])
+def test_what_cannot_be_read_is_begun_anew(content, tmp_path):
+    out = tmp_path / "result.json"
+    begin(out).path.write_bytes(content.encode("utf-8", "surrogateescape"))
+    assert begin(out).went_on == 0
+    assert stored(begin(out).path) is None
+
+
+def test_a_stored_document_must_have_the_fields_asked_for(tmp_path):
+    path = tmp_path / "result.json"
+    path.write_text('{"version": 1, "rows": []}')
+    assert stored(path) == stored(path, version=1) == {"version": 1, "rows": []}
+    assert stored(path, version=2) is None
+    assert stored(path, version=1, settings=None) == stored(path)  # as good as not there
+    assert stored(tmp_path / "none.json") is None
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        ("accuracy", "--models"),
+        ("accuracy", "--policies"),
+        ("codecs", "--families"),
+        ("papers", "--systems"),
+        ("sparsity", "--models"),
+        ("swap", "--methods"),
+    ],
+)
+def test_unknown_names_get_one_line(command, option, tmp_path):
+    out = str(tmp_path / "out")
+    result = CliRunner().invoke(app, [command, option, "nonsense", "--out", out])
+    assert result.exit_code == 2
+    assert result.output.splitlines() == [result.output.rstrip("\n")]
+    assert result.output.startswith(f"{option} 'nonsense': unknown nonsense; known are ")
+    assert not list(tmp_path.iterdir())
 
 
 def test_figures_of_two_commits_are_not_mixed(tmp_path, monkeypatch):

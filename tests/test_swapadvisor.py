@@ -169,6 +169,16 @@ def test_the_tensor_used_furthest_in_the_future_goes_and_comes_back_in_time(anyt
     assert found.step_s == 13.0
 
 
+def test_pools_beyond_the_capacity_are_no_solution():
+    # No step runs without two objects of 100 bytes: nothing overflows them, but they do not fit.
+    graph = graph_of(chain(4), MACHINE, anything=False)
+    search = Search(graph, Demand.of(chain(4), graph), 150, seed=0)
+    found = search._judged(np.arange(8), Pools(ints(0), ints(1)))
+    assert found.pools.cnt.tolist() == [2]
+    assert (found.swaps.overflow_bytes, found.over_bytes) == (0, 50)
+    assert found.cost_s > found.swaps.step_s
+
+
 def test_too_few_objects_are_an_overflow():
     found = swaps(chain(4), 1, anything=False)
     assert found.overflow_bytes > 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -17,6 +16,8 @@ from bench.accuracy.gradients import errors
 from bench.accuracy.summary import summarise
 from bench.accuracy.train import POLICIES, SETTLING, train
 from bench.environment import environment
+from bench.options import INTERRUPTED, names
+from bench.partial import stored
 from bench.results import write
 from bench.settings import N_THREADS
 from bench.tasks import fitting, make_task
@@ -38,7 +39,9 @@ def main(
     models: Annotated[
         str, typer.Option(help=f"Some of {', '.join(MODELS)}; default: all that fit the data.")
     ] = "",
-    policies: Annotated[str, typer.Option(help="Which; off is always one.")] = ",".join(POLICIES),
+    policies: Annotated[
+        str, typer.Option(help=f"Some of {', '.join(POLICIES)}; off is always one.")
+    ] = ",".join(POLICIES),
     data: Annotated[
         str,
         typer.Option(help="torchvision:CLASS[:ROOT] or hf:NAME[:CONFIG]; nothing is downloaded."),
@@ -49,7 +52,9 @@ def main(
         str, typer.Option(help=f"Folder of results and report; default: {DEFAULT_OUT}.")
     ] = "",
     quick: Annotated[bool, typer.Option("--quick", help="Small models, two seeds.")] = False,
-    again: Annotated[bool, typer.Option(help="Do not go on with what is in the folder.")] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="Keep nothing of what is in the folder.")
+    ] = False,
 ) -> None:
     """Accuracy against latency: off, lossless, bf16, int8, fp8, int4 on real data.
 
@@ -59,26 +64,42 @@ def main(
     # Its models are so small that a second thread costs more than it brings.
     torch.set_num_threads(1 if quick else N_THREADS)
     console = Console()
+    n_steps = QUICK["steps"] if quick and steps is None else steps
     try:
-        own = load_data(data, quick=quick) if data else None
-        known = MODELS if own is None else tuple(m for m in MODELS if m in fitting(own))
-        chosen = _names("--policies", policies, tuple(POLICIES))
         if data and not out:
             raise ConfigError(f"--data {data!r}: give --out FOLDER, too.")
-        n_steps = QUICK["steps"] if quick and steps is None else steps
         _check_steps(n_steps)
-        settings = {
-            "models": _names("--models", models, known) if models else list(known),
-            "policies": ["off", *(p for p in chosen if p != "off")],
-            "data": data,
-            "seeds": QUICK["seeds"] if quick and seeds == SEEDS else seeds,
-            "steps": n_steps,
-            "quick": quick,
-        }
+        own = load_data(data, quick=quick) if data else None
     except CswapError as error:
         console.print(str(error), style="red", markup=False, soft_wrap=True)
         raise typer.Exit(2) from error
-    folder = Path(out) if out else DEFAULT_OUT
+    chosen = names("--policies", policies, tuple(POLICIES))
+    settings = {
+        "models": _models(models, own),
+        "policies": ["off", *(p for p in chosen if p != "off")],
+        "data": data,
+        "seeds": QUICK["seeds"] if quick and seeds == SEEDS else seeds,
+        "steps": n_steps,
+        "quick": quick,
+    }
+    document = _finished(settings, Path(out) if out else DEFAULT_OUT, own, console, again=again)
+    raise typer.Exit(0 if document["complete"] else INTERRUPTED)
+
+
+def _models(text: str, data: Images | Text | None) -> list[str]:
+    known = MODELS if data is None else tuple(m for m in MODELS if m in fitting(data))
+    return names("--models", text, known) if text else list(known)
+
+
+def _finished(
+    settings: dict[str, Any],
+    folder: Path,
+    own: Images | Text | None,
+    console: Console,
+    *,
+    again: bool,
+) -> dict[str, Any]:
+    # Trained, compared, written and shown, as far as it got.
     folder.mkdir(parents=True, exist_ok=True)
     document = _started(folder, settings, again=again)
     try:
@@ -90,7 +111,7 @@ def main(
     for path in report.write(document, folder):
         console.print(f"Written: {path}", soft_wrap=True)
     console.print(report.table(document))
-    raise typer.Exit(0 if document["complete"] else 130)
+    return document
 
 
 def _check_steps(steps: int | None) -> None:
@@ -98,27 +119,13 @@ def _check_steps(steps: int | None) -> None:
         raise ConfigError(f"--steps {steps}: the first {SETTLING} are not counted; give more.")
 
 
-def _names(option: str, text: str, known: tuple[str, ...]) -> list[str]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    unknown = [name for name in names if name not in known]
-    if unknown or not names:
-        raise ConfigError(
-            f"{option} {text!r}: unknown {', '.join(unknown) or 'nothing'}; "
-            f"known are {', '.join(known)}."
-        )
-    return names
-
-
 def _started(out: Path, settings: dict[str, Any], *, again: bool) -> dict[str, Any]:
     # What an interrupted run with the same settings has found so far, or a new document.
-    path = out / "results.json"
-    if path.exists() and not again:
-        found: dict[str, Any] = json.loads(path.read_text())
-        if found.get("version") == VERSION and found.get("settings") == settings:
-            return found
-    return {
-        "version": VERSION,
-        "settings": settings,
+    same = {"version": VERSION, "settings": settings}
+    found = None if again else stored(out / "results.json", **same)
+    return found or {
+        "kind": "accuracy",
+        **same,
         "environment": environment(),
         "runs": [],
         "gradient_errors": {},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -11,8 +10,10 @@ from rich.console import Console
 from rich.progress import Progress
 
 from bench.environment import environment
+from bench.options import names
 from bench.papers import cswap, home, swapadvisor, tvdnn, vdnn
 from bench.papers.report import draw, table
+from bench.partial import stored
 from bench.results import write
 
 VERSION: Final = 1
@@ -28,20 +29,22 @@ SYSTEMS: Final = {
 
 def main(
     out: Annotated[
-        Path, typer.Option(help="Result file (JSON); the picture is beside it. Done cells stay.")
+        Path, typer.Option(help="Result file (JSON), whose cells stay; the picture is beside it.")
     ] = DEFAULT_OUT,
-    systems: Annotated[str, typer.Option(help="Names, with commas.")] = ",".join(SYSTEMS),
+    systems: Annotated[str, typer.Option(help=f"Some of {', '.join(SYSTEMS)}.")] = ",".join(
+        SYSTEMS
+    ),
     quick: Annotated[bool, typer.Option("--quick", help="A few cells, as a test.")] = False,
-    again: Annotated[bool, typer.Option("--again", help="Do these systems' cells anew.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Keep nothing of these systems.")] = False,
 ) -> None:
     """Simulate what the papers measured, and say why the figures differ."""
-    names = _names(systems)
+    chosen = names("--systems", systems, tuple(SYSTEMS))
     where = environment()
     document = _started(out, where)
-    cells = [cell for name in names for cell in SYSTEMS[name](quick=quick)]
+    cells = [cell for name in chosen for cell in SYSTEMS[name](quick=quick)]
     if again:
         document["cells"] = {
-            key: rows for key, rows in document["cells"].items() if key.split()[0] not in names
+            key: rows for key, rows in document["cells"].items() if key.split()[0] not in chosen
         }
     out.parent.mkdir(parents=True, exist_ok=True)
     with Progress() as progress:
@@ -66,20 +69,6 @@ def rows_of(document: dict[str, Any]) -> list[dict[str, Any]]:
     return [row for rows in document["cells"].values() for row in rows]
 
 
-def _names(systems: str) -> list[str]:
-    names = [name.strip() for name in systems.split(",") if name.strip()]
-    unknown = [name for name in names if name not in SYSTEMS]
-    if unknown or not names:
-        raise typer.BadParameter(
-            f"--systems {systems!r}: unknown {', '.join(unknown) or 'nothing'}; "
-            f"known are {', '.join(SYSTEMS)}."
-        )
-    return names
-
-
 def _started(out: Path, where: dict[str, object]) -> dict[str, Any]:
-    if out.exists():
-        found: dict[str, Any] = json.loads(out.read_text())
-        if found.get("version") == VERSION:
-            return found
-    return {"version": VERSION, "environment": where, "cells": {}, "means": []}
+    new = {"version": VERSION, "environment": where, "cells": {}, "means": []}
+    return {"kind": "papers", **(stored(out, version=VERSION) or new)}

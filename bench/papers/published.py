@@ -27,11 +27,9 @@ BATCHES: Final = {
 }  # fmt: skip
 """CSwap+, table 3."""
 
-_IN_ORDER: Final = ("alexnet", "vgg16", "plain20", "mobilenet", "resnet50", "squeezenet1.0")
-
 
 def _by_model(*figures: float | None) -> dict[str, float]:
-    pairs = zip(_IN_ORDER, figures, strict=True)
+    pairs = zip(MODELS, figures, strict=True)
     return {model: figure for model, figure in pairs if figure is not None}
 
 

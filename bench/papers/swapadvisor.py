@@ -58,7 +58,7 @@ def _rows(model: str, batch: int) -> list[Row]:
     needed = max(live_bytes(trace))
     ideal_s = sum(o.duration_s for o in trace.operators)
     people = search_anything(trace, hardware, hardware.memory_bytes, time_limit=TIME_LIMIT_S)
-    best = next((one for one in people if not one.swaps.overflow_bytes), None)
+    best = next((one for one in people if not one.over_bytes), None)
     why = (
         "operators' durations are a roofline's, and our networks need "
         f"{needed / GIB:.0f} GiB; the paper's need 118 GB (RNN, batch 256) and 180 GB (WResNet, "

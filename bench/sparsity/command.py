@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,8 @@ from rich.progress import Progress
 from rich.table import Table
 
 from bench.environment import environment
+from bench.options import names
+from bench.partial import stored
 from bench.sparsity.stored import packed, save
 from bench.sparsity.training import ACTIVATIONS, CHECKPOINTS, CODECS, RUNS, Run, train
 
@@ -26,9 +27,9 @@ def main(
     out: Annotated[Path, typer.Option(help="Result file (JSON); finished runs in it stay.")] = (
         DEFAULT_OUT
     ),
-    models: Annotated[str, typer.Option(help="Names, with commas.")] = ",".join(RUNS),
+    models: Annotated[str, typer.Option(help=f"Some of {', '.join(RUNS)}.")] = ",".join(RUNS),
     quick: Annotated[bool, typer.Option("--quick", help="Two steps each, as a test.")] = False,
-    again: Annotated[bool, typer.Option("--again", help="Keep nothing of an older file.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Keep nothing of the file.")] = False,
 ) -> None:
     """Train each model with ReLU and with LeakyReLU for a little while, and look."""
     wanted = _wanted(models, quick=quick)
@@ -49,23 +50,16 @@ def main(
 
 
 def _wanted(models: str, *, quick: bool) -> list[tuple[Run, str]]:
-    names = [name.strip() for name in models.split(",") if name.strip()]
-    unknown = [name for name in names if name not in RUNS]
-    if unknown or not names:
-        raise typer.BadParameter(
-            f"--models {models!r}: unknown {', '.join(unknown) or 'nothing'}; "
-            f"known are {', '.join(RUNS)}."
-        )
-    runs = [replace(RUNS[n], steps=CHECKPOINTS - 1, batch=2) if quick else RUNS[n] for n in names]
+    chosen = [RUNS[name] for name in names("--models", models, tuple(RUNS))]
+    runs = [replace(run, steps=CHECKPOINTS - 1, batch=2) if quick else run for run in chosen]
     return [(r, a) for r in runs for a in (("own",) if r.model == "gpt2" else ACTIVATIONS)]
 
 
 def _started(out: Path, *, again: bool) -> dict[str, Any]:
-    if out.exists() and not again:
-        found: dict[str, Any] = json.loads(out.read_text())
-        if found.get("version") == VERSION and found.get("codecs") == list(CODECS):
-            return found
-    return {"version": VERSION, "environment": environment(), "codecs": list(CODECS), "runs": {}}
+    same = {"version": VERSION, "codecs": list(CODECS)}
+    found = None if again else stored(out, **same)
+    new = {**same, "environment": environment(), "runs": {}}
+    return {"kind": "sparsity", **(found or new)}
 
 
 def _one(run: Run, activation: str, on_checkpoint: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch import nn
 
-from bench.data import digits, python_sources, windows
+from bench.data import digits, generator_of, python_sources, windows
 from bench.zoo.catalogue import ZOO, loss
 from bench.zoo.gpt2 import Gpt2
 from cswap.plan.measure import measure
@@ -128,7 +128,7 @@ def _task(run: Run, activation: str, seed: int) -> tuple[nn.Module, Callable[[in
     )
 
     def batch(step: int) -> Batch:
-        chosen = torch.randint(len(images), (run.batch,), generator=_generator(seed, step))
+        chosen = torch.randint(len(images), (run.batch,), generator=generator_of(seed, step))
         return images[chosen].contiguous(), data.train_labels[chosen]
 
     relu = ACTIVATIONS[activation]
@@ -147,7 +147,7 @@ def _gpt(run: Run, seed: int) -> tuple[nn.Module, Callable[[int], Batch]]:
 
     def batch(step: int) -> Batch:
         high = len(text) - length - 1
-        starts = torch.randint(high, (run.batch,), generator=_generator(seed, step))
+        starts = torch.randint(high, (run.batch,), generator=generator_of(seed, step))
         return windows(text, starts, length)
 
     model = Gpt2(4, 256, 4, 0.1)
@@ -155,7 +155,3 @@ def _gpt(run: Run, seed: int) -> tuple[nn.Module, Callable[[int], Batch]]:
         if parameter.ndim > 1:
             nn.init.normal_(parameter, std=0.02)  # as GPT-2's authors did
     return model, batch
-
-
-def _generator(seed: int, step: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed * 1_000_003 + step)

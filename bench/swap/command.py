@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bench.methods import OFF, ON_CPU
-from bench.options import names
+from bench.options import INTERRUPTED, Again, names
 from bench.partial import Partial
 from bench.settings import N_THREADS
 from bench.swap import report
@@ -29,7 +29,6 @@ STACK_MIB: Final = "32,128"
 QUICK_MIB: Final = "8"
 VERSION: Final = 1
 DEFAULT_OUT: Final = Path("bench/results/cpu/swap.json")
-INTERRUPTED: Final = 130
 
 
 def main(
@@ -45,7 +44,7 @@ def main(
         Path, typer.Option(help="Result file (JSON); the picture is beside it.")
     ] = DEFAULT_OUT,
     quick: Annotated[bool, typer.Option("--quick", help="Small models, a few steps.")] = False,
-    again: Annotated[bool, typer.Option(help="Do not go on with an unfinished run.")] = False,
+    again: Again = False,
 ) -> None:
     """Train with every way to swap or recompute on this CPU, steps in turns.
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
+from bench.data import generator_of
 from bench.models import Net
 from bench.tasks import Batch, Task
 
@@ -59,7 +60,7 @@ def stack_task(mib: int, *, n_steps: int) -> Task:
     n = batch_for(mib)
 
     def batch(seed: int, step: int) -> Batch:
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
+        generator = generator_of(seed, step)
         inputs = torch.randn(n, WIDTH, generator=generator)
         return inputs, torch.randint(10, (n,), generator=generator)
 

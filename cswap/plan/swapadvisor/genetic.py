@@ -44,12 +44,14 @@ class Individual:
         order: SCH.
         pools: CLS and CNT.
         swaps: planned and timed.
-        cost_s: step time, and for what overflows its pools a penalty.
+        over_bytes: beyond the capacity or the pools; 0 if it is feasible.
+        cost_s: step time, and for what is over a penalty.
     """
 
     order: NDArray[np.int64]
     pools: Pools
     swaps: Swaps
+    over_bytes: int
     cost_s: float
 
 
@@ -98,7 +100,7 @@ class Search:
         over = swaps.overflow_bytes + max(int(fitting.cnt @ each) - self._capacity, 0)
         penalty_s = self._worst_s * (1 + over / self._capacity) if over else 0.0
         self.evaluations += 1
-        return Individual(order, fitting, swaps, swaps.step_s + penalty_s)
+        return Individual(order, fitting, swaps, over, swaps.step_s + penalty_s)
 
     def _children(self, stopped: Callable[[], bool]) -> Iterator[Individual]:
         drawn = self._rng.permutation(len(self.people))

@@ -87,15 +87,18 @@ def scan(g, s, order):
 @njit(cache=True, nogil=True)
 def _users(g, order):
     """Places in the schedule of each tensor's readers, ascending: rows and their begins."""
+    # Plain loops: numpy's cumsum and slices would take seconds to compile.
     at = np.zeros(len(g.n_uses) + 1, np.int64)
-    at[1:] = np.cumsum(g.n_uses)
-    filled = at[:-1].copy()
-    places = np.empty(at[-1], np.int64)
+    filled = np.zeros(len(g.n_uses), np.int64)
+    for t in range(len(g.n_uses)):
+        at[t + 1] = at[t] + g.n_uses[t]
+    places = np.empty(at[len(g.n_uses)], np.int64)
     for i in range(len(order)):
         k = order[i]
         for j in range(g.in_at[k], g.in_at[k + 1]):
-            places[filled[g.in_items[j]]] = i
-            filled[g.in_items[j]] += 1
+            t = g.in_items[j]
+            places[at[t] + filled[t]] = i
+            filled[t] += 1
     return at, places
 
 
@@ -103,17 +106,19 @@ def _users(g, order):
 def _begin(g, s, at, places):
     """What is there when the step starts: its inputs, and the parameters that stayed."""
     made = np.zeros(len(g.nbytes), np.bool_)
-    made[g.out_items] = True
+    for j in range(len(g.out_items)):
+        made[g.out_items[j]] = True
+    before = np.int64(-1)  # typed, as a place in the schedule is: one compilation of `_take`
     for t in range(len(made)):
         if not made[t] and not g.parameter[t]:
-            _take(g, s, t, -1, at, places)
+            _take(g, s, t, before, at, places)
             s.where[t] = DIRTY
     for t in range(len(made)):
         if g.parameter[t]:
             s.initial[t] = s.initial[t] and s.n_free[g.cls[t]] > 0
             s.where[t] = AWAY
             if s.initial[t]:
-                _take(g, s, t, -1, at, places)
+                _take(g, s, t, before, at, places)
                 s.where[t] = CLEAN
 
 
