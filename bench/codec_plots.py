@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any, Final
 from bench.codec_report import size_words
 from bench.crossovers import QUANTITIES, Crossover, crossovers, sweeps
 from bench.labels import place
+from cswap.report.figure import new_figure, png_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
     from bench.crossovers import Rows
 
@@ -40,7 +42,6 @@ LABELS: Final = {
     "encode": "encode, GB/s of raw bytes",
     "decode": "decode, GB/s of raw bytes",
 }
-DPI: Final = 110
 
 
 def draw(document: dict[str, Any], folder: Path, stem: str) -> list[Path]:
@@ -54,11 +55,6 @@ def draw(document: dict[str, Any], folder: Path, stem: str) -> list[Path]:
     Returns:
         What was written.
     """
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
     figures = {
         "pareto": _pareto(document["rows"]),
         "sizes": _sizes(document["rows"]),
@@ -68,8 +64,7 @@ def draw(document: dict[str, Any], folder: Path, stem: str) -> list[Path]:
     for name, figure in figures.items():
         if figure is not None:
             path = folder / f"{stem}-{name}.png"
-            figure.savefig(path, dpi=DPI)
-            plt.close(figure)
+            path.write_bytes(png_of(figure))
             written.append(path)
     return written
 
@@ -92,7 +87,7 @@ def front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     return found[::-1]
 
 
-def _pareto(rows: Rows) -> Any:
+def _pareto(rows: Rows) -> Figure | None:
     recorded = [r for r in rows if r.get("family", "recorded") == "recorded"]
     groups: dict[str, Rows] = {}
     for kind in PARETO_DATA:
@@ -101,12 +96,9 @@ def _pareto(rows: Rows) -> Any:
             groups[f"{kind} {mine[0]['dtype']}"] = mine
     if not groups:
         return None
-    from matplotlib import pyplot as plt
-
     n_lines = -(-len(groups) // 2)
-    figure, panels = plt.subplots(
-        n_lines, 2, figsize=(11, 3.9 * n_lines), squeeze=False, layout="constrained"
-    )
+    figure = new_figure(11, 3.9 * n_lines)
+    panels = figure.subplots(n_lines, 2, squeeze=False)
     for panel in panels.flat[len(groups) :]:
         panel.set_axis_off()
     for panel, (title, mine) in zip(panels.flat, groups.items(), strict=False):
@@ -142,18 +134,17 @@ def _pareto_panel(panel: Axes, title: str, rows: Rows) -> None:
     panel.grid(alpha=0.3)
 
 
-def _sizes(rows: Rows) -> Any:
+def _sizes(rows: Rows) -> Figure | None:
     swept = [r for r in rows if r.get("family") == "sizes"]
     if len({r["nbytes"] for r in swept}) < 2:
         return None
-    from matplotlib import pyplot as plt
-
     # memcpy and raw are measured beside both data sets; one line each is enough.
     lines: dict[str, Rows] = {}
     for row in sorted(swept, key=lambda r: r["nbytes"]):
         if row["data"] == "half zeros" or row["codec"] not in ("memcpy", "raw"):
             lines.setdefault(row["codec"], []).append(row)
-    figure, panels = plt.subplots(1, 2, figsize=(11, 4.3), sharey=True, layout="constrained")
+    figure = new_figure(11, 4.3)
+    panels = figure.subplots(1, 2, sharey=True)
     for panel, quantity in zip(panels, ("encode", "decode"), strict=True):
         for codec, mine in lines.items():
             _line(panel, codec, [r["nbytes"] for r in mine], mine, quantity)
@@ -168,16 +159,12 @@ def _sizes(rows: Rows) -> Any:
     return figure
 
 
-def _sparsity(document: dict[str, Any], dtype: str) -> Any:
+def _sparsity(document: dict[str, Any], dtype: str) -> Figure | None:
     found = {data: by for (its, data), by in sweeps(document).items() if its == dtype}
     if not found:
         return None
-    from matplotlib import pyplot as plt
-
-    figure, panels = plt.subplots(
-        len(QUANTITIES), len(found), figsize=(5.5 * len(found), 9.5), squeeze=False,
-        layout="constrained",
-    )  # fmt: skip
+    figure = new_figure(5.5 * len(found), 9.5)
+    panels = figure.subplots(len(QUANTITIES), len(found), squeeze=False)
     crossed = [c for c in crossovers(document) if c.dtype == dtype]
     for column, (data, by_codec) in enumerate(found.items()):
         for line, quantity in enumerate(QUANTITIES):

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from bench import codec_report
+from bench.codec_plots import draw
 from bench.contenders import measure, row_from
 from bench.families import FAMILIES, MIB, OWN, of_data_sets, recorded, synthetic
 from bench.gpu.meter import host_available_bytes
@@ -28,7 +29,7 @@ from bench.user_tensors import load
 from bench.user_tensors import record as record_script
 from cswap.codecs.registry import get_codec
 from cswap.codecs.tiled import all_threads
-from cswap.errors import ConfigError, CswapError
+from cswap.errors import ConfigError, CswapError, UnsupportedError
 
 if TYPE_CHECKING:
     from bench.contenders import Row
@@ -200,11 +201,9 @@ def _redraw(path: Path, console: Console) -> None:
 
 def _draw(path: Path, document: dict[str, Any], console: Console) -> None:
     try:
-        from bench.codec_plots import draw
-
         drawn = draw(document, path.parent, path.stem)
-    except ImportError as error:
-        console.print(f"No pictures: pip install matplotlib ({error})")
+    except UnsupportedError as error:
+        console.print(f"No pictures: {error}", markup=False, soft_wrap=True)
         return
     for picture in drawn:
         console.print(f"Written: {picture}", soft_wrap=True)

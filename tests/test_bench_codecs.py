@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -123,6 +124,15 @@ def test_a_part_of_a_run_does_not_replace_the_committed_results(tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     assert run("--families", "sparsity", "--codecs", "raw").exit_code == 0
     assert not list(tmp_path.iterdir())
+
+
+def test_without_matplotlib_the_result_is_written_and_the_reason_told(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    out = tmp_path / "codecs.json"
+    result = run("--families", "sizes", "--out", out, "--codecs", "raw")
+    assert result.exit_code == 0, result.output
+    assert "No pictures: pictures need matplotlib" in result.output
+    assert [path.name for path in tmp_path.iterdir()] == ["codecs.json"]
 
 
 @pytest.mark.parametrize("option", ["--families", "--kinds"])

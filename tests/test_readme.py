@@ -3,33 +3,50 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
+
+import pytest
+
+pytest.importorskip("typer")
+pytest.importorskip("rich")
+
+from typer.testing import CliRunner
+
+import bench.readme
+from bench.__main__ import app
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def readme(*arguments, cwd=ROOT):
-    command = [sys.executable, "-m", "bench", "readme", *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
-
-
 def test_tables_are_made_from_the_committed_results():
-    done = readme("--check")
-    assert done.returncode == 0, done.stderr
+    done = CliRunner().invoke(app, ["readme", "--check"])
+    assert done.exit_code == 0, done.output
 
 
-def test_a_stale_table_is_noticed(tmp_path):
-    import shutil
+def test_a_stale_table_is_noticed_and_made_anew(tmp_path, monkeypatch):
+    page, text = tmp_path / "README.md", (ROOT / "README.md").read_text()
+    monkeypatch.setattr(bench.readme, "PAGES", (page,))
+    monkeypatch.setattr(bench.readme, "PICTURES", {})
+    page.write_text(text.replace("| cnn off |", "| cnn of |", 1))
+    done = CliRunner().invoke(app, ["readme", "--check"])
+    assert done.exit_code == 1
+    assert "README.md is stale" in done.output
+    assert "| cnn of |" in page.read_text()  # a check changes nothing
+    assert CliRunner().invoke(app, ["readme"]).exit_code == 0
+    assert page.read_text() == text
 
-    for name in ("bench", "docs"):
-        shutil.copytree(ROOT / name, tmp_path / name)
-    page = (ROOT / "README.md").read_text()
-    (tmp_path / "README.md").write_text(page.replace("| cnn off |", "| cnn of |", 1))
-    done = readme("--check", cwd=tmp_path)
-    assert done.returncode == 1
-    assert "README.md is stale" in done.stderr
+
+def test_a_stale_picture_is_noticed(tmp_path, monkeypatch):
+    drawn, shown = tmp_path / "drawn.png", tmp_path / "shown.png"
+    drawn.write_bytes(b"new")
+    shown.write_bytes(b"old")
+    monkeypatch.setattr(bench.readme, "PAGES", ())
+    monkeypatch.setattr(bench.readme, "PICTURES", {drawn: shown})
+    done = CliRunner().invoke(app, ["readme", "--check"])
+    assert done.exit_code == 1
+    assert "shown.png is stale" in done.output
+    assert CliRunner().invoke(app, ["readme"]).exit_code == 0
+    assert shown.read_bytes() == b"new"
 
 
 def marked(page):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from bench.accuracy.summary import GPUS
 from bench.codec_plots import front
+from cswap.report.figure import new_figure, png_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,9 +34,8 @@ MOST_SPREAD: Final = 3
 
 def pareto(document: dict[str, Any], path: Path) -> None:
     """What a policy costs in accuracy and loss, and buys in latency on a simulated GPU."""
-    from matplotlib import pyplot as plt
-
-    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 5.4), layout="constrained")
+    figure = new_figure(12, 5.4)
+    left, right = figure.subplots(1, 2)
     _points(left, document["summary"], "accuracy_change", 100.0)
     _points(right, document["summary"], "loss", 1.0)
     for axes in (left, right):
@@ -49,8 +49,7 @@ def pareto(document: dict[str, Any], path: Path) -> None:
             title="lines: policies that no other one of the model beats in both; dotted: off's "
             "spread over the seeds", title_fontsize=8,
         )  # fmt: skip
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    path.write_bytes(png_of(figure))
 
 
 def _points(axes: Axes, rows: list[dict[str, Any]], key: str, factor: float) -> None:
@@ -87,14 +86,12 @@ def _points(axes: Axes, rows: list[dict[str, Any]], key: str, factor: float) -> 
 
 def heat(document: dict[str, Any], path: Path) -> None:
     """Relative error of gradients by policy and class of module, a panel per model."""
-    from matplotlib import pyplot as plt
     from matplotlib.colors import LogNorm
 
     found = document["gradient_errors"]
-    figure, panels = plt.subplots(
-        1, max(1, len(found)), figsize=(4 * max(1, len(found)), 3.4), squeeze=False,
-        layout="constrained",
-    )  # fmt: skip
+    n = max(1, len(found))
+    figure = new_figure(4 * n, 3.4)
+    panels = figure.subplots(1, n, squeeze=False)
     for panel, (model, by_policy) in zip(panels[0], found.items(), strict=False):
         kinds = sorted({kind for errors in by_policy.values() for kind in errors})
         values = [[max(errors.get(k, 0.0), 1e-8) for k in kinds] for errors in by_policy.values()]
@@ -110,18 +107,14 @@ def heat(document: dict[str, Any], path: Path) -> None:
         panel.set_xticklabels(kinds, rotation=30, ha="right", fontsize=8)
         panel.set_yticklabels(list(by_policy), fontsize=8)
     figure.suptitle("relative error of gradients, ||g - g_off|| / ||g_off||", fontsize=10)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    path.write_bytes(png_of(figure))
 
 
 def curves(document: dict[str, Any], path: Path) -> None:
     """Training losses of the first seed."""
-    from matplotlib import pyplot as plt
-
     models = document["settings"]["models"]
-    figure, panels = plt.subplots(
-        1, len(models), figsize=(4 * len(models), 3.4), squeeze=False, layout="constrained"
-    )
+    figure = new_figure(4 * len(models), 3.4)
+    panels = figure.subplots(1, len(models), squeeze=False)
     for panel, model in zip(panels[0], models, strict=True):
         for run in document["runs"]:
             if run["model"] == model and run["seed"] == 0:
@@ -131,8 +124,7 @@ def curves(document: dict[str, Any], path: Path) -> None:
         panel.set(title=model, xlabel="training step", ylabel="cross entropy, nats")
         panel.grid(alpha=0.3)
     panels[0][0].legend(fontsize=7)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    path.write_bytes(png_of(figure))
 
 
 DRAWN: Final[dict[str, Callable[[dict[str, Any], Path], None]]] = {

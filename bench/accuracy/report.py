@@ -90,9 +90,6 @@ def markdown(document: dict[str, Any]) -> str:
 
 def write(document: dict[str, Any], out: Path) -> list[Path]:
     """Write table.md, the pictures and report.html into the folder."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
     from bench.accuracy import pictures
 
     (out / "table.md").write_text(markdown(document), encoding="utf-8")

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from bench.methods import OFF, ON_CPU
 from bench.swap.measure import MEMCPY
+from cswap.report.figure import new_figure, png_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -83,27 +84,18 @@ def table(document: dict[str, Any]) -> Table:
 
 def draw(document: dict[str, Any], path: Path) -> None:
     """A panel per model: step time over off's against peak bytes of saved tensors."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
     models = list(dict.fromkeys(row["model"] for row in document["rows"]))
     n_columns = min(2, len(models))
     n_rows = -(-len(models) // n_columns)
-    figure, axes = plt.subplots(
-        n_rows, n_columns, figsize=(5 * n_columns, 3.6 * n_rows), squeeze=False,
-        layout="constrained",
-    )  # fmt: skip
-    panels = axes.flatten()
+    figure = new_figure(5 * n_columns, 3.6 * n_rows)
+    panels = figure.subplots(n_rows, n_columns, squeeze=False).flatten()
     for model, panel in zip(models, panels, strict=False):
         _panel(panel, [row for row in document["rows"] if row["model"] == model])
     for panel in panels[len(models) :]:
         panel.set_visible(False)
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    path.write_bytes(png_of(figure))
 
 
 def _panel(axes: Axes, rows: list[dict[str, Any]]) -> None:
