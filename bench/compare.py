@@ -36,6 +36,7 @@ class Verdict(str, Enum):
     BETTER = "better"
     WORSE = "worse"
     EQUAL = "equal"
+    ONE_SIDED = "only one has it"
 
 
 COLOURS: Final = {
@@ -43,6 +44,7 @@ COLOURS: Final = {
     Verdict.BETTER: "bold blue",
     Verdict.SLOWER: "bold yellow",
     Verdict.WORSE: "bold yellow",
+    Verdict.ONE_SIDED: "bold yellow",
 }
 """Blue and yellow, which colour-blind readers can tell apart."""
 
@@ -69,16 +71,16 @@ class Line:
     Attributes:
         key: names the row.
         measure: what was measured.
-        a: in the first file.
-        b: in the second.
-        ratio: b over a; None where a is 0.
+        a: in the first file; None where it has no figure, as of a run that diverged.
+        b: in the second; likewise.
+        ratio: b over a; None where a is 0 or one of them is None.
         verdict: of b against a.
     """
 
     key: tuple[str, ...]
     measure: str
-    a: Figure
-    b: Figure
+    a: Figure | None
+    b: Figure | None
     ratio: float | None
     verdict: Verdict
 
@@ -155,8 +157,10 @@ def compare(a: Document, b: Document, kind: Kind) -> Comparison:
 
 def _line(key: tuple[str, ...], measure: Measure, a: Fields, b: Fields) -> Line | None:
     mine, its = _figure(measure, a), _figure(measure, b)
-    if mine is None or its is None:
+    if mine is None and its is None:
         return None
+    if mine is None or its is None:
+        return Line(key, measure.name, mine, its, None, Verdict.ONE_SIDED)
     ratio = its.value / mine.value if mine.value else None
     return Line(key, measure.name, mine, its, ratio, verdict(measure, mine, its))
 
@@ -224,7 +228,9 @@ def _show(found: Comparison, console: Console) -> None:
             console.print(f"Only in {name}: {len(keys)} rows: {rows}")
 
 
-def _text(figure: Figure) -> str:
+def _text(figure: Figure | None) -> str:
+    if figure is None:
+        return "-"
     if figure.low is None or figure.high is None:
         return f"{figure.value:.4g}"
     return f"{figure.value:.4g} \\[{figure.low:.4g}, {figure.high:.4g}]"

@@ -97,6 +97,22 @@ def test_figures_of_the_data_are_compared_as_they_are(tmp_path):
     assert lines["step / off's"]["verdict"] == "no spread known"
 
 
+def test_a_figure_that_only_one_file_has_is_not_passed_over(tmp_path):
+    # As of a run that diverged: its loss is null.
+    def accuracy(loss):
+        summary = [{"model": "cnn", "policy": "int4", "validation_loss": loss, "held_bytes": 8}]
+        named = {"kind": "accuracy", "version": 1, "environment": ENVIRONMENT}
+        return {**named, "summary": summary}
+
+    result = run(tmp_path, accuracy(0.5), accuracy(None), "--json")
+    lines = {line["measure"]: line for line in json.loads(result.output)["lines"]}
+    assert set(lines) == {"validation loss", "held bytes"}
+    assert lines["validation loss"]["verdict"] == "only one has it"
+    assert lines["validation loss"]["b"] is lines["validation loss"]["ratio"] is None
+    shown = run(tmp_path, accuracy(None), accuracy(0.5)).output
+    assert "only one has it" in shown
+
+
 def test_differences_of_the_environment_come_first(tmp_path):
     other = document(row("off", 1.0), cpu="another CPU", versions={"torch": "2.14.0"})
     result = run(tmp_path, document(row("off", 1.0)), other)

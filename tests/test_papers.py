@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import numpy as np
 import pytest
+from torch import nn
 from typer.testing import CliRunner
 
 from bench.__main__ import app
@@ -185,6 +187,25 @@ def test_the_tuned_codec_takes_what_the_paper_says_on_vgg():
     both = nbytes / rate.encode_bytes_per_s + nbytes / rate.decode_bytes_per_s
     assert both == pytest.approx(cswap.VGG_CODEC_S)
     assert cswap.tuned("2080ti").codecs["zvc"].encode_bytes_per_s < rate.encode_bytes_per_s
+
+
+def test_epochs_that_stand_for_others_have_their_rates_and_the_oracles():
+    hardware = cswap.tuned("v100")
+    trace = step("alexnet", "cifar10", 2560, hardware, nn.LeakyReLU)
+    states = cswap._states(trace, hardware, "alexnet", "leaky")
+    assert sum(weight for _, weight, _ in states) == cswap.EPOCHS
+    machines = (hardware, cswap._instant(hardware))
+
+    def rates(epoch):
+        problems = (Problem(states[0][0], machine, 1 << 42) for machine in machines)
+        return tuple(sc.rate(problem, epoch, cswap.EPOCHS) for problem in problems)
+
+    stand_in: Counter[tuple[str | None, ...]] = Counter()
+    for _, weight, epoch in states:
+        stand_in[rates(epoch)] += int(weight)
+    assert stand_in == Counter(map(rates, range(cswap.EPOCHS)))
+    assert len({ours for ours, _ in stand_in}) > 1
+    assert any(ours != oracles for ours, oracles in stand_in)
 
 
 @pytest.mark.parametrize("model", published.MODELS)
