@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cswap.advisor.cswap_plus import Swap
-from cswap.plan.lifetimes import lifetimes
+from cswap.plan.lifetimes import live_bytes
 from cswap.plan.simulate import SWAP
 
 if TYPE_CHECKING:
@@ -128,16 +128,10 @@ def _live_bytes(
     since: NDArray[np.int64],
 ) -> NDArray[np.int64]:
     """[m] device bytes while each operator runs."""
-    trace = simulator.trace
-    life = lifetimes(trace)
-    change = np.zeros(len(trace.operators) + 1, np.int64)
-    change[0] = trace.resident_bytes
-    for index, tensor in enumerate(trace.tensors):
-        change[max(life.producer[index], 0)] += tensor.nbytes
-        change[life.last_use[index] + 1] -= tensor.nbytes
+    unswapped = np.array(live_bytes(simulator.trace), np.int64)
+    change = np.zeros(len(unswapped) + 1, np.int64)
     for p in np.flatnonzero(moved & (until < since)):
         change[until[p]] -= simulator.nbytes[p]
         change[since[p]] += simulator.nbytes[p]
-    workspace = [o.workspace_bytes for o in trace.operators]
-    live: NDArray[np.int64] = np.cumsum(change)[:-1] + np.array(workspace, np.int64)
+    live: NDArray[np.int64] = unswapped + np.cumsum(change)[:-1]
     return live
