@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
+import os
 import sys
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +19,8 @@ from cswap import doctor as doctor_module
 from cswap.errors import ConfigError, CswapError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rich.progress import TaskID
     from rich.table import Table
 
@@ -243,7 +248,8 @@ def plan(
 
     names = available() if policy == "all" else [name.strip() for name in policy.split(",")]
     nbytes = parse_bytes(budget, "budget") if budget else None
-    with Progress(disable=not sys.stdout.isatty()) as progress:
+    quiet = not sys.stdout.isatty()
+    with _libraries_to_stderr(quiet), Progress(disable=quiet) as progress:
         bar = progress.add_task("Planning", total=1.0)
 
         def show(done: float, text: str) -> None:
@@ -270,6 +276,25 @@ def plan(
         table.add_row(*map(_literal, planning.cells(row)))
     _show(table)
     print("Simulated." + (f" Written: {out} (policy {best.policy})" if out else ""))
+
+
+@contextmanager
+def _libraries_to_stderr(wanted: bool) -> Iterator[None]:
+    # HiGHS prints a line of its own now and then, in C: it must not end up in somebody's JSON.
+    if not wanted:
+        yield
+        return
+    flush = ctypes.CDLL(None).fflush
+    sys.stdout.flush()
+    flush(None)
+    out = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        flush(None)
+        os.dup2(out, 1)
+        os.close(out)
 
 
 def _hardware(name: str) -> object:

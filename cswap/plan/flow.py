@@ -97,28 +97,7 @@ def least_stall(
     Returns:
         None if nothing fits, or nothing was found in time.
     """
-    from scipy.optimize import Bounds, milp
-
-    program = _Program(simulator, ways)
-    n, high = program.n, program.upper_bounds()
-    low = np.zeros_like(high)
-    if fixed is not None:
-        low[:n] = high[:n] = fixed
-    whole = np.zeros_like(high)
-    whole[: 3 * n] = not relaxed
-    found = milp(
-        program.cost,
-        integrality=whole,
-        bounds=Bounds(low, high),
-        constraints=program.constraints(),
-        options={} if limit_s is None else {"time_limit": limit_s},
-    )
-    if found.x is None:
-        return None
-    shares = found.x[: 3 * n] if relaxed else np.round(found.x[: 3 * n])
-    raw, encoded, dropped = shares.reshape(3, n)
-    stall_s = float(found.x[program.stall(0) :].sum())
-    return Flow(raw, encoded, dropped, stall_s, found.status == 0)
+    return Program(simulator, ways).solve(relaxed=relaxed, fixed=fixed, limit_s=limit_s)
 
 
 class _Lane(NamedTuple):
@@ -132,13 +111,15 @@ OUT1, OUT2, IN1, IN2 = range(4)
 """Gone when an operator starts, when it ends; come back when it starts, when it ends."""
 
 
-class _Program:
+class Program:
+    """The program of a simulator's trace, machine and budget; to be solved once or more often."""
+
     # Variables: shares [3, n], flows [lanes, 4, m] in MiB, stalls [m] in seconds.
 
-    def __init__(self, simulator: Simulator, ways: Ways | None) -> None:
+    def __init__(self, simulator: Simulator, ways: Ways | None = None) -> None:
+        """Args: ways: besides raw swaps; None: none."""
         self._simulator, self._ways = simulator, ways
-        self.n, self.m = len(simulator.saved), len(simulator.trace.operators)
-        n, m = self.n, self.m
+        self._n, self._m = n, m = len(simulator.saved), len(simulator.trace.operators)
         self._lanes = [_Lane(0, 3 * n, simulator.nbytes / _MIB)]
         if ways is not None:
             self._lanes.append(_Lane(n, 3 * n + 4 * m, ways.encoded_bytes / _MIB))
@@ -146,56 +127,87 @@ class _Program:
         self._out_rate = hardware.d2h_bytes_per_s / _MIB
         self._in_rate = hardware.h2d_bytes_per_s / _MIB
         self._rows: list[tuple[NDArray[np.int64], Floats, float]] = []
-        self.cost = self._cost()
+        self._cost = self._costs()
+        self._constraints = self._all_constraints()
 
-    def stall(self, k: int) -> int:
-        """The variable that is the stall before operator k."""
-        return 3 * self.n + 4 * self.m * len(self._lanes) + k
+    def solve(
+        self,
+        *,
+        relaxed: bool = False,
+        fixed: NDArray[np.int8] | None = None,
+        limit_s: float | None = None,
+    ) -> Flow | None:
+        """As `least_stall`."""
+        from scipy.optimize import Bounds, milp
 
-    def upper_bounds(self) -> Floats:
-        """One for shares that are possible, nought for those that are not; flows have none."""
-        high = np.full(len(self.cost), np.inf)
-        high[: 3 * self.n] = 0.0
-        high[: self.n] = 1.0
+        n, high = self._n, self._upper_bounds()
+        low = np.zeros_like(high)
+        if fixed is not None:
+            low[:n] = high[:n] = fixed
+        whole = np.zeros_like(high)
+        whole[: 3 * n] = not relaxed
+        found = milp(
+            self._cost,
+            integrality=whole,
+            bounds=Bounds(low, high),
+            constraints=self._constraints,
+            options={} if limit_s is None else {"time_limit": limit_s},
+        )
+        if found.x is None:
+            return None
+        shares = found.x[: 3 * n] if relaxed else np.round(found.x[: 3 * n])
+        raw, encoded, dropped = shares.reshape(3, n)
+        stall_s = float(found.x[self._stall(0) :].sum())
+        return Flow(raw, encoded, dropped, stall_s, found.status == 0)
+
+    def _stall(self, k: int) -> int:
+        # The variable that is the stall before operator k.
+        return 3 * self._n + 4 * self._m * len(self._lanes) + k
+
+    def _upper_bounds(self) -> Floats:
+        # One for shares that are possible, nought for those that are not; flows have none.
+        high = np.full(len(self._cost), np.inf)
+        high[: 3 * self._n] = 0.0
+        high[: self._n] = 1.0
         if self._ways is not None:
-            high[self.n : 2 * self.n] = np.isfinite(self._ways.codec_s)
-            high[2 * self.n : 3 * self.n] = np.isfinite(self._ways.again_s)
+            high[self._n : 2 * self._n] = np.isfinite(self._ways.codec_s)
+            high[2 * self._n : 3 * self._n] = np.isfinite(self._ways.again_s)
         return high
 
-    def _cost(self) -> Floats:
-        cost = np.zeros(self.stall(self.m))
-        cost[self.stall(0) :] = 1.0
+    def _costs(self) -> Floats:
+        cost = np.zeros(self._stall(self._m))
+        cost[self._stall(0) :] = 1.0
         per_mib = TIE * (1 / self._out_rate + 1 / self._in_rate)
         for lane in self._lanes:
-            cost[lane.shares : lane.shares + self.n] = per_mib * lane.mib
+            cost[lane.shares : lane.shares + self._n] = per_mib * lane.mib
         if self._ways is not None:
             seconds = np.concatenate([self._ways.codec_s, self._ways.again_s])
-            cost[self.n : 3 * self.n] += np.where(np.isfinite(seconds), seconds, 0.0)
+            cost[self._n : 3 * self._n] += np.where(np.isfinite(seconds), seconds, 0.0)
         return cost
 
-    def constraints(self) -> LinearConstraint:
-        """All of them, as upper bounds of rows."""
+    def _all_constraints(self) -> LinearConstraint:
+        # As upper bounds of rows.
         from scipy.optimize import LinearConstraint
         from scipy.sparse import csr_matrix
 
-        for k in range(self.m):
+        for k in range(self._m):
             self._link(k)
         for lane in self._lanes:
             self._uses(lane)
         self._memory()
         if self._ways is not None:
-            for s in range(self.n):
-                self._row([(s, 1.0), (self.n + s, 1.0), (2 * self.n + s, 1.0)], 1.0)
+            for s in range(self._n):
+                self._row([(s, 1.0), (self._n + s, 1.0), (2 * self._n + s, 1.0)], 1.0)
         at = np.concatenate([[0], np.cumsum([len(columns) for columns, _, _ in self._rows])])
         columns = np.concatenate([columns for columns, _, _ in self._rows])
         values = np.concatenate([values for _, values, _ in self._rows])
-        matrix = csr_matrix((values, columns, at), shape=(len(self._rows), len(self.cost)))
+        matrix = csr_matrix((values, columns, at), shape=(len(self._rows), len(self._cost)))
         return LinearConstraint(matrix, ub=np.array([bound for _, _, bound in self._rows]))
 
     def _link(self, k: int) -> None:
         seconds = self._simulator.trace.operators[k].duration_s
         for begin, end, rate in ((OUT1, OUT2, self._out_rate), (IN1, IN2, self._in_rate)):
-            stalled: list[tuple[int, float]] = [(self.stall(k), -rate)]
+            stalled: list[tuple[int, float]] = [(self._stall(k), -rate)]
             running: list[tuple[int, float]] = []
             for lane in self._lanes:
                 start = [(self._at(lane, begin, k), 1.0)]
@@ -211,7 +223,7 @@ class _Program:
 
     def _uses(self, lane: _Lane) -> None:
         forward, backward = self._simulator.forward, self._simulator.backward
-        for k in (*np.unique(forward).tolist(), self.m - 1):
+        for k in (*np.unique(forward).tolist(), self._m - 1):
             # until operator k has ended: what was free to go before
             free = np.flatnonzero(forward < k)
             gone = [(lane.shares + int(s), -float(lane.mib[s])) for s in free]
@@ -225,12 +237,12 @@ class _Program:
         live = np.array(live_bytes(self._simulator.trace)) / _MIB
         budget = self._simulator.budget_bytes / _MIB
         raw, forward, backward = self._lanes[0], self._simulator.forward, self._simulator.backward
-        for k in range(self.m):
+        for k in range(self._m):
             away: list[tuple[int, float]] = []
             if self._ways is not None:
                 for s in np.flatnonzero((forward < k) & (k < backward)).tolist():
                     mib = -float(raw.mib[s])
-                    away += [(self.n + s, mib), (2 * self.n + s, mib)]
+                    away += [(self._n + s, mib), (2 * self._n + s, mib)]
             for out, back in ((OUT1, IN1), (OUT2, IN2)):
                 flow = [(self._at(raw, back, k), 1.0), (self._at(raw, out, k), -1.0)]
                 self._row([*flow, *away], budget - live[k])
@@ -239,7 +251,7 @@ class _Program:
                     self._row([(come, 1.0), (gone, -1.0)], 0.0)
 
     def _at(self, lane: _Lane, kind: int, k: int) -> int:
-        return lane.flows + kind * self.m + k
+        return lane.flows + kind * self._m + k
 
     def _row(self, terms: Iterable[tuple[int, float]], bound: float) -> None:
         columns, values = zip(*terms, strict=True)

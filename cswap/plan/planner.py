@@ -41,6 +41,9 @@ POLICIES: Final[dict[str, str]] = {
 }
 """Policy to the module whose ``solve`` makes its plan."""
 
+NEEDS: Final = {"tvdnn-ilp": "scipy"}
+"""Policy to the package without which it cannot be asked: ``pip install 'cswap[plan]'``."""
+
 UNBOUNDED: Final = ("oracle",)
 """Policies that take as much memory as they like."""
 
@@ -67,12 +70,16 @@ class Row:
 
 
 def available() -> list[str]:
-    """Policies of `POLICIES` whose modules are here.
+    """Policies of `POLICIES` for which everything is installed.
 
     >>> available()[:2]
     ['none', 'oracle']
     """
-    return [name for name, module in POLICIES.items() if importlib.util.find_spec(module)]
+    return [name for name in POLICIES if _installed(NEEDS.get(name, "cswap"))]
+
+
+def _installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
 
 
 def plan(
@@ -201,6 +208,8 @@ def _module(policy: str) -> Any:
         close = get_close_matches(policy, POLICIES, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise ConfigError(f"policy={policy!r}: no such policy.{hint} Known: {', '.join(POLICIES)}.")
+    if not _installed(package := NEEDS.get(policy, "cswap")):
+        raise ConfigError(f"policy={policy!r}: needs {package}: pip install 'cswap[plan]'.")
     return importlib.import_module(POLICIES[policy])
 
 

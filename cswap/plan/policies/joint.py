@@ -5,8 +5,9 @@
    the link, the lowest price of memory at which the step fits is found by bisection.
 2. Candidates by structure: keep the tensors saved last, which come back first and have no time to
    leave, and let the others go in one way; how many stay is found by bisection, too.
-3. Candidates by descent: the best so far are crossed, tensor by tensor, and a few tensors changed.
-4. Local search from the best: tensor by tensor, most bytes first, every other action is simulated
+3. Candidates by flow: the shares of a linear program's solution, rounded (`cswap.plan.guesses`).
+4. Candidates by descent: the best so far are crossed, tensor by tensor, and a few tensors changed.
+5. Local search from the best: tensor by tensor, most bytes first, every other action is simulated
    and taken if the step gets shorter; then pairs in which one comes back and another leaves.
 
 The simulator judges everything, so the plan is never worse than the simple ones among the
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from cswap.plan.guesses import guesses
 from cswap.plan.recompute import chain_s
 from cswap.plan.search import Best
 from cswap.plan.simulate import KEEP, RECOMPUTE, SWAP
@@ -42,6 +44,9 @@ WORK: Final = 12_000_000
 LINK_PRICES: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Of a second on the link, in seconds of the step: 0 while it hides, 1 when it does not."""
 
+FLOW_SHARE: Final = 0.25
+"""Of the time that is left, that the linear program may take."""
+
 CHANCES: Final = 60
 
 POOL: Final = 80
@@ -59,6 +64,7 @@ def solve(problem: Problem) -> Plan:
     search = _Joint(problem)
     search.by_structure()
     search.by_price()
+    search.by_flow()
     search.by_chance()
     search.by_descent()
     search.improve()
@@ -192,6 +198,17 @@ class _Joint:
         leave_s = np.minimum(swap_s, again_s)
         leave = np.where(again_s < swap_s, RECOMPUTE, SWAP)
         return np.where(leave_s < gain_s, leave, KEEP).astype(np.int8), codec
+
+    def by_flow(self) -> None:
+        """What the relaxation of a mixed-integer program comes to, rounded in several ways."""
+        limit_s = None
+        if (deadline := self._problem.deadline) is not None:
+            limit_s = max(0.1, FLOW_SHARE * (deadline - time.monotonic()))
+        found = guesses(self._simulator, self._best_codec(), self._again_s, self._rng, limit_s)
+        for choice in found:
+            if self._stopped():
+                return
+            self._judge(choice)
 
     def by_chance(self) -> None:
         """At random, from hardly anything to nearly everything leaving."""
