@@ -19,6 +19,7 @@ from cswap.plan.lifetimes import live_bytes
 from cswap.plan.problem import Problem
 from cswap.plan.search import penalised_s
 from cswap.plan.simulate import Simulator, simulate, smallest_feasible_budget
+from cswap.plan.swapadvisor import genetic
 from cswap.plan.vdnn import inputs_of, prefetch_points
 from cswap.schema.trace import Trace, TraceOperator, TraceTensor
 
@@ -94,7 +95,8 @@ def test_every_policy_makes_a_plan_that_fits_or_says_that_it_cannot(policy, shar
 
 
 @pytest.mark.parametrize("policy", SEARCHED)
-def test_the_same_seed_gives_the_same_plan(policy):
+def test_the_same_seed_gives_the_same_plan(policy, monkeypatch):
+    monkeypatch.setattr(genetic, "EVALUATIONS", 2000)  # some generations, not all of its search
     trace = network(np.random.default_rng(2), 8)
     budget = max(live_bytes(trace))
     plans = [planner.plan(trace, MACHINE, budget, policy, seed=5) for _ in range(2)]
