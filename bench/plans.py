@@ -31,7 +31,7 @@ DEFAULT_OUT: Final = Path("bench/results/cpu/plans.json")
 
 
 def main(
-    time_limit: Annotated[float, typer.Option(help="Seconds per policy.")] = 4.0,
+    time_limit: Annotated[float, typer.Option(help="Seconds per policy.")] = 5.0,
     out: Annotated[Path, typer.Option(help="Result file (JSON).")] = DEFAULT_OUT,
     quick: Annotated[bool, typer.Option("--quick", help="One model, one machine.")] = False,
     again: Again = False,

@@ -67,7 +67,7 @@ class Flow:
         encoded: [n] encoded.
         dropped: [n] computed again.
         stall_s: sum of the stalls.
-        proven: whether no better one exists.
+        proven: whether HiGHS found no better one, to its gap of 1e-4.
     """
 
     raw: Floats
