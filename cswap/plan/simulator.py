@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from cswap.plan.hardware import Hardware
+    from cswap.plan.simulate import Simulation
     from cswap.schema.trace import Trace
 
 KEEP, SWAP, RECOMPUTE = 0, 1, 2
@@ -59,6 +60,13 @@ class RunResult(NamedTuple):
     link_bytes: int
     exposed_s: tuple[float, ...]
     jobs: int
+
+
+def predictions(result: RunResult | Simulation, compute_s: float) -> dict[str, float]:
+    """What a plan says of itself: `Plan.predicted`."""
+    names = ("step_s", "peak_bytes", "average_bytes", "link_bytes")
+    figures = {name: getattr(result, name) for name in names}
+    return {"compute_s": compute_s, "feasible": float(result.feasible)} | figures
 
 
 class Record(NamedTuple):
@@ -215,14 +223,7 @@ class Simulator:
             decisions[saved] = made
         plan = Plan(decisions, policy, self.budget_bytes, self.hardware.name)
         result = self.run(*self.from_plan(plan))
-        predicted = {
-            "step_s": result.step_s,
-            "compute_s": self.compute_s,
-            "peak_bytes": result.peak_bytes,
-            "average_bytes": result.average_bytes,
-            "link_bytes": result.link_bytes,
-            "feasible": float(result.feasible),
-        }
+        predicted = predictions(result, self.compute_s)
         return replace(plan, predicted=predicted, trace_fingerprint=fingerprint(self.trace))
 
     def _module_of(self, tensor: int) -> str:

@@ -18,6 +18,7 @@ import numpy as np
 
 from cswap.plan.flow import least_stall
 from cswap.plan.simulate import SWAP, simulate
+from cswap.plan.simulator import predictions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,15 +82,7 @@ def _cut(problem: Problem, moved: NDArray[np.int8]) -> Plan:
         return plan
     cut = replace(plan, decisions={**plan.decisions, **large})
     found = simulate(problem.trace, problem.hardware, cut, problem.budget_bytes)
-    predicted = {
-        "step_s": found.step_s,
-        "compute_s": found.compute_s,
-        "peak_bytes": found.peak_bytes,
-        "average_bytes": found.average_bytes,
-        "link_bytes": found.link_bytes,
-        "feasible": float(found.feasible),
-    }
-    return replace(cut, predicted=predicted)
+    return replace(cut, predicted=predictions(found, found.compute_s))
 
 
 def _cost(problem: Problem, plan: Plan) -> tuple[bool, float]:
