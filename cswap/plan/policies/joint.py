@@ -55,6 +55,9 @@ POOL: Final = 80
 IDLE: Final = 30
 """Times the tensors: so many children in a row that do not enter the pool are enough."""
 
+IDEAL: Final = 1e-9
+"""Of the operators' time: a step that is longer by no more cannot get shorter."""
+
 ROUNDS: Final = 12
 """Of bisection for the price of memory."""
 
@@ -105,7 +108,9 @@ class _Joint:
         return found
 
     def _stopped(self, share: float = 1.0) -> bool:
-        # Whether so much of the evaluations, or of the time, is gone.
+        # Whether so much of the evaluations, or of the time, is gone; or nothing is left to gain.
+        if self.best.cost_s <= self._simulator.compute_s * (1 + IDEAL):
+            return True
         deadline, began_s = self._problem.deadline, self._began_s
         if deadline is not None and time.monotonic() > began_s + share * (deadline - began_s):
             return True
