@@ -269,7 +269,7 @@ def test_int8_rounds_to_zero_on_a_side_without_codes() -> None:
         assert torch.equal(x_hat, torch.tensor([255.0, 0.0, 1.0, 0.0]).repeat(128) * step)
 
 
-@pytest.mark.parametrize("name", ["int8", "zvc+int8"])
+@pytest.mark.parametrize("name", ["int8", "zvc+int8", "int4", "zvc+int4"])
 def test_relu_masks_survive(name: str) -> None:
     x = torch.randn(50_000, generator=torch.Generator().manual_seed(3)).relu()
     codec = cswap.get_codec(name)
