@@ -87,6 +87,12 @@ def largest(x: Floats, size: int) -> Floats:
     return np.repeat(np.abs(groups(x, size)).max(1), size)[: x.size]
 
 
+def int8_error(x: Floats, size: int) -> Floats:
+    """Half a step; what is not 0 but less than that may become a whole one, instead of 0."""
+    step = span(x, size) / 255 * ROUNDED
+    return np.maximum(step / 2, np.where(x == 0, 0, step - np.abs(x)))
+
+
 def int4_step(x: Floats) -> Floats:
     g = np.pad(x, (0, -x.size % 32), mode="edge").reshape(-1, 32)
     step = (g.max(1) - g.min(1)) / 14
@@ -103,7 +109,7 @@ TILE = 8192
 BOUNDS = {
     "bf16": within(lambda x: np.abs(x) * 2.0**-8),
     "fp16": within(lambda x: np.maximum(np.abs(x) * 2.0**-11, 2.0**-25)),
-    "int8": within(lambda x: span(x, 128) / 510 * ROUNDED),
+    "int8": within(lambda x: int8_error(x, 128)),
     "fp8": within(lambda x: np.abs(x) / 16 + largest(x, 128) / 448 / 1024 * ROUNDED),
     # The scale is a power of two: quotients of 448 to 512 come down to 448, by an eighth at most.
     "mxfp8": within(lambda x: np.abs(x) / 8 + largest(x, 32) / 256 / 1024 * ROUNDED),
@@ -111,7 +117,7 @@ BOUNDS = {
     "int4": within(lambda x: int4_step(x) * (1 + 2.0**-7) * ROUNDED),
     # Nothing is promised of a single value; this is what 16 bits do with four of a block.
     "zfp": within(lambda x: np.maximum(largest(x, 4) * 2.0**-8, 2.0**-96)),
-    "zvc+int8": within(lambda x: span(x, TILE) / 510 * ROUNDED),
+    "zvc+int8": within(lambda x: int8_error(x, TILE)),
     "zvc+fp8": within(lambda x: np.abs(x) / 16 + largest(x, TILE) / 448 / 1024 * ROUNDED),
 }
 

@@ -224,7 +224,7 @@ def test_error_is_within_the_bound_of_each_group(name: str) -> None:
         s = scale_of(name, exact, group)
         error = np.abs(exact - x_hat)
         bound = {
-            "int8": s / 2,
+            "int8": np.maximum(s / 2, (s - np.abs(exact)) * (exact != 0)),
             "fp8": 2.0**-4 * np.abs(exact) + 2.0**-10 * s,
             "mxfp8": 2.0**-3 * np.abs(exact) + 2.0**-10 * s,
             "int4": s,
@@ -232,6 +232,48 @@ def test_error_is_within_the_bound_of_each_group(name: str) -> None:
         slack = 2.0**-22 * np.abs(exact) + 2.0**-149
         assert (error <= bound + slack).all(), (what, (error / (bound + slack)).max())
         assert (x_hat[exact == 0] == 0).all(), f"{what}: a zero did not stay zero"
+
+
+NONZERO = ("int8",)
+"""Formats whose encoders decode no value to 0 that is not 0, where there is a code for it."""
+
+
+@pytest.mark.parametrize(("word", "kind"), FORMATS["int8"].words)
+@pytest.mark.parametrize("name", NONZERO)
+def test_what_is_not_zero_keeps_its_sign(name: str, word: int, kind: int) -> None:
+    codec, n_checked = cswap.get_codec(name), 0
+    dtype = torch.bfloat16 if kind else {2: torch.float16, 4: torch.float32, 8: torch.float64}[word]
+    for what, x in make_values(np.random.default_rng(6), 9000).items():
+        if word == 2 and kind == floats.IEEE and what in ("large", "huge"):
+            continue  # nothing but infinities
+        t = torch.from_numpy(x).to(dtype)
+        x_hat = codec.decode(codec.encode(t, key=KEY))
+        exact, sign = t.double().numpy(), x_hat.sign().double().numpy()
+        # Only a side of 0 that ends within half a step of it has no codes.
+        padded = np.pad(exact, (0, -exact.size % 128)).reshape(-1, 128)
+        ends = np.repeat([padded.min(1), padded.max(1)], 128, axis=1)[:, : exact.size]
+        end = np.where(exact < 0, -ends[0], ends[1])
+        has_code = end > scale_of(name, exact, 128) / 2
+        np.testing.assert_array_equal(sign[has_code], np.sign(exact[has_code]), what)
+        n_checked += int(np.count_nonzero(exact[has_code]))
+    assert n_checked > 50_000
+
+
+def test_int8_rounds_to_zero_on_a_side_without_codes() -> None:
+    codec = cswap.get_codec("int8")
+    for side in (1, -1):
+        x = side * torch.tensor([255.0, -0.2, 0.2, 0.0]).repeat(128)  # a step of about 1
+        x_hat = codec.decode(codec.encode(x))
+        step = x_hat[0] / 255
+        assert 1 < float(step) * side < 1.01
+        assert torch.equal(x_hat, torch.tensor([255.0, 0.0, 1.0, 0.0]).repeat(128) * step)
+
+
+@pytest.mark.parametrize("name", ["int8", "zvc+int8", "int4", "zvc+int4"])
+def test_relu_masks_survive(name: str) -> None:
+    x = torch.randn(50_000, generator=torch.Generator().manual_seed(3)).relu()
+    codec = cswap.get_codec(name)
+    assert torch.equal(codec.decode(codec.encode(x)) > 0, x > 0)
 
 
 @pytest.mark.parametrize(

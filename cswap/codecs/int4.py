@@ -24,6 +24,8 @@ _U64: Final = 0xFFFFFFFFFFFFFFFF
 class Int4(LossyTiledCodec):
     """Error: a step of the group, (max - min) / 14, but right on average over keys.
 
+    Except in groups without negative values: there what is not 0 becomes a step, not 0.
+
     The bytes are a function of the tensor and of the key: its seed modulo 2**64, its tensor_id and
     step modulo 2**32.
     """

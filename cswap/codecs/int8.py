@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 class Int8(LossyTiledCodec):
-    """Error: half the step of the group, (max - min) / 510 with 0 counted among its values."""
+    """Error: half the step of the group, (max - min) / 510 with 0 counted among its values.
+
+    Values below half a step that are not 0 become a whole step, not 0, if their side has codes.
+    """
 
     name = "int8"
 

@@ -4,9 +4,14 @@
     s = (hi - lo) / 15 or / 14, rounded up to a bfloat16; z = floor(lo / s)
     q = floor(x / s - z + u), u uniform in [0, 1), so that x_hat is x on average;  |x - x_hat| <= s
 
-0 is a multiple of s, so it stays 0. A group that does not reach from one multiple of s to the 15th
-after it (lo = 0 does) needs the larger s, to have room for where its grid begins. (q + z) * s has
-no more than 24 significant bits: decoding is exact in float32.
+0 is a multiple of s, so it stays 0. In a group without negative values nothing else becomes 0:
+ReLU's backward pass tells where its input was positive by where its output is not 0. What would
+become 0 becomes s, and so is too large on average. In other groups, which are no ReLU's output,
+that bias would cost more than it gains.
+
+A group that does not reach from one multiple of s to the 15th after it (lo = 0 does) needs the
+larger s, to have room for where its grid begins. (q + z) * s has no more than 24 significant bits:
+decoding is exact in float32.
 """
 
 from __future__ import annotations
@@ -41,6 +46,7 @@ GROUP: Final = 32
 """Values that share a step."""
 
 _M = np.int32(0x7FFFFFFF)
+_COUNT = np.int32(1 << 20)  # beyond any sum of the exponents of a group
 _LEAST_STEP = 0x0D800000  # 2**-100: 65536 / step stays finite
 _FLATTEST = np.float32(2.0**-14)  # step / max |x| is no less: z fits 16 bits
 _TOP = np.float32(15 * 65536)
@@ -80,20 +86,19 @@ def _encode_groups(x, at, scales, codes, random, first_group, last_group, n):
         place = np.uint64(GROUP * group - at)
         lo = np.int32(0x7FFFFFFF)  # in the order of `ordered`
         hi = np.int32(-0x80000000)
-        e = np.int32(0)
-        nz = np.int32(0)
+        counts = np.int32(0)  # exponents, and _COUNT for each value that is not 0
         for i in range(np.uint64(n)):
             bits = bits_of(x[place + i])
             magnitude = np.int32(np.int32(bits) & _M)
             value = ordered(bits)
             lo = min(lo, value)
             hi = max(hi, value)
-            e = np.int32(e + np.int32(magnitude >> np.int32(23)))
-            nz = np.int32(nz + np.int32(magnitude != 0))
+            counts = np.int32(counts + np.int32(magnitude >> np.int32(23)))
+            counts = np.int32(counts + (_COUNT if magnitude != 0 else np.int32(0)))
         amax = max(np.int32(~hi) if hi < 0 else hi, np.int32(~lo) if lo < 0 else lo)
         top = max(top, amax)
-        exponents += e
-        n_nonzero += nz
+        exponents += np.int64(counts & np.int32(_COUNT - np.int32(1)))
+        n_nonzero += np.int64(counts >> np.int32(20))
         if top >= LIMIT:
             break
         low = float_of(np.uint32(ordered(np.uint32(lo))))
@@ -102,11 +107,15 @@ def _encode_groups(x, at, scales, codes, random, first_group, last_group, n):
         step = float_of(bits)
         scales[group] = np.uint32((bits >> np.uint32(16)) | np.uint32(np.int32(zero) << 16))
         base, inverse = zero * step, np.float32(65536) / step
+        # the first code for what is more than 0
+        least = np.int32(low >= np.float32(0) and zero == np.float32(0))
         for i in range(np.uint64(n)):
             # x = 0 gives a whole number of 65536ths, whatever inverse was rounded to.
-            y = (x[place + i] - base) * inverse
+            value = x[place + i]
+            y = (value - base) * inverse
             q = np.int32(rint(min(max(y, np.float32(0)), _TOP)))
             q = np.int32(np.int32(q + np.int32(random[first + i])) >> np.int32(16))
+            q = max(q, least) if value > np.float32(0) else q
             codes[first + i] = np.uint8(q)
     return top, exponents, n_nonzero
 
@@ -197,7 +206,10 @@ def int4_encode_reference(
             if (zero + 15) * step >= hi:
                 break
         y = np.clip((group - zero * step) * (np.float32(65536) / step), 0, 15 * 65536)
-        codes[GROUP * g : GROUP * (g + 1)] = (np.rint(y).astype(np.uint32) + u) >> 16
+        q = (np.rint(y).astype(np.int64) + u) >> 16
+        if lo >= 0 and zero == 0:
+            q = np.where(group > 0, np.maximum(q, 1), q)
+        codes[GROUP * g : GROUP * (g + 1)] = q
         scales.append(step.view(np.uint32) >> 16 | np.int32(zero).view(np.uint32) << 16)
     codes[x.size :] = 0
     low, high = codes.reshape(2, -1)

@@ -2,7 +2,11 @@
 
     x_hat = (q - z) * s        q: u8 per value; s: float32 whose low 8 bits are 0; z: u8
     s = (hi - lo) / 255, rounded up to 16 significant bits, with lo = min(x, 0), hi = max(x, 0)
-    z = rint(-lo / s), q = rint(x / s) + z;  |x - x_hat| <= s / 2
+    z = rint(-lo / s), q = rint(x / s) + z;  |x - x_hat| <= s / 2, but for what follows
+
+A value that is not 0 is not encoded as z, which decodes to 0: ReLU's backward pass tells where its
+input was positive by where its output is not 0. It takes the code next to z on its own side, if
+there is one: |x - x_hat| < s where |x| <= s / 2.
 
 The zero point takes the place of the scale's low 8 bits. z = 0 is a group without negative values,
 z = 255 one without positive, z = 128 a symmetric one: the same formula for all.
@@ -24,7 +28,6 @@ from cswap_kernels.floats import (
     is_raw_reference,
     merge,
     narrow_piece,
-    ordered,
     pad_reference,
     padded,
     rint,
@@ -38,6 +41,7 @@ GROUP: Final = 128
 """Values that share a scale."""
 
 _M = np.int32(0x7FFFFFFF)
+_COUNT = np.int32(1 << 20)  # beyond any sum of the exponents of a group
 _LEAST_SCALE = 0x00800000  # 2**-126: its reciprocal is finite
 
 
@@ -51,33 +55,36 @@ def _encode_groups(x, at, scales, codes, first_group, last_group, n):
     for group in range(first_group, last_group):
         first = np.uint64(GROUP * group)
         place = np.uint64(GROUP * group - at)
-        lo = np.int32(0)  # in the order of `ordered`
-        hi = np.int32(0)
-        e = np.int32(0)
-        nz = np.int32(0)
+        hi = np.int32(0)  # bits of the largest value, 0 counted in: negative ones are less, as i32
+        lo = np.uint32(0)  # and of the smallest, if any is negative: as u32 above all that are not
+        counts = np.int32(0)  # exponents, and _COUNT for each value that is not 0
         for i in range(np.uint64(n)):
             bits = bits_of(x[place + i])
             magnitude = np.int32(np.int32(bits) & _M)
-            value = ordered(bits)
-            lo = min(lo, value)
-            hi = max(hi, value)
-            e = np.int32(e + np.int32(magnitude >> np.int32(23)))
-            nz = np.int32(nz + np.int32(magnitude != 0))
-        top = max(top, max(hi, np.int32(~lo) if lo < 0 else lo))
-        exponents += e
-        n_nonzero += nz
+            hi = max(hi, np.int32(bits))
+            lo = max(lo, np.uint32(bits))
+            counts = np.int32(counts + np.int32(magnitude >> np.int32(23)))
+            counts = np.int32(counts + (_COUNT if magnitude != 0 else np.int32(0)))
+        top = max(top, max(hi, np.int32(np.int32(lo) & _M)))
+        exponents += np.int64(counts & np.int32(_COUNT - np.int32(1)))
+        n_nonzero += np.int64(counts >> np.int32(20))
         if top >= LIMIT:
             break
-        low = float_of(np.uint32(ordered(np.uint32(lo))))
+        low = float_of(lo) if np.int32(lo) < 0 else np.float32(0)
         spread = float_of(np.uint32(hi)) - low
         scale = max(bits_of(spread / np.float32(255)), np.uint32(_LEAST_SCALE))
         scale = np.uint32((scale + np.uint32(255)) & np.uint32(0xFFFFFF00))
         inverse = np.float32(1) / float_of(scale)
         zero = np.int32(rint(-low * inverse))
         scales[group] = np.uint32(scale | np.uint32(zero))
+        # z is for 0 alone. It has no lower neighbour if it is 0; that above 255 is cut off.
+        down = np.int32(-1) if zero > 0 else np.int32(0)
         for i in range(np.uint64(n)):
-            q = np.int32(np.int32(rint(x[place + i] * inverse)) + zero)
-            codes[first + i] = np.uint8(min(max(q, np.int32(0)), np.int32(255)))
+            value = x[place + i]
+            k = np.int32(rint(value * inverse))
+            k = max(k, np.int32(1)) if value > np.float32(0) else k
+            k = min(k, down) if value < np.float32(0) else k
+            codes[first + i] = np.uint8(min(np.uint32(np.int32(k) + zero), np.uint32(255)))
     return top, exponents, n_nonzero
 
 
@@ -147,7 +154,9 @@ def int8_encode_reference(x: NDArray[np.float32]) -> bytes | None:
     bits = (scale.view(np.uint32) + 255) & ~np.uint32(255)
     inverse = 1 / bits.view(np.float32)
     zero = np.rint(-lo * inverse)
-    codes = np.clip(np.rint(groups * inverse[:, None]) + zero[:, None], 0, 255)
+    steps = np.rint(groups * inverse[:, None])
+    steps = np.where(steps == 0, np.sign(groups), steps)
+    codes = np.clip(steps + zero[:, None], 0, 255)
     scales: bytes = (bits | zero.astype(np.uint32)).tobytes()
     data: bytes = codes.astype(np.uint8).tobytes()[: x.size]
     return pad_reference(scales) + data

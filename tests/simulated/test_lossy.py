@@ -58,7 +58,7 @@ def test_twins_agree(twins, name, word, kind, n):
 
 def test_extremes(twins, name):
     pair = twins(*FORMATS[name], 4, tile=256)
-    cases = np.zeros((8, 256), np.float32)
+    cases = np.zeros((12, 256), np.float32)
     cases[1] = 1.5
     cases[2] = -7.25
     cases[3, ::2], cases[3, 1::2] = 3.4e38, -3.4e38  # too large: raw
@@ -66,6 +66,11 @@ def test_extremes(twins, name):
     cases[5, 200] = np.inf  # raw
     cases[6] = np.float32(1e-42)  # denormals only
     cases[7] = np.linspace(-1, 1, 256)
+    cases[8] = 255
+    cases[8, ::5], cases[8, 1::5] = 1e-3, -1e-3  # less than half a step; all to one side of 0
+    cases[9] = -cases[8]
+    cases[10] = np.maximum(values(256, 2), 0)  # one side of 0 only
+    cases[11] = -cases[10]
     pair.agree(cases.reshape(-1).view(np.uint32), args=(IEEE, *KEY))
 
 

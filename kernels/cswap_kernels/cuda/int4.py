@@ -138,7 +138,10 @@ def int4_tile(word, as_words):
                         y = float32(float32(value - base) * inverse)
                         y = float32(min(float32(max(y, float32(0.0))), float32(TOP)))
                         q = int32(int32(rint(y)) + signed(uint32(random & uint32(0xFFFF))))
-                        codes[i] = uint8(int32(q >> int32(16)))
+                        q = int32(q >> int32(16))
+                        if low >= float32(0.0) and zero == float32(0.0) and value > float32(0.0):
+                            q = int32(max(q, int32(1)))
+                        codes[i] = uint8(q)
             row = int32(row + n_warps())
         if any_raw(top, exponents, n_nonzero, tmp):
             return int32(-1)

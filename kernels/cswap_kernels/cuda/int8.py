@@ -79,7 +79,11 @@ def int8_tile(word, as_words):
                 for k in range(4):
                     i = int32(int32(group << int32(LOG_GROUP)) + int32(int32(k) * int32(32)) + lane)
                     if i < n:
-                        q = int32(int32(rint(float32(load(x, i, kind) * inverse))) + zero)
+                        given = load(x, i, kind)
+                        steps = int32(rint(float32(given * inverse)))
+                        if steps == int32(0):  # z is for 0 alone
+                            steps = int32(int32(given > float32(0.0)) - int32(given < float32(0.0)))
+                        q = int32(steps + zero)
                         codes[i] = uint8(int32(min(int32(max(q, int32(0))), int32(255))))
             group = int32(group + n_warps())
         if any_raw(top, exponents, n_nonzero, tmp):
