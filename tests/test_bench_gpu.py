@@ -324,6 +324,7 @@ TINY = training.Task("tiny", TinyModel, 128, (256,), 10)
 
 def test_every_method_trains_to_the_same_loss_and_says_what_it_took(tmp_path, monkeypatch):
     monkeypatch.setenv("CSWAP_MIN_BYTES", "1KiB")
+    monkeypatch.setenv("CSWAP_WORKERS", "0")  # those that get no core encode nothing in time
     report = report_of(tmp_path, "training")
     training.run(HostMeter(), report, training.Plan((TINY,), METHODS, 2))
     document = finished(report)

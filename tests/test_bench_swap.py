@@ -39,6 +39,8 @@ def found(tmp_path_factory):
     # Small batches: everything that cswap would leave alone as too small is swapped, too.
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CSWAP_MIN_BYTES", "1KiB")
+        # Workers that get no core encode nothing before backward asks for it.
+        patch.setenv("CSWAP_WORKERS", "0")
         # Two would wait for one another in busy loops where the machine has other work.
         patch.setattr(command, "N_THREADS", 1)
         result = run(out, "--models", "stack")
