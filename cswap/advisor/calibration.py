@@ -122,12 +122,12 @@ def stored(kind: str, *, partial: bool = False) -> Calibration | None:
         kind: of device.
         partial: also one that was interrupted.
     """
-    found = _read(kind)
+    found = _read(kind, folder())
     return found if found is None or found.complete or partial else None
 
 
 @cache
-def _read(kind: str) -> Calibration | None:
+def _read(kind: str, _folder: Path) -> Calibration | None:
     machine = machine_of(kind)
     path = path_of(machine)
     try:
