@@ -224,6 +224,7 @@ def test_crossovers_are_told_with_their_value(tmp_path):
 def test_pages_say_what_is_not_measured_yet(tmp_path, monkeypatch):
     (tmp_path / "codecs.json").write_text(json.dumps({"rows": []}))
     monkeypatch.setattr("bench.readme.RESULTS", tmp_path)
+    monkeypatch.setattr("bench.sources.RESULTS", tmp_path)
     names = ("crossovers", "codec pictures")
     page = filled("\n".join(f"<!-- {name} -->\n<!-- /{name} -->" for name in names))
     assert "codecs.json` yet" in page
