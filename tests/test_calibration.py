@@ -6,6 +6,8 @@ import json
 import logging
 import math
 import os
+import subprocess
+import sys
 import threading
 import time
 
@@ -269,6 +271,24 @@ def test_in_the_background_one_process_does_it(quick, monkeypatch, own_cache):
 def test_in_the_background_it_can_be_switched_off(monkeypatch):
     monkeypatch.setenv("CSWAP_CALIBRATE", "0")
     assert background.start_once("cpu") is None
+
+
+def test_a_process_that_exits_meanwhile_does_so_cleanly(tmp_path):
+    script = (
+        "import time, torch, cswap\n"
+        "model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU())\n"
+        "handle = cswap.install(model)\n"
+        "model(torch.randn(256, 64)).sum().backward()\n"
+        "time.sleep(0.2)\n"
+    )
+    environment = os.environ | {"CSWAP_CALIBRATE": "1", "CSWAP_CACHE_DIR": str(tmp_path)}
+    for _ in range(2):  # the second goes on where the first was
+        done = subprocess.run(
+            [sys.executable, "-c", script], env=environment, capture_output=True, text=True
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+    assert list(tmp_path.glob("calibration/cpu-*.json"))
+    assert not list(tmp_path.glob("calibration/*.lock"))
 
 
 def test_the_fits_are_drawn(quick, tmp_path):

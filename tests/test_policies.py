@@ -188,6 +188,18 @@ def test_no_policy_is_faster_than_its_bound(policy):
     assert compared
 
 
+@pytest.mark.parametrize("policy", ["tvdnn-ilp", "swapadvisor", "home", "joint"])
+def test_of_equal_steps_the_one_that_moves_less_is_planned(policy):
+    trace = network(np.random.default_rng(13), 10)
+    free = Hardware("free", 1 << 40, {}, 1e12, 1e18, 1e18)  # whatever moves, the step is as long
+    problem = Problem(trace, free, between(trace, 0.8), deadline=time.monotonic() + 1)
+    plan = planner._solve(problem, policy)
+    everything = np.ones(10, np.int8)
+    moved = problem.simulator.to_plan(everything, np.zeros_like(everything))
+    assert plan.predicted["step_s"] == pytest.approx(moved.predicted["step_s"])
+    assert plan.predicted["link_bytes"] < 0.7 * moved.predicted["link_bytes"]
+
+
 def test_a_flow_in_closed_form():
     # x0 and x1 of 100 MiB, saved by f0 and f1, each operator a second, a link of 200 MiB/s; w of
     # 150 MiB lives from f2 to b2. Budget 250 MiB: of 350 at f2 and b2, 100 have to be away.

@@ -1,10 +1,12 @@
 """Calibrates this machine once, beside the first steps: slowly, so that they do not notice.
 
-One process per machine does it. Switched off by ``CSWAP_CALIBRATE=0``.
+One process per machine does it; what it has not measured when it exits, the next one does. Switched
+off by ``CSWAP_CALIBRATE=0``.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
@@ -28,7 +30,11 @@ STALE_S: Final = 3600.0
 NICE: Final = 10
 """Priority of the thread, where threads have one of their own (Linux)."""
 
+END_S: Final = 10.0
+"""How long an exiting process waits for the codec that is being measured at the moment."""
+
 _started = threading.Lock()
+_ending = threading.Event()
 
 
 def start_once(kind: str) -> threading.Thread | None:
@@ -38,8 +44,15 @@ def start_once(kind: str) -> threading.Thread | None:
     if not _started.acquire(blocking=False):  # for the life of the process
         return None
     thread = threading.Thread(target=_run, args=(kind,), name="cswap-calibration", daemon=True)
+    # A thread that is inside torch when the interpreter goes takes the process down with it.
+    atexit.register(_end, thread)
     thread.start()
     return thread
+
+
+def _end(thread: threading.Thread) -> None:
+    _ending.set()
+    thread.join(END_S)
 
 
 def _run(kind: str) -> None:
@@ -63,7 +76,8 @@ def _calibrate(kind: str) -> None:
     start = time.thread_time()
     for _ in calibrate.steps(kind):
         now = time.thread_time()
-        time.sleep((now - start) * (1 - SHARE) / SHARE)
+        if _ending.wait((now - start) * (1 - SHARE) / SHARE):
+            return
         start = time.thread_time()
     _log.info("calibrated this machine's %s in the background", kind)
 

@@ -58,6 +58,7 @@ class Best:
     Attributes:
         simulator: what judges.
         cost_s: penalised step time of the best; infinite before the first.
+        link_bytes: that it moves; of equal steps the one that moves less is the better one.
         action: of the best, per swappable tensor.
         codec: of the best.
         prefetch: of the best.
@@ -66,6 +67,7 @@ class Best:
 
     simulator: Simulator
     cost_s: float = float("inf")
+    link_bytes: int = 0
     action: NDArray[np.int8] | None = None
     codec: NDArray[np.int8] | None = None
     prefetch: NDArray[np.int32] | None = None
@@ -75,9 +77,10 @@ class Best:
         self, action: NDArray[np.int8], codec: NDArray[np.int8], prefetch: NDArray[np.int32]
     ) -> float:
         """Simulate a candidate, keep it if it is the best; its penalised step time."""
-        cost_s = penalised_s(self.simulator.run(action, codec, prefetch), self.simulator)
+        result = self.simulator.run(action, codec, prefetch)
+        cost_s = penalised_s(result, self.simulator)
         self.evaluations += 1
-        if cost_s < self.cost_s:
-            self.cost_s = cost_s
+        if (cost_s, result.link_bytes) < (self.cost_s, self.link_bytes):
+            self.cost_s, self.link_bytes = cost_s, result.link_bytes
             self.action, self.codec, self.prefetch = action.copy(), codec.copy(), prefetch.copy()
         return cost_s

@@ -69,7 +69,7 @@ class _Judge:
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
-        self._cost_s, self._order = np.inf, np.empty(0, np.int64)
+        self._rank, self._order = (np.inf, 0), np.empty(0, np.int64)
         self._moved: NDArray[np.int8] = np.empty(0, np.int8)
         self._own = np.arange(len(problem.trace.operators))
         self._keep(self._own, np.full(len(problem.simulator.saved), SWAP, np.int8))
@@ -88,8 +88,9 @@ class _Judge:
         cost_s = penalised_s(result, simulator)
         if (order != self._own).any():
             cost_s *= 1 + WORTH
-        if cost_s < self._cost_s:
-            self._cost_s, self._order, self._moved = cost_s, order, moved
+        rank = cost_s, result.link_bytes  # of equal steps the one that moves less
+        if rank < self._rank:
+            self._rank, self._order, self._moved = rank, order, moved
 
     def _simulator(self, order: NDArray[np.int64]) -> Simulator:
         problem = self._problem

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from cswap.plan.flow import least_stall
+from cswap.plan.flow import Program
 from cswap.plan.simulate import SWAP, simulate
 from cswap.plan.simulator import predictions
 
@@ -25,10 +25,17 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from cswap.plan.flow import Flow
     from cswap.plan.problem import Problem
     from cswap.schema.plan import Plan
 
 SECTION_BYTES: Final = 32 << 20
+
+LIMIT_S: Final = 60.0
+"""For the relaxation and for whole numbers each, if the problem sets none."""
+
+SLICE_S: Final = 2.0
+"""Of the first attempt."""
 
 RELAXED_SHARE: Final = 0.25
 """Of the time limit, that the relaxation may take, which is solved first."""
@@ -44,26 +51,36 @@ def solve(problem: Problem) -> Plan:
         for moved in _choices(problem)
         for plan in (_plan(problem, moved), _cut(problem, moved))
     ]
-    return min(plans, key=lambda plan: _cost(problem, plan))
+    return min(plans, key=_rank)
 
 
 def _choices(problem: Problem) -> Iterator[NDArray[np.int8]]:
-    simulator, limit_s = problem.simulator, None
-    if problem.deadline is not None:
-        limit_s = max(0.1, problem.deadline - time.monotonic())
-    yield np.full(len(simulator.saved), SWAP, np.int8)
+    yield np.full(len(problem.simulator.saved), SWAP, np.int8)
+    program = Program(problem.simulator)
     problem.report(0.0, "relaxation")
-    first_s = None if limit_s is None else RELAXED_SHARE * limit_s
-    relaxed = least_stall(simulator, relaxed=True, limit_s=first_s)
+    relaxed = _solved(problem, program, share=RELAXED_SHARE, relaxed=True)
     if relaxed is not None:
         yield np.where(relaxed.raw > ROUND_UP, SWAP, 0).astype(np.int8)
+    problem.report(RELAXED_SHARE, "whole numbers")
+    whole = _solved(problem, program, share=1.0, relaxed=False)
+    if whole is not None:
+        yield whole.raw.astype(np.int8)
+
+
+def _solved(problem: Problem, program: Program, *, share: float, relaxed: bool) -> Flow | None:
+    # Again and again with twice the time: what runs in C does not hear Ctrl-C until it ends.
+    end_s = time.monotonic() + LIMIT_S
     if problem.deadline is not None:
-        limit_s = max(0.1, problem.deadline - time.monotonic())
-    if not problem.interrupt.is_set():
-        problem.report(RELAXED_SHARE, "whole numbers")
-        whole = least_stall(simulator, limit_s=limit_s)
-        if whole is not None:
-            yield whole.raw.astype(np.int8)
+        end_s = time.monotonic() + max(0.1, share * (problem.deadline - time.monotonic()))
+    best, slice_s = None, SLICE_S
+    while not problem.interrupt.is_set() and (left_s := end_s - time.monotonic()) > 0:
+        began_s = time.monotonic()
+        found = program.solve(relaxed=relaxed, limit_s=min(slice_s, left_s))
+        best = found or best
+        if time.monotonic() - began_s < 0.9 * slice_s:
+            break  # it needed no more
+        slice_s *= 2
+    return best
 
 
 def _plan(problem: Problem, moved: NDArray[np.int8]) -> Plan:
@@ -85,6 +102,8 @@ def _cut(problem: Problem, moved: NDArray[np.int8]) -> Plan:
     return replace(cut, predicted=predictions(found, found.compute_s))
 
 
-def _cost(problem: Problem, plan: Plan) -> tuple[bool, float]:
-    # What fits before what does not.
-    return not plan.predicted["feasible"], plan.predicted["step_s"]
+def _rank(plan: Plan) -> tuple[bool, float, float]:
+    # What fits before what does not; of equal steps the one that moves less.
+    predicted = plan.predicted
+    step_s = round(predicted["step_s"] / max(predicted["compute_s"], 1e-12), 9)
+    return not predicted["feasible"], step_s, predicted["link_bytes"]
