@@ -75,11 +75,15 @@ class FakeCuda:
         self.capturing = False
         self.allocated = 0
         self.emptied = 0
+        self.used = []
 
     def get_device_properties(self, _index):
         return types.SimpleNamespace(
             total_memory=64 << 20, major=9, minor=0, multi_processor_count=132
         )
+
+    def record_stream(self, tensor, stream):
+        self.used.append((tensor.data_ptr(), stream))
 
     def device(self, _index):
         return self.stream(self._default)
@@ -121,6 +125,7 @@ def cuda(monkeypatch):
         cuda=fake, device=lambda *_: real.device("cpu"), empty=real.empty, uint8=real.uint8
     )
     monkeypatch.setattr(module, "torch", stand_in)
+    monkeypatch.setattr(real.Tensor, "record_stream", lambda x, s: fake.record_stream(x, s))
     return fake
 
 
@@ -147,6 +152,19 @@ def test_a_job_waits_on_its_stream_for_what_came_before_and_is_followed_by_an_ev
     device.wait(event)
     assert event.query()
     assert event.elapsed_s == 0.002
+
+
+def test_what_several_threads_read_is_known_to_the_allocator(device, cuda):
+    # It gives a block to the stream that it was allocated on as soon as nobody refers to it.
+    engine = SwapEngine(SwapConfig(codec="raw", min_bytes=0), device=device)
+    x = torch.randn(1024)
+    packed = engine.pack(x)
+    engine.synchronize()
+    with cuda.stream(FakeStream("another")):
+        first = engine.unpack(packed)
+        another = cuda.current_stream()
+    assert torch.equal(first, x)
+    assert cuda.used == [(first.data_ptr(), another)]
 
 
 def test_callbacks_run_in_order_on_a_thread_of_the_stream_and_settle_waits_for_them(device):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -98,7 +100,7 @@ def test_what_goes_out_comes_back(bench, codec):
     assert [h.state for h in handles] == [State.STORED] * 6
     assert all(h.source is None for h in handles)
     for x, handle in reversed(list(zip(xs, handles, strict=True))):
-        assert same(bench.executor.memory(handle), x)
+        assert same(bench.executor.memory(handle).tensor, x)
     for handle in handles:
         bench.executor.release(handle)
     bench.settle()
@@ -120,7 +122,7 @@ def test_a_large_tensor_goes_in_sections(monkeypatch):
 def test_wanted_before_it_is_out_it_is_not_moved(bench):
     x = values()
     handle = bench.swap_out(x)
-    assert same(bench.executor.memory(handle), x)
+    assert same(bench.executor.memory(handle).tensor, x)
     bench.executor.release(handle)
     bench.settle()
     assert_empty(bench)
@@ -132,11 +134,11 @@ def test_a_prefetched_tensor_is_a_hit_and_can_be_fetched_again(bench):
     bench.settle(handle)
     assert bench.executor.prefetch(handle)
     assert not bench.executor.prefetch(handle)
-    assert same(bench.executor.memory(handle), x)
+    assert same(bench.executor.memory(handle).tensor, x)
     bench.settle(handle)
     bench.executor.drop_result(handle)
     assert handle.state is State.STORED
-    assert same(bench.executor.memory(handle), x)  # retain_graph
+    assert same(bench.executor.memory(handle).tensor, x)  # retain_graph
     assert (bench.stats().prefetch_hits, bench.stats().prefetch_misses) == (1, 1)
     bench.executor.release(handle)
     bench.settle()
@@ -204,7 +206,7 @@ def test_a_codec_that_fails_to_encode_gives_way_to_raw(bench, caplog):
     with caplog.at_level(logging.WARNING, logger="cswap"):
         handles = [bench.swap_out(values(i), codec) for i in range(3)]
         bench.settle(*handles)
-    assert all(same(bench.executor.memory(h), values(i)) for i, h in enumerate(handles))
+    assert all(same(bench.executor.memory(h).tensor, values(i)) for i, h in enumerate(handles))
     n_parts = sum(len(h.parts) for h in handles)
     assert bench.stats().fallbacks_by_reason == {"failing:encode": n_parts}
     assert set(bench.stats().by_codec) == {"raw"}
@@ -227,7 +229,7 @@ def test_a_job_that_ends_its_thread_costs_a_fallback_only(workers):
     bench = Bench(CpuDevice(workers))
     handles = [bench.swap_out(values(i), Failing("encode", SystemExit())) for i in range(4)]
     bench.settle(*handles)
-    assert all(same(bench.executor.memory(h), values(i)) for i, h in enumerate(handles))
+    assert all(same(bench.executor.memory(h).tensor, values(i)) for i, h in enumerate(handles))
     assert bench.stats().fallbacks == 4
 
 
@@ -238,7 +240,7 @@ def test_queued_jobs_run_even_if_no_worker_is_left(monkeypatch):
     handle = bench.swap_out(values().clone())
     bench.executor.settle(handle)  # the waiter does it
     assert handle.state is State.STORED
-    assert same(bench.executor.memory(handle), values())
+    assert same(bench.executor.memory(handle).tensor, values())
 
 
 def test_host_limit_without_a_disk_keeps_the_tensor(request):
@@ -247,7 +249,7 @@ def test_host_limit_without_a_disk_keeps_the_tensor(request):
         handle = bench.swap_out(values())
         bench.settle(handle)
         assert handle.state is State.KEPT
-        assert same(bench.executor.memory(handle), values())
+        assert same(bench.executor.memory(handle).tensor, values())
         assert bench.stats().fallbacks_by_reason == {"host_limit": 1}
 
 
@@ -264,7 +266,7 @@ def test_past_the_host_limit_encodings_go_to_disk_and_come_back(make, disk):
     handles = [bench.swap_out(values(i)) for i in range(3)]
     bench.settle(*handles)
     assert all(h.parts[0].file is not None and h.parts[0].host is None for h in handles)
-    assert all(same(bench.executor.memory(h), values(i)) for i, h in enumerate(handles))
+    assert all(same(bench.executor.memory(h).tensor, values(i)) for i, h in enumerate(handles))
     for handle in handles:
         bench.executor.release(handle)
     bench.settle()
@@ -281,7 +283,7 @@ def test_a_full_disk_keeps_the_tensor(make, disk, monkeypatch):
     handle = bench.swap_out(values())
     bench.settle(handle)
     monkeypatch.undo()
-    assert same(bench.executor.memory(handle), values())
+    assert same(bench.executor.memory(handle).tensor, values())
     assert handle.state is State.KEPT
     assert bench.stats().fallbacks_by_reason == {"disk": 1}
     bench.executor.release(handle)
@@ -309,6 +311,112 @@ def test_a_tensor_modified_before_its_encode_stays():
         bench.settle(handle)
         assert handle.state is State.KEPT
         assert handle.modified()
+
+
+# Several threads compute: one prefetches what another asks for. Each test stops the first thread
+# where it did harm once.
+
+
+def in_thread(target):
+    """Run it in a thread; the thread and the list that its result comes in."""
+    found = []
+    thread = threading.Thread(target=lambda: found.append(target()), daemon=True)
+    thread.start()
+    return thread, found
+
+
+class Gated(CpuDevice):
+    """A CPU that stops a prefetch before it submits its decode, until somebody waits for
+    something; the decode then does not run before ``run`` is set."""
+
+    def __init__(self):
+        super().__init__(1)
+        self.reached, self.waited, self.submitted, self.run = (threading.Event() for _ in range(4))
+
+    def allocate(self, dtype, numel):
+        self.reached.set()
+        self.waited.wait(0.1)
+        return super().allocate(dtype, numel).fill_(-1)
+
+    def submit(self, job, *, role, after=()):
+        def late(stream):
+            assert self.run.wait(10)
+            job(stream)
+
+        return super().submit(late if self.reached.is_set() else job, role=role, after=after)
+
+    def join(self, event):
+        self.waited.set()
+        assert self.submitted.wait(10)
+        super().join(event)
+
+
+def test_what_another_thread_is_about_to_decode_is_waited_for():
+    device = Gated()
+    bench = Bench(device)
+    handle = bench.swap_out(values())
+    bench.settle(handle)
+
+    def prefetch():
+        bench.executor.prefetch(handle)
+        device.submitted.set()
+
+    prefetching, _ = in_thread(prefetch)
+    assert device.reached.wait(10)
+    asking, found = in_thread(lambda: bench.executor.memory(handle).tensor.clone())
+    asking.join(0.3)
+    assert asking.is_alive()  # not back with memory that nothing has been decoded into
+    device.run.set()
+    for thread in (prefetching, asking):
+        thread.join(10)
+    assert same(found[0], values())
+
+
+def test_a_decode_that_failed_in_another_thread_is_tried_again(monkeypatch):
+    bench = Bench(CpuDevice(1))
+    handle = bench.swap_out(values())
+    bench.settle(handle)
+    reached, gate = threading.Event(), threading.Event()
+
+    def no_memory(*_args):
+        monkeypatch.undo()
+        reached.set()
+        assert gate.wait(10)
+        raise MemoryError
+
+    monkeypatch.setattr(bench.device, "allocate", no_memory)
+    prefetching, prefetched = in_thread(lambda: bench.executor.prefetch(handle))
+    assert reached.wait(10)
+    asking, found = in_thread(lambda: bench.executor.memory(handle).tensor)
+    gate.set()
+    for thread in (prefetching, asking):
+        thread.join(10)
+    assert prefetched == [False]
+    assert same(found[0], values())
+
+
+def test_memory_says_whether_it_is_the_tensors_own():
+    # Views count from the start of the storage in the one and of the region in the other.
+    bench = Bench(CpuDevice(0))
+    handle = bench.handle(values())
+    own = bench.executor.memory(handle)
+    bench.executor.swap_out(handle, handle.source, get_codec("zvc"))
+    assert own.own
+    assert handle.source is None  # as another thread may see to while the first one looks at it
+    assert not bench.executor.memory(handle).own
+
+
+def test_a_handle_counts_on_without_its_memory():
+    bench = Bench(CpuDevice(0))
+    x = values()
+    storage = weakref.ref(x.untyped_storage())
+    handle = bench.swap_out(x)
+    assert handle.counter.numel() == 0
+    assert not handle.modified()
+    x.add_(1)
+    assert handle.modified()
+    del x
+    assert storage() is None
 
 
 def test_the_table_of_states_is_closed_and_has_one_end():
@@ -367,7 +475,7 @@ def round_trip(device):
     device.drain()
     for i, handle in enumerate(handles):
         bench.executor.prefetch(handle)
-        memory, expected = bench.executor.memory(handle), values(i)
+        memory, expected = bench.executor.memory(handle).tensor, values(i)
         device.submit(
             lambda _, m=memory, e=expected: right.append(torch.equal(m, e)), role="compute"
         )

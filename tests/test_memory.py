@@ -69,7 +69,7 @@ def test_after_forward_memory_is_the_encodings_and_a_bounded_overhead():
         after = live_storage_bytes(net)
         stats = handle.stats
         encoded = stats.host_bytes
-        held = handle.engine._live_handles()
+        held = [token.handle for token in handle.engine._order.live()]
         exact = sum(p.nbytes for h in held for p in h.parts if p.host is not None)
         raw = sum(h.raw_nbytes for h in held)
         assert raw > 12 * MIB
@@ -116,7 +116,7 @@ def test_nothing_leaks_over_many_steps():
         assert threading.active_count() <= threads
         assert len(list(Path("/proc/self/fd").iterdir())) <= descriptors
         assert live_storage_bytes(net) <= objects + MIB
-        assert len(handle.engine._live_handles()) == 0
+        assert len(handle.engine._order.live()) == 0
         assert handle.engine._aliases._entries == {}
 
 

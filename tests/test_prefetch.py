@@ -26,20 +26,24 @@ def positions(found):
     return [h.position for h in found]
 
 
+def coming(tokens):
+    return positions(token.handle for token in tokens)
+
+
 def test_in_the_first_step_last_in_is_first_out():
     order = StepOrder()
     handles, _tokens = save(order, 5)
-    assert positions(order.upcoming(handles[4], 2)) == [3, 2]
-    assert positions(order.upcoming(handles[0], 2)) == []
+    assert coming(order.upcoming(handles[4], 2)) == [3, 2]
+    assert coming(order.upcoming(handles[0], 2)) == []
 
 
 def test_what_died_is_passed_over():
     order = StepOrder()
     handles, tokens = save(order, 5)
     del tokens[3]
-    assert positions(order.upcoming(handles[4], 2)) == [2, 1]
+    assert coming(order.upcoming(handles[4], 2)) == [2, 1]
     order.discard(handles[2])
-    assert positions(order.upcoming(handles[4], 2)) == [1, 0]
+    assert coming(order.upcoming(handles[4], 2)) == [1, 0]
 
 
 def test_the_order_of_the_last_step_is_learned():
@@ -51,8 +55,8 @@ def test_the_order_of_the_last_step_is_learned():
     assert [h.step for h in second] == [1] * 4
     assert positions(second) == [0, 1, 2, 3]
     order.asked(second[1])
-    assert positions(order.upcoming(second[1], 2)) == [3, 0]
-    assert positions(order.upcoming(second[0], 2)) == [2, 1]  # after the last one known: downwards
+    assert coming(order.upcoming(second[1], 2)) == [3, 0]
+    assert coming(order.upcoming(second[0], 2)) == [2, 1]  # after the last one known: downwards
 
 
 def test_a_step_without_backward_begins_anew_when_told():

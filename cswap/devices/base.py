@@ -118,6 +118,9 @@ class Device(abc.ABC):
     def allocate(self, dtype: torch.dtype, numel: int) -> torch.Tensor:
         """[numel] uninitialised device memory, for results that computation will read."""
 
+    def share(self, memory: torch.Tensor) -> None:  # noqa: B027
+        """Computation of this thread will read what another thread's `allocate` may have given."""
+
     @abc.abstractmethod
     def scratch(self, nbytes: int) -> torch.Tensor:
         """[>= nbytes] uint8 of device memory for one encode or decode; ends with `give_back`.

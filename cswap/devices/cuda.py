@@ -214,6 +214,10 @@ class CudaDevice(Device):
         """See `Device.allocate`: of the current stream's memory."""
         return self._with_retry(lambda: torch.empty(numel, dtype=dtype, device=self.device))
 
+    def share(self, memory: torch.Tensor) -> None:
+        """See `Device.share`; nothing happens on the stream that the memory is of."""
+        memory.record_stream(torch.cuda.current_stream(self.device))
+
     def scratch(self, nbytes: int) -> torch.Tensor:
         """See `Device.scratch`."""
         return self._scratch.take(nbytes)

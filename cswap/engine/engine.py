@@ -26,7 +26,7 @@ from cswap.engine.follow import PlanFollower
 from cswap.engine.guard import Guard
 from cswap.engine.handle import Handle, State, Token
 from cswap.engine.lanes import Lanes, disk_store, optional_int
-from cswap.engine.packed import Kept, PackedView, modified_error
+from cswap.engine.packed import Kept, PackedView
 from cswap.engine.prefetch import StepOrder
 from cswap.engine.record import make_record
 from cswap.engine.scope import ScopeStack
@@ -114,8 +114,7 @@ class SwapEngine:
         """The tensor that was packed.
 
         Raises:
-            RuntimeError: autograd's own, if the tensor was modified in place and not swapped out
-                before that.
+            RuntimeError: autograd's own, if the tensor was modified in place since it was packed.
             CorruptEncodingError: what came back is not what was stored.
         """
         if isinstance(packed, Kept):
@@ -168,8 +167,10 @@ class SwapEngine:
 
     def synchronize(self) -> None:
         """Block until every swap-out under way is done."""
-        for handle in self._live_handles():
-            handle.lane.executor.settle(handle)
+        with self._lock:
+            tokens = self._order.live()
+        for token in tokens:
+            token.handle.lane.executor.settle(token.handle)
 
     def make_guard(self, model: torch.nn.Module) -> Guard | None:
         """The accuracy guard of a model's steps; None if nothing is lossy, or it is not wanted."""
@@ -273,10 +274,9 @@ class SwapEngine:
         return self._admit(handle, tensor, keep=decision is not None and decision.action == "keep")
 
     def _planned(self, position: int, site: Site, nbytes: int) -> tuple[int, Decision | None]:
-        follower = self._follower
-        following = not follower.drift
+        follower, drifted = self._follower, self._follower.drift
         position = follower.find(position, site.scope, nbytes)
-        if following and follower.drift:
+        if follower.drift and not drifted:
             self._counters.fall_back("plan", follower.drift)
             self._advisor.forget_plan()
         return position, follower.decision(position)
@@ -337,30 +337,35 @@ class SwapEngine:
     # ---------------------------------------------------------------- unpack
 
     def _unpack_view(self, packed: PackedView) -> torch.Tensor:
+        packed.check()
         handle = packed.token.handle
-        lane, first = handle.lane, handle.unpacked == 0
+        self._prefetch_after(handle)
+        memory, own = handle.lane.executor.memory(handle)
+        out = packed.rebuild(memory, own=own)
         with self._lock:
-            if first:
+            handle.unpacked += 1
+            last = handle.unpacked % max(handle.views, 1) == 0
+            if last:
+                handle.lane.ready.remove(handle)
+        if last:
+            handle.lane.executor.drop_result(handle)
+        elif not own:
+            self._note_ready(handle)
+        return out
+
+    def _prefetch_after(self, handle: Handle) -> None:
+        with self._lock:
+            if handle.unpacked == 0:
                 self._order.asked(handle)
+            if not handle.lane.overlaps:
+                return
             depth = self._follower.depth or PREFETCH_DEPTH
-            ahead = self._order.upcoming(handle, depth) if lane.overlaps else ()
-        for n, other in enumerate(ahead, 1):
+            ahead = self._order.upcoming(handle, depth)  # tokens: no other thread buries these
+        for n, other in enumerate((token.handle for token in ahead), 1):
             if not self._follower.may_start(other.position, n):
                 continue
             if other.lane.has_room(other.raw_nbytes) and other.lane.executor.prefetch(other):
                 self._note_ready(other)
-        memory = lane.executor.memory(handle)
-        if memory is handle.source and handle.modified():
-            raise modified_error(memory, handle.version)
-        handle.unpacked += 1
-        out = packed.rebuild(memory)
-        if handle.unpacked % max(handle.views, 1) == 0:
-            with self._lock:
-                lane.ready.remove(handle)
-            lane.executor.drop_result(handle)
-        elif memory is not handle.source:
-            self._note_ready(handle)
-        return out
 
     def _note_ready(self, handle: Handle) -> None:
         with self._lock:
@@ -390,11 +395,6 @@ class SwapEngine:
                 handle.lane.ready.remove(handle)
             handle.lane.executor.release(handle)
             handle.token = None
-
-    def _live_handles(self) -> list[Handle]:
-        with self._lock:
-            tokens = [ref() for ref in self._order.live()]
-        return [token.handle for token in tokens if token is not None]
 
     def __repr__(self) -> str:
         return f"<SwapEngine: {self.stats.swapped} swapped>"

@@ -11,6 +11,13 @@ result      decoded memory: from `SwapIn.fetch` until every packed view has been
             `drop_result`.
 Released while a job is under way: that job's callback frees what it held.
 
+Note [who waits for which event]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+Several threads compute, and one may prefetch what another is about to ask for. Whoever moves a
+handle to FETCHING clears `event` in the same breath and sets it, with `result`, once the decode is
+submitted: so a thread that finds no event waits for there to be one, and a thread that has waited
+for an event takes the result only if it is still that event's.
+
 Jobs and callbacks run on threads of the device's choice. State changes under `lock`; no codec, no
 copy and no wait does.
 """
@@ -19,12 +26,12 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from cswap.engine.handle import State
 from cswap.engine.swap_in import SwapIn
 from cswap.engine.swap_out import SwapOut
-from cswap.engine.tiers import Tiers
+from cswap.engine.tiers import BETWEEN_JOBS_S, Tiers
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +42,18 @@ if TYPE_CHECKING:
     from cswap.engine.stats import Counters
     from cswap.stores.disk import DiskStore
     from cswap.stores.host import HostStore
+
+
+class Memory(NamedTuple):
+    """Where the values of a handle can be read.
+
+    Attributes:
+        tensor: [n] flat; strided if the handle is gathered.
+        own: whether it is the memory that the tensor was saved from.
+    """
+
+    tensor: torch.Tensor
+    own: bool
 
 
 class Executor:
@@ -69,8 +88,7 @@ class Executor:
         with self._tiers.lock:
             if handle.state is not State.STORED:
                 return False
-            handle.to(State.FETCHING)
-            handle.prefetched = True
+            _begin_fetch(handle, prefetched=True)
         try:
             self._in.fetch(handle, "codec")
         except MemoryError as error:  # unpack will try again, and says so if it must
@@ -78,10 +96,10 @@ class Executor:
             return False
         return True
 
-    def memory(self, handle: Handle) -> torch.Tensor:
-        """The tensor's memory, [n] flat or gathered: its own if still held, else decoded.
+    def memory(self, handle: Handle) -> Memory:
+        """The tensor's memory: its own if still held, else decoded.
 
-        Computation issued from here on may read it.
+        Computation that this thread issues from here on may read it.
 
         Raises:
             CorruptEncodingError: what came back is not what was stored.
@@ -90,40 +108,63 @@ class Executor:
         if self._tiers.damage:
             raise self._tiers.damage[0]
         while True:
-            event: Event | None = None
             if handle.state is State.ENCODING:
                 self._stop(handle)
             with self._tiers.lock:
-                if handle.error is not None:
-                    raise handle.error
-                if handle.state is State.KEPT and handle.source is not None:
-                    return handle.source
-                if handle.state is State.READY and handle.result is not None:
-                    return self._hit(handle, handle.result)
-                if handle.state is State.STORED:
-                    alive = handle.recall()
-                    if alive is not None:
-                        return alive
-                    handle.to(State.FETCHING)
-                    handle.prefetched = False
-                elif handle.event is not None:
-                    event = handle.event
+                found = self._at_hand(handle)
+                if found is not None:
+                    return found
+                mine = handle.state is State.STORED
+                if mine:
+                    _begin_fetch(handle, prefetched=False)
+                fetching, event = handle.state is State.FETCHING, handle.event
             start = time.perf_counter()
-            fetching = event is None or handle.state is State.FETCHING
-            if event is None:
+            if mine:
                 event = self._in.fetch(handle, "compute")
-            if fetching:
-                self._tiers.device.join(event)
-            else:
-                self._tiers.device.wait(event)
-            end = time.perf_counter()
-            self._tiers.counters.exposed(end - start)
-            if self._tiers.counters.timeline is not None:
-                self._tiers.counters.timeline.span("wait", handle, start, end)
-            if fetching and event.error is not None:
-                raise event.error  # on the way out, errors were dealt with
-            if handle.state is State.FETCHING and handle.result is not None:
-                return self._hit(handle, handle.result)  # the device orders it before its use
+            if event is None:  # another thread is about to submit it
+                time.sleep(BETWEEN_JOBS_S)
+                continue
+            result = self._await(handle, event, start, fetching=fetching)
+            if result is not None:
+                return Memory(result, own=False)
+
+    def _at_hand(self, handle: Handle) -> Memory | None:
+        # Under the lock: what can be had without waiting.
+        if handle.error is not None:
+            raise handle.error
+        if handle.state is State.KEPT and handle.source is not None:
+            return Memory(handle.source, own=True)
+        found = None
+        if handle.state is State.READY and handle.result is not None:
+            found = self._hit(handle, handle.result)
+        elif handle.state is State.STORED:
+            found = handle.recall()
+        if found is None:
+            return None
+        self._tiers.device.share(found)
+        return Memory(found, own=False)
+
+    def _await(
+        self, handle: Handle, event: Event, start: float, *, fetching: bool
+    ) -> torch.Tensor | None:
+        # Waits for a job; the decoded memory if that is what the job makes.
+        if fetching:
+            self._tiers.device.join(event)
+        else:
+            self._tiers.device.wait(event)
+        end = time.perf_counter()
+        self._tiers.counters.exposed(end - start)
+        if self._tiers.counters.timeline is not None:
+            self._tiers.counters.timeline.span("wait", handle, start, end)
+        if not fetching:  # on the way out, errors were dealt with
+            return None
+        if event.error is not None:
+            raise event.error
+        with self._tiers.lock:  # on a GPU the decode may not have run: the device orders it
+            if handle.event is not event or handle.result is None:
+                return None
+            self._tiers.device.share(handle.result)
+            return self._hit(handle, handle.result)
 
     def _stop(self, handle: Handle) -> None:
         # Still in its own memory, and wanted now: do not move it at all.
@@ -156,7 +197,7 @@ class Executor:
                 return
             handle.to(State.RELEASED)
             if before in (State.KEPT, State.ENCODING):
-                handle.source = None
+                handle.let_go()
                 self._tiers.counters.hold(device=-handle.raw_nbytes)
                 if before is State.ENCODING:
                     self._out.waits_no_more(handle)
@@ -171,3 +212,9 @@ class Executor:
     def settle(self, handle: Handle) -> None:
         """Block until nothing is under way for the handle."""
         self._tiers.settle(handle)
+
+
+def _begin_fetch(handle: Handle, *, prefetched: bool) -> None:
+    # Under the lock. See Note [who waits for which event].
+    handle.to(State.FETCHING)
+    handle.event, handle.prefetched = None, prefetched

@@ -6,11 +6,11 @@ import enum
 import weakref
 from typing import TYPE_CHECKING, Final
 
+import torch
+
 from cswap.errors import InternalError
 
 if TYPE_CHECKING:
-    import torch
-
     from cswap.advisor.advisor import Advice
     from cswap.advisor.site import Site
     from cswap.devices.base import Event
@@ -55,7 +55,9 @@ class Handle:
         start: elements of the storage before the region.
         gathered: the region has gaps; what is encoded is a dense copy of its elements.
         source: the tensor's own memory, [n] flat (strided if gathered); None once it is let go.
-        version: autograd's version of the source when it was saved.
+        version: autograd's version of the source when it was saved, see
+            Note [modified in place] in packed.py.
+        counter: a tensor that counts with the source, which it is until that is let go.
         base: weak reference to the tensor that owns the version counter (see aliases.py).
         whole: whether the region is the whole storage.
         token: weak reference to what its packed views own together.
@@ -67,7 +69,7 @@ class Handle:
         parts: sections of the region, each encoded by itself; there is one in most.
         unsafe: parts whose own memory is still needed.
         unstored: parts that are not in the store yet.
-        event: of the last job submitted for it.
+        event: of the last job submitted for it; None while a fetch is being prepared.
         error: why the stored bytes cannot be used.
         result: decoded memory, [n]; the strided tensor if gathered.
         views: how many packed views refer to it; ``unpacked`` counts how often one was asked for.
@@ -83,6 +85,7 @@ class Handle:
         "_last_version",
         "advice",
         "base",
+        "counter",
         "error",
         "event",
         "gathered",
@@ -140,6 +143,7 @@ class Handle:
         self.section_bytes: int | None = None
         self.advice: Advice | None = None
         self.lane: Lane
+        self.counter = source
         self._last_result: weakref.ref[torch.Tensor] | None = None
         self._last_version = 0
 
@@ -153,9 +157,15 @@ class Handle:
             raise InternalError(f"handle: {self.state.value} -> {new.value} is not legal")
         self.state = new
 
+    def let_go(self) -> None:
+        """Give up the tensor's own memory, but not its version counter."""
+        counter = self.counter.detach()
+        counter.data = torch.empty(0, dtype=counter.dtype, device=counter.device)
+        self.source, self.counter = None, counter
+
     def modified(self) -> bool:
-        """Whether the source has been modified in place since it was saved."""
-        return self.source is not None and self.source._version != self.version  # noqa: SLF001
+        """Whether the tensor has been modified in place since it was saved."""
+        return self.counter._version != self.version  # noqa: SLF001
 
     def forget(self) -> None:
         """Drop the decoded memory, but remember it for as long as somebody else uses it."""

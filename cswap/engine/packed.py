@@ -9,7 +9,9 @@ import torch
 from cswap.errors import InternalError
 
 if TYPE_CHECKING:
-    from cswap.engine.handle import Handle, Token
+    from collections.abc import Sequence
+
+    from cswap.engine.handle import Token
 
 
 class Kept:
@@ -37,12 +39,21 @@ class Kept:
             RuntimeError: autograd's own, if it was modified in place since.
         """
         if self.version >= 0 and self.tensor._version != self.version:  # noqa: SLF001
-            raise modified_error(self.tensor, self.version)
+            raise modified_error(self.tensor, self.tensor.shape, self.version)
         return self.tensor
 
 
 class PackedView:
-    """One saved tensor: its exact layout, as a view of a handle's memory."""
+    """One saved tensor: its exact layout, as a view of a handle's memory.
+
+    Note [modified in place]
+    ~~~~~~~~~~~~~~~~~~~~~~~~
+    A tensor that was modified after it was saved raises, as it does without hooks, even where its
+    encoding was made before. An operator counts the version up when it is done: while it runs on
+    one thread, an encode on another would read half of its work and see no new version. So what
+    an encoding is worth is known only when it is asked for, and handles keep the counter when
+    they let the memory go.
+    """
 
     __slots__ = ("conj", "dtype", "neg", "offset", "sizes", "strides", "token")
 
@@ -55,11 +66,25 @@ class PackedView:
         self.conj = tensor.is_conj()
         self.neg = tensor.is_neg()
 
-    def rebuild(self, memory: torch.Tensor) -> torch.Tensor:
+    def check(self) -> None:
+        """See Note [modified in place].
+
+        Raises:
+            RuntimeError: autograd's own, if the tensor was modified in place since it was saved.
+        """
+        handle = self.token.handle
+        if handle.modified():
+            raise modified_error(handle.counter, self.sizes, handle.version)
+
+    def rebuild(self, memory: torch.Tensor, *, own: bool) -> torch.Tensor:
         """The saved tensor with its exact sizes and strides, as a view of ``memory``.
 
         The storage offset is the original one, too, unless only a small part of the storage was
         saved (then it counts from the start of that part).
+
+        Args:
+            memory: of the handle.
+            own: whether it is the memory that the tensor was saved from.
 
         Raises:
             InternalError: memory is not what this view was made of.
@@ -69,7 +94,7 @@ class PackedView:
             x = memory.detach()
         else:
             x = memory if memory.dtype == self.dtype else self._reinterpret(memory)
-            x = x.as_strided(self.sizes, self.strides, self._offset_in(memory, handle))
+            x = x.as_strided(self.sizes, self.strides, self._offset_in(memory, own=own))
         if self.conj:
             x = x.conj()
         if self.neg:
@@ -81,10 +106,11 @@ class PackedView:
             )
         return x
 
-    def _offset_in(self, memory: torch.Tensor, handle: Handle) -> int:
-        if memory is handle.source:  # still in the storage that it was saved from
+    def _offset_in(self, memory: torch.Tensor, *, own: bool) -> int:
+        if own:  # still in the storage that it was saved from
             return int(self.offset)
-        return int(self.offset) - handle.start * memory.element_size() // self.dtype.itemsize
+        start = self.token.handle.start
+        return int(self.offset) - start * memory.element_size() // self.dtype.itemsize
 
     def _reinterpret(self, memory: torch.Tensor) -> torch.Tensor:
         nbytes = memory.numel() * memory.element_size()
@@ -92,11 +118,11 @@ class PackedView:
         return memory.view(torch.uint8)[:whole].view(self.dtype)
 
 
-def modified_error(tensor: torch.Tensor, expected: int) -> RuntimeError:
+def modified_error(tensor: torch.Tensor, sizes: Sequence[int], expected: int) -> RuntimeError:
     """Autograd's error for a saved tensor that was modified in place, in its own words."""
     return RuntimeError(
         "one of the variables needed for gradient computation has been modified by an inplace "
-        f"operation: [{tensor.type()} {list(tensor.shape)}] is at version {tensor._version}; "  # noqa: SLF001
+        f"operation: [{tensor.type()} {list(sizes)}] is at version {tensor._version}; "  # noqa: SLF001
         f"expected version {expected} instead. Hint: enable anomaly detection to find the "
         "operation that failed to compute its gradient, with "
         "torch.autograd.set_detect_anomaly(True)."

@@ -48,9 +48,9 @@ class StepOrder:
         """A handle that no longer can be."""
         self._live.pop((handle.step, handle.position), None)
 
-    def live(self) -> list[weakref.ref[Token]]:
-        """References to all handles that may still be asked for."""
-        return list(self._live.values())
+    def live(self) -> list[Token]:
+        """Tokens of all handles that may still be asked for."""
+        return [token for reference in self._live.values() if (token := reference()) is not None]
 
     def asked(self, handle: Handle) -> None:
         """Backward has asked for this handle (for the first time)."""
@@ -61,16 +61,16 @@ class StepOrder:
             self._asked, self._asked_step = [], handle.step
         self._asked.append(handle.position)
 
-    def upcoming(self, handle: Handle, count: int) -> list[Handle]:
-        """The ``count`` handles that are likely to be asked for after this one."""
-        found: list[Handle] = []
+    def upcoming(self, handle: Handle, count: int) -> list[Token]:
+        """Tokens of the ``count`` handles that are likely to be asked for after this one."""
+        found: list[Token] = []
         position = handle.position
         for _ in range(4 * count):  # positions of tensors that were kept or shared are skipped
             position = self._after.get(position, position - 1)
             reference = self._live.get((handle.step, position))
             token = None if reference is None else reference()
             if token is not None:
-                found.append(token.handle)
+                found.append(token)
             if position < 0 or len(found) == count:
                 break
         return found

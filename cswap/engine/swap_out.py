@@ -207,7 +207,8 @@ class SwapOut:
         freed = 0
         if handle.unsafe == 0:
             handle.to(State.IN_FLIGHT)
-            handle.source, freed = None, handle.raw_nbytes
+            handle.let_go()
+            freed = handle.raw_nbytes
             self._waiting_bytes -= freed
         self._tiers.counters.hold(device=-freed, host=host_bytes)
 

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from cswap.stores.disk import DiskStore
     from cswap.stores.host import HostStore
 
+BETWEEN_JOBS_S: Final = 1e-4
+"""How long to sleep while another thread submits the next job of a handle."""
+
 DAMAGED: Final = "verify: a tensor encoded by {} to {} bytes came back changed."
 
 
@@ -75,7 +78,7 @@ class Tiers:
             if event is not None:
                 self.device.wait(event)
             else:  # between two jobs, on another thread
-                time.sleep(1e-4)
+                time.sleep(BETWEEN_JOBS_S)
 
     def free(self, handle: Handle) -> None:
         """Free what the store holds of a handle that is released, or kept after all.

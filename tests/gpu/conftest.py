@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +11,6 @@ from torch import nn
 from cswap.codecs.registry import NVCOMP, get_codec
 from cswap.errors import CswapError
 from cswap.schema.tensor import DTYPES
-
-if TYPE_CHECKING:
-    from cswap.engine.engine import SwapEngine
 
 
 @pytest.fixture
@@ -88,17 +84,3 @@ def _delayed(method: Any, cycles: int) -> Any:
         return method(*args, stream=stream, **options)
 
     return run
-
-
-@pytest.fixture
-def assert_empty():
-    """Checks that an engine holds nothing any more."""
-
-    def check(engine: SwapEngine) -> None:
-        engine.synchronize()
-        gc.collect()
-        torch.cuda.synchronize()
-        stats = engine.stats
-        assert (stats.device_bytes, stats.host_bytes, stats.disk_bytes) == (0, 0, 0)
-
-    return check

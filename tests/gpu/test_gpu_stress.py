@@ -13,6 +13,7 @@ import torch
 import cswap
 from cswap.codecs.registry import get_codec
 from cswap.devices.cuda import CudaDevice
+from cswap.testing.engines import assert_empty
 from cswap.testing.operators import lossless_codecs
 
 pytestmark = pytest.mark.gpu
@@ -60,7 +61,7 @@ def apply(operator, y):
     return (y.t() * y.t().tanh()).t()
 
 
-def test_random_graphs_on_random_streams(device, assert_empty):
+def test_random_graphs_on_random_streams(device):
     draw = random.Random(0)
     streams = [torch.cuda.current_stream(), *(torch.cuda.Stream(device) for _ in range(3))]
     codecs = ("auto", *lossless_codecs("cuda"))
