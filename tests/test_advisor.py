@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from cswap.advisor import advisor as module
+from cswap.advisor import memory as memory_module
 from cswap.advisor import rules
 from cswap.advisor.advisor import MARGIN, Advisor
 from cswap.advisor.cost import RATIOS, Rate, predict
 from cswap.advisor.market import KEEP
-from cswap.advisor.memory import RESAMPLE_EVERY
+from cswap.advisor.memory import RESAMPLE_EVERY, Explanation, SiteMemory
 from cswap.advisor.rates import CPU_RATES
 from cswap.advisor.site import Site
 from cswap.codecs.registry import get_codec
@@ -226,3 +227,17 @@ def test_after_so_many_uses_a_new_sample_is_taken_and_the_old_choice_serves_mean
     chosen = [choose(torch.randn(N)) for _ in range(RESAMPLE_EVERY + 2)]
     assert chosen[0].startswith("zvc")
     assert chosen[-1] == KEEP
+
+
+def test_a_worker_may_report_while_a_choice_is_explained(monkeypatch):
+    memory = SiteMemory(Explanation(0, Site(""), None, (), "zvc", "forced"), get_codec("zvc"))
+    memory.note_encoded("zvc", 100, 50)
+    real = memory_module.Measured
+
+    def meanwhile(*args):
+        memory.note_encoded("raw", 100, 100)
+        return real(*args)
+
+    monkeypatch.setattr(memory_module, "Measured", meanwhile)
+    assert [m.codec for m in memory.explained().measured] == ["zvc"]
+    assert [m.codec for m in memory.explained().measured] == ["zvc", "raw"]

@@ -36,7 +36,7 @@ from cswap.plan.policies import cswap_plus, sc, vdnn_all
 from cswap.plan.problem import Problem
 from cswap.plan.simulate import SWAP, simulate
 from cswap.plan.values import with_fixed_rates
-from cswap.plan.vdnn import features_of, inputs_of
+from cswap.plan.vdnn import feature_inputs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -194,7 +194,7 @@ def _vgg_moved_bytes() -> float:
         "vgg16", "cifar10", BATCHES["cifar10", "v100"]["vgg16"], load_hardware(GPUS["v100"])
     )
     simulator = Problem(trace, load_hardware(GPUS["v100"]), AMPLE).simulator
-    return float(simulator.nbytes[inputs_of(trace, features_of(trace))].sum())
+    return float(simulator.nbytes[feature_inputs(trace)].sum())
 
 
 def _summed(trace: Trace, hardware: Hardware, model: str, activation: str) -> dict[str, _Sum]:

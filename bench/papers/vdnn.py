@@ -19,7 +19,7 @@ from cswap.plan.layers import layerwise
 from cswap.plan.planner import plan
 from cswap.plan.problem import Problem
 from cswap.plan.simulate import simulate
-from cswap.plan.vdnn import features_of, inputs_of
+from cswap.plan.vdnn import feature_inputs
 
 if TYPE_CHECKING:
     import torch
@@ -132,5 +132,5 @@ def _features(model: str, batch: int, workspace: Workspace) -> Trace:
 
 def _layers(trace: Trace) -> Layerwise:
     simulator = Problem(trace, load_hardware(MACHINE), AMPLE).simulator
-    moved = inputs_of(trace, features_of(trace)).astype(np.int8)
+    moved = feature_inputs(trace).astype(np.int8)
     return layerwise(simulator, moved, np.zeros_like(moved))

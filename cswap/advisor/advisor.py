@@ -124,7 +124,7 @@ class Advisor:
         with self._lock:
             self._epoch += 1
             self._policy.begin_epoch(self._epoch, epochs)
-            for market in self._markets.values():
+            for market in tuple(self._markets.values()):
                 market.version += 1
 
     def begin_step(self, exposed_s: float) -> None:
@@ -136,7 +136,7 @@ class Advisor:
         with self._lock:
             used, self._used = self._used, []
             step_s = None
-            for market in self._markets.values():
+            for market in tuple(self._markets.values()):
                 if market.begin_step(now_s, exposed_s):
                     step_s = market.look_back(used) or step_s
             if step_s is not None and self._policy.explores and _may_adapt():
@@ -176,7 +176,7 @@ class Advisor:
             pending = LateProfile(x) if memory is None or not memory.pending else memory.pending
             taken = pending.get()
             if taken is None:
-                return Advice(self._wait_for(pending, key, memory, x), self._sites[key], market)
+                return self._wait_for(pending, key, memory, x, market)
         explanation = self._decide(
             x, site, position, taken, memory, lossy_ok=lossy_ok, may_keep=may_keep
         )
@@ -227,8 +227,13 @@ class Advisor:
         return Advice(codec, memory, market)
 
     def _wait_for(
-        self, pending: LateProfile, key: _SiteKey, memory: SiteMemory | None, x: torch.Tensor
-    ) -> Codec | None:
+        self,
+        pending: LateProfile,
+        key: _SiteKey,
+        memory: SiteMemory | None,
+        x: torch.Tensor,
+        market: Market,
+    ) -> Advice:
         # Until the sample has arrived: as before, or what is cheap and never much of a loss.
         if memory is None:
             codec = next(c for c in map(get_codec, _CHEAP) if c.supports(x.dtype, x.device.type))
@@ -238,7 +243,7 @@ class Advisor:
             with self._lock:
                 self._sites[key] = memory
         memory.pending = pending
-        return memory.codec
+        return Advice(memory.codec, memory, market)
 
     def _needs_profile(self, x: torch.Tensor, site: Site, position: int) -> bool:
         forced, _ = self._forced(x, site, position)

@@ -171,8 +171,9 @@ class SiteMemory:
 
     def explained(self) -> Explanation:
         """The last decision with what came of it."""
+        seen = self._seen.copy()  # workers add to it meanwhile
         measured = tuple(
             Measured(codec, ratio, device_s, int(count))
-            for codec, (ratio, device_s, count) in self._seen.items()
+            for codec, (ratio, device_s, count) in seen.items()
         )
         return replace(self.explanation, measured=measured, switches=self.switches)

@@ -43,6 +43,11 @@ def inputs_of(trace: Trace, kinds: Iterable[str]) -> NDArray[np.bool_]:
     return np.array(found, np.bool_)
 
 
+def feature_inputs(trace: Trace) -> NDArray[np.bool_]:
+    """[n] by position: what ``vdnn-all`` moves."""
+    return inputs_of(trace, features_of(trace))
+
+
 def features_of(trace: Trace) -> frozenset[str]:
     """The kinds of layers whose inputs ``vdnn-all`` moves."""
     present = {operator.kind for operator in trace.operators}

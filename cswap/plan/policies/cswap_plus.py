@@ -20,7 +20,7 @@ from cswap.advisor.cswap_plus import sparse_bytes
 from cswap.plan.fixed_rate import dense_positions, rate_of, zeros_of
 from cswap.plan.layers import swaps
 from cswap.plan.simulate import SWAP
-from cswap.plan.vdnn import features_of, inputs_of, prefetch_points
+from cswap.plan.vdnn import feature_inputs, prefetch_points
 
 if TYPE_CHECKING:
     from cswap.advisor.cswap_plus import Swap
@@ -37,7 +37,7 @@ def solve(problem: Problem) -> Plan:
 def solve_epoch(problem: Problem, epoch: int, epochs: int) -> Plan:
     """The plan of one epoch of several: ZFP's rate slides down from one to the next."""
     simulator = problem.simulator
-    moved = inputs_of(problem.trace, features_of(problem.trace))
+    moved = feature_inputs(problem.trace)
     action = np.where(moved, SWAP, 0).astype(np.int8)
     codec = np.zeros_like(action)
     ways = swaps(simulator, moved)

@@ -15,7 +15,7 @@ import numpy as np
 from cswap.plan.fixed_rate import dense_positions, rate_of
 from cswap.plan.layers import swaps
 from cswap.plan.simulate import SWAP
-from cswap.plan.vdnn import features_of, inputs_of, prefetch_points
+from cswap.plan.vdnn import feature_inputs, prefetch_points
 
 if TYPE_CHECKING:
     from cswap.plan.problem import Problem
@@ -30,7 +30,7 @@ def solve(problem: Problem) -> Plan:
 def solve_epoch(problem: Problem, epoch: int, epochs: int) -> Plan:
     """The plan of one epoch of several; only ZFP's rate depends on it."""
     simulator = problem.simulator
-    moved = inputs_of(problem.trace, features_of(problem.trace))
+    moved = feature_inputs(problem.trace)
     action = np.where(moved, SWAP, 0).astype(np.int8)
     codec = np.zeros_like(action)
     if "zvc" in simulator.codecs:
@@ -45,5 +45,5 @@ def solve_epoch(problem: Problem, epoch: int, epochs: int) -> Plan:
 def rate(problem: Problem, epoch: int, epochs: int) -> str | None:
     """ZFP at the rate of an epoch, such as ``zfp:12``; None: nothing is compressed lossily."""
     simulator = problem.simulator
-    moved = inputs_of(problem.trace, features_of(problem.trace))
+    moved = feature_inputs(problem.trace)
     return rate_of(simulator, swaps(simulator, moved), epoch, epochs)

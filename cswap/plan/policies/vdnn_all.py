@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cswap.plan.vdnn import features_of, inputs_of, offload
+from cswap.plan.vdnn import feature_inputs, offload
 
 if TYPE_CHECKING:
     from cswap.plan.problem import Problem
@@ -14,4 +14,4 @@ if TYPE_CHECKING:
 def solve(problem: Problem) -> Plan:
     """Offload X of every convolution and pooling layer."""
     trace = problem.trace
-    return offload(problem, inputs_of(trace, features_of(trace)), "vdnn-all")
+    return offload(problem, feature_inputs(trace), "vdnn-all")

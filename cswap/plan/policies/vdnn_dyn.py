@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cswap.plan.vdnn import CONV, features_of, inputs_of, offload
+from cswap.plan.vdnn import CONV, feature_inputs, inputs_of, offload
 
 if TYPE_CHECKING:
     from cswap.plan.problem import Problem
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def solve(problem: Problem) -> Plan:
     """The first of none, conv, all that runs in the budget; all if none of them does."""
     trace = problem.trace
-    everything = inputs_of(trace, features_of(trace))
+    everything = feature_inputs(trace)
     tries = (np.zeros_like(everything), inputs_of(trace, CONV), everything)
     plans = [offload(problem, moved, "vdnn-dyn") for moved in tries]
     return next((plan for plan in plans if plan.predicted["feasible"]), plans[-1])
