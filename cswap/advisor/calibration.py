@@ -181,6 +181,7 @@ def _model(entry: dict[str, Any]) -> TimeModel:
     return model
 
 
+@cache
 def _version(package: str) -> str:
     try:
         return metadata.version(package)
@@ -188,6 +189,7 @@ def _version(package: str) -> str:
         return ""
 
 
+@cache
 def _cpu_name() -> str:
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
