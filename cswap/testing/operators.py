@@ -123,9 +123,9 @@ def check_operator(
     Raises:
         AssertionError: a gradient's bits differ, or the engine took a slower path.
     """
-    done = Swapped()
     from torch.testing._internal.common_utils import set_rng_seed
 
+    done = Swapped()
     set_rng_seed(0)  # type: ignore[no-untyped-call]
     # Not op.sample_inputs, which looks through the interpreter's stack for a unittest for so long
     # that it would be three quarters of a sweep.
