@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import typer
 from typer.core import TyperGroup
 
+from bench.options import INTERRUPTED
+
 if TYPE_CHECKING:
     from typing import Any
 
@@ -34,8 +36,22 @@ COMMANDS = {
 """Names, and the modules that do it."""
 
 
+GO_ON = frozenset({"swap", "codecs", "plans", "sparsity", "papers"})
+"""Commands that keep each part when it is done. (demo, accuracy and gpu see to Ctrl-C.)"""
+
+
 class LazyGroup(TyperGroup):
     """Imports commands one by one: what one benchmark needs must not stop another."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; say after Ctrl-C what became of what was done."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            kept = ctx.invoked_subcommand in GO_ON
+            what = "the same command goes on from here" if kept else "nothing is written"
+            typer.echo(f"\nInterrupted: {what}.", err=True)
+            raise typer.Exit(INTERRUPTED) from None
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the commands whose module is there."""

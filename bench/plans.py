@@ -75,7 +75,7 @@ def _cells(
     found = []
     for share in SHARES:
         budget = int(floor + share * (full - floor))
-        rows = compare(trace, hardware, budget, policies, time_limit=time_limit)
+        rows = compare(trace, hardware, budget, policies, time_limit=time_limit, stoppable=False)
         found.append(
             {
                 "model": model,

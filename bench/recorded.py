@@ -139,6 +139,7 @@ def _gradients(net: Net, task: Task, nbytes: int) -> Tensor:
     step = 1000
     while sum(p.numel() * p.element_size() for p in pieces) < nbytes:
         inputs, targets = task.batch(0, step)
+        inputs.requires_grad_()  # or torch warns of the hook on what reads them
         functional.cross_entropy(net(inputs), targets).backward()
         step += 1
     for handle in handles:

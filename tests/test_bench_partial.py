@@ -12,7 +12,7 @@ pytest.importorskip("matplotlib")
 
 from typer.testing import CliRunner
 
-from bench import codecs, contenders, partial
+from bench import codecs, contenders, overhead, partial, plans
 from bench.__main__ import app
 from bench.partial import Partial, stored
 
@@ -125,7 +125,9 @@ def test_codecs_go_on(tmp_path, monkeypatch):
         options = ["--quick", "--families", "values", "--codecs", "raw", "--threads", "1"]
         return CliRunner().invoke(app, ["codecs", *options, "--out", str(out)])
 
-    assert run().exit_code != 0
+    interrupted = run()
+    assert interrupted.exit_code == 130
+    assert "Interrupted: the same command goes on from here." in interrupted.output
     assert not out.exists()
     result = run()
     assert result.exit_code == 0, result.output
@@ -134,3 +136,25 @@ def test_codecs_go_on(tmp_path, monkeypatch):
     rows = json.loads(out.read_text())["rows"]
     assert len({row["key"] for row in rows}) == len(rows)
     assert {row["data"] for row in rows} == set(measured)
+
+
+def test_a_plan_cut_short_is_not_taken_for_a_result(tmp_path, monkeypatch):
+    def interrupted(*_args, stoppable, **_options):
+        assert not stoppable  # else it would return what it has
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(plans, "compare", interrupted)
+    result = CliRunner().invoke(app, ["plans", "--quick", "--out", str(tmp_path / "plans.json")])
+    assert result.exit_code == 130
+    assert "Interrupted: the same command goes on from here." in result.output
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_command_that_keeps_nothing_says_so(monkeypatch):
+    def interrupted(*_args, **_options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(overhead, "environment", interrupted)
+    result = CliRunner().invoke(app, ["overhead", "--quick"])
+    assert result.exit_code == 130
+    assert "Interrupted: nothing is written." in result.output

@@ -163,6 +163,10 @@ def test_interrupt_returns_the_best_so_far_and_stops_a_comparison(policies):
     assert [row.policy for row in rows] == ["endless"]
     assert rows[0].plan is not None
     assert signal.getsignal(signal.SIGINT) is before
+    with pytest.raises(KeyboardInterrupt):
+        planner.compare(chain(), MACHINE, FLOOR, ["endless", "oracle"], stoppable=False)
+    with pytest.raises(KeyboardInterrupt):
+        planner.plan(chain(), MACHINE, FLOOR, "endless", stoppable=False)
 
 
 def test_second_interrupt_raises():

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bench.methods import OFF, ON_CPU
-from bench.options import INTERRUPTED, Again, names
+from bench.options import Again, names
 from bench.partial import Partial
 from bench.settings import N_THREADS
 from bench.swap import report
@@ -62,11 +62,7 @@ def main(
     partial = Partial(out, kind="swap", version=VERSION, settings=settings, again=again)
     if partial.went_on:
         console.print(f"Going on: {', '.join(partial.document['done'])} done before.")
-    try:
-        rows = _rows(partial, settings, console)
-    except KeyboardInterrupt:
-        console.print("Interrupted: the same command goes on from here.")
-        raise typer.Exit(INTERRUPTED) from None
+    rows = _rows(partial, settings, console)
     document = partial.finish(rows=rows)
     console.print(report.table(document))
     report.draw(document, out.with_suffix(".png"))

@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import math
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final
@@ -91,11 +92,10 @@ def plan(
     seed: int = 0,
     time_limit: float | None = None,
     recompute: bool = True,
+    stoppable: bool = True,
     progress: Report | None = None,
 ) -> Plan:
     """The plan of a policy, in the budget.
-
-    Ctrl-C ends the search with the best plan so far.
 
     Args:
         trace: a `Trace`, a dict, JSON text or a path.
@@ -105,6 +105,8 @@ def plan(
         seed: of every random choice.
         time_limit: seconds after which the best so far is returned; None: the policy's own end.
         recompute: whether the plan may recompute tensors; see `Problem.recompute`.
+        stoppable: whether the first Ctrl-C ends the search with the best plan so far (in the main
+            thread); else it raises KeyboardInterrupt, as anywhere.
         progress: called with the fraction done and a text.
 
     Raises:
@@ -112,7 +114,7 @@ def plan(
         ConfigError: trace, hardware or an argument is wrong (named).
     """
     problem = _problem(trace, hardware, budget, seed, time_limit, recompute, progress)
-    made = _solve(problem, policy)
+    made = _solve(problem, policy, stoppable=stoppable)
     if policy not in UNBOUNDED:
         _check(problem, policy, _judged(problem, policy, made))
     return made
@@ -127,11 +129,12 @@ def compare(
     seed: int = 0,
     time_limit: float | None = None,
     recompute: bool = True,
+    stoppable: bool = True,
     progress: Report | None = None,
 ) -> list[Row]:
     """Several policies on the same step, machine and budget.
 
-    A policy that cannot fit has a row that says so. After Ctrl-C the policies left are not tried.
+    A policy that cannot fit has a row that says so.
 
     Args:
         trace: as for `plan`.
@@ -141,6 +144,7 @@ def compare(
         seed: of every random choice.
         time_limit: seconds for each policy; None: its own end.
         recompute: as for `plan`.
+        stoppable: as for `plan`; the policies left after Ctrl-C are not tried, and have no row.
         progress: called with the fraction of all policies done and a text.
 
     Raises:
@@ -156,16 +160,16 @@ def compare(
             report((index + done) / len(names), f"{name}: {text}")
 
         problem = _problem(trace, hardware, budget, seed, time_limit, recompute, part)
-        rows.append(_row(problem, name))
+        rows.append(_row(problem, name, stoppable=stoppable))
         if problem.interrupt.is_set():
             break
     return rows
 
 
-def _row(problem: Problem, policy: str) -> Row:
+def _row(problem: Problem, policy: str, *, stoppable: bool) -> Row:
     began = time.monotonic()
     try:
-        made = _solve(problem, policy)
+        made = _solve(problem, policy, stoppable=stoppable)
         simulation = _judged(problem, policy, made)
         if policy not in UNBOUNDED:
             _check(problem, policy, simulation)
@@ -213,14 +217,14 @@ def _module(policy: str) -> Any:
     return importlib.import_module(POLICIES[policy])
 
 
-def _solve(problem: Problem, policy: str) -> Plan:
+def _solve(problem: Problem, policy: str, *, stoppable: bool = True) -> Plan:
     """The policy's plan; at a budget in which nothing runs the policy is not even asked."""
     module = _module(policy)
     if policy not in UNBOUNDED:
         smallest = smallest_feasible_budget(problem.trace, problem.hardware)
         if problem.budget_bytes < smallest:
             raise BudgetError(problem.budget_bytes, smallest, "no plan runs in it.")
-    with interruptible(problem):
+    with interruptible(problem) if stoppable else nullcontext():
         made: Plan = module.solve(problem)
     return replace(made, policy=policy)
 
