@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from bench.options import INTERRUPTED
+from cswap.errors import ConfigError
 
 if TYPE_CHECKING:
     from typing import Any
@@ -44,9 +45,12 @@ class LazyGroup(TyperGroup):
     """Imports commands one by one: what one benchmark needs must not stop another."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; say after Ctrl-C what became of what was done."""
+        """Run the command; say what was wrong with it, or after Ctrl-C what became of it."""
         try:
             return super().invoke(ctx)
+        except ConfigError as error:
+            typer.echo(str(error), err=True)
+            raise typer.Exit(2) from error
         except KeyboardInterrupt:
             kept = ctx.invoked_subcommand in GO_ON
             what = "the same command goes on from here" if kept else "nothing is written"

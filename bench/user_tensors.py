@@ -71,7 +71,10 @@ def _npy(file: Path) -> Any:
     def tensor(array: np.ndarray) -> Tensor:
         return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
 
-    found = np.load(file, allow_pickle=False)
+    try:
+        found = np.load(file, allow_pickle=False)
+    except ValueError as error:  # numpy's own words advise to run the file's code
+        raise ValueError("it is damaged, or holds objects. Save arrays of numbers.") from error
     if file.suffix == ".npy":
         return tensor(found)
     return {name: tensor(found[name]) for name in found.files}

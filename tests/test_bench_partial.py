@@ -158,3 +158,10 @@ def test_a_command_that_keeps_nothing_says_so(monkeypatch):
     result = CliRunner().invoke(app, ["overhead", "--quick"])
     assert result.exit_code == 130
     assert "Interrupted: nothing is written." in result.output
+
+
+def test_a_wrong_option_is_one_line(tmp_path):
+    options = ["--quick", "--time-limit", "0", "--out", str(tmp_path / "plans.json")]
+    result = CliRunner().invoke(app, ["plans", *options])
+    assert result.exit_code == 2
+    assert result.output.endswith("\ntime_limit=0.0: must be > 0 seconds.\n")

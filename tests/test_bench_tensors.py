@@ -104,7 +104,13 @@ def wrong_file(tmp_path, kind):
     return path
 
 
-SUFFIXES = {"suffix": "csv", "objects": "npy", "text": "npy", "damaged npz": "npz"}
+SUFFIXES = {
+    "suffix": "csv",
+    "objects": "npy",
+    "text": "npy",
+    "damaged npz": "npz",
+    "damaged npy": "npy",
+}
 
 
 def one_line(result, message):
@@ -127,8 +133,9 @@ def one_line(result, message):
         ("pickle", "would run its code"),
         ("plain pickle", "would run its code"),
         ("module", "would run its code"),
-        ("objects", "Object arrays"),
+        ("objects", "or holds objects. Save arrays"),
         ("text", "cannot be read"),
+        ("damaged npy", "it is damaged, or holds objects"),
         ("sparse", "no codec takes it"),
         ("meta", "no codec takes it"),
     ],
