@@ -29,7 +29,7 @@ from bench.user_tensors import load
 from bench.user_tensors import record as record_script
 from cswap.codecs.registry import get_codec
 from cswap.codecs.tiled import all_threads
-from cswap.errors import ConfigError, CswapError, UnsupportedError
+from cswap.errors import ConfigError, UnsupportedError
 
 if TYPE_CHECKING:
     from bench.contenders import Row
@@ -76,31 +76,24 @@ def main(
     n_threads = (1 if quick else N_THREADS) if threads is None else threads
     whole = not (quick or families or kinds or codecs or tensors or script)
     path = Path(out) if out else DEFAULT_OUT if whole else None
-    try:
-        if plots_only:
-            _redraw(path or DEFAULT_OUT, console)
-            return
-        only = _codec_names(codecs)
-        chosen = names("--families", families, FAMILIES) if families else list(FAMILIES)
-        some_kinds = names("--kinds", kinds, KINDS) if kinds else list(KINDS)
-        if device != "cpu" or min(mib, rounds, n_threads) < 1:
-            raise ConfigError("--device must be cpu; --mib, --rounds and --threads at least 1")
-        own = _own(tensors, script, families)
-    except CswapError as error:
-        console.print(str(error), style="red", markup=False, soft_wrap=True)
-        raise typer.Exit(2) from error
-    torch.set_num_threads(n_threads)
-    all_threads.cache_clear()
+    if plots_only:
+        _redraw(path or DEFAULT_OUT, console)
+        return
     settings = {
-        "families": chosen,
-        "kinds": some_kinds,
-        "codecs": only,
+        "families": names("--families", families, FAMILIES) if families else list(FAMILIES),
+        "kinds": names("--kinds", kinds, KINDS) if kinds else list(KINDS),
+        "codecs": _codec_names(codecs),
         "mib": mib,
         "rounds": rounds,
         "threads": n_threads,
         "quick": quick,
         "own": tensors or script or None,
     }
+    if device != "cpu" or min(mib, rounds, n_threads) < 1:
+        raise ConfigError("--device must be cpu; --mib, --rounds and --threads at least 1")
+    own = _own(tensors, script, families)
+    torch.set_num_threads(n_threads)
+    all_threads.cache_clear()
     partial = Partial(path, kind="codecs", version=VERSION, settings=settings, again=again)
     if partial.went_on:
         console.print(f"Going on: {partial.went_on} data sets were measured before.")

@@ -252,12 +252,8 @@ def main(
     as_json: Annotated[bool, typer.Option("--json", help="JSON instead of tables.")] = False,
 ) -> None:
     """Compare two result files of the same command: B against A."""
-    try:
-        a, b = load(first), load(second)
-        found = compare(a, b, _common_kind((a, first), (b, second)))
-    except ResultFileError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(2) from error
+    a, b = load(first), load(second)
+    found = compare(a, b, _common_kind((a, first), (b, second)))
     if as_json:
         document: dict[str, Any] = {"kind": "compare", "version": VERSION}
         document |= {"a": str(first), "b": str(second), **asdict(found)}

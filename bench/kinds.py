@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from cswap.errors import CswapError
+from cswap.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +19,7 @@ Document = dict[str, Any]
 Fields = dict[str, Any]
 
 
-class ResultFileError(CswapError):
+class ResultFileError(ConfigError):
     """A result file cannot be read, or is not one that the benchmarks write."""
 
 

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from cswap.errors import ConfigError
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -20,7 +22,7 @@ def names(option: str, text: str, known: Sequence[str]) -> list[str]:
     """The comma-separated names of an option.
 
     Raises:
-        typer.Exit: one of them is unknown, or there is none: code 2, after a line that says so.
+        ConfigError: one of them is unknown, or there is none.
 
     >>> names("--models", "cnn, gpt", ("cnn", "vit", "gpt"))
     ['cnn', 'gpt']
@@ -29,6 +31,5 @@ def names(option: str, text: str, known: Sequence[str]) -> list[str]:
     unknown = [name for name in found if name not in known]
     if unknown or not found:
         what = f"unknown {', '.join(unknown)}" if unknown else "names nothing"
-        typer.echo(f"{option} {text!r}: {what}; known are {', '.join(known)}.", err=True)
-        raise typer.Exit(2)
+        raise ConfigError(f"{option} {text!r}: {what}; known are {', '.join(known)}.")
     return found

@@ -155,6 +155,5 @@ def main(
         "timings": timings,
         "rows": costs,
     }
-    out.parent.mkdir(parents=True, exist_ok=True)
     write(out, result)
     console.print(f"Written: {out}")

@@ -66,7 +66,6 @@ class Partial:
         if name not in done:
             done[name] = make()
             if self.path is not None:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
                 write(self.path, self.document)
         return done[name]
 
@@ -75,7 +74,6 @@ class Partial:
         kept = {key: value for key, value in self.document.items() if key != "done"}
         document = {**kept, **fields, "complete": True}
         if self.out is not None and self.path is not None:
-            self.out.parent.mkdir(parents=True, exist_ok=True)
             write(self.out, document)
             self.path.unlink(missing_ok=True)
         return document

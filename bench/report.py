@@ -20,6 +20,7 @@ from bench.kinds import ResultFileError, kind_of, load
 from bench.page import Grid, Picture, Section
 from bench.partial import SUFFIX
 from bench.sources import NotReadError, as_markdown, reading
+from cswap.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -188,9 +189,8 @@ def main(
         html, md = (target / name for name in OUTPUTS)
         html.write_text(page.render(TITLE, shown), encoding="utf-8")
         md.write_text(markdown(target, made, notes), encoding="utf-8")
-    except (ResultFileError, OSError) as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(2) from error
+    except OSError as error:
+        raise ConfigError(str(error)) from error
     console = Console()
     for note in notes:
         console.print(note, markup=False)

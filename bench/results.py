@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any
 
+from cswap.errors import ConfigError
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -198,11 +200,27 @@ def _final(run: Lockstep, mode: str) -> float | None:
 
 
 def write(path: Path, document: dict[str, Any]) -> None:
-    """Write strict JSON (a number that is not finite becomes null), whole or not at all."""
-    text = json.dumps(_finite(document), indent=1, allow_nan=False)
+    """Write strict JSON (a number that is not finite becomes null), whole or not at all.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    write_text(path, json.dumps(_finite(document), indent=1, allow_nan=False))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text and a line's end, whole or not at all; its folder is made if there is none.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
     partial = path.with_suffix(".tmp")
-    partial.write_text(text + "\n", encoding="utf-8")
-    partial.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(text + "\n", encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        raise ConfigError(f"{str(path)!r}: cannot be written ({error.strerror}).") from error
 
 
 def _finite(value: Any) -> Any:

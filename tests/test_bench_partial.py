@@ -15,6 +15,8 @@ from typer.testing import CliRunner
 from bench import codecs, contenders, overhead, partial, plans
 from bench.__main__ import app
 from bench.partial import Partial, stored
+from bench.results import write
+from cswap.errors import ConfigError
 
 
 def begin(out, **changes):
@@ -165,3 +167,9 @@ def test_a_wrong_option_is_one_line(tmp_path):
     result = CliRunner().invoke(app, ["plans", *options])
     assert result.exit_code == 2
     assert result.output.endswith("\ntime_limit=0.0: must be > 0 seconds.\n")
+
+
+def test_a_result_that_cannot_be_written_is_one_line(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot be written"):
+        write(tmp_path / "file" / "result.json", {})

@@ -22,7 +22,7 @@ from bench.results import write
 from bench.settings import N_THREADS
 from bench.tasks import fitting, make_task
 from bench.user_data import load_data
-from cswap.errors import ConfigError, CswapError
+from cswap.errors import ConfigError
 
 if TYPE_CHECKING:
     from bench.data import Images, Text
@@ -65,14 +65,10 @@ def main(
     torch.set_num_threads(1 if quick else N_THREADS)
     console = Console()
     n_steps = QUICK["steps"] if quick and steps is None else steps
-    try:
-        if data and not out:
-            raise ConfigError(f"--data {data!r}: give --out FOLDER, too.")
-        _check_steps(n_steps)
-        own = load_data(data, quick=quick) if data else None
-    except CswapError as error:
-        console.print(str(error), style="red", markup=False, soft_wrap=True)
-        raise typer.Exit(2) from error
+    if data and not out:
+        raise ConfigError(f"--data {data!r}: give --out FOLDER, too.")
+    _check_steps(n_steps)
+    own = load_data(data, quick=quick) if data else None
     chosen = names("--policies", policies, tuple(POLICIES))
     settings = {
         "models": _models(models, own),

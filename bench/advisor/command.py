@@ -48,7 +48,6 @@ def main(
     with tempfile.TemporaryDirectory() as folder:
         os.environ["CSWAP_CACHE_DIR"] = folder  # a calibration of this moment, and only that
         result = {"kind": "advisor", "version": 1, "environment": where, **measure(quick=quick)}
-    out.parent.mkdir(parents=True, exist_ok=True)
     write(out, result)
     draw(result["cells"], out.with_suffix(".png"))
     console = Console()

@@ -46,7 +46,6 @@ def main(
         document["cells"] = {
             key: rows for key, rows in document["cells"].items() if key.split()[0] not in chosen
         }
-    out.parent.mkdir(parents=True, exist_ok=True)
     with Progress() as progress:
         bar = progress.add_task("Simulating", total=len(cells))
         for cell in cells:

@@ -41,7 +41,6 @@ def main(
             key = f"{run.model} {activation}"
             if key not in document["runs"] or document["runs"][key]["steps"] != run.steps:
                 document["runs"][key] = _one(run, activation, lambda: progress.advance(bar))
-                out.parent.mkdir(parents=True, exist_ok=True)
                 save(out, document)
             progress.update(bar, completed=(CHECKPOINTS + 1) * (1 + index))
     console = Console()

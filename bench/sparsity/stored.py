@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from bench.results import write_text
 from cswap.codecs.registry import get_codec
 from cswap.errors import TraceError
 from cswap.plan.values import Values, with_values
@@ -59,9 +60,7 @@ def save(path: Path, document: dict[str, Any]) -> None:
     runs = {key: stub(run) for key, run in document["runs"].items()}
     text = json.dumps({**document, "runs": runs}, indent=1, allow_nan=False)
     text = re.sub(r'"@(\d+)"', lambda found: rows[int(found[1])], text)
-    partial = path.with_suffix(".tmp")
-    partial.write_text(text + "\n", encoding="utf-8")
-    partial.replace(path)
+    write_text(path, text)
 
 
 def unpacked(run: dict[str, Any], checkpoint: int) -> tuple[Values, ...]:
