@@ -37,8 +37,12 @@ COMMANDS = {
 """Names, and the modules that do it."""
 
 
-GO_ON = frozenset({"swap", "codecs", "plans", "sparsity", "papers"})
-"""Commands that keep each part when it is done. (demo, accuracy and gpu see to Ctrl-C.)"""
+GO_ON = "the same command goes on from here. With --again it begins anew"
+AFTER_CTRL_C = {
+    **dict.fromkeys(("swap", "codecs", "plans", "sparsity", "papers"), GO_ON),
+    "gpu": "what was measured is written",
+}
+"""What becomes of an interrupted command; of others nothing is kept. (demo, accuracy say it.)"""
 
 
 class LazyGroup(TyperGroup):
@@ -52,8 +56,7 @@ class LazyGroup(TyperGroup):
             typer.echo(str(error), err=True)
             raise typer.Exit(2) from error
         except KeyboardInterrupt:
-            kept = ctx.invoked_subcommand in GO_ON
-            what = "the same command goes on from here" if kept else "nothing is written"
+            what = AFTER_CTRL_C.get(ctx.invoked_subcommand, "nothing is written")
             typer.echo(f"\nInterrupted: {what}.", err=True)
             raise typer.Exit(INTERRUPTED) from None
 

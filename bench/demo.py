@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bench.settings import MODELS, MODES, DemoSettings, SettingsError
+from bench.settings import MODELS, MODES, DemoSettings
 
 
 def main(
@@ -21,12 +21,9 @@ def main(
     quick: Annotated[bool, typer.Option(help="Tiny models, a few steps: does it work?")] = False,
 ) -> None:
     """Train a CNN and a GPT on the CPU: off, lossless, int8, and torch's checkpointing."""
-    try:
-        settings = DemoSettings.parse(
-            out=out, models=models, modes=modes, steps=steps, seed=seed, quick=quick
-        )
-    except SettingsError as error:
-        raise typer.BadParameter(str(error)) from error
+    settings = DemoSettings.parse(
+        out=out, models=models, modes=modes, steps=steps, seed=seed, quick=quick
+    )
     from bench.demo_run import run  # imports torch: two seconds that a wrong option need not wait
 
     raise typer.Exit(run(settings))

@@ -10,6 +10,7 @@ from cswap.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 INTERRUPTED: Final = 130
 """Exit code: what a shell reports for a process that Ctrl-C ended."""
@@ -33,3 +34,21 @@ def names(option: str, text: str, known: Sequence[str]) -> list[str]:
         what = f"unknown {', '.join(unknown)}" if unknown else "names nothing"
         raise ConfigError(f"{option} {text!r}: {what}; known are {', '.join(known)}.")
     return found
+
+
+def writable_folder(folder: Path) -> Path:
+    """The folder, made if there is none: known before anything runs that is to be kept there.
+
+    Raises:
+        ConfigError: nothing can be written there.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".write-test"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ConfigError(
+            f"--out {folder}: cannot write there ({error.strerror}). Name another folder."
+        ) from error
+    return folder

@@ -17,10 +17,10 @@ from rich.console import Console
 from bench import page, readme
 from bench.gpu import tables as gpu_tables
 from bench.kinds import ResultFileError, kind_of, load
+from bench.options import writable_folder
 from bench.page import Grid, Picture, Section
 from bench.partial import SUFFIX
 from bench.sources import NotReadError, as_markdown, reading
-from cswap.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -180,17 +180,13 @@ def main(
     out: Annotated[Path | None, typer.Option(help="Folder to write to; default: the same.")] = None,
 ) -> None:
     """Put all tables and pictures of a folder of results into report.html and report.md."""
-    try:
-        found, notes = results(folder)
-        target = out or folder
-        target.mkdir(parents=True, exist_ok=True)
-        made = sections(folder, found)
-        shown: list[Any] = [*made, *([Section("Left out", notes=notes)] if notes else [])]
-        html, md = (target / name for name in OUTPUTS)
-        html.write_text(page.render(TITLE, shown), encoding="utf-8")
-        md.write_text(markdown(target, made, notes), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(str(error)) from error
+    found, notes = results(folder)
+    target = writable_folder(out or folder)
+    made = sections(folder, found)
+    shown: list[Any] = [*made, *([Section("Left out", notes=notes)] if notes else [])]
+    html, md = (target / name for name in OUTPUTS)
+    html.write_text(page.render(TITLE, shown), encoding="utf-8")
+    md.write_text(markdown(target, made, notes), encoding="utf-8")
     console = Console()
     for note in notes:
         console.print(note, markup=False)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from bench.options import writable_folder
+from cswap.errors import ConfigError
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
@@ -13,10 +16,6 @@ MODELS = ("cnn", "gpt")
 MODES = ("off", "lossless", "int8", "checkpoint")
 # fixed: another number of threads sums in another order, so results of two machines would differ
 N_THREADS = 2
-
-
-class SettingsError(ValueError):
-    """An option of the demo is wrong; the text names it, its value and what is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,20 +50,20 @@ class DemoSettings:
         """Check the command line's options.
 
         Raises:
-            SettingsError: an unknown or missing name, a number out of range, or a folder that
+            ConfigError: an unknown or missing name, a number out of range, or a folder that
                 cannot be written.
         """
         chosen_modes = _names("--modes", modes, MODES)
         if "off" not in chosen_modes:
-            raise SettingsError(
+            raise ConfigError(
                 f"--modes {modes!r}: 'off' is missing; the others are compared with it. Add it."
             )
         if steps is not None and steps < 1:
-            raise SettingsError(f"--steps {steps}: must be at least 1.")
+            raise ConfigError(f"--steps {steps}: must be at least 1.")
         if seed < 0:
-            raise SettingsError(f"--seed {seed}: must not be negative.")
+            raise ConfigError(f"--seed {seed}: must not be negative.")
         return cls(
-            out=_writable_folder(out),
+            out=writable_folder(out),
             models=_names("--models", models, MODELS),
             modes=chosen_modes,
             n_steps=steps,
@@ -77,21 +76,8 @@ def _names(option: str, given: str, allowed: Sequence[str]) -> tuple[str, ...]:
     asked = {name.strip() for name in given.split(",") if name.strip()}
     unknown = sorted(asked.difference(allowed))
     if unknown or not asked:
-        raise SettingsError(
+        raise ConfigError(
             f"{option} {given!r}: {', '.join(unknown) or 'nothing'} is not one of "
             f"{', '.join(allowed)}."
         )
     return tuple(name for name in allowed if name in asked)
-
-
-def _writable_folder(folder: Path) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".write-test"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise SettingsError(
-            f"--out {folder}: cannot write there ({error.strerror}). Name another folder."
-        ) from error
-    return folder

@@ -327,11 +327,11 @@ def in_thread(target):
 
 class Gated(CpuDevice):
     """A CPU that stops a prefetch before it submits its decode, until somebody waits for
-    something; the decode then does not run before ``run`` is set."""
+    something; the decode then does not run before ``go`` is set."""
 
     def __init__(self):
         super().__init__(1)
-        self.reached, self.waited, self.submitted, self.run = (threading.Event() for _ in range(4))
+        self.reached, self.waited, self.submitted, self.go = (threading.Event() for _ in range(4))
 
     def allocate(self, dtype, numel):
         self.reached.set()
@@ -340,7 +340,7 @@ class Gated(CpuDevice):
 
     def submit(self, job, *, role, after=()):
         def late(stream):
-            assert self.run.wait(10)
+            assert self.go.wait(10)
             job(stream)
 
         return super().submit(late if self.reached.is_set() else job, role=role, after=after)
@@ -366,7 +366,7 @@ def test_what_another_thread_is_about_to_decode_is_waited_for():
     asking, found = in_thread(lambda: bench.executor.memory(handle).tensor.clone())
     asking.join(0.3)
     assert asking.is_alive()  # not back with memory that nothing has been decoded into
-    device.run.set()
+    device.go.set()
     for thread in (prefetching, asking):
         thread.join(10)
     assert same(found[0], values())

@@ -16,7 +16,7 @@ from bench.accuracy.gradients import errors
 from bench.accuracy.summary import summarise
 from bench.accuracy.train import POLICIES, SETTLING, train
 from bench.environment import environment
-from bench.options import INTERRUPTED, names
+from bench.options import INTERRUPTED, names, writable_folder
 from bench.partial import stored
 from bench.results import write
 from bench.settings import N_THREADS
@@ -78,7 +78,8 @@ def main(
         "steps": n_steps,
         "quick": quick,
     }
-    document = _finished(settings, Path(out) if out else DEFAULT_OUT, own, console, again=again)
+    folder = writable_folder(Path(out) if out else DEFAULT_OUT)
+    document = _finished(settings, folder, own, console, again=again)
     raise typer.Exit(0 if document["complete"] else INTERRUPTED)
 
 
@@ -96,7 +97,6 @@ def _finished(
     again: bool,
 ) -> dict[str, Any]:
     # Trained, compared, written and shown, as far as it got.
-    folder.mkdir(parents=True, exist_ok=True)
     document = _started(folder, settings, again=again)
     try:
         _train(document, folder, own, console)

@@ -12,6 +12,7 @@ import typer
 from bench.gpu import codecs, link, pictures, swap, tables, targets, training
 from bench.gpu.meter import CudaMeter, Meter
 from bench.gpu.report import SHARES, Deadline, Report, shares, slug, where
+from bench.options import writable_folder
 
 RESULTS: Final = Path("bench/results")
 
@@ -48,8 +49,7 @@ def main(
     if minutes is not None and not minutes > 0:
         print(f"--minutes {minutes}: must be above 0.", flush=True)
         raise typer.Exit(2)
-    folder = out or RESULTS / slug(torch.cuda.get_device_name())
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = writable_folder(out or RESULTS / slug(torch.cuda.get_device_name()))
     if minutes is None and quick:
         minutes = QUICK_MINUTES
     chosen = list(SHARES) if part is Part.ALL else [part.value]
