@@ -14,7 +14,8 @@ import typer
 from typer.core import TyperGroup
 
 from bench.options import INTERRUPTED
-from cswap.errors import ConfigError
+from cswap.display import visible
+from cswap.errors import CswapError
 
 if TYPE_CHECKING:
     from typing import Any
@@ -52,8 +53,8 @@ class LazyGroup(TyperGroup):
         """Run the command; say what was wrong with it, or after Ctrl-C what became of it."""
         try:
             return super().invoke(ctx)
-        except ConfigError as error:
-            typer.echo(str(error), err=True)
+        except CswapError as error:
+            typer.echo(visible(str(error)), err=True)
             raise typer.Exit(2) from error
         except KeyboardInterrupt:
             what = AFTER_CTRL_C.get(ctx.invoked_subcommand, "nothing is written")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.table import Table
 
 from bench.crossovers import PAIRS, QUANTITIES, crossovers, sweeps
+from cswap.report.terminal import literal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -53,8 +54,8 @@ def _measured(rows: Sequence[Row], n_threads: int) -> Table:
         last = i + 1 == len(rows) or _data_set(rows[i + 1]) != _data_set(r)
         size = f" {size_words(r.nbytes)}" if r.family == "sizes" else ""
         table.add_row(
-            f"{r.data} {r.dtype}{size}",
-            r.codec,
+            literal(f"{r.data} {r.dtype}{size}"),
+            literal(r.codec),
             f"{r.ratio:.2f}",
             f"{r.encode_gb_per_s:.2f}",
             f"{r.encode_of_memcpy:.2f}",

@@ -6,7 +6,6 @@ On recorded tensors, on synthetic ones that sweep over sparsity, values and size
 from __future__ import annotations
 
 import functools
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -21,7 +20,8 @@ from bench.codec_plots import draw
 from bench.contenders import measure, row_from
 from bench.families import FAMILIES, MIB, OWN, of_data_sets, recorded, synthetic
 from bench.gpu.meter import host_available_bytes
-from bench.options import Again, names
+from bench.kinds import understood
+from bench.options import Again, names, writable_file
 from bench.partial import Partial
 from bench.recorded import KINDS
 from bench.settings import N_THREADS
@@ -30,6 +30,8 @@ from bench.user_tensors import record as record_script
 from cswap.codecs.registry import get_codec
 from cswap.codecs.tiled import all_threads
 from cswap.errors import ConfigError, UnsupportedError
+from cswap.report.terminal import literal
+from cswap.schema.reading import read_object
 
 if TYPE_CHECKING:
     from bench.contenders import Row
@@ -91,6 +93,8 @@ def main(
     }
     if device != "cpu" or min(mib, rounds, n_threads) < 1:
         raise ConfigError("--device must be cpu; --mib, --rounds and --threads at least 1")
+    if path is not None:
+        writable_file(path)
     own = _own(tensors, script, families)
     torch.set_num_threads(n_threads)
     all_threads.cache_clear()
@@ -102,7 +106,7 @@ def main(
         own = _cases(settings)
     document = _finished(own, partial, console)
     if path is not None:
-        console.print(f"Written: {path}", soft_wrap=True)
+        console.print(literal(f"Written: {path}"), soft_wrap=True)
         _draw(path, document, console)
 
 
@@ -114,7 +118,7 @@ def _finished(cases: list[Case], partial: Partial, console: Console) -> dict[str
     for table in codec_report.tables(rows, document, settings["threads"]):
         console.print(table)
     for what in skipped:
-        console.print(f"Skipped: {what}")
+        console.print(literal(f"Skipped: {what}"))
     return document
 
 
@@ -180,23 +184,19 @@ def _rows(case: Case, rounds: int, only: tuple[str, ...]) -> list[dict[str, Any]
 
 
 def _redraw(path: Path, console: Console) -> None:
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        n_rows = len(document["rows"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"--out {str(path)!r}: no result file of this command: {error}"
-        ) from error
-    if not n_rows:
+    document = read_object(path, "--out")
+    rows = document.get("rows")
+    if not isinstance(rows, list) or not rows:
         raise ConfigError(f"--out {str(path)!r}: there is nothing in it to draw.")
-    _draw(path, document, console)
+    with understood(path):
+        _draw(path, document, console)
 
 
 def _draw(path: Path, document: dict[str, Any], console: Console) -> None:
     try:
         drawn = draw(document, path.parent, path.stem)
     except UnsupportedError as error:
-        console.print(f"No pictures: {error}", markup=False, soft_wrap=True)
+        console.print(literal(f"No pictures: {error}"), soft_wrap=True)
         return
     for picture in drawn:
-        console.print(f"Written: {picture}", soft_wrap=True)
+        console.print(literal(f"Written: {picture}"), soft_wrap=True)

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.kinds import Kind, Measure, ResultFileError, at, kind_of, load, rows_of
+from cswap.report.terminal import literal
 
 if TYPE_CHECKING:
     from bench.kinds import Document, Fields
@@ -206,7 +207,7 @@ def _show(found: Comparison, console: Console) -> None:
         for heading in ("", "A", "B"):
             table.add_column(heading)
         for difference in found.environment:
-            table.add_row(*difference)
+            table.add_row(*map(literal, difference))
         console.print(table)
     else:
         console.print("Same environment.")
@@ -217,15 +218,17 @@ def _show(found: Comparison, console: Console) -> None:
         table.add_column(heading, justify="right")
     table.add_column("verdict")
     for line in found.lines:
-        style = COLOURS.get(line.verdict, "")
         ratio = "-" if line.ratio is None else f"{line.ratio:.3f}"
-        said = f"[{style}]{line.verdict.value}[/]" if style else line.verdict.value
-        table.add_row(" ".join(line.key), line.measure, _text(line.a), _text(line.b), ratio, said)
+        said = literal(line.verdict.value, COLOURS.get(line.verdict, ""))
+        cells = map(
+            literal, (" ".join(line.key), line.measure, _text(line.a), _text(line.b), ratio)
+        )
+        table.add_row(*cells, said)
     console.print(table)
     for name, keys in (("A", found.only_a), ("B", found.only_b)):
         if keys:
             rows = ", ".join(" ".join(key) for key in keys[:5]) + (", ..." if len(keys) > 5 else "")
-            console.print(f"Only in {name}: {len(keys)} rows: {rows}")
+            console.print(literal(f"Only in {name}: {len(keys)} rows: {rows}"))
 
 
 def _text(figure: Figure | None) -> str:
@@ -233,7 +236,7 @@ def _text(figure: Figure | None) -> str:
         return "-"
     if figure.low is None or figure.high is None:
         return f"{figure.value:.4g}"
-    return f"{figure.value:.4g} \\[{figure.low:.4g}, {figure.high:.4g}]"
+    return f"{figure.value:.4g} [{figure.low:.4g}, {figure.high:.4g}]"
 
 
 def _common_kind(a: tuple[Document, Path], b: tuple[Document, Path]) -> Kind:

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
-import json
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from cswap.display import short, shown
 from cswap.errors import ConfigError
+from cswap.schema.reading import read_object
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -72,19 +74,30 @@ def load(path: Path) -> Document:
     Raises:
         ResultFileError: it cannot be read, or is no JSON object with an environment.
     """
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ResultFileError(f"{path}: cannot be read ({error.strerror}).") from error
-    except ValueError as error:
-        raise ResultFileError(
-            f"{path}: is not JSON ({error}). Name a file that a benchmark wrote."
-        ) from error
-    if not isinstance(found, dict) or not isinstance(found.get("environment"), dict):
+    found = read_object(path, "file", ResultFileError)
+    if not isinstance(found.get("environment"), dict):
         raise ResultFileError(
             f"{path}: has no 'environment'. Name a result file that `python -m bench` wrote."
         )
     return found
+
+
+@contextmanager
+def understood(path: Path) -> Iterator[None]:
+    """Within it, tables and pictures are made of a file's content: what it lacks is its error.
+
+    Raises:
+        ResultFileError: something is missing, or of another type than a benchmark writes.
+    """
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ResultFileError(
+            f"{path}: lacks something, or has it in another form ({short(str(error))}). Name a "
+            "file that this version of the benchmarks wrote."
+        ) from error
 
 
 def kind_of(document: Document, path: Path) -> Kind:
@@ -98,7 +111,8 @@ def kind_of(document: Document, path: Path) -> Kind:
         if kind.name == named or (named is None and set(kind.marks) <= _keys(document)):
             return kind
     known = ", ".join(kind.name for kind in KINDS)
-    raise ResultFileError(f"{path}: of no known kind ({named or 'it names none'}); known: {known}.")
+    its = shown(named) if named else "it names none"
+    raise ResultFileError(f"{path}: of no known kind ({its}); known: {known}.")
 
 
 def rows_of(kind: Kind, document: Document) -> dict[tuple[str, ...], Fields]:
@@ -112,11 +126,12 @@ def rows_of(kind: Kind, document: Document) -> dict[tuple[str, ...], Fields]:
         for row in kind.rows(document):
             key = tuple(str(row[k]) for k in kind.key if row.get(k) is not None)
             if key in found:
-                raise ResultFileError(f"a {kind.name} file: two rows of {', '.join(key)}.")
+                raise ResultFileError(f"a {kind.name} file: two rows of {short(', '.join(key))}.")
             found[key] = row
     except (KeyError, TypeError, AttributeError) as error:
+        version = shown(document.get("version"))
         raise ResultFileError(
-            f"a {kind.name} file of version {document.get('version')}: lacks {error}. "
+            f"a {kind.name} file of version {version}: lacks {short(str(error))}. "
             f"Measure again: `python -m bench {kind.name}`."
         ) from error
     return found

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from cswap.display import short
 from cswap.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -47,8 +48,25 @@ def writable_folder(folder: Path) -> Path:
         probe = folder / ".write-test"
         probe.touch()
         probe.unlink()
-    except OSError as error:
+    except (OSError, ValueError) as error:
+        why = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise ConfigError(
-            f"--out {folder}: cannot write there ({error.strerror}). Name another folder."
+            f"--out {short(str(folder))}: cannot write there ({why}). Name another folder."
         ) from error
     return folder
+
+
+def writable_file(file: Path) -> Path:
+    """The path of a file whose folder is made if there is none: known before anything runs.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    writable_folder(file.parent)
+    try:
+        wrong = file.is_dir() or not file.name
+    except (OSError, ValueError):
+        wrong = True
+    if wrong:
+        raise ConfigError(f"--out {short(str(file))}: is no file's name. Name one, such as x.json.")
+    return file

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from bench import hook_costs
 from bench.environment import environment
+from bench.options import writable_file
 from bench.results import write
 from bench.settings import N_THREADS
 from bench.timing import Timing, interleaved
@@ -23,6 +24,7 @@ from cswap.codecs.layout import copy_bytes
 from cswap.codecs.registry import get_codec
 from cswap.config import SwapConfig
 from cswap.engine.engine import SwapEngine
+from cswap.report.terminal import literal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -132,6 +134,7 @@ def main(
     quick: Annotated[bool, typer.Option("--quick", help="Two rounds: does it work?")] = False,
 ) -> None:
     """Measure the hooks' own cost per saved tensor, in microseconds; peers beside them."""
+    writable_file(out)
     torch.set_num_threads(N_THREADS)
     if quick:
         rounds = min(rounds, 2)
@@ -156,4 +159,4 @@ def main(
         "rows": costs,
     }
     write(out, result)
-    console.print(f"Written: {out}")
+    console.print(literal(f"Written: {out}"))

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from jinja2 import Environment
 
+from cswap.display import visible
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
@@ -119,22 +121,28 @@ class Section:
 
 def render(title: str, sections: Sequence[Section]) -> str:
     """The page's HTML."""
-    template = Environment(autoescape=True, trim_blocks=True).from_string(_SHELL)
+    template = Environment(autoescape=True, trim_blocks=True, finalize=_finalize).from_string(
+        _SHELL
+    )
     return template.render(title=title, sections=sections)
 
 
+def _finalize(value: Any) -> Any:
+    return visible(value) if isinstance(value, str) else value
+
+
 def where(environment: dict[str, Any]) -> str:
-    """One line on machine, versions, commit and command of a result."""
-    gpu = environment.get("gpu")
+    """One line on machine, versions, commit and command of a result, as far as it says."""
+    gpu, versions = environment.get("gpu"), environment.get("versions")
     load = environment.get("load_average_before")
     changed = ", changed since" if environment.get("cswap_modified") else ""
     parts = [
-        *([str(gpu["name"])] if gpu else []),
-        f"{environment['cpu']}, {environment['n_cpus']} cores",
-        f"torch {environment['versions']['torch']}",
-        f"commit {environment['cswap_commit']}{changed}",
-        *([f"load {load[0]:.2f} before"] if load else []),
-        str(environment["command"]),
-        str(environment["started"]),
+        *([str(gpu.get("name"))] if isinstance(gpu, dict) else []),
+        f"{environment.get('cpu')}, {environment.get('n_cpus')} cores",
+        f"torch {versions.get('torch') if isinstance(versions, dict) else None}",
+        f"commit {environment.get('cswap_commit')}{changed}",
+        *([f"load {load[0]} before"] if isinstance(load, list) and load else []),
+        str(environment.get("command")),
+        str(environment.get("started")),
     ]
     return "; ".join(parts)

@@ -6,14 +6,16 @@ a run.
 
 from __future__ import annotations
 
-import json
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from bench.environment import environment
 from bench.results import write
+from cswap.errors import ConfigError
+from cswap.schema.reading import read_object
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
 SUFFIX: Final = ".partial.json"
@@ -55,7 +57,8 @@ class Partial:
             "complete": False,
         }
         same = {"kind": kind, "version": version, "settings": settings}
-        found = None if again or self.path is None else stored(self.path, **same)
+        types = {"done": dict, "environment": dict}
+        found = None if again or self.path is None else stored(self.path, types, **same)
         if found is not None and _same_commit(found, self.document):
             self.document = found
         self.went_on = len(self.document["done"])
@@ -79,22 +82,24 @@ class Partial:
         return document
 
 
-def stored(path: Path, **same: Any) -> dict[str, Any] | None:
+def stored(
+    path: Path, types: Mapping[str, type] = MappingProxyType({}), **same: Any
+) -> dict[str, Any] | None:
     """The document at a path; None if there is none that can be read and has these fields.
 
     Args:
         path: of a JSON file; one that cannot be read is worth no more than none.
+        types: of fields that it must have, too.
         same: fields and what they must be, so that what is added belongs to the same experiment.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found = read_object(path, "file")
+    except ConfigError:
         return None
-    if not isinstance(found, dict):
+    if not all(type(found.get(key)) is kind for key, kind in types.items()):
         return None
     return found if all(found.get(key) == value for key, value in same.items()) else None
 
 
 def _same_commit(found: dict[str, Any], mine: dict[str, Any]) -> bool:
-    theirs = found.get("environment", {}).get("cswap_commit")
-    return "done" in found and bool(theirs == mine["environment"]["cswap_commit"])
+    return bool(found["environment"].get("cswap_commit") == mine["environment"]["cswap_commit"])

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from bench.options import Again  # noqa: TC001 - typer reads the annotations
+from bench.options import Again, writable_file
 from bench.partial import Partial
 from bench.sparsity.stored import as_measured, has_run
 from bench.zoo.catalogue import build, example, loss
@@ -21,6 +21,7 @@ from cswap.plan.hardware import load_hardware
 from cswap.plan.lifetimes import live_bytes
 from cswap.plan.planner import available, compare
 from cswap.plan.simulate import smallest_feasible_budget
+from cswap.report.terminal import literal
 
 MODELS: Final = (("vgg16", 128), ("resnet50", 128), ("gpt2", 16))
 GPUS: Final = ("v100-pcie3", "a100-pcie4", "h200-pcie5")
@@ -40,6 +41,7 @@ def main(
 
     An interrupted run goes on when the same command is repeated.
     """
+    writable_file(out)
     policies = [name for name in available() if name not in ("none", "oracle")]
     settings = {"policies": policies, "time_limit_s": time_limit, "quick": quick}
     partial = Partial(out, kind="plans", version=1, settings=settings, again=again)
@@ -56,7 +58,7 @@ def main(
     partial.finish(policies=policies, cells=cells, time_limit_s=time_limit)
     console = Console()
     console.print(_table(policies, cells))
-    console.print(f"Written: {out}")
+    console.print(literal(f"Written: {out}"))
 
 
 def _cells(

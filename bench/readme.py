@@ -5,7 +5,6 @@ A table stands between ``<!-- NAME -->`` and ``<!-- /NAME -->``; a stale one fai
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Annotated, Any, Final
 
@@ -19,6 +18,7 @@ from bench.sources import as_markdown as _markdown
 from bench.sources import load as _load
 from bench.sources import where as _where
 from bench.swap import report as swap_report
+from cswap.schema.reading import read_object
 
 PAGES: Final = (
     ROOT / "README.md",
@@ -313,7 +313,7 @@ def results_table() -> str:
     """Every committed result file with the command that made it."""
     rows = []
     for path in sorted(RESULTS.parent.rglob("*.json")):
-        e = json.loads(path.read_text()).get("environment", {})
+        e = read_object(path, "file").get("environment", {})
         when, commit = str(e.get("started", ""))[:10], str(e.get("cswap_commit") or "")[:7]
         file = path.relative_to(RESULTS.parent)
         rows.append([f"`{file}`", f"`{e.get('command', '?')}`", str(e.get("cpu")), when, commit])

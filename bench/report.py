@@ -16,11 +16,14 @@ from rich.console import Console
 
 from bench import page, readme
 from bench.gpu import tables as gpu_tables
-from bench.kinds import ResultFileError, kind_of, load
+from bench.kinds import ResultFileError, kind_of, load, understood
 from bench.options import writable_folder
 from bench.page import Grid, Picture, Section
 from bench.partial import SUFFIX
+from bench.results import write_text
 from bench.sources import NotReadError, as_markdown, reading
+from cswap.display import visible_lines
+from cswap.report.terminal import literal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -96,20 +99,25 @@ def sections(folder: Path, found: list[Result]) -> list[Section]:
 
 def _tables(result: Result) -> tuple[list[Grid], list[str]]:
     if "part" in result.document:
-        return [_grid("", gpu_tables.markdown(result.document))], []
+        try:
+            with understood(result.path):
+                return [_grid("", gpu_tables.markdown(result.document))], []
+        except ResultFileError as error:
+            return [], [str(error)]
     tables, notes = [], []
     for name, make in readme.TABLES.items():
         if name in SHORTENED:
             continue
         with reading({result.canonical: result.path}) as read:
             try:
-                text = make()
+                with understood(result.path):
+                    text = make()
             except NotReadError:
                 continue  # a table of another file
-            except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            except ResultFileError as error:
                 # A partial or an older file may lack what a table shows.
                 if result.canonical in read:
-                    notes.append(f"Table {name!r}: cannot be made, the file lacks {error}.")
+                    notes.append(f"Table {name!r}: cannot be made: {error}")
                 continue
             if result.canonical in read:
                 tables.append(_grid((make.__doc__ or name).splitlines()[0].rstrip("."), text))
@@ -156,7 +164,8 @@ def _owner(path: Path, found: list[Result]) -> str:
 
 def markdown(target: Path, made: list[Section], notes: list[str]) -> str:
     """The same as Markdown; pictures by their paths from the target's folder."""
-    return "\n\n".join([f"# {TITLE}", *_blocks(target, made), *notes]) + "\n"
+    blocks = [f"# {TITLE}", *_blocks(target, made), *notes]
+    return "\n\n".join(map(visible_lines, blocks)) + "\n"
 
 
 def _blocks(target: Path, made: list[Section]) -> Iterator[str]:
@@ -185,9 +194,8 @@ def main(
     made = sections(folder, found)
     shown: list[Any] = [*made, *([Section("Left out", notes=notes)] if notes else [])]
     html, md = (target / name for name in OUTPUTS)
-    html.write_text(page.render(TITLE, shown), encoding="utf-8")
-    md.write_text(markdown(target, made, notes), encoding="utf-8")
+    write_text(html, page.render(TITLE, shown))
+    write_text(md, markdown(target, made, notes).rstrip("\n"))
     console = Console()
-    for note in notes:
-        console.print(note, markup=False)
-    console.print(f"Written: {html}, {md}")
+    for note in (*notes, f"Written: {html}, {md}"):
+        console.print(literal(note))

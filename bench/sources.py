@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+from cswap.schema.reading import read_object
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ RESULTS: Final = ROOT / "bench" / "results" / "cpu"
 _FILES: ContextVar[tuple[Mapping[str, Path], set[str]] | None] = ContextVar("files", default=None)
 
 
-class NotReadError(LookupError):
+class NotReadError(Exception):
     """A table asked for a result file that `reading` does not give."""
 
 
@@ -48,8 +49,7 @@ def load(name: str) -> dict[str, Any]:
         if name not in files:
             raise NotReadError(name)
         path = files[name]
-    data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return data
+    return read_object(path, "file")
 
 
 def as_markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

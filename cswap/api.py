@@ -2,47 +2,36 @@
 
 from __future__ import annotations
 
-import logging
-from contextlib import contextmanager
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from cswap.config import SwapConfig
 from cswap.engine.engine import SwapEngine
 from cswap.engine.scope import Scope
 from cswap.errors import ConfigError
-from cswap.hooks import ModuleHooks, SavedTensorHooks
+from cswap.hooks import HookPair, ModuleHooks, Swapping, check_model, installed_on
+from cswap.log import log
 from cswap.recompute import Recomputed, modules_to_recompute
 from cswap.schema.plan import Plan
+from cswap.selectors import Globs, Selectors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Sequence
     from types import TracebackType
 
+    import torch
     from typing_extensions import Self
 
     from cswap.engine.stats import Stats
-
-_log = logging.getLogger("cswap")
+    from cswap.hooks import Removable
 
 
 class InstallHandle:
     """What `install` returns: the engine, its stats, and the way to take it off again."""
 
-    def __init__(
-        self,
-        engine: SwapEngine,
-        hooks: SavedTensorHooks,
-        model: ModuleHooks | None,
-        recomputed: Recomputed | None = None,
-    ):
+    def __init__(self, engine: SwapEngine, installed: Sequence[Removable]) -> None:
+        """Args: engine: of the hooks; installed: to be taken off by `remove`, in this order."""
         self.engine = engine
-        self._hooks = hooks
-        self._model = model
-        self._recomputed = recomputed
-        self._removed = False
+        self._installed = installed
 
     @property
     def stats(self) -> Stats:
@@ -51,15 +40,9 @@ class InstallHandle:
 
     def remove(self) -> None:
         """Stop swapping. Graphs made before keep working. Calling it again does nothing."""
-        if self._removed:
-            return
-        self._removed = True
-        if self._recomputed is not None:
-            self._recomputed.remove()
-        if self._model is not None:
-            self._model.remove()
-        else:
-            self._hooks.withdraw()
+        for one in self._installed:
+            one.remove()
+        self.engine.close()
 
     def __enter__(self) -> Self:
         return self
@@ -98,23 +81,37 @@ def install(
     >>> handle.stats.swapped > 0
     True
     """
-    if model is not None and not isinstance(model, torch.nn.Module):
-        raise ConfigError(
-            f"model={type(model).__name__}: must be a torch.nn.Module, or None for everything."
-        )
+    if model is not None:
+        check_model(model)
     engine, recompute = _engine(config, options, model)
-    hooks = SavedTensorHooks(engine)
     if model is None:
-        hooks.__enter__()
-        return InstallHandle(engine, hooks, None)
-    scope_of = _ScopeRules(engine.config)
-    module_hooks = ModuleHooks(model, engine, hooks, scope_of)
-    recomputed = Recomputed(model, recompute) if recompute else None
-    return InstallHandle(engine, hooks, module_hooks, recomputed)
+        return InstallHandle(engine, (_Everything(engine),))
+    earlier = installed_on(model)
+    if earlier is not None:
+        log.warning("install: this model was installed before; that is removed.")
+        earlier.remove()
+    recomputed = Recomputed(model, recompute)
+    hooks = ModuleHooks(model, engine, _ScopeRules(engine.config))
+    hooks.handle = InstallHandle(engine, (hooks, recomputed))
+    return hooks.handle
 
 
-@contextmanager
-def swapping(*, config: SwapConfig | None = None, **options: Any) -> Iterator[SwapEngine]:
+class _Everything:
+    """An engine's hooks on the thread that made this, until `remove`."""
+
+    def __init__(self, engine: SwapEngine) -> None:
+        self._pair = HookPair(engine)
+        try:
+            self._pair.push()
+        except BaseException:
+            self._pair.withdraw()
+            raise
+
+    def remove(self) -> None:
+        self._pair.withdraw()
+
+
+def swapping(*, config: SwapConfig | None = None, **options: Any) -> Swapping:
     """Swap what this thread's autograd saves inside the ``with``.
 
     Backward may run inside or after it.
@@ -123,15 +120,14 @@ def swapping(*, config: SwapConfig | None = None, **options: Any) -> Iterator[Sw
         config: options made beforehand.
         **options: see `SwapConfig`.
 
-    Yields:
-        The engine: ``engine.stats``, ``engine.explain()``.
+    Returns:
+        A context manager; the ``with`` gives the engine: ``engine.stats``, ``engine.explain()``.
 
     Raises:
         ConfigError: a wrong option.
     """
     engine, _ = _engine(config, options, None)
-    with SavedTensorHooks(engine):
-        yield engine
+    return Swapping(engine)
 
 
 def _engine(
@@ -143,7 +139,7 @@ def _engine(
     resolved = SwapConfig.resolve(config, **options)
     plan = None if resolved.plan is None else Plan.parse(resolved.plan)
     if plan is not None and plan.order:
-        _log.warning("plan.order: the model's own order of operators is run instead.")
+        log.warning("plan.order: the model's own order of operators is run instead.")
     recompute = modules_to_recompute(plan, model) if plan and model else {}
     unseen = {position for positions in recompute.values() for position in positions}
     return SwapEngine(resolved, plan, unseen=unseen), tuple(recompute)
@@ -153,26 +149,21 @@ class _ScopeRules:
     """What the options say about a module; to be asked about parents before children."""
 
     def __init__(self, config: SwapConfig) -> None:
-        self._exclude = config.exclude
-        self._include = config.include
+        self._exclude, self._include = Selectors(config.exclude), Selectors(config.include)
         codec = config.codec if isinstance(config.codec, dict) else {}
-        self._globs = {k: v for k, v in codec.items() if isinstance(k, str)}
+        self._codecs = {k: v for k, v in codec.items() if isinstance(k, str)}
+        self._globs = Globs(self._codecs)
         self._excluded: set[str] = set()
         self._included: set[str] = set()
 
     def __call__(self, path: str, module: torch.nn.Module) -> Scope:
         kind = type(module).__name__
         parent = path.rpartition(".")[0] if path else None
-        if parent in self._excluded or _matches(self._exclude, path, module):
+        if parent in self._excluded or self._exclude.matches(path, module):
             self._excluded.add(path)
-        if not self._include or parent in self._included or _matches(self._include, path, module):
+        if not self._include or parent in self._included or self._include.matches(path, module):
             self._included.add(path)
         kept = path in self._excluded or path not in self._included
-        codec = next((v for k, v in self._globs.items() if fnmatchcase(path, k)), None)
+        glob = self._globs.first(path)
+        codec = None if glob is None else self._codecs[glob]
         return Scope(path, kind, keep="excluded" if kept else None, codec=codec)
-
-
-def _matches(selectors: tuple[Any, ...], path: str, module: torch.nn.Module) -> bool:
-    return any(
-        isinstance(module, s) if isinstance(s, type) else fnmatchcase(path, s) for s in selectors
-    )

@@ -9,6 +9,7 @@ import os
 import sys
 from contextlib import contextmanager
 from dataclasses import asdict
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,13 +17,15 @@ import typer
 
 import cswap
 from cswap import doctor as doctor_module
+from cswap.display import shown, visible
 from cswap.errors import ConfigError, CswapError
+from cswap.report import terminal
+from cswap.report.files import check_writable, writing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from rich.progress import TaskID
-    from rich.table import Table
 
 app = typer.Typer(
     help="Compressed swapping of the tensors that PyTorch's autograd saves for backward.",
@@ -39,10 +42,13 @@ _Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a tab
 
 def main() -> None:
     """Run the command line; an error of cswap's becomes one line and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):  # a terminal may not know every character of a name
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except CswapError as error:
-        print(f"cswap: {error}", file=sys.stderr)
+        print(f"cswap: {visible(str(error))}", file=sys.stderr)
         sys.exit(2)
 
 
@@ -75,11 +81,12 @@ def doctor(as_json: _Json = False) -> None:
     if as_json:
         print(json.dumps({"cpu_usable": usable, "findings": [asdict(f) for f in findings]}))
     else:
-        table = _table("part", "usable", "version", "what, or why not", "what to do")
+        table = terminal.new_table("part", "usable", "version", "what, or why not", "what to do")
         for f in findings:
             mark = "[green]yes[/]" if f.usable else "[red]NO[/]" if f.required else "no"
-            table.add_row(f.part, mark, *map(_literal, (f.version, f.detail, f.remedy)))
-        _show(table)
+            cells = map(terminal.literal, (f.version, f.detail, f.remedy))
+            table.add_row(f.part, mark, *cells)
+        terminal.show(table)
         print(f"Swapping on the CPU: {'works' if usable else 'does not work; see NO above'}.")
     raise typer.Exit(0 if usable else 1)
 
@@ -100,6 +107,9 @@ def calibrate(
     from cswap.advisor.calibration import path_of, stored
     from cswap.report import calibration as report
 
+    if not show:
+        _check_cache()
+    picture = check_writable("--plot", plot) if plot else None
     if not show and not _calibrate(device, again=again):
         print("Interrupted: `cswap calibrate` goes on from here.")
         raise typer.Exit(130)
@@ -107,18 +117,27 @@ def calibrate(
     if found is None:
         print("This machine has not been calibrated: run `cswap calibrate`.")
         raise typer.Exit(1)
-    if plot:
-        Path(plot).write_bytes(report.picture(found))
+    if picture:
+        with writing("--plot", plot):
+            picture.write_bytes(report.picture(found))
     if as_json:
         print(json.dumps(asdict(found)))
         return
-    table = _table(*report.COLUMNS)
-    for row in report.rows(found):
-        table.add_row(*row)
-    _show(table)
-    for line in report.notes(found):
-        print(line)
-    print(f"Kept in {path_of(found.machine)}")
+    _print(report.COLUMNS, report.rows(found))
+    terminal.say(*report.notes(found), f"Kept in {path_of(found.machine)}")
+
+
+def _check_cache() -> None:
+    from cswap import cache_folder
+    from cswap.advisor.calibration import folder
+
+    try:
+        cache_folder.make(folder())
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise ConfigError(
+            f"{folder()}: cannot be written ({why}). {cache_folder.REMEDY}"
+        ) from error
 
 
 def _calibrate(device: str, *, again: bool) -> bool:
@@ -144,14 +163,16 @@ def tune(
     as_json: _Json = False,
 ) -> None:
     """Find launch shapes of codecs by Bayesian optimisation, and keep them for this machine."""
+    from rich.markup import escape
     from rich.progress import Progress
 
     from cswap.advisor import tuner
 
+    _check_cache()
     results = []
     with Progress(disable=not sys.stdout.isatty()) as progress:
         for codec in codecs:
-            bar = progress.add_task(codec, total=samples)
+            bar = progress.add_task(escape(visible(codec)), total=samples)
 
             def show(n: int, bar: TaskID = bar) -> None:
                 progress.update(bar, completed=n)
@@ -160,13 +181,13 @@ def tune(
     if as_json:
         print(json.dumps([asdict(result) for result in results]))
         return
-    table = _table("codec", "default ms", "random ms", "guided ms", "used ms", "shape")
+    rows = []
     for r in results:
         times = (r.default_s, r.random_s or 0.0, r.guided_s, r.seconds)
         shape = ", ".join(f"{name} {value}" for name, value in r.shape.items())
         kept = " (default)" if r.shape == r.default else ""
-        table.add_row(r.codec, *(f"{1e3 * s:.3f}" for s in times), shape + kept)
-    _show(table)
+        rows.append((r.codec, *(f"{1e3 * s:.3f}" for s in times), shape + kept))
+    _print(("codec", "default ms", "random ms", "guided ms", "used ms", "shape"), rows)
 
 
 @app.command()
@@ -185,15 +206,10 @@ def explain(
         print(json.dumps(record))
         return
     if position is None:
-        table = _table(*report.COLUMNS)
-        rows = report.site_rows(record)
+        _print(report.COLUMNS, report.site_rows(record))
     else:
-        table = _table(*report.CANDIDATE_COLUMNS)
-        rows = report.candidate_rows(record, position)
-    for row in rows:
-        table.add_row(*map(_literal, row))
-    _show(table)
-    print(report.summary(record))
+        _print(report.CANDIDATE_COLUMNS, report.candidate_rows(record, position))
+    terminal.say(report.summary(record), *report.notes(record))
 
 
 @app.command()
@@ -207,19 +223,18 @@ def report(
     from cswap.report import timeline
 
     events = timeline.load(file)
-    path = Path(out) if out else Path(file).with_suffix(".html")
+    target = out or str(Path(file).with_suffix(".html"))
+    path = check_writable("--out", target)
     if path.suffix not in (".png", ".html"):
-        raise ConfigError(f"out={str(path)!r}: must end in .png or .html.")
+        raise ConfigError(f"--out {shown(target)}: must end in .png or .html.")
     if path.suffix == ".png":
-        path.write_bytes(timeline.picture(events))
+        made = timeline.picture(events)
     else:
-        path.write_text(timeline.page(events, Path(file).name), encoding="utf-8")
-    table = _table(*timeline.COLUMNS)
-    for row in timeline.rows(events):
-        table.add_row(*map(_literal, row))
-    _show(table)
-    print(timeline.summary(events))
-    print(f"Written: {path}")
+        made = timeline.page(events, Path(file).name).encode()
+    with writing("--out", target):
+        path.write_bytes(made)
+    _print(timeline.COLUMNS, timeline.rows(events))
+    terminal.say(timeline.summary(events), f"Written: {target}")
 
 
 @app.command()
@@ -248,6 +263,8 @@ def plan(
 
     names = available() if policy == "all" else [name.strip() for name in policy.split(",")]
     nbytes = parse_bytes(budget, "budget") if budget else None
+    if out:
+        check_writable("--out", out)
     quiet = not sys.stdout.isatty()
     with _libraries_to_stderr(quiet), Progress(disable=quiet) as progress:
         bar = progress.add_task("Planning", total=1.0)
@@ -267,15 +284,13 @@ def plan(
         )
     best = planning.best(rows)
     if out:
-        best.save(out)
+        with writing("--out", out):
+            best.save(out)
     if as_json:
         print(json.dumps([planning.record(row) for row in rows]))
         return
-    table = _table(*planning.COLUMNS)
-    for row in rows:
-        table.add_row(*map(_literal, planning.cells(row)))
-    _show(table)
-    print("Simulated." + (f" Written: {out} (policy {best.policy})" if out else ""))
+    _print(planning.COLUMNS, map(planning.cells, rows))
+    terminal.say("Simulated." + (f" Written: {out} (policy {best.policy})" if out else ""))
 
 
 @contextmanager
@@ -315,10 +330,7 @@ def list_profiles(as_json: _Json = False) -> None:
     if as_json:
         print(json.dumps([h.name for h in found]))
         return
-    table = _table(*planning.HARDWARE_COLUMNS)
-    for hardware in found:
-        table.add_row(*map(_literal, planning.hardware_cells(hardware)))
-    _show(table)
+    _print(planning.HARDWARE_COLUMNS, map(planning.hardware_cells, found))
 
 
 @hardware_app.command("show")
@@ -341,13 +353,14 @@ def codecs(
     if as_json:
         print(json.dumps([asdict(row) for row in rows]))
         return
-    table = _table("codec", "lossless", "takes on CPU", "on CUDA", "usable", "what, or why not")
+    cells = []
     for row in rows:
         lossless = "" if row.lossless is None else "yes" if row.lossless else "no"
         available = "yes" if row.available else "no"
         takes = (doctor_module.abbreviate(row.cpu), doctor_module.abbreviate(row.cuda))
-        table.add_row(row.name, lossless, *takes, available, _literal(row.description))
-    _show(table)
+        cells.append((row.name, lossless, *takes, available, row.description))
+    columns = ("codec", "lossless", "takes on CPU", "on CUDA", "usable", "what, or why not")
+    _print(columns, cells)
 
 
 @app.command(
@@ -363,29 +376,15 @@ def bench(context: typer.Context) -> None:
     if not all((root / file).is_file() for file in ("bench/__main__.py", "pyproject.toml")):
         raise ConfigError(
             f"bench: benchmarks come with the repository, not with the package in "
-            f"{str(root)!r}. In a checkout, run `python -m bench`, or `pip install -e .` first."
+            f"{shown(str(root))}. In a checkout, run `python -m bench`, or `pip install -e .` "
+            "first."
         )
     sys.path.insert(0, str(root))
     sys.argv = ["bench", *context.args]  # what results say they were made by
     importlib.import_module("bench.__main__").app(context.args, prog_name="cswap bench")
 
 
-def _table(*columns: str) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for i, column in enumerate(columns):
-        table.add_column(column, overflow="fold", no_wrap=i == 0)
-    return table
-
-
-def _literal(text: str) -> str:
-    from rich.markup import escape  # 'cswap[host]' is not markup
-
-    return escape(text)
-
-
-def _show(table: Table) -> None:
-    from rich.console import Console
-
-    Console().print(table)
+def _print(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
+    table = terminal.new_table(*columns)
+    terminal.add_rows(table, rows)
+    terminal.show(table)

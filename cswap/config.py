@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from cswap.display import MOST_SHOWN, short, shown
 from cswap.errors import ConfigError
+from cswap.selectors import check_globs
 
 if TYPE_CHECKING:
     from cswap.schema.tensor import TensorProfile
@@ -23,9 +25,16 @@ MIN_BYTES: Final = {"cpu": 64 << 10, "cuda": 1 << 20}
 
 ENV_PREFIX: Final = "CSWAP_"
 
-_UNITS: Final = {"": 0, "b": 0, "kib": 10, "mib": 20, "gib": 30, "tib": 40}
+_BINARY: Final = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 _DECIMAL: Final = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
-_SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
+_FACTORS: Final = _BINARY | _DECIMAL
+_SIZE: Final = re.compile(r"\s*([0-9]{1,19})(\.[0-9]{1,19})?\s*([a-z]*)\s*", re.IGNORECASE)
+_COUNT: Final = re.compile(r"\s*[0-9]{1,19}\s*")  # str.isdigit() would also take "²"
+
+MOST_COUNT: Final = (1 << 63) - 1
+"""Of bytes, tensors or steps: what fits into 64 bits."""
+
+MOST_WORKERS: Final = 1024
 
 Size = int | str
 CodecOption = str | Callable[["TensorProfile"], str] | Mapping[Any, str]
@@ -40,34 +49,36 @@ def parse_bytes(value: Size, name: str) -> int:
     >>> parse_bytes("1.5KiB", "budget"), parse_bytes("2 MB", "budget"), parse_bytes(7, "budget")
     (1536, 2000000, 7)
     """
+    nbytes = -1
     if isinstance(value, int) and not isinstance(value, bool):
-        if value >= 0:
-            return value
+        nbytes = value
     elif isinstance(value, str) and (match := _SIZE.fullmatch(value)):
-        number, unit = float(match[1]), match[2].lower()
-        if unit in _UNITS:
-            return int(number * (1 << _UNITS[unit]))
-        if unit in _DECIMAL:
-            return int(number * _DECIMAL[unit])
-    raise ConfigError(
-        f'{name}={value!r}: must be bytes as an int >= 0, or text such as "64KiB", "1.5GiB".'
-    )
+        factor = _FACTORS.get(match[3].lower())
+        if factor is not None:
+            nbytes = int(match[1]) * factor + int(float(match[2] or 0) * factor)
+    if not 0 <= nbytes <= MOST_COUNT:
+        raise ConfigError(
+            f"{name}={shown(value)}: must be bytes as an int >= 0 (of 63 bits), or text such as "
+            '"64KiB", "1.5GiB".'
+        )
+    return nbytes
 
 
 def _parse_optional_bytes(value: Any, name: str) -> int | None:
     return None if value is None else parse_bytes(value, name)
 
 
-def _parse_count(value: Any, name: str) -> int:
-    if isinstance(value, str) and value.strip().isdigit():
+def _parse_count(value: Any, name: str, most: int = MOST_COUNT) -> int:
+    if isinstance(value, str) and _COUNT.fullmatch(value):
         value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ConfigError(f"{name}={value!r}: must be an integer >= 0.")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+        bounds = ">= 0" if most == MOST_COUNT else f"from 0 to {most}"
+        raise ConfigError(f"{name}={shown(value)}: must be an integer {bounds}.")
     return value
 
 
-def _parse_optional_count(value: Any, name: str) -> int | None:
-    return None if value is None else _parse_count(value, name)
+def _parse_workers(value: Any, name: str) -> int | None:
+    return None if value is None else _parse_count(value, name, MOST_WORKERS)
 
 
 def _parse_bool(value: Any, name: str) -> bool:
@@ -75,7 +86,7 @@ def _parse_bool(value: Any, name: str) -> bool:
     if isinstance(value, str) and value.lower() in words:
         return words[value.lower()]
     if not isinstance(value, bool):
-        raise ConfigError(f"{name}={value!r}: must be True or False.")
+        raise ConfigError(f"{name}={shown(value)}: must be True or False.")
     return value
 
 
@@ -86,29 +97,29 @@ def _parse_lossy(value: Any, name: str) -> str | float:
         try:
             value = float(value)
         except ValueError:
-            close = difflib.get_close_matches(value, LOSSY_NAMES, n=1)
+            close = difflib.get_close_matches(value[:MOST_SHOWN], LOSSY_NAMES, n=1)
             hint = f" Did you mean {close[0]!r}?" if close else ""
             raise ConfigError(
-                f"{name}={value!r}: must be one of {', '.join(LOSSY_NAMES)}, or a relative error "
-                f"such as 0.01.{hint}"
+                f"{name}={shown(value)}: must be one of {', '.join(LOSSY_NAMES)}, or a relative "
+                f"error such as 0.01.{hint}"
             ) from None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
         raise ConfigError(
-            f"{name}={value!r}: a relative error must lie between 0 and 1; "
+            f"{name}={shown(value)}: a relative error must lie between 0 and 1; "
             f"or name one of {', '.join(LOSSY_NAMES)}."
         )
     if not math.isfinite(value):
-        raise ConfigError(f"{name}={value!r}: must be finite.")
+        raise ConfigError(f"{name}={shown(value)}: must be finite.")
     return float(value)
 
 
 def _parse_positive(value: Any, name: str) -> float:
     try:
         number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not 0 < number < math.inf:
-        raise ConfigError(f"{name}={value!r}: must be a number above 0, such as 0.25.")
+        raise ConfigError(f"{name}={shown(value)}: must be a number above 0, such as 0.25.")
     return number
 
 
@@ -119,10 +130,11 @@ def _parse_codec(value: Any, name: str) -> CodecOption:
         chosen: Callable[[TensorProfile], str] = value
         return chosen
     if isinstance(value, Mapping) and all(isinstance(v, str) for v in value.values()):
+        check_globs((key for key in value if isinstance(key, str)), name)
         return dict(value)
     raise ConfigError(
-        f"{name}={value!r}: must be 'auto', the name of a codec, a function from TensorProfile to "
-        "a name, or a dict from dtype or module-path glob to a name."
+        f"{name}={shown(value)}: must be 'auto', the name of a codec, a function from "
+        "TensorProfile to a name, or a dict from dtype or module-path glob to a name."
     )
 
 
@@ -134,7 +146,10 @@ def _parse_selectors(value: Any, name: str) -> tuple[Any, ...]:
     if not isinstance(value, list | tuple | set | frozenset) or not all(
         isinstance(v, str | type) for v in value
     ):
-        raise ConfigError(f"{name}={value!r}: must be module classes or path globs, or a list.")
+        raise ConfigError(
+            f"{name}={shown(value)}: must be module classes or path globs, or a list."
+        )
+    check_globs((v for v in value if isinstance(v, str)), name)
     return tuple(value)
 
 
@@ -142,16 +157,20 @@ def _parse_directory(value: Any, name: str) -> Path | None:
     if value is None:
         return None
     if not isinstance(value, str | os.PathLike) or not os.fspath(value):
-        raise ConfigError(f"{name}={value!r}: must be a path to a directory.")
-    path = Path(value)
-    if not path.is_dir() or not os.access(path, os.W_OK | os.X_OK):
-        raise ConfigError(f"{name}={str(path)!r}: must be an existing, writable directory.")
+        raise ConfigError(f"{name}={shown(value)}: must be a path to a directory.")
+    path = Path(os.fsdecode(value))
+    try:
+        usable = path.is_dir() and os.access(path, os.W_OK | os.X_OK)
+    except (OSError, ValueError):  # too long for a path, or with a NUL
+        usable = False
+    if not usable:
+        raise ConfigError(f"{name}={shown(str(path))}: must be an existing, writable directory.")
     return path
 
 
 def _parse_policy(value: Any, name: str) -> str:
     if not isinstance(value, str):
-        raise ConfigError(f"{name}={value!r}: must be the name of a policy.")
+        raise ConfigError(f"{name}={shown(value)}: must be the name of a policy.")
     return value  # checked by cswap.advisor.policies, a layer that knows them
 
 
@@ -170,7 +189,7 @@ _PARSERS: Final[dict[str, Callable[[Any, str], Any]]] = {
     "keep_last": _parse_count,
     "exclude": _parse_selectors,
     "include": _parse_selectors,
-    "workers": _parse_optional_count,
+    "workers": _parse_workers,
     "seed": _parse_count,
     "verify": _parse_bool,
     "guard_every": _parse_count,
@@ -257,9 +276,11 @@ class SwapConfig:
         """
         for name in options:
             if name not in _PARSERS:
-                close = difflib.get_close_matches(name, _PARSERS, n=1)
+                close = difflib.get_close_matches(name[:MOST_SHOWN], _PARSERS, n=1)
                 hint = f" Did you mean {close[0]!r}?" if close else ""
-                raise ConfigError(f"{name}: no such option.{hint} Known: {', '.join(_PARSERS)}.")
+                raise ConfigError(
+                    f"{short(name)}: no such option.{hint} Known: {', '.join(_PARSERS)}."
+                )
         if base is not None:
             return dataclasses.replace(base, **options)
         return SwapConfig(**{**_from_environment(skip=options), **options})

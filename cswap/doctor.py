@@ -11,12 +11,14 @@ import importlib.util
 import inspect
 import os
 import platform
+import stat
 import sys
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from cswap.cache_folder import danger
 from cswap.errors import ConfigError, UnknownCodecError
 
 if TYPE_CHECKING:
@@ -114,7 +116,9 @@ def _survey_codec(name: str) -> CodecRow:
 def _dtypes(codec: Codec, device: str) -> tuple[str, ...]:
     import torch
 
-    return tuple(n for n in _known_dtypes() if codec.supports(getattr(torch, n), device))
+    from cswap.codecs.base import takes
+
+    return tuple(n for n in _known_dtypes() if takes(codec, getattr(torch, n), device))
 
 
 def _known_dtypes() -> tuple[str, ...]:
@@ -183,17 +187,33 @@ def _kernels() -> Finding:
         return Finding("kernels", False, True, "", "package cswap_kernels not found", remedy)
     folder = Path(next(iter(spec.submodule_search_locations)))
     modules = [path for path in folder.glob("*.py") if "@njit" in path.read_text("utf-8")]
-    # Numba names its files <module>.<function>-<line>.py<version>.nbi, in __pycache__ unless told.
-    override = os.environ.get("NUMBA_CACHE_DIR")
-    cache = Path(override) if override else folder / "__pycache__"
+    if _import_problem("numba"):
+        return Finding("kernels", False, True, "", "need numba")
+    from cswap_kernels.jit import numba_folder
+
+    cache = numba_folder()
+    if cache is None:
+        detail = "cannot be kept: every process compiles them anew, which takes seconds"
+        return Finding("kernels", True, True, "", detail, f"set NUMBA_CACHE_DIR {_PRIVATE}")
+    # Numba names its files <module>.<function>-<line>.py<version>.nbi.
     tag = f"py{sys.version_info.major}{sys.version_info.minor}"
     cached = sum(_is_cached(module, cache, tag) for module in modules)
     detail = f"{cached} of {len(modules)} files compiled and in the cache"
-    if os.access(cache if cache.exists() else cache.parent, os.W_OK):
-        remedy = "" if cached == len(modules) else "nothing: the first use compiles, once"
-    else:
-        remedy = f"{cache} is not writable: set NUMBA_CACHE_DIR to a folder that is"
-    return Finding("kernels", True, True, "", detail, remedy)
+    remedy = "" if cached == len(modules) else "nothing: the first use compiles, once"
+    return Finding("kernels", True, True, "", detail, _dangers(cache) or remedy)
+
+
+def _dangers(cache: Path) -> str:
+    # Numba keeps pickles and machine code: whoever can write them has this user run his code.
+    folders = {cache: cache.stat()}
+    above = Path(os.environ.get("NUMBA_CACHE_DIR") or cache)
+    if above in cache.parents and not (status := above.stat()).st_mode & stat.S_ISVTX:
+        folders[above] = status  # in /tmp, which is sticky, nobody moves others' folders
+    for folder, status in folders.items():
+        if found := danger(status):
+            remedy = f"chmod go-w it, or set NUMBA_CACHE_DIR {_PRIVATE}"
+            return f"{folder} {found}, who can run code as you: {remedy}"
+    return ""
 
 
 def _is_cached(module: Path, cache: Path, tag: str) -> bool:
@@ -314,6 +334,8 @@ _GROUPS: Final = {
     "int": ("int8", "int16", "int32", "int64"),
     "uint": ("uint8", "uint16", "uint32", "uint64"),
 }
+
+_PRIVATE: Final = "to a folder that you can write, and nobody else"
 
 _PROBES: Final[tuple[Callable[[], Finding], ...]] = (
     _python,

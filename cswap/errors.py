@@ -13,15 +13,25 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
+
+from cswap.display import MOST_SHOWN, shown, visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
 class CswapError(Exception):
-    """Base class of every error that cswap raises on purpose."""
+    r"""Base class of every error that cswap raises on purpose. Prints as one line.
+
+    >>> print(CswapError("module 'conv\x1b[31m': \n is no name"))
+    module 'conv\x1b[31m': \n is no name
+    """
+
+    def __str__(self) -> str:
+        return visible(super().__str__())
 
 
 class ConfigError(CswapError, ValueError):
@@ -39,9 +49,10 @@ class UnknownCodecError(ConfigError):
 
     def __init__(self, name: str, known: Iterable[str]) -> None:
         known = sorted(known)
-        close = difflib.get_close_matches(name, known, n=1)
+        close = difflib.get_close_matches(name[:MOST_SHOWN], known, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
-        super().__init__(f"codec={name!r}: no such codec.{hint} Known: {', '.join(known)}.")
+        listed = visible(", ".join(known))
+        super().__init__(f"codec={shown(name)}: no such codec.{hint} Known: {listed}.")
         self.name = name
 
 
@@ -78,3 +89,34 @@ class CorruptEncodingError(CswapError):
 
 class InternalError(CswapError):
     """cswap broke one of its own rules."""
+
+
+_E = TypeVar("_E", bound=BaseException)
+
+
+def without_frames(error: _E) -> _E:
+    """The same error, to be kept: without tracebacks, whose frames keep tensors alive."""
+    seen: list[BaseException] = []
+    queue: list[BaseException | None] = [error]
+    while queue:
+        one = queue.pop()
+        if one is not None and not any(one is other for other in seen):
+            seen.append(one)
+            one.__traceback__ = None
+            queue += (one.__cause__, one.__context__)
+    return error
+
+
+def to_raise(kept: BaseException) -> BaseException:
+    """A copy of an error that is kept: raising the kept one would give it frames again.
+
+    >>> kept = CorruptEncodingError("broken")
+    >>> to_raise(kept) is kept, to_raise(kept)
+    (False, CorruptEncodingError('broken'))
+    """
+    try:
+        copied = copy.copy(kept)
+    except Exception:  # a foreign exception whose constructor takes something else
+        return CorruptEncodingError(f"{type(kept).__name__}: {kept}")
+    copied.__cause__ = kept.__cause__
+    return copied if type(copied) is type(kept) else CorruptEncodingError(str(kept))

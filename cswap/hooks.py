@@ -1,36 +1,56 @@
-"""pack/unpack for autograd's saved-tensor hooks, and the module hooks that switch them on.
+"""pack/unpack for autograd's saved-tensor hooks, and the model call that switches them on.
 
 Nothing is decided here: what happens to a tensor is the engine's business.
+
+Note [hooks end with the call]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+torch runs a module's forward hooks after an `Exception`, but not after a KeyboardInterrupt, a
+SystemExit or a GeneratorExit. So an installed model's ``forward`` is wrapped, in try/finally.
+Python may raise an interrupt at the beginning and at the end of every call, of a call that cleans
+up, too.
+So the first statement of the ``finally``, an assignment, makes the pair of hooks inactive: that
+cannot be interrupted. An inactive pair leaves tensors alone. It is taken off torch's stack as soon
+as it is on top: at once, or, if an interrupt prevented that, by the next call or by its own next
+pack.
 """
 
 from __future__ import annotations
 
+import inspect
 import threading
-from typing import TYPE_CHECKING, Any
+import types
+import weakref
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+from cswap.engine.scope import OUTSIDE
+from cswap.errors import ConfigError
+from cswap.module_patch import ModulePatch, mark
 
-    from torch.utils.hooks import RemovableHandle
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
 
     from cswap.engine.engine import SwapEngine
     from cswap.engine.scope import Scope, ScopeStack
 
+_push = torch._C._autograd._push_saved_tensors_default_hooks  # noqa: SLF001
+_pop = torch._C._autograd._pop_saved_tensors_default_hooks  # noqa: SLF001
+
 
 class OperatorRecorder(TorchFunctionMode):
-    """Notes which torch function the user's code is calling: norms and losses must stay exact."""
+    """Notes which torch function the user's code is calling: norms and losses must stay exact.
+
+    Attributes:
+        active: as of the pair of hooks that it was pushed with.
+    """
 
     def __init__(self, scopes: ScopeStack) -> None:
         super().__init__()
         self._scopes = scopes
-
-    def withdraw(self) -> None:
-        """Leave torch's stack of modes, if nobody has pushed on top since."""
-        if _get_current_function_mode() is self:  # type: ignore[no-untyped-call]
-            self.__exit__(None, None, None)
+        self.active = True
 
     def __torch_function__(
         self,
@@ -48,78 +68,157 @@ class OperatorRecorder(TorchFunctionMode):
             self._scopes.operator = outer
 
 
-class _Recorders(threading.local):
-    def __init__(self) -> None:
-        self.stack: list[OperatorRecorder] = []
+class HookPair:
+    """One push of an engine's two hooks onto a thread's stack. See the Note.
 
+    Attributes:
+        active: whether the engine gets the tensors that are saved.
+    """
 
-class SavedTensorHooks:
-    """The two autograd hooks of one engine; a context manager, re-entrant, per thread."""
+    __slots__ = ("__weakref__", "_engine", "_recorder", "active")
 
     def __init__(self, engine: SwapEngine) -> None:
-        """Args: engine: what packs and unpacks."""
+        """Args: engine: packs and unpacks."""
+        self.active = True
         self._engine = engine
-        self._recorders = _Recorders()
-        self._active = True
+        self._recorder = OperatorRecorder(engine.scopes) if engine.wants_operators else None
 
-    def __enter__(self) -> None:
-        torch._C._autograd._push_saved_tensors_default_hooks(self.pack, self.unpack)  # noqa: SLF001
-        if self._engine.wants_operators:
-            recorder = OperatorRecorder(self._engine.scopes)
-            recorder.__enter__()  # type: ignore[no-untyped-call]
-            self._recorders.stack.append(recorder)
+    def push(self) -> None:
+        """Put the pair on this thread's stack.
 
-    def __exit__(self, *exception: object) -> None:
-        if self._recorders.stack:
-            self._recorders.stack.pop().withdraw()
-        torch._C._autograd._pop_saved_tensors_default_hooks()  # noqa: SLF001
+        Raises:
+            RuntimeError: torch's own, inside of `torch.func.grad` and its relatives.
+        """
+        _push(self.pack, self.unpack)
+        if self._recorder is not None:
+            self._recorder.__enter__()  # type: ignore[no-untyped-call]
+
+    def withdraw(self) -> None:
+        """Make the pair inactive, and take it off this thread's stack if it is on top."""
+        self.retire()
+        take_off_inactive()
+
+    def retire(self) -> None:
+        """Make the pair inactive."""
+        self.active = False
+        if self._recorder is not None:
+            self._recorder.active = False
 
     def pack(self, tensor: torch.Tensor) -> object:
         """See `SwapEngine.pack`."""
-        return self._engine.pack(tensor) if self._active else self._engine.pass_through(tensor)
+        if self.active:
+            return self._engine.pack(tensor)
+        take_off_inactive()
+        return self._engine.pass_through(tensor)
 
     def unpack(self, packed: Any) -> torch.Tensor:
         """See `SwapEngine.unpack`."""
         return self._engine.unpack(packed)
 
-    def withdraw(self) -> None:
-        """Leave a stack that others may have pushed on: take the pair off, or make it inert."""
-        self._active = False
-        top: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)  # noqa: SLF001
-        if top is not None and top[0] == self.pack:
-            self.__exit__()
+
+def take_off_inactive() -> None:
+    """Pop pairs and recorders of ours that are inactive off the tops of this thread's stacks."""
+    while isinstance(pair := _top_pair(), HookPair) and not pair.active:
+        _pop()
+    while isinstance(mode := _get_current_function_mode(), OperatorRecorder) and not mode.active:  # type: ignore[no-untyped-call]
+        mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+
+def _top_pair() -> object:
+    top: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)  # noqa: SLF001
+    return None if top is None else getattr(top[0], "__self__", None)
+
+
+class Swapping:
+    """An engine's hooks on this thread, inside a ``with``; it may be entered again inside.
+
+    `cswap.swapping` makes one.
+    """
+
+    def __init__(self, engine: SwapEngine) -> None:
+        """Args: engine: packs and unpacks."""
+        self._engine = engine
+        self._entered = _Entered()
+
+    def __enter__(self) -> SwapEngine:
+        pair = HookPair(self._engine)
+        # If an interrupt keeps __exit__ from running, the ``with`` lets go of this object all the
+        # same.
+        self._entered.pairs.append((pair, weakref.finalize(self, pair.retire)))
+        try:
+            pair.push()
+        except BaseException:
+            self._leave()
+            raise
+        return self._engine
+
+    def __exit__(self, *exception: object) -> None:
+        self._leave()
+        self._engine.rest()
+
+    def _leave(self) -> None:
+        pair, finalizer = self._entered.pairs.pop()
+        pair.withdraw()
+        finalizer.detach()
+
+
+class _Entered(threading.local):
+    def __init__(self) -> None:
+        self.pairs: list[tuple[HookPair, weakref.finalize[Any, Any]]] = []
+
+
+class Removable(Protocol):
+    """Something that can be taken off again."""
+
+    def remove(self) -> None:
+        """Take it off; a second time does nothing."""
+        ...
 
 
 class ModuleHooks:
-    """Switches the autograd hooks on while a model runs forward, and tracks the module path."""
+    """Switches the autograd hooks on while a model runs forward, and tracks the module path.
+
+    Attributes:
+        handle: removes these hooks and all that was installed with them.
+    """
+
+    handle: Removable
 
     def __init__(
         self,
         model: torch.nn.Module,
         engine: SwapEngine,
-        hooks: SavedTensorHooks,
         scope_of: Callable[[str, torch.nn.Module], Scope],
     ) -> None:
-        self._model = model
         self._engine = engine
-        self._hooks = hooks
         self._guard = engine.make_guard(model)
-        self._handles: list[RemovableHandle] = []
+        self._patches: list[ModulePatch] = []
+        scopes = {path: scope_of(path, module) for path, module in model.named_modules()}
+        self._call = _ModelCall(model, engine, scopes[""])
         for path, module in model.named_modules():
-            if not isinstance(module, torch.jit.ScriptModule):
-                self._track(module, scope_of(path, module))
-        self._handles += [
-            model.register_forward_pre_hook(self._enter, prepend=True),
-            model.register_forward_hook(self._leave, always_call=True),
-        ]
+            if path and not isinstance(module, torch.jit.ScriptModule):
+                self._track(module, scopes[path])
+        patch = ModulePatch(model)
+        self._patches.append(patch)
+        patch.pre_hook(self._begin, prepend=True)
+        forward = self._call.wrapped(model.forward)
+        forward.installed = self  # type: ignore[attr-defined]
+        patch.set("forward", types.MethodType(forward, model))
+        patch.set("_replicate_for_data_parallel", mark(self._call.replicate))
 
     def remove(self) -> None:
-        """Take every hook off the model."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        """Take everything off the model."""
+        self._call.active = False
+        for patch in self._patches:
+            patch.remove()
+        self._patches.clear()
         if self._guard is not None:
             self._guard.remove()
+        take_off_inactive()
+
+    def _begin(self, _module: torch.nn.Module, _args: Any) -> None:
+        if self._guard is not None:  # before its own hooks on the model, if that is a single module
+            self._guard.begin_step()
 
     def _track(self, module: torch.nn.Module, scope: Scope) -> None:
         scopes = self._engine.scopes
@@ -128,23 +227,104 @@ class ModuleHooks:
             scopes.push(scope)
 
         def leave(_module: torch.nn.Module, _args: Any, _output: Any) -> None:
-            scopes.pop()
+            if scopes.current is scope:  # else a pre-hook before ours has raised
+                scopes.pop()
 
-        self._handles += [
-            module.register_forward_pre_hook(enter, prepend=True),
-            module.register_forward_hook(leave, always_call=True),
-        ]
+        patch = ModulePatch(module)
+        self._patches.append(patch)
+        patch.pre_hook(enter, prepend=True)
+        patch.hook(leave, always_call=True)
 
-    def _enter(self, _module: torch.nn.Module, _args: Any) -> None:
-        if self._guard is not None:
-            self._guard.begin_step()
+
+class _ModelCall:
+    """Runs a model's forward with the hooks on.
+
+    Attributes:
+        active: False once the model is no longer installed; somebody may have kept the wrapper.
+    """
+
+    def __init__(self, model: torch.nn.Module, engine: SwapEngine, scope: Scope) -> None:
+        self._model = model
+        self._engine = engine
+        self._scope = scope
+        self.active = True
+
+    def wrapped(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that takes the module, or a replica of it, and what its forward takes."""
+        is_method = getattr(original, "__self__", None) is self._model
+        function = getattr(original, "__func__", None) if is_method else None
+
+        @wraps(original if function is None else function)
+        def forward(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+            target = original if function is None else partial(function, module)
+            if not self.active or torch.compiler.is_compiling():
+                return target(*args, **kwargs)
+            return self._run(target, args, kwargs)
+
+        self._forward = mark(forward)
+        if function is None:  # the signature that callers are to see has no module in it
+            forward.__signature__ = _with_module(original)  # type: ignore[attr-defined]
+        return forward
+
+    def replicate(self) -> torch.nn.Module:
+        """See `torch.nn.parallel.replicate`: a replica of the model swaps, too."""
+        replica: torch.nn.Module = type(self._model)._replicate_for_data_parallel(self._model)  # type: ignore[no-untyped-call]  # noqa: SLF001
+        replica.__dict__.pop("_replicate_for_data_parallel", None)
+        replica.__dict__["forward"] = types.MethodType(self._forward, replica)
+        return replica
+
+    def _run(
+        self, target: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
         self._engine.begin_step()
         self._engine.own(self._owned())
-        self._hooks.__enter__()
-
-    def _leave(self, _module: torch.nn.Module, _args: Any, _output: Any) -> None:
-        self._hooks.__exit__()
+        scopes = self._engine.scopes
+        before = scopes.stack
+        pair = HookPair(self._engine)
+        try:
+            scopes.stack = [OUTSIDE, self._scope]
+            pair.push()
+            return target(*args, **kwargs)
+        finally:
+            pair.active = False  # first, and no call before it: see the Note
+            scopes.stack = before
+            pair.withdraw()
 
     def _owned(self) -> Iterable[torch.Tensor]:
         yield from self._model.parameters()
         yield from self._model.buffers()
+
+
+def _with_module(original: Callable[..., Any]) -> inspect.Signature:
+    # Of a function that takes a module before what ``original`` takes.
+    module = inspect.Parameter("module", inspect.Parameter.POSITIONAL_ONLY)
+    try:
+        signature = inspect.signature(original)
+    except (TypeError, ValueError):  # a callable that does not say
+        rest = inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)
+        named = inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD)
+        return inspect.Signature([module, rest, named])
+    return signature.replace(parameters=[module, *signature.parameters.values()])
+
+
+def installed_on(model: torch.nn.Module) -> Removable | None:
+    """The handle of the `cswap.install` that this model is under, if it is."""
+    hooks = getattr(model.__dict__.get("forward"), "installed", None)
+    return hooks.handle if isinstance(hooks, ModuleHooks) else None
+
+
+def check_model(model: object) -> None:
+    """Refuse what cannot be installed.
+
+    Raises:
+        ConfigError: no module, or a scripted one, which runs without Python hooks.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise ConfigError(
+            f"model={type(model).__name__}: must be a torch.nn.Module, or None for everything."
+        )
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ConfigError(
+            f"model={type(model).__name__}: a scripted model runs without Python hooks. "
+            "Install the module that it was scripted from."
+        )

@@ -75,6 +75,14 @@ class LateProfile:
             return _from_counts(self._dtype, self._nbytes, self._arriving.tolist())
         return replace(profile(self._arriving.view(-1)), nbytes=self._nbytes)
 
+    def wait(self) -> TensorProfile:
+        """The profile, as soon as the sample has arrived."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        found = self.get()
+        assert found is not None  # it has arrived
+        return found
+
     def _count(self, x: torch.Tensor) -> torch.Tensor:
         samples, piece_words = SAMPLES.get(self._dtype.kind, INTEGER_SAMPLES)
         layout = _layout(self._dtype).tolist()

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.checkpoint import checkpoint
 
+from cswap.module_patch import ModulePatch, mark
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -41,16 +43,15 @@ class Recomputed:
 
     def __init__(self, model: torch.nn.Module, paths: Iterable[str]) -> None:
         """Args: model: whose submodules; paths: of which."""
-        self._modules = [model.get_submodule(path) for path in paths]
-        for module in self._modules:
-            module.forward = partial(_checkpointed, module.forward)
+        self._patches = [ModulePatch(model.get_submodule(path)) for path in paths]
+        for patch in self._patches:
+            patch.set("forward", mark(partial(_checkpointed, patch.module.forward)))
 
     def remove(self) -> None:
         """Run the modules as before."""
-        for module in self._modules:
-            if module.__dict__.get("forward") is not None:
-                del module.forward
-        self._modules.clear()
+        for patch in self._patches:
+            patch.remove()
+        self._patches.clear()
 
 
 def _checkpointed(forward: Any, *args: Any, **kwargs: Any) -> Any:

@@ -165,9 +165,10 @@ def test_files_without_a_common_row_are_refused(tmp_path):
     ("content", "said"),
     [
         ("{", "is not JSON"),
-        ("[]", "has no 'environment'"),
+        ("[]", "must be a JSON object"),
+        ("{}", "has no 'environment'"),
         ('{"environment": {}}', "no known kind"),
-        ('{"environment": {}, "kind": "nonsense"}', "no known kind (nonsense)"),
+        ('{"environment": {}, "kind": "nonsense"}', "no known kind ('nonsense')"),
         ('{"environment": {}, "kind": "swap", "version": 1}', "lacks 'rows'"),
     ],
 )
@@ -178,7 +179,7 @@ def test_what_is_no_result_file_is_refused(content, said, tmp_path):
 
 def test_a_missing_file_is_refused(tmp_path):
     result = CliRunner().invoke(app, ["compare", str(tmp_path / "no.json"), "x.json"])
-    assert "no.json: cannot be read" in refused(result)
+    assert "no.json': cannot be read" in refused(result)
 
 
 def test_two_rows_of_one_name_are_refused(tmp_path):

@@ -98,6 +98,15 @@ def test_what_is_saved_is_found_again(own_cache):
     assert stored("cpu") == made
 
 
+def test_nothing_is_kept_in_a_folder_that_others_may_write(own_cache):
+    folder = own_cache / "calibration"
+    folder.mkdir()
+    folder.chmod(0o777)
+    with pytest.raises(PermissionError, match=r"calibration may be written by others \(mode 777\)"):
+        Calibration(machine_of("cpu"), {"zvc": times(1e-10)}).save()
+    assert not list(folder.iterdir())
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -256,7 +265,7 @@ def test_in_the_background_it_happens_once(quick, monkeypatch, own_cache):
 def test_in_the_background_one_process_does_it(quick, monkeypatch, own_cache):
     monkeypatch.setenv("CSWAP_CALIBRATE", "1")
     lock = own_cache / "calibration" / "cpu.lock"
-    lock.parent.mkdir()
+    lock.parent.mkdir(0o700)
     lock.touch()
     for age_s, happens in ((0, False), (2 * background.STALE_S, True)):
         os.utime(lock, (time.time() - age_s,) * 2)

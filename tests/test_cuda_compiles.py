@@ -68,20 +68,6 @@ def check_kernel(name, word, direction, architectures):
         assert made.registers <= 64
 
 
-def test_what_was_compiled_is_kept(tmp_path, monkeypatch):
-    monkeypatch.setenv("CSWAP_CACHE_DIR", str(tmp_path))
-    made = compiler.Cubin(b"\x7fELF code", "entry", 32, 0, 1024)
-    assert compiler.cached("zvc-4-encode", 90, lambda: made) == made
-
-    def never():
-        raise AssertionError("compiled again")
-
-    assert compiler.cached("zvc-4-encode", 90, never) == made
-    (file,) = (tmp_path / "kernels").iterdir()
-    file.write_text("{")  # a damaged one is made anew
-    assert compiler.cached("zvc-4-encode", 90, lambda: made) == made
-
-
 @pytest.mark.parametrize("word", [1, 2, 4, 8])
 def test_the_profilers_kernel_compiles_for_every_architecture(word):
     from cswap_kernels.cuda.profile import profile_kernel, profile_signature

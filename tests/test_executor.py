@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import threading
+import time
 import weakref
 
 import numpy as np
@@ -18,13 +19,14 @@ from cswap.devices import sim as sim_module
 from cswap.devices.cpu import CpuDevice
 from cswap.devices.sim import SimDevice, SimEvent, poisoned
 from cswap.engine import part as part_module
-from cswap.engine.aliases import make_handle
+from cswap.engine.aliases import make_token
 from cswap.engine.executor import Executor
 from cswap.engine.handle import LEGAL, Handle, State
 from cswap.engine.stats import Counters
 from cswap.errors import CorruptEncodingError, InternalError
+from cswap.pool import Allowance
 from cswap.stores.disk import DiskStore
-from cswap.stores.host import Allowance, HostStore
+from cswap.stores.host import HostStore
 
 SEEDS = range(12)
 SECTION_BYTES = 4096
@@ -44,13 +46,16 @@ class Bench:
 
     def __init__(self, device, *, limit=None, disk=None, verify=False):
         self.device = device
+        self.tokens = []
         self.counters = Counters()
         self.host = HostStore(device.host_memory, Allowance(limit))
         self.disk = disk
         self.executor = Executor(device, self.host, disk, self.counters, seed=0, verify=verify)
 
     def handle(self, x):
-        handle = make_handle(x)
+        token = make_token(x)
+        self.tokens.append(token)
+        handle = token.handle
         handle.views = 1
         self.counters.hold(device=handle.raw_nbytes)
         return handle
@@ -228,7 +233,8 @@ def test_a_codec_that_fails_to_decode_is_an_error_and_no_hang(bench):
 def test_a_job_that_ends_its_thread_costs_a_fallback_only(workers):
     bench = Bench(CpuDevice(workers))
     handles = [bench.swap_out(values(i), Failing("encode", SystemExit())) for i in range(4)]
-    bench.settle(*handles)
+    while any(h.state is State.ENCODING for h in handles):  # who waits would run the job himself
+        time.sleep(0.001)
     assert all(same(bench.executor.memory(h).tensor, values(i)) for i, h in enumerate(handles))
     assert bench.stats().fallbacks == 4
 
@@ -300,6 +306,23 @@ def test_verify_notices_a_changed_byte(make, codec):
     part.host[part.nbytes - 20] ^= 1
     with pytest.raises(CorruptEncodingError):
         bench.executor.memory(handle)
+
+
+@pytest.mark.parametrize("codec", ["raw", "bitpack", "zvc"])
+@pytest.mark.parametrize("make", [DEVICES["cpu0"], DEVICES["cpu1"]])
+def test_indices_are_always_verified(make, codec):
+    """torch reads wherever a wrong index of a max-pool points to."""
+    bench = Bench(make())
+    handle = bench.swap_out(torch.arange(N), codec)
+    bench.settle(handle)
+    part = handle.parts[0]
+    part.host[part.nbytes - 4] ^= 64
+    with pytest.raises(CorruptEncodingError):
+        bench.executor.memory(handle)
+    bench = Bench(make())
+    handle = bench.swap_out(torch.arange(N) % 2 == 0, "bitpack")  # a mask points nowhere
+    bench.settle(handle)
+    assert handle.parts[0].checked == ""
 
 
 def test_a_tensor_modified_before_its_encode_stays():
@@ -427,7 +450,7 @@ def test_the_table_of_states_is_closed_and_has_one_end():
 
 
 def test_an_illegal_move_is_an_internal_error():
-    handle = make_handle(values())
+    handle = make_token(values()).handle
     with pytest.raises(InternalError, match="kept -> ready is not legal"):
         handle.to(State.READY)
 

@@ -70,8 +70,8 @@ def test_one_call_sites_candidates(saved):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "cannot be read"),
-        ("[]", "not written by"),
+        ("{", "is not JSON"),
+        ("[]", "must be a JSON object, not a list"),
         ('{"format": "cswap-stats", "version": 99}', "version 99"),
     ],
 )

@@ -117,7 +117,7 @@ def test_nothing_leaks_over_many_steps():
         assert len(list(Path("/proc/self/fd").iterdir())) <= descriptors
         assert live_storage_bytes(net) <= objects + MIB
         assert len(handle.engine._order.live()) == 0
-        assert handle.engine._aliases._entries == {}
+        assert handle.engine._aliases._storages == {}
 
 
 def test_a_budget_is_kept():

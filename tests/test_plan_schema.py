@@ -30,9 +30,9 @@ def test_version_1_is_still_read():
 
 WRONG = [
     ({"version": 4}, "plan.version=4"),
-    ({"decisions": []}, "plan.decisions: must map"),
+    ({"decisions": []}, "plan.decisions=[]: must map"),
     ({"decisions": {"0": {"action": "burn"}}}, "keep, swap, recompute"),
-    ({"decisions": {"0": 7}}, "plan.decisions['0'].action=None"),
+    ({"decisions": {"0": 7}}, "plan.decisions['0']=7: must be an object"),
     ({"decisions": {"0": {"action": "swap", "prefetch": -1}}}, "plan.decisions['0'].prefetch=-1"),
     ({"decisions": {"0": {"action": "swap", "prefetch": True}}}, "prefetch=True"),
     ({"decisions": {"0": {"action": "swap", "section_bytes": 0}}}, "section_bytes=0"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cswap.errors import CorruptEncodingError
-from cswap.pool import ALWAYS_IDLE, STEPS, BufferPool, size_class
+from cswap.pool import ALWAYS_IDLE, STEPS, Allowance, BufferPool, size_class
 from cswap.stores.disk import DiskStore
-from cswap.stores.host import Allowance, HostStore
+from cswap.stores.host import HostStore
 
 MIB = 1 << 20
 
@@ -158,3 +160,50 @@ def test_a_write_that_fails_leaves_nothing_behind(disk, tmp_path, monkeypatch):
     assert disk.in_use_bytes == 0
     (folder,) = tmp_path.iterdir()
     assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
+def test_a_disk_that_is_full_halfway_leaves_nothing_behind(disk, tmp_path, monkeypatch, number):
+    write, calls = os.write, []
+
+    def half(descriptor, data):
+        calls.append(len(data))
+        if len(calls) == 2:
+            raise OSError(number, os.strerror(number))
+        return write(descriptor, data[: len(data) // 2])
+
+    monkeypatch.setattr(os, "write", half)
+    with pytest.raises(OSError, match=os.strerror(number)):
+        disk.write(torch.zeros(60, dtype=torch.uint8))
+    monkeypatch.undo()
+    assert calls == [60, 30]
+    assert disk.in_use_bytes == 0
+    (folder,) = tmp_path.iterdir()
+    assert list(folder.iterdir()) == []
+    assert disk.write(torch.zeros(100, dtype=torch.uint8)) is not None  # all that the limit allows
+
+
+def test_a_file_that_is_written_piece_by_piece_is_whole(disk, monkeypatch):
+    write, payload = os.write, torch.arange(60, dtype=torch.uint8)
+    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:7]))
+    file = disk.write(payload)
+    out = torch.zeros(60, dtype=torch.uint8)
+    disk.read(file, out)
+    assert torch.equal(out, payload)
+
+
+def test_a_disk_that_takes_nothing_is_not_asked_for_ever(disk, monkeypatch):
+    monkeypatch.setattr(os, "write", lambda *_: 0)
+    with pytest.raises(OSError, match="nothing was written"):
+        disk.write(torch.zeros(60, dtype=torch.uint8))
+    assert disk.in_use_bytes == 0
+
+
+def test_a_disk_that_cannot_be_read_is_said_to_be(disk, monkeypatch):
+    def fail(*_, **__):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    file = disk.write(torch.zeros(60, dtype=torch.uint8))
+    monkeypatch.setattr(Path, "open", fail)
+    with pytest.raises(CorruptEncodingError, match=f"{file.path.name}.*Input/output error"):
+        disk.read(file, torch.zeros(60, dtype=torch.uint8))

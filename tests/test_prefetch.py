@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from cswap.engine.aliases import make_handle
-from cswap.engine.handle import Token
+from cswap.engine.aliases import make_token
 from cswap.engine.prefetch import ReadyBudget, StepOrder
 
 
@@ -13,9 +12,9 @@ def save(order, n):
     """Save n tensors; (handles, the tokens that keep them alive)."""
     handles, tokens = [], []
     for _ in range(n):
-        handle = make_handle(torch.zeros(4))
+        token = make_token(torch.zeros(4))
+        handle = token.handle
         handle.position, handle.step = order.next_position(), order.step
-        token = Token(handle)
         order.add(handle, token)
         handles.append(handle)
         tokens.append(token)
@@ -69,7 +68,7 @@ def test_a_step_without_backward_begins_anew_when_told():
 
 
 def handle_of(numel):
-    return make_handle(torch.zeros(numel))
+    return make_token(torch.zeros(numel)).handle
 
 
 def test_the_oldest_result_is_dropped_when_too_many_wait():

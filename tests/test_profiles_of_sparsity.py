@@ -112,7 +112,7 @@ def test_values_survive_json_and_name_what_is_wrong():
     assert again == known
     with pytest.raises(TraceError, match=r"values\.speed: no such field"):
         Values.parse({"name": "x", "signature": "y", "speed": 1})
-    with pytest.raises(TraceError, match="name and signature"):
+    with pytest.raises(TraceError, match=r"values\.signature: is missing"):
         Values.parse({"name": "x"})
 
 

@@ -55,7 +55,7 @@ WRONG = [
     (("format",), "other", "trace.format='other'"),
     (("version",), 2, "trace.version=2"),
     (("operators",), {}, "trace.operators="),
-    (("operators",), KeyError, "trace.operators=None"),
+    (("operators",), KeyError, "trace.operators: is missing"),
     (("tensors", 1), 7, "trace.tensors[1]=7: must be an object"),
     (("tensors", 1, "nbytes"), -1, "trace.tensors[1].nbytes=-1"),
     (("tensors", 1, "nbytes"), 1.5, "trace.tensors[1].nbytes=1.5"),

@@ -23,6 +23,7 @@ from bench.settings import N_THREADS
 from bench.tasks import fitting, make_task
 from bench.user_data import load_data
 from cswap.errors import ConfigError
+from cswap.report.terminal import literal
 
 if TYPE_CHECKING:
     from bench.data import Images, Text
@@ -33,6 +34,7 @@ SEEDS: Final = 3
 QUICK: Final = {"steps": 12, "seeds": 2}
 DEFAULT_OUT: Final = Path("bench/results/cpu/accuracy")
 VERSION: Final = 1
+_TYPES: Final = {"runs": list, "gradient_errors": dict, "models": dict}
 
 
 def main(
@@ -105,7 +107,7 @@ def _finished(
     document["summary"] = summarise(document)
     write(folder / "results.json", document)
     for path in report.write(document, folder):
-        console.print(f"Written: {path}", soft_wrap=True)
+        console.print(literal(f"Written: {path}"), soft_wrap=True)
     console.print(report.table(document))
     return document
 
@@ -118,7 +120,7 @@ def _check_steps(steps: int | None) -> None:
 def _started(out: Path, settings: dict[str, Any], *, again: bool) -> dict[str, Any]:
     # What an interrupted run with the same settings has found so far, or a new document.
     same = {"version": VERSION, "settings": settings}
-    found = None if again else stored(out / "results.json", **same)
+    found = None if again else stored(out / "results.json", _TYPES, **same)
     return found or {
         "kind": "accuracy",
         **same,

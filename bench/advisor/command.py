@@ -19,6 +19,7 @@ from bench.advisor.recording import record
 from bench.advisor.report import draw, tables
 from bench.advisor.truth import MODES, outcomes
 from bench.environment import environment
+from bench.options import writable_file
 from bench.results import write
 from bench.settings import N_THREADS
 from bench.tasks import TASKS
@@ -27,6 +28,7 @@ from cswap.advisor.advisor import Advisor
 from cswap.advisor.site import Site
 from cswap.config import SwapConfig
 from cswap.plan.hardware import load_hardware
+from cswap.report.terminal import literal
 
 if TYPE_CHECKING:
     from bench.advisor.cells import Cell
@@ -43,6 +45,7 @@ def main(
     ] = DEFAULT_OUT,
 ) -> None:
     """Compare the advisor with the oracle, static codecs, CSwap+'s rule and raw."""
+    writable_file(out)
     torch.set_num_threads(N_THREADS)
     where = environment()
     with tempfile.TemporaryDirectory() as folder:
@@ -53,7 +56,7 @@ def main(
     console = Console()
     for table in tables(result):
         console.print(table)
-    console.print(f"Written: {out}, {out.with_suffix('.png')}")
+    console.print(literal(f"Written: {out}, {out.with_suffix('.png')}"))
 
 
 def measure(*, quick: bool) -> dict[str, Any]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
+
+from cswap.schema.reading import read_object
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -140,6 +141,7 @@ def lines(folder: Path) -> list[str]:
     """One line per target, from the result files in a folder."""
     documents: Documents = {}
     for file in sorted(folder.glob("*.json")):
-        document = json.loads(file.read_text(encoding="utf-8"))
-        documents[document["part"]] = document["rows"]
+        document = read_object(file, "file")
+        if "part" in document:
+            documents[document["part"]] = document["rows"]
     return [target.line(documents) for target in TARGETS]

@@ -10,11 +10,12 @@ from rich.console import Console
 from rich.progress import Progress
 
 from bench.environment import environment
-from bench.options import names
+from bench.options import names, writable_file
 from bench.papers import cswap, home, swapadvisor, tvdnn, vdnn
 from bench.papers.report import draw, table
 from bench.partial import stored
 from bench.results import write
+from cswap.report.terminal import literal
 
 VERSION: Final = 1
 DEFAULT_OUT: Final = Path("bench/results/cpu/papers.json")
@@ -39,6 +40,7 @@ def main(
 ) -> None:
     """Simulate what the papers measured, and say why the figures differ."""
     chosen = names("--systems", systems, tuple(SYSTEMS))
+    writable_file(out)
     where = environment()
     document = _started(out, where)
     cells = [cell for name in chosen for cell in SYSTEMS[name](quick=quick)]
@@ -60,7 +62,7 @@ def main(
     draw(rows_of(document), out.with_suffix(".png"))
     console = Console()
     console.print(table([*rows_of(document), *document["means"]]))
-    console.print(f"Written: {out}, {out.with_suffix('.png')}")
+    console.print(literal(f"Written: {out}, {out.with_suffix('.png')}"))
 
 
 def rows_of(document: dict[str, Any]) -> list[dict[str, Any]]:
@@ -70,4 +72,4 @@ def rows_of(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _started(out: Path, where: dict[str, object]) -> dict[str, Any]:
     new = {"version": VERSION, "environment": where, "cells": {}, "means": []}
-    return {"kind": "papers", **(stored(out, version=VERSION) or new)}
+    return {"kind": "papers", **(stored(out, {"cells": dict}, version=VERSION) or new)}

@@ -14,10 +14,11 @@ from rich.progress import Progress
 from rich.table import Table
 
 from bench.environment import environment
-from bench.options import names
+from bench.options import names, writable_file
 from bench.partial import stored
 from bench.sparsity.stored import packed, save
 from bench.sparsity.training import ACTIVATIONS, CHECKPOINTS, CODECS, RUNS, Run, train
+from cswap.report.terminal import literal
 
 VERSION: Final = 1
 DEFAULT_OUT: Final = Path("bench/results/cpu/sparsity.json")
@@ -33,6 +34,7 @@ def main(
 ) -> None:
     """Train each model with ReLU and with LeakyReLU for a little while, and look."""
     wanted = _wanted(models, quick=quick)
+    writable_file(out)
     document = _started(out, again=again)
     with Progress() as progress:
         bar = progress.add_task("Training", total=len(wanted) * (CHECKPOINTS + 1))
@@ -45,7 +47,7 @@ def main(
             progress.update(bar, completed=(CHECKPOINTS + 1) * (1 + index))
     console = Console()
     console.print(table(document))
-    console.print(f"Written: {out}")
+    console.print(literal(f"Written: {out}"))
 
 
 def _wanted(models: str, *, quick: bool) -> list[tuple[Run, str]]:
@@ -56,7 +58,7 @@ def _wanted(models: str, *, quick: bool) -> list[tuple[Run, str]]:
 
 def _started(out: Path, *, again: bool) -> dict[str, Any]:
     same = {"version": VERSION, "codecs": list(CODECS)}
-    found = None if again else stored(out, **same)
+    found = None if again else stored(out, {"runs": dict, "environment": dict}, **same)
     new = {**same, "environment": environment(), "runs": {}}
     return {"kind": "sparsity", **(found or new)}
 

@@ -13,6 +13,7 @@ from bench.results import write_text
 from cswap.codecs.registry import get_codec
 from cswap.errors import TraceError
 from cswap.plan.values import Values, with_values
+from cswap.schema.reading import read_object
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -130,7 +131,11 @@ def _run(model: str, activation: str, file: Path) -> dict[str, Any]:
 def _document(file: Path) -> dict[str, Any]:
     if not file.exists():
         return {"runs": {}}
-    document: dict[str, Any] = json.loads(file.read_text())
+    document = read_object(file, "file", TraceError)
+    if not isinstance(document.get("runs"), dict):
+        raise TraceError(
+            f"file={str(file)!r}: has no runs; `python -m bench sparsity` writes some."
+        )
     return document
 
 

@@ -11,13 +11,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bench.methods import OFF, ON_CPU
-from bench.options import Again, names
+from bench.options import Again, names, writable_file
 from bench.partial import Partial
 from bench.settings import N_THREADS
 from bench.swap import report
 from bench.swap.measure import train
 from bench.swap.stack import stack_task
 from bench.tasks import make_task
+from cswap.report.terminal import literal
 
 if TYPE_CHECKING:
     from bench.tasks import Task
@@ -58,6 +59,7 @@ def main(
         "steps": steps or (QUICK_STEPS if quick else STEPS),
         "quick": quick,
     }
+    writable_file(out)
     console = Console()
     partial = Partial(out, kind="swap", version=VERSION, settings=settings, again=again)
     if partial.went_on:
@@ -66,7 +68,7 @@ def main(
     document = partial.finish(rows=rows)
     console.print(report.table(document))
     report.draw(document, out.with_suffix(".png"))
-    console.print(f"Written: {out}, {out.with_suffix('.png')}")
+    console.print(literal(f"Written: {out}, {out.with_suffix('.png')}"))
 
 
 def _sizes(text: str) -> list[int]:

@@ -24,6 +24,7 @@ from cswap.advisor.memory import RESAMPLE_EVERY, Explanation, SiteMemory
 from cswap.advisor.milder import Milder
 from cswap.advisor.policies import LOSSLESS, make_policy, static_codec
 from cswap.advisor.site import Site
+from cswap.codecs.base import takes
 from cswap.codecs.registry import get_codec
 from cswap.profiler import LateProfile, profile
 from cswap.schema.tensor import dtype_name
@@ -71,7 +72,7 @@ class Advice:
 
     def note_encoded(self, codec: str, raw_nbytes: int, nbytes: int) -> None:
         """The tensor was encoded; ``codec`` may be another than the one advised."""
-        self._memory.note_encoded(codec, raw_nbytes, nbytes)
+        self._memory.note_encoded(codec, raw_nbytes, nbytes, learn=self._market.adapts)
 
     def note_round_trip(self, codec: str, device_s: float) -> None:
         """It was decoded, too; seconds of both."""
@@ -174,7 +175,7 @@ class Advisor:
             taken = memory.explanation.profile
         elif _is_far(x) and self._needs_profile(x, site, position):
             pending = LateProfile(x) if memory is None or not memory.pending else memory.pending
-            taken = pending.get()
+            taken = pending.get() if _may_adapt() else pending.wait()
             if taken is None:
                 return self._wait_for(pending, key, memory, x, market)
         explanation = self._decide(
@@ -236,7 +237,7 @@ class Advisor:
     ) -> Advice:
         # Until the sample has arrived: as before, or what is cheap and never much of a loss.
         if memory is None:
-            codec = next(c for c in map(get_codec, _CHEAP) if c.supports(x.dtype, x.device.type))
+            codec = next(c for c in map(get_codec, _CHEAP) if takes(c, x.dtype, x.device.type))
             position, scope = key[:2]
             explanation = Explanation(position, Site(scope), None, (), codec.name, EARLY)
             memory = SiteMemory(explanation, codec)
@@ -278,13 +279,18 @@ class Advisor:
         else:
             reason = ""
         if taken is None:
-            taken = LateProfile(x).get() if _is_far(x) else profile(x)
+            taken = self._late_profile(x) if _is_far(x) else profile(x)
         if taken is None:  # a codec was named that does not take this tensor
             return Explanation(position, site, None, (), "raw", reason + EARLY)
         stay = (KEEP, "raw") if may_keep else ("raw",)
         lossy = self.milder.among(self._lossy, x, site.kind) if lossy_ok else ()
         names = (*stay, *LOSSLESS, *lossy)
         return self._cheapest(x, site, position, reason, names, taken, memory, lossy_ok=lossy_ok)
+
+    @staticmethod
+    def _late_profile(x: torch.Tensor) -> TensorProfile | None:
+        pending = LateProfile(x)
+        return pending.get() if _may_adapt() else pending.wait()
 
     def _forced(self, x: torch.Tensor, site: Site, position: int) -> tuple[str | None, str]:
         decision = self._plan.decisions.get(position) if self._plan else None
@@ -308,7 +314,7 @@ class Advisor:
         if milder is None:
             return None, f"{name} harmed gradients; "
         name, codec = milder, get_codec(milder)
-        if not codec.supports(x.dtype, x.device.type):
+        if not takes(codec, x.dtype, x.device.type):
             return None, f"{name} does not take this dtype; "
         if not codec.lossless and not lossy_ok:
             return None, f"{name} is lossy and this tensor must come back exactly; "
@@ -330,7 +336,7 @@ class Advisor:
         quotes = [
             market.quote(name, taken, memory)
             for name in names
-            if name == KEEP or get_codec(name).supports(x.dtype, x.device.type)
+            if name == KEEP or takes(get_codec(name), x.dtype, x.device.type)
         ]
         candidates = tuple(
             sorted(self._policy.price(x, quotes, market, lossy_ok=lossy_ok), key=lambda c: c.cost_s)
@@ -359,7 +365,8 @@ def _unless_better(
 
 
 def _may_adapt() -> bool:
-    # Times differ from run to run; who wants equal runs gets choices that do not depend on them.
+    # Times differ from run to run, and so does what happens to be done when: who wants equal runs
+    # gets choices that depend on neither.
     return not torch.are_deterministic_algorithms_enabled()
 
 

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import logging
 import os
 import threading
 import time
 from typing import TYPE_CHECKING, Final
 
+from cswap import cache_folder
 from cswap.advisor.calibration import folder, stored
+from cswap.log import log
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-_log = logging.getLogger("cswap")
 
 SHARE: Final = 0.1
 """Of a core that it may use, over time: it sleeps between codecs."""
@@ -65,7 +64,7 @@ def _run(kind: str) -> None:
         finally:
             lock.unlink(missing_ok=True)
     except Exception:  # never the user's problem: the defaults serve
-        _log.debug("calibration in the background failed", exc_info=True)
+        log.debug("calibration in the background failed", exc_info=True)
 
 
 def _calibrate(kind: str) -> None:
@@ -79,11 +78,11 @@ def _calibrate(kind: str) -> None:
         if _ending.wait((now - start) * (1 - SHARE) / SHARE):
             return
         start = time.thread_time()
-    _log.info("calibrated this machine's %s in the background", kind)
+    log.info("calibrated this machine's %s in the background", kind)
 
 
 def _take(lock: Path) -> bool:
-    lock.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    cache_folder.make(lock.parent)
     with contextlib.suppress(OSError):
         if time.time() - lock.stat().st_mtime > STALE_S:
             lock.unlink()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import statistics
 from dataclasses import replace
@@ -15,16 +14,17 @@ from cswap.advisor.calibration import Calibration, CodecTimes, machine_of, store
 from cswap.advisor.fit import fit
 from cswap.advisor.rates import RATES
 from cswap.advisor.trial import round_trip
+from cswap.codecs.base import takes
 from cswap.codecs.registry import get_codec
+from cswap.display import shown
 from cswap.errors import CswapError, UnsupportedError
+from cswap.log import log
 from cswap.profiler import profile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from cswap.codecs.base import Codec
-
-_log = logging.getLogger("cswap")
 
 SIZES: Final = {"cpu": (1 << 18, 1 << 20, 1 << 22), "cuda": (1 << 20, 1 << 24, 1 << 26)}
 """Bytes of the tensors measured, by kind of device: a swap's usual range."""
@@ -68,7 +68,7 @@ def steps(kind: str, *, again: bool = False) -> Iterator[str]:
     try:
         found = replace(found, link=link.measure_link(kind))
     except (RuntimeError, CswapError) as error:
-        _log.warning("The link could not be measured (%s); defaults are used.", error)
+        log.warning("The link could not be measured (%s); defaults are used.", error)
     replace(found, complete=True).save()
     yield LINK
 
@@ -82,7 +82,7 @@ def _with_codec(found: Calibration, name: str, kind: str) -> Calibration:
     try:
         return replace(found, times={**found.times, name: measure(name, kind)})
     except (ValueError, RuntimeError, CswapError) as error:
-        _log.warning("%s was not calibrated (%s); its default rates are used.", name, error)
+        log.warning("%s was not calibrated (%s); its default rates are used.", name, error)
         return replace(found, left_out={**found.left_out, name: str(error)})
 
 
@@ -120,7 +120,7 @@ def measure(name: str, kind: str) -> CodecTimes:
 
 def _check(kind: str) -> None:
     if kind not in SIZES or (kind == "cuda" and not torch.cuda.is_available()):
-        raise UnsupportedError(f"device={kind!r}: not here; known are {', '.join(SIZES)}.")
+        raise UnsupportedError(f"device={shown(kind)}: not here; known are {', '.join(SIZES)}.")
 
 
 def _once(codec: Codec, x: torch.Tensor) -> tuple[float, float]:
@@ -135,7 +135,7 @@ def _tensors(codec: Codec, kind: str) -> Iterator[torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     for nbytes in SIZES[kind]:
         for zeros in ZEROS:
-            if codec.supports(torch.float32, kind):
+            if takes(codec, torch.float32, kind):
                 x = torch.randn(nbytes // 4, generator=generator)
             else:
                 x = torch.randint(1, 1000, (nbytes // 8,), generator=generator)

@@ -7,23 +7,26 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
-import os
 import platform
-import tempfile
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from cswap import cache_folder
 from cswap.advisor.fit import TimeModel
 from cswap.advisor.link import Link
+from cswap.display import shown
+from cswap.errors import ConfigError
+from cswap.log import log
+from cswap.schema.checks import Checks
+from cswap.schema.reading import parse_object
 
 if TYPE_CHECKING:
     from cswap.schema.tensor import TensorProfile
 
-_log = logging.getLogger("cswap")
+_CHECK: Final = Checks(ConfigError)
 
 VERSION: Final = 2
 
@@ -81,11 +84,8 @@ class Calibration:
             OSError: the folder cannot be written to.
         """
         path = path_of(self.machine)
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         record = {"version": VERSION, **asdict(self)}
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            file.write(json.dumps(record, indent=1) + "\n")
-        Path(file.name).replace(path)
+        cache_folder.write(path, (json.dumps(record, indent=1) + "\n").encode())
         _read.cache_clear()
         return path
 
@@ -104,9 +104,7 @@ def machine_of(kind: str) -> dict[str, str]:
 
 def folder() -> Path:
     """Where calibrations are kept."""
-    own = os.environ.get("CSWAP_CACHE_DIR")
-    base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    return (Path(own) if own else base / "cswap") / "calibration"
+    return cache_folder.root() / "calibration"
 
 
 def path_of(machine: dict[str, str]) -> Path:
@@ -130,14 +128,13 @@ def stored(kind: str, *, partial: bool = False) -> Calibration | None:
 def _read(kind: str, _folder: Path) -> Calibration | None:
     machine = machine_of(kind)
     path = path_of(machine)
-    try:
-        text = path.read_text()
-    except OSError:
+    text = cache_folder.read(path)
+    if text is None:
         return None
     try:
-        return _parsed(json.loads(text), machine)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        _log.warning(
+        return _parsed(parse_object(text, "calibration"), machine)
+    except ConfigError as error:
+        log.warning(
             "%s is no calibration of this machine (%s) and is ignored; `cswap calibrate` makes a "
             "new one.",
             path,
@@ -147,38 +144,41 @@ def _read(kind: str, _folder: Path) -> Calibration | None:
 
 
 def _parsed(record: dict[str, Any], machine: dict[str, str]) -> Calibration:
-    if record["version"] != VERSION or record["machine"] != machine:
-        raise ValueError("made by another version or on another machine")
-    times = {
-        str(name): CodecTimes(
-            _model(entry["encode"]), _model(entry["decode"]), float(entry["scratch_per_byte"])
-        )
-        for name, entry in record["times"].items()
-    }
-    left_out = {str(name): str(why) for name, why in record["left_out"].items()}
-    return Calibration(machine, times, _link(record["link"]), left_out, bool(record["complete"]))
+    if record.get("version") != VERSION or record.get("machine") != machine:
+        raise ConfigError("made by another version or on another machine")
+    times = {}
+    for name, value in _CHECK.mapping("times", record.get("times"), "objects").items():
+        where = f"times[{shown(name)}]"
+        entry = _CHECK.record(where, value, CodecTimes)
+        scratch = _CHECK.number(f"{where}.scratch", entry.get("scratch_per_byte", 1.0), 0.0, 1e6)
+        encode = _model(f"{where}.encode", entry["encode"])
+        times[name] = CodecTimes(encode, _model(f"{where}.decode", entry["decode"]), scratch)
+    left_out = _CHECK.mapping("left_out", record.get("left_out"), "text")
+    for name, why in left_out.items():
+        _CHECK.text(f"left_out[{shown(name)}]", why)
+    link = None if record.get("link") is None else _link(record["link"])
+    complete = _CHECK.flag("complete", record.get("complete"))
+    return Calibration(machine, times, link, left_out, complete)
 
 
-def _link(entry: dict[str, Any] | None) -> Link | None:
-    if entry is None:
-        return None
-    link = Link(**{name: float(value) for name, value in entry.items()})
-    shares = (link.duplex_factor, link.loaded_factor)
-    fine = 1e6 < min(link.d2h_bytes_per_s, link.h2d_bytes_per_s) < 1e14 and 0 <= link.latency_s < 1
-    if not fine or not all(0 < share <= 1 for share in shares) or not 0 <= link.codec_tax < 1:
-        raise ValueError(f"a link that cannot be: {link}")
-    return link
+def _link(value: Any) -> Link:
+    entry = _CHECK.record("link", value, Link)
+    for name in ("d2h_bytes_per_s", "h2d_bytes_per_s"):
+        _CHECK.number(f"link.{name}", entry[name], 1e6, 1e14)
+    for name in ("duplex_factor", "loaded_factor"):
+        _CHECK.number(f"link.{name}", entry[name], 1e-6, 1.0)
+    _CHECK.number("link.latency_s", entry["latency_s"], 0.0, 1.0)
+    _CHECK.number("link.codec_tax", entry["codec_tax"], 0.0, 0.999)
+    return Link(**entry)
 
 
-def _model(entry: dict[str, Any]) -> TimeModel:
-    model = TimeModel(**{name: float(value) for name, value in entry.items()})
-    terms = (
-        *(model.overhead_s, model.s_per_byte),
-        *(model.s_per_nonzero_byte, model.s_per_mixed_byte),
-    )
-    if not all(0 <= t < 1e6 for t in terms) or not any(terms):  # NaN fails every comparison
-        raise ValueError(f"a time that cannot be: {model}")
-    return model
+def _model(where: str, value: Any) -> TimeModel:
+    entry = _CHECK.record(where, value, TimeModel)
+    for name, number in entry.items():
+        _CHECK.number(f"{where}.{name}", number, 0.0, 1e6)
+    if not any(number for name, number in entry.items() if name != "residual"):
+        raise ConfigError(f"{where}: a time of nothing cannot be.")
+    return TimeModel(**entry)
 
 
 @cache

@@ -12,12 +12,11 @@ would otherwise turn into a factor of large ones.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections import deque
 from typing import Final
 
-_log = logging.getLogger("cswap")
+from cswap.log import log
 
 WEIGHT: Final = 0.2
 """Of the newest measurement in the moving average."""
@@ -66,7 +65,7 @@ def usable(predicted: float, measured: float) -> bool:
         return True
     if not _warned:
         _warned = True
-        _log.warning(
+        log.warning(
             "A measured value of %g where %g was expected cannot be; such values are ignored.",
             measured,
             predicted,

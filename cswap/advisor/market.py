@@ -35,13 +35,15 @@ class Market:
         price_s_per_byte: λ, of an encoded byte.
         version: raised whenever choices should be made again.
         steps: that have begun.
+        adapts: whether prices and choices follow measurements: of time, on this machine and in this
+            run, and of encodings by when they happen to be done.
         corrections: of the codecs' times, by what was measured.
     """
 
     def __init__(self, kind: str, host_limit: int | None, *, adapt: bool) -> None:
-        """Args: kind: "cpu" or "cuda"; host_limit: bytes of encodings; adapt: learn from time."""
+        """Args: kind: "cpu" or "cuda"; host_limit: bytes of encodings; adapt: see ``adapts``."""
         rates, self._base_price = RATES[kind]
-        self._kind, self._rates, self._host_limit, self._adapt = kind, rates, host_limit, adapt
+        self._kind, self._rates, self._host_limit, self.adapts = kind, rates, host_limit, adapt
         self.corrections = TimeCorrections()
         self.price_s_per_byte = self._base_price
         self.version = 0
@@ -55,7 +57,7 @@ class Market:
 
     def _load(self) -> None:
         # As measured on this machine, if it was calibrated.
-        self._calibration = stored(self._kind)
+        self._calibration = stored(self._kind) if self.adapts else None
         measured = self._calibration
         self._times = self._rates if measured is None else {**self._rates, **measured.times}
         if self._link is not None and measured is not None and measured.link is not None:
@@ -85,7 +87,7 @@ class Market:
     def observe(self, codec: str, profile: TensorProfile, device_s: float) -> None:
         """A round trip of a tensor of this profile took that long."""
         times = self._times.get(codec)
-        if self._adapt and times is not None:
+        if self.adapts and times is not None:
             self.corrections.observe(codec, times.device_s(profile), device_s)
 
     def begin_step(self, now_s: float, exposed_s: float) -> bool:
@@ -97,7 +99,7 @@ class Market:
     def look_back(self, used: Iterable[SiteMemory]) -> float | None:
         """Let prices follow the step before, which used these sites; seconds of a step or None."""
         self.corrections.forget()
-        if self._adapt and stored(self._kind) is not self._calibration:
+        if self.adapts and stored(self._kind) is not self._calibration:
             self._load()
             self.corrections = TimeCorrections()
             self.version += 1
@@ -107,7 +109,7 @@ class Market:
         return step_s
 
     def _refit(self, used: Iterable[SiteMemory], step_s: float | None) -> None:
-        if self._host_limit is None and (self._link is None or step_s is None or not self._adapt):
+        if self._host_limit is None and (self._link is None or step_s is None or not self.adapts):
             return
         options = [
             [(c.device_s, c.nbytes) for c in m.explanation.candidates if c.codec != KEEP]
@@ -115,7 +117,7 @@ class Market:
             if m.explanation.candidates
         ]
         price = self._base_price
-        if self._link is not None and step_s is not None and self._adapt:
+        if self._link is not None and step_s is not None and self.adapts:
             hidden = (FORWARD_SHARE * step_s, (1 - FORWARD_SHARE) * step_s)
             price = link_price(options, self._link, hidden)
         if self._host_limit is not None:

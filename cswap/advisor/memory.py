@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from cswap.advisor.correction import Correction, usable
 from cswap.advisor.cost import predicted_ratio
+from cswap.display import visible
 
 if TYPE_CHECKING:
     from cswap.advisor.cost import Candidate
@@ -89,14 +90,14 @@ class Explanation:
 
     def __str__(self) -> str:
         where = self.site.scope or self.site.operator or self.site.producer or "-"
-        text = f"#{self.position} {where}: {self.codec} ({self.reason})"
+        text = f"#{self.position} " + visible(f"{where}: {self.codec} ({self.reason})")
         if self.profile is not None:
             p = self.profile
             text += f"; {p.dtype}, {p.nbytes} bytes, {100 * p.zero_fraction:.0f} % zeros"
-        for c in self.candidates:
-            text += f"\n    {c.codec:<10} ratio {c.ratio:6.2f}  cost {1e6 * c.cost_s:8.1f} us"
-        for m in self.measured:
-            text += f"\n    {m.codec:<10} ratio {m.ratio:6.2f}  took {1e6 * m.device_s:8.1f} us"
+        lines = [(c.codec, c.ratio, "cost", c.cost_s) for c in self.candidates]
+        lines += [(m.codec, m.ratio, "took", m.device_s) for m in self.measured]
+        for codec, ratio, what, seconds in lines:
+            text += f"\n    {visible(codec):<10} ratio {ratio:6.2f}  {what} {1e6 * seconds:8.1f} us"
         return text
 
 
@@ -142,8 +143,8 @@ class SiteMemory:
         known = self._ratios.get(codec)
         return 1.0 if known is None else known.factor
 
-    def note_encoded(self, codec: str, raw_nbytes: int, nbytes: int) -> None:
-        """A tensor of this site was encoded to so many bytes."""
+    def note_encoded(self, codec: str, raw_nbytes: int, nbytes: int, *, learn: bool = True) -> None:
+        """A tensor of this site was encoded to so many bytes; ``learn``: choices may follow."""
         if nbytes <= 0:
             return
         ratio = raw_nbytes / nbytes
@@ -153,6 +154,8 @@ class SiteMemory:
         else:
             seen[_RATIO] += WEIGHT * (ratio - seen[_RATIO])
             seen[_COUNT] += 1
+        if not learn:
+            return
         if self._reference[0] != codec:
             self._reference = (codec, ratio)
         elif abs(ratio - self._reference[1]) > DRIFT * self._reference[1]:

@@ -6,6 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 from cswap.advisor.cost import RATIOS
+from cswap.codecs.base import takes
 from cswap.codecs.registry import get_codec
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class Milder:
         name: str | None = codec
         while name is not None and not self.allows(kind, name):
             name = next_milder(name)
-            while name is not None and not get_codec(name).supports(x.dtype, x.device.type):
+            while name is not None and not takes(get_codec(name), x.dtype, x.device.type):
                 name = next_milder(name)
         return name
 

@@ -30,6 +30,7 @@ from cswap.advisor.cswap_plus import (
     top_bottom,
 )
 from cswap.advisor.trial import round_trip
+from cswap.codecs.base import takes
 from cswap.codecs.registry import get_codec
 from cswap.errors import CswapError
 from cswap.schema.tensor import TensorProfile
@@ -115,7 +116,7 @@ class CswapPlus:
         if self.rate is None:
             return []
         codec = get_codec(f"zfp:{self.rate}")
-        if not codec.supports(x.dtype, x.device.type):
+        if not takes(codec, x.dtype, x.device.type):
             return []
         encoded = dense_bytes(x.nbytes, self.rate, ZFP_MAX)
         cost_s = swap.compressed_cost_s(encoded, seconds, 0.0)

@@ -13,6 +13,7 @@ from cswap.advisor.market import KEEP
 from cswap.advisor.paper_policy import CswapPlus
 from cswap.advisor.trial import round_trip
 from cswap.codecs.registry import get_codec
+from cswap.display import shown
 from cswap.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def make_policy(name: str) -> Policy:
         close = difflib.get_close_matches(name, POLICIES, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise ConfigError(
-            f"policy={name!r}: must be one of {', '.join(POLICIES)}, static:CODEC.{hint}"
+            f"policy={shown(name)}: must be one of {', '.join(POLICIES)}, static:CODEC.{hint}"
         )
     return POLICIES[name]()
 

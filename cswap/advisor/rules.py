@@ -7,8 +7,10 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from cswap.advisor.policies import static_codec
+from cswap.codecs.base import takes
 from cswap.codecs.layout import torch_dtype
 from cswap.codecs.registry import get_codec
+from cswap.display import shown
 from cswap.errors import ConfigError
 from cswap.schema.tensor import DTYPES
 
@@ -96,8 +98,8 @@ def check(config: SwapConfig, plan: Plan | None) -> None:
         raise ConfigError(f"spill_limit={config.spill_limit}: needs spill_dir as well.")
     if config.lossy == "zfp" and config.policy != "cswap+":
         raise ConfigError(
-            f"lossy='zfp' with policy={config.policy!r}: only policy='cswap+' chooses its rate. "
-            "Name a rate with codec='zfp:RATE'."
+            f"lossy='zfp' with policy={shown(config.policy)}: only policy='cswap+' chooses its "
+            "rate. Name a rate with codec='zfp:RATE'."
         )
     static = static_codec(config.policy)
     if static is not None:
@@ -136,4 +138,4 @@ def _check_entry(dtype: str, key: object, name: str) -> None:
 
 def _takes(codec: Codec, dtype: str) -> bool:
     # On any kind of device: which one the tensors are on is not known yet.
-    return any(codec.supports(torch_dtype(dtype), device) for device in ("cpu", "cuda"))
+    return any(takes(codec, torch_dtype(dtype), device) for device in ("cpu", "cuda"))

@@ -12,28 +12,31 @@ surrogate nor acquisition; here both are optuna's tree-structured Parzen estimat
 from __future__ import annotations
 
 import json
-import logging
 import statistics
-import tempfile
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from cswap import cache_folder
 from cswap.advisor.calibration import folder, machine_of, path_of
 from cswap.advisor.trial import round_trip
 from cswap.codecs import gpu, parallel
-from cswap.codecs.base import word_dtype
+from cswap.codecs.base import takes, word_dtype
 from cswap.codecs.registry import get_codec
-from cswap.errors import ConfigError, CswapError, UnsupportedError
+from cswap.display import shown
+from cswap.errors import ConfigError, UnsupportedError
+from cswap.log import log
+from cswap.schema.checks import Checks
+from cswap.schema.reading import parse_object
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
     from cswap.codecs.base import Codec
 
-_log = logging.getLogger("cswap")
+_CHECK: Final = Checks(ConfigError)
 
 RANDOM_SAMPLES: Final = 10
 GUIDED_SAMPLES: Final = 25
@@ -182,25 +185,31 @@ def apply_tuned(kind: str) -> None:
 def tuned_shapes(kind: str) -> dict[str, Shape]:
     """Shape by codec, as kept; a file that cannot be used is ignored with a notice."""
     path = _path(kind)
+    text = cache_folder.read(path)
+    if text is None:
+        return {}
     try:
-        return _parsed(kind, json.loads(path.read_text()))
-    except OSError:
-        return {}
-    except (ValueError, KeyError, TypeError, AttributeError, CswapError) as error:
-        _log.warning("%s has no launch shapes for this machine (%s): ignored.", path, error)
+        return _parsed(kind, parse_object(text, "shapes"))
+    except ConfigError as error:
+        log.warning("%s has no launch shapes for this machine (%s): ignored.", path, error)
         return {}
 
 
-def _parsed(kind: str, record: Any) -> dict[str, Shape]:
-    if record["version"] != VERSION or record["machine"] != machine_of(kind):
-        raise ValueError("made by another version or on another machine")
-    return {str(codec): _checked(kind, shape) for codec, shape in record["shapes"].items()}
+def _parsed(kind: str, record: dict[str, Any]) -> dict[str, Shape]:
+    if record.get("version") != VERSION or record.get("machine") != machine_of(kind):
+        raise ConfigError("made by another version or on another machine")
+    shapes = _CHECK.mapping("shapes", record.get("shapes"), "launch shapes")
+    return {name: _checked(kind, f"shapes[{shown(name)}]", v) for name, v in shapes.items()}
 
 
-def _checked(kind: str, shape: Any) -> Shape:
-    found = {str(name): int(value) for name, value in shape.items()}
-    (parallel.RangeShape if kind == "cpu" else gpu.LaunchShape)(**found)
-    return found
+def _checked(kind: str, where: str, value: Any) -> Shape:
+    shape = _CHECK.record(where, value, parallel.RangeShape if kind == "cpu" else gpu.LaunchShape)
+    for name, values in SPACES[kind].items():
+        if name in shape:
+            _CHECK.count(f"{where}.{name}", shape[name], values[0], values[-1])
+            if shape[name] not in values:
+                raise ConfigError(f"{where}.{name}={shape[name]}: is none of {values}.")
+    return shape
 
 
 def _path(kind: str) -> Path:
@@ -211,10 +220,7 @@ def _save(result: TuneResult) -> None:
     path, shapes = _path(result.kind), tuned_shapes(result.kind)
     shapes[result.codec] = result.shape
     record = {"version": VERSION, "machine": machine_of(result.kind), "shapes": shapes}
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-        file.write(json.dumps(record, indent=1) + "\n")
-    Path(file.name).replace(path)
+    cache_folder.write(path, (json.dumps(record, indent=1) + "\n").encode())
 
 
 def _use(codec: str, kind: str, shape: Shape) -> None:
@@ -230,7 +236,7 @@ def _use(codec: str, kind: str, shape: Shape) -> None:
 def _measurer(name: str, kind: str) -> Callable[[Shape], float]:
     codec = get_codec(name)
     if kind not in SPACES or (kind == "cuda" and not torch.cuda.is_available()):
-        raise UnsupportedError(f"device={kind!r}: not here; known are {', '.join(SPACES)}.")
+        raise UnsupportedError(f"device={shown(kind)}: not here; known are {', '.join(SPACES)}.")
     x = _tensor(codec, kind)
     if kind == "cuda" and not gpu.has_kernels(name, word_dtype(x.dtype).word):
         raise ConfigError(f"codec={name!r}: has no kernel of its own on a GPU.")
@@ -257,7 +263,7 @@ def _tensor(codec: Codec, kind: str) -> torch.Tensor:
     if not isinstance(codec, TiledCodec):
         raise ConfigError(f"codec={codec.name!r}: has no launch shape; tiled codecs have.")
     generator, nbytes = torch.Generator().manual_seed(0), NBYTES[kind]
-    if codec.supports(torch.float32, kind):
+    if takes(codec, torch.float32, kind):
         return torch.randn(nbytes // 4, generator=generator).relu().to(kind)
     return torch.randint(0, 1000, (nbytes // 8,), generator=generator).to(kind)
 

@@ -7,6 +7,7 @@ expanded dimensions, gaps) is dealt with here, once, so that a codec is nothing 
 from __future__ import annotations
 
 import abc
+import operator
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -22,6 +23,7 @@ from cswap.codecs.layout import (
     unflatten_into,
 )
 from cswap.errors import ConfigError, CorruptEncodingError, InternalError, UnsupportedError
+from cswap.log import log
 from cswap.schema.tensor import DTYPES, DType, TensorMeta, dtype_name
 
 
@@ -186,13 +188,13 @@ class Codec(abc.ABC):
         """
         meta = meta_of(tensor)
         kind = tensor.device.type
-        if not self.supports(tensor.dtype, kind):
+        if not takes(self, tensor.dtype, kind):
             raise UnsupportedError(
                 f"codec={self.name!r}: does not take {meta.dtype} on {kind}. "
                 "See `cswap codecs` for what each codec takes."
             )
         x = flatten(tensor)
-        bound = self.bound(x.dtype, x.numel())
+        bound = checked_bound(self, x.dtype, x.numel())
         if out is None:
             out = torch.empty(bound, dtype=torch.uint8, device=x.device)
         elif not _takes(out, bound, x.device):
@@ -203,12 +205,7 @@ class Codec(abc.ABC):
         size = self.encode_flat(x, out, key=key, stream=stream)
         if isinstance(stream, torch.cuda.Stream):  # an encoding has a size
             stream.synchronize()
-        nbytes = size if isinstance(size, int) else size.value()
-        if nbytes > bound:
-            raise InternalError(
-                f"codec {self.name!r}: encoded to {nbytes} bytes, {bound} are its bound."
-            )
-        return Encoding(self.name, meta, out[:nbytes])
+        return Encoding(self.name, meta, out[: checked_size(self, size, bound)])
 
     def decode(
         self,
@@ -261,13 +258,50 @@ class Codec(abc.ABC):
             )
         # Not the payload's device: the stream of a GPU's codec is read into host memory first.
         dtype = torch_dtype(meta.dtype)
-        if not (self.supports(dtype, "cpu") or self.supports(dtype, "cuda")):
+        if not (takes(self, dtype, "cpu") or takes(self, dtype, "cuda")):
             raise CorruptEncodingError(
                 f"encoding.meta.dtype={meta.dtype!r}: codec {self.name!r} never encodes that."
             )
 
     def __repr__(self) -> str:
         return f"get_codec({self.name!r})"
+
+
+def takes(codec: Codec, dtype: torch.dtype, device: str) -> bool:
+    """Whether the codec supports this; one whose ``supports`` raises does not."""
+    try:
+        return bool(codec.supports(dtype, device))
+    except Exception:
+        log.debug("%r.supports(%s, %r) failed", codec, dtype, device, exc_info=True)
+        return False
+
+
+def checked_bound(codec: Codec, dtype: torch.dtype, numel: int) -> int:
+    """``codec.bound``, which becomes the size of an allocation.
+
+    Raises:
+        InternalError: it is no size.
+    """
+    bound = codec.bound(dtype, numel)
+    if not hasattr(bound, "__index__") or operator.index(bound) < 0:
+        raise InternalError(f"codec {codec.name!r}: bound gave {bound!r}: must be an int >= 0.")
+    return operator.index(bound)
+
+
+def checked_size(codec: Codec, size: int | LateSize, bound: int) -> int:
+    """The size that ``codec.encode_flat`` gave, or promised, in bytes.
+
+    Raises:
+        InternalError: it is no size, or more than the bound: memory would be read that is not the
+            encoding's.
+    """
+    nbytes: object = size.value() if hasattr(size, "value") else size
+    if not hasattr(nbytes, "__index__") or not 0 <= operator.index(nbytes) <= bound:
+        raise InternalError(
+            f"codec {codec.name!r}: encode_flat gave {nbytes!r}: must be an int >= 0, in bytes; "
+            f"{bound} are its bound."
+        )
+    return operator.index(nbytes)
 
 
 def _is_expanded(x: torch.Tensor) -> bool:

@@ -1,13 +1,14 @@
 """Launches the CUDA twins: from a format's name and tensors to a kernel on a stream.
 
 Kernels are compiled by Numba when they are first needed (seconds; kept on disk, see
-cswap_kernels/cuda/compiler.py) and launched through the driver, which costs a few microseconds.
+cubins.py) and launched through the driver, which costs a few microseconds.
 Nothing here waits for the device, except a decode without a stream: that has to report damage.
 """
 
 from __future__ import annotations
 
 import ctypes
+import importlib
 import threading
 from dataclasses import dataclass
 from functools import cache
@@ -15,7 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from cswap.codecs import cubins
 from cswap.errors import ConfigError, CorruptEncodingError, UnsupportedError
+from cswap_kernels.unwatched import unwatched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -60,6 +63,8 @@ N_COUNTS: Final = 17
 
 _U64: Final = (1 << 64) - 1
 
+_NEEDED: Final = ("cuda.core", "numba.cuda.extending", "cswap_kernels.cuda.formats")
+
 
 @cache
 def missing() -> str | None:
@@ -67,8 +72,8 @@ def missing() -> str | None:
     if not torch.cuda.is_available():
         return "torch sees no CUDA device"
     try:
-        import cuda.core  # noqa: F401
-        import numba.cuda.extending  # noqa: F401
+        for module in _NEEDED:
+            unwatched(importlib.import_module, module)
     except ImportError as error:
         return f"numba-cuda is missing or too old ({error}); pip install 'cswap[cuda13]'"
     return None
@@ -326,7 +331,7 @@ class _Launcher:
         with self._lock:
             found = self._kernels.get(name)
             if found is None or found.shape != shape:
-                made = _compiled(name, self.architecture, shape.threads)
+                made = unwatched(_compiled, name, self.architecture, shape.threads)
                 self._bind()
                 module = self._call(self._driver.cuModuleLoadData(made.code))
                 function = self._call(self._driver.cuModuleGetFunction(module, made.entry.encode()))
@@ -356,7 +361,7 @@ def _compiled(name: str, architecture: int, threads: int) -> Cubin:
         ptx = compiler.compile_ptx(kernel, signature, newest, threads)
         return compiler.link(ptx, architecture)
 
-    return compiler.cached(f"{name}-{threads}".replace("+", "_"), architecture, compile_now)
+    return cubins.cached(f"{name}-{threads}".replace("+", "_"), architecture, compile_now)
 
 
 _launched: set[int] = set()

@@ -14,7 +14,9 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Final
 
 from cswap.codecs.base import Codec
+from cswap.display import shown, visible
 from cswap.errors import ConfigError, UnknownCodecError
+from cswap_kernels.unwatched import unwatched
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,6 +61,9 @@ NVCOMP: Final[dict[str, str]] = {
 COMPOSITES: Final = ("zvc+expk", "zvc+int8", "zvc+fp8")
 """Compositions that `list_codecs` shows; `get_codec` takes more (see compose.py)."""
 
+MOST_PARTS: Final = 8
+"""``+`` in a name: each is resolved by recursion."""
+
 _INTEGER: Final = re.compile(r"0|-?[1-9][0-9]{0,8}")
 
 _lock = threading.RLock()
@@ -77,10 +82,12 @@ def register_codec(name: str, factory: Factory) -> None:
         ConfigError: the name is malformed or taken.
     """
     if not name or "+" in name or ":" in name or name != name.strip().lower():
-        raise ConfigError(f"name={name!r}: must be lower case, without '+', ':' or spaces around.")
+        raise ConfigError(
+            f"name={shown(name)}: must be lower case, without '+', ':' or spaces around."
+        )
     with _lock:
         if name in _factories():
-            raise ConfigError(f"name={name!r}: a codec of that name exists; choose another.")
+            raise ConfigError(f"name={shown(name)}: a codec of that name exists; choose another.")
         _registered[name] = factory
 
 
@@ -101,7 +108,10 @@ def get_codec(name: str) -> Codec:
             package is missing (the message says which to install).
     """
     if not isinstance(name, str):
-        raise ConfigError(f"codec={name!r}: must be a name. Known: {', '.join(list_codecs())}.")
+        known = visible(", ".join(list_codecs()))
+        raise ConfigError(f"codec={shown(name)}: must be a name. Known: {known}.")
+    if name.count("+") > MOST_PARTS:
+        raise UnknownCodecError(name, list_codecs())
     with _lock:
         if name not in _made:
             _made[name] = _make(name)
@@ -111,9 +121,9 @@ def get_codec(name: str) -> Codec:
 def _make(name: str) -> Codec:
     first, plus, second = name.partition("+")
     if plus:
-        from cswap.codecs.compose import compose
-
-        return compose(_family(first, name), get_codec(second))
+        module = unwatched(importlib.import_module, "cswap.codecs.compose")
+        made: Codec = module.compose(_family(first, name), get_codec(second))
+        return made
     return _family(name, name)
 
 
@@ -126,17 +136,19 @@ def _family(part: str, whole: str) -> Codec:
         return _checked(factory(), whole)
     # One spelling per codec: int() would also take "+8", "0_8", " 8" and digits of other scripts.
     if not _INTEGER.fullmatch(parameter):
-        raise ConfigError(f"codec={whole!r}: {parameter!r} must be an integer, such as 8.")
+        raise ConfigError(
+            f"codec={shown(whole)}: {shown(parameter)} must be an integer, such as 8."
+        )
     try:
         made = factory(int(parameter))
     except TypeError as error:
-        raise ConfigError(f"codec={whole!r}: {family!r} takes no parameter.") from error
+        raise ConfigError(f"codec={shown(whole)}: {family!r} takes no parameter.") from error
     return _checked(made, whole)
 
 
 def _checked(made: object, name: str) -> Codec:
     if not isinstance(made, Codec):
-        raise ConfigError(f"codec={name!r}: its factory made {made!r}, which is no Codec.")
+        raise ConfigError(f"codec={name!r}: its factory made {shown(made)}, which is no Codec.")
     return made
 
 
@@ -158,7 +170,7 @@ def _entry_points() -> dict[str, Factory]:
 def _foreign(point: metadata.EntryPoint) -> Factory:
     def load(*parameter: int) -> Codec:
         try:
-            factory = point.load()
+            factory = unwatched(point.load)
         except (ImportError, AttributeError) as error:
             raise ConfigError(
                 f"codec={point.name!r}: its entry point {point.value!r} cannot be loaded: {error}."
@@ -172,7 +184,7 @@ def _foreign(point: metadata.EntryPoint) -> Factory:
 def _lazy(target: str) -> Factory:
     def load(*parameter: int) -> Codec:
         module, _, name = target.partition(":")
-        made: Codec = getattr(importlib.import_module(module), name)(*parameter)
+        made: Codec = getattr(unwatched(importlib.import_module, module), name)(*parameter)
         return made
 
     return load

@@ -91,16 +91,14 @@ class Device(abc.ABC):
         """Run ``job(stream)`` on the stream of that role once ``after`` has fired.
 
         On a CPU, role "compute" runs the job before this returns. An exception of the job is kept
-        in the event's ``error``, never raised here.
+        in the event's ``error``, without its frames, and not raised here. An interrupt of a job
+        that runs here (KeyboardInterrupt, or anything else that is no `Exception`) is raised; the
+        event then need not fire.
         """
 
     @abc.abstractmethod
     def when(self, event: Event, callback: Callable[[], None]) -> None:
         """Call ``callback`` on the host after the event has fired; at once if it already has."""
-
-    @abc.abstractmethod
-    def defer(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` on the host some time soon; may itself be called from a finaliser."""
 
     @abc.abstractmethod
     def wait(self, event: Event) -> None:
@@ -131,6 +129,17 @@ class Device(abc.ABC):
     @abc.abstractmethod
     def give_back(self, scratch: torch.Tensor) -> None:
         """Return scratch memory whose last job has run."""
+
+    def trim(self, idle_bytes: int) -> None:  # noqa: B027
+        """Let go of scratch memory that is idle, but for so many bytes."""
+
+    def drain(self) -> None:  # noqa: B027
+        """Block until all work submitted so far has run, callbacks included; after an interrupt."""
+
+    @property
+    def lost_jobs(self) -> int:
+        """Jobs that their thread did not finish, and that another one ran."""
+        return 0
 
     @property
     def scratch_bytes(self) -> int:

@@ -19,7 +19,6 @@ last job that touches it.
 
 from __future__ import annotations
 
-import logging
 import queue
 import threading
 import time
@@ -30,7 +29,8 @@ import torch
 
 from cswap.codecs import gpu
 from cswap.devices.base import Device, Event, Role
-from cswap.errors import InternalError
+from cswap.errors import InternalError, without_frames
+from cswap.log import log
 from cswap.pool import BufferPool
 
 if TYPE_CHECKING:
@@ -40,9 +40,7 @@ if TYPE_CHECKING:
 
     Job = Callable[[Stream], None]
 
-_log = logging.getLogger("cswap")
-
-ROLES: Final = ("compute", "codec", "d2h", "h2d")
+ROLES: Final[tuple[Role, ...]] = ("compute", "codec", "d2h", "h2d")
 
 BACKLOG_SHARE: Final = 32
 """Of the device's memory, 1/BACKLOG_SHARE may be on its way out, but no more than BACKLOG_BYTES."""
@@ -161,7 +159,7 @@ class CudaDevice(Device):
                 job(cast("Stream", stream))
             except Exception as error:
                 # Its frames hold the job's tensors, and the event outlives them.
-                event.error = _as_memory_error(error.with_traceback(None))
+                event.error = _as_memory_error(without_frames(error))
             event.recorded.record(stream)
         return event
 
@@ -170,12 +168,6 @@ class CudaDevice(Device):
         own = _own(event)
         own.expect()
         self._watcher(own.role).put(own, callback)
-
-    def defer(self, callback: Callable[[], None]) -> None:
-        """See `Device.defer`. `SimpleQueue.put` is documented to be safe in finalisers."""
-        watcher = self._watchers.get("codec")
-        if watcher is not None:
-            watcher.put(None, callback)
 
     def wait(self, event: Event) -> None:
         """See `Device.wait`."""
@@ -220,7 +212,23 @@ class CudaDevice(Device):
 
     def scratch(self, nbytes: int) -> torch.Tensor:
         """See `Device.scratch`."""
-        return self._scratch.take(nbytes)
+        buffer = self._scratch.take(nbytes)
+        assert buffer is not None  # the pool has no limit
+        return buffer
+
+    def trim(self, idle_bytes: int) -> None:
+        """See `Device.trim`."""
+        self._scratch.trim(idle_bytes)
+
+    def drain(self) -> None:
+        """See `Device.drain`."""
+        torch.cuda.synchronize(self.device)
+        for role in ROLES:
+            if role in self._watchers:  # its thread runs callbacks in order
+                last = CudaEvent(role)
+                last.recorded.record(self._stream(role))
+                self.when(last, lambda: None)
+                last.settle()
 
     def give_back(self, scratch: torch.Tensor) -> None:
         """See `Device.give_back`."""
@@ -233,7 +241,7 @@ class CudaDevice(Device):
                 return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
             except RuntimeError as error:
                 self._pageable = True
-                _log.warning(
+                log.warning(
                     "No more pinned memory (%s): swapping through pageable memory from here on, "
                     "which is slower. A host_limit keeps swapping within what can be pinned.",
                     error,
@@ -307,14 +315,12 @@ class _Watcher:
     """A thread that waits for the events of one stream, in order, and runs their callbacks."""
 
     def __init__(self, index: int, role: Role) -> None:
-        self._queue: queue.SimpleQueue[tuple[CudaEvent | None, Callable[[], None]]] = (
-            queue.SimpleQueue()
-        )
+        self._queue: queue.SimpleQueue[tuple[CudaEvent, Callable[[], None]]] = queue.SimpleQueue()
         self._index = index
         name = f"cswap-cuda{index}-{role}"
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
-    def put(self, event: CudaEvent | None, callback: Callable[[], None]) -> None:
+    def put(self, event: CudaEvent, callback: Callable[[], None]) -> None:
         """Run the callback once the event has fired."""
         self._queue.put((event, callback))
 
@@ -326,16 +332,13 @@ class _Watcher:
     def _next(self) -> None:  # a frame of its own: nothing of the last callback stays alive
         event, callback = self._queue.get()
         try:
-            if event is not None:
-                event.recorded.synchronize()
+            event.recorded.synchronize()
             callback()
         except BaseException as error:
-            _log.exception("a callback failed")
-            if event is not None:
-                event.error = event.error or error
+            log.exception("a callback failed")
+            event.error = event.error or without_frames(error)
         finally:
-            if event is not None:
-                event.done()
+            event.done()
 
 
 def _event() -> torch.cuda.Event:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from cswap.devices.base import Device, Event, Role
-from cswap.errors import InternalError
+from cswap.errors import InternalError, without_frames
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,10 +105,6 @@ class SimDevice(Device):
         own = _own(event)
         (self._callbacks if own.fired else own.callbacks).append(callback)
 
-    def defer(self, callback: Callable[[], None]) -> None:
-        """See `Device.defer`."""
-        self._callbacks.append(callback)
-
     def wait(self, event: Event) -> None:
         """See `Device.wait`: runs other things, too, and in any order."""
         own = _own(event)
@@ -174,7 +170,7 @@ class SimDevice(Device):
             if job is not None:
                 job(SimStream())
         except Exception as error:
-            event.error = error
+            event.error = without_frames(error)
         del job
         event.fired = True
         self._jobs.remove(event)

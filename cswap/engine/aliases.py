@@ -3,12 +3,24 @@
 Note [when two saved tensors are one]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 A handle holds a region of one storage as it was at one version. A tensor saved later may be served
-from it if it lies inside that region and the memory has not changed in between. Versions prove
-that only if both tensors count on the same counter, which Python cannot ask. They do if they are
-views of the same base, or the same tensor. They do not if an operator cut a storage into parts
-that count for themselves (unsafe_split, as LSTM cells do): there the same number means nothing, so
-such parts are never matched with each other, nor swapped as more than themselves. Tensors that
-each span the whole storage (detach, a custom function's outputs) are matched by number.
+from it if it lies inside that region and the memory has not changed in between. Equal versions
+prove that only
+
+* if both tensors count on the same counter, which Python cannot ask. They do if they are views of
+  the same base, or the same tensor. They do not if an operator cut a storage into parts that count
+  for themselves (unsafe_split, as LSTM cells do): such parts are never matched with each other, nor
+  swapped as more than themselves. Tensors that each span the whole storage (detach, a custom
+  function's outputs) are matched by number.
+* and if whoever wrote the memory counted. BatchNorm does not when it updates its running
+  statistics, nor does ``x.data.add_(1)``, with which gradcheck perturbs its inputs. Both write
+  tensors without a history: leaves. Results of differentiable operators are written by nobody but
+  in-place operators, which count. So an *encoding*, which is of an earlier moment, serves a second
+  tensor only if that is such a result, or a view of one.
+
+Masks, tables of angles and inputs are leaves, too, and saved again by layer after layer. A second
+save of a leaf holds the leaf's own memory, as stock PyTorch does, and pins it there: what holds its
+memory anyway gains nothing from an encoding. The engine remembers the place, and from the next step
+on does not encode the first save either.
 
 A storage is recognised by the address of its StorageImpl, which cannot be reused while a weak
 reference to it is held; the address of its data can.
@@ -17,66 +29,135 @@ reference to it is held; the address of its data can.
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from bisect import bisect_left, bisect_right, insort
+from typing import TYPE_CHECKING, Final
 
 import torch
 
 from cswap.codecs.layout import flat_numel, has_gaps, meta_of
 from cswap.engine.eligibility import weak_storage
-from cswap.engine.handle import Handle, State
+from cswap.engine.handle import Handle, State, Token
 from cswap.schema.tensor import TensorMeta, dtype_name
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch.multiprocessing.reductions import StorageWeakRef
 
-WHOLE_SHARE = 4
+WHOLE_SHARE: Final = 4
 """A view that spans at least 1/WHOLE_SHARE of its storage is swapped as the whole storage."""
 
+LOOK_AT: Final = 4
+"""Handles of the same region (at other versions, say) that are considered, the newest first."""
 
-@dataclass(slots=True)
-class _Entry:
-    storage: StorageWeakRef
-    handles: list[Handle]
+
+class _Regions:
+    """The handles of one storage, by where their region begins.
+
+    A storage that is cut into n slices has n handles: a look-up may not visit them all.
+    """
+
+    def __init__(self, storage: StorageWeakRef) -> None:
+        self._storage = storage  # keeps the key from being used for another storage
+        self._whole: list[Handle] = []
+        self._by_start: dict[int, list[Handle]] = {}
+        self._starts: list[int] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._whole or self._starts)
+
+    def __iter__(self) -> Iterator[Handle]:
+        yield from self._whole
+        for handles in self._by_start.values():
+            yield from handles
+
+    def add(self, handle: Handle) -> None:
+        if handle.whole:
+            self._whole.append(handle)
+            return
+        start = first_byte(handle)
+        handles = self._by_start.get(start)
+        if handles is None:
+            handles = self._by_start[start] = []
+            insort(self._starts, start)
+        handles.append(handle)
+
+    def discard(self, handle: Handle) -> None:
+        start = first_byte(handle)
+        handles = self._whole if handle.whole else self._by_start.get(start, [])
+        if handle not in handles:
+            return
+        handles.remove(handle)
+        if not handles and not handle.whole:
+            del self._by_start[start]
+            del self._starts[bisect_left(self._starts, start)]
+
+    def candidates(self, start: int) -> Iterator[Handle]:
+        """Handles that may hold a tensor that begins at this byte; the newest first.
+
+        They are of the whole storage, or of the last region that begins there or before.
+        """
+        yield from reversed(self._whole[-LOOK_AT:])
+        before = bisect_right(self._starts, start) - 1
+        if before >= 0:
+            yield from reversed(self._by_start[self._starts[before]][-LOOK_AT:])
 
 
 class AliasTable:
-    """Handles by the storage that they were made of. Not thread-safe: the engine locks."""
+    """Handles by storage. Not thread-safe: the engine holds its lock."""
 
     def __init__(self) -> None:
-        self._entries: dict[int, _Entry] = {}
+        self._storages: dict[int, _Regions] = {}
 
-    def find(self, tensor: torch.Tensor, *, lossy_ok: bool) -> Handle | None:
-        """A handle that holds this very tensor's values, or None."""
-        storage = tensor.untyped_storage()
-        entry = self._entries.get(storage._cdata)  # noqa: SLF001
-        if entry is None:
+    def find(self, tensor: torch.Tensor, *, lossy_ok: bool) -> Token | None:
+        """The token of a handle that was made of this memory, or None.
+
+        Whether its encoding may serve this tensor, too, says `is_result`.
+        """
+        regions = self._storages.get(tensor.untyped_storage()._cdata)  # noqa: SLF001
+        if regions is None:
             return None
-        for handle in reversed(entry.handles):
-            if _serves(handle, tensor, storage.nbytes(), lossy_ok=lossy_ok):
-                return handle
+        start = int(tensor.storage_offset()) * tensor.element_size()
+        for handle in regions.candidates(start):
+            token = handle.token()
+            if token is not None and _serves(handle, tensor, lossy_ok=lossy_ok):
+                return token
         return None
 
     def add(self, handle: Handle, tensor: torch.Tensor) -> None:
         """Remember a handle made of this tensor."""
         storage = tensor.untyped_storage()
         handle.storage_key = storage._cdata  # noqa: SLF001
-        entry = self._entries.get(handle.storage_key)
-        if entry is None:
-            entry = self._entries[handle.storage_key] = _Entry(weak_storage(storage), [])
-        entry.handles.append(handle)
+        regions = self._storages.get(handle.storage_key)
+        if regions is None:
+            regions = self._storages[handle.storage_key] = _Regions(weak_storage(storage))
+        regions.add(handle)
 
     def discard(self, handle: Handle) -> None:
         """Forget a handle."""
-        entry = self._entries.get(handle.storage_key)
-        if entry is not None and handle in entry.handles:
-            entry.handles.remove(handle)
-            if not entry.handles:
-                del self._entries[handle.storage_key]
+        regions = self._storages.get(handle.storage_key)
+        if regions is not None:
+            regions.discard(handle)
+            if not regions:
+                del self._storages[handle.storage_key]
+
+    def __iter__(self) -> Iterator[Handle]:
+        for regions in self._storages.values():
+            yield from regions
 
 
-def make_handle(tensor: torch.Tensor) -> Handle:
-    """A handle, in state KEPT, for the region of storage that this tensor is to be swapped as."""
+def is_result(tensor: torch.Tensor) -> bool:
+    """Whether the memory is a differentiable operator's result, which nobody writes uncounted."""
+    base = tensor._base  # noqa: SLF001
+    return (tensor if base is None else base).grad_fn is not None
+
+
+def make_token(tensor: torch.Tensor) -> Token:
+    """The token of a new handle, in state KEPT, for the region that this tensor is swapped as.
+
+    Raises:
+        RuntimeError: the tensor has no memory, or less than it says.
+    """
     x = tensor.detach()
     if x.is_conj():
         x = x.conj()
@@ -84,40 +165,51 @@ def make_handle(tensor: torch.Tensor) -> Handle:
         x = torch._neg_view(x)  # noqa: SLF001
     base = tensor._base  # noqa: SLF001
     version = tensor._version  # noqa: SLF001
-    whole = x.untyped_storage().nbytes()
+    storage = x.untyped_storage()
+    whole = storage.nbytes()
+    if not storage.data_ptr():
+        raise RuntimeError("the tensor has no memory")
     if x.nbytes == whole and x.is_contiguous():  # most are
-        handle = _flat_handle(x, 0, x.numel(), version)
-        handle.whole = True
+        token = _flat_token(x, 0, x.numel(), version)
+        token.handle.whole = True
     else:
-        handle = _part_handle(x, whole, version, is_view=base is not None)
-    handle.base = weakref.ref(tensor if base is None else base)
-    return handle
+        token = _part_token(x, whole, version, is_view=base is not None)
+    token.handle.base = weakref.ref(tensor if base is None else base)
+    return token
 
 
-def _part_handle(x: torch.Tensor, whole: int, version: int, *, is_view: bool) -> Handle:
+def _part_token(x: torch.Tensor, whole: int, version: int, *, is_view: bool) -> Token:
     meta, itemsize = meta_of(x), x.element_size()
     span_bytes = meta.span * itemsize
     if span_bytes == whole or (is_view and span_bytes * WHOLE_SHARE >= whole):
-        handle = _flat_handle(x, 0, whole // itemsize, version)
-        handle.whole = True
-    elif not has_gaps(meta):
-        handle = _flat_handle(x, int(x.storage_offset()), meta.span, version)
-    else:
-        handle = Handle(x, meta, start=int(x.storage_offset()), gathered=True, version=version)
-        handle.raw_nbytes = flat_numel(meta) * itemsize
-    return handle
+        token = _flat_token(x, 0, whole // itemsize, version)
+        token.handle.whole = True
+        return token
+    start = int(x.storage_offset())
+    if not has_gaps(meta):
+        return _flat_token(x, start, meta.span, version)
+    nbytes = flat_numel(meta) * itemsize
+    return Token(Handle(meta, start=start, gathered=True, version=version, raw_nbytes=nbytes), x)
 
 
-def _flat_handle(x: torch.Tensor, start: int, numel: int, version: int) -> Handle:
+def _flat_token(x: torch.Tensor, start: int, numel: int, version: int) -> Token:
     source = x.as_strided((numel,), (1,), start)
     meta = TensorMeta(dtype_name(x.dtype), (numel,), (1,))
-    return Handle(source, meta, start=start, gathered=False, version=version)
+    nbytes = numel * x.element_size()
+    handle = Handle(meta, start=start, gathered=False, version=version, raw_nbytes=nbytes)
+    return Token(handle, source)
 
 
-def _serves(handle: Handle, tensor: torch.Tensor, nbytes: int, *, lossy_ok: bool) -> bool:
+def first_byte(handle: Handle) -> int:
+    """Bytes of the storage before the handle's region."""
+    elements = flat_numel(handle.meta) if handle.gathered else handle.meta.numel
+    return handle.start * (handle.raw_nbytes // max(elements, 1))
+
+
+def _serves(handle: Handle, tensor: torch.Tensor, *, lossy_ok: bool) -> bool:
     if handle.version != tensor._version or handle.state is State.RELEASED:  # noqa: SLF001
         return False
-    if handle.modified() or (handle.lossy_ok and not lossy_ok):
+    if handle.error is not None or handle.modified() or (handle.lossy_ok and not lossy_ok):
         return False
     meta = meta_of(tensor)
     if handle.lossy_ok and meta.dtype != handle.meta.dtype:
@@ -125,12 +217,12 @@ def _serves(handle: Handle, tensor: torch.Tensor, nbytes: int, *, lossy_ok: bool
     base = tensor._base  # noqa: SLF001
     same_base = handle.base is not None and handle.base() is (tensor if base is None else base)
     span_bytes = meta.span * tensor.element_size()
-    if not same_base and not (handle.whole and span_bytes == nbytes):
+    whole_bytes = tensor.untyped_storage().nbytes()
+    if not same_base and not (handle.whole and span_bytes == whole_bytes):
         return False
     if handle.gathered:
         return _same_layout(handle, tensor, meta)
-    start = tensor.storage_offset() * tensor.element_size()
-    region_start = handle.start * (handle.raw_nbytes // max(handle.meta.numel, 1))
+    start, region_start = tensor.storage_offset() * tensor.element_size(), first_byte(handle)
     inside = region_start <= start and start + span_bytes <= region_start + handle.raw_nbytes
     return inside and region_start % tensor.element_size() == 0
 

@@ -30,12 +30,21 @@ def is_tracing() -> bool:
     return get_proxy_mode() is not None
 
 
+def is_wrapped(tensor: torch.Tensor) -> bool:
+    """Whether a tensor stands for another one inside of vmap, jvp or their relatives."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))  # noqa: SLF001
+
+
 def reason_to_keep(tensor: torch.Tensor) -> str | None:
     """Why a plain tensor of sufficient size cannot be swapped; None if it can."""
     if tensor.is_quantized or tensor.dtype not in _NAMES:
         return "layout"
     if is_tracing():
         return "tracing"
+    if is_wrapped(tensor):
+        return "wrapped"
+    if tensor._is_zerotensor():  # noqa: SLF001 - of forward-mode AD: it has no memory
+        return "storage"
     if _derives_from_parameter(tensor):
         return "parameter"
     return None
@@ -80,7 +89,8 @@ class OwnedStorages:
         """Take the storages of these tensors, and no others, as owned."""
         found: dict[int, StorageWeakRef] = {}
         for tensor in tensors:
-            if type(tensor) in (torch.Tensor, Parameter) and tensor.layout == torch.strided:
+            plain = type(tensor) in (torch.Tensor, Parameter) and not is_wrapped(tensor)
+            if plain and tensor.layout == torch.strided:
                 storage = tensor.untyped_storage()
                 key = storage._cdata  # noqa: SLF001
                 found[key] = self._storages.get(key) or weak_storage(storage)

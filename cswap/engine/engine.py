@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import logging
 import threading
-import weakref
-from collections import deque
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +16,7 @@ from cswap.advisor.advisor import Advisor
 from cswap.advisor.site import Site
 from cswap.codecs.layout import flatten
 from cswap.codecs.registry import get_codec
-from cswap.engine.aliases import AliasTable, make_handle
+from cswap.engine.aliases import AliasTable, is_result, make_token
 from cswap.engine.eligibility import OwnedStorages, bytes_of, is_tracing, reason_to_keep
 from cswap.engine.follow import PlanFollower
 from cswap.engine.guard import Guard
@@ -28,6 +24,7 @@ from cswap.engine.handle import Handle, State, Token
 from cswap.engine.lanes import Lanes, disk_store, optional_int
 from cswap.engine.packed import Kept, PackedView
 from cswap.engine.prefetch import StepOrder
+from cswap.engine.reclaim import Reclaimer
 from cswap.engine.record import make_record
 from cswap.engine.scope import ScopeStack
 from cswap.engine.stats import Counters, Stats
@@ -35,6 +32,7 @@ from cswap.engine.timeline import Timeline
 from cswap.engine.warm import warm
 from cswap.engine.watch import Watch
 from cswap.engine.window import Window
+from cswap.log import log
 
 if TYPE_CHECKING:
     import os
@@ -46,10 +44,14 @@ if TYPE_CHECKING:
     from cswap.engine.lanes import Lane
     from cswap.schema.plan import Decision, Plan
 
-_log = logging.getLogger("cswap")
-
 PREFETCH_DEPTH = 2
 """Tensors decoded ahead of the one that backward works on."""
+
+IDLE_BYTES = 2 << 20
+"""Memory that a pool may keep for reuse after a backward: `optimizer.step` wants it, too."""
+
+NO_BACKWARD = -1
+"""torch's number of the backward that runs, while none does."""
 
 
 class SwapEngine:
@@ -84,31 +86,28 @@ class SwapEngine:
         self._follower = PlanFollower(plan, unseen)
         self._watch = Watch()
         self._counters = Counters()
-        self._disk = disk_store(config)
+        self._disk = disk_store(config, self._counters)
         self._lanes = Lanes(config, self._disk, self._counters, device)
         self._owned = OwnedStorages()
         self._lock = threading.Lock()
         self._aliases = AliasTable()
         self._order = StepOrder()
         self._window = Window(optional_int(config.budget), config.keep_last)
-        self._dead: deque[Handle] = deque()
-        self._dead_bytes = 0
+        self._reclaimer = Reclaimer(self._release)
+        self._saved_again: set[tuple[int, int]] = set()
+        self._backward = NO_BACKWARD
+        self._interrupted = False
         self._warned_of_capture = False
 
     # ----------------------------------------------------------------- hooks
 
     def pack(self, tensor: torch.Tensor) -> Kept | PackedView:
-        """What autograd keeps instead of ``tensor``. Never raises."""
-        kind = type(tensor)
-        if kind is torch.Tensor:
-            if tensor.layout is not torch.strided:  # has no nbytes, or another meaning of it
-                return self._keep(tensor, "layout")
-            if tensor.nbytes >= self._lanes.min_bytes and tensor.numel():
-                return self._pack_large(tensor)
-            reason = "small"
-        else:
-            reason = "parameter" if kind is Parameter else "subclass"
-        return self._keep(tensor, reason)
+        """What autograd keeps instead of ``tensor``. Raises nothing but interrupts."""
+        try:
+            return self._pack(tensor)
+        except BaseException:
+            self._interrupted = True
+            raise
 
     def unpack(self, packed: Kept | PackedView) -> torch.Tensor:
         """The tensor that was packed.
@@ -119,15 +118,25 @@ class SwapEngine:
         """
         if isinstance(packed, Kept):
             return packed.unpack()
-        return self._unpack_view(packed)
+        try:
+            return self._unpack_view(packed)
+        except Exception:
+            raise
+        except BaseException:
+            self._interrupted = True
+            raise
 
     # ----------------------------------------------------------------- users
 
     @property
     def stats(self) -> Stats:
         """What has been done so far."""
-        self._bury()
+        self._tidy()
         found = self._counters.snapshot(self._disk.in_use_bytes if self._disk else 0)
+        lost = self._lanes.lost_jobs
+        if lost:
+            reasons = {**found.fallbacks_by_reason, "worker": lost}
+            found = replace(found, fallbacks=found.fallbacks + lost, fallbacks_by_reason=reasons)
         return replace(found, exposed_s=found.exposed_s + self._lanes.stalled_s)
 
     @property
@@ -166,11 +175,24 @@ class SwapEngine:
             timeline.save(path)
 
     def synchronize(self) -> None:
-        """Block until every swap-out under way is done."""
-        with self._lock:
-            tokens = self._order.live()
-        for token in tokens:
-            token.handle.lane.executor.settle(token.handle)
+        """Block until every swap-out and swap-in under way is done."""
+        self._lanes.drain()
+
+    def collect(self) -> None:
+        """Give back the memory of graphs that are gone, and memory that was kept for reuse."""
+        self._tidy()
+        self._lanes.trim(IDLE_BYTES)
+
+    def rest(self) -> None:
+        """No hooks are on for now: keep little memory, and no folder without files."""
+        self.collect()
+        if self._disk is not None:
+            self._disk.close()
+
+    def close(self) -> None:
+        """Nothing more is to be swapped: keep no memory. Graphs made before still work."""
+        self.rest()
+        self._lanes.close()
 
     def make_guard(self, model: torch.nn.Module) -> Guard | None:
         """The accuracy guard of a model's steps; None if nothing is lossy, or it is not wanted."""
@@ -184,6 +206,7 @@ class SwapEngine:
 
     def begin_step(self) -> None:
         """A forward of the model begins."""
+        self._tidy()
         with self._lock:
             self._order.begin_step()
 
@@ -216,14 +239,28 @@ class SwapEngine:
         # A CUDA graph replays kernels at fixed addresses: what it uses cannot go away.
         if not self._warned_of_capture:
             self._warned_of_capture = True
-            _log.warning(
+            log.warning(
                 "A CUDA graph is being captured: what autograd saves meanwhile stays on the device."
             )
         return self._keep(tensor, "capturing")
 
+    def _pack(self, tensor: torch.Tensor) -> Kept | PackedView:
+        if torch._C._is_tracing():  # noqa: SLF001 - each look at a tensor would be recorded
+            return self._keep(tensor, "tracing")
+        kind = type(tensor)
+        if kind is torch.Tensor:
+            if tensor.layout is not torch.strided:  # has no nbytes, or another meaning of it
+                return self._keep(tensor, "layout")
+            if tensor.nbytes >= self._lanes.min_bytes and tensor.numel():
+                return self._pack_large(tensor)
+            reason = "small"
+        else:
+            reason = "parameter" if kind is Parameter else "subclass"
+        return self._keep(tensor, reason)
+
     def _pack_large(self, tensor: torch.Tensor) -> Kept | PackedView:
-        if self._dead:
-            self._bury()
+        if self._reclaimer.waiting or self._interrupted:
+            self._tidy()
         scope = self.scopes.current
         reason = scope.keep or reason_to_keep(tensor)
         lane = None if reason else self._lanes.of(tensor.device)
@@ -250,28 +287,53 @@ class SwapEngine:
     def _pack_handle(self, tensor: torch.Tensor, site: Site, lane: Lane) -> Kept | PackedView:
         lossy_ok = self._advisor.may_be_lossy(tensor, site)
         with self._lock:
-            handle = self._aliases.find(tensor, lossy_ok=lossy_ok)
-            token = None if handle is None or handle.token is None else handle.token()
-            if handle is not None and isinstance(token, Token):
-                handle.views += 1
-                self._counters.share()
-                return PackedView(token, tensor)
-            position, step = self._order.next_position(), self._order.step
+            token = self._aliases.find(tensor, lossy_ok=lossy_ok)
+            again = token is not None and not is_result(tensor)
+            if token is None:
+                position, step = self._order.next_position(), self._order.step
+        if again and token is not None:
+            token = self._pin(token, tensor)
+        if token is not None:
+            with self._lock:
+                token.handle.views += 1
+            self._counters.share()
+            return PackedView(token, tensor)
         if position == 0:
             self._follower.begin_step()
             self._advisor.begin_step(self._counters.exposed_s + self._lanes.stalled_s)
         try:
-            handle = make_handle(tensor)
+            token = make_token(tensor)
         except RuntimeError:  # a storage that is smaller than its tensor says, as FSDP makes them
             return self._keep(tensor, "storage")
+        handle = token.handle
         position, decision = self._planned(position, site, handle.raw_nbytes)
         if handle.raw_nbytes < lane.min_bytes:
             return self._keep(tensor, "small")
         handle.section_bytes = None if decision is None else decision.section_bytes
         handle.lane = lane
         handle.position, handle.step, handle.site, handle.lossy_ok = position, step, site, lossy_ok
-        handle.views = 1
-        return self._admit(handle, tensor, keep=decision is not None and decision.action == "keep")
+        if (position, handle.raw_nbytes) in self._saved_again:
+            handle.pinned = True
+        kept = decision is not None and decision.action == "keep"
+        return self._admit(token, tensor, keep="plan" if kept else None)
+
+    def _pin(self, token: Token, tensor: torch.Tensor) -> Token:
+        # A leaf is saved again: see Note [when two saved tensors are one].
+        handle = token.handle
+        self._saved_again.add((handle.position, handle.raw_nbytes))
+        handle.pinned = True
+        handle.lane.executor.stop(handle)
+        if handle.state is State.KEPT and not handle.must_round_trip:
+            return token
+        mine = make_token(tensor)
+        mine.handle.lane, mine.handle.pinned = handle.lane, True
+        mine.handle.site, mine.handle.step = handle.site, handle.step
+        self._reclaimer.watch(mine)
+        self._counters.admit(mine.handle.raw_nbytes)
+        self._counters.stay("saved_again", mine.handle.raw_nbytes)
+        with self._lock:
+            self._aliases.add(mine.handle, tensor)
+        return mine
 
     def _planned(self, position: int, site: Site, nbytes: int) -> tuple[int, Decision | None]:
         follower, drifted = self._follower, self._follower.drift
@@ -281,16 +343,17 @@ class SwapEngine:
             self._advisor.forget_plan()
         return position, follower.decision(position)
 
-    def _admit(self, handle: Handle, tensor: torch.Tensor, *, keep: bool) -> PackedView:
-        token = Token(handle)
-        handle.token = weakref.ref(token, partial(self._on_death, handle))
+    def _admit(self, token: Token, tensor: torch.Tensor, *, keep: str | None) -> PackedView:
+        handle = token.handle
+        handle.views = 1
+        self._reclaimer.watch(token)
         self._counters.admit(handle.raw_nbytes)
         with self._lock:
             self._aliases.add(handle, tensor)
             self._order.add(handle, token)
         packed = PackedView(token, tensor)
-        if keep:  # a handle all the same: what is saved again later must be found again
-            self._counters.stay("plan", handle.raw_nbytes)
+        if keep:  # a handle all the same: if it is saved again later it must be found again
+            self._counters.stay(keep, handle.raw_nbytes)
         elif self._window.open:
             self._hold_in_window(handle, token)
         else:
@@ -306,12 +369,16 @@ class SwapEngine:
             self._swap_out(oldest.handle)
 
     def _swap_out(self, handle: Handle) -> None:
-        if handle.state is not State.KEPT or handle.source is None or handle.site is None:
+        source = handle.source
+        if handle.state is not State.KEPT or source is None or handle.site is None:
+            return
+        if handle.pinned:
+            self._counters.stay("saved_again", handle.raw_nbytes)
             return
         if handle.modified():
             self._counters.stay("modified", handle.raw_nbytes)  # unpack has to raise
             return
-        x = flatten(handle.source) if handle.gathered else handle.source
+        x = flatten(source) if handle.gathered else source
         try:
             handle.advice = self._advisor.choose(
                 x,
@@ -337,8 +404,11 @@ class SwapEngine:
     # ---------------------------------------------------------------- unpack
 
     def _unpack_view(self, packed: PackedView) -> torch.Tensor:
+        if self._reclaimer.waiting or self._interrupted:
+            self._tidy()
         packed.check()
         handle = packed.token.handle
+        self._note_backward()
         self._prefetch_after(handle)
         memory, own = handle.lane.executor.memory(handle)
         out = packed.rebuild(memory, own=own)
@@ -375,26 +445,39 @@ class SwapEngine:
 
     # --------------------------------------------------------------- release
 
-    def _on_death(self, handle: Handle, _reference: weakref.ref[Token]) -> None:
-        # Runs wherever the last packed view died, maybe under our own locks: only take a note.
-        self._dead.append(handle)
-        self._dead_bytes += handle.raw_nbytes
-        if self._dead_bytes > handle.lane.device.backlog_bytes:
-            self._dead_bytes = 0
-            handle.lane.device.defer(self._bury)
+    def _note_backward(self) -> None:
+        # Once per backward: when it ends, all that its graph held is gone.
+        backward: int = torch._C._current_graph_task_id()  # noqa: SLF001
+        if backward not in (NO_BACKWARD, self._backward):
+            self._backward = backward
+            torch.autograd.Variable._execution_engine.queue_callback(self.collect)  # noqa: SLF001
 
-    def _bury(self) -> None:
-        while self._dead:
-            try:
-                handle = self._dead.popleft()
-            except IndexError:  # another thread took it
-                return
+    def _release(self, handle: Handle) -> None:
+        with self._lock:
+            self._aliases.discard(handle)
+            self._order.discard(handle)
+            handle.lane.ready.remove(handle)
+        handle.lane.executor.release(handle)
+
+    def _tidy(self) -> None:
+        # Release the dead. After an interrupt somewhere in our code, sums may be off by one tensor.
+        try:
+            self._reclaimer.collect()
+            if self._interrupted:
+                self._add_up_again()
+                self._interrupted = False
+        except BaseException:
+            self._interrupted = True
+            raise
+
+    def _add_up_again(self) -> None:
+        with self._reclaimer.paused():
+            self._lanes.drain()
             with self._lock:
-                self._aliases.discard(handle)
-                self._order.discard(handle)
-                handle.lane.ready.remove(handle)
-            handle.lane.executor.release(handle)
-            handle.token = None
+                handles = list(self._aliases)
+                self._window.recount()
+            self._lanes.recount(handles)
+            self._counters.recount(handles)
 
     def __repr__(self) -> str:
         return f"<SwapEngine: {self.stats.swapped} swapped>"

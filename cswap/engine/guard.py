@@ -15,7 +15,6 @@ again at once, until it is fine or nothing lossy is left. Nothing ever goes back
 
 from __future__ import annotations
 
-import logging
 import random
 import sys
 import threading
@@ -31,6 +30,8 @@ from cswap.engine.eligibility import is_tracing
 from cswap.engine.rerun import Call, Copy, differentiable
 from cswap.engine.verdict import compare
 from cswap.errors import UnsupportedError
+from cswap.log import log
+from cswap.module_patch import mark
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
     from cswap.engine.stats import Counters
     from cswap.engine.verdict import Verdict
     from cswap.engine.watch import Saved, Watch
-
-_log = logging.getLogger("cswap")
 
 FIRST_CHECK: Final = 2
 """Step of the first check, whatever the interval: trouble should show early."""
@@ -183,8 +182,8 @@ class Guard:
         module = self._leaves[path]
         self._probe = probe = _Probe(path, self._step)
         probe.handles += [
-            module.register_forward_pre_hook(partial(self._enter, probe), with_kwargs=True),
-            module.register_forward_hook(partial(self._leave, probe)),
+            module.register_forward_pre_hook(mark(partial(self._enter, probe)), with_kwargs=True),
+            module.register_forward_hook(mark(partial(self._leave, probe))),
         ]
         self._watch.seen = []
         self._next = self._step + 1
@@ -245,7 +244,7 @@ class Guard:
             return
         self._counters.guarded(verdict.error, verdict.cosine)
         names = ", ".join(sorted({codec for _, codec in verdict.codecs}))
-        _log.debug(
+        log.debug(
             "guard: %s with %s: relative error %.4g, cosine %.6g",
             probe.path, names, verdict.error, verdict.cosine,
         )  # fmt: skip
@@ -259,7 +258,7 @@ class Guard:
                 continue
             what = f"{kind or 'no module'}: {worst} -> {self._milder.forbid(kind, worst)}"
             self._counters.grow_milder(what)
-            _log.warning(
+            log.warning(
                 "The gradients of %r are wrong by %.3g (guard_error=%g) with lossy saved tensors; "
                 "from here on, %s.",
                 path, verdict.error, self._limit, what,
@@ -273,7 +272,7 @@ class Guard:
         self._fail(repr(probe.path), error)
 
     def _fail(self, what: str, error: Exception) -> None:
-        _log.debug("guard: %s cannot be checked", what, exc_info=error)
+        log.debug("guard: %s cannot be checked", what, exc_info=error)
         self._counters.fall_back("guard", f"{what}: {error}", "what it concerns is not checked")
 
 
@@ -308,4 +307,4 @@ def _note_gradient(call: Call, index: int, gradient: torch.Tensor) -> None:
     try:
         call.gradients[index] = Copy.of(gradient)
     except Exception as error:
-        _log.debug("guard: a gradient could not be copied", exc_info=error)
+        log.debug("guard: a gradient could not be copied", exc_info=error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,14 +12,16 @@ from cswap.devices.cpu import cpu_device
 from cswap.engine.executor import Executor
 from cswap.engine.prefetch import ReadyBudget
 from cswap.errors import ConfigError, InternalError
+from cswap.pool import Allowance
 from cswap.stores.disk import DiskStore
-from cswap.stores.host import Allowance, HostStore
+from cswap.stores.host import HostStore
 
 if TYPE_CHECKING:
     import torch
 
     from cswap.config import SwapConfig
     from cswap.devices.base import Device
+    from cswap.engine.handle import Handle
     from cswap.engine.stats import Counters
 
 UNIFIED_IDLE_SHARE: Final = 0.25
@@ -30,6 +33,7 @@ class Lane:
 
     Attributes:
         device: the device.
+        host: its host tier.
         executor: moves handles of this device.
         ready: bounds what is decoded ahead; to be used under the engine's lock.
         min_bytes: smaller tensors stay.
@@ -39,9 +43,11 @@ class Lane:
     """
 
     __slots__ = (
+        "_lost_jobs_before",
         "_stalled_before_s",
         "device",
         "executor",
+        "host",
         "may_capture",
         "may_keep",
         "min_bytes",
@@ -59,11 +65,12 @@ class Lane:
     ) -> None:
         # Where the host's memory is the device's, what backward gives free must come free.
         idle_share = UNIFIED_IDLE_SHARE if device.unified else 1.0
-        host = HostStore(device.host_memory, allowance, idle_share)
+        self.host = HostStore(device.host_memory, allowance, idle_share)
         self.device = device
         self._stalled_before_s = device.stalled_s
+        self._lost_jobs_before = device.lost_jobs
         self.executor = Executor(
-            device, host, disk, counters, seed=config.seed, verify=config.verify
+            device, self.host, disk, counters, seed=config.seed, verify=config.verify
         )
         self.ready = ReadyBudget(device.ready_bytes)
         counters.host_is_device |= device.unified
@@ -77,6 +84,22 @@ class Lane:
     def stalled_s(self) -> float:
         """Seconds that the device has waited for swaps since this lane was made."""
         return self.device.stalled_s - self._stalled_before_s
+
+    @property
+    def lost_jobs(self) -> int:
+        """Jobs of the device that their thread did not finish, since this lane was made."""
+        return self.device.lost_jobs - self._lost_jobs_before
+
+    def trim(self, idle_bytes: int) -> None:
+        """Keep no more than so many bytes for reuse in a pool."""
+        if self.device.unified:
+            self.host.trim(idle_bytes)
+            self.device.trim(idle_bytes)
+
+    def close(self) -> None:
+        """Keep nothing for reuse."""
+        self.host.close()
+        self.device.trim(0)
 
     def has_room(self, nbytes: int) -> bool:
         """Whether so much may be decoded ahead now."""
@@ -114,12 +137,42 @@ class Lanes:
     @property
     def scratch_bytes(self) -> int:
         """Bytes of scratch memory on all devices."""
-        return sum(lane.device.scratch_bytes for lane in self._lanes.values() if lane is not None)
+        return sum(lane.device.scratch_bytes for lane in self._made())
 
     @property
     def stalled_s(self) -> float:
         """Seconds that all devices have waited for swaps."""
-        return sum(lane.stalled_s for lane in self._lanes.values() if lane is not None)
+        return sum(lane.stalled_s for lane in self._made())
+
+    @property
+    def lost_jobs(self) -> int:
+        """Jobs of all devices that their thread did not finish."""
+        return sum(lane.lost_jobs for lane in self._made())
+
+    def trim(self, idle_bytes: int) -> None:
+        """Keep no more than so many bytes for reuse in each pool."""
+        for lane in self._made():
+            lane.trim(idle_bytes)
+
+    def close(self) -> None:
+        """Keep nothing for reuse."""
+        for lane in self._made():
+            lane.close()
+
+    def drain(self) -> None:
+        """Block until nothing is under way on any device."""
+        for lane in self._made():
+            lane.device.drain()
+
+    def recount(self, handles: list[Handle]) -> None:
+        """After an interrupt: add up again the bytes of these handles, all that there are."""
+        for lane in self._made():
+            lane.ready.recount()
+            lane.executor.recount([h for h in handles if h.lane is lane])
+        self._allowance.recount(sum(lane.host.in_use_bytes for lane in self._made()))
+
+    def _made(self) -> list[Lane]:
+        return [lane for lane in list(self._lanes.values()) if lane is not None]
 
     def _lane_for(self, device: torch.device) -> Lane | None:
         if self._only is not None:
@@ -136,16 +189,17 @@ class Lanes:
         return Lane(device, self._config, self._disk, self._counters, self._allowance)
 
 
-def disk_store(config: SwapConfig) -> DiskStore | None:
-    """The disk tier, shared by all devices; None if there is none.
+def disk_store(config: SwapConfig, counters: Counters) -> DiskStore | None:
+    """The disk tier, shared by all devices; None if there is none. Its failures are counted.
 
     Raises:
         ConfigError: the directory cannot be written.
     """
     if config.spill_dir is None:
         return None
+    report = partial(counters.fall_back, then="such files stay on the disk")
     try:
-        return DiskStore(Path(config.spill_dir), optional_int(config.spill_limit))
+        return DiskStore(Path(config.spill_dir), optional_int(config.spill_limit), report)
     except OSError as error:
         raise ConfigError(
             f"spill_dir={str(config.spill_dir)!r}: cannot be written: {error.strerror}. "

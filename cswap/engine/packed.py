@@ -74,7 +74,9 @@ class PackedView:
         """
         handle = self.token.handle
         if handle.modified():
-            raise modified_error(handle.counter, self.sizes, handle.version)
+            counter = handle.counter
+            assert counter is not None  # this view keeps it
+            raise modified_error(counter, self.sizes, handle.version)
 
     def rebuild(self, memory: torch.Tensor, *, own: bool) -> torch.Tensor:
         """The saved tensor with its exact sizes and strides, as a view of ``memory``.

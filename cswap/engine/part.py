@@ -6,16 +6,23 @@ encoded the one before is under way: the whole takes as long as the slower of th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
+
+from cswap.codecs.base import EncodeKey
 
 if TYPE_CHECKING:
     import torch
 
     from cswap.codecs.base import Codec
+    from cswap.engine.handle import Handle
     from cswap.stores.disk import DiskFile
 
 SECTION_ALIGN: Final = 1 << 16
 """Sections begin at multiples of this many elements: whole tiles of every format."""
+
+
+SECTION_SALT: Final = 0x9E3779B1
+"""Sets the random numbers of a tensor's sections apart (2**32 over the golden ratio)."""
 
 
 class Part:
@@ -29,13 +36,15 @@ class Part:
         host: the store's buffer; ``nbytes`` of it are in use. None: on disk, or not stored yet.
         file: on disk instead.
         nbytes: encoded bytes.
-        checksum: CRC-32 of the source (of the encoding if lossy), when verifying.
+        checksum: CRC-32 of the bytes that ``checked`` names.
+        checked: which bytes are compared on the way back: "source" or "payload"; "" for none.
         encode_s: seconds that the encode took.
         decode_s: seconds that the last decode took; 0.0 before that.
         stored: whether host or file hold all of it, and no job writes them any more.
     """
 
     __slots__ = (
+        "checked",
         "checksum",
         "codec",
         "decode_s",
@@ -58,6 +67,7 @@ class Part:
         self.file: DiskFile | None = None
         self.nbytes = 0
         self.checksum = 0
+        self.checked: Literal["", "source", "payload"] = ""
         self.encode_s = 0.0
         self.decode_s = 0.0
         self.stored = False
@@ -75,3 +85,8 @@ def cut(x: torch.Tensor, codec: Codec, section_bytes: int | None) -> list[Part]:
     step = max(1, section_bytes // x.element_size() // SECTION_ALIGN) * SECTION_ALIGN
     starts = range(0, numel, step)
     return [Part(i, s, min(step, numel - s), codec) for i, s in enumerate(starts)]
+
+
+def encode_key(seed: int, handle: Handle, part: Part) -> EncodeKey:
+    """Names the encode of a part: the same tensor of the same step is rounded alike."""
+    return EncodeKey(seed, handle.position + part.index * SECTION_SALT, handle.step)

@@ -105,3 +105,7 @@ class ReadyBudget:
         """The handle's decoded memory waits no more."""
         if self._waiting.pop(id(handle), None) is not None:
             self._bytes -= handle.raw_nbytes
+
+    def recount(self) -> None:
+        """Add up the bytes again, after an interrupt."""
+        self._bytes = sum(handle.raw_nbytes for handle in self._waiting.values())

@@ -59,6 +59,11 @@ REASONS: Final[dict[str, Reason]] = {
         "sparse, quantised, or of a dtype that no codec knows", "none: these are not swapped"
     ),
     "subclass": Reason("of a tensor subclass, such as DTensor", "none: these are not swapped"),
+    "saved_again": Reason(
+        "a mask, a table or an input that several layers save: one copy serves all of them",
+        "none: an encoding would come on top of the tensor's own memory",
+    ),
+    "wrapped": Reason("inside of vmap, jvp or another function transform", "none"),
     "storage": Reason(
         "its storage is smaller than it says, as FSDP leaves it", "none: its memory is not there"
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ def make_record(stats: Stats, explanations: list[Explanation]) -> dict[str, Any]
     """JSON-ready: {"format", "version", "cswap", "stats", "notes", "sites"}."""
     import cswap
 
-    return {
+    record = {
         "format": FORMAT,
         "version": VERSION,
         "cswap": cswap.__version__,
@@ -25,6 +26,16 @@ def make_record(stats: Stats, explanations: list[Explanation]) -> dict[str, Any]
         "notes": stats.notes(),
         "sites": [_site(e) for e in explanations],
     }
+    return {name: _finite(value) for name, value in record.items()}
+
+
+def _finite(value: Any) -> Any:
+    # JSON has neither infinity nor NaN, which the guard's errors can be: they become null.
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: _finite(part) for name, part in value.items()}
+    return [_finite(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def _site(e: Explanation) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from torch.utils import _pytree as pytree
 from cswap.codecs.layout import meta_of
 from cswap.engine.eligibility import reason_to_keep
 from cswap.errors import UnsupportedError
+from cswap.module_patch import is_marked, mark, without_patches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -37,6 +38,9 @@ _PLAIN: Final = (
     torch.Size, torch.memory_format,
 )  # fmt: skip
 """Arguments that may be shared with a second run: nothing can be changed in them."""
+
+_OWN: Final = mark(lambda: None)
+"""In place of a ``forward`` that the class has."""
 
 _CONTAINERS: Final = (list, dict, set, deque)
 
@@ -156,7 +160,7 @@ class Call:
         Raises:
             UnsupportedError: something here cannot be copied.
         """
-        if "forward" in module.__dict__:
+        if not is_marked(module.__dict__.get("forward", _OWN)):
             raise UnsupportedError("its forward has been replaced on the instance")
         flat, self._spec = pytree.tree_flatten((args, dict(kwargs)))
         for value in flat:
@@ -271,7 +275,8 @@ def differentiable(output: Any) -> tuple[torch.Tensor | None, ...]:
 
 def _replica(module: torch.nn.Module) -> torch.nn.Module:
     # Without parameters. Modules know this protocol: `nn.DataParallel` uses it.
-    replica: torch.nn.Module = module._replicate_for_data_parallel()  # type: ignore[no-untyped-call]  # noqa: SLF001
+    replica: torch.nn.Module = type(module)._replicate_for_data_parallel(module)  # type: ignore[no-untyped-call]  # noqa: SLF001
+    replica.__dict__ = without_patches(replica.__dict__)
     for name, value in replica.__dict__.items():
         if isinstance(value, _CONTAINERS):  # forward may append to its own list
             replica.__dict__[name] = copy.copy(value)

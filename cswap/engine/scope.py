@@ -28,7 +28,11 @@ OUTSIDE: Final = Scope()
 
 
 class ScopeStack(threading.local):
-    """The modules that the current thread is in, outermost first, and the operator it runs."""
+    """The modules that the current thread is in, outermost first, and the operator it runs.
+
+    A call of the model has a list of its own (see `ModelCall`), so that nothing of a call that was
+    interrupted is left for the next one.
+    """
 
     def __init__(self) -> None:
         self.stack: list[Scope] = [OUTSIDE]

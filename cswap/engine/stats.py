@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import threading
 import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from cswap.engine.timeline import Timeline
+from cswap.display import visible
+from cswap.engine.handle import ON_DEVICE
+from cswap.log import log
 
-_log = logging.getLogger("cswap")
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from cswap.engine.handle import Handle
+    from cswap.engine.timeline import Timeline
 
 _UNITS = ("B", "KiB", "MiB", "GiB")
 
@@ -128,6 +132,7 @@ class Stats:
         rows += [(f"guard: {what}", str(n)) for what, n in sorted(self.guard_fallbacks.items())]
         fallbacks = sorted(self.fallbacks_by_reason.items())
         rows += [(f"fallback: {what}", str(n)) for what, n in fallbacks]
+        rows = [(visible(name), visible(value)) for name, value in rows]
         width = max(len(name) for name, _ in rows)
         return "\n".join([*(f"{name:<{width}}  {value}" for name, value in rows), *self.notes()])
 
@@ -221,6 +226,15 @@ class Counters:
                 self._note_peaks()
         self._draw()
 
+    def recount(self, handles: Iterable[Handle]) -> None:
+        """After an interrupt: add up again the bytes of these handles, all that there are."""
+        device = host = 0
+        for handle in handles:
+            device += handle.raw_nbytes if handle.state in ON_DEVICE else 0
+            host += sum(part.host.numel() for part in handle.parts if part.host is not None)
+        with self._lock:
+            self._device_bytes, self._host_bytes = device, host
+
     def _draw(self) -> None:
         if self.timeline is not None:
             now_s = time.perf_counter()
@@ -272,7 +286,7 @@ class Counters:
             self.fallbacks[what] += 1
             first = self.fallbacks[what] == 1
         if first:
-            _log.warning("%s failed (%s); %s from here on.", what, why, then)
+            log.warning("%s failed (%s); %s from here on.", what, why, then)
 
     def guarded(self, error: float, cosine: float) -> None:
         """A module's gradients were compared: their relative error, and their cosine."""

@@ -5,15 +5,17 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from cswap.codecs.layout import copy_bytes, empty_strided, torch_dtype, unflatten_into
+import torch
+
+from cswap.codecs.base import checked_bound, checked_size
+from cswap.codecs.layout import copy_bytes, empty_strided, flatten, torch_dtype, unflatten_into
 from cswap.engine.handle import State
+from cswap.engine.part import encode_key
 from cswap.engine.tiers import DAMAGED, checksum
-from cswap.errors import CorruptEncodingError, InternalError
+from cswap.errors import CorruptEncodingError, InternalError, to_raise
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    import torch
 
     from cswap.advisor.advisor import Advice
     from cswap.codecs.base import Stream
@@ -40,9 +42,10 @@ class _Staged(NamedTuple):
 class SwapIn:
     """Copies back and decodes, part by part."""
 
-    def __init__(self, tiers: Tiers) -> None:
-        """Args: tiers: shared with swap-out."""
+    def __init__(self, tiers: Tiers, seed: int) -> None:
+        """Args: tiers: shared with swap-out; seed: of stochastic rounding."""
         self._tiers = tiers
+        self._seed = seed
 
     def fetch(self, handle: Handle, role: Role) -> Event:
         """Bring a handle, now in state FETCHING, back; the event of its decode.
@@ -51,11 +54,9 @@ class SwapIn:
             MemoryError: no memory to decode into; the handle is as it was stored.
         """
         device = self._tiers.device
-        dtype = torch_dtype(handle.meta.dtype)
         staged: list[_Staged] = []
         try:
-            out = device.allocate(dtype, handle.raw_nbytes // dtype.itemsize)
-            result = empty_strided(handle.meta, out.device) if handle.gathered else out
+            out, result = self._allocate(handle)
             for part in handle.parts:
                 staged += (self._bring(handle, part),)
         except (MemoryError, RuntimeError) as error:  # torch raises RuntimeError for both
@@ -63,7 +64,7 @@ class SwapIn:
                 self._give_back_after(one)
             with self._tiers.lock:
                 handle.to(State.STORED)
-            raise MemoryError(f"swap-in of {handle.raw_nbytes} bytes: {error}") from error
+            raise MemoryError(f"swap-in of {handle.raw_nbytes} bytes: {error}") from None
         self._tiers.counters.hold(device=handle.raw_nbytes)
         if len(staged) == 1 and not handle.gathered:
             part, only = handle.parts[0], staged[0]
@@ -81,6 +82,34 @@ class SwapIn:
 
         device.when(event, fetched)
         return event
+
+    def round_trip(self, handle: Handle, source: torch.Tensor) -> torch.Tensor:
+        """The values that the handle's codec gives back, of a handle that has kept its memory.
+
+        Raises:
+            MemoryError: no memory to encode or decode into.
+        """
+        out, result = self._allocate(handle)
+        x = flatten(source) if handle.gathered else source
+        for part in handle.parts:
+            codec, mine = part.codec, part.of(x)
+            bound = checked_bound(codec, mine.dtype, mine.numel())
+            payload = torch.empty(bound, dtype=torch.uint8, device=mine.device)
+            key = encode_key(self._seed, handle, part)
+            size = checked_size(
+                codec, codec.encode_flat(mine, payload, key=key, stream=None), bound
+            )
+            codec.decode_flat(payload[:size], part.of(out), stream=None)
+        if handle.gathered:
+            unflatten_into(out, handle.meta, result)
+        handle.remember(result)
+        return result
+
+    def _allocate(self, handle: Handle) -> tuple[torch.Tensor, torch.Tensor]:
+        # Memory to decode into, [n] flat, and for the result, which is that unless gathered.
+        dtype = torch_dtype(handle.meta.dtype)
+        out = self._tiers.device.allocate(dtype, handle.raw_nbytes // dtype.itemsize)
+        return out, empty_strided(handle.meta, out.device) if handle.gathered else out
 
     def _bring(self, handle: Handle, part: Part) -> _Staged:
         # The payload where the codec can read it, what to wait for, and scratch to give back.
@@ -111,10 +140,10 @@ class SwapIn:
 
         def job(stream: Stream) -> None:
             _raise_first(staged.after)  # codecs are not given what the disk has damaged
-            if self._tiers.verify and not codec.lossless and checksum(payload) != part.checksum:
+            if part.checked == "payload" and checksum(payload) != part.checksum:
                 raise CorruptEncodingError(DAMAGED.format(codec.name, part.nbytes))
             codec.decode_flat(payload, out, stream=stream)
-            if self._tiers.verify and codec.lossless and checksum(out) != part.checksum:
+            if part.checked == "source" and checksum(out) != part.checksum:
                 raise CorruptEncodingError(DAMAGED.format(codec.name, part.nbytes))
 
         if codec.verbatim and not device.unified:  # the copy is all there is to do
@@ -163,6 +192,8 @@ class SwapIn:
                 handle.to(State.READY if event.error is None else State.STORED)
             if event.error is not None or released:
                 handle.result = None
+            if isinstance(event.error, CorruptEncodingError):
+                handle.error = event.error  # what is stored is no use: nothing else is to share it
         if event.error is not None or released:
             self._tiers.counters.hold(device=-handle.raw_nbytes)
         elif handle.unpacked == 0 and handle.advice is not None and handle.advice.learns:
@@ -182,4 +213,4 @@ class SwapIn:
 def _raise_first(events: Iterable[Event]) -> None:
     for event in events:
         if event.error is not None:
-            raise event.error
+            raise to_raise(event.error)

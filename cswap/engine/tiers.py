@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from cswap.engine.handle import State
-from cswap.errors import CorruptEncodingError
+from cswap.errors import CorruptEncodingError, InternalError
 
 if TYPE_CHECKING:
     import threading
@@ -24,6 +24,12 @@ if TYPE_CHECKING:
 
 BETWEEN_JOBS_S: Final = 1e-4
 """How long to sleep while another thread submits the next job of a handle."""
+
+STUCK_S: Final = 30.0
+"""How long another thread may take for that."""
+
+UNDER_WAY: Final = (State.ENCODING, State.IN_FLIGHT, State.FETCHING)
+"""States in which a job has yet to be done."""
 
 DAMAGED: Final = "verify: a tensor encoded by {} to {} bytes came back changed."
 
@@ -72,18 +78,25 @@ class Tiers:
             self.device.give_back(scratch)
 
     def settle(self, handle: Handle) -> None:
-        """Block until nothing is under way for the handle."""
-        while handle.state in (State.ENCODING, State.IN_FLIGHT, State.FETCHING):
+        """Block until nothing is under way for the handle.
+
+        Raises:
+            InternalError: a callback has failed; nothing will ever happen to the handle.
+        """
+        patience = Patience()
+        while handle.state in UNDER_WAY:
             event = handle.event
             if event is not None:
                 self.device.wait(event)
-            else:  # between two jobs, on another thread
-                time.sleep(BETWEEN_JOBS_S)
+            if handle.event is event:  # or between two jobs, on another thread
+                patience.pause(handle)
+        with self.lock:  # whoever has moved it is done with that
+            pass
 
     def free(self, handle: Handle) -> None:
-        """Free what the store holds of a handle that is released, or kept after all.
+        """Free the store's copy of a handle that is released, or kept after all.
 
-        What a job still writes is freed by its callback, see `SwapOut`.
+        Memory that a job still writes is freed by its callback, see `SwapOut`.
         """
         for part in handle.parts:
             if part.stored and (part.host is not None or part.file is not None):
@@ -99,6 +112,27 @@ class Tiers:
             self.counters.hold(host=-host.numel())
         if file is not None and self.disk is not None:
             self.disk.release(file)
+
+
+class Patience:
+    """Bounds how long one waits for another thread's next step, which takes microseconds."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def pause(self, handle: Handle) -> None:
+        """Sleep a little, but for the first time: it may just have been done.
+
+        Raises:
+            InternalError: it has been STUCK_S since the first time.
+        """
+        now = time.monotonic()
+        if self._since is None:
+            self._since = now
+            return
+        if now - self._since > STUCK_S:
+            raise InternalError(f"a handle has been {handle.state.value!r} for {STUCK_S} s")
+        time.sleep(BETWEEN_JOBS_S)
 
 
 def checksum(x: torch.Tensor) -> int:

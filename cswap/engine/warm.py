@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from typing import TYPE_CHECKING, Final
 
 import torch
 
+from cswap.log import log
+
 if TYPE_CHECKING:
     from cswap.codecs.base import Codec
-
-_log = logging.getLogger("cswap")
 
 _WARM: set[tuple[str, torch.dtype, torch.device]] = set()
 """Codecs whose kernels this process has compiled, or loaded from the disk cache."""
@@ -28,6 +27,6 @@ def warm(codec: Codec, dtype: torch.dtype, device: torch.device) -> float:
     try:
         codec.decode(codec.encode(torch.zeros(NUMEL, dtype=dtype, device=device)))
     except Exception:
-        _log.debug("warming %s failed", codec.name, exc_info=True)
+        log.debug("warming %s failed", codec.name, exc_info=True)
     _WARM.add(key)
     return time.perf_counter() - start

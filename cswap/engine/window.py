@@ -39,3 +39,7 @@ class Window:
             if oldest is not None:
                 leaving.append(oldest)
         return leaving
+
+    def recount(self) -> None:
+        """Add up the bytes again, after an interrupt."""
+        self._nbytes = sum(size for _, size in self._tokens)

@@ -28,7 +28,6 @@ over the budget, and the plan is infeasible: an encode, a swap-in that is waited
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from cswap.plan.state import (
     ACTION,
@@ -119,6 +118,7 @@ from cswap.plan.state import (
     take,
     tensor,
 )
+from cswap_kernels.jit import njit
 
 
 @njit(cache=True, nogil=True, forceinline=True)

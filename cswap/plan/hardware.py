@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
+from cswap.display import MOST_SHOWN, shown
 from cswap.errors import HardwareError
+from cswap.schema.checks import LEAST_RATE, MOST_MEMORY, MOST_RATE, Checks
+from cswap.schema.reading import parse_object, read_object
 
 FORMAT: Final = "cswap-hardware"
 VERSION: Final = 1
+
+LEAST_SHARE: Final = 1e-6
+"""Of a link or of computation, that something else leaves."""
+
+MOST_FILE_BYTES: Final = 4 << 20
+
+_CHECK: Final = Checks(HardwareError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,24 +90,25 @@ class Hardware:
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        where = f"hardware[{self.name!r}]"
-        for name in ("memory_bytes", "memory_bytes_per_s", "d2h_bytes_per_s", "h2d_bytes_per_s"):
-            _number(f"{where}.{name}", getattr(self, name), above=0.0)
-        for name in ("link_latency_s", "host_memory_bytes"):
-            _number(f"{where}.{name}", getattr(self, name), least=0.0)
-        _number(f"{where}.duplex_factor", self.duplex_factor, above=0.0, most=1.0)
-        _number(f"{where}.codec_tax", self.codec_tax, least=0.0, below=1.0)
-        for name in ("memory_bytes", "host_memory_bytes"):
-            if not isinstance(getattr(self, name), int):
-                raise HardwareError(f"{where}.{name}={getattr(self, name)!r}: must be an integer.")
+        where = f"hardware[{shown(_CHECK.text('hardware.name', self.name))}]"
+        for name, least in (("memory_bytes", 1), ("host_memory_bytes", 0)):
+            _CHECK.count(f"{where}.{name}", getattr(self, name), least, MOST_MEMORY)
+        for name in ("memory_bytes_per_s", "d2h_bytes_per_s", "h2d_bytes_per_s"):
+            _rate(f"{where}.{name}", getattr(self, name))
+        _CHECK.seconds(f"{where}.link_latency_s", self.link_latency_s)
+        _CHECK.number(f"{where}.duplex_factor", self.duplex_factor, LEAST_SHARE, 1.0)
+        _CHECK.number(f"{where}.codec_tax", self.codec_tax, 0.0, 1.0 - LEAST_SHARE)
+        _CHECK.flag(f"{where}.measured", self.measured)
         for dtype, flops in self.flops.items():
-            _number(f"{where}.flops[{dtype!r}].peak", flops.peak, above=0.0)
-            _number(f"{where}.flops[{dtype!r}].achievable", flops.achievable, above=0.0)
+            _rate(f"{where}.flops[{shown(dtype)}].peak", flops.peak)
+            _rate(f"{where}.flops[{shown(dtype)}].achievable", flops.achievable)
         for codec, rate in self.codecs.items():
-            place = f"{where}.codecs[{codec!r}]"
-            _number(f"{place}.encode_bytes_per_s", rate.encode_bytes_per_s, above=0.0)
-            _number(f"{place}.decode_bytes_per_s", rate.decode_bytes_per_s, above=0.0)
-            _number(f"{place}.overhead_s", rate.overhead_s, least=0.0)
+            place = f"{where}.codecs[{shown(codec)}]"
+            _rate(f"{place}.encode_bytes_per_s", rate.encode_bytes_per_s)
+            _rate(f"{place}.decode_bytes_per_s", rate.decode_bytes_per_s)
+            _CHECK.seconds(f"{place}.overhead_s", rate.overhead_s)
+        for name, source in self.sources.items():
+            _CHECK.text(f"{where}.sources[{shown(name)}]", source)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
@@ -137,70 +147,41 @@ def load_hardware(value: Any) -> Hardware:
         return value
     data = dict(value if isinstance(value, Mapping) else _load(value))
     if (found := data.pop("format", None)) != FORMAT:
-        raise HardwareError(f"hardware.format={found!r}: must be {FORMAT!r}.")
-    if (version := data.pop("version", None)) != VERSION:
-        raise HardwareError(f"hardware.version={version!r}: unknown; this cswap reads {VERSION}.")
+        raise HardwareError(f"hardware.format={shown(found)}: must be {FORMAT!r}.")
+    version = data.pop("version", None)
+    if isinstance(version, bool) or version != VERSION:
+        raise HardwareError(
+            f"hardware.version={shown(version)}: unknown; this cswap reads {VERSION}."
+        )
+    data = _CHECK.record("hardware", data, Hardware)
     for name, kind in (("flops", Flops), ("codecs", CodecRate)):
-        rows = data.get(name, {})
-        if not isinstance(rows, Mapping):
-            raise HardwareError(f"hardware.{name}: must map names to objects.")
-        data[name] = {k: _record(f"hardware.{name}[{k!r}]", kind, v) for k, v in rows.items()}
-    hardware: Hardware = _record("hardware", Hardware, data)
-    return hardware
+        rows = _CHECK.mapping(f"hardware.{name}", data.get(name, {}), "objects")
+        places = {key: f"hardware.{name}[{shown(key)}]" for key in rows}
+        data[name] = {k: kind(**_CHECK.record(places[k], v, kind)) for k, v in rows.items()}
+    data["sources"] = _CHECK.mapping("hardware.sources", data.get("sources", {}), "text")
+    return Hardware(**data)
 
 
 def _load(value: Any) -> Mapping[str, Any]:
     if not isinstance(value, str | os.PathLike):
-        raise HardwareError(f"hardware={value!r}: must be a name, a path, a dict or a Hardware.")
-    text = os.fspath(value)
-    known = list_hardware()
+        raise HardwareError(
+            f"hardware={shown(value)}: must be a name, a path, a dict or a Hardware."
+        )
+    text, known = os.fspath(value), list_hardware()
+    if text in known:
+        file = resources.files("cswap.plan") / "profiles" / f"{text}.json"
+        return parse_object(file.read_bytes(), f"hardware={text!r}", HardwareError)
     try:
-        if text in known:
-            file = resources.files("cswap.plan") / "profiles" / f"{text}.json"
-            data = json.loads(file.read_text(encoding="utf-8"))
-        else:
-            data = json.loads(Path(text).read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        close = get_close_matches(text, known, n=1)
+        return read_object(text, "hardware", HardwareError, most=MOST_FILE_BYTES)
+    except HardwareError as error:
+        if not isinstance(error.__cause__, FileNotFoundError):
+            raise
+        close = get_close_matches(text[:MOST_SHOWN], known, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise HardwareError(
-            f"hardware={text!r}: no such profile or file.{hint} Known: {', '.join(known)}."
+            f"hardware={shown(text)}: no such profile or file.{hint} Known: {', '.join(known)}."
         ) from error
-    except (OSError, ValueError) as error:
-        raise HardwareError(f"hardware={text!r}: cannot be read: {error}") from error
-    if not isinstance(data, dict):
-        raise HardwareError(f"hardware={text!r}: must be a JSON object.")
-    return data
 
 
-def _record(where: str, kind: Any, value: Any) -> Any:
-    if not isinstance(value, Mapping):
-        raise HardwareError(f"{where}={value!r}: must be an object.")
-    known = [f.name for f in fields(kind)]
-    for name in value:
-        if name not in known:
-            raise HardwareError(f"{where}.{name}: no such field. Known: {', '.join(known)}.")
-    try:
-        return kind(**value)
-    except TypeError as error:  # a field without default is missing
-        raise HardwareError(f"{where}: {str(error).split('() ', 1)[-1]}.") from error
-
-
-def _number(
-    where: str,
-    value: Any,
-    *,
-    least: float = -math.inf,
-    above: float = -math.inf,
-    below: float = math.inf,
-    most: float = math.inf,
-) -> None:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (number and math.isfinite(value)):
-        raise HardwareError(f"{where}={value!r}: must be a finite number.")
-    if not (least <= value <= most and above < value < below):
-        low = f">= {least}" if above == -math.inf else f"> {above}"
-        high = (
-            f" and <= {most}" if most < math.inf else f" and < {below}" if below < math.inf else ""
-        )
-        raise HardwareError(f"{where}={value!r}: must be {low}{high}.")
+def _rate(where: str, value: Any) -> None:
+    _CHECK.number(where, value, LEAST_RATE, MOST_RATE)

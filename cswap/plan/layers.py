@@ -84,7 +84,7 @@ def layerwise(simulator: Simulator, action: NDArray[np.int8], codec: NDArray[np.
     """
     moved = action == SWAP
     until, since = _boundaries(simulator, moved)
-    durations = np.array([o.duration_s for o in simulator.trace.operators])
+    durations = np.array([o.duration_s for o in simulator.trace.operators], np.float64)
     stretched, exposed_s, codec_s, swap_s = durations.copy(), 0.0, 0.0, 0.0
     for p, way in swaps(simulator, moved).items():
         chosen = int(codec[p])

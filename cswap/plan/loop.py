@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from cswap.plan.events import (
     end_again,
@@ -77,6 +76,7 @@ from cswap.plan.state import (
     take,
     tensor,
 )
+from cswap_kernels.jit import njit
 
 _SNAP = 1e-12  # relative: ends that differ by rounding only are one instant
 

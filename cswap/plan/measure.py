@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from cswap.codecs.base import takes
 from cswap.codecs.layout import flatten
 from cswap.codecs.registry import get_codec
 from cswap.config import MIN_BYTES
@@ -247,7 +248,7 @@ class _Sampler:
             x = _flat(tensor, region)
             found = _profile(x, self._options) if self._options.profiles else None
             kind = x.device.type
-            codecs = [c for c in map(get_codec, self._options.codecs) if c.supports(x.dtype, kind)]
+            codecs = [c for c in map(get_codec, self._options.codecs) if takes(c, x.dtype, kind)]
             ratios = {codec.name: codec.encode(x).ratio for codec in codecs}
         return ({} if found is None else _numbers(found)), ratios
 

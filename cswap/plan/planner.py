@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final
 
+from cswap.display import MOST_SHOWN, shown
 from cswap.errors import BudgetError, ConfigError
 from cswap.plan.hardware import load_hardware
 from cswap.plan.problem import Problem, silent
 from cswap.plan.search import interruptible
 from cswap.plan.simulate import Simulation, simulate, smallest_feasible_budget
+from cswap.schema.checks import MOST_MEMORY, Checks
 from cswap.schema.trace import Trace
 
 if TYPE_CHECKING:
@@ -44,6 +46,8 @@ POLICIES: Final[dict[str, str]] = {
 
 NEEDS: Final = {"tvdnn-ilp": "scipy"}
 """Policy to the package without which it cannot be asked: ``pip install 'cswap[plan]'``."""
+
+_CHECK: Final = Checks(ConfigError)
 
 UNBOUNDED: Final = ("oracle",)
 """Policies that take as much memory as they like."""
@@ -190,10 +194,11 @@ def _problem(
     progress: Report | None,
 ) -> Problem:
     step, machine = Trace.parse(trace), load_hardware(hardware)
+    _CHECK.count("seed", seed)
     deadline = None
     if time_limit is not None:
-        if not time_limit > 0:
-            raise ConfigError(f"time_limit={time_limit!r}: must be > 0 seconds.")
+        if not _CHECK.seconds("time_limit", time_limit) > 0:
+            raise ConfigError(f"time_limit={shown(time_limit)}: must be > 0 seconds.")
         deadline = time.monotonic() + time_limit
     nbytes = _budget(budget, machine)
     return Problem(step, machine, nbytes, seed, deadline, recompute, progress or silent)
@@ -202,16 +207,15 @@ def _problem(
 def _budget(budget: Any, hardware: Hardware) -> int:
     if budget is None:
         return hardware.memory_bytes
-    if isinstance(budget, bool) or not isinstance(budget, int) or budget <= 0:
-        raise ConfigError(f"budget={budget!r}: must be a whole number of bytes > 0.")
-    return budget
+    return _CHECK.count("budget", budget, 1, MOST_MEMORY)
 
 
 def _module(policy: str) -> Any:
     if policy not in POLICIES:
-        close = get_close_matches(policy, POLICIES, n=1)
+        close = get_close_matches(policy[:MOST_SHOWN], POLICIES, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise ConfigError(f"policy={policy!r}: no such policy.{hint} Known: {', '.join(POLICIES)}.")
+        known = ", ".join(POLICIES)
+        raise ConfigError(f"policy={shown(policy)}: no such policy.{hint} Known: {known}.")
     if not _installed(package := NEEDS.get(policy, "cswap")):
         raise ConfigError(f"policy={policy!r}: needs {package}: pip install 'cswap[plan]'.")
     return importlib.import_module(POLICIES[policy])

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from cswap.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from cswap.schema.trace import Trace, TraceTensor
+
+
+MOST_SECTIONS: Final = 1 << 14
+"""Of all tensors of a step together: a plan that cuts finer would be simulated for hours."""
 
 
 def split(trace: Trace, section_bytes: Mapping[int, int]) -> tuple[Trace, list[int]]:
@@ -23,12 +29,21 @@ def split(trace: Trace, section_bytes: Mapping[int, int]) -> tuple[Trace, list[i
     Returns:
         The trace, and for each of its tensors the index of the tensor it was cut from.
 
+    Raises:
+        ConfigError: there would be more than `MOST_SECTIONS`.
+
     >>> from cswap.schema.trace import Trace, TraceOperator, TraceTensor
     >>> f = TraceOperator("f", "other", "forward", 1.0, (), (0,))
     >>> trace, origin = split(Trace((f,), (TraceTensor(10, name="x", saved=0),)), {0: 4})
     >>> [(t.name, t.nbytes, t.saved) for t in trace.tensors], origin
     ([('x[1/3]', 4, 0), ('x[2/3]', 4, 1), ('x[3/3]', 2, 2)], [0, 0, 0])
     """
+    cuts = sum(-(-trace.tensors[t].nbytes // nbytes) for t, nbytes in section_bytes.items())
+    if cuts > MOST_SECTIONS:
+        raise ConfigError(
+            f"plan.decisions: section_bytes would cut tensors into {cuts} sections; the most that "
+            f"can be simulated are {MOST_SECTIONS}. Give larger section_bytes."
+        )
     pieces: list[TraceTensor] = []
     origin: list[int] = []
     places: list[tuple[int, ...]] = []

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from cswap.display import short, shown
 from cswap.errors import ConfigError, InternalError
 from cswap.plan import loop, state
 from cswap.plan.lifetimes import fingerprint, lifetimes
@@ -274,8 +275,9 @@ class Simulator:
     def _codec_index(self, saved: int, name: str) -> int:
         if name not in self.codecs:
             raise ConfigError(
-                f"plan.decisions[{saved}].codec={name!r}: hardware {self.hardware.name!r} has no "
-                f"rates for it. Known: {', '.join(self.codecs)}."
+                f"plan.decisions[{saved}].codec={shown(name)}: hardware "
+                f"{shown(self.hardware.name)} has no rates for it. "
+                f"Known: {short(', '.join(self.codecs))}."
             )
         return self.codecs.index(name)
 

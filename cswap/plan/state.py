@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-from numba import njit
+
+from cswap_kernels.jit import njit
 
 # What has become of a tensor. From OUT to DECODE it is not on the device, and may be waited for.
 ABSENT, DEVICE, OUT, HOST, IN, DECODE, DROPPED, DEAD, TEMP = range(9)

@@ -17,18 +17,20 @@ indices point into: they are taken only where one sample has the same shape.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from cswap.errors import TraceError
 from cswap.plan.lifetimes import lifetimes
+from cswap.schema.checks import Checks
 from cswap.schema.tensor import DTYPES
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from cswap.schema.trace import Trace, TraceTensor
+
+_CHECK: Final = Checks(TraceError)
 
 FIXED_RATE_FAMILY: Final = "zfp"
 FIXED_RATE_MAX: Final = 32
@@ -67,15 +69,17 @@ class Values:
         """Values from a dict.
 
         Raises:
-            TraceError: a field is unknown or missing.
+            TraceError: a field is unknown, missing or wrong.
         """
-        known = [f.name for f in fields(Values)]
-        if not isinstance(value, Mapping) or not {"name", "signature"} <= value.keys():
-            raise TraceError(f"values={value!r:.80}: must be an object with name and signature.")
-        if unknown := value.keys() - set(known):
-            raise TraceError(f"values.{min(unknown)}: no such field. Known: {', '.join(known)}.")
-        shape = tuple(value.get("sample_shape", ()))
-        return Values(**{**value, "sample_shape": shape})
+        found = _CHECK.record("values", value, Values)
+        for name in ("name", "signature"):
+            _CHECK.text(f"values.{name}", found[name])
+        shape = _CHECK.items("values.sample_shape", found.get("sample_shape", ()))
+        for place, extent in enumerate(shape):
+            _CHECK.count(f"values.sample_shape[{place}]", extent)
+        for name in ("profile", "ratios"):
+            _CHECK.numbers(f"values.{name}", found.get(name, {}))
+        return Values(**{**found, "sample_shape": shape})
 
 
 def values_of(trace: Trace) -> tuple[Values, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from cswap.display import visible
 from cswap.report.figure import new_figure, png_of
 
 if TYPE_CHECKING:
@@ -61,7 +62,8 @@ def picture(found: Calibration) -> bytes:
             model = both.encode if direction == "encode" else both.decode
             rates = [model.bytes_per_s(z) / 1e9 for z in zeros]
             style = ("-", "--", ":", "-.")[i // 5 % 4]
-            axes.plot([100 * z for z in zeros], rates, style, label=name)
+            label = visible(name).replace("$", r"\$")  # else matplotlib sets a formula
+            axes.plot([100 * z for z in zeros], rates, style, label=label)
         axes.set(title=direction, xlabel="zeros, %", yscale="log")
         axes.grid(alpha=0.3, which="both")
     figure.axes[0].set_ylabel("GB/s of raw bytes, large tensors")

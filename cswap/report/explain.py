@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+import os
+from typing import TYPE_CHECKING, Any, Final
 
+from cswap.display import shown
 from cswap.engine.record import FORMAT, VERSION
 from cswap.errors import ConfigError
+from cswap.schema.checks import MOST_RATE, Checks
+from cswap.schema.reading import read_object
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterator
 
 COLUMNS = (
@@ -27,30 +28,58 @@ CANDIDATE_COLUMNS = (
     "us",
 )
 
+_CHECK: Final = Checks(ConfigError)
+
 
 def load(path: str | os.PathLike[str]) -> dict[str, Any]:
     """What `SwapEngine.save` wrote.
 
     Raises:
-        ConfigError: the file cannot be read, or is of another kind or version.
+        ConfigError: the file cannot be read, is of another kind or version, or a field is wrong
+            (named).
     """
-    try:
-        record = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"file={str(path)!r}: cannot be read: {error}") from error
-    if not isinstance(record, dict) or record.get("format") != FORMAT:
-        raise ConfigError(f"file={str(path)!r}: not written by SwapEngine.save.")
-    if record.get("version") != VERSION:
-        raise ConfigError(
-            f"file={str(path)!r}: version {record.get('version')!r}; this cswap reads {VERSION}."
-        )
+    where = f"file={shown(os.fspath(path))}"
+    record = read_object(path, "file")
+    if record.get("format") != FORMAT:
+        raise ConfigError(f"{where}: not written by SwapEngine.save.")
+    if (version := record.get("version")) != VERSION or isinstance(version, bool):
+        raise ConfigError(f"{where}: version {shown(version)}; this cswap reads {VERSION}.")
+    for i, line in enumerate(_CHECK.items(f"{where}: notes", record.get("notes", ()))):
+        _CHECK.text(f"{where}: notes[{i}]", line)
+    for i, site in enumerate(_CHECK.items(f"{where}: sites", record.get("sites"))):
+        _check_site(f"{where}: sites[{i}]", site)
     return record
+
+
+def _check_site(where: str, value: Any) -> None:
+    site = _CHECK.mapping(where, value)
+    _CHECK.count(f"{where}.position", site.get("position"))
+    for name in ("saved_in", "codec", "reason"):
+        _CHECK.text(f"{where}.{name}", site.get(name))
+    for name in ("measured_cost_s", "regret_s"):
+        if site.get(name) is not None:
+            _CHECK.seconds(f"{where}.{name}", site[name])
+    if site.get("profile") is not None:
+        profile = _CHECK.mapping(f"{where}.profile", site["profile"])
+        _CHECK.count(f"{where}.profile.nbytes", profile.get("nbytes"))
+        _CHECK.number(f"{where}.profile.zero_fraction", profile.get("zero_fraction"), 0.0, 1.0)
+    for name, seconds in (("candidates", ("device_s", "cost_s")), ("measured", ("device_s",))):
+        for i, row in enumerate(_CHECK.items(f"{where}.{name}", site.get(name))):
+            _check_codec(f"{where}.{name}[{i}]", row, seconds)
+
+
+def _check_codec(where: str, value: Any, seconds: tuple[str, ...]) -> None:
+    row = _CHECK.mapping(where, value)
+    _CHECK.text(f"{where}.codec", row.get("codec"))
+    _CHECK.number(f"{where}.ratio", row.get("ratio"), 0.0, MOST_RATE)
+    for name in seconds:
+        _CHECK.seconds(f"{where}.{name}", row.get(name))
 
 
 def site_rows(record: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     """A row per call site, of `COLUMNS`."""
     for site in record["sites"]:
-        profile, measured = site["profile"] or {}, _measured(site)
+        profile, measured = site.get("profile") or {}, _measured(site)
         chosen = next((c for c in site["candidates"] if c["codec"] == site["codec"]), None)
         yield (
             str(site["position"]),
@@ -60,8 +89,8 @@ def site_rows(record: dict[str, Any]) -> Iterator[tuple[str, ...]]:
             site["codec"],
             f"{measured['ratio']:.2f}" if measured else "",
             _us(chosen and chosen["cost_s"]),
-            _us(site["measured_cost_s"]),
-            _us(site["regret_s"]),
+            _us(site.get("measured_cost_s")),
+            _us(site.get("regret_s")),
             site["reason"],
         )
 
@@ -92,17 +121,21 @@ def candidate_rows(record: dict[str, Any], position: int) -> Iterator[tuple[str,
 
 
 def summary(record: dict[str, Any]) -> str:
-    """Sites, how many have moved, what the choices cost above the best; why little was saved."""
+    """Sites, how many have moved, and what the choices cost above the best."""
     sites = record["sites"]
     swapped = [site for site in sites if site["codec"] != "keep"]
-    regrets = [site["regret_s"] for site in sites if site["regret_s"] is not None]
-    costs = [site["measured_cost_s"] for site in sites if site["measured_cost_s"] is not None]
+    regrets = [r for site in sites if (r := site.get("regret_s")) is not None]
+    costs = [c for site in sites if (c := site.get("measured_cost_s")) is not None]
     share = f", {sum(regrets) / sum(costs):.1%} of their cost" if sum(costs) else ""
-    line = (
+    return (
         f"{len(sites)} call sites, {len(swapped)} swapped; "
         f"regret {1e6 * sum(regrets):.0f} us per step over {len(regrets)} measured ones{share}."
     )
-    return "\n".join([line, *record.get("notes", ())])  # files of older versions have no notes
+
+
+def notes(record: dict[str, Any]) -> list[str]:
+    """Why little was saved, a line each; files of older versions do not say."""
+    return list(record.get("notes", ()))
 
 
 def _measured(site: dict[str, Any]) -> dict[str, Any] | None:

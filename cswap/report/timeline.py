@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import base64
-import json
+import os
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from cswap.display import shown, visible
 from cswap.engine.timeline import FORMAT, TRACKS, VERSION
 from cswap.errors import ConfigError
 from cswap.report.figure import new_figure, png_of
+from cswap.schema.checks import MOST_BYTES, MOST_SECONDS, Checks
+from cswap.schema.reading import read_object
 
 if TYPE_CHECKING:
-    import os
-
     from matplotlib.axes import Axes
 
 COLOURS: Final = {
@@ -28,6 +28,10 @@ COLOURS: Final = {
 """Okabe and Ito's, which colour-blind readers can tell apart."""
 
 COLUMNS: Final = ("saved in", "tensors", "MiB", "encode ms", "decode ms", "copies ms", "waited ms")
+
+MOST_US: Final = 1e6 * MOST_SECONDS
+
+_CHECK: Final = Checks(ConfigError)
 
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>cswap: {title}</title>
@@ -61,21 +65,38 @@ def load(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Events of a file that `Timeline.save` wrote.
 
     Raises:
-        ConfigError: it cannot be read, or something else wrote it.
+        ConfigError: it cannot be read, something else wrote it, or a field is wrong (named).
     """
-    try:
-        trace = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"file={str(path)!r}: cannot be read: {error}") from error
-    about = trace.get("otherData", {}) if isinstance(trace, dict) else {}
-    if about.get("format") != FORMAT or about.get("version") != VERSION:
-        raise ConfigError(
-            f"file={str(path)!r}: not written by SwapEngine.trace (version {VERSION})."
-        )
-    events: list[dict[str, Any]] = trace["traceEvents"]
+    where = f"file={shown(os.fspath(path))}"
+    trace = read_object(path, "file")
+    about = trace.get("otherData")
+    found = (about.get("format"), about.get("version")) if isinstance(about, dict) else ()
+    if found != (FORMAT, VERSION):
+        raise ConfigError(f"{where}: not written by SwapEngine.trace (version {VERSION}).")
+    events = _CHECK.items(f"{where}: traceEvents", trace.get("traceEvents"))
+    for i, event in enumerate(events):
+        _check_event(f"{where}: traceEvents[{i}]", event)
     if not any(event["ph"] == "X" for event in events):
-        raise ConfigError(f"file={str(path)!r}: nothing was swapped while it was recorded.")
-    return events
+        raise ConfigError(f"{where}: nothing was swapped while it was recorded.")
+    return list(events)
+
+
+def _check_event(where: str, value: Any) -> None:
+    event = _CHECK.mapping(where, value)
+    kind = _CHECK.one_of(f"{where}.ph", event.get("ph"), ("X", "C", "M"))
+    if kind == "M":
+        return
+    about = _CHECK.mapping(f"{where}.args", event.get("args"))
+    _CHECK.number(f"{where}.ts", event.get("ts"), 0.0, MOST_US)
+    if kind == "C":
+        for name in ("device", "host"):
+            _CHECK.count(f"{where}.args.{name}", about.get(name), most=MOST_BYTES)
+        return
+    _CHECK.number(f"{where}.dur", event.get("dur"), 0.0, MOST_US)
+    _CHECK.count(f"{where}.tid", event.get("tid"), 1, len(TRACKS))
+    _CHECK.text(f"{where}.args['saved in']", about.get("saved in"))
+    if _CHECK.one_of(f"{where}.name", event.get("name"), COLOURS) == "encode":
+        _CHECK.count(f"{where}.args.bytes", about.get("bytes"), most=MOST_BYTES)
 
 
 def by_module(events: list[dict[str, Any]]) -> dict[str, ModuleTotals]:
@@ -109,7 +130,8 @@ def summary(events: list[dict[str, Any]]) -> str:
         if busy_us:
             what = "swapped or waited" if track == "compute" else "busy"
             parts.append(f"{track} {what} {busy_us / 1e3:.1f} ms ({busy_us / length_us:.0%})")
-    peak = max((sum(e["args"].values()) for e in events if e["ph"] == "C"), default=0)
+    held = (e["args"]["device"] + e["args"]["host"] for e in events if e["ph"] == "C")
+    peak = max(held, default=0)
     return f"{length_us / 1e3:.1f} ms; {', '.join(parts)}; at most {peak / 2**20:.1f} MiB held."
 
 
@@ -181,10 +203,10 @@ def page(events: list[dict[str, Any]], title: str) -> str:
     """HTML with the picture inside: opens from disk, without a network."""
 
     def cells(tag: str, values: tuple[str, ...]) -> str:
-        return "".join(f"<{tag}>{escape(value)}</{tag}>" for value in values)
+        return "".join(f"<{tag}>{escape(visible(value))}</{tag}>" for value in values)
 
     return _PAGE.format(
-        title=escape(title),
+        title=escape(visible(title)),
         summary=escape(summary(events)),
         picture=base64.b64encode(picture(events)).decode(),
         head=cells("th", COLUMNS),

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
-import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from cswap.display import shown
 from cswap.errors import ConfigError
+from cswap.schema.checks import MOST_COUNT, MOST_MEMORY, Checks
+from cswap.schema.reading import read_object
 
 VERSION: Final = 3
 READABLE: Final = (1, 2, 3)
 ACTIONS: Final = ("keep", "swap", "recompute")
+
+_POSITION: Final = re.compile("0|[1-9][0-9]{0,17}")
+_CHECK: Final = Checks(ConfigError)
 
 Action = Literal["keep", "swap", "recompute"]
 
@@ -104,23 +110,23 @@ class Plan:
         """
         if isinstance(value, Plan):
             return value
-        data = value if isinstance(value, Mapping) else _load(value)
-        version = data.get("version")
-        if version not in READABLE:
+        if not isinstance(value, Mapping | str | os.PathLike):
+            raise ConfigError(f"plan={shown(value)}: must be a Plan, a dict, JSON text or a path.")
+        data = dict(value if isinstance(value, Mapping) else read_object(value, "plan"))
+        version = data.pop("version", None)
+        if isinstance(version, bool) or version not in READABLE:
             known = ", ".join(str(v) for v in READABLE)
-            raise ConfigError(f"plan.version={version!r}: unknown; this cswap reads {known}.")
-        decisions = data.get("decisions", {})
-        if not isinstance(decisions, Mapping):
-            raise ConfigError("plan.decisions: must map positions to decisions.")
-        return Plan(
-            {_position(k): _decision(k, v) for k, v in decisions.items()},
-            policy=_text(data, "policy"),
-            budget_bytes=_count("plan.budget_bytes", data.get("budget_bytes"), 0),
-            hardware=_text(data, "hardware"),
-            predicted=_figures(data.get("predicted", {})),
-            trace_fingerprint=_text(data, "trace_fingerprint"),
-            order=_order(data.get("order", ())),
-        )
+            raise ConfigError(f"plan.version={shown(version)}: unknown; this cswap reads {known}.")
+        data = _CHECK.record("plan", data, Plan)
+        for name in ("policy", "hardware", "trace_fingerprint"):
+            _CHECK.text(f"plan.{name}", data.get(name, ""))
+        budget_bytes = data.get("budget_bytes")
+        if budget_bytes is not None:
+            _CHECK.count("plan.budget_bytes", budget_bytes, most=MOST_MEMORY)
+        data["decisions"] = _decisions(data.get("decisions", {}))
+        data["predicted"] = _CHECK.numbers("plan.predicted", data.get("predicted", {}))
+        data["order"] = _order(data.get("order", ()))
+        return Plan(**data)
 
 
 def _entry(decision: Decision) -> dict[str, Any]:
@@ -135,79 +141,47 @@ def _entry(decision: Decision) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _load(value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, str | os.PathLike):
-        raise ConfigError(f"plan={value!r}: must be a Plan, a dict, JSON text or a path.")
-    text = os.fspath(value)
-    try:
-        if not text.lstrip().startswith("{"):
-            text = Path(text).read_text(encoding="utf-8")
-        data = json.loads(text)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"plan={os.fspath(value)!r}: cannot be read: {error}") from error
-    if not isinstance(data, dict):
-        raise ConfigError(f"plan={os.fspath(value)!r}: must be a JSON object.")
-    return data
+def _decisions(value: Any) -> dict[int, Decision]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"plan.decisions={shown(value)}: must map positions to decisions.")
+    found = {_position(key): _decision(key, entry) for key, entry in value.items()}
+    if len(found) < len(value):
+        raise ConfigError("plan.decisions: a position occurs twice, as a number and as text.")
+    return found
 
 
 def _position(key: Any) -> int:
-    try:
-        position = int(key)
-    except (TypeError, ValueError):
-        position = -1
-    if position < 0:
-        raise ConfigError(f"plan.decisions[{key!r}]: the position must be an integer >= 0.")
-    return position
+    # One spelling per position: int() would also take " 3", "0_3", 3.7 and digits of other scripts.
+    if isinstance(key, str) and _POSITION.fullmatch(key):
+        return int(key)
+    if isinstance(key, bool) or not isinstance(key, int) or not 0 <= key <= MOST_COUNT:
+        raise ConfigError(
+            f"plan.decisions[{shown(key)}]: the position must be an integer >= 0, such as 3."
+        )
+    return key
 
 
-def _decision(key: Any, entry: Any) -> Decision:
-    where = f"plan.decisions[{key!r}]"
-    entry = entry if isinstance(entry, Mapping) else {}
-    action, codec = entry.get("action"), entry.get("codec")
-    if action not in ACTIONS:
-        raise ConfigError(f"{where}.action={action!r}: must be one of {', '.join(ACTIONS)}.")
-    if codec is not None and (action != "swap" or not isinstance(codec, str)):
-        raise ConfigError(f"{where}.codec={codec!r}: a name, with 'swap' only.")
-    prefetch = _count(f"{where}.prefetch", entry.get("prefetch"), 0)
-    section_bytes = _count(f"{where}.section_bytes", entry.get("section_bytes"), 1)
-    if action != "swap" and (prefetch is not None or section_bytes is not None):
+def _decision(key: Any, value: Any) -> Decision:
+    where = f"plan.decisions[{shown(key)}]"
+    entry = _CHECK.record(where, value, Decision)
+    swap = _CHECK.one_of(f"{where}.action", entry["action"], ACTIONS) == "swap"
+    codec, module = entry.get("codec"), entry.get("module", "")
+    if codec is not None and not (swap and codec and isinstance(codec, str)):
+        raise ConfigError(f"{where}.codec={shown(codec)}: a name, with 'swap' only.")
+    for name, least in (("prefetch", 0), ("section_bytes", 1), ("nbytes", 0)):
+        if entry.get(name) is not None:
+            _CHECK.count(f"{where}.{name}", entry[name], least)
+    if not swap and (entry.get("prefetch"), entry.get("section_bytes")) != (None, None):
         raise ConfigError(f"{where}: prefetch and section_bytes go with 'swap' only.")
-    module = entry.get("module", "")
     if not isinstance(module, str):
-        raise ConfigError(f"{where}.module={module!r}: must be the path of a module.")
-    nbytes = _count(f"{where}.nbytes", entry.get("nbytes"), 0)
-    return Decision(action, codec, prefetch, section_bytes, module, nbytes)
-
-
-def _count(where: str, value: Any, least: int) -> int | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"{where}={value!r}: must be an integer >= {least}, or null.")
-    return value
-
-
-def _text(data: Mapping[str, Any], name: str) -> str:
-    value = data.get(name, "")
-    if not isinstance(value, str):
-        raise ConfigError(f"plan.{name}={value!r}: must be text.")
-    return value
+        raise ConfigError(f"{where}.module={shown(module)}: must be the path of a module.")
+    return Decision(**entry)
 
 
 def _order(value: Any) -> tuple[int, ...]:
-    if not isinstance(value, list | tuple):
-        raise ConfigError(f"plan.order={value!r}: must be a list of operators.")
-    for place, operator in enumerate(value):
-        if isinstance(operator, bool) or not isinstance(operator, int):
-            raise ConfigError(f"plan.order[{place}]={operator!r}: must be an integer.")
-    return tuple(value)
-
-
-def _figures(value: Any) -> dict[str, float]:
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"plan.predicted={value!r}: must map names to numbers.")
-    for name, figure in value.items():
-        number = isinstance(figure, int | float) and not isinstance(figure, bool)
-        if not number or math.isnan(figure):
-            raise ConfigError(f"plan.predicted[{name!r}]={figure!r}: must be a number.")
-    return dict(value)
+    order = _CHECK.items("plan.order", value)
+    for place, operator in enumerate(order):
+        _CHECK.count(f"plan.order[{place}]", operator)
+    if sorted(order) != list(range(len(order))):
+        raise ConfigError(f"plan.order: must name each of its {len(order)} operators once.")
+    return order

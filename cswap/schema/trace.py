@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from cswap.display import shown
 from cswap.errors import TraceError
+from cswap.schema.checks import MOST_BYTES, MOST_RATE, MOST_SECONDS, Checks
+from cswap.schema.reading import read_object
 
 FORMAT: Final = "cswap-trace"
 VERSION: Final = 1
@@ -21,6 +23,12 @@ KINDS: Final = (
 )
 ROLES: Final = ("activation", "gradient", "parameter", "optimizer", "input")
 SOURCES: Final = ("measured", "estimated", "synthetic")
+
+LEAST_RATIO: Final = 2.0**-12
+MOST_RATIO: Final = 1e12
+"""Of raw over encoded bytes: a single element may become some kilobytes, but no more."""
+
+_CHECK: Final = Checks(TraceError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +118,16 @@ class Trace:
     hardware: str = ""
 
     def __post_init__(self) -> None:
-        _count("trace.resident_bytes", self.resident_bytes)
-        _count("trace.batch", self.batch)
-        _one_of("trace.source", self.source, SOURCES)
+        _CHECK.count("trace.resident_bytes", self.resident_bytes, most=MOST_BYTES)
+        _CHECK.count("trace.batch", self.batch)
+        _CHECK.one_of("trace.source", self.source, SOURCES)
+        for name in ("name", "hardware"):
+            _CHECK.text(f"trace.{name}", getattr(self, name))
         for index, tensor in enumerate(self.tensors):
             _check_tensor(f"trace.tensors[{index}]", tensor)
         for index, operator in enumerate(self.operators):
             _check_operator(f"trace.operators[{index}]", operator, len(self.tensors))
+        _check_sums(self)
         _check_positions(self.tensors)
         _check_order(self)
 
@@ -153,40 +164,38 @@ class Trace:
         """
         if isinstance(value, Trace):
             return value
-        data = dict(value if isinstance(value, Mapping) else _load(value))
+        if not isinstance(value, Mapping | str | os.PathLike):
+            raise TraceError(f"trace={shown(value)}: must be a Trace, a dict, JSON text or a path.")
+        data = dict(
+            value if isinstance(value, Mapping) else read_object(value, "trace", TraceError)
+        )
         if (found := data.pop("format", None)) != FORMAT:
-            raise TraceError(f"trace.format={found!r}: must be {FORMAT!r}.")
-        if (version := data.pop("version", None)) != VERSION:
-            raise TraceError(f"trace.version={version!r}: unknown; this cswap reads {VERSION}.")
-        for name, kind in (("operators", TraceOperator), ("tensors", TraceTensor)):
-            rows = _items(f"trace.{name}", data.get(name))
-            data[name] = tuple(_record(f"trace.{name}[{i}]", kind, r) for i, r in enumerate(rows))
-        return _record("trace", Trace, data)
+            raise TraceError(f"trace.format={shown(found)}: must be {FORMAT!r}.")
+        version = data.pop("version", None)
+        if isinstance(version, bool) or version != VERSION:
+            raise TraceError(
+                f"trace.version={shown(version)}: unknown; this cswap reads {VERSION}."
+            )
+        data = _CHECK.record("trace", data, Trace)
+        data["operators"] = _rows("trace.operators", TraceOperator, data["operators"])
+        data["tensors"] = _rows("trace.tensors", TraceTensor, data["tensors"])
+        return Trace(**data)
 
 
-_R = TypeVar("_R")
+_R = TypeVar("_R", TraceOperator, TraceTensor)
 
 
-def _record(where: str, kind: type[_R], value: Any) -> _R:
-    """An instance of the dataclass ``kind``; unknown and missing fields are errors, named."""
-    if not isinstance(value, Mapping):
-        raise TraceError(f"{where}={value!r}: must be an object.")
-    known = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]  # a dataclass, by the callers
-    for name in value:
-        if name not in known:
-            raise TraceError(f"{where}.{name}: no such field. Known: {', '.join(known)}.")
-    for name, spec in known.items():
-        required = spec.default is MISSING and spec.default_factory is MISSING
-        if required and name not in value:
-            raise TraceError(f"{where}.{name}: is missing.")
-    tuples = ("inputs", "outputs", "shape")
-    return kind(**{k: _items(f"{where}.{k}", v) if k in tuples else v for k, v in value.items()})
+def _rows(where: str, kind: type[_R], value: Any) -> tuple[_R, ...]:
+    rows = _CHECK.items(where, value)
+    return tuple(_row(f"{where}[{i}]", kind, row) for i, row in enumerate(rows))
 
 
-def _items(where: str, value: Any) -> tuple[Any, ...]:
-    if not isinstance(value, list | tuple):
-        raise TraceError(f"{where}={value!r}: must be a list.")
-    return tuple(value)
+def _row(where: str, kind: type[_R], value: Any) -> _R:
+    found = _CHECK.record(where, value, kind)
+    for name in ("inputs", "outputs", "shape"):
+        if name in found:
+            found[name] = _CHECK.items(f"{where}.{name}", found[name])
+    return kind(**found)
 
 
 def _slim(data: dict[str, Any], kind: type) -> dict[str, Any]:
@@ -195,70 +204,47 @@ def _slim(data: dict[str, Any], kind: type) -> dict[str, Any]:
     return {k: v for k, v in data.items() if v != {} and (v != defaults[k] or k == "nbytes")}
 
 
-def _load(value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, str | os.PathLike):
-        raise TraceError(f"trace={value!r}: must be a Trace, a dict, JSON text or a path.")
-    text = os.fspath(value)
-    name = text if len(text) < 200 else text[:200] + "..."
-    try:
-        if not text.lstrip().startswith("{"):
-            text = Path(text).read_text(encoding="utf-8")
-        data = json.loads(text)
-    except (OSError, ValueError, RecursionError) as error:
-        raise TraceError(f"trace={name!r}: cannot be read: {error}") from error
-    if not isinstance(data, dict):
-        raise TraceError(f"trace={name!r}: must be a JSON object.")
-    return data
-
-
-def _count(where: str, value: Any, least: int = 0) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise TraceError(f"{where}={value!r}: must be an integer >= {least}.")
-
-
-def _amount(where: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TraceError(f"{where}={value!r}: must be a number.")
-    if not (math.isfinite(value) and value >= 0):
-        raise TraceError(f"{where}={value!r}: must be finite and >= 0.")
-
-
-def _one_of(where: str, value: Any, known: Iterable[str]) -> None:
-    if value not in known:
-        raise TraceError(f"{where}={value!r}: must be one of {', '.join(known)}.")
-
-
 def _check_tensor(where: str, tensor: TraceTensor) -> None:
-    _count(f"{where}.nbytes", tensor.nbytes)
-    _count(f"{where}.saved", tensor.saved, -1)
-    _one_of(f"{where}.role", tensor.role, ROLES)
+    _CHECK.count(f"{where}.nbytes", tensor.nbytes, most=MOST_BYTES)
+    _CHECK.count(f"{where}.saved", tensor.saved, -1)
+    _CHECK.one_of(f"{where}.role", tensor.role, ROLES)
+    for name in ("name", "module", "dtype"):
+        _CHECK.text(f"{where}.{name}", getattr(tensor, name))
     for index, extent in enumerate(tensor.shape):
-        _count(f"{where}.shape[{index}]", extent)
-    for name in ("profile", "ratios"):
-        if not isinstance(getattr(tensor, name), Mapping):
-            raise TraceError(f"{where}.{name}: must map names to numbers.")
-    for codec, ratio in tensor.ratios.items():
-        _amount(f"{where}.ratios[{codec!r}]", ratio)
-        if not ratio > 0:
-            raise TraceError(f"{where}.ratios[{codec!r}]={ratio!r}: must be > 0.")
+        _CHECK.count(f"{where}.shape[{index}]", extent)
+    _CHECK.numbers(f"{where}.profile", tensor.profile)
+    for codec, ratio in _CHECK.mapping(f"{where}.ratios", tensor.ratios, "numbers").items():
+        _CHECK.number(f"{where}.ratios[{shown(codec)}]", ratio, LEAST_RATIO, MOST_RATIO)
 
 
 def _check_operator(where: str, operator: TraceOperator, n_tensors: int) -> None:
-    _one_of(f"{where}.kind", operator.kind, KINDS)
-    _one_of(f"{where}.phase", operator.phase, PHASES)
-    for name in ("duration_s", "flops", "bytes_moved"):
-        _amount(f"{where}.{name}", getattr(operator, name))
-    _count(f"{where}.workspace_bytes", operator.workspace_bytes)
+    _CHECK.one_of(f"{where}.kind", operator.kind, KINDS)
+    _CHECK.one_of(f"{where}.phase", operator.phase, PHASES)
+    for name in ("name", "module"):
+        _CHECK.text(f"{where}.{name}", getattr(operator, name))
+    _CHECK.seconds(f"{where}.duration_s", operator.duration_s)
+    for name in ("flops", "bytes_moved"):
+        _CHECK.number(f"{where}.{name}", getattr(operator, name), 0.0, MOST_RATE)
+    _CHECK.count(f"{where}.workspace_bytes", operator.workspace_bytes, most=MOST_BYTES)
     for name in ("inputs", "outputs"):
-        indices = getattr(operator, name)
-        for place, tensor in enumerate(indices):
-            _count(f"{where}.{name}[{place}]", tensor)
+        seen: set[int] = set()
+        for place, tensor in enumerate(getattr(operator, name)):
+            _CHECK.count(f"{where}.{name}[{place}]", tensor)
             if tensor >= n_tensors:
                 raise TraceError(
                     f"{where}.{name}[{place}]={tensor}: there are only {n_tensors} tensors."
                 )
-            if tensor in indices[:place]:
+            if tensor in seen:
                 raise TraceError(f"{where}.{name}[{place}]={tensor}: is listed twice.")
+            seen.add(tensor)
+
+
+def _check_sums(trace: Trace) -> None:
+    held = trace.resident_bytes + sum(tensor.nbytes for tensor in trace.tensors)
+    if held + sum(operator.workspace_bytes for operator in trace.operators) > MOST_BYTES:
+        raise TraceError(f"trace: its tensors and workspaces have more than {MOST_BYTES} bytes.")
+    if sum(operator.duration_s for operator in trace.operators) > MOST_SECONDS:
+        raise TraceError(f"trace: its operators take more than {MOST_SECONDS:g} seconds.")
 
 
 def _check_positions(tensors: tuple[TraceTensor, ...]) -> None:

@@ -1,24 +1,40 @@
-"""The disk tier: one private file per encoding, checked on the way back."""
+"""The disk tier: one private file per encoding, checked on the way back.
+
+Note [when a spill folder goes]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+A store makes its folder when it is made; nothing keeps the store alive but those who use it.
+
+close()      the folder goes when no `DiskFile` is left that could be read: at once, or with the
+             last `release`. What is written later is written to a new folder, with the same end.
+collected    the folder goes with the store: whoever could read its files refers to the store.
+exit         the folder goes.
+killed       the folder stays, and the next store in the same parent directory removes it.
+forked       the child begins without a folder and without files. It may read its parent's files
+             for as long as the parent keeps them, and deletes none of them.
+"""
 
 from __future__ import annotations
 
-import atexit
+import errno
 import os
-import shutil
-import tempfile
 import threading
+import weakref
 import zlib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cswap.errors import CorruptEncodingError
+from cswap.stores.folder import SpillFolder
+from cswap.stores.leftovers import remove_leftovers
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
     import torch
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: stores refer to it weakly
 class DiskFile:
     """One encoding on disk.
 
@@ -34,22 +50,49 @@ class DiskFile:
 
 
 class DiskStore:
-    """Encodings in a directory of their own (mode 0700, files 0600), removed at exit."""
+    """Encodings in a folder of their own (mode 0700, files 0600). Thread-safe; may be forked.
 
-    def __init__(self, parent: Path, limit: int | None) -> None:
-        """Args: parent: existing directory; limit: bytes in use at most, or None.
+    Attributes:
+        in_use_bytes: of files on disk that this process has written.
+        peak_bytes: the most that ever were.
+    """
+
+    _folder: SpillFolder | None
+
+    def __init__(
+        self,
+        parent: Path,
+        limit: int | None,
+        on_failure: Callable[[str, object], None] | None = None,
+    ) -> None:
+        """Make the folder, and remove those of processes that have ended.
+
+        Args:
+            parent: existing directory.
+            limit: bytes in use at most, or None.
+            on_failure: called with "disk:delete" and the reason when a file or a folder cannot be
+                deleted.
 
         Raises:
-            OSError: the directory cannot be made.
+            OSError: the folder cannot be made.
         """
-        self._directory = Path(tempfile.mkdtemp(prefix="cswap-", dir=parent))
-        self._owner = os.getpid()
+        self._parent = parent.resolve()
         self._limit = limit
+        self._on_failure = on_failure
+        self._closed = False
+        self.begin_empty()
+        _stores.add(self)
+        remove_leftovers(self._parent)
+        self._folder = SpillFolder(self._parent)
+
+    def begin_empty(self) -> None:
+        """Forget every file. For a forked child: they are its parent's, as is who held the lock."""
         self._lock = threading.Lock()
-        self._count = 0
+        self._folder = None
+        self._readable: weakref.WeakSet[DiskFile] = weakref.WeakSet()
+        self._undeleted: list[DiskFile] = []
         self.in_use_bytes = 0
         self.peak_bytes = 0
-        atexit.register(self.close)
 
     def write(self, payload: torch.Tensor) -> DiskFile | None:
         """Write payload [nbytes] uint8 (CPU); None if the limit is reached.
@@ -57,23 +100,23 @@ class DiskStore:
         Raises:
             OSError: the disk is full or fails; nothing is left behind.
         """
-        nbytes = payload.numel()
-        with self._lock:
-            if self._limit is not None and self.in_use_bytes + nbytes > self._limit:
-                return None
-            self.in_use_bytes += nbytes
-            self.peak_bytes = max(self.peak_bytes, self.in_use_bytes)
-            self._count += 1
-            path = self._directory / f"{self._count:08d}.enc"
+        if self._is_full(payload.numel()):  # before a pass over the bytes
+            return None
         data = memoryview(payload.numpy().data)
+        file = self._reserve(payload.numel(), zlib.crc32(data))
+        if file is None:
+            return None
         try:
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(handle, "wb", buffering=0) as file:
-                _write_all(file.fileno(), data)
-        except BaseException:
-            self._drop(path, nbytes)
+            descriptor = os.open(file.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except BaseException:  # no file has been made: one of that name is somebody else's
+            self._forget(file)
             raise
-        return DiskFile(path, nbytes, zlib.crc32(data))
+        try:
+            _write_and_close(descriptor, data)
+        except BaseException:
+            self.release(file)
+            raise
+        return file
 
     def read(self, file: DiskFile, out: torch.Tensor) -> None:
         """Read a file into out [nbytes] uint8 (CPU).
@@ -93,22 +136,100 @@ class DiskStore:
             raise CorruptEncodingError(f"{file.path}: is not what was written there.")
 
     def release(self, file: DiskFile) -> None:
-        """Delete a file."""
-        self._drop(file.path, file.nbytes)
+        """Delete a file; in a forked child, leave the parent's files alone.
+
+        A file that cannot be deleted stays in `in_use_bytes`; it is tried again after one that can.
+        """
+        if file not in self._readable:  # the parent's, or released before
+            return
+        if self._delete(file):
+            with self._lock:
+                again = self._undeleted.pop() if self._undeleted else None
+            if again is not None:
+                self._delete(again)
+        self._remove_unused_folder()
 
     def close(self) -> None:
-        """Delete everything."""
-        if os.getpid() == self._owner:  # a forked child must not delete its parent's files
-            shutil.rmtree(self._directory, ignore_errors=True)
-            atexit.unregister(self.close)
+        """Keep the folder for as long as files in it may be read, and no longer.
 
-    def _drop(self, path: Path, nbytes: int) -> None:
-        path.unlink(missing_ok=True)
+        Files go on being read, written and released. See Note [when a spill folder goes].
+        """
+        self._closed = True
+        self._remove_unused_folder()
+
+    def _is_full(self, nbytes: int) -> bool:
+        return self._limit is not None and self.in_use_bytes + nbytes > self._limit
+
+    def _reserve(self, nbytes: int, checksum: int) -> DiskFile | None:
         with self._lock:
-            self.in_use_bytes -= nbytes
+            if self._is_full(nbytes):
+                return None
+            if self._folder is None:
+                self._folder = SpillFolder(self._parent)
+            file = DiskFile(self._folder.next_path(), nbytes, checksum)
+            self._readable.add(file)
+            self.in_use_bytes += nbytes
+            self.peak_bytes = max(self.peak_bytes, self.in_use_bytes)
+        return file
+
+    def _forget(self, file: DiskFile) -> None:
+        with self._lock:
+            self._readable.discard(file)
+            self.in_use_bytes -= file.nbytes
+
+    def _delete(self, file: DiskFile) -> bool:
+        try:
+            file.path.unlink(missing_ok=True)
+        except OSError as error:
+            with self._lock:
+                self._readable.discard(file)
+                self._undeleted.append(file)
+            self._report(error)
+            return False
+        self._forget(file)
+        return True
+
+    def _remove_unused_folder(self) -> None:
+        if not self._closed:
+            return
+        with self._lock:
+            if self._readable:
+                return
+            folder, self._folder = self._folder, None
+            nbytes = self.in_use_bytes  # of files that could not be deleted, or got lost
+            self._undeleted.clear()
+        if folder is None:
+            return
+        if folder.remove():
+            with self._lock:
+                self.in_use_bytes -= nbytes
+        else:
+            self._report(f"{folder.path}: cannot be removed")
+
+    def _report(self, why: object) -> None:
+        if self._on_failure is not None:
+            self._on_failure("disk:delete", why)
 
 
-def _write_all(descriptor: int, data: memoryview) -> None:
-    done = 0
-    while done < len(data):
-        done += os.write(descriptor, data[done:])
+_stores: weakref.WeakSet[DiskStore] = weakref.WeakSet()
+
+
+def _begin_in_child() -> None:
+    for store in list(_stores):
+        store.begin_empty()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_in_child)
+
+
+def _write_and_close(descriptor: int, data: memoryview) -> None:
+    try:
+        done = 0
+        while done < len(data):
+            n = os.write(descriptor, data[done:])
+            if not n:
+                raise OSError(errno.EIO, "nothing was written")
+            done += n
+    finally:
+        os.close(descriptor)

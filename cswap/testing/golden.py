@@ -12,13 +12,14 @@ from __future__ import annotations
 import hashlib
 import json
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
 
 from cswap.codecs.base import Codec, EncodeKey, Encoding
 from cswap.codecs.layout import flatten, restore, torch_dtype
+from cswap.schema.reading import read_object
 from cswap.schema.tensor import TensorMeta
 from cswap.testing.buffers import bits, fail_unless
 from cswap.testing.strategies import TensorSpec
@@ -83,7 +84,7 @@ def check_golden(codec: Codec, root: Path) -> None:
 
 
 def _check_folder(codec: Codec, folder: Path) -> None:
-    config: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
+    config = read_object(folder / "config.json", "golden")
     stream = (folder / "stream.bin").read_bytes()
     meta = TensorMeta(config["dtype"], tuple(config["sizes"]), tuple(config["strides"]))
     encoding = Encoding.from_bytes(stream)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numba import njit
 
+from cswap_kernels.jit import njit
 from cswap_kernels.planes import (
     get_parts,
     get_parts_reference,

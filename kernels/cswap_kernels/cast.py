@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numba import njit
 
 from cswap_kernels.floats import (
     BFLOAT16,
@@ -18,6 +17,7 @@ from cswap_kernels.floats import (
     narrow_piece,
     widen_piece,
 )
+from cswap_kernels.jit import njit
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-from numba import njit
 
+from cswap_kernels.jit import njit
 from cswap_kernels.simd import OVERSHOOT, compress_lanes
 from cswap_kernels.words import get, load, load_mask, put, word_bytes
 from cswap_kernels.zvc import pack, write_mask

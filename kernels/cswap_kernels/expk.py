@@ -9,8 +9,8 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numba import njit
 
+from cswap_kernels.jit import njit
 from cswap_kernels.planes import (
     get_parts,
     get_parts_reference,

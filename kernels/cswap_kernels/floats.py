@@ -12,8 +12,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
+
+from cswap_kernels.jit import njit
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

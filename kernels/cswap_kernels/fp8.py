@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-from numba import njit
 
 from cswap_kernels.floats import (
     E4M3_LEAST,
@@ -30,6 +29,7 @@ from cswap_kernels.floats import (
     widen_piece,
     widen_small,
 )
+from cswap_kernels.jit import njit
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

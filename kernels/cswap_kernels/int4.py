@@ -19,7 +19,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-from numba import njit
 
 from cswap_kernels.floats import (
     LIMIT,
@@ -37,6 +36,7 @@ from cswap_kernels.floats import (
     rint,
     widen_piece,
 )
+from cswap_kernels.jit import njit
 from cswap_kernels.philox import ROW, fill_rows, random16_reference
 
 if TYPE_CHECKING:

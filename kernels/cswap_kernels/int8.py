@@ -17,7 +17,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-from numba import njit
 
 from cswap_kernels.floats import (
     LIMIT,
@@ -33,6 +32,7 @@ from cswap_kernels.floats import (
     rint,
     widen_piece,
 )
+from cswap_kernels.jit import njit
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

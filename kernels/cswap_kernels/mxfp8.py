@@ -13,7 +13,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-from numba import njit
 
 from cswap_kernels.floats import (
     float_of,
@@ -33,6 +32,7 @@ from cswap_kernels.fp8 import (
     to_e4m3,
     to_e4m3_reference,
 )
+from cswap_kernels.jit import njit
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 
+from cswap_kernels.jit import njit
 from cswap_kernels.words import I64, emit_load, emit_pointer, emit_store, load_mask, store_mask
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ The counts are those that `cswap.schema.tensor.TensorProfile` explains; a *piece
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from cswap_kernels.jit import njit
 
 WORDS, ZEROS, REPEATS, FOLLOWERS, NON_FINITE, PIECES, INT_BITS, AMAX = range(8)
 SPREAD, SPREAD_NONZERO, ZERO_EXPONENT, N_COUNTS = 8, 12, 16, 17

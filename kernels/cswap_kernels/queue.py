@@ -12,10 +12,11 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from cswap_kernels.jit import njit
 from cswap_kernels.words import I64, emit_pointer, get, put
 
 

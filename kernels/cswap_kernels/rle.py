@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-from numba import njit
 
+from cswap_kernels.jit import njit
 from cswap_kernels.simd import change_mask, compress, spread
 from cswap_kernels.words import (
     AHEAD,

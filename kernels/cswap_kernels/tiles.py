@@ -23,9 +23,10 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from numba import njit, types
+from numba import types
 from numba.extending import typeof_impl
 
+from cswap_kernels.jit import njit
 from cswap_kernels.queue import take, wait_and_add
 from cswap_kernels.words import copy_bytes
 

@@ -11,9 +11,11 @@ from typing import Any, Final
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+from cswap_kernels.jit import njit
 
 GROUP: Final = 64
 """Words in a group: the bits of a mask."""

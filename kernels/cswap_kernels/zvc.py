@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numba import njit
 
+from cswap_kernels.jit import njit
 from cswap_kernels.simd import compress, expand, nonzero_mask
 from cswap_kernels.words import (
     AHEAD,

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 
+from cswap_kernels.jit import njit
 from cswap_kernels.simd import OVERSHOOT
 from cswap_kernels.tiles import SLACK
 from cswap_kernels.words import copy_bytes, put, word_bytes

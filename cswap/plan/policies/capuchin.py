@@ -52,7 +52,8 @@ def solve(problem: Problem) -> Plan:
 
 def _ranked(simulator: Simulator) -> tuple[NDArray[np.int8], NDArray[np.int64]]:
     # What to do with each position if anything, and in which order to do it.
-    ends = np.cumsum([operator.duration_s for operator in simulator.trace.operators])
+    seconds = [operator.duration_s for operator in simulator.trace.operators]
+    ends = np.cumsum(seconds, dtype=np.float64)
     gap_s = ends[simulator.backward - 1] - ends[simulator.forward]
     swap_s = simulator.d2h_s[:, 0] + simulator.h2d_s[:, 0]
     free_s = gap_s - swap_s

@@ -84,7 +84,8 @@ class _Joint:
         self._simulator = simulator = problem.simulator
         self.best = Best(simulator)
         self._n = len(simulator.saved)
-        ends = np.cumsum([operator.duration_s for operator in simulator.trace.operators])
+        seconds = [operator.duration_s for operator in simulator.trace.operators]
+        ends = np.cumsum(seconds, dtype=np.float64)
         self._gap_s = ends[simulator.backward - 1] - ends[simulator.forward]
         self._again_s = chain_s(simulator)
         codec_s = simulator.encode_s + simulator.decode_s

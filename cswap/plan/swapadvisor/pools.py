@@ -71,11 +71,11 @@ def repaired_counts(sizes: Ints, pools: Pools, capacity: int, least: Ints) -> Po
     each = object_bytes(sizes, pools.cls)
     cnt = np.maximum(pools.cnt, least)
     while (excess := int(cnt @ each) - capacity) > 0:
-        free = cnt > least
+        free = (cnt > least) & (each > 0)  # tensors may have no bytes
         if not free.any():
             break
         share = -(-excess // int(free.sum()))
-        cnt = np.where(free, np.maximum(cnt - -(-share // each), least), cnt)
+        cnt = np.where(free, np.maximum(cnt - -(-share // np.maximum(each, 1)), least), cnt)
     return Pools(pools.cls, cnt)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from cswap.plan.swapadvisor.graph import IN_ITS_GAP
+from cswap_kernels.jit import njit
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -1,15 +1,13 @@
-"""From a kernel to a cubin, with or without a GPU; what was compiled is kept on disk.
+"""From a kernel to a cubin, with or without a GPU.
 
 Numba compiles to PTX, NVIDIA's linker to machine code of one architecture. Neither needs a driver.
+cswap/codecs/cubins.py keeps the machine code on disk.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 import re
-import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -97,45 +95,9 @@ def link(ptx: str, architecture: int) -> Cubin:
     return Cubin(bytes(code), entry[1], int(used[1]), int(stack[1]), sum(map(int, shared)))
 
 
-def cached(name: str, architecture: int, compile_now: Callable[[], Cubin]) -> Cubin:
-    """The kernel of that name from the disk cache, else compiled and put there.
-
-    A cache that cannot be read or written is as good as none.
-    """
-    path = cache_folder() / f"{name}-sm_{architecture}-{_fingerprint()}.json"
-    try:
-        found = json.loads(path.read_text())
-        return Cubin(bytes.fromhex(found.pop("code")), **found)
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    made = compile_now()
-    record = {
-        "code": made.code.hex(),
-        "entry": made.entry,
-        "registers": made.registers,
-        "local_bytes": made.local_bytes,
-        "shared_bytes": made.shared_bytes,
-    }
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            file.write(json.dumps(record))
-        Path(file.name).replace(path)
-    except OSError:
-        pass
-    return made
-
-
-def cache_folder() -> Path:
-    """Where compiled kernels are kept: under ``CSWAP_CACHE_DIR``, else the user's cache folder."""
-    own = os.environ.get("CSWAP_CACHE_DIR")
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return (Path(own) if own else Path(base).expanduser() / "cswap") / "kernels"
-
-
 @cache
-def _fingerprint() -> str:
-    # Of everything that the machine code depends on.
+def fingerprint() -> str:
+    """Digest of everything that the machine code depends on."""
     from importlib.metadata import version
 
     digest = hashlib.sha256()

@@ -1,0 +1,148 @@
+"""Releases the handles that nobody can ask for any more.
+
+Note [when a handle is released]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+The tensors of a handle are freed when its token dies. The rest is to be done in Python: give its
+host memory back to the pool, delete its files, correct the accounts. It cannot be done where the
+token dies, which is inside autograd's C++ code or anywhere in the garbage collector, maybe under
+our own locks. So deaths are only noted there. They are dealt with when the engine is next called:
+by pack, by unpack, at the end of every backward, when a step begins, when a ``with`` ends. If
+nothing calls it (a graph was dropped without a backward, and nothing runs after that), a thread
+does, a moment later.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import weakref
+from collections import deque
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from cswap.engine.handle import Death
+from cswap.errors import InternalError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from cswap.engine.handle import Handle, Token
+
+EVERY_S: Final = 0.1
+"""How often the thread looks, while there are handles."""
+
+IDLE_LOOKS: Final = 20
+"""Looks without any handle after which it sleeps until there is one."""
+
+
+class Reclaimer:
+    """The handles of one engine, from their birth to their release. Thread-safe."""
+
+    def __init__(self, release: Callable[[Handle], None]) -> None:
+        """Args: release: frees all that is left of a handle; may be called twice for one."""
+        self._release = release
+        self._deaths: deque[weakref.ref[Token]] = deque()
+        self._lock = threading.Lock()
+        self._n_born = self._n_released = 0
+        _reclaimers.add(self)
+
+    def watch(self, token: Token) -> None:
+        """Release the token's handle after its death."""
+        Death.of(token, self._deaths.append)
+        self._n_born += 1
+        _thread.wake()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there is anything to `collect`."""
+        return bool(self._deaths)
+
+    @property
+    def has_handles(self) -> bool:
+        """Whether a handle is alive, or waits to be released."""
+        return self._n_born != self._n_released
+
+    def collect(self) -> None:
+        """Release the handles that have died so far."""
+        while self._deaths:
+            with self._lock:  # an interrupt leaves the death where it is: it is dealt with again
+                if not self._deaths:
+                    return
+                death = self._deaths[0]
+                if not isinstance(death, Death):
+                    raise InternalError(f"{death!r} is no death of a token")
+                self._release(death.handle)
+                self._deaths.popleft()
+                self._n_released += 1
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """No handle is released meanwhile."""
+        with self._lock:
+            yield
+
+    def forked(self) -> None:
+        """In a forked child: the lock may have been held by a thread that is gone."""
+        self._lock = threading.Lock()
+
+
+class _Thread:
+    """Collects for engines that nobody calls."""
+
+    def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._wanted = threading.Event()
+        self._stopping = threading.Event()
+        self._starting = threading.Lock()
+
+    def wake(self) -> None:
+        """There is a handle now."""
+        if self._wanted.is_set():
+            return
+        self._wanted.set()
+        if self._thread is None and not self._stopping.is_set():
+            with self._starting:
+                if self._thread is None:
+                    self._thread = threading.Thread(
+                        target=self._run, name="cswap-reclaim", daemon=True
+                    )
+                    self._thread.start()
+
+    def _run(self) -> None:
+        idle = 0
+        while not self._stopping.wait(EVERY_S):
+            busy = False
+            for reclaimer in list(_reclaimers):
+                reclaimer.collect()
+                busy = busy or reclaimer.has_handles
+            idle = 0 if busy else idle + 1
+            if idle > IDLE_LOOKS:
+                self._wanted.clear()
+                if not any(reclaimer.has_handles for reclaimer in list(_reclaimers)):
+                    self._wanted.wait()
+                idle = 0
+
+    def end(self) -> None:
+        """Stop before the interpreter goes: a thread inside torch would take the process down."""
+        self._stopping.set()
+        self._wanted.set()
+        if self._thread is not None:
+            self._thread.join(10)
+
+    def forked(self) -> None:
+        """In a forked child there is no thread, until it has a handle of its own."""
+        self._begin()
+        for reclaimer in list(_reclaimers):
+            reclaimer.forked()
+
+
+_reclaimers: weakref.WeakSet[Reclaimer] = weakref.WeakSet()
+_thread = _Thread()
+
+atexit.register(_thread.end)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_thread.forked)

@@ -1,0 +1,99 @@
+"""Selectors of modules: classes, and globs on module paths, as ``exclude`` takes them.
+
+A path without wildcards is looked up, whatever the number of such paths. Globs with wildcards are
+compiled once and tried one by one, so their number and length are bounded.
+"""
+
+from __future__ import annotations
+
+import re
+from fnmatch import translate
+from typing import TYPE_CHECKING, Final
+
+from cswap.display import shown
+from cswap.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+MOST_GLOBS: Final = 2000
+"""With wildcards, in one option: one module costs less than a millisecond."""
+
+MOST_LENGTH: Final = 500
+"""Characters of one glob. Compiling takes time that grows with the square of the length."""
+
+MOST_CHARACTERS: Final = 50_000
+"""Of all globs of an option together."""
+
+_WILD: Final = re.compile(r"[*?\[]")
+
+
+def check_globs(globs: Iterable[str], name: str) -> None:
+    """Refuse globs that would take too long.
+
+    Args:
+        globs: on module paths; those without wildcards are free.
+        name: of the option, for messages.
+
+    Raises:
+        ConfigError: one is too long, or there are too many.
+    """
+    wild = [glob for glob in globs if _WILD.search(glob)]
+    for glob in wild:
+        if len(glob) > MOST_LENGTH:
+            raise ConfigError(
+                f"{name}={shown(glob)}: has {len(glob)} characters; a glob may have {MOST_LENGTH}."
+            )
+    if len(wild) > MOST_GLOBS or sum(map(len, wild)) > MOST_CHARACTERS:
+        raise ConfigError(
+            f"{name}: has {len(wild)} globs; there may be {MOST_GLOBS} of {MOST_CHARACTERS} "
+            "characters together. Use fewer wildcards: paths without them are not limited."
+        )
+
+
+class Globs:
+    """Globs in their order, to be asked for the first that matches a path.
+
+    >>> Globs(["head", "layer.*", "layer.7"]).first("layer.7")
+    'layer.*'
+    """
+
+    def __init__(self, globs: Iterable[str]) -> None:
+        self._plain: dict[str, int] = {}
+        self._wild: list[tuple[int, str, re.Pattern[str]]] = []
+        for place, glob in enumerate(dict.fromkeys(globs)):
+            if _WILD.search(glob):
+                self._wild.append((place, glob, re.compile(translate(glob))))
+            else:
+                self._plain[glob] = place
+
+    def first(self, path: str) -> str | None:
+        """The first glob that matches the path; None if none does."""
+        plain = self._plain.get(path)
+        for place, glob, pattern in self._wild:
+            if plain is not None and plain < place:
+                break
+            if pattern.match(path):
+                return glob
+        return None if plain is None else path
+
+
+class Selectors:
+    """Classes and globs; true if there are any.
+
+    >>> chosen = Selectors((int, "head.*"))
+    >>> chosen.matches("body", 1), chosen.matches("head.0", ""), chosen.matches("head", "")
+    (True, True, False)
+    """
+
+    def __init__(self, selectors: Collection[str | type]) -> None:
+        self._types = tuple(s for s in selectors if isinstance(s, type))
+        self._globs = Globs(s for s in selectors if isinstance(s, str))
+        self._any = bool(selectors)
+
+    def __bool__(self) -> bool:
+        return self._any
+
+    def matches(self, path: str, module: object) -> bool:
+        """Whether one of them selects this module."""
+        return isinstance(module, self._types) or self._globs.first(path) is not None

@@ -1,0 +1,126 @@
+"""How kernels are compiled: Numba's ``njit``, where neither a disk nor a profiler ends the step.
+
+Note [kernels without a cache]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+Numba's cache raises where it finds no folder to write (a read-only package and no writable
+home), where the disk is full, and where a file in it is damaged. A kernel needs none of them:
+it is compiled again, and the logger ``cswap`` says so, once. `cswap doctor` says it, too.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING, Any, Final
+
+import numba
+import numpy.ma  # noqa: F401 Numba would import it at the first call, see unwatched.py
+from numba.core import config
+from numba.core.caching import FunctionCache, NullCache
+from numba.core.compiler_lock import global_compiler_lock
+
+from cswap_kernels.unwatched import unwatched
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_log = logging.getLogger("cswap")
+
+UNCACHED: Final = (
+    "Every process compiles them anew, which takes seconds. "
+    "Remedy: set NUMBA_CACHE_DIR to a folder that you can write, and nobody else."
+)
+
+_told = Event()
+"""Whether this process has said that it cannot keep kernels."""
+
+
+def njit(*, cache: bool = False, **options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Compile a function with ``numba.njit``.
+
+    Args:
+        cache: keep the machine code on disk, where that is possible.
+        options: Numba's.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        compiled = numba.njit(**options)(function)  # noqa: TID251 for all others to use this
+        if not config.DISABLE_JIT:  # else it is the function itself
+            compiled.compile = partial(_compile_unwatched, compiled.compile)
+            if cache:
+                compiled._cache = DiskCache(function)  # noqa: SLF001 Numba has no other way
+        return compiled
+
+    return decorate
+
+
+def numba_folder() -> Path | None:
+    """Folder in which Numba keeps these kernels; None: none that can be written was found."""
+    try:
+        return Path(FunctionCache(numba_folder).cache_path)
+    except (OSError, RuntimeError):
+        return None
+
+
+def _compile_unwatched(compile_now: Callable[[Any], Any], signature: Any) -> Any:
+    # See Note [kernels under a profiler]. A thread that has the compiler's lock is compiling a
+    # caller of this function: another thread would wait for that lock forever.
+    if global_compiler_lock.is_locked():
+        return compile_now(signature)
+    return unwatched(compile_now, signature)
+
+
+class DiskCache:
+    """Numba's cache of one function, which no failure of a disk makes raise.
+
+    The methods are those that Numba calls. See Note [kernels without a cache].
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._files: Any = None
+
+    def _open(self) -> Any:
+        # Not before the first compilation: to find a folder, Numba makes it and writes to it.
+        if self._files is None:
+            self._files = FunctionCache(self._function)
+        return self._files
+
+    @property
+    def cache_path(self) -> str | None:
+        """Folder in use; None before the first compilation, and where there is none."""
+        return None if self._files is None else self._files.cache_path
+
+    def load_overload(self, signature: Any, context: Any) -> Any:
+        """Load the machine code for that signature; None: it must be compiled."""
+        try:
+            return self._open().load_overload(signature, context)
+        except (OSError, RuntimeError) as error:
+            self._give_up(error)
+        except Exception as error:  # a damaged pickle can raise anything
+            name = self._function.__qualname__
+            _log.warning("%s: %s is damaged (%r): compiled anew.", self.cache_path, name, error)
+            self.flush()
+        return None
+
+    def save_overload(self, signature: Any, compiled: Any) -> None:
+        """Keep the machine code for that signature."""
+        try:
+            self._open().save_overload(signature, compiled)
+        except (OSError, RuntimeError) as error:
+            self._give_up(error)
+
+    def flush(self) -> None:
+        """Forget all signatures."""
+        try:
+            self._open().flush()
+        except (OSError, RuntimeError) as error:
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        self._files = NullCache()
+        if not _told.is_set():
+            _told.set()
+            _log.warning("Compiled kernels cannot be kept (%s). %s", error, UNCACHED)

@@ -1,0 +1,82 @@
+"""Trains, and prints the heap in front of each optimizer step, as JSON. Run by test_held_memory.py.
+
+Usage: memory_in_front_of_the_optimizer.py ACTIVATION OPTIONS, where OPTIONS is JSON for
+`cswap.install`, or "null" for none.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import sys
+
+import torch
+from torch import nn
+
+import cswap
+
+STEPS = 5
+
+
+class Mallinfo2(ctypes.Structure):
+    """See `man mallinfo`."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks",
+            "fordblks", "keepcost",
+        )
+    ]  # fmt: skip
+
+
+LIBC = ctypes.CDLL(None)
+
+
+def heap_bytes():
+    """That malloc has handed out, by its own count."""
+    gc.collect()
+    found = LIBC.mallinfo2()
+    return found.uordblks + found.hblkhd
+
+
+def main(activation, options):
+    LIBC.mallinfo2.restype = Mallinfo2
+    torch.manual_seed(0)
+    layers = (m for _ in range(6) for m in (nn.Linear(256, 256), getattr(nn, activation)()))
+    net = nn.Sequential(*layers)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
+    x = torch.randn(4096, 256)  # each activation: 4 MiB
+
+    def step():
+        loss = net(x).square().mean()
+        forward = heap_bytes()
+        loss.backward()
+        del loss
+        found = heap_bytes()
+        optimizer.step()
+        optimizer.zero_grad()
+        return forward, found
+
+    step()
+    codec = options.get("codec", "zvc") if options else "zvc"
+    with cswap.install(net, codec=codec, workers=0, guard_every=0):
+        step()  # compiles
+    before = heap_bytes()
+    handle = None if options is None else cswap.install(net, **options)
+    rows = [step() for _ in range(STEPS)]
+    held = {
+        "forward": [forward - before for forward, _ in rows],
+        "step": [found - before for _, found in rows],
+    }
+    dropped = net(x).square().mean()
+    del dropped  # without a backward
+    if handle is not None:
+        handle.remove()
+    held["removed"] = heap_bytes() - before
+    sys.stdout.write(json.dumps(held))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], json.loads(sys.argv[2]))

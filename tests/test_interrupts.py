@@ -1,0 +1,28 @@
+"""Ctrl-C at random moments of a training: it arrives, and nothing is wrong or held afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TRIES = 50
+
+
+@pytest.mark.parametrize("codec", ["auto", "int8"])
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_a_ctrl_c_arrives_and_leaves_nothing_behind(workers, codec):
+    program = Path(__file__).with_name("interrupted_training.py")
+    command = [sys.executable, str(program), str(workers), codec, str(TRIES), "0"]
+    # In a process of its own: an interrupt that comes late would end pytest.
+    done = subprocess.run(
+        command, env=os.environ, capture_output=True, text=True, check=False, timeout=250
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found == dict.fromkeys(found, 0)
+    assert len(found) == 9  # all that is looked at
