@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from typing import Any
 
 COMMANDS = {
-    "demo": "bench.demo",
+    "demo": "bench.demo.command",
     "swap": "bench.swap.command",
-    "codecs": "bench.codecs",
-    "overhead": "bench.overhead",
-    "plans": "bench.plans",
+    "codecs": "bench.codecs.command",
+    "overhead": "bench.overhead.command",
+    "plans": "bench.plans.command",
     "sparsity": "bench.sparsity.command",
     "papers": "bench.papers.command",
     "advisor": "bench.advisor.command",
     "accuracy": "bench.accuracy.command",
-    "compare": "bench.compare",
-    "report": "bench.report",
-    "readme": "bench.readme",
+    "compare": "bench.files.compare",
+    "report": "bench.pages.report",
+    "readme": "bench.pages.readme",
     "gpu": "bench.gpu.command",
 }
 """Names, and the modules that do it."""

@@ -17,7 +17,7 @@ INTERRUPTED: Final = 130
 """Exit code: what a shell reports for a process that Ctrl-C ended."""
 
 Again = Annotated[bool, typer.Option("--again", help="Do not go on with an unfinished run.")]
-"""Of commands that keep what is done in a file beside the result (`bench.partial`)."""
+"""Of commands that keep what is done in a file beside the result (`bench.files.resumable`)."""
 
 
 def names(option: str, text: str, known: Sequence[str]) -> list[str]:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from cswap.codecs.registry import list_codecs as list_codecs
     from cswap.codecs.registry import register_codec as register_codec
     from cswap.config import SwapConfig as SwapConfig
-    from cswap.engine.stats import Stats as Stats
     from cswap.errors import ConfigError as ConfigError
     from cswap.errors import CorruptEncodingError as CorruptEncodingError
     from cswap.errors import CswapError as CswapError
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from cswap.schema.plan import Plan as Plan
     from cswap.schema.tensor import TensorProfile as TensorProfile
     from cswap.schema.trace import Trace as Trace
+    from cswap.stats.stats import Stats as Stats
 
 __version__: Final = "0.1.0.dev0"
 
@@ -42,7 +42,7 @@ _EXPORTS: Final = {
     "CswapError": "cswap.errors",
     "Encoding": "cswap.codecs.base",
     "Plan": "cswap.schema.plan",
-    "Stats": "cswap.engine.stats",
+    "Stats": "cswap.stats.stats",
     "SwapConfig": "cswap.config",
     "TensorProfile": "cswap.schema.tensor",
     "Trace": "cswap.schema.trace",

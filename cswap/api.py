@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import torch
     from typing_extensions import Self
 
-    from cswap.engine.stats import Stats
     from cswap.hooks import Removable
+    from cswap.stats.stats import Stats
 
 
 class InstallHandle:

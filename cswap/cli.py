@@ -315,7 +315,7 @@ def _libraries_to_stderr(wanted: bool) -> Iterator[None]:
 def _hardware(name: str) -> object:
     if name != "here":
         return name
-    from cswap.plan.here import this_machine
+    from cswap.plan.this_machine import this_machine
 
     return this_machine()
 

@@ -28,6 +28,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 from cswap.engine.scope import OUTSIDE
 from cswap.errors import ConfigError
+from cswap.guard.guard import make_guard
 from cswap.module_patch import ModulePatch, mark
 
 if TYPE_CHECKING:
@@ -191,7 +192,7 @@ class ModuleHooks:
         scope_of: Callable[[str, torch.nn.Module], Scope],
     ) -> None:
         self._engine = engine
-        self._guard = engine.make_guard(model)
+        self._guard = make_guard(model, engine)
         self._patches: list[ModulePatch] = []
         scopes = {path: scope_of(path, module) for path, module in model.named_modules()}
         self._call = _ModelCall(model, engine, scopes[""])

@@ -40,7 +40,8 @@ settings.load_profile(
 
 
 # GPU tests run where nothing is installed but torch, numpy, numba, pytest and hypothesis.
-collect_ignore = ["test_cli.py", "test_calibration.py"] if find_spec("typer") is None else []
+_NEED_TYPER = ["cli/test_cli.py", "advisor/test_calibration.py"]
+collect_ignore = _NEED_TYPER if find_spec("typer") is None else []
 
 
 def _simulate(file: Path) -> subprocess.CompletedProcess[str]:

@@ -15,19 +15,19 @@ from bench.accuracy import report
 from bench.accuracy.gradients import errors
 from bench.accuracy.summary import summarise
 from bench.accuracy.train import POLICIES, SETTLING, train
-from bench.environment import environment
+from bench.demo.settings import N_THREADS
+from bench.demo.summary import write
+from bench.files.environment import environment
+from bench.files.resumable import stored
 from bench.options import INTERRUPTED, names, writable_folder
-from bench.partial import stored
-from bench.results import write
-from bench.settings import N_THREADS
-from bench.tasks import fitting, make_task
-from bench.user_data import load_data
+from bench.workloads.tasks import fitting, make_task
+from bench.workloads.user_data import load_data
 from cswap.errors import ConfigError
 from cswap.report.terminal import literal
 
 if TYPE_CHECKING:
-    from bench.data import Images, Text
-    from bench.tasks import Task
+    from bench.workloads.data import Images, Text
+    from bench.workloads.tasks import Task
 
 MODELS: Final = ("cnn", "vit", "gpt")
 SEEDS: Final = 3

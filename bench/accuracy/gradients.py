@@ -13,8 +13,8 @@ from bench.accuracy.train import POLICIES, gradients
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from bench.models import Net
-    from bench.tasks import Task
+    from bench.workloads.small_models import Net
+    from bench.workloads.tasks import Task
 
 
 def errors(

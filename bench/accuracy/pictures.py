@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any, Final
 
 from bench.accuracy.summary import GPUS
-from bench.codec_plots import front
+from bench.codecs.plots import front
 from cswap.report.figure import new_figure, png_of
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rich.table import Table
 
-from bench import page
 from bench.accuracy.summary import GPUS
+from bench.drawing import html_page as page
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,8 +13,8 @@ import cswap
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from bench.models import Net
-    from bench.tasks import Task
+    from bench.workloads.small_models import Net
+    from bench.workloads.tasks import Task
 
 POLICIES: Final[dict[str, dict[str, Any] | None]] = {
     "off": None,

@@ -17,12 +17,12 @@ import numpy as np
 
 from bench.advisor.truth import MODES
 from cswap.advisor.advisor import Advisor
+from cswap.advisor.call_site import Site
 from cswap.advisor.cost import predicted_ratio
 from cswap.advisor.cswap_plus import Swap, sparse_bytes
-from cswap.advisor.market import KEEP
+from cswap.advisor.live_costs import KEEP
 from cswap.advisor.price import link_price
 from cswap.advisor.rates import DEFAULT_PRICE_S_PER_BYTE, HOOKS_S
-from cswap.advisor.site import Site
 from cswap.config import SwapConfig
 from cswap.profiler import profile, profile_all
 

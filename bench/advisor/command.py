@@ -18,14 +18,14 @@ from bench.advisor.cells import SimulatedGpu, ThisCpu, oracle, static, total_s
 from bench.advisor.recording import record
 from bench.advisor.report import draw, tables
 from bench.advisor.truth import MODES, outcomes
-from bench.environment import environment
+from bench.demo.settings import N_THREADS
+from bench.demo.summary import write
+from bench.files.environment import environment
 from bench.options import writable_file
-from bench.results import write
-from bench.settings import N_THREADS
-from bench.tasks import TASKS
+from bench.workloads.tasks import TASKS
 from cswap.advisor import calibrate
 from cswap.advisor.advisor import Advisor
-from cswap.advisor.site import Site
+from cswap.advisor.call_site import Site
 from cswap.config import SwapConfig
 from cswap.plan.hardware import load_hardware
 from cswap.report.terminal import literal

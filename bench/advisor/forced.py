@@ -9,8 +9,8 @@ from torch.nn import functional
 
 import cswap
 from bench.advisor.truth import LOSSLESS
-from bench.recorded import trained
-from cswap.advisor.market import KEEP
+from bench.codecs.recorded import trained
+from cswap.advisor.live_costs import KEEP
 from cswap.advisor.rates import DEFAULT_PRICE_S_PER_BYTE, HOOKS_S
 
 if TYPE_CHECKING:

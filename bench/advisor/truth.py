@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from cswap.advisor.rules import lossy_candidates
-from cswap.advisor.trial import round_trip
+from cswap.advisor.lossy_rules import lossy_candidates
+from cswap.advisor.round_trip import round_trip
 from cswap.codecs.registry import get_codec
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from bench.gpu.meter import Meter
     from bench.gpu.report import Report
     from bench.gpu.samples import Sample
-    from bench.timing import Timing
+    from bench.meters.timing import Timing
     from cswap.codecs.base import Codec, LateSize
     from cswap.codecs.gpu import LaunchShape
 

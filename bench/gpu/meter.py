@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from bench.timing import Timing, timing_of
+from bench.meters.timing import Timing, timing_of
 from cswap.devices.cuda import cuda_device
 
 if TYPE_CHECKING:

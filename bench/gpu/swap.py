@@ -11,7 +11,7 @@ from torch.autograd.graph import save_on_cpu
 
 from bench.gpu import samples
 from bench.gpu.codecs import MIB, Contender, relative_error
-from bench.timing import Timing, timing_of
+from bench.meters.timing import Timing, timing_of
 from cswap.codecs.registry import get_codec
 from cswap.config import SwapConfig
 from cswap.engine.engine import SwapEngine

@@ -9,12 +9,12 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from bench.environment import environment
+from bench.demo.summary import write
+from bench.files.environment import environment
+from bench.files.resumable import stored
 from bench.options import names, writable_file
 from bench.papers import cswap, home, swapadvisor, tvdnn, vdnn
 from bench.papers.report import draw, table
-from bench.partial import stored
-from bench.results import write
 from cswap.report.terminal import literal
 
 VERSION: Final = 1

@@ -1,10 +1,10 @@
 """CSWAP's and CSwap+'s figures: six networks, two activations, two data sets, two machines.
 
-Compared layer by layer (`cswap.plan.layers`), as the papers' own equations have it: the layer's end
-waits for its copies, encodes and decodes are never hidden. The same plans in the simulator, where
-copies queue, are in each row's details. Sparse networks are simulated with the values of each
-checkpoint of `python -m bench sparsity`, dense ones with every rate that ZFP slides through; steps
-per second are over all of them.
+Compared layer by layer (`policy_tools.layerwise`), as the papers' own equations have it: the
+layer's end waits for its copies, encodes and decodes are never hidden. The same plans in the
+simulator, where copies queue, are in each row's details. Sparse networks are simulated with the
+values of each checkpoint of `python -m bench sparsity`, dense ones with every rate that ZFP slides
+through; steps per second are over all of them.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from bench.papers.published import (
 from bench.papers.row import Cell, Row
 from bench.sparsity.stored import as_measured, has_run, n_checkpoints
 from cswap.plan.hardware import CodecRate, load_hardware
-from cswap.plan.layers import layerwise
 from cswap.plan.policies import cswap_plus, sc, vdnn_all
-from cswap.plan.problem import Problem
+from cswap.plan.policy_tools.layerwise import layerwise
+from cswap.plan.policy_tools.problem import Problem
+from cswap.plan.policy_tools.vdnn import feature_inputs
 from cswap.plan.simulate import SWAP, simulate
-from cswap.plan.values import with_fixed_rates
-from cswap.plan.vdnn import feature_inputs
+from cswap.plan.tensor_values import with_fixed_rates
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

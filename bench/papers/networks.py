@@ -17,9 +17,9 @@ import torch
 from torch import nn
 
 from bench.papers.published import SIDES
-from bench.zoo.catalogue import build, example, loss
-from bench.zoo.classics import Classic
-from bench.zoo.layers import Relu, conv_relu
+from bench.workloads.zoo.catalogue import build, example, loss
+from bench.workloads.zoo.classics import Classic
+from bench.workloads.zoo.layers import Relu, conv_relu
 from cswap.plan.estimate import estimate
 
 if TYPE_CHECKING:

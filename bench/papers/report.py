@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLOURS: Final = {"vDNN": "#9aa0a6", "published": "#d93025", "ours": "#1a73e8"}
-"""As `bench.pictures` has them; markers differ, too."""
+"""As `bench.demo.pictures` has them; markers differ, too."""
 
 SHORT: Final = {
     "alexnet": "AlexNet",

@@ -1,6 +1,6 @@
 """Operators and tensors cut along the batch: tvDNN-style sectioning of what an operator touches.
 
-`cswap.plan.sections` cuts tensors that are moved; an operator still needs all of its inputs at
+The simulator cuts tensors that are moved; an operator still needs all of its inputs at
 once. Here every operator becomes one per section of the batch, which is exact for networks without
 statistics over the batch, such as VGG.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from cswap.plan.lifetimes import with_positions
+from cswap.plan.simulator.lifetimes import with_positions
 
 if TYPE_CHECKING:
     from cswap.schema.trace import Trace, TraceOperator, TraceTensor

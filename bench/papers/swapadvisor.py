@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Final
 
 from bench.papers.published import SWAPADVISOR
 from bench.papers.row import Cell, Row
-from bench.zoo.catalogue import build, example, loss
+from bench.workloads.zoo.catalogue import build, example, loss
 from cswap.plan.estimate import estimate
 from cswap.plan.hardware import load_hardware
-from cswap.plan.lifetimes import live_bytes
+from cswap.plan.simulator.lifetimes import live_bytes
 from cswap.plan.swapadvisor.anything import search_anything
 
 if TYPE_CHECKING:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Final
 from bench.papers.cudnn import as_cudnn
 from bench.papers.row import Cell, Row
 from bench.papers.sectioned import by_sections
-from bench.zoo.catalogue import build, example, loss
+from bench.workloads.zoo.catalogue import build, example, loss
 from cswap.errors import BudgetError
 from cswap.plan.estimate import LAUNCH_S, estimate
 from cswap.plan.hardware import load_hardware
-from cswap.plan.lifetimes import live_bytes
 from cswap.plan.planner import plan
 from cswap.plan.simulate import smallest_feasible_budget
+from cswap.plan.simulator.lifetimes import live_bytes
 
 if TYPE_CHECKING:
     from cswap.schema.trace import Trace

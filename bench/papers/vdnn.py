@@ -11,20 +11,20 @@ import numpy as np
 from bench.papers.cudnn import as_cudnn
 from bench.papers.published import VDNN_AVERAGE
 from bench.papers.row import Cell, Row
-from bench.zoo.catalogue import build, example, loss
-from bench.zoo.published import GIB, VDNN_BYTES, network_wide_bytes
+from bench.workloads.zoo.catalogue import build, example, loss
+from bench.workloads.zoo.published import GIB, VDNN_BYTES, network_wide_bytes
 from cswap.plan.estimate import estimate
 from cswap.plan.hardware import load_hardware
-from cswap.plan.layers import layerwise
 from cswap.plan.planner import plan
-from cswap.plan.problem import Problem
+from cswap.plan.policy_tools.layerwise import layerwise
+from cswap.plan.policy_tools.problem import Problem
+from cswap.plan.policy_tools.vdnn import feature_inputs
 from cswap.plan.simulate import simulate
-from cswap.plan.vdnn import feature_inputs
 
 if TYPE_CHECKING:
     import torch
 
-    from cswap.plan.layers import Layerwise
+    from cswap.plan.policy_tools.layerwise import Layerwise
     from cswap.plan.tracing.operators import Workspace
     from cswap.schema.trace import Trace
 

@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from bench.environment import environment
+from bench.files.environment import environment
+from bench.files.resumable import stored
 from bench.options import names, writable_file
-from bench.partial import stored
 from bench.sparsity.stored import packed, save
 from bench.sparsity.training import ACTIVATIONS, CHECKPOINTS, CODECS, RUNS, Run, train
 from cswap.report.terminal import literal

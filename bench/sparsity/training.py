@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch import nn
 
-from bench.data import digits, generator_of, python_sources, windows
-from bench.zoo.catalogue import ZOO, loss
-from bench.zoo.gpt2 import Gpt2
+from bench.workloads.data import digits, generator_of, python_sources, windows
+from bench.workloads.zoo.catalogue import ZOO, loss
+from bench.workloads.zoo.gpt2 import Gpt2
 from cswap.plan.measure import measure
-from cswap.plan.values import values_of
+from cswap.plan.tensor_values import values_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from cswap.plan.values import Values
+    from cswap.plan.tensor_values import Values
 
 SIDE: Final = 32
 CODECS: Final = (

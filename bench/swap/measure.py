@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from bench import results
-from bench.methods import OFF, NotInstalledError
-from bench.timing import Timing, timing_of
-from bench.training import Lockstep, Replica
+from bench.demo import summary as results
+from bench.meters.timing import Timing, timing_of
+from bench.workloads.lockstep import Lockstep, Replica
+from bench.workloads.methods import OFF, NotInstalledError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from bench.tasks import Task
+    from bench.workloads.tasks import Task
 
 SEED: Final = 0
 MEMCPY: Final = "memcpy, out and back"

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 from rich import box
 from rich.table import Table
 
-from bench.methods import OFF, ON_CPU
 from bench.swap.measure import MEMCPY
+from bench.workloads.methods import OFF, ON_CPU
 from cswap.report.figure import new_figure, png_of
 
 if TYPE_CHECKING:

@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from cswap.advisor import background, rules
+from cswap.advisor import background_calibration as background
+from cswap.advisor import lossy_rules as rules
+from cswap.advisor.call_site import Site
 from cswap.advisor.explore import trial_at
-from cswap.advisor.market import KEEP, Market
-from cswap.advisor.memory import RESAMPLE_EVERY, Explanation, SiteMemory
-from cswap.advisor.milder import Milder
-from cswap.advisor.policies import LOSSLESS, make_policy, static_codec
-from cswap.advisor.site import Site
+from cswap.advisor.live_costs import KEEP, Market
+from cswap.advisor.lossy_fallback import Milder
+from cswap.advisor.pricing import LOSSLESS, make_policy, static_codec
+from cswap.advisor.site_history import RESAMPLE_EVERY, Explanation, SiteMemory
 from cswap.codecs.base import takes
 from cswap.codecs.registry import get_codec
 from cswap.profiler import LateProfile, profile

@@ -13,7 +13,7 @@ from cswap.advisor import link
 from cswap.advisor.calibration import Calibration, CodecTimes, machine_of, stored
 from cswap.advisor.fit import fit
 from cswap.advisor.rates import RATES
-from cswap.advisor.trial import round_trip
+from cswap.advisor.round_trip import round_trip
 from cswap.codecs.base import takes
 from cswap.codecs.registry import get_codec
 from cswap.display import shown

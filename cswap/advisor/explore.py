@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from cswap.advisor.market import KEEP, REFIT_EVERY
+from cswap.advisor.live_costs import KEEP, REFIT_EVERY
 from cswap.codecs.registry import get_codec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from cswap.advisor.cost import Candidate
-    from cswap.advisor.market import Market
-    from cswap.advisor.memory import SiteMemory
+    from cswap.advisor.live_costs import Market
+    from cswap.advisor.site_history import SiteMemory
 
 SHARE: Final = 0.005
 """Of a step's time that trials of one step may cost more than the choices they replace."""

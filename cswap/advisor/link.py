@@ -143,7 +143,7 @@ class _CpuCopies:
 
     def computation_beside_codec_s(self) -> float:
         """The same beside an encoder on a thread of its own."""
-        from cswap.advisor.trial import round_trip
+        from cswap.advisor.round_trip import round_trip
         from cswap.codecs.registry import get_codec
 
         zvc, x, done = get_codec("zvc"), torch.randn(1 << 18).relu(), threading.Event()

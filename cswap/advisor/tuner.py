@@ -20,7 +20,7 @@ import torch
 
 from cswap import cache_folder
 from cswap.advisor.calibration import folder, machine_of, path_of
-from cswap.advisor.trial import round_trip
+from cswap.advisor.round_trip import round_trip
 from cswap.codecs import gpu, parallel
 from cswap.codecs.base import takes, word_dtype
 from cswap.codecs.registry import get_codec

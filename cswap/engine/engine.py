@@ -13,36 +13,36 @@ import torch
 from torch.nn import Parameter
 
 from cswap.advisor.advisor import Advisor
-from cswap.advisor.site import Site
+from cswap.advisor.call_site import Site
 from cswap.codecs.layout import flatten
 from cswap.codecs.registry import get_codec
+from cswap.codecs.warmup import warm
 from cswap.engine.aliases import AliasTable, is_result, make_token
 from cswap.engine.eligibility import OwnedStorages, bytes_of, is_tracing, reason_to_keep
 from cswap.engine.follow import PlanFollower
-from cswap.engine.guard import Guard
 from cswap.engine.handle import Handle, State, Token
 from cswap.engine.lanes import Lanes, disk_store, optional_int
+from cswap.engine.observer import Observer
 from cswap.engine.packed import Kept, PackedView
 from cswap.engine.prefetch import StepOrder
 from cswap.engine.reclaim import Reclaimer
-from cswap.engine.record import make_record
 from cswap.engine.scope import ScopeStack
-from cswap.engine.stats import Counters, Stats
-from cswap.engine.timeline import Timeline
-from cswap.engine.warm import warm
-from cswap.engine.watch import Watch
 from cswap.engine.window import Window
 from cswap.log import log
+from cswap.stats.counters import Counters
+from cswap.stats.stats_file import make_record
+from cswap.stats.step_trace import Timeline
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Iterator
 
-    from cswap.advisor.memory import Explanation
+    from cswap.advisor.site_history import Explanation
     from cswap.config import SwapConfig
     from cswap.devices.base import Device
     from cswap.engine.lanes import Lane
     from cswap.schema.plan import Decision, Plan
+    from cswap.stats.stats import Stats
 
 PREFETCH_DEPTH = 2
 """Tensors decoded ahead of the one that backward works on."""
@@ -60,6 +60,9 @@ class SwapEngine:
     Attributes:
         config: the options it was made with.
         scopes: where in the model the current thread is; written by module hooks.
+        advisor: chooses codecs.
+        counters: what has been done so far.
+        observer: notes what is saved, for the guard.
     """
 
     def __init__(
@@ -82,12 +85,12 @@ class SwapEngine:
         """
         self.config = config
         self.scopes = ScopeStack()
-        self._advisor = Advisor(config, plan)
+        self.advisor = Advisor(config, plan)
         self._follower = PlanFollower(plan, unseen)
-        self._watch = Watch()
-        self._counters = Counters()
-        self._disk = disk_store(config, self._counters)
-        self._lanes = Lanes(config, self._disk, self._counters, device)
+        self.observer = Observer()
+        self.counters = Counters()
+        self._disk = disk_store(config, self.counters)
+        self._lanes = Lanes(config, self._disk, self.counters, device)
         self._owned = OwnedStorages()
         self._lock = threading.Lock()
         self._aliases = AliasTable()
@@ -132,7 +135,7 @@ class SwapEngine:
     def stats(self) -> Stats:
         """What has been done so far."""
         self._tidy()
-        found = self._counters.snapshot(self._disk.in_use_bytes if self._disk else 0)
+        found = self.counters.snapshot(self._disk.in_use_bytes if self._disk else 0)
         lost = self._lanes.lost_jobs
         if lost:
             reasons = {**found.fallbacks_by_reason, "worker": lost}
@@ -146,7 +149,7 @@ class SwapEngine:
 
     def explain(self) -> list[Explanation]:
         """Every call site with its profile, the candidates with their cost, and the choice."""
-        return self._advisor.explain()
+        return self.advisor.explain()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write statistics and decisions to a JSON file, for ``cswap explain PATH``.
@@ -165,12 +168,12 @@ class SwapEngine:
             OSError: the file cannot be written.
         """
         timeline = Timeline()
-        self._counters.timeline = timeline
+        self.counters.timeline = timeline
         try:
             yield timeline
         finally:
             self.synchronize()
-            self._counters.timeline = None
+            self.counters.timeline = None
         if path is not None:
             timeline.save(path)
 
@@ -194,15 +197,9 @@ class SwapEngine:
         self.rest()
         self._lanes.close()
 
-    def make_guard(self, model: torch.nn.Module) -> Guard | None:
-        """The accuracy guard of a model's steps; None if nothing is lossy, or it is not wanted."""
-        if not self._advisor.may_use_lossy or not self.config.guard_every:
-            return None
-        return Guard(model, self.config, self._counters, self._advisor.milder, self._watch)
-
     def begin_epoch(self, epochs: int) -> None:
         """The next of ``epochs`` epochs begins; ``policy="cswap+"`` samples values anew."""
-        self._advisor.begin_epoch(epochs)
+        self.advisor.begin_epoch(epochs)
 
     def begin_step(self) -> None:
         """A forward of the model begins."""
@@ -219,7 +216,7 @@ class SwapEngine:
     @property
     def wants_operators(self) -> bool:
         """Whether the scopes should say which operator runs: only lossy codecs care."""
-        return self._advisor.may_use_lossy
+        return self.advisor.may_use_lossy
 
     @staticmethod
     def pass_through(tensor: torch.Tensor) -> Kept:
@@ -232,7 +229,7 @@ class SwapEngine:
         return Kept(kept, version)
 
     def _keep(self, tensor: torch.Tensor, reason: str) -> Kept:
-        self._counters.keep(reason, bytes_of(tensor))
+        self.counters.keep(reason, bytes_of(tensor))
         return self.pass_through(tensor)
 
     def _keep_in_graph(self, tensor: torch.Tensor) -> Kept:
@@ -280,12 +277,12 @@ class SwapEngine:
             codec=scope.codec,
         )
         packed = self._pack_handle(tensor, site, lane)
-        if self._watch.seen is not None:
-            self._watch.note(site.scope, tensor, packed)
+        if self.observer.seen is not None:
+            self.observer.note(site.scope, tensor, packed)
         return packed
 
     def _pack_handle(self, tensor: torch.Tensor, site: Site, lane: Lane) -> Kept | PackedView:
-        lossy_ok = self._advisor.may_be_lossy(tensor, site)
+        lossy_ok = self.advisor.may_be_lossy(tensor, site)
         with self._lock:
             token = self._aliases.find(tensor, lossy_ok=lossy_ok)
             again = token is not None and not is_result(tensor)
@@ -296,11 +293,11 @@ class SwapEngine:
         if token is not None:
             with self._lock:
                 token.handle.views += 1
-            self._counters.share()
+            self.counters.share()
             return PackedView(token, tensor)
         if position == 0:
             self._follower.begin_step()
-            self._advisor.begin_step(self._counters.exposed_s + self._lanes.stalled_s)
+            self.advisor.begin_step(self.counters.exposed_s + self._lanes.stalled_s)
         try:
             token = make_token(tensor)
         except RuntimeError:  # a storage that is smaller than its tensor says, as FSDP makes them
@@ -329,8 +326,8 @@ class SwapEngine:
         mine.handle.lane, mine.handle.pinned = handle.lane, True
         mine.handle.site, mine.handle.step = handle.site, handle.step
         self._reclaimer.watch(mine)
-        self._counters.admit(mine.handle.raw_nbytes)
-        self._counters.stay("saved_again", mine.handle.raw_nbytes)
+        self.counters.admit(mine.handle.raw_nbytes)
+        self.counters.stay("saved_again", mine.handle.raw_nbytes)
         with self._lock:
             self._aliases.add(mine.handle, tensor)
         return mine
@@ -339,21 +336,21 @@ class SwapEngine:
         follower, drifted = self._follower, self._follower.drift
         position = follower.find(position, site.scope, nbytes)
         if follower.drift and not drifted:
-            self._counters.fall_back("plan", follower.drift)
-            self._advisor.forget_plan()
+            self.counters.fall_back("plan", follower.drift)
+            self.advisor.forget_plan()
         return position, follower.decision(position)
 
     def _admit(self, token: Token, tensor: torch.Tensor, *, keep: str | None) -> PackedView:
         handle = token.handle
         handle.views = 1
         self._reclaimer.watch(token)
-        self._counters.admit(handle.raw_nbytes)
+        self.counters.admit(handle.raw_nbytes)
         with self._lock:
             self._aliases.add(handle, tensor)
             self._order.add(handle, token)
         packed = PackedView(token, tensor)
         if keep:  # a handle all the same: if it is saved again later it must be found again
-            self._counters.stay(keep, handle.raw_nbytes)
+            self.counters.stay(keep, handle.raw_nbytes)
         elif self._window.open:
             self._hold_in_window(handle, token)
         else:
@@ -361,11 +358,11 @@ class SwapEngine:
         return packed
 
     def _hold_in_window(self, handle: Handle, token: Token) -> None:
-        self._counters.stay("budget", handle.raw_nbytes)
+        self.counters.stay("budget", handle.raw_nbytes)
         with self._lock:
             leaving = self._window.add(token, handle.raw_nbytes)
         for oldest in leaving:
-            self._counters.stay("budget", oldest.handle.raw_nbytes, -1)
+            self.counters.stay("budget", oldest.handle.raw_nbytes, -1)
             self._swap_out(oldest.handle)
 
     def _swap_out(self, handle: Handle) -> None:
@@ -373,14 +370,14 @@ class SwapEngine:
         if handle.state is not State.KEPT or source is None or handle.site is None:
             return
         if handle.pinned:
-            self._counters.stay("saved_again", handle.raw_nbytes)
+            self.counters.stay("saved_again", handle.raw_nbytes)
             return
         if handle.modified():
-            self._counters.stay("modified", handle.raw_nbytes)  # unpack has to raise
+            self.counters.stay("modified", handle.raw_nbytes)  # unpack has to raise
             return
         x = flatten(source) if handle.gathered else source
         try:
-            handle.advice = self._advisor.choose(
+            handle.advice = self.advisor.choose(
                 x,
                 handle.site,
                 handle.position,
@@ -389,16 +386,16 @@ class SwapEngine:
             )
             codec = handle.advice.codec
         except Exception as error:
-            self._counters.fall_back("advisor", error)
+            self.counters.fall_back("advisor", error)
             codec = get_codec("raw")
         if codec is None:
             handle.lossy_ok = False
-            self._counters.stay("does_not_pay", handle.raw_nbytes)
+            self.counters.stay("does_not_pay", handle.raw_nbytes)
             return
         handle.lossy_ok = not codec.lossless
         compile_s = warm(codec, x.dtype, x.device)
         if compile_s:
-            self._counters.compiled(compile_s)
+            self.counters.compiled(compile_s)
         handle.lane.executor.swap_out(handle, x, codec)
 
     # ---------------------------------------------------------------- unpack
@@ -477,7 +474,9 @@ class SwapEngine:
                 handles = list(self._aliases)
                 self._window.recount()
             self._lanes.recount(handles)
-            self._counters.recount(handles)
+            self.counters.recount(
+                device=sum(h.device_bytes for h in handles), host=sum(h.host_bytes for h in handles)
+            )
 
     def __repr__(self) -> str:
         return f"<SwapEngine: {self.stats.swapped} swapped>"

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from cswap.codecs.base import Codec
     from cswap.devices.base import Device, Event
     from cswap.engine.handle import Handle
-    from cswap.engine.stats import Counters
+    from cswap.stats.counters import Counters
     from cswap.stores.disk import DiskStore
     from cswap.stores.host import HostStore
 
@@ -203,7 +203,7 @@ class Executor:
         end = time.perf_counter()
         self._tiers.counters.exposed(end - start)
         if self._tiers.counters.timeline is not None:
-            self._tiers.counters.timeline.span("wait", handle, start, end)
+            self._tiers.counters.timeline.span("wait", handle.label, start, end)
         if not fetching:  # on the way out, errors were dealt with
             return None
         if event.error is not None:

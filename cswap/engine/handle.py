@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from cswap.errors import InternalError
+from cswap.stats.step_trace import SavedTensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cswap.advisor.advisor import Advice
-    from cswap.advisor.site import Site
+    from cswap.advisor.call_site import Site
     from cswap.devices.base import Event
     from cswap.engine.lanes import Lane
     from cswap.engine.part import Part
@@ -177,6 +178,23 @@ class Handle:
     def counter(self) -> torch.Tensor | None:
         """A tensor that counts versions with the source; None if nobody can ask any more."""
         return self._counter if self._counter is not None else self.source
+
+    @property
+    def label(self) -> SavedTensor:
+        """Its name on a timeline."""
+        site = self.site
+        where = "" if site is None else site.scope or site.operator or site.producer
+        return SavedTensor(self.position, self.step, where)
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of device memory that it holds."""
+        return self.raw_nbytes if self.state in ON_DEVICE else 0
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of host memory that hold its encodings."""
+        return sum(part.host.numel() for part in self.parts if part.host is not None)
 
     @property
     def alive(self) -> bool:

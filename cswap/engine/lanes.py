@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cswap.config import SwapConfig
     from cswap.devices.base import Device
     from cswap.engine.handle import Handle
-    from cswap.engine.stats import Counters
+    from cswap.stats.counters import Counters
 
 UNIFIED_IDLE_SHARE: Final = 0.25
 """Of the host memory used at the peak, what a unified device keeps for the next step."""

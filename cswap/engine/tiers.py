@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cswap.devices.base import Device, Event, Role
     from cswap.engine.handle import Handle
     from cswap.engine.part import Part
-    from cswap.engine.stats import Counters
+    from cswap.stats.counters import Counters
     from cswap.stores.disk import DiskStore
     from cswap.stores.host import HostStore
 
@@ -70,7 +70,7 @@ class Tiers:
         """Put a job that has run on the timeline, if one is being recorded."""
         timeline = self.counters.timeline
         if timeline is not None:
-            timeline.job(name, role, handle, event, part.codec.name, nbytes)
+            timeline.job(name, role, handle.label, event, part.codec.name, nbytes)
 
     def give_back(self, scratch: torch.Tensor | None) -> None:
         """Return scratch memory, if there is any."""

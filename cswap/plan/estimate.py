@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from cswap.config import MIN_BYTES
 from cswap.errors import TraceError
 from cswap.plan.hardware import load_hardware
-from cswap.plan.reorder import updated_early
+from cswap.plan.simulator.reorder import updated_early
 from cswap.plan.tracing.assemble import assemble
 from cswap.plan.tracing.recorder import Recorder
 from cswap.plan.tracing.step import (

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 from cswap.display import MOST_SHOWN, shown
 from cswap.errors import BudgetError, ConfigError
 from cswap.plan.hardware import load_hardware
-from cswap.plan.problem import Problem, silent
-from cswap.plan.search import interruptible
+from cswap.plan.policy_tools.problem import Problem, silent
+from cswap.plan.policy_tools.search import interruptible
 from cswap.plan.simulate import Simulation, simulate, smallest_feasible_budget
 from cswap.schema.checks import MOST_MEMORY, Checks
 from cswap.schema.trace import Trace
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from cswap.plan.hardware import Hardware
-    from cswap.plan.problem import Report
+    from cswap.plan.policy_tools.problem import Report
     from cswap.schema.plan import Plan
 
 POLICIES: Final[dict[str, str]] = {

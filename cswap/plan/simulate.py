@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cswap.plan import state
-from cswap.plan.reorder import reordered
-from cswap.plan.sections import split
-from cswap.plan.simulator import (
+from cswap.plan.simulator import state
+from cswap.plan.simulator.reorder import reordered
+from cswap.plan.simulator.sections import split
+from cswap.plan.simulator.simulator import (
     CAUSES,
     KEEP,
     RECOMPUTE,
@@ -19,7 +19,7 @@ from cswap.plan.simulator import (
     RunResult,
     Simulator,
 )
-from cswap.plan.timeline import Timeline, from_record
+from cswap.plan.simulator.timeline import Timeline, from_record
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -6,10 +6,10 @@ import os
 from typing import TYPE_CHECKING, Any, Final
 
 from cswap.display import shown
-from cswap.engine.record import FORMAT, VERSION
 from cswap.errors import ConfigError
 from cswap.schema.checks import MOST_RATE, Checks
 from cswap.schema.reading import read_object
+from cswap.stats.stats_file import FORMAT, VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,11 +9,11 @@ from html import escape
 from typing import TYPE_CHECKING, Any, Final
 
 from cswap.display import shown, visible
-from cswap.engine.timeline import FORMAT, TRACKS, VERSION
 from cswap.errors import ConfigError
 from cswap.report.figure import new_figure, png_of
 from cswap.schema.checks import MOST_BYTES, MOST_SECONDS, Checks
 from cswap.schema.reading import read_object
+from cswap.stats.step_trace import FORMAT, TRACKS, VERSION
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

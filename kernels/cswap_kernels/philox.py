@@ -1,7 +1,7 @@
 """Philox4x32-10: random numbers that are a function of a counter and a key. Used by int4.
 
 Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011, and its
-Random123 library (known answers in tests/test_codec_lossy.py).
+Random123 library (known answers in tests/codecs/test_codec_lossy.py).
 """
 
 from __future__ import annotations

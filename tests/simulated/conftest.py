@@ -1,5 +1,5 @@
-"""Kernels in Numba's CUDA simulator. Run by tests/test_cuda_simulated.py, in a process of its own:
-NUMBA_ENABLE_CUDASIM must be set before Numba is imported.
+"""Kernels in Numba's CUDA simulator. Run by tests/kernels/test_cuda_simulated.py, in a
+process of its own: NUMBA_ENABLE_CUDASIM must be set before Numba is imported.
 """
 
 from __future__ import annotations

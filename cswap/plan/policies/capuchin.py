@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cswap.plan.recompute import chain_s
+from cswap.plan.policy_tools.recompute_cost import chain_s
 from cswap.plan.simulate import RECOMPUTE, SWAP
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from cswap.plan.problem import Problem
+    from cswap.plan.policy_tools.problem import Problem
     from cswap.plan.simulate import Simulator
     from cswap.schema.plan import Plan
 

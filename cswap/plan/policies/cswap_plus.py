@@ -3,7 +3,7 @@
 Source: CSwap+, IEEE TPDS 33(12), 2022, sections 5-6; the equations are in
 `cswap.advisor.cswap_plus`. The profile's rates stand for measured times. ZVC where that pays; a
 tensor with fewer zeros than the paper's time models are fitted from is dense and goes through ZFP
-at a fixed rate P, if the trace has ratios of it (`cswap.plan.values.with_fixed_rates`: a plan then
+at a fixed rate P, if the trace has ratios of it (`tensor_values.with_fixed_rates`: a plan then
 loses precision). P is one for the whole network: Top and Bottom by Algorithm 1 over the dense
 tensors, sliding down from epoch to epoch. `solve` plans the first epoch, at Top; `solve_epoch` any.
 The rule counts encodings without bitmaps, as the paper does; a plan is
@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cswap.advisor.cswap_plus import sparse_bytes
-from cswap.plan.fixed_rate import dense_positions, rate_of, zeros_of
-from cswap.plan.layers import swaps
+from cswap.plan.policy_tools.layerwise import swaps
+from cswap.plan.policy_tools.vdnn import feature_inputs, prefetch_points
+from cswap.plan.policy_tools.zfp_rate import dense_positions, rate_of, zeros_of
 from cswap.plan.simulate import SWAP
-from cswap.plan.vdnn import feature_inputs, prefetch_points
 
 if TYPE_CHECKING:
     from cswap.advisor.cswap_plus import Swap
-    from cswap.plan.problem import Problem
+    from cswap.plan.policy_tools.problem import Problem
     from cswap.plan.simulate import Simulator
     from cswap.schema.plan import Plan
 

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from cswap.plan.search import Best
+from cswap.plan.policy_tools.search import Best
 from cswap.plan.simulate import KEEP, RECOMPUTE, SWAP
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from cswap.plan.problem import Problem
+    from cswap.plan.policy_tools.problem import Problem
     from cswap.plan.simulate import Simulator
     from cswap.schema.plan import Plan
 

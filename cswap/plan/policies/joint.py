@@ -5,7 +5,7 @@
    the link, the lowest price of memory at which the step fits is found by bisection.
 2. Candidates by structure: keep the tensors saved last, which come back first and have no time to
    leave, and let the others go in one way; how many stay is found by bisection, too.
-3. Candidates by flow: the shares of a linear program's solution, rounded (`cswap.plan.guesses`).
+3. Candidates by flow: the shares of a linear program's solution, rounded (`ilp_candidates`).
 4. Candidates by descent: the best so far are crossed, tensor by tensor, and a few tensors changed.
 5. Local search from the best: tensor by tensor, most bytes first, every other action is simulated
    and taken if the step gets shorter; then pairs in which one comes back and another leaves.
@@ -21,18 +21,18 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from cswap.plan.guesses import guesses
-from cswap.plan.recompute import chain_s
-from cswap.plan.search import Best
+from cswap.plan.policy_tools.ilp_candidates import guesses
+from cswap.plan.policy_tools.recompute_cost import chain_s
+from cswap.plan.policy_tools.search import Best
+from cswap.plan.policy_tools.vdnn import CONV, features_of, inputs_of
 from cswap.plan.simulate import KEEP, RECOMPUTE, SWAP
-from cswap.plan.vdnn import CONV, features_of, inputs_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
-    from cswap.plan.problem import Problem
+    from cswap.plan.policy_tools.problem import Problem
     from cswap.schema.plan import Plan
 
     Choice = tuple[NDArray[np.int8], NDArray[np.int8]]

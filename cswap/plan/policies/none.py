@@ -9,7 +9,7 @@ import numpy as np
 from cswap.plan.simulate import KEEP
 
 if TYPE_CHECKING:
-    from cswap.plan.problem import Problem
+    from cswap.plan.policy_tools.problem import Problem
     from cswap.schema.plan import Plan
 
 

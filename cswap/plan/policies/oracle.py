@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cswap.plan.lifetimes import live_bytes
 from cswap.plan.simulate import KEEP, Simulator
+from cswap.plan.simulator.lifetimes import live_bytes
 
 if TYPE_CHECKING:
-    from cswap.plan.problem import Problem
+    from cswap.plan.policy_tools.problem import Problem
     from cswap.schema.plan import Plan
 
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cswap.plan.fixed_rate import dense_positions, rate_of
-from cswap.plan.layers import swaps
+from cswap.plan.policy_tools.layerwise import swaps
+from cswap.plan.policy_tools.vdnn import feature_inputs, prefetch_points
+from cswap.plan.policy_tools.zfp_rate import dense_positions, rate_of
 from cswap.plan.simulate import SWAP
-from cswap.plan.vdnn import feature_inputs, prefetch_points
 
 if TYPE_CHECKING:
-    from cswap.plan.problem import Problem
+    from cswap.plan.policy_tools.problem import Problem
     from cswap.schema.plan import Plan
 
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from cswap.plan.lifetimes import fingerprint
-from cswap.plan.reorder import reordered
-from cswap.plan.search import penalised_s
+from cswap.plan.policy_tools.search import penalised_s
 from cswap.plan.simulate import SWAP, Simulator
+from cswap.plan.simulator.lifetimes import fingerprint
+from cswap.plan.simulator.reorder import reordered
 from cswap.plan.swapadvisor.demand import Demand
 from cswap.plan.swapadvisor.genetic import EVALUATIONS, Search
 from cswap.plan.swapadvisor.graph import graph_of
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from cswap.plan.problem import Problem
+    from cswap.plan.policy_tools.problem import Problem
     from cswap.plan.swapadvisor.swaps import Swaps
     from cswap.schema.plan import Plan
 

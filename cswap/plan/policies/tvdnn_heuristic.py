@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cswap.plan.residency import Residency
+from cswap.plan.policy_tools.residency import Residency
 from cswap.plan.simulate import SWAP
 
 if TYPE_CHECKING:
-    from cswap.plan.problem import Problem
+    from cswap.plan.policy_tools.problem import Problem
     from cswap.schema.plan import Plan
 
 

@@ -2,10 +2,10 @@
 
 tvDNN-style, our reading: of the paper (Park et al., PPoPP 2018) only the abstract was available,
 which speaks of memory objects cut into sections that are swapped independently and an optimal
-schedule by ILP. The program is that of `cswap.plan.flow`, solved by HiGHS. Memory is freed section
-by section there, copies have no latency, and sections are ever so small; the simulator has sections
-of `SECTION_BYTES`. So it judges the solution and the solution of the relaxation, rounded up, whole
-and in sections, and the best is the plan.
+schedule by ILP. The program is that of `policy_tools.swap_ilp`, solved by HiGHS. Memory is freed
+section by section there, copies have no latency, and sections are ever so small; the simulator
+has sections of `SECTION_BYTES`. So it judges the solution and the solution of the relaxation,
+rounded up, whole and in sections, and the best is the plan.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from cswap.plan.flow import Program
+from cswap.plan.policy_tools.swap_ilp import Program
 from cswap.plan.simulate import SWAP, simulate
-from cswap.plan.simulator import predictions
+from cswap.plan.simulator.simulator import predictions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-    from cswap.plan.flow import Flow
-    from cswap.plan.problem import Problem
+    from cswap.plan.policy_tools.problem import Problem
+    from cswap.plan.policy_tools.swap_ilp import Flow
     from cswap.schema.plan import Plan
 
 SECTION_BYTES: Final = 32 << 20

@@ -1,13 +1,13 @@
-"""``vdnn-all``: the inputs of every feature-extraction layer leave. See `cswap.plan.vdnn`."""
+"""``vdnn-all``: the inputs of every feature-extraction layer leave (`policy_tools.vdnn`)."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cswap.plan.vdnn import feature_inputs, offload
+from cswap.plan.policy_tools.vdnn import feature_inputs, offload
 
 if TYPE_CHECKING:
-    from cswap.plan.problem import Problem
+    from cswap.plan.policy_tools.problem import Problem
     from cswap.schema.plan import Plan
 
 

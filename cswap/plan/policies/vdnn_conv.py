@@ -1,16 +1,16 @@
 """``vdnn-conv``: the inputs of convolutions leave, which are long enough to hide it.
 
-See `cswap.plan.vdnn`.
+See `cswap.plan.policy_tools.vdnn`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cswap.plan.vdnn import CONV, FEATURES, features_of, inputs_of, offload
+from cswap.plan.policy_tools.vdnn import CONV, FEATURES, features_of, inputs_of, offload
 
 if TYPE_CHECKING:
-    from cswap.plan.problem import Problem
+    from cswap.plan.policy_tools.problem import Problem
     from cswap.schema.plan import Plan
 
 

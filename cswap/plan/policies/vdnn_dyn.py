@@ -1,6 +1,6 @@
 """``vdnn-dyn``: no offload if the step fits, else convolutions' inputs, else all.
 
-See `cswap.plan.vdnn`. The paper's other half, faster or smaller algorithms of convolutions, is
+See `policy_tools.vdnn`. The paper's other half, faster or smaller algorithms of convolutions, is
 not modelled.
 """
 
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cswap.plan.vdnn import CONV, feature_inputs, inputs_of, offload
+from cswap.plan.policy_tools.vdnn import CONV, feature_inputs, inputs_of, offload
 
 if TYPE_CHECKING:
-    from cswap.plan.problem import Problem
+    from cswap.plan.policy_tools.problem import Problem
     from cswap.schema.plan import Plan
 
 

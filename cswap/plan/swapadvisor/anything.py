@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from cswap.plan.problem import silent
+from cswap.plan.policy_tools.problem import silent
 from cswap.plan.swapadvisor.demand import Demand
 from cswap.plan.swapadvisor.genetic import EVALUATIONS, Search
 from cswap.plan.swapadvisor.graph import graph_of
 
 if TYPE_CHECKING:
     from cswap.plan.hardware import Hardware
-    from cswap.plan.problem import Report
+    from cswap.plan.policy_tools.problem import Report
     from cswap.plan.swapadvisor.genetic import Individual
     from cswap.schema.trace import Trace
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cswap.plan.lifetimes import lifetimes
+from cswap.plan.simulator.lifetimes import lifetimes
 from cswap.plan.swapadvisor.graph import ANYTIME, IN_ITS_GAP
 from cswap.plan.swapadvisor.pools import Pools, object_bytes, repaired_counts
 

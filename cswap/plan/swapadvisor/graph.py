@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from cswap.plan.lifetimes import lifetimes
+from cswap.plan.simulator.lifetimes import lifetimes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,0 +1,1 @@
+"""`python -m bench codecs`: rates and ratios of codecs, beside libraries that do the same."""

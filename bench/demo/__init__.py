@@ -1,0 +1,1 @@
+"""`python -m bench demo`: two models trained with and without cswap."""

@@ -1,0 +1,29 @@
+"""`python -m bench demo`: two models, trained without cswap, with it, and with checkpointing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bench.demo.settings import MODELS, MODES, DemoSettings
+
+
+def main(
+    out: Annotated[Path, typer.Option(help="Folder for results.json and demo.png.")] = Path(
+        "demo-out"
+    ),
+    models: Annotated[str, typer.Option(help="Which models, comma-separated.")] = ",".join(MODELS),
+    modes: Annotated[str, typer.Option(help="Which modes; 'off' must be one.")] = ",".join(MODES),
+    steps: Annotated[int | None, typer.Option(help="Training steps per model.")] = None,
+    seed: Annotated[int, typer.Option(help="First of the three seeds.")] = 0,
+    quick: Annotated[bool, typer.Option(help="Tiny models, a few steps: does it work?")] = False,
+) -> None:
+    """Train a CNN and a GPT on the CPU: off, lossless, int8, and torch's checkpointing."""
+    settings = DemoSettings.parse(
+        out=out, models=models, modes=modes, steps=steps, seed=seed, quick=quick
+    )
+    from bench.demo.run import run  # imports torch: two seconds that a wrong option need not wait
+
+    raise typer.Exit(run(settings))

@@ -1,0 +1,83 @@
+"""The demo's picture: per model its losses, and the bytes that saved tensors hold in a step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from matplotlib.axes import Axes
+
+    from bench.workloads.lockstep import Lockstep
+
+MIB = 1 << 20
+TITLES = {"cnn": "CNN on handwritten digits", "gpt": "GPT on Python source"}
+# (colour, line style, width): the widest is drawn first, so that equal curves stay visible
+STYLES = {
+    "off": ("#9aa0a6", "-", 4.5),
+    "lossless": ("#1a73e8", "-", 1.6),
+    "int8": ("#d93025", "--", 1.4),
+    "checkpoint": ("#188038", ":", 1.8),
+}
+
+
+def draw(runs: list[Lockstep], path: Path) -> None:
+    """Write the picture of the runs that have something to show."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(
+        len(runs), 2, figsize=(12, 4.3 * len(runs)), squeeze=False, layout="constrained"
+    )
+    for run, (left, right) in zip(runs, axes, strict=True):
+        _losses(run, left)
+        _bytes(run, right)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def _losses(run: Lockstep, axes: Axes) -> None:
+    for replica in run.replicas:
+        colour, style, width = STYLES[replica.mode]
+        log = replica.log
+        n = range(1, len(log.losses) + 1)
+        axes.plot(n, log.losses, style, color=colour, lw=width, label=replica.mode)
+        seen = [validation.n_steps for validation in log.validations]
+        losses = [validation.loss for validation in log.validations]
+        axes.plot(seen, losses, "o", color=colour, ms=3 + 2 * width, mfc="none")
+    axes.set(
+        title=f"{TITLES[run.task.name]}: loss",
+        xlabel="training step",
+        ylabel="cross entropy (nats); circles: validation",
+        ylim=(0, None),
+    )
+    axes.legend()
+    axes.grid(alpha=0.3)
+
+
+def _bytes(run: Lockstep, axes: Axes) -> None:
+    for replica in run.replicas:
+        if not replica.log.memories:
+            continue
+        colour, style, width = STYLES[replica.mode]
+        curve = replica.log.memories[-1].saved
+        axes.step(
+            [at_s * 1e3 for at_s in curve.at_s],
+            [nbytes / MIB for nbytes in curve.nbytes],
+            where="post",
+            color=colour,
+            ls=style,
+            lw=width,
+            label=f"{replica.mode}: peak {curve.peak / MIB:.1f} MiB",
+        )
+    axes.set(
+        title=f"{run.task.name.upper()}: bytes held by saved tensors in one step",
+        xlabel="time in the step (ms, slowed by the measuring hooks)",
+        ylabel="saved tensors (MiB)",
+        ylim=(0, None),
+    )
+    axes.legend()
+    axes.grid(alpha=0.3)

@@ -1,0 +1,158 @@
+"""Runs the demo: trains, compares, and writes down what came out, also when it is interrupted."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from bench.demo import summary as results
+from bench.demo import tables
+from bench.demo.pictures import draw
+from bench.demo.settings import N_THREADS, DemoSettings
+from bench.files.environment import environment
+from bench.options import INTERRUPTED
+from bench.workloads.lockstep import Lockstep, Replica
+from bench.workloads.tasks import Task, make_task
+
+VERSION = 1  # of results.json
+
+
+class Demo:
+    """One run of the demo and what it has found so far."""
+
+    def __init__(self, settings: DemoSettings, console: Console) -> None:
+        self.settings, self.console = settings, console
+        self.started_s = time.perf_counter()
+        self.environment = environment()
+        self.facts: dict[str, dict[str, object]] = {}
+        self.warm_up_s: dict[str, dict[str, float]] = {}
+        self.runs: dict[
+            str, list[Lockstep]
+        ] = {}  # per model: the run of all modes, then those of more seeds
+
+    def train(self) -> None:
+        """Train every model in every mode."""
+        bar = (TextColumn("{task.description:<34}"), BarColumn(), MofNCompleteColumn())
+        with Progress(*bar, TimeElapsedColumn(), console=self.console) as progress:
+            for name in self.settings.models:
+                task = make_task(name, quick=self.settings.quick, n_steps=self.settings.n_steps)
+                self.facts[name] = {"n_steps": task.n_steps, **task.facts}
+                self._warm_up(task)
+                self._all_modes(task, progress)
+                self._more_seeds(task, progress)
+
+    def _warm_up(self, task: Task) -> None:
+        """Do one step per mode on a throw-away model.
+
+        What compiling kernels costs is thus reported, and not mistaken for run time.
+        """
+        for mode in self.settings.modes:
+            started_s = time.perf_counter()
+            replica = Replica(task, mode, self.settings.seed)
+            replica.compute_gradients(task.batch(self.settings.seed, 0), 0)
+            replica.close()
+            took_s = time.perf_counter() - started_s
+            self.warm_up_s.setdefault(task.name, {})[mode] = took_s
+
+    def _all_modes(self, task: Task, progress: Progress) -> None:
+        label = f"{task.name}: {', '.join(self.settings.modes)}"
+        self._run(task, self.settings.modes, self.settings.seed, progress, label, measured=True)
+
+    def _more_seeds(self, task: Task, progress: Progress) -> None:
+        if "int8" not in self.settings.modes:
+            return
+        for seed in self.settings.seeds[1:]:
+            label = f"{task.name}: off, int8, seed {seed}"
+            self._run(task, ("off", "int8"), seed, progress, label, measured=False)
+
+    def _run(
+        self,
+        task: Task,
+        modes: tuple[str, ...],
+        seed: int,
+        progress: Progress,
+        label: str,
+        *,
+        measured: bool,
+    ) -> None:
+        bar = progress.add_task(label, total=task.n_steps)
+        run = Lockstep(task, modes, seed, measured=measured)
+        self.runs.setdefault(task.name, []).append(run)
+        try:
+            run.run(lambda n_steps: progress.update(bar, completed=n_steps))
+        finally:
+            run.close()
+
+    def document(self, *, complete: bool) -> dict[str, Any]:
+        """Return everything found so far, as JSON-able values."""
+        return {
+            "kind": "demo",
+            "version": VERSION,
+            "rows": [asdict(row) for row in self.rows()],
+            "complete": complete,
+            "int8_against_seeds": self.spreads(),
+            "environment": {
+                **self.environment,
+                "seconds": time.perf_counter() - self.started_s,
+                "warm_up_s": self.warm_up_s,
+            },
+            "settings": {**asdict(self.settings), "out": str(self.settings.out)},
+            "models": self.facts,
+            "how_measured": results.HOW_MEASURED,
+            "curves": {name: results.curves(runs[0]) for name, runs in self.runs.items()},
+        }
+
+    def rows(self) -> list[results.Row]:
+        """Return a row per model and mode."""
+        return [row for runs in self.runs.values() for row in results.rows(runs[0])]
+
+    def spreads(self) -> dict[str, dict[str, Any]]:
+        """Return int8 against the seeds, per model for which it is known."""
+        found = {name: results.spread(runs) for name, runs in self.runs.items()}
+        return {name: spread for name, spread in found.items() if spread}
+
+
+def run(settings: DemoSettings, console: Console | None = None) -> int:
+    """Run the demo and write its files.
+
+    Returns:
+        0, or 130 if interrupted; the files then hold what was found until then.
+    """
+    console = console or Console()
+    torch.set_num_threads(N_THREADS)
+    demo = Demo(settings, console)
+    complete = False
+    try:
+        demo.train()
+        complete = True
+    except KeyboardInterrupt:
+        console.print(
+            "[bold red]Interrupted:[/] the results so far are written, with complete = false."
+        )
+    finally:
+        _write_down(demo, complete=complete)
+    return 0 if complete else INTERRUPTED
+
+
+def _write_down(demo: Demo, *, complete: bool) -> None:
+    json_path, picture_path = demo.settings.out / "results.json", demo.settings.out / "demo.png"
+    results.write(json_path, demo.document(complete=complete))
+    demo.console.print(tables.comparison(demo.rows()))
+    for name, spread in demo.spreads().items():
+        demo.console.print(tables.spread_line(name, spread))
+    for line in tables.heap_lines(demo.rows()):
+        demo.console.print(line)
+    for line in tables.fallback_lines(demo.rows()):
+        demo.console.print(f"[bold red]{line}[/]")
+    seen = [runs[0] for runs in demo.runs.values()]
+    if seen:
+        draw(seen, picture_path)
+    seconds = time.perf_counter() - demo.started_s
+    demo.console.print(
+        f"{seconds:.0f} s in all. Written: {json_path}, {picture_path if seen else ''}"
+    )

@@ -1,0 +1,1 @@
+"""Result files: writing them, reading them, going on with them, comparing them."""

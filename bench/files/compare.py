@@ -1,0 +1,265 @@
+"""`python -m bench compare A.json B.json`: two results of one command, row by row."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from enum import Enum
+from pathlib import Path  # noqa: TC003 - typer reads the annotations
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from bench.files.kinds import Kind, Measure, ResultFileError, at, kind_of, load, rows_of
+from cswap.report.terminal import literal
+
+if TYPE_CHECKING:
+    from bench.files.kinds import Document, Fields
+
+VERSION: Final = 1
+NOTE: Final = (
+    "B / A of the medians. faster, slower: the spreads of A and B (in brackets) do not overlap; "
+    "same: they do. Where a file has no spread, the quotient stands alone. Figures that do not "
+    "depend on the machine's load are better, worse or equal as they are."
+)
+
+
+class Verdict(str, Enum):
+    """What can be said of one figure of both files."""
+
+    FASTER = "faster"
+    SLOWER = "slower"
+    SAME = "same within spread"
+    NO_SPREAD = "no spread known"
+    BETTER = "better"
+    WORSE = "worse"
+    EQUAL = "equal"
+    ONE_SIDED = "only one has it"
+
+
+COLOURS: Final = {
+    Verdict.FASTER: "bold blue",
+    Verdict.BETTER: "bold blue",
+    Verdict.SLOWER: "bold yellow",
+    Verdict.WORSE: "bold yellow",
+    Verdict.ONE_SIDED: "bold yellow",
+}
+"""Blue and yellow, which colour-blind readers can tell apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A number with its spread, if that is known.
+
+    Attributes:
+        value: usually a median.
+        low: lower end of the spread.
+        high: upper end.
+    """
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One figure of one row in both files.
+
+    Attributes:
+        key: names the row.
+        measure: what was measured.
+        a: in the first file; None where it has no figure, as of a run that diverged.
+        b: in the second; likewise.
+        ratio: b over a; None where a is 0 or one of them is None.
+        verdict: of b against a.
+    """
+
+    key: tuple[str, ...]
+    measure: str
+    a: Figure | None
+    b: Figure | None
+    ratio: float | None
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two files of one kind.
+
+    Attributes:
+        kind: the command.
+        environment: what differs of the environments, as (name, in A, in B).
+        lines: of the rows that both have.
+        only_a: keys of the rows that only the first has.
+        only_b: likewise.
+    """
+
+    kind: str
+    environment: list[tuple[str, str, str]]
+    lines: list[Line]
+    only_a: list[tuple[str, ...]]
+    only_b: list[tuple[str, ...]]
+
+
+def verdict(measure: Measure, a: Figure, b: Figure) -> Verdict:
+    """Judge b against a.
+
+    >>> s = Measure("s", ("s",))
+    >>> verdict(s, Figure(2.0, 1.9, 2.2), Figure(1.0, 0.9, 1.1)).value
+    'faster'
+    >>> verdict(s, Figure(2.0, 1.0, 2.2), Figure(1.0, 0.9, 1.1)).value
+    'same within spread'
+    >>> verdict(s, Figure(2.0, None, None), Figure(1.0, 0.9, 1.1)).value
+    'no spread known'
+    """
+    better = b.value > a.value if measure.more_is_better else b.value < a.value
+    if not measure.timed:
+        if a.value == b.value:
+            return Verdict.EQUAL
+        return Verdict.BETTER if better else Verdict.WORSE
+    if a.low is None or a.high is None or b.low is None or b.high is None:
+        return Verdict.NO_SPREAD
+    if a.low <= b.high and b.low <= a.high:
+        return Verdict.SAME
+    return Verdict.FASTER if better else Verdict.SLOWER
+
+
+def compare(a: Document, b: Document, kind: Kind) -> Comparison:
+    """Compare two documents of one kind.
+
+    Raises:
+        ResultFileError: they have no row in common, or rows that cannot be read.
+    """
+    rows_a, rows_b = rows_of(kind, a), rows_of(kind, b)
+    common = [key for key in rows_a if key in rows_b]
+    if not common:
+        raise ResultFileError(
+            f"no row in common: A has {_some(rows_a)}; B has {_some(rows_b)}. "
+            "Measure both with the same options."
+        )
+    lines = [
+        line
+        for key in common
+        for measure in kind.measures
+        if (line := _line(key, measure, rows_a[key], rows_b[key])) is not None
+    ]
+    return Comparison(
+        kind.name,
+        _differences(a["environment"], b["environment"]),
+        lines,
+        [key for key in rows_a if key not in rows_b],
+        [key for key in rows_b if key not in rows_a],
+    )
+
+
+def _line(key: tuple[str, ...], measure: Measure, a: Fields, b: Fields) -> Line | None:
+    mine, its = _figure(measure, a), _figure(measure, b)
+    if mine is None and its is None:
+        return None
+    if mine is None or its is None:
+        return Line(key, measure.name, mine, its, None, Verdict.ONE_SIDED)
+    ratio = its.value / mine.value if mine.value else None
+    return Line(key, measure.name, mine, its, ratio, verdict(measure, mine, its))
+
+
+def _figure(measure: Measure, row: Fields) -> Figure | None:
+    value = at(row, measure.path)
+    if value is None:
+        return None
+    return Figure(value, at(row, measure.low), at(row, measure.high))
+
+
+def _some(rows: dict[tuple[str, ...], Fields]) -> str:
+    names = [" ".join(key) for key in rows][:2]
+    return f"{', '.join(names)} and others" if len(rows) > 2 else ", ".join(names) or "none"
+
+
+def _differences(a: Fields, b: Fields) -> list[tuple[str, str, str]]:
+    mine, its = _flat(a), _flat(b)
+    return [
+        (name, mine.get(name, "-"), its.get(name, "-"))
+        for name in dict.fromkeys((*mine, *its))
+        if mine.get(name) != its.get(name)
+    ]
+
+
+def _flat(fields: Fields, before: str = "") -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            found.update(_flat(value, f"{before}{name} "))
+        elif isinstance(value, list):
+            found[before + name] = ", ".join(
+                f"{x:.2f}" if isinstance(x, float) else str(x) for x in value
+            )
+        else:
+            found[before + name] = str(value)
+    return found
+
+
+def _show(found: Comparison, console: Console) -> None:
+    if found.environment:
+        table = Table(title="What differs of the environment", box=box.SIMPLE_HEAD)
+        for heading in ("", "A", "B"):
+            table.add_column(heading)
+        for difference in found.environment:
+            table.add_row(*map(literal, difference))
+        console.print(table)
+    else:
+        console.print("Same environment.")
+    table = Table(title=f"{found.kind}: B against A", caption=NOTE, box=box.SIMPLE_HEAD)
+    table.add_column("row")
+    table.add_column("figure")
+    for heading in ("A", "B", "B / A"):
+        table.add_column(heading, justify="right")
+    table.add_column("verdict")
+    for line in found.lines:
+        ratio = "-" if line.ratio is None else f"{line.ratio:.3f}"
+        said = literal(line.verdict.value, COLOURS.get(line.verdict, ""))
+        cells = map(
+            literal, (" ".join(line.key), line.measure, _text(line.a), _text(line.b), ratio)
+        )
+        table.add_row(*cells, said)
+    console.print(table)
+    for name, keys in (("A", found.only_a), ("B", found.only_b)):
+        if keys:
+            rows = ", ".join(" ".join(key) for key in keys[:5]) + (", ..." if len(keys) > 5 else "")
+            console.print(literal(f"Only in {name}: {len(keys)} rows: {rows}"))
+
+
+def _text(figure: Figure | None) -> str:
+    if figure is None:
+        return "-"
+    if figure.low is None or figure.high is None:
+        return f"{figure.value:.4g}"
+    return f"{figure.value:.4g} [{figure.low:.4g}, {figure.high:.4g}]"
+
+
+def _common_kind(a: tuple[Document, Path], b: tuple[Document, Path]) -> Kind:
+    kind, other = kind_of(*a), kind_of(*b)
+    if kind is not other:
+        raise ResultFileError(
+            f"{a[1]} is of `bench {kind.name}`, {b[1]} of `bench {other.name}`: "
+            "only files of one command can be compared."
+        )
+    return kind
+
+
+def main(
+    first: Annotated[Path, typer.Argument(metavar="A.json", help="Compared with ...")],
+    second: Annotated[Path, typer.Argument(metavar="B.json", help="... this one.")],
+    as_json: Annotated[bool, typer.Option("--json", help="JSON instead of tables.")] = False,
+) -> None:
+    """Compare two result files of the same command: B against A."""
+    a, b = load(first), load(second)
+    found = compare(a, b, _common_kind((a, first), (b, second)))
+    if as_json:
+        document: dict[str, Any] = {"kind": "compare", "version": VERSION}
+        document |= {"a": str(first), "b": str(second), **asdict(found)}
+        typer.echo(json.dumps(document, indent=1))
+    else:
+        _show(found, Console())

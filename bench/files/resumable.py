@@ -1,0 +1,105 @@
+"""Long benchmarks go on where they were interrupted: what is done lies in a file beside the result.
+
+The result file itself is written once everything is there, so that a committed one is never half
+a run.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+from bench.demo.summary import write
+from bench.files.environment import environment
+from cswap.errors import ConfigError
+from cswap.schema.reading import read_object
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+SUFFIX: Final = ".partial.json"
+
+
+class Partial:
+    """A result document that grows part by part, on the disk after each.
+
+    Args:
+        out: the result file; the unfinished one has SUFFIX instead of its own. None: no file.
+        kind: the command's name.
+        version: of the document's form.
+        settings: what was asked for, as JSON-able values; an unfinished file of other settings, of
+            another version or of another commit is begun anew, since its figures would not be
+            of one experiment.
+        again: begin anew in any case.
+
+    Attributes:
+        document: what is in it; a command adds its own keys.
+        went_on: how many parts were done already.
+    """
+
+    def __init__(
+        self,
+        out: Path | None,
+        *,
+        kind: str,
+        version: int,
+        settings: dict[str, Any],
+        again: bool = False,
+    ) -> None:
+        self.out, self.path = out, None if out is None else out.with_suffix(SUFFIX)
+        self.document: dict[str, Any] = {
+            "kind": kind,
+            "version": version,
+            "settings": settings,
+            "environment": environment(),
+            "done": {},
+            "complete": False,
+        }
+        same = {"kind": kind, "version": version, "settings": settings}
+        types = {"done": dict, "environment": dict}
+        found = None if again or self.path is None else stored(self.path, types, **same)
+        if found is not None and _same_commit(found, self.document):
+            self.document = found
+        self.went_on = len(self.document["done"])
+
+    def part(self, name: str, make: Callable[[], Any]) -> Any:
+        """What ``make`` returns (JSON-able), made only if an earlier run has not."""
+        done = self.document["done"]
+        if name not in done:
+            done[name] = make()
+            if self.path is not None:
+                write(self.path, self.document)
+        return done[name]
+
+    def finish(self, **fields: Any) -> dict[str, Any]:
+        """Write the result: everything but the parts, which ``fields`` hold in their final form."""
+        kept = {key: value for key, value in self.document.items() if key != "done"}
+        document = {**kept, **fields, "complete": True}
+        if self.out is not None and self.path is not None:
+            write(self.out, document)
+            self.path.unlink(missing_ok=True)
+        return document
+
+
+def stored(
+    path: Path, types: Mapping[str, type] = MappingProxyType({}), **same: Any
+) -> dict[str, Any] | None:
+    """The document at a path; None if there is none that can be read and has these fields.
+
+    Args:
+        path: of a JSON file; one that cannot be read is worth no more than none.
+        types: of fields that it must have, too.
+        same: fields and what they must be, so that what is added belongs to the same experiment.
+    """
+    try:
+        found = read_object(path, "file")
+    except ConfigError:
+        return None
+    if not all(type(found.get(key)) is kind for key, kind in types.items()):
+        return None
+    return found if all(found.get(key) == value for key, value in same.items()) else None
+
+
+def _same_commit(found: dict[str, Any], mine: dict[str, Any]) -> bool:
+    return bool(found["environment"].get("cswap_commit") == mine["environment"]["cswap_commit"])

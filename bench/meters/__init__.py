@@ -1,0 +1,1 @@
+"""Meters: time, saved bytes, memory of the host."""

@@ -1,0 +1,1 @@
+"""`python -m bench overhead`: the cost of hooks beyond kernels."""

@@ -1,0 +1,162 @@
+"""`python -m bench overhead`: what the hooks themselves cost, beyond codecs and copies."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from bench.demo.settings import N_THREADS
+from bench.demo.summary import write
+from bench.files.environment import environment
+from bench.meters.timing import Timing, interleaved
+from bench.options import writable_file
+from bench.overhead import hook_costs
+from cswap.codecs.base import DEFAULT_KEY
+from cswap.codecs.layout import copy_bytes
+from cswap.codecs.registry import get_codec
+from cswap.config import SwapConfig
+from cswap.engine.engine import SwapEngine
+from cswap.report.terminal import literal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+REPEATS: Final = 500
+MIB: Final = 1 << 20
+DEFAULT_OUT: Final = Path("bench/results/cpu/overhead.json")
+VERSION: Final = 2
+"""Of the result file; 1 had no peers: no `rows`."""
+
+
+def _identity(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+def _through_identity(x: torch.Tensor) -> torch.Tensor:
+    return _identity(_identity(x))
+
+
+def _through(engine: SwapEngine, x: torch.Tensor) -> torch.Tensor:
+    return engine.unpack(engine.pack(x))
+
+
+def _repeat(step: Callable[[], object], repeats: int) -> Callable[[], None]:
+    def run() -> None:
+        for _ in range(repeats):
+            step()
+
+    return run
+
+
+def _ineligible(rounds: int) -> dict[str, float]:
+    # Microseconds of pack + unpack above an identity hook, for tensors that stay.
+    engine = SwapEngine(SwapConfig(workers=0))
+    tensors = {
+        "small": torch.randn(16),
+        "small, not a leaf": torch.randn(16, requires_grad=True) * 2,
+        "parameter": torch.nn.Parameter(torch.randn(512, 512)),
+    }
+    contenders: dict[str, Callable[[], object]] = {}
+    for name, x in tensors.items():
+        contenders[f"identity {name}"] = _repeat(partial(_through_identity, x), REPEATS)
+        contenders[name] = _repeat(partial(_through, engine, x), REPEATS)
+    timings = interleaved(contenders, rounds=rounds)
+    return {
+        name: 1e6 * (timings[name].median_s - timings[f"identity {name}"].median_s) / REPEATS
+        for name in tensors
+    }
+
+
+def _eligible(codec_name: str, rounds: int) -> dict[str, Timing]:
+    # One 1 MiB tensor out and back, in line; and its kernels and copies alone.
+    codec = get_codec(codec_name)
+    engine = SwapEngine(SwapConfig(workers=0, codec=codec_name, min_bytes=0))
+    x = torch.relu(torch.randn(MIB // 4))
+    out = torch.empty(codec.bound(x.dtype, x.numel()), dtype=torch.uint8)
+    size = codec.encode_flat(x, out, key=DEFAULT_KEY, stream=None)
+    nbytes = size if isinstance(size, int) else size.value()
+    host = torch.empty(nbytes, dtype=torch.uint8)
+
+    def kernels() -> None:
+        if codec.verbatim:
+            copy_bytes(host, x, nbytes)
+        else:
+            codec.encode_flat(x, out, key=DEFAULT_KEY, stream=None)
+            copy_bytes(host, out, nbytes)
+        codec.decode_flat(host, torch.empty_like(x), stream=None)
+
+    def both() -> None:
+        engine.unpack(engine.pack(x))
+
+    repeats = REPEATS // 10
+    return interleaved(
+        {"swap": _repeat(both, repeats), "kernels": _repeat(kernels, repeats)}, rounds=rounds
+    )
+
+
+def _beyond_kernels(rounds: int) -> tuple[dict[str, float], dict[str, dict[str, Timing]]]:
+    # Microseconds of a 1 MiB tensor's swap above its kernels and copies, and the timings.
+    raw = {codec: _eligible(codec, rounds) for codec in ("raw", "zvc")}
+    repeats = REPEATS // 10
+    rows = {
+        f"1 MiB by {codec}: beyond its kernels": 1e6
+        * (timings["swap"].median_s - timings["kernels"].median_s)
+        / repeats
+        for codec, timings in raw.items()
+    }
+    return rows, raw
+
+
+def _table(rows: dict[str, float], costs: list[dict[str, Any]]) -> Table:
+    table = Table(title="Cost of pack + unpack, median", caption=hook_costs.NOTE)
+    for heading in ("what", "of"):
+        table.add_column(heading)
+    table.add_column("us", justify="right")
+    table.add_column("20 % ... 80 %", justify="right")
+    for name, us in rows.items():
+        table.add_row("cswap", name, f"{us:.1f}", "")
+    for row in costs:
+        table.add_row(*hook_costs.figures(row))
+    return table
+
+
+def main(
+    rounds: Annotated[int, typer.Option(help="Counted rounds.", min=1)] = 15,
+    out: Annotated[Path, typer.Option(help="Result file (JSON).")] = DEFAULT_OUT,
+    quick: Annotated[bool, typer.Option("--quick", help="Two rounds: does it work?")] = False,
+) -> None:
+    """Measure the hooks' own cost per saved tensor, in microseconds; peers beside them."""
+    writable_file(out)
+    torch.set_num_threads(N_THREADS)
+    if quick:
+        rounds = min(rounds, 2)
+    console, where = Console(), environment()
+    with Progress(console=console, transient=True) as progress:
+        bar = progress.add_task("tensors that stay", total=3)
+        rows = {f"{name}: above an identity hook": us for name, us in _ineligible(rounds).items()}
+        progress.update(bar, advance=1, description="tensors that are swapped")
+        beyond, raw = _beyond_kernels(rounds)
+        rows.update(beyond)
+        progress.update(bar, advance=1, description="peers")
+        costs = hook_costs.measure(rounds)
+        progress.advance(bar)
+    console.print(_table(rows, costs))
+    timings = {codec: {k: asdict(t) for k, t in ts.items()} for codec, ts in raw.items()}
+    result = {
+        "kind": "overhead",
+        "version": VERSION,
+        "environment": where,
+        "microseconds": rows,
+        "timings": timings,
+        "rows": costs,
+    }
+    write(out, result)
+    console.print(literal(f"Written: {out}"))

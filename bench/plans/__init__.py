@@ -1,0 +1,1 @@
+"""`python -m bench plans`: planning policies beside each other, simulated."""

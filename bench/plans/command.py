@@ -1,0 +1,112 @@
+"""`python -m bench plans`: every policy on models, machines and budgets, simulated."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from bench.files.resumable import Partial
+from bench.options import Again, writable_file
+from bench.sparsity.stored import as_measured, has_run
+from bench.workloads.zoo.catalogue import build, example, loss
+from cswap.plan.estimate import estimate
+from cswap.plan.hardware import load_hardware
+from cswap.plan.planner import available, compare
+from cswap.plan.simulate import smallest_feasible_budget
+from cswap.plan.simulator.lifetimes import live_bytes
+from cswap.report.terminal import literal
+
+MODELS: Final = (("vgg16", 128), ("resnet50", 128), ("gpt2", 16))
+GPUS: Final = ("v100-pcie3", "a100-pcie4", "h200-pcie5")
+SHARES: Final = (0.75, 0.5, 0.25, 0.1)
+"""Of the way from the smallest feasible budget to what the step uses unswapped."""
+
+DEFAULT_OUT: Final = Path("bench/results/cpu/plans.json")
+
+
+def main(
+    time_limit: Annotated[float, typer.Option(help="Seconds per policy.")] = 5.0,
+    out: Annotated[Path, typer.Option(help="Result file (JSON).")] = DEFAULT_OUT,
+    quick: Annotated[bool, typer.Option("--quick", help="One model, one machine.")] = False,
+    again: Again = False,
+) -> None:
+    """Compare all policies by simulation: step time of the ideal over the plan's.
+
+    An interrupted run goes on when the same command is repeated.
+    """
+    writable_file(out)
+    policies = [name for name in available() if name not in ("none", "oracle")]
+    settings = {"policies": policies, "time_limit_s": time_limit, "quick": quick}
+    partial = Partial(out, kind="plans", version=1, settings=settings, again=again)
+    cells: list[dict[str, Any]] = []
+    models, gpus = (MODELS[:1], GPUS[:1]) if quick else (MODELS, GPUS)
+    with Progress() as progress:
+        bar = progress.add_task("Planning", total=len(models) * len(gpus))
+        for model, batch in models:
+            for gpu in gpus:
+                progress.update(bar, description=f"{model} on {gpu}")
+                make = functools.partial(_cells, model, batch, gpu, policies, time_limit)
+                cells += partial.part(f"{model} on {gpu}", make)
+                progress.advance(bar)
+    partial.finish(policies=policies, cells=cells, time_limit_s=time_limit)
+    console = Console()
+    console.print(_table(policies, cells))
+    console.print(literal(f"Written: {out}"))
+
+
+def _cells(
+    model: str, batch: int, gpu: str, policies: list[str], time_limit: float
+) -> list[dict[str, Any]]:
+    hardware = load_hardware(gpu)
+    x, target = example(model, batch)
+    with torch.device("meta"):
+        net = build(model)
+    trace = estimate(net, x, loss, target, hardware=hardware, name=model)
+    activation = "own" if model == "gpt2" else "relu"
+    # Without values every codec would be planned as raw; lossless ones only: nothing is to be lost.
+    if measured := has_run(model, activation):
+        trace = as_measured(trace, model, activation)
+    full, floor = max(live_bytes(trace)), smallest_feasible_budget(trace, hardware)
+    found = []
+    for share in SHARES:
+        budget = int(floor + share * (full - floor))
+        rows = compare(trace, hardware, budget, policies, time_limit=time_limit, stoppable=False)
+        found.append(
+            {
+                "model": model,
+                "batch": batch,
+                "hardware": gpu,
+                "share": share,
+                "budget_bytes": budget,
+                "unswapped_bytes": full,
+                "smallest_bytes": floor,
+                "simulated": True,
+                "ratios": "bench/results/cpu/sparsity.json" if measured else None,
+                "of_ideal": {r.policy: 1 / r.slowdown if r.plan else None for r in rows},
+                "peak_bytes": {r.policy: r.simulation.peak_bytes for r in rows if r.simulation},
+                "planning_s": {r.policy: r.planning_s for r in rows},
+            }
+        )
+    return found
+
+
+def _table(policies: list[str], cells: list[dict[str, Any]]) -> Table:
+    table = Table(title="Ideal step time over the plan's (simulated)")
+    for column in ("model", "machine", "budget GiB", *policies):
+        table.add_column(column)
+    for cell in cells:
+        shares = (cell["of_ideal"][policy] for policy in policies)
+        table.add_row(
+            cell["model"],
+            cell["hardware"],
+            f"{cell['budget_bytes'] / 2**30:.2f}",
+            *("-" if share is None else f"{share:.1%}" for share in shares),
+        )
+    return table

@@ -1,0 +1,1 @@
+"""Models, data and ways to train them, for every benchmark."""

@@ -1,0 +1,275 @@
+"""Training one model in several modes in lockstep: same weights, batches and dropout masks.
+
+Losses and gradients are compared after every step. The modes' steps take turns, and each mode's
+time is compared with the time that "off" needed for the same step, so that a machine shared with
+others slows both down.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from bench.meters.saved_bytes import Curve, HeapSampler, SavedBytes, heap_bytes
+from bench.workloads import modes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from bench.workloads.tasks import Batch, Task
+
+N_SETTLING_STEPS = (
+    2  # after a mode is switched on anew: its order of tensors is learned in the first
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """Mean loss in nats and accuracy in 0 ... 1 on the held-out data, after n_steps steps."""
+
+    n_steps: int
+    loss: float
+    accuracy: float
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """What the model's forward left for backward, when all encodes had finished.
+
+    Attributes:
+        raw_bytes: bytes of the tensors saved, each storage once; right only where none is encoded.
+        held_bytes: bytes held for them.
+        swapped_bytes: raw bytes of those that were encoded.
+        encoded_bytes: bytes of their encodings.
+    """
+
+    raw_bytes: int
+    held_bytes: int
+    swapped_bytes: int
+    encoded_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What one step held, after n_steps steps of training.
+
+    Attributes:
+        n_steps: training steps done before.
+        saved: bytes of saved tensors over time, `bench.meters.saved_bytes.SavedBytes`.
+        between: the same between forward and backward, model only.
+        heap: growth of the allocator's bytes over time; empty unless asked for and known.
+        heap_after_forward: that growth when forward had ended; None if not measured.
+    """
+
+    n_steps: int
+    saved: Curve
+    between: Between
+    heap: Curve
+    heap_after_forward: int | None
+
+
+@dataclass(slots=True)
+class Log:
+    """What one mode did, step by step."""
+
+    losses: list[float] = field(default_factory=list)
+    step_s: list[float] = field(default_factory=list)
+    same_bits: list[bool] = field(default_factory=list)
+    grad_diffs: list[float] = field(default_factory=list)
+    validations: list[Validation] = field(default_factory=list)
+    memories: list[Memory] = field(default_factory=list)
+    cswap: dict[str, Any] | None = None  # its statistics of the training steps
+
+
+class Replica:
+    """One model in one mode, with its optimizer and its log."""
+
+    def __init__(self, task: Task, mode: str, seed: int) -> None:
+        torch.manual_seed(seed)
+        self.task, self.mode, self.seed = task, mode, seed
+        self.model = task.build()
+        self.optimizer = task.optimizer(self.model)
+        self.method = modes.method(mode)
+        self.handle = self.method.switch_on(self.model, pins=modes.PINS)
+        self.log = Log()
+        self.loss = torch.tensor(float("nan"))
+
+    def close(self) -> None:
+        """Switch the mode off."""
+        if self.handle is not None:
+            self.log.cswap = self.log.cswap or modes.report(self.handle)
+            self.handle.remove()
+            self.handle = None
+
+    def compute_gradients(
+        self, batch: Batch, step: int, after_forward: Callable[[], object] = nullcontext
+    ) -> None:
+        """Forward and backward; the seed and the step alone decide the dropout masks."""
+        inputs, targets = batch
+        torch.manual_seed(self.seed * 1_000_003 + step)
+        with self.method.around(modes.PINS):
+            logits = self.model(inputs)
+        loss = functional.cross_entropy(logits, targets)
+        after_forward()
+        loss.backward()
+        self.loss = loss.detach()
+
+    def train_step(self, batch: Batch, step: int) -> None:
+        """One timed step."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.task.lr(step)
+        started_s = time.perf_counter()
+        self.optimizer.zero_grad(set_to_none=False)
+        self.compute_gradients(batch, step)
+        self.optimizer.step()
+        self.log.step_s.append(time.perf_counter() - started_s)
+        self.log.losses.append(float(self.loss))
+
+    def gradients(self) -> Iterator[Tensor]:
+        """Yield the gradient of every parameter."""
+        for parameter in self.model.parameters():
+            if parameter.grad is not None:
+                yield parameter.grad
+
+    def compare(self, off: Replica) -> None:
+        """Log whether loss and all gradients have the bits of "off", and how far they are apart."""
+        pairs = list(zip(self.gradients(), off.gradients(), strict=True))
+        same = all(_same_bits(mine, its) for mine, its in [*pairs, (self.loss, off.loss)])
+        self.log.same_bits.append(same)
+        self.log.grad_diffs.append(max(float((mine - its).abs().max()) for mine, its in pairs))
+
+    def validate(self, n_steps: int) -> None:
+        """Log loss and accuracy on the held-out data."""
+        self.model.eval()
+        losses, hits = [], []
+        with torch.no_grad():
+            for inputs, targets in self.task.validation:
+                logits = self.model(inputs)
+                losses.append(float(functional.cross_entropy(logits, targets)))
+                hits.append(float((logits.argmax(1) == targets).double().mean()))
+        self.model.train()
+        mean_loss, accuracy = sum(losses) / len(losses), sum(hits) / len(hits)
+        self.log.validations.append(Validation(n_steps, mean_loss, accuracy))
+
+    def measure(self, n_steps: int, *, with_heap: bool) -> None:
+        """Log the bytes that one step holds; the weights stay as they are.
+
+        Args:
+            n_steps: training steps done.
+            with_heap: also sample the allocator. The mode is then switched on anew, so that
+                whatever it keeps from step to step counts as growth.
+        """
+        batch = self.task.batch(self.seed, n_steps)
+        heap, after_forward = Curve(), None
+        if with_heap and heap_bytes() is not None:
+            heap, after_forward = self._measure_heap(batch, n_steps)
+        between = self._measure_between(batch, n_steps)
+        curve = self._measure_curve(batch, n_steps)
+        self.log.memories.append(Memory(n_steps, curve, between, heap, after_forward))
+
+    def _saved_bytes(self, batch: Batch) -> SavedBytes:
+        owned = [*self.model.parameters(), *self.model.buffers()]
+        return SavedBytes(owned, batch, lambda: modes.held(self.handle))
+
+    def _measure_curve(self, batch: Batch, n_steps: int) -> Curve:
+        saved = self._saved_bytes(batch)
+        self.model.probe = saved.watch
+        with saved.watch():
+            self.compute_gradients(batch, n_steps, after_forward=saved.sample)
+        self.model.probe = nullcontext
+        saved.sample()
+        return saved.curve
+
+    def _measure_between(self, batch: Batch, n_steps: int) -> Between:
+        saved = self._saved_bytes(batch)
+        before, found = modes.totals(self.handle), []
+
+        def look() -> None:
+            modes.settle(self.handle)
+            saved.sample()
+            after = modes.totals(self.handle)
+            found.append(
+                Between(
+                    raw_bytes=saved.raw_bytes,
+                    held_bytes=saved.curve.nbytes[-1],
+                    swapped_bytes=after.raw_bytes - before.raw_bytes,
+                    encoded_bytes=after.encoded_bytes - before.encoded_bytes,
+                )
+            )
+
+        self.model.probe = saved.watch
+        self.compute_gradients(batch, n_steps, after_forward=look)
+        self.model.probe = nullcontext
+        return found[0]
+
+    def _measure_heap(self, batch: Batch, n_steps: int) -> tuple[Curve, int]:
+        self.close()
+        gc.collect()  # the old engine's pool
+        baseline_bytes = heap_bytes() or 0
+        self.handle = self.method.switch_on(self.model, pins=modes.PINS)
+        baseline_bytes -= modes.scratch_bytes(self.handle)
+        for _ in range(N_SETTLING_STEPS):
+            self.compute_gradients(batch, n_steps)
+        at_end_of_forward: list[int] = []
+        sampler = HeapSampler(baseline_bytes)
+        with sampler.running():
+            self.compute_gradients(
+                batch, n_steps, after_forward=lambda: at_end_of_forward.append(heap_bytes() or 0)
+            )
+        return sampler.curve, at_end_of_forward[0] - baseline_bytes
+
+
+def _same_bits(mine: Tensor, its: Tensor) -> bool:
+    """Compare as integers: NaN equals itself, and 0.0 differs from -0.0."""
+    return torch.equal(mine.view(torch.int32), its.view(torch.int32))
+
+
+class Lockstep:
+    """Trains one task in several modes, step by step in turns.
+
+    Args:
+        task: what to train.
+        chosen: modes; the first is "off", which the others are compared with.
+        seed: of weights, batches and dropout.
+        measured: also measure memory, at the first, the middle and the last step, and validate on
+            the way; else only at the end.
+    """
+
+    def __init__(self, task: Task, chosen: Sequence[str], seed: int, *, measured: bool) -> None:
+        self.task, self.seed = task, seed
+        self.validate_at = {round(task.n_steps * k / 4) for k in range(0 if measured else 4, 5)}
+        self.measure_at = {round(task.n_steps * k / 2) for k in range(3)} if measured else set()
+        self.replicas = [Replica(task, mode, seed) for mode in chosen]
+
+    def run(self, on_step: Callable[[int], None]) -> None:
+        """Train to the end; on_step gets the number of steps done."""
+        self._look(0)
+        for step in range(self.task.n_steps):
+            batch = self.task.batch(self.seed, step)
+            # whoever comes after another finds other caches: take turns in that too
+            first = step % len(self.replicas)
+            for replica in self.replicas[first:] + self.replicas[:first]:
+                replica.train_step(batch, step)
+            for replica in self.replicas:
+                replica.compare(self.replicas[0])
+            self._look(step + 1)
+            on_step(step + 1)
+
+    def _look(self, n_steps: int) -> None:
+        for replica in self.replicas:
+            if n_steps in self.validate_at:
+                replica.validate(n_steps)
+            if n_steps in self.measure_at:
+                replica.measure(n_steps, with_heap=n_steps == self.task.n_steps)
+
+    def close(self) -> None:
+        """Switch every mode off."""
+        for replica in self.replicas:
+            replica.close()

@@ -1,0 +1,182 @@
+"""What the advisor remembers of a call site: its choice, why, and how that turned out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+from cswap.advisor.correction import Correction, usable
+from cswap.advisor.cost import predicted_ratio
+from cswap.display import visible
+
+if TYPE_CHECKING:
+    from cswap.advisor.call_site import Site
+    from cswap.advisor.cost import Candidate
+    from cswap.codecs.base import Codec
+    from cswap.profiler import LateProfile
+    from cswap.schema.tensor import TensorProfile
+
+RESAMPLE_EVERY: Final = 8
+"""Swap-outs of one call site between two samples of its values: zeros drift with training."""
+
+DRIFT: Final = 0.05
+"""Relative change of the measured ratio since the last sample that makes that sample stale."""
+
+WEIGHT: Final = 0.2
+"""Of the newest measurement in the moving averages that `Explanation` shows."""
+
+_RATIO, _DEVICE_S, _COUNT = range(3)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What round trips of a call site's tensors took; moving averages.
+
+    Attributes:
+        codec: that they went through.
+        ratio: raw bytes over encoded bytes.
+        device_s: encode and decode together; 0.0 before the first decode.
+        count: encodes.
+    """
+
+    codec: str
+    ratio: float
+    device_s: float = 0.0
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why one call site's tensors are encoded as they are.
+
+    Attributes:
+        position: among the tensors saved in a step.
+        site: where that is in the model.
+        profile: of the last sample; None if the choice did not depend on one.
+        candidates: predicted costs, cheapest first; empty if there was no choice.
+        codec: the choice.
+        reason: in words.
+        price_s_per_byte: of an encoded byte when it was chosen.
+        measured: what came of it, codec by codec.
+        switches: how often the choice has changed.
+    """
+
+    position: int
+    site: Site
+    profile: TensorProfile | None
+    candidates: tuple[Candidate, ...]
+    codec: str
+    reason: str
+    price_s_per_byte: float = 0.0
+    measured: tuple[Measured, ...] = ()
+    switches: int = 0
+
+    @property
+    def measured_cost_s(self) -> float | None:
+        """The chosen codec's cost by measurement; None before the first round trip."""
+        found = next((m for m in self.measured if m.codec == self.codec), None)
+        if found is None or not found.device_s or self.profile is None:
+            return None
+        return found.device_s + self.price_s_per_byte * self.profile.nbytes / found.ratio
+
+    @property
+    def regret_s(self) -> float | None:
+        """What the choice cost above the cheapest other candidate's prediction; 0.0 if less."""
+        others = [c.cost_s for c in self.candidates if c.codec != self.codec]
+        cost_s = self.measured_cost_s
+        if cost_s is None or not others:
+            return None
+        return max(0.0, cost_s - min(others))
+
+    def __str__(self) -> str:
+        where = self.site.scope or self.site.operator or self.site.producer or "-"
+        text = f"#{self.position} " + visible(f"{where}: {self.codec} ({self.reason})")
+        if self.profile is not None:
+            p = self.profile
+            text += f"; {p.dtype}, {p.nbytes} bytes, {100 * p.zero_fraction:.0f} % zeros"
+        lines = [(c.codec, c.ratio, "cost", c.cost_s) for c in self.candidates]
+        lines += [(m.codec, m.ratio, "took", m.device_s) for m in self.measured]
+        for codec, ratio, what, seconds in lines:
+            text += f"\n    {visible(codec):<10} ratio {ratio:6.2f}  {what} {1e6 * seconds:8.1f} us"
+        return text
+
+
+@dataclass(slots=True)
+class SiteMemory:
+    """One call site. Written by the advisor under its lock, and by `note_encoded`.
+
+    Attributes:
+        explanation: the last decision.
+        codec: its codec; None if the tensor stays.
+        uses: since the last sample.
+        version: of prices and corrections that the decision was made with.
+        pending: a sample that has not arrived yet.
+        stale: the ratio is no longer what it was when the sample was taken.
+        trial: a codec to try once.
+        epoch: in which the last sample was taken.
+    """
+
+    explanation: Explanation
+    codec: Codec | None
+    uses: int = 1
+    version: int = 0
+    pending: LateProfile | None = None
+    stale: bool = False
+    trial: Codec | None = None
+    switches: int = 0
+    epoch: int = 0
+    _reference: tuple[str, float] = ("", 0.0)
+    _ratios: dict[str, Correction] = field(default_factory=dict)
+    _seen: dict[str, list[float]] = field(default_factory=dict)
+
+    def decide(self, explanation: Explanation, codec: Codec | None, version: int) -> None:
+        """A new decision, after a new sample or at new prices."""
+        self.switches += explanation.codec != self.explanation.codec
+        self.explanation, self.codec, self.version = explanation, codec, version
+
+    def sampled(self) -> None:
+        """The decision rests on a new sample."""
+        self.uses, self.pending, self.stale, self._reference = 1, None, False, ("", 0.0)
+
+    def ratio_factor(self, codec: str) -> float:
+        """To multiply the codec's predicted ratio with, at this site."""
+        known = self._ratios.get(codec)
+        return 1.0 if known is None else known.factor
+
+    def note_encoded(self, codec: str, raw_nbytes: int, nbytes: int, *, learn: bool = True) -> None:
+        """A tensor of this site was encoded to so many bytes; ``learn``: choices may follow."""
+        if nbytes <= 0:
+            return
+        ratio = raw_nbytes / nbytes
+        seen = self._seen.get(codec)
+        if seen is None:
+            self._seen[codec] = [ratio, 0.0, 1]
+        else:
+            seen[_RATIO] += WEIGHT * (ratio - seen[_RATIO])
+            seen[_COUNT] += 1
+        if not learn:
+            return
+        if self._reference[0] != codec:
+            self._reference = (codec, ratio)
+        elif abs(ratio - self._reference[1]) > DRIFT * self._reference[1]:
+            self.stale = True
+        profile = self.explanation.profile
+        if profile is not None and nbytes != raw_nbytes:
+            predicted = predicted_ratio(codec, profile)
+            if usable(predicted, ratio):
+                self._ratios.setdefault(codec, Correction()).observe(predicted, ratio)
+
+    def note_round_trip(self, codec: str, device_s: float) -> None:
+        """Encode and decode of a tensor of this site took that long."""
+        seen = self._seen.get(codec)
+        if seen is not None and device_s > 0:
+            seen[_DEVICE_S] += (WEIGHT if seen[_DEVICE_S] else 1) * (device_s - seen[_DEVICE_S])
+
+    def explained(self) -> Explanation:
+        """The last decision with what came of it."""
+        seen = self._seen.copy()  # workers add to it meanwhile
+        measured = tuple(
+            Measured(codec, ratio, device_s, int(count))
+            for codec, (ratio, device_s, count) in seen.items()
+        )
+        return replace(self.explanation, measured=measured, switches=self.switches)

@@ -1,0 +1,1 @@
+"""The accuracy guard: one module's gradients, lossy against exact."""

@@ -1,0 +1,143 @@
+"""One call's gradients with lossy saved tensors against those with exact ones."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict, deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from cswap.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from cswap.engine.observer import Saved
+    from cswap.guard.module_rerun import Call
+
+REPEATABLE: Final = 1e-3
+"""Relative difference of the two forwards' outputs up to which they count as the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How much the lossy saved tensors changed the gradients.
+
+    Attributes:
+        error: relative error of all gradients of the module together; infinite if one is no
+            number although the exact one is.
+        cosine: of the angle between the two; nan if the error is infinite.
+        codecs: the lossy codecs that were at work, by class of the module that chose them.
+    """
+
+    error: float
+    cosine: float
+    codecs: frozenset[tuple[str, str]]
+
+
+def compare(call: Call, saved: Iterable[Saved]) -> Verdict | None:
+    """Run a call exactly and lossily, and compare the gradients.
+
+    Args:
+        call: with the gradients of its outputs.
+        saved: what it saved, in order.
+
+    Returns:
+        None if there is nothing to say: no lossy codec took part, the exact gradients are zero
+        or no numbers.
+
+    Raises:
+        UnsupportedError: two runs give two results.
+    """
+    lossy = _Lossy(saved)
+    exact_run, lossy_run = call.run(_as_it_is), call.run(lossy)
+    if not lossy.used:
+        return None
+    if _distance(exact_run.outputs, lossy_run.outputs).error > REPEATABLE:
+        raise UnsupportedError("the same call gives another result")
+    found = _distance(exact_run.gradients, lossy_run.gradients)
+    if not math.isfinite(found.exact) or found.exact == 0:
+        return None
+    return Verdict(found.error, found.cosine, frozenset(lossy.used))
+
+
+def _as_it_is(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+class _Lossy:
+    """Pack: what the engine's choice of codec would make of each saved tensor."""
+
+    def __init__(self, saved: Iterable[Saved]) -> None:
+        self._expected: defaultdict[tuple[torch.dtype, torch.Size], deque[Saved]] = defaultdict(
+            deque
+        )
+        for s in saved:
+            self._expected[s.dtype, s.sizes].append(s)
+        self.used: set[tuple[str, str]] = set()
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        waiting = self._expected.get((x.dtype, x.shape))
+        found = waiting.popleft() if waiting else None
+        codec = None if found is None else found.codec()
+        if found is None or codec is None:
+            return x
+        with torch.no_grad():
+            plain = x.detach().resolve_conj().resolve_neg()
+            decoded = codec.decode(codec.encode(plain))
+        site = found.handle.site
+        self.used.add(("" if site is None else site.kind, codec.name))
+        return decoded
+
+
+@dataclass(frozen=True, slots=True)
+class _Distance:
+    """Of two lists of tensors, each taken as one long vector: the norms, and what follows."""
+
+    exact: float
+    lossy: float
+    difference: float
+
+    @property
+    def error(self) -> float:
+        if not math.isfinite(self.exact):
+            return 0.0
+        if not math.isfinite(self.difference):
+            return math.inf
+        if self.exact == 0:
+            return math.inf if self.difference else 0.0
+        return self.difference / self.exact
+
+    @property
+    def cosine(self) -> float:
+        if not math.isfinite(self.difference):
+            return math.nan
+        if not self.exact or not self.lossy:
+            return 0.0
+        dot = (self.exact**2 + self.lossy**2 - self.difference**2) / 2
+        return max(-1.0, min(1.0, dot / (self.exact * self.lossy)))
+
+
+def _distance(
+    exact: Iterable[torch.Tensor | None], lossy: Iterable[torch.Tensor | None]
+) -> _Distance:
+    pairs = [(a, b) for a, b in zip(exact, lossy, strict=True) if a is not None and b is not None]
+    return _Distance(
+        _norm(a for a, _ in pairs),
+        _norm(b for _, b in pairs),
+        _norm(_minus(a, b) for a, b in pairs),
+    )
+
+
+def _norm(xs: Iterable[torch.Tensor]) -> float:
+    return math.hypot(*(float(torch.linalg.vector_norm(_wide(x))) for x in xs))
+
+
+def _minus(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return _wide(b) - _wide(a)
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))

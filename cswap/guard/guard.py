@@ -1,0 +1,310 @@
+"""The accuracy guard: now and then, what lossy saved tensors do to one module's gradients.
+
+Note [how the guard goes about it]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+A check takes three steps of training. In the first, it is noted which modules save tensors that
+are encoded lossily. In the second, one of them is called, and copied (rerun.py); tensor hooks copy
+the gradients of its outputs when backward comes by. When the third begins, no activation is alive:
+the module's forward and backward run twice again, with exact and with lossy saved tensors, and
+their gradients are compared. On all other steps one integer is compared with another.
+
+The codec of a tensor is chosen where it is saved first. So a module whose gradients are bad sends
+the classes of its saved tensors, not necessarily its own class, to a milder codec. It is looked at
+again at once, until it is fine or nothing lossy is left. Nothing ever goes back.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from cswap.advisor.lossy_fallback import harshest, lossy_part
+from cswap.engine.eligibility import is_tracing
+from cswap.errors import UnsupportedError
+from cswap.guard.gradient_check import compare
+from cswap.guard.module_rerun import Call, Copy, differentiable
+from cswap.log import log
+from cswap.module_patch import mark
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch.utils.hooks import RemovableHandle
+
+    from cswap.engine.engine import SwapEngine
+    from cswap.engine.observer import Saved
+    from cswap.guard.gradient_check import Verdict
+
+FIRST_CHECK: Final = 2
+"""Step of the first check, whatever the interval: trouble should show early."""
+
+MAX_STEPS_UNTIL_CALL: Final = 1
+"""Steps after that for which a module is waited for that was not called in it."""
+
+MAX_STEPS_UNTIL_BACKWARD: Final = 66
+"""Steps that gradients may take to come: losses are accumulated, or one has no backward. One more
+is a prime: of a model that is called k times between backwards, the next is another of these."""
+
+
+@dataclass(slots=True)
+class _Probe:
+    """One check under way: hooks on a module, then its call, then the gradients."""
+
+    path: str
+    armed_at: int
+    handles: list[RemovableHandle] = field(default_factory=list)
+    call: Call | None = None
+    saved: list[Saved] = field(default_factory=list)
+    begin: int = 0
+    failed: bool = False
+
+    def remove(self) -> None:
+        for handle in self.handles:
+            handle.remove()
+        self.handles.clear()
+
+
+def make_guard(model: torch.nn.Module, engine: SwapEngine) -> Guard | None:
+    """The guard of a model's steps; None if nothing is lossy, or it is not wanted."""
+    if not engine.advisor.may_use_lossy or not engine.config.guard_every:
+        return None
+    return Guard(model, engine)
+
+
+class Guard:
+    """Checks one leaf module of a model every so many steps. See the Note."""
+
+    def __init__(self, model: torch.nn.Module, engine: SwapEngine) -> None:
+        """Args: model: whose steps these are; engine: that swaps what it saves."""
+        config = engine.config
+        self._leaves = {
+            path: module
+            for path, module in model.named_modules()
+            if not any(module.children()) and not isinstance(module, torch.jit.ScriptModule)
+        }
+        self._every, self._limit = config.guard_every, config.guard_error
+        self._counters, self._milder = engine.counters, engine.advisor.milder
+        self._observer = engine.observer
+        self._random = random.Random(config.seed)
+        self._turn = threading.Lock()
+        self._step = 0
+        self._due = FIRST_CHECK
+        self._next = FIRST_CHECK - 1
+        self._gap = 1
+        self._lossy: dict[str, list[str]] = {}
+        self._again: str | None = None
+        self._asked: Counter[str] = Counter()
+        self._probe: _Probe | None = None
+
+    def begin_step(self) -> None:
+        """A forward of the model begins. Never raises."""
+        if torch.compiler.is_compiling():  # else a new step would be a new graph
+            return
+        self._step += 1
+        if self._step < self._next or is_busy() or not self._turn.acquire(blocking=False):
+            return
+        try:
+            self._advance()
+        except Exception as error:  # whatever it is, training goes on
+            self._fail("the guard itself", error)
+            self.remove()
+        finally:
+            self._turn.release()
+
+    def remove(self) -> None:
+        """Stop for good."""
+        self._next = sys.maxsize
+        self._observer.seen = None
+        probe, self._probe = self._probe, None
+        if probe is not None:
+            probe.remove()
+
+    # -------------------------------------------------------------- schedule
+
+    def _advance(self) -> None:
+        seen, self._observer.seen = self._observer.seen, None
+        if seen is not None:
+            self._survey(seen)
+        probe = self._probe
+        if probe is not None:
+            if self._waits_for(probe):
+                self._next = self._step + 1
+                return
+            probe.remove()
+            self._probe = None
+            if probe.call is not None and not probe.call.gradients:
+                self._due = self._step + self._every
+            self._judge(probe)
+        if self._step >= self._due or self._again is not None:
+            self._arm()
+        elif self._step == self._due - 1:
+            self._observer.seen = []
+            self._next = self._due
+        else:
+            self._next = self._due - 1
+
+    def _waits_for(self, probe: _Probe) -> bool:
+        waited = self._step - probe.armed_at
+        if probe.call is None:
+            if probe.failed or waited > MAX_STEPS_UNTIL_CALL:
+                return False
+            self._observer.seen = []
+            return True
+        return not probe.call.gradients and waited <= MAX_STEPS_UNTIL_BACKWARD
+
+    def _survey(self, seen: Iterable[Saved]) -> None:
+        # Which leaves save lossily now, by class.
+        found: defaultdict[str, dict[str, None]] = defaultdict(dict)
+        for saved in seen:
+            if saved.scope in self._leaves and saved.codec() is not None:
+                found[type(self._leaves[saved.scope]).__name__][saved.scope] = None
+        self._lossy = {kind: list(paths) for kind, paths in found.items()}
+
+    def _arm(self) -> None:
+        again, self._again = self._again, None
+        path = again if again in self._leaves else self._choose()
+        if path is None:  # nothing lossy has been seen: look again, less and less often
+            self._gap = min(2 * self._gap, self._every)
+            self._due = self._step + self._gap
+            self._observer.seen = [] if self._gap == 1 else None
+            self._next = max(self._due - 1, self._step + 1)
+            return
+        self._gap = 1
+        if self._step >= self._due:
+            self._due = (self._step // self._every + 1) * self._every
+        module = self._leaves[path]
+        self._probe = probe = _Probe(path, self._step)
+        probe.handles += [
+            module.register_forward_pre_hook(mark(partial(self._enter, probe)), with_kwargs=True),
+            module.register_forward_hook(mark(partial(self._leave, probe))),
+        ]
+        self._observer.seen = []
+        self._next = self._step + 1
+
+    def _choose(self) -> str | None:
+        # Classes take turns: the least often asked first.
+        paths = {
+            kind: usable
+            for kind, known in self._lossy.items()
+            if (usable := [path for path in known if path in self._leaves])
+        }
+        if not paths:
+            return None
+        kind = min(paths, key=lambda k: self._asked[k])
+        self._asked[kind] += 1
+        return self._random.choice(paths[kind])
+
+    # --------------------------------------------------- hooks on the module
+
+    def _enter(
+        self, probe: _Probe, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        if torch.compiler.is_compiling() or probe.call is not None or is_busy():
+            return
+        try:
+            call = Call(module, args, kwargs)
+        except Exception as error:
+            self._give_up(probe, error)
+            return
+        probe.begin = len(self._observer.seen or ())
+        probe.call = call
+
+    def _leave(self, probe: _Probe, _module: torch.nn.Module, _args: Any, output: Any) -> None:
+        if torch.compiler.is_compiling() or probe.call is None or not probe.handles:
+            return
+        probe.remove()  # this call, no other
+        seen = self._observer.seen or []
+        probe.saved = [s for s in seen[probe.begin :] if s.scope == probe.path]
+        try:
+            probe.handles += _ask_for_gradients(probe.call, differentiable(output))
+        except Exception as error:
+            self._give_up(probe, error)
+
+    # ------------------------------------------------------------- judgement
+
+    def _judge(self, probe: _Probe) -> None:
+        call, probe.call = probe.call, None
+        if call is None or not call.gradients or all(s.codec() is None for s in probe.saved):
+            return
+        try:
+            verdict = compare(call, probe.saved)
+        except Exception as error:
+            self._give_up(probe, error)
+            return
+        finally:
+            del call
+        if verdict is None:
+            return
+        self._counters.guarded(verdict.error, verdict.cosine)
+        names = ", ".join(sorted({codec for _, codec in verdict.codecs}))
+        log.debug(
+            "guard: %s with %s: relative error %.4g, cosine %.6g",
+            probe.path, names, verdict.error, verdict.cosine,
+        )  # fmt: skip
+        if not verdict.error <= self._limit:
+            self._grow_milder(probe.path, verdict)
+
+    def _grow_milder(self, path: str, verdict: Verdict) -> None:
+        worst = harshest(lossy_part(codec) for _, codec in verdict.codecs)
+        for kind in sorted(k for k, codec in verdict.codecs if lossy_part(codec) == worst):
+            if not self._milder.allows(kind, worst):  # tensors encoded before that
+                continue
+            what = f"{kind or 'no module'}: {worst} -> {self._milder.forbid(kind, worst)}"
+            self._counters.grow_milder(what)
+            log.warning(
+                "The gradients of %r are wrong by %.3g (guard_error=%g) with lossy saved tensors; "
+                "from here on, %s.",
+                path, verdict.error, self._limit, what,
+            )  # fmt: skip
+        self._again = path
+
+    def _give_up(self, probe: _Probe, error: Exception) -> None:
+        self._leaves.pop(probe.path, None)
+        probe.remove()
+        probe.call, probe.failed = None, True
+        self._fail(repr(probe.path), error)
+
+    def _fail(self, what: str, error: Exception) -> None:
+        log.debug("guard: %s cannot be checked", what, exc_info=error)
+        self._counters.fall_back("guard", f"{what}: {error}", "what it concerns is not checked")
+
+
+def is_busy() -> bool:
+    """Whether this is no moment to run anything beside what the user runs."""
+    if not torch.is_grad_enabled() or is_tracing():
+        return True
+    if torch._C._len_torch_dispatch_stack() > 0:  # noqa: SLF001 - something counts operators
+        return True
+    cuda: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return cuda and torch.cuda.is_current_stream_capturing()
+
+
+def _ask_for_gradients(
+    call: Call, outputs: tuple[torch.Tensor | None, ...]
+) -> list[RemovableHandle]:
+    # The user's graph may outlive the check: the hooks are to be removed.
+    wanted = [(i, x) for i, x in enumerate(outputs) if x is not None]
+    if not wanted:
+        raise UnsupportedError("it returns nothing that can be differentiated")
+    handles: list[RemovableHandle] = []
+    for index, output in wanted:
+        note = partial(_note_gradient, call, index)
+        handles.append(output.register_hook(note))  # type: ignore[no-untyped-call]
+    return handles
+
+
+def _note_gradient(call: Call, index: int, gradient: torch.Tensor) -> None:
+    # Runs in backward. Only the first gradient: a second backward's is as good.
+    if torch.compiler.is_compiling() or index in call.gradients:
+        return
+    try:
+        call.gradients[index] = Copy.of(gradient)
+    except Exception as error:
+        log.debug("guard: a gradient could not be copied", exc_info=error)

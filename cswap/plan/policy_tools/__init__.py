@@ -1,0 +1,1 @@
+"""Tools that several planning policies share."""

@@ -1,0 +1,43 @@
+"""What recomputing a tensor costs, reckoned without a simulation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cswap.plan.simulator.lifetimes import lifetimes
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from cswap.plan.simulate import Simulator
+    from cswap.plan.simulator.lifetimes import Lifetimes
+    from cswap.schema.trace import Trace
+
+
+def chain_s(simulator: Simulator) -> NDArray[np.float64]:
+    """[n] seconds of the forward operators that lead to each position from what is alive then.
+
+    As if everything that is saved were kept; infinite where the trace does not say how.
+    """
+    trace, life = simulator.trace, lifetimes(simulator.trace)
+    seconds = np.full(len(simulator.swappable), np.inf)
+    for position, tensor in enumerate(simulator.swappable):
+        if simulator.recomputable[position]:
+            seconds[position] = sum(
+                trace.operators[k].duration_s for k in _chain(tensor, trace, life)
+            )
+    return seconds
+
+
+def _chain(tensor: int, trace: Trace, life: Lifetimes) -> set[int]:
+    found: set[int] = set()
+    stack = [tensor]
+    while stack:
+        producer = life.producer[stack.pop()]
+        if producer not in found:
+            found.add(producer)
+            sources = trace.operators[producer].inputs
+            stack += [s for s in sources if life.last_use[s] < life.backward[tensor]]
+    return found

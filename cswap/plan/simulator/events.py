@@ -1,0 +1,368 @@
+"""The simulator's inner loop: discrete events over compute, codec, two link directions and memory.
+
+`state` says where in ``n`` and ``x`` everything lies; `replay` says the same as here, slowly.
+
+# Note [what a plan means]
+Operators run in order. Operator k starts when k-1 has ended, its inputs are on the device and there
+is room for its outputs and workspace. When f, the last forward user of a tensor, ends:
+
+* swap: it joins the encode queue (raw: the D2H queue). An encode needs room for the encoded bytes;
+  when it ends the raw bytes are free; when the copy ends, the encoded ones (raw: the tensor) are.
+* recompute: it is free at once.
+
+Swap-ins go in order of first backward use, none before operator p has started, and none may take
+the room that a waiting operator needs; what a waiting operator reads goes first and as soon as
+there is room for it. A swap-in needs room for the raw bytes, with a codec for the encoded ones too,
+until it is decoded. Decodes go before encodes. While the codec runs, compute loses `tax` of its
+speed; while both directions of the link are busy, each has `duplex` of its speed.
+
+Before an operator that reads a dropped tensor runs, the forward operators that lead to it from what
+is alive run again. Saved tensors that this brings back stay until their last use; other
+intermediates go after their last use within the chain.
+
+At one instant everything that ends comes first (compute, codec, D2H, H2D); then what can starts, in
+the order codec, D2H, compute, H2D. If nothing runs and nothing can start, the first of these is let
+over the budget, and the plan is infeasible: an encode, a swap-in that is waited for, the operator.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cswap.plan.simulator.state import (
+    ACTION,
+    BEGUN,
+    BUDGET,
+    CHAIN,
+    CODEC,
+    CODEC_END,
+    CODEC_JOB,
+    CODEC_SPAN,
+    COMPUTE_END,
+    COMPUTE_SPAN,
+    DEAD,
+    DEC_HEAD,
+    DEC_TAIL,
+    DECODE,
+    DECODE_S,
+    DECODING,
+    DEVICE,
+    DRAIN,
+    DROPPED,
+    DURATIONS,
+    DYING,
+    ENC_HEAD,
+    ENC_TAIL,
+    ENCODE_S,
+    ENCODED,
+    FETCHED,
+    FLAWS,
+    HELD,
+    HELD_PEAK,
+    HOST,
+    HOST_BUDGET,
+    IN,
+    IN_END,
+    IN_JOB,
+    IN_S,
+    IN_SPAN,
+    INPUTS,
+    ITEM,
+    LEAVING,
+    LINK_BYTES,
+    LINK_SPEED,
+    LOST_ANCESTOR,
+    MEM,
+    N_OPERATORS,
+    N_POSITIONS,
+    NBYTES,
+    NEED,
+    NOW,
+    OP,
+    ORDER,
+    OUT,
+    OUT_END,
+    OUT_HEAD,
+    OUT_JOB,
+    OUT_S,
+    OUT_SPAN,
+    OUT_TAIL,
+    OUTPUTS,
+    OVER_HOST,
+    POSITION,
+    PREFETCH,
+    PRODUCER,
+    QUEUE,
+    R_COMPUTE,
+    R_DECODE,
+    R_ENCODE,
+    R_IN,
+    R_OUT,
+    R_RECOMPUTE,
+    RUNNING,
+    SECONDS,
+    SPEED,
+    STARTED,
+    STATUS,
+    TEMP,
+    TENSOR,
+    USES,
+    WORK,
+    WORKSPACE,
+    close_span,
+    open_span,
+    operator,
+    position,
+    set_link_speed,
+    set_speed,
+    take,
+    tensor,
+)
+from cswap_kernels.jit import njit
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def _find_chain(n, x, k):
+    """Forward operators to run again before operator k, into ``work[0, :n[CHAIN]]``, in order."""
+    chain, mark = n[WORK], n[WORK] + n[N_OPERATORS]
+    stack = mark + n[N_OPERATORS]
+    depth, lowest = 0, k
+    current = k
+    while True:
+        for i in range(operator(n, current, INPUTS), operator(n, current + 1, INPUTS)):
+            t = n[i]
+            if n[n[STATUS] + t] != DROPPED and n[n[STATUS] + t] != DEAD:
+                continue
+            maker = tensor(n, t, PRODUCER)
+            if maker < 0:
+                n[FLAWS] |= LOST_ANCESTOR
+                continue
+            if n[n[STATUS] + t] == DEAD:
+                n[n[USES] + t] += 1
+            if n[mark + maker] != k + 1:
+                n[mark + maker] = k + 1
+                lowest = min(lowest, maker)
+                n[stack + depth] = maker
+                depth += 1
+        if depth == 0:
+            break
+        depth -= 1
+        current = n[stack + depth]
+    for maker in range(lowest, k):
+        if n[mark + maker] == k + 1:
+            n[chain + n[CHAIN]] = maker
+            n[CHAIN] += 1
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def end_operator(n, x):
+    """Operator OP has ended: what dies goes, what leaves is queued, the next chain is found."""
+    k = n[OP]
+    n[MEM] -= operator(n, k, WORKSPACE)
+    for i in range(operator(n, k, OUTPUTS), operator(n, k + 1, OUTPUTS)):
+        n[n[STATUS] + n[i]] = DEVICE
+    for i in range(operator(n, k, DYING), operator(n, k + 1, DYING)):
+        t = n[i]
+        if n[n[STATUS] + t] == DEVICE:
+            n[MEM] -= tensor(n, t, NBYTES)
+        n[n[STATUS] + t] = DEAD
+    for i in range(operator(n, k, LEAVING), operator(n, k + 1, LEAVING)):
+        p = n[i]
+        t = position(n, p, TENSOR)
+        if n[n[ACTION] + p] == 1:
+            n[n[STATUS] + t] = OUT
+            lane, tail = (2, OUT_TAIL) if n[n[CODEC] + p] == 0 else (0, ENC_TAIL)
+            n[n[QUEUE] + lane * n[N_POSITIONS] + n[tail]] = p
+            n[tail] += 1
+        elif n[n[ACTION] + p] == 2:
+            n[n[STATUS] + t] = DROPPED
+            n[MEM] -= tensor(n, t, NBYTES)
+    n[OP] = k + 1
+    n[ITEM] = n[CHAIN] = 0
+    if k + 1 < n[N_OPERATORS]:
+        _find_chain(n, x, k + 1)
+        take(n, 0)
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def end_again(n, x):
+    """A forward operator has run again: keep what is needed of it, drop the rest."""
+    k = n[n[WORK] + n[ITEM]]
+    n[MEM] -= operator(n, k, WORKSPACE)
+    for i in range(operator(n, k, OUTPUTS), operator(n, k + 1, OUTPUTS)):
+        t = n[i]
+        if n[n[STATUS] + t] == DROPPED:
+            n[n[STATUS] + t] = DEVICE
+        elif n[n[STATUS] + t] == DEAD and n[n[USES] + t] > 0:
+            n[n[STATUS] + t] = TEMP
+        else:
+            n[MEM] -= tensor(n, t, NBYTES)
+    for i in range(operator(n, k, INPUTS), operator(n, k + 1, INPUTS)):
+        t = n[i]
+        if n[n[STATUS] + t] == TEMP:
+            n[n[USES] + t] -= 1
+            if n[n[USES] + t] == 0:
+                n[n[STATUS] + t] = DEAD
+                n[MEM] -= tensor(n, t, NBYTES)
+    n[ITEM] += 1
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def end_codec(n, x):
+    """An encode or a decode has ended."""
+    p = n[CODEC_JOB]
+    close_span(n, x, CODEC_SPAN)
+    n[CODEC_JOB] = -1
+    x[CODEC_END] = np.inf
+    if n[DECODING]:
+        n[MEM] -= n[n[ENCODED] + p]
+        n[n[STATUS] + position(n, p, TENSOR)] = DEVICE
+    else:
+        n[MEM] -= tensor(n, position(n, p, TENSOR), NBYTES)
+        n[n[QUEUE] + 2 * n[N_POSITIONS] + n[OUT_TAIL]] = p
+        n[OUT_TAIL] += 1
+    set_speed(n, x)
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def end_link(n, x, out):
+    """A copy has ended; ``out``: D2H."""
+    p = n[OUT_JOB] if out else n[IN_JOB]
+    t = position(n, p, TENSOR)
+    encoded = n[n[ENCODED] + p]
+    n[LINK_BYTES] += encoded
+    if out:
+        close_span(n, x, OUT_SPAN)
+        n[OUT_JOB], x[OUT_END] = -1, np.inf
+        n[MEM] -= encoded
+        n[n[STATUS] + t] = HOST
+    else:
+        close_span(n, x, IN_SPAN)
+        n[IN_JOB], x[IN_END] = -1, np.inf
+        n[HELD] -= encoded
+        n[n[STATUS] + t] = DEVICE
+        if n[n[CODEC] + p]:
+            n[n[STATUS] + t] = DECODE
+            n[n[QUEUE] + n[N_POSITIONS] + n[DEC_TAIL]] = p
+            n[DEC_TAIL] += 1
+    set_link_speed(n, x)
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def start_codec(n, x, force):
+    """The next decode, else the next encode, if there is room for it."""
+    if n[CODEC_JOB] >= 0:
+        return
+    if n[DEC_HEAD] < n[DEC_TAIL]:
+        p = n[n[QUEUE] + n[N_POSITIONS] + n[DEC_HEAD]]
+        n[DEC_HEAD] += 1
+        n[DECODING] = 1
+    elif n[ENC_HEAD] < n[ENC_TAIL]:
+        p = n[n[QUEUE] + n[ENC_HEAD]]
+        encoded = n[n[ENCODED] + p]
+        if n[MEM] + encoded > n[BUDGET] and not force:
+            return
+        n[ENC_HEAD] += 1
+        n[DECODING] = 0
+        take(n, encoded)
+    else:
+        return
+    open_span(n, x, CODEC_SPAN, R_DECODE if n[DECODING] else R_ENCODE, p)
+    n[CODEC_JOB] = p
+    which = DECODE_S if n[DECODING] else ENCODE_S
+    x[CODEC_END] = x[NOW] + x[n[SECONDS] + 4 * p + which]
+    set_speed(n, x)
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def start_out(n, x):
+    """The next D2H copy."""
+    if n[OUT_JOB] >= 0 or n[OUT_HEAD] == n[OUT_TAIL]:
+        return
+    p = n[n[QUEUE] + 2 * n[N_POSITIONS] + n[OUT_HEAD]]
+    n[OUT_HEAD] += 1
+    n[OUT_JOB] = p
+    n[HELD] += n[n[ENCODED] + p]
+    n[HELD_PEAK] = max(n[HELD_PEAK], n[HELD])
+    if n[HOST_BUDGET] and n[HELD] > n[HOST_BUDGET]:
+        n[FLAWS] |= OVER_HOST
+    open_span(n, x, OUT_SPAN, R_OUT, p)
+    set_link_speed(n, x)
+    x[OUT_END] = x[NOW] + x[n[SECONDS] + 4 * p + OUT_S] / x[LINK_SPEED]
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def _leaving(n):
+    """Whether a swap-out is queued or under way."""
+    encoding = n[ENC_HEAD] < n[ENC_TAIL] or (n[CODEC_JOB] >= 0 and not n[DECODING])
+    return encoding or n[OUT_JOB] >= 0 or n[OUT_HEAD] < n[OUT_TAIL]
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def start_compute(n, x, force):
+    """The next operator, if its inputs are there and there is room for it."""
+    if n[RUNNING] or (n[DRAIN] and _leaving(n)):
+        return
+    again = n[ITEM] < n[CHAIN]
+    k = n[n[WORK] + n[ITEM]] if again else n[OP]
+    for i in range(operator(n, k, INPUTS), operator(n, k + 1, INPUTS)):
+        if OUT <= n[n[STATUS] + n[i]] <= DECODE:
+            return
+    need = operator(n, k, NEED)
+    if n[MEM] + need > n[BUDGET] and not force:
+        return
+    take(n, need)
+    n[RUNNING] = 2 if again else 1
+    if not again:
+        n[STARTED] = k
+    open_span(n, x, COMPUTE_SPAN, R_RECOMPUTE if again else R_COMPUTE, k)
+    x[COMPUTE_END] = x[NOW] + x[n[DURATIONS] + k] / x[SPEED]
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def _next_in(n, x, force):
+    """Position whose swap-in starts now, or -1."""
+    limit = n[BUDGET]
+    reserve = 0
+    if not n[RUNNING]:
+        k = n[n[WORK] + n[ITEM]] if n[ITEM] < n[CHAIN] else n[OP]
+        reserve = operator(n, k, NEED)
+        for i in range(operator(n, k, INPUTS), operator(n, k + 1, INPUTS)):
+            t = n[i]
+            if n[n[STATUS] + t] == HOST:
+                p = tensor(n, t, POSITION)
+                room = n[MEM] + _in_bytes(n, p) <= limit
+                return p if room or force else -1
+    while n[FETCHED] < n[N_POSITIONS]:
+        p = position(n, n[FETCHED], ORDER)
+        if n[n[ACTION] + p] == 1 and not n[n[BEGUN] + p]:
+            due = n[n[PREFETCH] + p] <= n[STARTED]
+            if not due or n[n[STATUS] + position(n, p, TENSOR)] != HOST:
+                return -1
+            room = n[MEM] + reserve + _in_bytes(n, p) <= limit
+            return p if room else -1
+        n[FETCHED] += 1
+    return -1
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def _in_bytes(n, p):
+    staging = n[n[ENCODED] + p] if n[n[CODEC] + p] else 0
+    return tensor(n, position(n, p, TENSOR), NBYTES) + staging
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def start_in(n, x, force):
+    """The next H2D copy, if one may start."""
+    if n[IN_JOB] >= 0 or (n[DRAIN] == 2 and _leaving(n)):
+        return
+    p = _next_in(n, x, force)
+    if p < 0:
+        return
+    n[n[BEGUN] + p] = 1
+    take(n, _in_bytes(n, p))
+    n[n[STATUS] + position(n, p, TENSOR)] = IN
+    n[IN_JOB] = p
+    open_span(n, x, IN_SPAN, R_IN, p)
+    set_link_speed(n, x)
+    x[IN_END] = x[NOW] + x[n[SECONDS] + 4 * p + IN_S] / x[LINK_SPEED]

@@ -1,0 +1,360 @@
+"""The simulator: many candidates for one trace, machine and budget, as arrays.
+
+`events.py` defines the meaning of a plan; `cswap.testing.exact_simulator` defines it again, slowly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from cswap.display import short, shown
+from cswap.errors import ConfigError, InternalError
+from cswap.plan.simulator import loop, state
+from cswap.plan.simulator.lifetimes import fingerprint, lifetimes
+from cswap.plan.simulator.tables import build, codec_names
+from cswap.schema.plan import Action, Decision, Plan
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from cswap.plan.hardware import Hardware
+    from cswap.plan.simulate import Simulation
+    from cswap.schema.trace import Trace
+
+KEEP, SWAP, RECOMPUTE = 0, 1, 2
+_NAMES: Final[tuple[Action, ...]] = ("keep", "swap", "recompute")
+
+CAUSES: Final = ("swap_in", "swap_out", "memory", "codec", "recompute")
+"""Why computation stood still or ran slower.
+
+swap_in: for a copy of what it reads; swap_out: for room while a D2H copy runs, or for a copy back
+that cannot begin before the tensor has left; codec: for a decode, for room while only the codec
+runs, and speed lost to it; memory: for room for a swap-in, or any other wait for room; recompute:
+forward operators run again.
+"""
+
+
+class RunResult(NamedTuple):
+    """What one candidate costs.
+
+    Attributes:
+        step_s: end of the last operator.
+        peak_bytes: most device memory at any time, resident bytes included.
+        feasible: within the device and host budgets all along, nothing lost.
+        over_bytes: bytes over the device or host budget at the worst moment; 0 if feasible.
+        average_bytes: device memory, mean over time.
+        host_peak_bytes: most host memory at any time.
+        link_bytes: copied, both directions together.
+        exposed_s: by cause, in the order of `CAUSES`.
+        jobs: operators run, encodes, decodes and copies.
+    """
+
+    step_s: float
+    peak_bytes: int
+    feasible: bool
+    over_bytes: int
+    average_bytes: float
+    host_peak_bytes: int
+    link_bytes: int
+    exposed_s: tuple[float, ...]
+    jobs: int
+
+
+def predictions(result: RunResult | Simulation, compute_s: float) -> dict[str, float]:
+    """What a plan says of itself: `Plan.predicted`."""
+    names = ("step_s", "peak_bytes", "average_bytes", "link_bytes")
+    figures = {name: getattr(result, name) for name in names}
+    return {"compute_s": compute_s, "feasible": float(result.feasible)} | figures
+
+
+class Record(NamedTuple):
+    """A run in full.
+
+    Attributes:
+        result: as of `Simulator.run`.
+        spans: [., 4] resource (of `state.RESOURCES`), operator or position, start and end in s.
+        samples: [., 3] time in s, device bytes, host bytes; each holds until the next.
+        flaws: bits of `state`, such as OVER_DEVICE.
+        first_over: operator that waited or ran when the device budget was first broken, or -1.
+    """
+
+    result: RunResult
+    spans: NDArray[np.float64]
+    samples: NDArray[np.float64]
+    flaws: int
+    first_over: int
+
+
+class Simulator:
+    """A trace on a machine within a budget, prepared for many candidates.
+
+    Attributes:
+        trace, hardware, budget_bytes: as given (budget None: all of the device's memory).
+        swappable: tensor index by position in the arrays: the saved tensors in saved order.
+        saved: key in a plan (`TraceTensor.saved`) by position in the arrays.
+        codecs: names; index 0 is ``raw``.
+        ratios: [n, codecs] raw over encoded bytes; 1 where nothing is known.
+        nbytes: [n] raw bytes.
+        forward, backward: [n] operator index f (last forward use) and b (first backward use).
+        order: [n] positions in order of first backward use: the order of swap-ins.
+        recomputable: [n] whether the trace says how to compute it again.
+        encoded_bytes, encode_s, decode_s, d2h_s, h2d_s: [n, codecs] each alone.
+        compute_s: sum of the operators' durations.
+        worst_s: more than any feasible plan's step takes (no overlap at all, slowest codec).
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        hardware: Hardware,
+        budget_bytes: int | None = None,
+        *,
+        drain: bool = False,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            trace: the step.
+            hardware: the machine.
+            budget_bytes: device memory for all of the step; None: all that the device has.
+            drain: every operator waits until all swap-outs before it have ended, as vDNN's layer
+                boundaries do.
+        """
+        self.trace, self.hardware = trace, hardware
+        self.budget_bytes = hardware.memory_bytes if budget_bytes is None else int(budget_bytes)
+        self._life = life = lifetimes(trace)
+        self._tables = tables = build(trace, hardware, life, self.budget_bytes, drain)
+        self.swappable = life.swappable
+        self.saved = tuple(trace.tensors[t].saved for t in life.swappable)
+        self.codecs = codec_names(hardware, trace)
+        self.nbytes = np.array([trace.tensors[t].nbytes for t in life.swappable], np.int64)
+        self.encoded_bytes = tables.encoded
+        self.ratios = self.nbytes[:, None] / tables.encoded
+        self.forward, self.backward = tables.positions[:, 1], tables.positions[:, 2]
+        self.order = tables.positions[:, 3]
+        self.encode_s, self.decode_s = tables.seconds[:, :, 0], tables.seconds[:, :, 1]
+        self.d2h_s, self.h2d_s = tables.seconds[:, :, 2], tables.seconds[:, :, 3]
+        self.recomputable = np.array([self._can_recompute(t) for t in life.swappable], np.bool_)
+        self.compute_s = sum(o.duration_s for o in trace.operators)
+        self.worst_s = self._worst_s()
+        self._rank = np.empty(len(self.order), np.int64)
+        self._rank[self.order] = np.arange(len(self.order))
+
+    def floor_bytes(self) -> int:
+        """Least budget in which the step runs: all that may leave does, and returns on demand."""
+        count = len(self.saved)
+        swap, raw = np.ones(count, np.int8), np.zeros(count, np.int8)
+        n, _ = self._run(swap, raw, self.backward, timeless=True)
+        return int(n[state.PEAK])
+
+    def record(
+        self, action: NDArray[np.int8], codec: NDArray[np.int8], prefetch: NDArray[np.int32]
+    ) -> Record:
+        """One candidate with all that ran and how much memory it took when."""
+        n_rows = 4 * (len(self.trace.operators) + 4 * len(self.saved)) + 64
+        while True:
+            n, x = self._run(action, codec, prefetch, n_rows=n_rows)
+            used = int(max(n[state.SPANS], n[state.SAMPLES]))
+            if used <= n_rows:
+                break
+            n_rows = used
+        spans = x[n[state.SPANS_AT] :][: 4 * n[state.SPANS]].reshape(-1, 4)
+        samples = x[n[state.SAMPLES_AT] :][: 3 * n[state.SAMPLES]].reshape(-1, 3)
+        flaws, first_over = int(n[state.FLAWS]), int(n[state.FIRST_OVER])
+        return Record(self._result(n, x), spans, samples, flaws, first_over)
+
+    def run(
+        self, action: NDArray[np.int8], codec: NDArray[np.int8], prefetch: NDArray[np.int32]
+    ) -> RunResult:
+        """Simulate one candidate; safe to call from several threads.
+
+        Args:
+            action: [n] 0 keep, 1 swap, 2 recompute.
+            codec: [n] index into `codecs`; read where action is 1.
+            prefetch: [n] operator index from whose start on the swap-in may start, f < p <= b
+                (clipped to that); read where action is 1.
+
+        Raises:
+            InternalError: an array has the wrong length or a codec index out of range.
+        """
+        return self._result(*self._run(action, codec, prefetch))
+
+    def earliest_prefetch(
+        self, action: NDArray[np.int8], codec: NDArray[np.int8]
+    ) -> NDArray[np.int32]:
+        """[n] the earliest starts of swap-ins that memory allows, in order of backward uses.
+
+        What memory allows is taken from a run in which copies and operators take no time and
+        every swap-in waits for its demand; each prefetched tensor is then added to it in turn.
+        """
+        n, _ = self._run(action, codec, self.backward, timeless=True)
+        n[state.BUDGET] = self.budget_bytes
+        starts: NDArray[np.int32] = loop.earliest(n)
+        return starts
+
+    def to_plan(
+        self,
+        action: NDArray[np.int8],
+        codec: NDArray[np.int8],
+        prefetch: NDArray[np.int32] | None = None,
+        policy: str = "",
+    ) -> Plan:
+        """The plan of a candidate, with what the simulation predicts of it.
+
+        A plan counts prefetches in saved tensors, not operators: a start is moved to the next later
+        first backward use of any saved tensor.
+
+        Args:
+            action: as for `run`.
+            codec: as for `run`.
+            prefetch: as for `run`; None: as early as memory allows.
+            policy: name of what made it.
+        """
+        decisions = {}
+        for p, saved in enumerate(self.saved):
+            name, tensor = _NAMES[int(action[p])], self.trace.tensors[self.swappable[p]]
+            module = self._module_of(self.swappable[p])
+            made = Decision(name, module=module, nbytes=tensor.nbytes)
+            if action[p] == SWAP:
+                ahead = None if prefetch is None else self._ahead(p, int(prefetch[p]))
+                made = replace(made, codec=self.codecs[int(codec[p])], prefetch=ahead)
+            decisions[saved] = made
+        plan = Plan(decisions, policy, self.budget_bytes, self.hardware.name)
+        result = self.run(*self.from_plan(plan))
+        predicted = predictions(result, self.compute_s)
+        return replace(plan, predicted=predicted, trace_fingerprint=fingerprint(self.trace))
+
+    def _module_of(self, tensor: int) -> str:
+        """The smallest module that holds the producer and all forward users of a tensor."""
+        life, operators = self._life, self.trace.operators
+        touched = [u for u in life.users[tensor] if operators[u].phase == "forward"]
+        if life.producer[tensor] >= 0:
+            touched.append(life.producer[tensor])
+        paths = [operators[u].module.split(".") for u in touched]
+        common = []
+        for parts in zip(*paths, strict=False):
+            if len(set(parts)) > 1:
+                break
+            common.append(parts[0])
+        return ".".join(common)
+
+    def from_plan(self, plan: Plan) -> tuple[NDArray[np.int8], NDArray[np.int8], NDArray[np.int32]]:
+        """Arrays action, codec, prefetch of a plan; `sections.py` sees to sections.
+
+        Raises:
+            ConfigError: a position that no swappable tensor has, a codec the hardware lacks.
+        """
+        n = len(self.saved)
+        action, codec = np.zeros(n, np.int8), np.zeros(n, np.int8)
+        fixed = np.full(n, -1, np.int32)
+        place = {saved: p for p, saved in enumerate(self.saved)}
+        for saved, decision in plan.decisions.items():
+            if saved not in place:
+                raise ConfigError(
+                    f"plan.decisions[{saved}]: the trace has no swappable tensor saved at {saved}."
+                )
+            p = place[saved]
+            action[p] = _NAMES.index(decision.action)
+            codec[p] = self._codec_index(saved, decision.codec or "raw")
+            if decision.prefetch is not None:
+                ahead = self.order[max(self._rank[p] - decision.prefetch, 0)]
+                fixed[p] = self.backward[ahead]
+        starts = fixed
+        if (fixed < 0).any():
+            starts = np.where(fixed < 0, self.earliest_prefetch(action, codec), fixed)
+        return action, codec, starts.astype(np.int32)
+
+    def _ahead(self, p: int, start: int) -> int:
+        """Saved tensors ahead of its own first backward use at which operator ``start`` lies."""
+        first = int(np.searchsorted(self.backward[self.order], start, side="left"))
+        return max(int(self._rank[p]) - first, 0)
+
+    def _codec_index(self, saved: int, name: str) -> int:
+        if name not in self.codecs:
+            raise ConfigError(
+                f"plan.decisions[{saved}].codec={shown(name)}: hardware "
+                f"{shown(self.hardware.name)} has no rates for it. "
+                f"Known: {short(', '.join(self.codecs))}."
+            )
+        return self.codecs.index(name)
+
+    def _can_recompute(self, tensor: int) -> bool:
+        """Whether everything that leads to it lives at its first backward use or has a producer."""
+        life, seen, stack = self._life, {tensor}, [tensor]
+        while stack:
+            producer = life.producer[stack.pop()]
+            if producer < 0:
+                return False
+            for source in self.trace.operators[producer].inputs:
+                if source not in seen and life.last_use[source] < life.backward[tensor]:
+                    seen.add(source)
+                    stack.append(source)
+        return True
+
+    def _worst_s(self) -> float:
+        again_s = sum(o.duration_s for o in self.trace.operators if o.phase == "forward")
+        computing_s = self.compute_s + again_s * len(self.saved)
+        slowest_s = self._tables.seconds.sum(axis=2).max(axis=1, initial=0.0).sum()
+        moving_s = float(slowest_s) / self.hardware.duplex_factor
+        return computing_s / (1.0 - self.hardware.codec_tax) + moving_s
+
+    def _run(
+        self,
+        action: NDArray[np.int8],
+        codec: NDArray[np.int8],
+        prefetch: NDArray[np.integer],
+        *,
+        n_rows: int = 0,
+        timeless: bool = False,
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """The inner loop's arrays after a run, see `state`.
+
+        Args:
+            action: as for `run`.
+            codec: as for `run`.
+            prefetch: as for `run`.
+            n_rows: room for the timeline, after the templates' end.
+            timeless: nothing takes time, memory has no end, everything waits for swap-outs.
+        """
+        count, tables = len(self.saved), self._tables
+        if not action.size == codec.size == prefetch.size == count:
+            raise InternalError(f"simulator: arrays must have {count} entries.")
+        if count and not (codec.min() >= 0 and codec.max() < len(self.codecs)):
+            raise InternalError(f"simulator: codec indices must be in 0..{len(self.codecs) - 1}.")
+        n, x = tables.n.copy(), tables.x.copy()
+        choice = _as(action, np.int8), _as(codec, np.int8), _as(prefetch, np.int32)
+        loop.choose(n, x, *choice, tables.encoded, tables.seconds)
+        if timeless:
+            x[state.X_SIZE :] = 0.0
+            n[state.BUDGET], n[state.HOST_BUDGET], n[state.DRAIN] = 1 << 62, 0, 2
+        if n_rows:
+            n[state.N_ROWS], n[state.SAMPLES_AT] = n_rows, len(x) + 4 * n_rows
+            x = np.concatenate([x, np.zeros(7 * n_rows)])
+        loop.run(n, x)
+        if n[state.FLAWS] & state.STUCK:
+            raise InternalError(f"simulator: stuck at operator {n[state.OP]}.")
+        return n, x
+
+    def _result(self, n: NDArray[np.int64], x: NDArray[np.float64]) -> RunResult:
+        over = max(int(n[state.PEAK]) - self.budget_bytes, 0)
+        if self.hardware.host_memory_bytes:
+            over = max(over, int(n[state.HELD_PEAK]) - self.hardware.host_memory_bytes)
+        step_s = float(x[state.NOW])
+        return RunResult(
+            step_s=step_s,
+            peak_bytes=int(n[state.PEAK]),
+            feasible=not n[state.FLAWS],
+            over_bytes=max(over, 1) if n[state.FLAWS] else 0,
+            average_bytes=float(x[state.INTEGRAL]) / step_s if step_s > 0 else 0.0,
+            host_peak_bytes=int(n[state.HELD_PEAK]),
+            link_bytes=int(n[state.LINK_BYTES]),
+            exposed_s=tuple(x[state.SWAP_IN_S : state.RECOMPUTE_S + 1].tolist()),
+            jobs=int(n[state.JOBS]),
+        )
+
+
+def _as(values: NDArray[np.integer], dtype: type[np.integer]) -> NDArray[np.integer]:
+    return np.ascontiguousarray(values, dtype)

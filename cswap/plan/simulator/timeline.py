@@ -1,0 +1,174 @@
+"""What ran when and how much memory it took: Chrome trace (for Perfetto) and picture."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from cswap.plan.simulator.state import R_RECOMPUTE, RESOURCES
+
+if TYPE_CHECKING:
+    import os
+
+    from cswap.plan.simulator.simulator import Record, Simulator
+
+_US: Final = 1e6
+_ROWS: Final = {"compute": 0, "recompute": 0, "encode": 1, "decode": 1, "d2h": 2, "h2d": 3}
+_LANES: Final = ("compute", "codec", "D2H", "H2D")
+_COLOURS: Final = {
+    "compute": "#4477aa",
+    "recompute": "#aa3377",
+    "encode": "#228833",
+    "decode": "#66ccee",
+    "d2h": "#ee6677",
+    "h2d": "#ccbb44",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One job on one resource.
+
+    Attributes:
+        resource: ``compute``, ``recompute``, ``encode``, ``decode``, ``d2h`` or ``h2d``.
+        name: of the operator or tensor.
+        index: into the trace's operators (compute, recompute) or tensors.
+        start_s: since the step's start.
+        end_s: since the step's start.
+        nbytes: raw bytes (encode, decode) or copied bytes (d2h, h2d); 0 for operators.
+    """
+
+    resource: str
+    name: str
+    index: int
+    start_s: float
+    end_s: float
+    nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """One simulated step.
+
+    Attributes:
+        spans: by start.
+        times_s: when memory was looked at, ascending.
+        device_bytes: from that time until the next.
+        host_bytes: from that time until the next.
+        budget_bytes: device memory allowed.
+        name: of the trace and the policy.
+    """
+
+    spans: tuple[Span, ...]
+    times_s: tuple[float, ...]
+    device_bytes: tuple[int, ...]
+    host_bytes: tuple[int, ...]
+    budget_bytes: int
+    name: str = ""
+
+    def chrome_trace(self) -> dict[str, Any]:
+        """Trace events as chrome://tracing and Perfetto read them; times in microseconds."""
+        events: list[dict[str, Any]] = [
+            {"ph": "M", "pid": 0, "tid": row, "name": "thread_name", "args": {"name": lane}}
+            for row, lane in enumerate(_LANES)
+        ]
+        events.extend(
+            {
+                "ph": "X",
+                "pid": 0,
+                "tid": _ROWS[span.resource],
+                "cat": span.resource,
+                "name": span.name,
+                "ts": span.start_s * _US,
+                "dur": (span.end_s - span.start_s) * _US,
+                "args": {"index": span.index, "nbytes": span.nbytes},
+            }
+            for span in self.spans
+        )
+        for place, values in (("device", self.device_bytes), ("host", self.host_bytes)):
+            events.extend(
+                {
+                    "ph": "C",
+                    "pid": 0,
+                    "name": f"{place} memory",
+                    "ts": time_s * _US,
+                    "args": {"bytes": nbytes},
+                }
+                for time_s, nbytes in zip(self.times_s, values, strict=True)
+            )
+        return {"displayTimeUnit": "ms", "otherData": {"name": self.name}, "traceEvents": events}
+
+    def save_chrome(self, path: str | os.PathLike[str]) -> None:
+        """Write the Chrome trace as JSON.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        Path(path).write_text(json.dumps(self.chrome_trace()) + "\n", encoding="utf-8")
+
+    def save_png(self, path: str | os.PathLike[str]) -> None:
+        """Draw device and host bytes over time, and what each resource does.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+            OSError: the file cannot be written.
+        """
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(12, 6), layout="constrained")
+        memory, lanes = figure.subplots(2, 1, sharex=True, height_ratios=[2, 1])
+        _draw_memory(memory, self)
+        _draw_lanes(lanes, self)
+        figure.suptitle(f"{self.name} (simulated)" if self.name else "simulated step")
+        canvas: Any = FigureCanvasAgg(figure)
+        canvas.print_png(str(path))
+
+
+def from_record(simulator: Simulator, record: Record, name: str = "") -> Timeline:
+    """The timeline of a recorded run."""
+    spans = [_span(simulator, *row) for row in record.spans.tolist()]
+    samples = record.samples
+    return Timeline(
+        spans=tuple(sorted(spans, key=lambda span: span.start_s)),
+        times_s=tuple(samples[:, 0].tolist()),
+        device_bytes=tuple(int(b) for b in samples[:, 1]),
+        host_bytes=tuple(int(b) for b in samples[:, 2]),
+        budget_bytes=simulator.budget_bytes,
+        name=name,
+    )
+
+
+def _span(simulator: Simulator, code: float, at: float, start_s: float, end_s: float) -> Span:
+    resource, trace = RESOURCES[int(code)], simulator.trace
+    if code <= R_RECOMPUTE:
+        index = int(at)
+        operator = trace.operators[index]
+        return Span(resource, operator.name or operator.kind, index, start_s, end_s)
+    index = simulator.swappable[int(at)]
+    tensor = trace.tensors[index]
+    return Span(resource, tensor.name or f"tensor {index}", index, start_s, end_s, tensor.nbytes)
+
+
+def _draw_memory(axes: Any, timeline: Timeline) -> None:
+    times = [*timeline.times_s, max((s.end_s for s in timeline.spans), default=0.0)]
+    for label, values in (("device", timeline.device_bytes), ("host", timeline.host_bytes)):
+        steps = [value / 2**30 for value in values]
+        axes.step(times, [*steps, steps[-1] if steps else 0.0], where="post", label=label)
+    if timeline.budget_bytes <= 2 * max(timeline.device_bytes, default=0):
+        axes.axhline(timeline.budget_bytes / 2**30, color="k", ls="--", lw=1, label="budget")
+    axes.set_ylabel("GiB")
+    axes.set_ylim(bottom=0)
+    axes.legend(loc="upper right")
+
+
+def _draw_lanes(axes: Any, timeline: Timeline) -> None:
+    for resource, row in _ROWS.items():
+        bars = [(s.start_s, s.end_s - s.start_s) for s in timeline.spans if s.resource == resource]
+        axes.broken_barh(bars, (row - 0.4, 0.8), facecolors=_COLOURS[resource], label=resource)
+    axes.set_yticks(range(len(_LANES)), _LANES)
+    axes.invert_yaxis()
+    axes.set_xlabel("s")
+    axes.legend(loc="upper right", ncols=3, fontsize="small")

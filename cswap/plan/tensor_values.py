@@ -1,0 +1,213 @@
+"""What the values of a step's tensors are like, taken from one trace to another. Needs no torch.
+
+An estimated trace has no values, and so no ratios: every codec would be planned as raw. A short
+real run of the same model, with a small batch or smaller images, has both (`measure` with
+``codecs=``); `with_values` gives them to the large step.
+
+Note [which tensor is like which]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+If every module that saves something is known, a tensor takes the values of the one with its name
+and signature (dtype, producer and forward readers by kind). Otherwise (other images take another
+stem, a deeper network has more blocks), and for what another device does by other operators, those
+of the one of its signature whose place among all of that signature is relatively nearest. What has
+no such partner stays without values. Ratios of integers depend on how large the feature map is that
+indices point into: they are taken only where one sample has the same shape.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from cswap.errors import TraceError
+from cswap.plan.simulator.lifetimes import lifetimes
+from cswap.schema.checks import Checks
+from cswap.schema.tensor import DTYPES
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from cswap.schema.trace import Trace, TraceTensor
+
+_CHECK: Final = Checks(TraceError)
+
+FIXED_RATE_FAMILY: Final = "zfp"
+FIXED_RATE_MAX: Final = 32
+"""MAX of CSwap+'s rate P: bits of a float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """What is known of one saved tensor.
+
+    Attributes:
+        name: of the tensor, such as ``features.0.convolution``.
+        signature: dtype, kind of its producer, kinds of its forward readers.
+        sample_shape: in elements, without the first extent, which is the batch; may be empty.
+        profile: as `TraceTensor.profile`.
+        ratios: raw over encoded bytes by codec.
+    """
+
+    name: str
+    signature: str
+    sample_shape: tuple[int, ...] = ()
+    profile: Mapping[str, float] = field(default_factory=dict)
+    ratios: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def module(self) -> str:
+        """Path of the module that produced it."""
+        return self.name.rpartition(".")[0]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return asdict(self)
+
+    @staticmethod
+    def parse(value: Any) -> Values:
+        """Values from a dict.
+
+        Raises:
+            TraceError: a field is unknown, missing or wrong.
+        """
+        found = _CHECK.record("values", value, Values)
+        for name in ("name", "signature"):
+            _CHECK.text(f"values.{name}", found[name])
+        shape = _CHECK.items("values.sample_shape", found.get("sample_shape", ()))
+        for place, extent in enumerate(shape):
+            _CHECK.count(f"values.sample_shape[{place}]", extent)
+        for name in ("profile", "ratios"):
+            _CHECK.numbers(f"values.{name}", found.get(name, {}))
+        return Values(**{**found, "sample_shape": shape})
+
+
+def values_of(trace: Trace) -> tuple[Values, ...]:
+    """What a trace knows of its saved tensors, in saved order.
+
+    >>> from cswap.schema.trace import Trace, TraceOperator, TraceTensor
+    >>> forward = TraceOperator("f", "conv", "forward", 1.0, (), (0,))
+    >>> backward = TraceOperator("b", "conv", "backward", 1.0, (0,), ())
+    >>> tensor = TraceTensor(8, name="x", saved=0, ratios={"zvc": 2.0})
+    >>> values_of(Trace((forward, backward), (tensor,)))[0].signature
+    'float32 conv >'
+    """
+    names = _numbered([trace.tensors[i].name for i in _saved(trace)])
+    return tuple(
+        Values(name, signature, t.shape[1:], dict(t.profile), dict(t.ratios))
+        for name, signature, t in zip(
+            names, _signatures(trace), (trace.tensors[i] for i in _saved(trace)), strict=True
+        )
+    )
+
+
+def with_values(
+    trace: Trace, known: Sequence[Values], *, codecs: Collection[str] | None = None
+) -> Trace:
+    """The trace with profiles and ratios of another step of the same model.
+
+    Args:
+        trace: of which device, batch and image size ever.
+        known: of `values_of`; see Note [which tensor is like which].
+        codecs: whose ratios to take; None: all. A planner may pick any codec that has a ratio:
+            name the lossless ones, if nothing may be lost.
+
+    Raises:
+        TraceError: nothing of the trace resembles anything known.
+    """
+    mine = values_of(trace)
+    pairs = zip(_by_name(mine, known), _by_depth(mine, known), strict=True)
+    partners = [named or near for named, near in pairs]
+    if known and mine and not any(partners):
+        raise TraceError(
+            f"trace={trace.name!r}: none of its {len(mine)} saved tensors is like any of the "
+            f"{len(known)} known ones. Take values of the same model."
+        )
+    tensors = list(trace.tensors)
+    for index, own, partner in zip(_saved(trace), mine, partners, strict=True):
+        if partner is not None:
+            tensors[index] = _filled(tensors[index], own, partner, codecs)
+    return replace(trace, tensors=tuple(tensors))
+
+
+def with_fixed_rates(trace: Trace, least: int = 3) -> Trace:
+    """The trace with the ratios of fixed-rate zfp, 32 / P, for its saved float32 tensors.
+
+    No measurement is needed: the rate fixes the size. A plan may then lose precision.
+
+    Args:
+        trace: any.
+        least: smallest P that may be chosen, in bits per value; below 3 the exponents of zfp's
+            blocks of 4 values alone take more.
+    """
+    rates = {f"{FIXED_RATE_FAMILY}:{p}": FIXED_RATE_MAX / p for p in range(least, FIXED_RATE_MAX)}
+    tensors = list(trace.tensors)
+    for index in _saved(trace):
+        if tensors[index].dtype == "float32":
+            tensors[index] = replace(tensors[index], ratios={**tensors[index].ratios, **rates})
+    return replace(trace, tensors=tuple(tensors))
+
+
+def _saved(trace: Trace) -> list[int]:
+    saved = [i for i, tensor in enumerate(trace.tensors) if tensor.saved >= 0]
+    return sorted(saved, key=lambda i: trace.tensors[i].saved)
+
+
+def _numbered(names: Sequence[str]) -> list[str]:
+    # Two outputs of one operator have one name.
+    seen: dict[str, int] = {}
+    numbered = []
+    for name in names:
+        seen[name] = count = seen.get(name, 0) + 1
+        numbered.append(name if count == 1 else f"{name}#{count}")
+    return numbered
+
+
+def _signatures(trace: Trace) -> list[str]:
+    life, operators = lifetimes(trace), trace.operators
+    found = []
+    for index in _saved(trace):
+        producer = life.producer[index]
+        made = operators[producer].kind if producer >= 0 else trace.tensors[index].role
+        readers = {operators[u].kind for u in life.users[index] if _is_forward(trace, u)}
+        found.append(f"{trace.tensors[index].dtype} {made} > {' '.join(sorted(readers))}".rstrip())
+    return found
+
+
+def _is_forward(trace: Trace, operator: int) -> bool:
+    return trace.operators[operator].phase == "forward"
+
+
+def _by_name(mine: Sequence[Values], known: Sequence[Values]) -> list[Values | None]:
+    if not {v.module for v in mine} <= {v.module for v in known}:
+        return [None] * len(mine)
+    found = {(v.name, v.signature): v for v in known}
+    return [found.get((v.name, v.signature)) for v in mine]
+
+
+def _by_depth(mine: Sequence[Values], known: Sequence[Values]) -> list[Values | None]:
+    groups: dict[str, list[Values]] = defaultdict(list)
+    for values in known:
+        groups[values.signature].append(values)
+    counts: dict[str, int] = defaultdict(int)
+    for values in mine:
+        counts[values.signature] += 1
+    seen: dict[str, int] = defaultdict(int)
+    partners: list[Values | None] = []
+    for values in mine:
+        group, count = groups.get(values.signature, []), counts[values.signature]
+        rank = seen[values.signature]
+        seen[values.signature] += 1
+        place = round(rank * (len(group) - 1) / max(count - 1, 1)) if group else 0
+        partners.append(group[place] if group else None)
+    return partners
+
+
+def _filled(
+    tensor: TraceTensor, own: Values, partner: Values, codecs: Collection[str] | None
+) -> TraceTensor:
+    floating = tensor.dtype in DTYPES and DTYPES[tensor.dtype].kind == "float"
+    if not floating and own.sample_shape != partner.sample_shape:
+        return tensor
+    ratios = {c: r for c, r in partner.ratios.items() if codecs is None or c in codecs}
+    return replace(tensor, profile=dict(partner.profile), ratios=ratios)

@@ -1,0 +1,1 @@
+"""Statistics: counters while the engine runs, and their presentation afterwards."""

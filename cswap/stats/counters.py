@@ -1,0 +1,193 @@
+"""The running counts of an engine, behind `Stats`."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING
+
+from cswap.log import log
+from cswap.stats.stats import CodecStats, Stats
+
+if TYPE_CHECKING:
+    from cswap.stats.step_trace import Timeline
+
+
+class Counters:
+    """The running counts behind `Stats`. Thread-safe.
+
+    Attributes:
+        kept: tensors left where they are, by reason: how many, and their bytes.
+        host_is_device: see `Stats`.
+        timeline: to draw what happens on; None: nobody looks.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.kept: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
+        self.host_is_device = False
+        self.fallbacks: Counter[str] = Counter()
+        self.by_codec: defaultdict[str, CodecStats] = defaultdict(CodecStats)
+        self.packed = 0
+        self.deduplicated = 0
+        self.swapped = 0
+        self.prefetch_hits = 0
+        self.prefetch_misses = 0
+        self.exposed_s = 0.0
+        self.compile_s = 0.0
+        self.guard_checks = 0
+        self.guard_worst_error = 0.0
+        self.guard_worst_cosine = 1.0
+        self.guard_fallbacks: Counter[str] = Counter()
+        self.timeline: Timeline | None = None
+        self._device_bytes = 0
+        self._host_bytes = 0
+        self._peak_device = 0
+        self._peak_host = 0
+        self._peak_saved = 0
+
+    def keep(self, reason: str, nbytes: int) -> None:
+        """A tensor was saved and left where it is."""
+        with self._lock:
+            self.packed += 1
+            entry = self.kept[reason]
+            entry[0] += 1
+            entry[1] += nbytes
+
+    def stay(self, reason: str, nbytes: int, by: int = 1) -> None:
+        """A tensor that was packed stays where it is after all (or ``by=-1``: does not)."""
+        with self._lock:
+            entry = self.kept[reason]
+            entry[0] += by
+            entry[1] += by * nbytes
+
+    def share(self) -> None:
+        """A tensor was saved that the engine holds already."""
+        with self._lock:
+            self.packed += 1
+            self.deduplicated += 1
+
+    def admit(self, nbytes: int) -> None:
+        """A tensor was saved and is the engine's now."""
+        with self._lock:
+            self.packed += 1
+            self._device_bytes += nbytes
+            self._note_peaks()
+        self._draw()
+
+    def hold(self, *, device: int = 0, host: int = 0) -> None:
+        """The engine holds that many bytes more (or fewer)."""
+        with self._lock:
+            self._device_bytes += device
+            self._host_bytes += host
+            if device > 0 or host > 0:
+                self._note_peaks()
+        self._draw()
+
+    def recount(self, *, device: int, host: int) -> None:
+        """After an interrupt: the engine holds that many bytes, added up again."""
+        with self._lock:
+            self._device_bytes, self._host_bytes = device, host
+
+    def _draw(self) -> None:
+        if self.timeline is not None:
+            now_s = time.perf_counter()
+            self.timeline.count(now_s, device=self._device_bytes, host=self._host_bytes)
+
+    def _note_peaks(self) -> None:
+        device, host = self._device_bytes, self._host_bytes
+        if device > self._peak_device:
+            self._peak_device = device
+        if host > self._peak_host:
+            self._peak_host = host
+        if device + host > self._peak_saved:
+            self._peak_saved = device + host
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of device memory that the engine holds now."""
+        return self._device_bytes
+
+    def encoded(self, codec: str, raw: int, encoded: int, encode_s: float, *, whole: bool) -> None:
+        """A part of a tensor is out; ``whole``: the last of it."""
+        with self._lock:
+            self.swapped += whole
+            entry = self.by_codec[codec]
+            entry.count += whole
+            entry.raw += raw
+            entry.encoded += encoded
+            entry.encode_s += encode_s
+
+    def decoded(self, codec: str, decode_s: float) -> None:
+        """A part of a tensor was decoded."""
+        with self._lock:
+            self.by_codec[codec].decode_s += decode_s
+
+    def compiled(self, seconds: float) -> None:
+        """Kernels took that long to be compiled or loaded."""
+        with self._lock:
+            self.compile_s += seconds
+
+    def fetched(self, *, hit: bool) -> None:
+        """An unpack found its tensor ready (or under way), or did not."""
+        with self._lock:
+            self.prefetch_hits += hit
+            self.prefetch_misses += not hit
+
+    def fall_back(self, what: str, why: object, then: str = "taking a slower path") -> None:
+        """Another, correct path is taken; said once in the log, counted always."""
+        with self._lock:
+            self.fallbacks[what] += 1
+            first = self.fallbacks[what] == 1
+        if first:
+            log.warning("%s failed (%s); %s from here on.", what, why, then)
+
+    def guarded(self, error: float, cosine: float) -> None:
+        """A module's gradients were compared: their relative error, and their cosine."""
+        with self._lock:
+            self.guard_checks += 1
+            self.guard_worst_error = max(self.guard_worst_error, error)
+            self.guard_worst_cosine = min(self.guard_worst_cosine, cosine)
+
+    def grow_milder(self, what: str) -> None:
+        """A class of tensors went to a milder codec."""
+        with self._lock:
+            self.guard_fallbacks[what] += 1
+
+    def exposed(self, seconds: float) -> None:
+        """The computing thread encoded, decoded or waited that long."""
+        with self._lock:
+            self.exposed_s += seconds
+
+    def snapshot(self, disk_bytes: int = 0) -> Stats:
+        """The counts as they stand."""
+        with self._lock:
+            return Stats(
+                packed=self.packed,
+                swapped=self.swapped,
+                deduplicated=self.deduplicated,
+                kept_by_reason={why: n for why, (n, _) in self.kept.items() if n},
+                kept_bytes_by_reason={why: nbytes for why, (n, nbytes) in self.kept.items() if n},
+                raw_bytes=sum(c.raw for c in self.by_codec.values()),
+                encoded_bytes=sum(c.encoded for c in self.by_codec.values()),
+                by_codec={name: dataclasses.replace(c) for name, c in self.by_codec.items()},
+                device_bytes=self._device_bytes,
+                host_bytes=self._host_bytes,
+                peak_device_bytes=self._peak_device,
+                peak_host_bytes=self._peak_host,
+                peak_saved_bytes=self._peak_saved,
+                disk_bytes=disk_bytes,
+                host_is_device=self.host_is_device,
+                prefetch_hits=self.prefetch_hits,
+                prefetch_misses=self.prefetch_misses,
+                exposed_s=self.exposed_s,
+                compile_s=self.compile_s,
+                guard_checks=self.guard_checks,
+                guard_worst_error=self.guard_worst_error,
+                guard_worst_cosine=self.guard_worst_cosine,
+                guard_fallbacks=dict(self.guard_fallbacks),
+                fallbacks=sum(self.fallbacks.values()),
+                fallbacks_by_reason=dict(self.fallbacks),
+            )

@@ -1,0 +1,73 @@
+"""Why a saved tensor stays where it is, in words; and what that means for memory.
+
+The engine counts reasons by name while it runs; words are found for them when somebody looks.
+`docs/troubleshooting.md` has a section for each.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+
+class Reason(NamedTuple):
+    """One name in `Stats.kept_by_reason`.
+
+    Attributes:
+        why: in words.
+        remedy: what to change for it to be swapped.
+    """
+
+    why: str
+    remedy: str
+
+
+REASONS: Final[dict[str, Reason]] = {
+    "small": Reason("below min_bytes", "lower min_bytes=, if they are many"),
+    "parameter": Reason(
+        "weights, buffers, their views and casts", "none: they exist anyway and are never moved"
+    ),
+    "does_not_pay": Reason(
+        "no codec admitted makes it small enough for its time", 'allow lossy="int8", or name codec='
+    ),
+    "budget": Reason(
+        "among the newest, which budget= or keep_last= let stay", "lower budget= or keep_last="
+    ),
+    "wanted_early": Reason(
+        "backward asked before its encode was done",
+        "usual for what was saved last; if it is most, raise workers=",
+    ),
+    "excluded": Reason("its module is excluded, or not included", "change exclude= or include="),
+    "plan": Reason("the plan keeps it", "plan for a smaller budget, or install without plan="),
+    "host_limit": Reason("no room in host memory", "raise host_limit=, or name a spill_dir="),
+    "disk": Reason(
+        "the disk tier was full or could not be written", "raise spill_limit=, or free the disk"
+    ),
+    "modified": Reason(
+        "changed in place after it was saved", "replace the in-place operator, if it matters"
+    ),
+    "dropped": Reason(
+        "let go before its encode was done", "none: no backward wanted it (use torch.no_grad())"
+    ),
+    "layout": Reason(
+        "sparse, quantised, or of a dtype that no codec knows", "none: these are not swapped"
+    ),
+    "subclass": Reason("of a tensor subclass, such as DTensor", "none: these are not swapped"),
+    "saved_again": Reason(
+        "a mask, a table or an input that several layers save: one copy serves all of them",
+        "none: an encoding would come on top of the tensor's own memory",
+    ),
+    "wrapped": Reason("inside of vmap, jvp or another function transform", "none"),
+    "storage": Reason(
+        "its storage is smaller than it says, as FSDP leaves it", "none: its memory is not there"
+    ),
+    "device": Reason("neither on a CPU nor on CUDA", "none: other devices are not swapped"),
+    "tracing": Reason(
+        "saved while operators were being traced", "none: what the traced code saves later counts"
+    ),
+    "capturing": Reason(
+        "saved while a CUDA graph was being captured", "train without capturing a graph"
+    ),
+    "memory": Reason("no memory to encode into", "smaller batches, or a codec with less scratch"),
+    "raw:encode": Reason("even copying it failed", "see the log of 'cswap'"),
+}
+"""Every reason that the engine counts, by name."""

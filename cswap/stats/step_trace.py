@@ -1,0 +1,110 @@
+"""What an engine did when: every pack, encode, copy, decode and wait of the steps recorded.
+
+Exported as a Chrome trace (chrome://tracing, https://ui.perfetto.dev). Recording is off unless
+`SwapEngine.trace` is entered: it costs a few microseconds per job, and memory.
+
+Source of the format: "Trace Event Format", Google, 2016.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+if TYPE_CHECKING:
+    import os
+
+    from cswap.devices.base import Event
+
+Track = Literal["compute", "codec", "d2h", "h2d"]
+
+TRACKS: Final[tuple[Track, ...]] = ("compute", "codec", "d2h", "h2d")
+FORMAT: Final = "cswap-timeline"
+VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SavedTensor:
+    """Which tensor an event is about.
+
+    Attributes:
+        position: among those saved in its step.
+        step: number of the step.
+        saved_in: module, operator or autograd node that it was saved in.
+    """
+
+    position: int
+    step: int
+    saved_in: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """The arguments of a Chrome event."""
+        return {"position": self.position, "step": self.step, "saved in": self.saved_in}
+
+
+class Timeline:
+    """Events of some steps. Thread-safe; times are `time.perf_counter`'s, in seconds."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._events: list[dict[str, Any]] = []
+
+    def job(
+        self, name: str, track: Track, tensor: SavedTensor, event: Event, codec: str, nbytes: int
+    ) -> None:
+        """A job of a swap has run; devices that do not know when are left out."""
+        start, end = event.span_s
+        if end > start > 0:
+            about = {"codec": codec, "bytes": nbytes, **tensor.to_dict()}
+            self._add(name, track, start, end, about)
+
+    def span(self, name: str, tensor: SavedTensor, start_s: float, end_s: float) -> None:
+        """The computing thread was busy with a swap, or waited for it."""
+        self._add(name, "compute", start_s, end_s, tensor.to_dict())
+
+    def count(self, at_s: float, *, device: int, host: int) -> None:
+        """The engine holds so many bytes now."""
+        entry = {"ph": "C", "name": "bytes", "ts": 1e6 * at_s, "pid": 1}
+        with self._lock:
+            self._events.append({**entry, "args": {"device": device, "host": host}})
+
+    def _add(
+        self, name: str, track: Track, start_s: float, end_s: float, about: dict[str, Any]
+    ) -> None:
+        entry = {
+            "ph": "X",
+            "name": name,
+            "ts": 1e6 * start_s,
+            "dur": 1e6 * (end_s - start_s),
+            "pid": 1,
+            "tid": TRACKS.index(track) + 1,
+            "args": about,
+        }
+        with self._lock:
+            self._events.append(entry)
+
+    def to_chrome(self) -> dict[str, Any]:
+        """The Chrome trace as plain data; time starts at 0 with the first event."""
+        with self._lock:
+            events = [dict(event) for event in self._events]
+        first = min((event["ts"] for event in events), default=0.0)
+        for event in events:
+            event["ts"] -= first
+        events.sort(key=lambda event: event["ts"])
+        names = [
+            {"ph": "M", "name": "thread_name", "pid": 1, "tid": i, "args": {"name": track}}
+            for i, track in enumerate(TRACKS, 1)
+        ]
+        about = {"format": FORMAT, "version": VERSION}
+        return {"traceEvents": names + events, "displayTimeUnit": "ms", "otherData": about}
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the Chrome trace.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        Path(path).write_text(json.dumps(self.to_chrome()) + "\n", encoding="utf-8")

@@ -1,0 +1,243 @@
+"""The first advisor: predicted ratios, choices, what must stay exact, and reasons one can read."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from cswap.advisor import advisor as module
+from cswap.advisor import lossy_rules as rules
+from cswap.advisor import site_history as memory_module
+from cswap.advisor.advisor import MARGIN, Advisor
+from cswap.advisor.call_site import Site
+from cswap.advisor.cost import RATIOS, Rate, predict
+from cswap.advisor.live_costs import KEEP
+from cswap.advisor.rates import CPU_RATES
+from cswap.advisor.site_history import RESAMPLE_EVERY, Explanation, SiteMemory
+from cswap.codecs.registry import get_codec
+from cswap.config import SwapConfig
+from cswap.profiler import profile
+from cswap.schema.plan import Decision, Plan
+
+N = 1 << 18
+
+
+def relu(zeros, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(N, generator=generator).abs()
+    return x * (torch.rand(N, generator=generator) >= zeros)
+
+
+def choice(x, *, may_keep=True, lossy_ok=False, site=None, plan=None, **options):
+    advisor = Advisor(SwapConfig(**options), plan)
+    codec = advisor.choose(x, site or Site(), 0, lossy_ok=lossy_ok, may_keep=may_keep).codec
+    return KEEP if codec is None else codec.name
+
+
+def test_sparse_tensors_go_through_zvc_and_dense_ones_stay():
+    assert choice(relu(0.6)).startswith("zvc")
+    assert choice(torch.randn(N)) == KEEP
+
+
+def test_where_it_may_not_stay_a_dense_tensor_is_moved_by_what_is_cheapest():
+    assert choice(torch.randn(N), may_keep=False) in ("raw", "expk", "zvc+expk")
+    noise = torch.randint(0, 256, (4 * N,), dtype=torch.uint8).view(torch.float32)
+    assert choice(noise, may_keep=False) == "raw"
+
+
+def test_masks_and_indices_are_packed():
+    assert choice(torch.rand(N) < 0.7) == "bitpack"
+    assert choice(torch.randint(0, 1000, (N,))) == "bitpack"
+
+
+def test_a_lossy_codec_is_taken_only_where_it_is_allowed():
+    dense = torch.randn(N)
+    assert choice(dense, lossy="int8", lossy_ok=True) == "int8"
+    assert choice(dense, lossy="int8", lossy_ok=False) == KEEP
+    assert choice(relu(0.6), lossy="int8", lossy_ok=True) == "zvc+int8"
+
+
+def test_an_error_budget_admits_the_codecs_within_it():
+    assert rules.lossy_candidates("off") == ()
+    assert set(rules.lossy_candidates(0.01)) == {"bf16", "fp16", "int8", "zvc+int8"}
+    assert "int4" not in rules.lossy_candidates(0.03)
+    assert "int4" in rules.lossy_candidates(0.2)
+    assert choice(torch.randn(N), lossy=0.01, lossy_ok=True) == "int8"
+
+
+@pytest.mark.parametrize(
+    ("site", "allowed"),
+    [
+        (Site(kind="LayerNorm"), False),
+        (Site(kind="LlamaRMSNorm"), False),
+        (Site(kind="CrossEntropyLoss"), False),
+        (Site(scope="layers.3.mlp.gate"), False),
+        (Site(scope="layers.3.mlp.gate_proj"), True),
+        (Site(operator="layer_norm"), False),
+        (Site(operator="cross_entropy"), False),
+        (Site(producer="SoftmaxBackward0"), False),
+        (Site(producer="LogSoftmaxBackward0"), False),
+        (Site(kind="Linear", operator="linear", producer="GeluBackward0"), True),
+    ],
+)
+def test_what_training_does_not_forgive_stays_exact(site, allowed):
+    assert rules.may_be_lossy(torch.randn(N), site) is allowed
+
+
+def test_integers_masks_and_small_tensors_stay_exact():
+    assert not rules.may_be_lossy(torch.zeros(N, dtype=torch.int64), Site())
+    assert not rules.may_be_lossy(torch.zeros(N, dtype=torch.bool), Site())
+    assert not rules.may_be_lossy(torch.randn(100), Site())
+
+
+def test_a_forced_codec_gives_way_where_it_cannot_serve():
+    assert choice(torch.randn(N), codec="expk") == "expk"
+    assert choice(torch.rand(N) < 0.5, codec="expk") == "bitpack"
+    assert choice(torch.randn(N), codec="int8", lossy_ok=False) == KEEP
+    assert choice(torch.randn(N), codec={"float32": "zvc"}) == "zvc"
+    assert choice(torch.randn(N), codec={torch.float32: "zvc"}) == "zvc"
+    assert choice(torch.randn(N), codec=lambda p: "rle" if p.zero_fraction < 1 else "zvc") == "rle"
+    assert choice(torch.randn(N), site=Site(codec="csr")) == "csr"
+    assert choice(torch.randn(N), plan=Plan({0: Decision("swap", "rle")}), codec="zvc") == "rle"
+
+
+def test_a_choice_is_remembered_and_sampled_again_now_and_then(monkeypatch):
+    sampled = []
+
+    def counted(x):
+        sampled.append(x.numel())
+        return profile(x)
+
+    monkeypatch.setattr(module, "profile", counted)
+    advisor = Advisor(SwapConfig(), None)
+    for _ in range(2 * RESAMPLE_EVERY):
+        advisor.choose(relu(0.6), Site(), 0, lossy_ok=False, may_keep=True)
+    assert len(sampled) == 2
+    advisor.choose(relu(0.6), Site(), 1, lossy_ok=False, may_keep=True)
+    assert len(sampled) == 3
+
+
+def test_explanations_name_site_profile_candidates_and_choice():
+    advisor = Advisor(SwapConfig(), None)
+    advisor.choose(relu(0.6), Site(scope="features.3"), 4, lossy_ok=False, may_keep=True)
+    (explanation,) = advisor.explain()
+    assert explanation.position == 4
+    assert explanation.profile is not None
+    costs = [c.cost_s for c in explanation.candidates]
+    assert costs == sorted(costs)
+    assert explanation.codec == explanation.candidates[0].codec
+    text = str(explanation)
+    assert "features.3" in text
+    assert explanation.codec in text
+    assert "% zeros" in text
+
+
+def test_a_gain_below_the_margin_is_not_taken():
+    advisor = Advisor(SwapConfig(), None)
+    advisor.choose(torch.randn(N), Site(), 0, lossy_ok=False, may_keep=True)
+    (explanation,) = advisor.explain()
+    keep = next(c for c in explanation.candidates if c.codec == KEEP)
+    assert explanation.candidates[0].cost_s > (1 - MARGIN) * keep.cost_s
+    assert explanation.codec == KEEP
+
+
+@pytest.mark.parametrize("zeros", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["zvc", "csr", "expk", "zvc+expk", "int8", "zvc+int8", "int4"])
+def test_predicted_ratio_is_close_to_the_true_one(name, dtype, zeros):
+    x = relu(zeros).to(dtype)
+    codec = get_codec(name)
+    if not codec.supports(x.dtype):
+        pytest.skip(f"{name} does not take {dtype}")
+    predicted = predict(name, profile(x), CPU_RATES[name], 0.0).ratio
+    assert math.isclose(predicted, codec.encode(x).ratio, rel_tol=0.15)
+
+
+@pytest.mark.parametrize("high", [2, 100, 5000])
+def test_predicted_ratio_of_integers_is_close_to_the_true_one(high):
+    x = torch.randint(0, high, (N,), generator=torch.Generator().manual_seed(0))
+    predicted = predict("bitpack", profile(x), CPU_RATES["bitpack"], 0.0).ratio
+    assert math.isclose(predicted, get_codec("bitpack").encode(x).ratio, rel_tol=0.15)
+
+
+def test_cost_is_time_plus_price_times_bytes():
+    found = predict("raw", profile(torch.randn(1000)), Rate(1e9, 2e9, 1e-6), 3e-9)
+    assert found.device_s == pytest.approx(2e-6 + 4e-6 + 2e-6)
+    assert found.cost_s == pytest.approx(found.device_s + 3e-9 * 4000)
+
+
+def test_every_candidate_has_a_rate_and_a_ratio():
+    assert set(RATIOS) == set(CPU_RATES)
+    options: tuple[str | float, ...] = (*rules.RELATIVE_ERROR, 0.5)
+    lossy = {n for option in options for n in rules.lossy_candidates(option)}
+    assert lossy <= set(RATIOS)
+
+
+class Arriving:
+    """A late profile that arrives when it is asked for the second time."""
+
+    def __init__(self, x):
+        self._x, self._asked = x, 0
+
+    def get(self):
+        self._asked += 1
+        return profile(self._x) if self._asked > 1 else None
+
+
+@pytest.fixture
+def far(monkeypatch):
+    monkeypatch.setattr(module, "_is_far", lambda _: True)
+    monkeypatch.setattr(module, "LateProfile", Arriving)
+
+
+def test_until_a_sample_has_arrived_the_choice_is_cheap_and_nobody_waits(far):
+    advisor = Advisor(SwapConfig(), None)
+
+    def choose(x):
+        codec = advisor.choose(x, Site(), x.dtype.itemsize, lossy_ok=False, may_keep=True).codec
+        return KEEP if codec is None else codec.name
+
+    dense = torch.randn(N)
+    assert [choose(dense) for _ in range(3)] == ["zvc", KEEP, KEEP]
+    indices = torch.randint(0, 1000, (N,))
+    assert [choose(indices) for _ in range(2)] == ["bitpack", "bitpack"]
+    (first, _) = advisor.explain()
+    assert first.profile is not None
+
+
+def test_a_named_codec_waits_for_no_sample(far):
+    advisor = Advisor(SwapConfig(codec="rle"), None)
+    x = torch.randn(N)
+    codec = advisor.choose(x, Site(), 0, lossy_ok=False, may_keep=True).codec
+    assert codec is not None
+    assert codec.name == "rle"
+
+
+def test_after_so_many_uses_a_new_sample_is_taken_and_the_old_choice_serves_meanwhile(far):
+    advisor = Advisor(SwapConfig(), None)
+
+    def choose(x):
+        codec = advisor.choose(x, Site(), 0, lossy_ok=False, may_keep=True).codec
+        return KEEP if codec is None else codec.name
+
+    for _ in range(2):
+        choose(relu(0.6))
+    chosen = [choose(torch.randn(N)) for _ in range(RESAMPLE_EVERY + 2)]
+    assert chosen[0].startswith("zvc")
+    assert chosen[-1] == KEEP
+
+
+def test_a_worker_may_report_while_a_choice_is_explained(monkeypatch):
+    memory = SiteMemory(Explanation(0, Site(""), None, (), "zvc", "forced"), get_codec("zvc"))
+    memory.note_encoded("zvc", 100, 50)
+    real = memory_module.Measured
+
+    def meanwhile(*args):
+        memory.note_encoded("raw", 100, 100)
+        return real(*args)
+
+    monkeypatch.setattr(memory_module, "Measured", meanwhile)
+    assert [m.codec for m in memory.explained().measured] == ["zvc"]
+    assert [m.codec for m in memory.explained().measured] == ["zvc", "raw"]

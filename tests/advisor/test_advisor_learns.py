@@ -1,0 +1,366 @@
+"""The advisor over many steps: drift, noise, corrections, the price of a byte, trials."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cswap.advisor import correction, explore
+from cswap.advisor import live_costs as market
+from cswap.advisor.advisor import HYSTERESIS, MARGIN, Advisor
+from cswap.advisor.call_site import Site
+from cswap.advisor.correction import Correction, TimeCorrections
+from cswap.advisor.cost import predict
+from cswap.advisor.live_costs import KEEP
+from cswap.advisor.price import StepClock, fit_price, link_price
+from cswap.advisor.rates import (
+    CPU_RATES,
+    DEFAULT_PRICE_S_PER_BYTE,
+    HOOKS_S,
+    LINK_BYTES_PER_S,
+    RATES,
+)
+from cswap.codecs.registry import get_codec
+from cswap.config import SwapConfig
+from cswap.errors import ConfigError
+from cswap.profiler import profile, profile_all
+
+N = 1 << 16
+
+
+def sparse(zeros, seed, *, wide=False):
+    """Normal values, or such that have every exponent: those gain by their zeros alone."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(N, generator=generator)
+    x = torch.exp(20 * x) if wide else x
+    return x * (torch.rand(N, generator=generator) >= zeros)
+
+
+class Run:
+    """One call site over many steps, with encodings really made."""
+
+    def __init__(self, *, may_keep=False, **options):
+        self.advisor = Advisor(SwapConfig(**options), None)
+        self.may_keep = may_keep
+
+    def step(self, x, slower=1.0):
+        self.advisor.begin_step(0.0)
+        advice = self.advisor.choose(x, Site(), 0, lossy_ok=False, may_keep=self.may_keep)
+        if advice.codec is None:
+            return self.settled
+        name = advice.codec.name
+        advice.note_encoded(name, x.nbytes, advice.codec.encode(x).nbytes)
+        advice.note_round_trip(name, slower * CPU_RATES[name].device_s(profile(x)))
+        return self.settled
+
+    @property
+    def settled(self):
+        """What it chooses; a step's trial may have been of another."""
+        return self.advisor.explain()[0].codec
+
+
+def costs(x, *names):
+    exact = profile_all(x)
+    names = names or ("raw", "zvc", "csr", "rle", "zvc+expk", "expk")
+    price = DEFAULT_PRICE_S_PER_BYTE
+    extra = {n: 0.0 if n == KEEP else HOOKS_S for n in names}
+    return {n: predict(n, exact, CPU_RATES[n], price, extra_s=extra[n]).cost_s for n in names}
+
+
+def switches(chosen):
+    return sum(a != b for a, b in itertools.pairwise(chosen))
+
+
+# ------------------------------------------------------------------- drift
+
+
+def test_choices_follow_a_drift_within_ten_steps():
+    run, behind, chosen = Run(may_keep=True), 0, []
+    for step in range(200):
+        x = sparse(0.9 - 0.8 * step / 199, step, wide=True)
+        chosen.append(run.step(x))
+        now = costs(x, KEEP, "zvc", "csr", "rle", "zvc+expk", "expk")
+        now = {n: c * (1 - MARGIN * (n == KEEP)) for n, c in now.items()}
+        late = now[chosen[-1]] > (1 + HYSTERESIS + 0.02) * min(now.values())
+        behind = behind + 1 if late else 0
+        assert behind <= 10, f"step {step}: {chosen[-1]} of {now}"
+    assert (chosen[0], chosen[-1]) == ("zvc", KEEP)
+    assert switches(chosen) == 1
+
+
+def test_a_sudden_change_is_seen_at_the_next_step():
+    run = Run()
+    for step in range(20):
+        run.step(sparse(0.9, step))
+    before = run.step(sparse(0.9, 20))
+    chosen = [run.step(torch.randn(N)) for _ in range(3)]
+    assert chosen[0] == before  # nothing has told it yet
+    assert chosen[1] in ("expk", "zvc+expk")
+
+
+@pytest.mark.parametrize("may_keep", [False, True])
+@pytest.mark.parametrize("wide", [False, True])
+def test_noise_does_not_make_choices_flap(may_keep, wide):
+    rng = np.random.default_rng(0)
+    for zeros in np.linspace(0.05, 0.85, 5):
+        run = Run(may_keep=may_keep)
+        chosen = [
+            run.step(
+                sparse(zeros * (1 + rng.uniform(-0.03, 0.03)), step, wide=wide),
+                rng.uniform(0.97, 1.03),
+            )
+            for step in range(60)
+        ]
+        steady = chosen[8:]  # the first sample may have been an unusual one
+        assert all(switches(steady[i : i + 50]) <= 1 for i in range(len(steady) - 50)), zeros
+
+
+# -------------------------------------------------------------- corrections
+
+
+def test_a_slow_neighbour_slows_all_codecs_and_changes_no_choice():
+    run = Run()
+    chosen = [run.step(sparse(0.6, step), slower=3.0) for step in range(40)]
+    assert switches(chosen) == 0
+    found = run.advisor.explain()[0]
+    assert found.candidates[0].device_s - HOOKS_S == pytest.approx(
+        3.0 * CPU_RATES[found.candidates[0].codec].device_s(profile(sparse(0.6, 39))), rel=0.05
+    )
+
+
+def test_one_slow_codec_is_left():
+    factors = TimeCorrections()
+    for _ in range(60):
+        factors.observe("zvc", 1e-3, 8e-3)
+        factors.observe("expk", 1e-3, 1e-3)
+    assert factors.seconds("zvc", 1e-3) / factors.seconds("expk", 1e-3) == pytest.approx(8, rel=0.3)
+
+
+def test_what_small_tensors_take_longer_is_no_factor_of_large_ones():
+    factors = TimeCorrections()
+    for _ in range(60):
+        for predicted in (2e-5, 5e-5, 1e-3):
+            factors.observe("bitpack", predicted, 8e-5 + 1.5 * predicted)
+    assert factors.seconds("expk", 2e-3) == pytest.approx(8e-5 + 3e-3, rel=0.15)
+    assert factors.seconds("expk", 2e-5) == pytest.approx(1.1e-4, rel=0.2)
+
+
+def test_an_outlier_moves_little_and_a_change_is_followed():
+    found = Correction()
+    for _ in range(10):
+        found.observe(1.0, 1.0)
+    found.observe(1.0, 100.0)
+    assert found.factor < 1.11
+    for _ in range(3):
+        found.observe(1.0, 5.0)
+    assert found.factor == pytest.approx(5.0, rel=0.15)
+
+
+def test_what_is_no_longer_measured_is_forgotten():
+    factors = TimeCorrections()
+    for _ in range(10):
+        factors.observe("zvc", 1e-3, 20e-3)
+    assert factors.seconds("zvc", 1e-3) > 1e-2
+    for _ in range(600):
+        factors.forget()
+    assert factors.seconds("zvc", 1e-3) < 1.5e-3
+
+
+@pytest.mark.parametrize("absurd", [0.0, -1.0, math.nan, math.inf, 1e9])
+def test_absurd_times_are_ignored_with_one_notice(absurd, monkeypatch, caplog):
+    monkeypatch.setattr(correction, "_warned", False)
+    factors = TimeCorrections()
+    with caplog.at_level(logging.WARNING, "cswap"):
+        for _ in range(5):
+            factors.observe("zvc", 1e-3, absurd)
+    assert factors.seconds("zvc", 1e-3) == 1e-3
+    assert len(caplog.records) == 1
+
+
+def test_choices_do_not_depend_on_times_if_runs_must_be_equal():
+    torch.use_deterministic_algorithms(True)
+    try:
+        run = Run()
+        for step in range(10):
+            run.step(sparse(0.6, step), slower=7.0)
+        assert run.advisor._markets["cpu"].corrections.snapshot() == {
+            "0.0001 s": 1.0,
+            "0.001 s": 1.0,
+        }
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+# -------------------------------------------------------------------- price
+
+OPTIONS = st.lists(
+    st.lists(st.tuples(st.floats(0, 1), st.floats(1, 100)), min_size=1, max_size=4),
+    min_size=1,
+    max_size=6,
+)
+
+
+def total(options, price):
+    return sum(min(row, key=lambda o: o[0] + price * o[1])[1] for row in options)
+
+
+@given(OPTIONS, st.floats(1, 400))
+def test_the_price_is_the_lowest_at_which_the_bytes_fit(options, limit):
+    price = fit_price(options, limit, 10.0)
+    assert 0 <= price <= 10.0
+    if price < 10.0:
+        assert total(options, price + 1e-9) <= limit
+    if price > 1e-6:
+        assert total(options, 0.999 * price - 1e-9) >= min(limit, total(options, price))
+
+
+def test_a_link_with_time_to_spare_costs_nothing_and_a_full_one_its_time():
+    options = [[(1.0, 10.0), (2.0, 5.0)]] * 4
+    assert fit_price(options, 40.0, 1.0) == 0.0
+    assert 0.19 < fit_price(options, 20.0, 1.0) < 0.21
+    assert fit_price(options, 1.0, 1.0) == 1.0
+    assert fit_price([], 1.0, 1.0) == 0.0
+
+
+@given(OPTIONS, st.floats(0.1, 5), st.floats(0.1, 5), st.floats(0, 200), st.floats(0, 200))
+def test_the_links_price_makes_device_time_and_exposed_transfers_least(
+    options, out_s, in_s, forward_bytes, backward_bytes
+):
+    rates = (1 / out_s, 1 / in_s)
+    hidden = (forward_bytes * out_s, backward_bytes * in_s)
+
+    def cost(chosen):
+        nbytes = sum(n for _, n in chosen)
+        exposed = [max(nbytes / r - h, 0.0) for r, h in zip(rates, hidden, strict=True)]
+        return sum(s for s, _ in chosen) + sum(exposed)
+
+    price = link_price(options, rates, hidden)
+    assert 0 <= price <= (out_s + in_s) * (1 + 1e-9)
+    chosen = [min(row, key=lambda o: o[0] + price * o[1]) for row in options]
+    best = min(map(cost, itertools.product(*options)))
+    # Whole tensors: at a bend, at most one of them is not as it would be with halves.
+    gap = max(max(s for s, _ in row) - min(s for s, _ in row) for row in options)
+    spread = max(max(n for _, n in row) - min(n for _, n in row) for row in options)
+    assert cost(chosen) <= best + gap + spread * (out_s + in_s) + 1e-6
+
+
+@pytest.mark.parametrize("jump", [-1e6, 1e9, math.nan])
+def test_a_clock_that_jumps_is_ignored(jump):
+    clock = StepClock()
+    now = 0.0
+    for _ in range(6):
+        clock.begin_step(now, 0.0)
+        now += 0.1
+    clock.begin_step(now + jump, 0.0)
+    clock.begin_step(now + 0.1, 0.0)
+    clock.begin_step(now + 0.2, 0.0)
+    assert clock.step_s == pytest.approx(0.1)
+
+
+def test_waiting_for_swaps_is_no_time_to_hide_transfers_in():
+    clock = StepClock()
+    for step in range(5):
+        clock.begin_step(0.1 * step, 0.04 * step)
+    assert clock.step_s == pytest.approx(0.06)
+
+
+@pytest.fixture
+def linked(monkeypatch):
+    """A CPU whose tensors leave over a link of 1 GB/s, with raw costing next to nothing."""
+    rates = {**CPU_RATES, "raw": CPU_RATES["keep"]}
+    monkeypatch.setitem(RATES, "cpu", (rates, 2e-9))
+    monkeypatch.setitem(LINK_BYTES_PER_S, "cpu", (1e9, 1e9))
+    now = [0.0]
+    monkeypatch.setattr("cswap.advisor.advisor.time.perf_counter", lambda: now[0])
+
+    def run(step_s, steps=24):
+        here = Run()
+        for step in range(steps):
+            chosen = here.step(sparse(0.6, step))
+            now[0] += step_s
+        return chosen, here.advisor._markets["cpu"].price_s_per_byte
+
+    return run
+
+
+def test_while_transfers_hide_nothing_is_compressed(linked):
+    assert linked(1.0) == ("raw", 0.0)
+
+
+def test_on_a_full_link_everything_is(linked):
+    chosen, price = linked(1e-6)
+    assert chosen.startswith("zvc")
+    assert price == 2e-9
+
+
+def test_too_small_a_host_limit_raises_the_price():
+    run = Run(host_limit=1000, codec="auto")
+    for step in range(2 * market.REFIT_EVERY):
+        run.step(sparse(0.6, step))
+    assert run.advisor._markets["cpu"].price_s_per_byte > DEFAULT_PRICE_S_PER_BYTE
+
+
+# ------------------------------------------------------------------- trials
+
+
+def test_trials_stay_within_their_share_of_a_step(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("cswap.advisor.advisor.time.perf_counter", lambda: now[0])
+    tried: list[tuple[float, float]] = []
+    run, x = Run(), sparse(0.0, 0, wide=True)
+    advise = run.advisor.choose
+
+    def noted(*args, **options):
+        known = {c.codec: c.cost_s for e in run.advisor.explain() for c in e.candidates}
+        advice = advise(*args, **options)
+        name = "" if advice.codec is None else advice.codec.name
+        if known and name != run.settled:
+            tried.append((known[name] - known[run.settled], now[0]))
+        return advice
+
+    monkeypatch.setattr(run.advisor, "choose", noted)
+    for _ in range(60):
+        run.step(x)
+        now[0] += 0.02
+    assert 0 < len(tried) <= 5 * explore.ENOUGH
+    assert max(extra for extra, _ in tried) <= explore.SHARE * 0.02
+    assert len({at for _, at in tried}) == len(tried)  # there is one site: one trial a step
+
+
+# ----------------------------------------------------------------- policies
+
+
+def test_policies_choose_as_they_say():
+    x = sparse(0.6, 0)
+    assert Run(policy="raw").step(x) == "raw"
+    assert Run(policy="static:rle").step(x) == "rle"
+    assert Run(policy="static:bitpack").step(x) == "raw"
+    found = Run(policy="oracle", may_keep=True)
+    found.step(x)
+    explanation = found.advisor.explain()[0]
+    zvc = next(c for c in explanation.candidates if c.codec == "zvc")
+    assert zvc.nbytes == get_codec("zvc").encode(x).nbytes
+
+
+@pytest.mark.parametrize("name", ["vdnn", "static", "static:nothing", "aut"])
+def test_an_unknown_policy_is_refused(name):
+    with pytest.raises(ConfigError, match=r"nothing|must be one of"):
+        Advisor(SwapConfig(policy=name), None)
+
+
+def test_regret_is_what_the_choice_cost_above_the_best_other():
+    run = Run()
+    for step in range(4):
+        run.step(sparse(0.6, step))
+    found = run.advisor.explain()[0]
+    assert found.measured[0].codec == found.codec
+    assert found.measured[0].count == 4
+    assert found.measured_cost_s == pytest.approx(found.candidates[0].cost_s, rel=0.2)
+    assert found.regret_s == 0.0

@@ -1,0 +1,322 @@
+"""Calibration: fits, files, measurement."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from cswap import cli
+from cswap.advisor import background_calibration as background
+from cswap.advisor import calibrate, calibration, link
+from cswap.advisor import round_trip as trial
+from cswap.advisor.advisor import Advisor
+from cswap.advisor.calibration import Calibration, CodecTimes, machine_of, path_of, stored
+from cswap.advisor.call_site import Site
+from cswap.advisor.fit import TimeModel, fit
+from cswap.advisor.live_costs import KEEP
+from cswap.config import SwapConfig
+from cswap.errors import UnsupportedError
+from cswap.schema.tensor import TensorProfile
+
+
+def grid():
+    return [
+        TensorProfile("float32", nbytes, 1, zeros)
+        for nbytes in (1 << 18, 1 << 20, 1 << 22, 1 << 24)
+        for zeros in (0.0, 0.5, 0.9)
+    ]
+
+
+def seconds_of(profiles, overhead, per_byte, per_nonzero):
+    return [
+        overhead + p.nbytes * (per_byte + per_nonzero * (1 - p.zero_fraction)) for p in profiles
+    ]
+
+
+def test_a_fit_finds_the_terms_again():
+    profiles = grid()
+    model = fit(profiles, seconds_of(profiles, 2e-5, 1e-10, 3e-10))
+    assert model.overhead_s == pytest.approx(2e-5, rel=1e-6)
+    assert model.s_per_byte == pytest.approx(1e-10, rel=1e-6)
+    assert model.s_per_nonzero_byte == pytest.approx(3e-10, rel=1e-6)
+    assert model.residual < 1e-9
+    p = TensorProfile("float32", 1 << 21, 1, 0.25)
+    assert model.seconds(p) == pytest.approx(seconds_of([p], 2e-5, 1e-10, 3e-10)[0])
+
+
+def test_a_disturbed_measurement_moves_it_little():
+    profiles, rng = grid(), np.random.default_rng(0)
+    seconds = np.array(seconds_of(profiles, 2e-5, 1e-10, 3e-10)) * rng.normal(1, 0.01, 12)
+    seconds[5] *= 8
+    model = fit(profiles, seconds.tolist())
+    for p in profiles:
+        assert model.seconds(p) == pytest.approx(seconds_of([p], 2e-5, 1e-10, 3e-10)[0], rel=0.05)
+
+
+def test_no_term_is_negative():
+    profiles = grid()
+    model = fit(profiles, seconds_of(profiles, 2e-5, 4e-10, -3e-10))
+    assert min(model.overhead_s, model.s_per_byte, model.s_per_nonzero_byte) >= 0
+
+
+@pytest.mark.parametrize("seconds", [[1.0, 1.0], [1.0, 0.0, 1.0]])
+def test_too_little_to_fit(seconds):
+    with pytest.raises(ValueError, match="at least three"):
+        fit(grid()[: len(seconds)], seconds)
+
+
+# ----------------------------------------------------------------- the file
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("CSWAP_CACHE_DIR", str(tmp_path))
+    calibration._read.cache_clear()
+    yield tmp_path
+    calibration._read.cache_clear()
+
+
+def times(s_per_byte):
+    model = TimeModel(1e-5, s_per_byte, 0.0, 0.01)
+    return CodecTimes(model, model)
+
+
+def test_what_is_saved_is_found_again(own_cache):
+    made = Calibration(machine_of("cpu"), {"zvc": times(1e-10)})
+    assert stored("cpu") is None
+    path = made.save()
+    assert path.parent == own_cache / "calibration"
+    assert stored("cpu") == made
+
+
+def test_nothing_is_kept_in_a_folder_that_others_may_write(own_cache):
+    folder = own_cache / "calibration"
+    folder.mkdir()
+    folder.chmod(0o777)
+    with pytest.raises(PermissionError, match=r"calibration may be written by others \(mode 777\)"):
+        Calibration(machine_of("cpu"), {"zvc": times(1e-10)}).save()
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda _: "{",
+        lambda text: text.replace('"version": 2', '"version": 99'),
+        lambda text: text.replace('"kind": "cpu"', '"kind": "other"'),
+        lambda text: text.replace("1e-10", "-1"),
+        lambda text: text.replace("1e-10", "NaN"),
+        lambda text: text.replace('"s_per_byte"', '"what"'),
+        lambda _: "[]",
+    ],
+)
+def test_a_damaged_or_foreign_file_is_ignored_with_a_notice(damage, caplog):
+    made = Calibration(machine_of("cpu"), {"zvc": times(1e-10)})
+    path = made.save()
+    path.write_text(damage(path.read_text()))
+    with caplog.at_level(logging.WARNING, "cswap"):
+        assert stored("cpu") is None
+    assert "cswap calibrate" in caplog.text
+
+
+def test_another_version_is_another_file(monkeypatch):
+    here = path_of(machine_of("cpu"))
+    monkeypatch.setattr("cswap.__version__", "999")
+    assert path_of(machine_of("cpu")) != here
+
+
+def test_the_advisor_decides_by_what_was_measured():
+    x = torch.relu(torch.randn(1 << 18, generator=torch.Generator().manual_seed(0)))
+
+    def choice():
+        advisor = Advisor(SwapConfig(), None)
+        codec = advisor.choose(x, Site(), 0, lossy_ok=False, may_keep=True).codec
+        return KEEP if codec is None else codec.name
+
+    assert choice().startswith("zvc")
+    slow = {name: times(1.0) for name in calibrate.CODECS}
+    Calibration(machine_of("cpu"), slow).save()
+    assert choice() == KEEP
+
+
+# -------------------------------------------------------------- measurement
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setitem(calibrate.SIZES, "cpu", (1 << 16, 1 << 18))
+    monkeypatch.setattr(calibrate, "CODECS", ("raw", "zvc", "bitpack"))
+    monkeypatch.setitem(link.SIZES, "cpu", (1 << 14, 1 << 16, 1 << 18))
+
+
+def test_the_command_measures_shows_and_keeps(quick):
+    run = CliRunner().invoke
+    assert run(cli.app, ["calibrate", "--show"]).exit_code == 1
+    measured = run(cli.app, ["calibrate", "--json"])
+    assert measured.exit_code == 0, measured.output
+    found = json.loads(measured.output)
+    assert set(found["times"]) == {"raw", "zvc", "bitpack"}
+    for both in found["times"].values():
+        for model in (both["encode"], both["decode"]):
+            assert 0 < model["overhead_s"] + model["s_per_byte"] + model["s_per_nonzero_byte"] < 1
+    shown = run(cli.app, ["calibrate", "--show"])
+    assert shown.exit_code == 0
+    assert "bitpack" in shown.output
+    kept = stored("cpu")
+    assert kept is not None
+    assert kept.machine == found["machine"]
+
+
+def test_an_interrupted_run_is_gone_on_with(quick, monkeypatch):
+    measured: list[str] = []
+
+    def measure(name, kind):
+        if len(measured) == 2:
+            measured.append("interrupted")
+            raise KeyboardInterrupt
+        measured.append(name)
+        return times(1e-10)
+
+    monkeypatch.setattr(calibrate, "measure", measure)
+    assert CliRunner().invoke(cli.app, ["calibrate"]).exit_code == 130
+    assert stored("cpu") is None  # what is incomplete decides nothing
+    assert CliRunner().invoke(cli.app, ["calibrate"]).exit_code == 0
+    assert measured == ["raw", "zvc", "interrupted", "bitpack"]
+    found = stored("cpu")
+    assert found is not None
+    assert set(found.times) == {"raw", "zvc", "bitpack"}
+    assert CliRunner().invoke(cli.app, ["calibrate", "--again"]).exit_code == 0
+    assert len(measured) == 7
+
+
+@pytest.mark.parametrize("absurd", [0.0, -1.0, math.nan, 1e9])
+def test_a_codec_whose_times_cannot_be_is_left_out_with_a_notice(
+    quick, absurd, monkeypatch, caplog
+):
+    real = trial.round_trip
+
+    def strange(codec, x, *, repeat=2):
+        nbytes, encode_s, decode_s = real(codec, x, repeat=repeat)
+        return nbytes, absurd if codec.name == "zvc" else encode_s, decode_s
+
+    monkeypatch.setattr(calibrate, "round_trip", strange)
+    with caplog.at_level(logging.WARNING, "cswap"):
+        list(calibrate.steps("cpu"))
+    assert caplog.text.count("zvc was not calibrated") == 1
+    found = stored("cpu")
+    assert found is not None
+    assert set(found.left_out) == {"zvc"}
+    assert set(found.times) == {"raw", "bitpack"}
+
+
+def test_one_strange_measurement_is_made_again(quick, monkeypatch):
+    real, calls = trial.round_trip, []
+
+    def jumps(codec, x, *, repeat=2):
+        calls.append(codec.name)
+        nbytes, encode_s, decode_s = real(codec, x, repeat=repeat)
+        return nbytes, -5.0 if len(calls) % 7 == 0 else encode_s, decode_s  # the clock went back
+
+    monkeypatch.setattr(calibrate, "round_trip", jumps)
+    assert calibrate.measure("zvc", "cpu").encode.seconds(grid()[0]) > 0
+
+
+def test_the_link_is_measured(quick):
+    found = link.measure_link("cpu")
+    assert 1e8 < found.d2h_bytes_per_s < 1e13
+    assert 0 < found.duplex_factor <= 1
+    assert 0 < found.loaded_factor <= 1
+    assert 0 <= found.codec_tax < 1
+
+
+def test_a_line_is_fitted_to_copies():
+    sizes = (1 << 16, 1 << 20, 1 << 24)
+    latency, per_byte = link.fit_line(sizes, [1e-5 + n / 25e9 for n in sizes])
+    assert latency == pytest.approx(1e-5)
+    assert 1 / per_byte == pytest.approx(25e9)
+    latency, per_byte = link.fit_line(sizes, [n / 100e9 for n in sizes[:-1]] + [sizes[-1] / 10e9])
+    assert latency >= 0
+    assert per_byte > 0
+
+
+def test_in_the_background_it_happens_once(quick, monkeypatch, own_cache):
+    monkeypatch.setenv("CSWAP_CALIBRATE", "1")
+    monkeypatch.setattr(background, "SHARE", 0.9)
+    monkeypatch.setattr(background, "_started", threading.Lock())
+    thread = background.start_once("cpu")
+    assert thread is not None
+    assert background.start_once("cpu") is None
+    thread.join(60)
+    assert stored("cpu") is not None
+    assert not list(own_cache.glob("calibration/*.lock"))
+    monkeypatch.setattr(background, "_started", threading.Lock())
+    assert background.start_once("cpu") is None  # it is known now
+
+
+def test_in_the_background_one_process_does_it(quick, monkeypatch, own_cache):
+    monkeypatch.setenv("CSWAP_CALIBRATE", "1")
+    lock = own_cache / "calibration" / "cpu.lock"
+    lock.parent.mkdir(0o700)
+    lock.touch()
+    for age_s, happens in ((0, False), (2 * background.STALE_S, True)):
+        os.utime(lock, (time.time() - age_s,) * 2)
+        monkeypatch.setattr(background, "_started", threading.Lock())
+        monkeypatch.setattr(background, "SHARE", 0.9)
+        thread = background.start_once("cpu")
+        assert thread is not None
+        thread.join(60)
+        assert (stored("cpu") is not None) is happens
+
+
+def test_in_the_background_it_can_be_switched_off(monkeypatch):
+    monkeypatch.setenv("CSWAP_CALIBRATE", "0")
+    assert background.start_once("cpu") is None
+
+
+def test_a_process_that_exits_meanwhile_does_so_cleanly(tmp_path):
+    script = (
+        "import time, torch, cswap\n"
+        "model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU())\n"
+        "handle = cswap.install(model)\n"
+        "model(torch.randn(256, 64)).sum().backward()\n"
+        "time.sleep(0.2)\n"
+    )
+    environment = os.environ | {"CSWAP_CALIBRATE": "1", "CSWAP_CACHE_DIR": str(tmp_path)}
+    for _ in range(2):  # the second goes on where the first was
+        done = subprocess.run(
+            [sys.executable, "-c", script], env=environment, capture_output=True, text=True
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+    assert list(tmp_path.glob("calibration/cpu-*.json"))
+    assert not list(tmp_path.glob("calibration/*.lock"))
+
+
+def test_the_fits_are_drawn(quick, tmp_path):
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "fits.png"
+    result = CliRunner().invoke(cli.app, ["calibrate", "--plot", str(picture)])
+    assert result.exit_code == 0, result.output
+    assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert "while both are busy" in result.output
+
+
+def test_a_device_that_cannot_be_measured_is_named():
+    with pytest.raises(UnsupportedError, match="device='tpu'"):
+        calibrate.measure("zvc", "tpu")
+
+
+def test_the_machine_is_described():
+    machine = calibration.machine_of("cpu")
+    assert torch.__version__.startswith(machine["torch"].split("+")[0])
+    assert machine["cpu"]

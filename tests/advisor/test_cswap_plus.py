@@ -1,0 +1,186 @@
+"""CSwap+'s equations against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from cswap.advisor.advisor import Advisor
+from cswap.advisor.call_site import Site
+from cswap.advisor.cswap_plus import (
+    Dense,
+    Swap,
+    dense_bytes,
+    fit_times,
+    relative_absolute_error,
+    sliding_down,
+    sparse_bytes,
+    top_bottom,
+)
+from cswap.config import SwapConfig
+from cswap.errors import ConfigError
+
+GB = 1e9
+
+
+def test_costs_of_equations_3_to_6():
+    swap = Swap(1.17 * GB, 11.7 * GB, 10.6 * GB, forward_s=0.04, backward_s=0.2)
+    assert swap.uncompressed_cost_s == pytest.approx(0.1 - 0.04)  # the way back is hidden
+    encoded = sparse_bytes(swap.nbytes, 0.5)
+    assert encoded == 0.585 * GB
+    assert swap.compressed_cost_s(encoded, 0.003, 0.002) == pytest.approx(0.005 + 0.05 - 0.04)
+    assert swap.pays(encoded, 0.003, 0.002)
+    assert not swap.pays(encoded, 0.06, 0.002)
+    hidden = Swap(1.17 * GB, 11.7 * GB, 10.6 * GB, forward_s=0.2, backward_s=0.2)
+    assert hidden.uncompressed_cost_s == 0
+    assert not hidden.pays(0, 1e-9, 0)  # what is hidden is never compressed
+
+
+def test_sizes_of_equation_7():
+    assert sparse_bytes(64, 0.0, "exact") == 66
+    assert sparse_bytes(64, 0.0, "exact", word_bits=16) == 68
+    assert dense_bytes(1000, 8, 32) == 250
+
+
+def test_the_papers_schedule():
+    rates = [sliding_down(100, 20, epoch, 90) for epoch in range(90)]
+    assert rates[0] == 100
+    assert rates.index(20) == 80  # "in the 81st epoch"
+    assert all(a - b == 1 for a, b in itertools.pairwise(rates[:81]))
+    assert {sliding_down(40, 10, epoch, 90) for epoch in range(90)} == {40}  # 0.33 rounds to 0
+
+
+def dense(nbytes, forward_s, backward_s, seconds):
+    swap = Swap(nbytes, 10 * GB, 10 * GB, forward_s, backward_s)
+    return Dense(swap, lambda _: seconds, lambda _: 0.0)
+
+
+def brute(tensors, most):
+    def largest(holds):
+        return max((p for p in range(1, most + 1) if holds(p)), default=0)
+
+    top = max(
+        largest(lambda p, t=t: t.swap.pays(t.swap.nbytes * p / most, t.compress_s(p), 0.0))
+        for t in tensors
+    )
+    bottom = min(
+        max(1, largest(lambda p, t=t: t.swap.exposed_s(t.swap.nbytes * p / most) == 0))
+        for t in tensors
+    )
+    return (top, bottom) if top > bottom else None
+
+
+def test_algorithm_1_finds_what_trying_every_rate_finds():
+    rng = np.random.default_rng(0)
+    found = []
+    for _ in range(200):
+        tensors = [
+            dense(
+                rng.uniform(0.1, 2) * GB,
+                rng.uniform(0, 0.2),
+                rng.uniform(0, 0.2),
+                rng.uniform(0, 0.04),
+            )
+            for _ in range(rng.integers(1, 5))
+        ]
+        found.append(top_bottom(tensors, 64))
+        assert found[-1] == brute(tensors, 64)
+    assert any(found)
+    assert None in found
+
+
+def test_where_nothing_pays_there_is_none():
+    assert top_bottom([dense(GB, 10, 10, 0.001)], 64) is None
+
+
+def test_piecewise_times_predict_what_was_held_out():
+    rng = np.random.default_rng(1)
+
+    def measured(nbytes, zeros):
+        bend = 1.0 if zeros < 0.5 else 0.6
+        return 1e-5 + nbytes * (2e-12 + 5e-12 * (1 - zeros)) * bend * rng.uniform(0.98, 1.02)
+
+    def samples(n):
+        sizes, zeros = rng.uniform(20e6, 22e6, n), rng.uniform(0.2, 0.8, n)
+        return [(b, z, measured(b, z)) for b, z in zip(sizes, zeros, strict=True)]
+
+    models, held_out = fit_times(samples(400)), samples(200)
+    predicted = [models.seconds(b, z) for b, z, _ in held_out]
+    error = relative_absolute_error(predicted, [s for *_, s in held_out])
+    one = fit_times(samples(400), n=1)
+    coarse = relative_absolute_error(
+        [one.seconds(b, z) for b, z, _ in held_out], [s for *_, s in held_out]
+    )
+    assert error < 0.06
+    assert error < coarse
+    assert models.coefficients[-1] != models.coefficients[0]
+    slope = models.seconds(20e6, 0.95) - models.seconds(20e6, 0.8)  # the end model goes on
+    assert slope == pytest.approx(0.15 * models.coefficients[-1][2])
+
+
+def test_too_few_samples_are_refused():
+    with pytest.raises(ValueError, match="between ratios"):
+        fit_times([(1e6, 0.3, 1.0)] * 5)
+
+
+def test_the_engines_policy_compresses_what_is_sparse_and_sends_the_rest_raw():
+    advisor = Advisor(SwapConfig(policy="cswap+"), None)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1 << 18, generator=generator)
+
+    def choose(values, position):
+        advice = advisor.choose(values, Site(), position, lossy_ok=False, may_keep=True)
+        assert advice.codec is not None
+        return advice.codec.name
+
+    assert choose(x.relu(), 0) == "zvc"
+    assert choose(x, 1) == "raw"
+    assert choose((x > 0).long(), 2) == "raw"  # the paper's tensors are floats
+
+
+def test_values_are_sampled_once_per_epoch():
+    advisor = Advisor(SwapConfig(policy="cswap+"), None)
+    sparse = torch.randn(1 << 18, generator=torch.Generator().manual_seed(0)).relu()
+    dense = torch.randn(1 << 18, generator=torch.Generator().manual_seed(1))
+
+    def choose(values):
+        advisor.begin_step(0.0)
+        advice = advisor.choose(values, Site(), 0, lossy_ok=False, may_keep=False)
+        assert advice.codec is not None
+        return advice.codec.name
+
+    assert choose(sparse) == "zvc"
+    assert {choose(dense) for _ in range(30)} == {"zvc"}
+    advisor.begin_epoch(90)
+    assert {choose(dense) for _ in range(30)} == {"raw"}
+
+
+def test_zfp_slides_down_from_what_the_first_epoch_allows(monkeypatch):
+    pytest.importorskip("zfpy")
+    advisor = Advisor(SwapConfig(policy="cswap+", lossy="zfp"), None)
+    policy = advisor._policy
+    monkeypatch.setattr(policy, "_zfp_s_per_byte", 1e-12)  # as on a GPU: here it never pays
+    dense = torch.randn(1 << 18, generator=torch.Generator().manual_seed(1))
+
+    def choose():
+        advice = advisor.choose(dense, Site(), 0, lossy_ok=True, may_keep=False)
+        assert advice.codec is not None
+        return advice.codec.name
+
+    assert choose() == "raw"  # the first epoch finds Top and Bottom
+    rates = []
+    for _ in range(10):
+        advisor.begin_epoch(10)
+        rates.append(choose())
+    assert rates[0].startswith("zfp:")
+    numbers = [int(rate.partition(":")[2] or 16) for rate in rates]
+    assert numbers == sorted(numbers, reverse=True)
+    assert numbers[0] > numbers[-1] >= 1
+
+
+def test_zfp_needs_the_papers_policy():
+    with pytest.raises(ConfigError, match="policy='cswap"):
+        Advisor(SwapConfig(lossy="zfp"), None)

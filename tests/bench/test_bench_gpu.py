@@ -1,0 +1,506 @@
+"""The GPU benchmarks, as far as a machine without one can tell: everything but the figures.
+
+The parts run here on a stand-in that measures the CPU, with tiny plans.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("typer")
+pytest.importorskip("rich")
+
+from cswap.codecs import gpu
+from cswap.codecs.registry import get_codec
+from cswap.errors import UnsupportedError
+
+ROOT = Path(__file__).parents[2]
+
+with pytest.MonkeyPatch.context() as patch:  # the root is not on the path that pytest starts with
+    patch.syspath_prepend(str(ROOT))
+    from bench.gpu import codecs, link, pictures, samples, shapes, swap, tables, targets, training
+    from bench.gpu.meter import CudaMeter, Memory, Meter, host_available_bytes, rss_bytes
+    from bench.gpu.report import Deadline, Report, driver_version, shares
+    from bench.meters.timing import timing_of
+    from bench.workloads import large_models as models
+    from bench.workloads.methods import METHODS, ORACLE
+
+KIB = 1 << 10
+WHERE = {"gpu": {"name": "made up"}}
+
+
+class HostMeter(Meter):
+    """Measures the CPU by the clock, so that all but `CudaMeter` can run here."""
+
+    device = torch.device("cpu")
+    stream = None
+    pins = False
+
+    def time_s(self, run, *, within_s):
+        seconds = []
+        for _ in range(3):
+            start = time.perf_counter()
+            run()
+            seconds.append(time.perf_counter() - start)
+        return timing_of(seconds)
+
+    def flush(self):
+        pass
+
+    def synchronize(self):
+        pass
+
+    def beside(self, *runs):
+        for run in runs:
+            run()
+
+    def isolate(self):
+        pass
+
+    def memory(self):
+        return Memory(allocated=1 << 30, reserved=2 << 30, pinned=None)
+
+
+def report_of(tmp_path, part, within_s=None):
+    return Report(tmp_path, part, WHERE, Deadline(within_s))
+
+
+def finished(report):
+    report.finish()
+    document = json.loads(report.path.read_text(encoding="utf-8"))
+    assert document == json.loads(json.dumps(report.document))
+    assert document["complete"]
+    return document
+
+
+# ------------------------------------------------------------------- command
+
+
+def command(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "bench", "gpu", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_without_a_device_it_says_so_and_exits_with_2(tmp_path):
+    out = tmp_path / "results"
+    done = command("codecs", "--quick", "--out", str(out))
+    assert done.returncode == 2
+    assert done.stdout.startswith("no CUDA device")
+    assert not out.exists()  # before anything else
+
+
+def test_a_part_that_does_not_exist_is_refused_by_name():
+    done = command("nonsense")
+    assert done.returncode == 2
+    assert all(part in done.stderr for part in ("nonsense", *tables._TABLES))
+
+
+# ---------------------------------------------------------------- arithmetic
+
+
+def test_bound_takes_the_slower_of_link_and_codec_per_direction():
+    # 85 % zeros: ratio 5.5; out limited by the link, back by the codec
+    assert swap.bound_s((5.5, 11.0), (0.5, 3.0), 5.5) == 1.0 + 3.0
+    assert swap.bound_s((1.0, 1.0), (0.0, 0.0), 1.0) == 2.0
+
+
+def test_less_percent_is_the_papers_reduction():
+    assert swap.less_percent(0.491, 1.0) == pytest.approx(50.9)
+    assert swap.less_percent(2.0, 1.0) == -100.0
+
+
+def test_parts_share_the_time_in_proportion():
+    found = shares(["codecs", "link", "swap", "training"], 540.0)
+    until_s = {"codecs": 189.0, "link": 226.8, "swap": 324.0, "training": 540.0}
+    assert found == pytest.approx(until_s)
+
+
+def test_what_no_time_is_left_for_is_taken_down_as_skipped(tmp_path):
+    report = report_of(tmp_path, "codecs", within_s=0.0)
+    codecs.run(HostMeter(), report, codecs.Plan((samples.DENSE,), 8 * KIB, (8 * KIB,), (), 0.0))
+    document = finished(report)
+    assert document["rows"] == []
+    assert {s["why"] for s in document["skipped"]} == {"no time left"}
+    assert len(document["skipped"]) == 1 + len(codecs.SWEPT)
+
+
+def test_driver_version_is_read_from_what_the_driver_says(tmp_path):
+    file = tmp_path / "version"
+    assert driver_version(file) is None
+    file.write_text(
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.03  Release Build\n"
+        "GCC version:  gcc version 12.3.0\n"
+    )
+    assert driver_version(file) == "580.159.03"
+
+
+def test_host_memory_is_known_here():
+    available = host_available_bytes()
+    assert available is not None
+    assert available > 1 << 20
+    assert rss_bytes() > 1 << 20
+
+
+# ------------------------------------------------------------------- samples
+
+
+@pytest.mark.parametrize("sample", samples.ALL, ids=str)
+def test_samples_have_their_size_dtype_and_values(sample):
+    x = sample.make(256 * KIB, torch.device("cpu"))
+    assert (x.dtype, x.nbytes) == (sample.dtype, 256 * KIB)
+    assert torch.equal(x, sample.make(256 * KIB, torch.device("cpu")))
+    zeros = float((x == 0).double().mean())
+    if sample.kind.startswith("relu"):
+        assert zeros == pytest.approx(int(sample.kind[-2:]) / 100, abs=0.02)
+    elif sample.kind == "mask":
+        assert zeros == pytest.approx(1 - samples.KEPT, abs=0.01)
+    else:
+        assert zeros < 0.01
+
+
+# -------------------------------------------------------------------- models
+
+
+@pytest.mark.parametrize(
+    ("build", "published"),
+    [
+        pytest.param(models.Vgg16, 138_357_544, id="VGG-16"),
+        pytest.param(models.ResNet50, 25_557_032, id="ResNet-50"),
+        pytest.param(lambda: models.Gpt2(models.GPT2_SMALL), 124_439_808, id="GPT-2 small"),
+        pytest.param(lambda: models.Gpt2(models.GPT2_MEDIUM), 354_823_168, id="GPT-2 medium"),
+        pytest.param(lambda: models.Gpt2(models.GPT2_LARGE), 774_030_080, id="GPT-2 large"),
+    ],
+)
+def test_models_have_the_published_number_of_parameters(build, published):
+    with torch.device("meta"):
+        assert models.count_parameters(build()) == published
+
+
+def test_the_largest_model_has_1_3e9_parameters():
+    with torch.device("meta"):
+        assert models.count_parameters(models.Gpt2(models.GPT_1_3B)) == pytest.approx(
+            1.3e9, rel=0.02
+        )
+
+
+@pytest.mark.parametrize("task", training.Plan().tasks, ids=lambda t: t.name)
+def test_models_give_logits_for_every_target(task):
+    small = replace(task, batch=2)
+    inputs, targets = small.inputs(torch.device("cpu"))
+    with torch.device("meta"):
+        logits = task.build()(inputs.to("meta"))
+    assert logits.shape == (2, task.n_classes, *targets.shape[1:])
+
+
+# --------------------------------------------------------------------- parts
+
+
+def test_codecs_are_measured_one_by_one(tmp_path):
+    report = report_of(tmp_path, "codecs")
+    plan = codecs.Plan((samples.RELU_85,), 64 * KIB, (8 * KIB, 64 * KIB), shapes.SWEPT[:1], 0.0)
+    codecs.run(HostMeter(), report, plan)
+    document = finished(report)
+    assert document["skipped"] == []
+    rows = document["rows"]
+    first = {r["codec"]: r for r in rows if r["data"] == "relu-85" and r["nbytes"] == 64 * KIB}
+    assert set(first) >= {"copy", "raw", "zvc", "csr", "expk", "int8", "fp8", "int4"}
+    assert first["zvc"]["ratio"] == pytest.approx(32 / (1 + 0.15 * 32), rel=0.05)
+    assert first["copy"]["encode_of_copy"] == 1.0
+    assert first["zvc"]["relative_rms_error"] == 0
+    assert 0 < first["int8"]["relative_rms_error"] < 0.05
+    sizes = [r["nbytes"] for r in rows if r["codec"] == "int8" and r["data"] == "normal"]
+    assert sizes == [8 * KIB, 64 * KIB, 64 * KIB]
+    assert [r["threads"] for r in rows if r["threads"]] == [shapes.SWEPT[0].threads] * 4
+    assert gpu.SHAPES == {}
+
+
+def test_a_codec_that_fails_costs_nobody_elses_figures(tmp_path, monkeypatch):
+    def fail(*_args, **_kwargs):
+        raise RuntimeError("no such luck\nadvice on debugging")
+
+    monkeypatch.setattr(get_codec("zvc"), "encode_flat", fail)
+    report = report_of(tmp_path, "codecs")
+    codecs.run(HostMeter(), report, codecs.Plan((samples.RELU_85,), 8 * KIB, (), (), 0.0))
+    document = finished(report)
+    names = {r["codec"] for r in document["rows"]}
+    assert "csr" in names
+    assert "zvc" not in names
+    assert document["skipped"][0]["why"] == "RuntimeError: no such luck"
+
+
+def test_figures_of_a_codec_that_changes_bits_are_refused():
+    x = torch.ones(8)
+    with pytest.raises(ValueError, match="changed bits"):
+        codecs.relative_error(x, x + 1, lossless=True)
+    with pytest.raises(ValueError, match="relative error"):
+        codecs.relative_error(x, x * float("nan"), lossless=False)
+
+
+def test_link_is_measured_over_sizes_and_kernels_are_not_where_there_are_none(tmp_path):
+    report = report_of(tmp_path, "link")
+    plan = link.Plan((KIB, 64 * KIB), 64 * KIB, (4,), 0.0)
+    link.run(HostMeter(), report, plan)
+    document = finished(report)
+    assert [(r["way"], r["nbytes"]) for r in document["rows"]] == [
+        (way, nbytes) for nbytes in plan.sizes for way in link.WAYS
+    ]
+    assert len(document["skipped"]) == len(link.STORED)
+    for row in document["rows"]:
+        moved = row["nbytes"] * (2 if row["way"] == "both" else 1)
+        assert row["gb_per_s"] == pytest.approx(moved / row["timing"]["median_s"] / 1e9)
+
+
+def test_launch_shapes_are_put_back():
+    codec, shape = get_codec("zvc"), gpu.LaunchShape(128, 2)
+    with shapes.launch_shape(codec, torch.float32, shape):
+        assert dict.fromkeys(("zvc-4-encode", "zvc-4-decode"), shape) == gpu.SHAPES
+    assert gpu.SHAPES == {}
+    with (
+        pytest.raises(UnsupportedError, match="raw"),
+        shapes.launch_shape(get_codec("raw"), torch.float32, shape),
+    ):
+        pass
+
+
+def test_swaps_are_compared_with_copies_and_with_their_bound(tmp_path):
+    report = report_of(tmp_path, "swap")
+    swap.run(HostMeter(), report, swap.Plan((64 * KIB,), 2))
+    document = finished(report)
+    rows = {(r["data"], r["dtype"], r["way"]): r for r in document["rows"]}
+    for data, dtype, way in (("relu-85", "float32", "zvc"), ("normal", "bfloat16", "fp8")):
+        row, copy = rows[data, dtype, f"cswap {way}"], rows[data, dtype, swap.COPY]
+        assert row["ratio"] > 1.5
+        assert row["fallbacks"] == 0
+        assert row["total_s"] == pytest.approx(row["out"]["median_s"] + row["back"]["median_s"])
+        assert row["less_than_copy"] == swap.less_percent(row["total_s"], copy["total_s"])
+        assert row["of_bound"] == row["total_s"] / row["bound_s"]
+        assert copy["less_than_copy"] == 0
+        assert copy["of_bound"] is None
+
+
+class TinyModel(models.BlockModel):
+    """As the real ones are built, small enough for a test."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(256, 256), nn.ReLU()) for _ in range(3))
+        self.head = nn.Linear(256, 10)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = self.run_block(block, x)
+        return self.head(x)
+
+
+TINY = training.Task("tiny", TinyModel, 128, (256,), 10)
+
+
+def test_every_method_trains_to_the_same_loss_and_says_what_it_took(tmp_path, monkeypatch):
+    monkeypatch.setenv("CSWAP_MIN_BYTES", "1KiB")
+    monkeypatch.setenv("CSWAP_WORKERS", "0")  # those that get no core encode nothing in time
+    report = report_of(tmp_path, "training")
+    training.run(HostMeter(), report, training.Plan((TINY,), METHODS, 2))
+    document = finished(report)
+    rows = {r["method"]: r for r in document["rows"]}
+    assert list(rows) == [m.name for m in METHODS]
+    for peer in ("TRL", "torchtune"):
+        failure = rows.pop(f"{peer} OffloadActivations")["failure"]
+        assert failure is None or "not installed" in failure or "cannot be" in failure
+    assert [r["failure"] for r in rows.values()] == [None] * len(rows)
+    loss = rows[ORACLE]["loss"]
+    for name, row in rows.items():
+        lossy = name.endswith(("fp8", "int8", "int4"))
+        assert row["loss"] == (pytest.approx(loss, rel=0.2) if lossy else loss)
+        assert row["n_parameters"] == 3 * 256 * 257 + 10 * 257
+        assert row["time_of_oracle"] == row["step_ms"] / rows[ORACLE]["step_ms"]
+        assert row["host_rss_bytes"] >= row["host_rss_growth_bytes"]
+        assert (row["cswap"] is not None) == name.startswith("cswap")
+    assert rows["cswap int8"]["cswap"]["by_codec"]["int8"]["count"] > 0
+
+
+def test_checkpoints_save_only_the_inputs_of_blocks():
+    counts = {}
+    for method in METHODS[:3]:
+        saved: list[torch.Tensor] = []
+
+        def pack(x, saved=saved):
+            saved.append(x)
+            return x
+
+        model = TinyModel()
+        method.switch_on(model, pins=False)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            model(torch.randn(4, 256, requires_grad=True))
+        counts[method.name] = len(saved)
+    assert counts["checkpoint"] < counts[ORACLE]
+    # what three blocks keep of their inputs goes through save_on_cpu's hooks instead
+    assert counts["checkpoint + save_on_cpu"] == counts["checkpoint"] - 3
+
+
+def test_a_method_that_fails_becomes_a_row_and_the_rest_goes_on(tmp_path):
+    class OutOfMemory(models.BlockModel):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(256, 10)
+
+        def forward(self, x):
+            if self.checkpointed:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 TiB")
+            return self.layer(x)
+
+    report = report_of(tmp_path, "training")
+    task = replace(TINY, build=OutOfMemory)
+    training.run(HostMeter(), report, training.Plan((task,), METHODS[:4], 1))
+    rows = {r["method"]: r for r in finished(report)["rows"]}
+    assert "out of memory" in rows["checkpoint"]["failure"]
+    assert rows["checkpoint"]["step_ms"] is None
+    assert rows["save_on_cpu"]["failure"] is None
+
+
+def test_a_batch_that_does_not_fit_is_halved(tmp_path):
+    class TooLarge(TinyModel):
+        def forward(self, x):
+            if x.shape[0] > 32:
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+            return super().forward(x)
+
+    report = report_of(tmp_path, "training")
+    training.run(
+        HostMeter(), report, training.Plan((replace(TINY, build=TooLarge),), METHODS[:1], 1)
+    )
+    document = finished(report)
+    assert [r["batch"] for r in document["rows"]] == [32]
+    assert [s["what"] for s in document["skipped"]] == [
+        "tiny with a batch of 128",
+        "tiny with a batch of 64",
+    ]
+
+
+# ----------------------------------------------------- tables, pictures, targets
+
+
+@pytest.fixture
+def results(tmp_path):
+    """Result files with figures made up, but for their form."""
+    meter = HostMeter()
+    report = report_of(tmp_path, "codecs")
+    plan = codecs.Plan((samples.RELU_85,), 8 * KIB, (8 * KIB, 16 * KIB), shapes.SWEPT[:1], 0.0)
+    codecs.run(meter, report, plan)
+    report.skip("lz4", "made up")
+    report.finish()
+    report = report_of(tmp_path, "link")
+    link.run(meter, report, link.Plan((KIB, 2 * KIB), 8 * KIB, (), 0.0))
+    timing = timing_of([1e-3])
+    report.add(link.Row("zvc", 4, KIB, 4 * KIB, 50.0, 200.0, timing), "made up")
+    report.finish()
+    report = report_of(tmp_path, "swap")
+    swap.run(meter, report, swap.Plan((8 * KIB, 16 * KIB), 1))
+    report.finish()
+    report = report_of(tmp_path, "training")
+    training.run(meter, report, training.Plan((TINY,), METHODS[:2], 1))
+    report.add(training.Row("tiny", "made up", 4, 1, failure="OutOfMemoryError: made up"), "x")
+    report.finish()
+    return {p.stem: json.loads(p.read_text(encoding="utf-8")) for p in tmp_path.glob("*.json")}
+
+
+@pytest.mark.parametrize("part", ["codecs", "link", "swap", "training"])
+def test_tables_have_a_line_per_row(results, part):
+    document = results[part]
+    lines = tables.markdown(document).splitlines()
+    cells = {line.count("|") for line in lines if line.startswith("|")}
+    assert len(cells) == 1
+    assert len(lines) == 2 + len(document["rows"]) + len(document["skipped"])
+    if part == "training":
+        assert "OutOfMemoryError: made up" in lines[-1]
+    assert tables.markdown({**document, "complete": False}).endswith("cut short.")
+
+
+@pytest.mark.parametrize("part", ["codecs", "link", "swap", "training"])
+def test_pictures_are_drawn_where_matplotlib_is_installed(results, part, tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / f"{part}.png"
+    assert pictures.draw(results[part], path) == path
+    assert path.read_bytes()[:4] == b"\x89PNG"
+    assert pictures.draw({**results[part], "rows": []}, tmp_path / "none.png") is None
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert pictures.draw(results[part], tmp_path / "none.png") is None
+
+
+def test_targets_say_what_was_met_missed_and_not_measured(tmp_path):
+    rate = {"codec": "zvc", "data": "relu-85", "dtype": "float32"}
+    latency = {"data": "relu-85", "dtype": "float32", "way": "cswap zvc", "nbytes": 64 << 20}
+    step = {"model": "VGG-16", "step_ms": 100.0}
+    documents = {
+        "codecs": [
+            {**rate, "encode_gb_per_s": 1200.0, "decode_gb_per_s": 900.0},
+            {**rate, "encode_gb_per_s": 1350.0, "decode_gb_per_s": 1400.0},
+        ],
+        "swap": [
+            {**latency, "less_than_copy": 76.0, "of_bound": 1.05, "host_us": 400.0},
+            {**latency, "less_than_copy": 99.0, "of_bound": 9.0, "host_us": 61.0, "nbytes": 1},
+        ],
+        "training": [
+            {**step, "method": "no swapping"},
+            {**step, "method": "cswap raw", "step_ms": 109.0},
+            {**step, "method": "cswap lossless", "step_ms": None},
+            {**step, "method": "save_on_cpu", "step_ms": 150.0},
+        ],
+    }
+    for part, rows in documents.items():
+        (tmp_path / f"{part}.json").write_text(json.dumps({"part": part, "rows": rows}))
+    said = dict(line.split(": ", 1)[::-1] for line in targets.lines(tmp_path))
+    assert said == said | {
+        "zvc encode, GB/s 1350 (>= 1300)": "met",
+        "zvc decode, GB/s 1400 (>= 1500)": "MISSED",
+        "expk encode, GB/s (>= 1000)": "not measured",
+        "less time, 85 % zeros, % 76 (>= 75)": "met",
+        "worst swap from 64 MiB over its bound 1.05 (<= 1.1)": "met",
+        "busiest host per small tensor, us 61 (<= 60)": "MISSED",
+        "VGG-16, lossless cswap over oracle, time 1.09 (<= 1.1)": "met",
+        "VGG-16, save_on_cpu over lossless cswap, time 1.376 (>= 1.5)": "MISSED",
+    }
+    assert len(said) == len(targets.TARGETS)
+
+
+# ------------------------------------------------------------------- meter
+
+
+def test_a_gpu_is_timed_by_its_own_events_with_cold_caches(monkeypatch):
+    log = []
+
+    class Event:
+        def __init__(self, **options):
+            assert options == {"enable_timing": True}
+
+        def record(self):
+            log.append("event")
+
+        def elapsed_time(self, _end):
+            return 4.0
+
+    meter = object.__new__(CudaMeter)
+    meter.device = torch.device("cuda", 0)
+    monkeypatch.setattr(CudaMeter, "flush", lambda _: log.append("flush"))
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: log.append("wait"))
+    timing = meter.time_s(lambda: log.append("run"), within_s=0.0)
+    assert timing.median_s == 0.004
+    once = ["flush", "event", "run", "event"]
+    assert log == ["run", "flush", "wait", "run", "wait", *5 * once, "wait"]

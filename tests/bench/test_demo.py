@@ -1,0 +1,190 @@
+"""The demo end to end on a tiny configuration, and the byte count its figures rest on."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+ROOT = Path(__file__).parents[2]
+ROW_KEYS = {
+    "model", "mode", "peak_saved_bytes", "ratio", "step_time_rel", "final_loss", "accuracy",
+    "bit_equal", "max_grad_diff",
+}  # fmt: skip
+MODES = ["off", "lossless", "int8", "checkpoint"]
+
+
+def python(*arguments: str, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "COLUMNS": "200", "OMP_WAIT_POLICY": "PASSIVE"}
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    out = tmp_path_factory.mktemp("demo")
+    done = python("-m", "bench", "demo", "--quick", "--steps", "4", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    return out, done.stdout, json.loads((out / "results.json").read_text(encoding="utf-8"))
+
+
+def test_rows_hold_every_model_and_mode_with_the_promised_keys(demo):
+    _, _, document = demo
+    assert document["complete"] is True
+    assert [(row["model"], row["mode"]) for row in document["rows"]] == [
+        (model, mode) for model in ("cnn", "gpt") for mode in MODES
+    ]
+    for row in document["rows"]:
+        assert set(row) >= ROW_KEYS
+        assert None not in [row[key] for key in ROW_KEYS]
+
+
+def test_lossless_and_checkpoint_have_the_bits_of_off_and_int8_has_not(demo):
+    _, _, document = demo
+    equal = {(row["model"], row["mode"]): row["bit_equal"] for row in document["rows"]}
+    differences = {(row["model"], row["mode"]): row["max_grad_diff"] for row in document["rows"]}
+    for model in ("cnn", "gpt"):
+        for mode in ("off", "lossless", "checkpoint"):
+            assert (equal[model, mode], differences[model, mode]) == (True, 0.0)
+        assert not equal[model, "int8"]
+        assert differences[model, "int8"] > 0
+
+
+def test_swapping_holds_fewer_bytes_than_off(demo):
+    # not the peaks: how much waits to be encoded at a moment depends on the machine's load
+    _, _, document = demo
+    rows = {(row["model"], row["mode"]): row for row in document["rows"]}
+    for model in ("cnn", "gpt"):
+        off, lossless, int8 = (rows[model, mode] for mode in MODES[:3])
+        assert 1 == off["ratio"] <= lossless["ratio"] < int8["ratio"]
+        assert int8["held_bytes"] < off["held_bytes"]
+    assert rows["cnn", "lossless"]["ratio"] > 1.5  # half of what a ReLU lets through is zero
+
+
+def test_curves_environment_and_picture_are_there(demo):
+    out, stdout, document = demo
+    for model in ("cnn", "gpt"):
+        for mode in MODES:
+            curve = document["curves"][model][mode]
+            assert len(curve["train_loss"]) == len(curve["step_s"]) == 4
+            assert curve["memory"][-1]["saved"]["bytes"][-1] == 0  # all given back
+        assert len(document["int8_against_seeds"][model]["off"]) == 3
+    assert {"cpu", "versions", "cswap_commit", "command", "seconds"} <= document[
+        "environment"
+    ].keys()
+    assert (out / "demo.png").read_bytes().startswith(b"\x89PNG")
+    assert "validation" in stdout
+
+
+INTERRUPT = """
+import sys
+from contextlib import nullcontext
+from bench import training
+look = training.Lockstep._look
+def stop(self, n_steps):
+    if self.task.name == "gpt" and n_steps == 2:
+        raise KeyboardInterrupt
+    look(self, n_steps)
+training.Lockstep._look = stop
+from bench.__main__ import app
+app(sys.argv[1:])
+"""
+
+
+def test_interrupted_run_writes_what_it_has(tmp_path):
+    done = python(
+        "-c", INTERRUPT, "demo", "--quick", "--steps", "3", "--modes", "off,checkpoint",
+        "--out", str(tmp_path),
+    )  # fmt: skip
+    assert done.returncode == 130, done.stderr
+    assert "Interrupted" in done.stdout
+    document = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
+    assert document["complete"] is False
+    steps = [(row["model"], row["mode"], row["n_steps"]) for row in document["rows"]]
+    assert steps == [
+        ("cnn", "off", 3), ("cnn", "checkpoint", 3), ("gpt", "off", 2), ("gpt", "checkpoint", 2),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--modes", "lossless"), "'off' is missing"),
+        (("--modes", "off,int7"), "int7 is not one of off, lossless, int8, checkpoint"),
+        (("--models", ""), "nothing is not one of cnn, gpt"),
+        (("--steps", "0"), "--steps 0: must be at least 1"),
+        (("--seed", "-1"), "--seed -1: must not be negative"),
+        (("--out", "/dev/null/x"), "--out /dev/null/x: cannot write there"),
+    ],
+)
+def test_wrong_option_is_refused_before_anything_runs(arguments, words):
+    done = python("-m", "bench", "demo", *arguments)
+    assert done.returncode == 2
+    assert words in " ".join(done.stderr.replace("│", " ").split())
+
+
+@pytest.fixture
+def memory(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+    return importlib.import_module("bench.meters.saved_bytes")
+
+
+def relus(x, n):
+    for _ in range(n):
+        x = torch.relu(x * 2)  # relu saves its result; times a number saves nothing
+    return x
+
+
+def test_saved_bytes_counts_each_storage_once_and_forgets_it_when_it_dies(memory):
+    weight = nn.Parameter(torch.ones(1024))
+    saved = memory.SavedBytes([weight], [], memory.Held)
+    with saved.watch():
+        y = relus(weight, 3)
+        y = y * y.view(1024)  # saves both factors: one storage, already counted
+    saved.sample()
+    assert saved.curve.nbytes[-1] == 3 * 4096
+    y.sum().backward()
+    del y
+    saved.sample()
+    assert (saved.curve.peak, saved.curve.nbytes[-1]) == (3 * 4096, 0)
+
+
+def test_saved_bytes_follows_a_checkpoint_into_its_recomputation(memory):
+    weight = nn.Parameter(torch.ones(1024))
+    saved = memory.SavedBytes([weight], [], memory.Held)
+    with saved.watch():
+        y = relus(weight, 1)
+        y = checkpoint(
+            relus, y, 4, use_reentrant=False,
+            context_fn=lambda: (nullcontext(), saved.watch()),
+        )  # fmt: skip
+        saved.sample()
+        assert saved.curve.nbytes[-1] == 4096  # the first relu's result, also the block's input
+        y.sum().backward()
+    assert saved.curve.peak == 5 * 4096
+
+
+def test_heap_bytes_sees_an_allocation(memory):
+    before = memory.heap_bytes()
+    if before is None:
+        pytest.skip("the C library is not glibc >= 2.33")
+    x = torch.ones(1 << 22, dtype=torch.uint8)
+    grown = memory.heap_bytes() - before
+    assert 1 << 22 <= grown < (1 << 22) + (1 << 18)
+    del x

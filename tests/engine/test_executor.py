@@ -1,0 +1,588 @@
+"""The executor on the CPU and on the adversarial simulator: the same tests, the same results."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+import time
+import weakref
+
+import numpy as np
+import pytest
+import torch
+
+from cswap.codecs.base import Codec
+from cswap.codecs.registry import get_codec
+from cswap.devices import sim as sim_module
+from cswap.devices.cpu import CpuDevice
+from cswap.devices.sim import SimDevice, SimEvent, poisoned
+from cswap.engine import part as part_module
+from cswap.engine.aliases import make_token
+from cswap.engine.executor import Executor
+from cswap.engine.handle import LEGAL, Handle, State
+from cswap.errors import CorruptEncodingError, InternalError
+from cswap.pool import Allowance
+from cswap.stats.counters import Counters
+from cswap.stores.disk import DiskStore
+from cswap.stores.host import HostStore
+
+SEEDS = range(12)
+SECTION_BYTES = 4096
+DEVICES = {
+    **{f"cpu{w}": (lambda w=w: CpuDevice(w)) for w in (0, 1, 3)},
+    **{f"sim{s}": (lambda s=s: SimDevice(s, eager=True)) for s in SEEDS},
+    **{
+        f"sections{s}": (lambda s=s: SimDevice(s, eager=True, section_bytes=SECTION_BYTES))
+        for s in SEEDS
+    },
+}
+N = 5000
+
+
+class Bench:
+    """An executor with its stores and counters."""
+
+    def __init__(self, device, *, limit=None, disk=None, verify=False):
+        self.device = device
+        self.tokens = []
+        self.counters = Counters()
+        self.host = HostStore(device.host_memory, Allowance(limit))
+        self.disk = disk
+        self.executor = Executor(device, self.host, disk, self.counters, seed=0, verify=verify)
+
+    def handle(self, x):
+        token = make_token(x)
+        self.tokens.append(token)
+        handle = token.handle
+        handle.views = 1
+        self.counters.hold(device=handle.raw_nbytes)
+        return handle
+
+    def swap_out(self, x, codec="zvc"):
+        handle = self.handle(x)
+        chosen = get_codec(codec) if isinstance(codec, str) else codec
+        self.executor.swap_out(handle, handle.source, chosen)
+        return handle
+
+    def stats(self):
+        return self.counters.snapshot(self.disk.in_use_bytes if self.disk else 0)
+
+    def settle(self, *handles):
+        for handle in handles:
+            self.executor.settle(handle)
+        if isinstance(self.device, SimDevice):
+            self.device.drain()
+
+
+@pytest.fixture(params=DEVICES, ids=str)
+def bench(request, monkeypatch):
+    monkeypatch.setattr(part_module, "SECTION_ALIGN", 512)
+    return Bench(DEVICES[request.param]())
+
+
+def values(seed=0, n=N):
+    x = torch.randn(n, generator=torch.Generator().manual_seed(seed))
+    return torch.relu(x)
+
+
+def same(a, b):
+    return torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+
+
+def assert_empty(bench):
+    stats = bench.stats()
+    assert (stats.device_bytes, stats.host_bytes, stats.disk_bytes) == (0, 0, 0)
+    assert bench.host.in_use_bytes == 0
+
+
+@pytest.mark.parametrize("codec", ["raw", "zvc", "expk", "zvc+expk"])
+def test_what_goes_out_comes_back(bench, codec):
+    xs = [values(i) for i in range(6)]
+    handles = [bench.swap_out(x.clone(), codec) for x in xs]
+    bench.settle(*handles)
+    assert [h.state for h in handles] == [State.STORED] * 6
+    assert all(h.source is None for h in handles)
+    for x, handle in reversed(list(zip(xs, handles, strict=True))):
+        assert same(bench.executor.memory(handle).tensor, x)
+    for handle in handles:
+        bench.executor.release(handle)
+    bench.settle()
+    assert_empty(bench)
+
+
+def test_a_large_tensor_goes_in_sections(monkeypatch):
+    monkeypatch.setattr(part_module, "SECTION_ALIGN", 512)
+    bench = Bench(SimDevice(0, eager=True, section_bytes=SECTION_BYTES))
+    x = values()
+    handle = bench.swap_out(x.clone())
+    bench.settle(handle)
+    assert [p.numel for p in handle.parts] == [1024] * 4 + [N - 4096]
+    stats = bench.stats()
+    assert (stats.swapped, stats.by_codec["zvc"].count, stats.raw_bytes) == (1, 1, x.nbytes)
+    assert stats.host_bytes == sum(p.host.numel() for p in handle.parts)
+
+
+def test_wanted_before_it_is_out_it_is_not_moved(bench):
+    x = values()
+    handle = bench.swap_out(x)
+    assert same(bench.executor.memory(handle).tensor, x)
+    bench.executor.release(handle)
+    bench.settle()
+    assert_empty(bench)
+
+
+def test_a_prefetched_tensor_is_a_hit_and_can_be_fetched_again(bench):
+    x = values()
+    handle = bench.swap_out(x.clone())
+    bench.settle(handle)
+    assert bench.executor.prefetch(handle)
+    assert not bench.executor.prefetch(handle)
+    assert same(bench.executor.memory(handle).tensor, x)
+    bench.settle(handle)
+    bench.executor.drop_result(handle)
+    assert handle.state is State.STORED
+    assert same(bench.executor.memory(handle).tensor, x)  # retain_graph
+    assert (bench.stats().prefetch_hits, bench.stats().prefetch_misses) == (1, 1)
+    bench.executor.release(handle)
+    bench.settle()
+    assert_empty(bench)
+
+
+def reach(bench, state):
+    """A handle that is in this state, or was a moment ago."""
+    x = values()
+    if state is State.KEPT:
+        return bench.handle(x)
+    handle = bench.swap_out(x)
+    if state in (State.ENCODING, State.IN_FLIGHT):
+        return handle
+    bench.settle(handle)
+    if state in (State.FETCHING, State.READY):
+        bench.executor.prefetch(handle)
+    if state is State.READY:
+        bench.settle(handle)
+    return handle
+
+
+@pytest.mark.parametrize("state", [s for s in State if s is not State.RELEASED])
+def test_released_in_any_state_everything_is_freed(bench, state):
+    handle = reach(bench, state)
+    bench.executor.release(handle)
+    bench.executor.release(handle)  # again does nothing
+    bench.settle()
+    if isinstance(bench.device, CpuDevice):
+        for event in [handle.event] if handle.event is not None else []:
+            bench.device.wait(event)
+    assert handle.state is State.RELEASED
+    assert_empty(bench)
+
+
+class Failing(Codec):
+    """raw, but for what it is told to fail at."""
+
+    name = "failing"
+    lossless = True
+    max_ratio = 1
+
+    def __init__(self, at, error):
+        self._at, self._error, self._raw = at, error, get_codec("raw")
+
+    def supports(self, dtype, device="cpu"):
+        return True
+
+    def bound(self, dtype, numel):
+        return self._raw.bound(dtype, numel)
+
+    def encode_flat(self, x, out, *, key, stream):
+        if self._at == "encode":
+            raise self._error
+        return self._raw.encode_flat(x, out, key=key, stream=stream)
+
+    def decode_flat(self, payload, out, *, stream):
+        if self._at == "decode":
+            raise self._error
+        self._raw.decode_flat(payload, out, stream=stream)
+
+
+def test_a_codec_that_fails_to_encode_gives_way_to_raw(bench, caplog):
+    codec = Failing("encode", ValueError("no"))
+    with caplog.at_level(logging.WARNING, logger="cswap"):
+        handles = [bench.swap_out(values(i), codec) for i in range(3)]
+        bench.settle(*handles)
+    assert all(same(bench.executor.memory(h).tensor, values(i)) for i, h in enumerate(handles))
+    n_parts = sum(len(h.parts) for h in handles)
+    assert bench.stats().fallbacks_by_reason == {"failing:encode": n_parts}
+    assert set(bench.stats().by_codec) == {"raw"}
+    assert len(caplog.records) == 1
+
+
+def test_a_codec_that_fails_to_decode_is_an_error_and_no_hang(bench):
+    handle = bench.swap_out(values(), Failing("decode", CorruptEncodingError("broken")))
+    bench.settle(handle)
+    for _ in range(2):
+        with pytest.raises(CorruptEncodingError, match="broken"):
+            bench.executor.memory(handle)
+    bench.executor.release(handle)
+    bench.settle()
+    assert_empty(bench)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_job_that_ends_its_thread_costs_a_fallback_only(workers):
+    bench = Bench(CpuDevice(workers))
+    handles = [bench.swap_out(values(i), Failing("encode", SystemExit())) for i in range(4)]
+    while any(h.state is State.ENCODING for h in handles):  # who waits would run the job himself
+        time.sleep(0.001)
+    assert all(same(bench.executor.memory(h).tensor, values(i)) for i, h in enumerate(handles))
+    assert bench.stats().fallbacks == 4
+
+
+def test_queued_jobs_run_even_if_no_worker_is_left(monkeypatch):
+    device = CpuDevice(1)
+    monkeypatch.setattr(device, "_start", lambda: None)  # no thread ever
+    bench = Bench(device)
+    handle = bench.swap_out(values().clone())
+    bench.executor.settle(handle)  # the waiter does it
+    assert handle.state is State.STORED
+    assert same(bench.executor.memory(handle).tensor, values())
+
+
+def test_host_limit_without_a_disk_keeps_the_tensor(request):
+    for make in DEVICES.values():
+        bench = Bench(make(), limit=4096)
+        handle = bench.swap_out(values())
+        bench.settle(handle)
+        assert handle.state is State.KEPT
+        assert same(bench.executor.memory(handle).tensor, values())
+        assert bench.stats().fallbacks_by_reason == {"host_limit": 1}
+
+
+@pytest.fixture
+def disk(tmp_path):
+    store = DiskStore(tmp_path, None)
+    yield store
+    store.close()
+
+
+@pytest.mark.parametrize("make", DEVICES.values(), ids=DEVICES)
+def test_past_the_host_limit_encodings_go_to_disk_and_come_back(make, disk):
+    bench = Bench(make(), limit=4096, disk=disk)
+    handles = [bench.swap_out(values(i)) for i in range(3)]
+    bench.settle(*handles)
+    assert all(h.parts[0].file is not None and h.parts[0].host is None for h in handles)
+    assert all(same(bench.executor.memory(h).tensor, values(i)) for i, h in enumerate(handles))
+    for handle in handles:
+        bench.executor.release(handle)
+    bench.settle()
+    assert_empty(bench)
+
+
+@pytest.mark.parametrize("make", DEVICES.values(), ids=DEVICES)
+def test_a_full_disk_keeps_the_tensor(make, disk, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "write", full)
+    bench = Bench(make(), limit=4096, disk=disk)
+    handle = bench.swap_out(values())
+    bench.settle(handle)
+    monkeypatch.undo()
+    assert same(bench.executor.memory(handle).tensor, values())
+    assert handle.state is State.KEPT
+    assert bench.stats().fallbacks_by_reason == {"disk": 1}
+    bench.executor.release(handle)
+    assert_empty(bench)
+
+
+@pytest.mark.parametrize("codec", ["zvc", "int8"])
+@pytest.mark.parametrize("make", DEVICES.values(), ids=DEVICES)
+def test_verify_notices_a_changed_byte(make, codec):
+    bench = Bench(make(), verify=True)
+    handle = bench.swap_out(values(), codec)
+    bench.settle(handle)
+    part = handle.parts[0]
+    part.host[part.nbytes - 20] ^= 1
+    with pytest.raises(CorruptEncodingError):
+        bench.executor.memory(handle)
+
+
+@pytest.mark.parametrize("codec", ["raw", "bitpack", "zvc"])
+@pytest.mark.parametrize("make", [DEVICES["cpu0"], DEVICES["cpu1"]])
+def test_indices_are_always_verified(make, codec):
+    """torch reads wherever a wrong index of a max-pool points to."""
+    bench = Bench(make())
+    handle = bench.swap_out(torch.arange(N), codec)
+    bench.settle(handle)
+    part = handle.parts[0]
+    part.host[part.nbytes - 4] ^= 64
+    with pytest.raises(CorruptEncodingError):
+        bench.executor.memory(handle)
+    bench = Bench(make())
+    handle = bench.swap_out(torch.arange(N) % 2 == 0, "bitpack")  # a mask points nowhere
+    bench.settle(handle)
+    assert handle.parts[0].checked == ""
+
+
+def test_a_tensor_modified_before_its_encode_stays():
+    for seed in SEEDS:
+        bench = Bench(SimDevice(seed, eager=True))
+        x = values()
+        handle = bench.swap_out(x)
+        x.add_(1)
+        bench.settle(handle)
+        assert handle.state is State.KEPT
+        assert handle.modified()
+
+
+# Several threads compute: one prefetches what another asks for. Each test stops the first thread
+# where it did harm once.
+
+
+def in_thread(target):
+    """Run it in a thread; the thread and the list that its result comes in."""
+    found = []
+    thread = threading.Thread(target=lambda: found.append(target()), daemon=True)
+    thread.start()
+    return thread, found
+
+
+class Gated(CpuDevice):
+    """A CPU that stops a prefetch before it submits its decode, until somebody waits for
+    something; the decode then does not run before ``go`` is set."""
+
+    def __init__(self):
+        super().__init__(1)
+        self.reached, self.waited, self.submitted, self.go = (threading.Event() for _ in range(4))
+
+    def allocate(self, dtype, numel):
+        self.reached.set()
+        self.waited.wait(0.1)
+        return super().allocate(dtype, numel).fill_(-1)
+
+    def submit(self, job, *, role, after=()):
+        def late(stream):
+            assert self.go.wait(10)
+            job(stream)
+
+        return super().submit(late if self.reached.is_set() else job, role=role, after=after)
+
+    def join(self, event):
+        self.waited.set()
+        assert self.submitted.wait(10)
+        super().join(event)
+
+
+def test_what_another_thread_is_about_to_decode_is_waited_for():
+    device = Gated()
+    bench = Bench(device)
+    handle = bench.swap_out(values())
+    bench.settle(handle)
+
+    def prefetch():
+        bench.executor.prefetch(handle)
+        device.submitted.set()
+
+    prefetching, _ = in_thread(prefetch)
+    assert device.reached.wait(10)
+    asking, found = in_thread(lambda: bench.executor.memory(handle).tensor.clone())
+    asking.join(0.3)
+    assert asking.is_alive()  # not back with memory that nothing has been decoded into
+    device.go.set()
+    for thread in (prefetching, asking):
+        thread.join(10)
+    assert same(found[0], values())
+
+
+def test_a_decode_that_failed_in_another_thread_is_tried_again(monkeypatch):
+    bench = Bench(CpuDevice(1))
+    handle = bench.swap_out(values())
+    bench.settle(handle)
+    reached, gate = threading.Event(), threading.Event()
+
+    def no_memory(*_args):
+        monkeypatch.undo()
+        reached.set()
+        assert gate.wait(10)
+        raise MemoryError
+
+    monkeypatch.setattr(bench.device, "allocate", no_memory)
+    prefetching, prefetched = in_thread(lambda: bench.executor.prefetch(handle))
+    assert reached.wait(10)
+    asking, found = in_thread(lambda: bench.executor.memory(handle).tensor)
+    gate.set()
+    for thread in (prefetching, asking):
+        thread.join(10)
+    assert prefetched == [False]
+    assert same(found[0], values())
+
+
+def test_memory_says_whether_it_is_the_tensors_own():
+    # Views count from the start of the storage in the one and of the region in the other.
+    bench = Bench(CpuDevice(0))
+    handle = bench.handle(values())
+    own = bench.executor.memory(handle)
+    bench.executor.swap_out(handle, handle.source, get_codec("zvc"))
+    assert own.own
+    assert handle.source is None  # as another thread may see to while the first one looks at it
+    assert not bench.executor.memory(handle).own
+
+
+def test_a_handle_counts_on_without_its_memory():
+    bench = Bench(CpuDevice(0))
+    x = values()
+    storage = weakref.ref(x.untyped_storage())
+    handle = bench.swap_out(x)
+    assert handle.counter.numel() == 0
+    assert not handle.modified()
+    x.add_(1)
+    assert handle.modified()
+    del x
+    assert storage() is None
+
+
+def test_the_table_of_states_is_closed_and_has_one_end():
+    assert set(LEGAL) == set(State)
+    assert all(new in LEGAL for moves in LEGAL.values() for new in moves)
+    assert [s for s, moves in LEGAL.items() if not moves] == [State.RELEASED]
+    assert all(State.RELEASED in moves for s, moves in LEGAL.items() if moves)
+
+
+def test_an_illegal_move_is_an_internal_error():
+    handle = make_token(values()).handle
+    with pytest.raises(InternalError, match="kept -> ready is not legal"):
+        handle.to(State.READY)
+
+
+# Computation as jobs: the source is produced late, the result is read late. Any dependency that
+# the executor drops must be noticed under some seed.
+
+
+class Late:
+    """A size that may be asked for only once the stream has got there."""
+
+    def __init__(self):
+        self.size = None
+
+    def value(self):
+        assert self.size is not None, "asked for before it was known"
+        return self.size
+
+
+class LateRaw(Failing):
+    """raw that learns its size as a GPU codec does: while it runs."""
+
+    def __init__(self):
+        super().__init__("", None)
+
+    def encode_flat(self, x, out, *, key, stream):
+        late = Late()
+        late.size = super().encode_flat(x, out, key=key, stream=stream)
+        return late
+
+
+def round_trip(device):
+    """Whether a tensor that a job produces comes back to a job that reads it."""
+    bench = Bench(device)
+    right = []
+    handles = []
+    for i in range(3):
+        x = poisoned(4 * N).view(torch.float32)
+        expected = values(i)
+        device.submit(lambda _, x=x, e=expected: x.copy_(e) and None, role="compute")
+        handles.append(bench.handle(x))
+        del x
+        handle = handles[-1]
+        bench.executor.swap_out(handle, handle.source, LateRaw())
+    device.drain()
+    for i, handle in enumerate(handles):
+        bench.executor.prefetch(handle)
+        memory, expected = bench.executor.memory(handle).tensor, values(i)
+        device.submit(
+            lambda _, m=memory, e=expected: right.append(torch.equal(m, e)), role="compute"
+        )
+        del memory
+        bench.executor.drop_result(handle)
+    device.drain()
+    for handle in handles:
+        bench.executor.release(handle)
+    device.drain()
+    return len(right) == 3 and all(right)
+
+
+@pytest.fixture
+def unversioned(monkeypatch):
+    # Simulated computation writes when the scheduler says so, after the version was recorded.
+    monkeypatch.setattr(Handle, "modified", lambda _self: False)
+
+
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.usefixtures("unversioned")
+def test_late_computation_gets_and_gives_the_right_bytes(seed):
+    assert round_trip(SimDevice(seed))
+
+
+class Forgetful(SimDevice):
+    """Forgets the dependencies of one role's jobs, or what orders jobs and computation."""
+
+    def __init__(self, seed, what):
+        super().__init__(seed)
+        self._what = what
+
+    def submit(self, job, *, role, after=()):
+        return super().submit(job, role=role, after=() if role == self._what else after)
+
+    def now(self):
+        return SimEvent(None, (), "codec", fired=True) if self._what == "now" else super().now()
+
+    def join(self, event):
+        if self._what != "join":
+            super().join(event)
+
+
+def notices(device):
+    """Whether the round trip fails on this device."""
+    try:
+        return not round_trip(device)
+    except (InternalError, CorruptEncodingError, AssertionError):
+        return True
+
+
+# Not "d2h" and "h2d": their jobs are submitted by callbacks of what they wait for.
+@pytest.mark.parametrize("what", ["codec", "now", "join"])
+@pytest.mark.usefixtures("unversioned")
+def test_the_simulator_notices_a_forgotten_dependency(what):
+    assert any(notices(Forgetful(seed, what)) for seed in range(40))
+
+
+@pytest.mark.usefixtures("unversioned")
+def test_the_simulator_notices_scratch_given_back_too_early(monkeypatch):
+    taken = SimDevice.scratch
+
+    def scratch(self, nbytes):
+        memory = taken(self, nbytes)
+        self.submit(lambda _: self.give_back(memory), role="h2d")  # whenever
+        return memory
+
+    monkeypatch.setattr(SimDevice, "scratch", scratch)
+    assert any(notices(SimDevice(seed)) for seed in range(40))
+
+
+def test_memory_is_poisoned_when_it_is_handed_out_and_when_it_is_let_go(monkeypatch):
+    behind = []
+    full = np.full
+
+    def remembered(*arguments):
+        behind.append(full(*arguments))
+        return behind[-1]
+
+    monkeypatch.setattr(np, "full", remembered)
+    x = poisoned(64)
+    assert (x == sim_module.POISON).all()
+    view = x[8:16]
+    x.fill_(1)
+    del x
+    assert (behind[0] == 1).all()
+    del view
+    assert (behind[0] == sim_module.POISON).all()

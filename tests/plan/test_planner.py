@@ -1,0 +1,233 @@
+"""One function for every policy: budgets, deadlines, interrupts, and the comparison."""
+
+import importlib
+import os
+import signal
+import threading
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from cswap.errors import BudgetError, ConfigError
+from cswap.plan import planner
+from cswap.plan.hardware import Hardware
+from cswap.plan.policy_tools.problem import Problem
+from cswap.plan.policy_tools.search import Best, interruptible, penalised_s
+from cswap.plan.simulate import Simulator, smallest_feasible_budget
+from cswap.plan.simulator.lifetimes import live_bytes
+from cswap.schema.trace import Trace, TraceOperator, TraceTensor
+
+MACHINE = Hardware("test", 1 << 40, {}, 1e12, 1e6, 1e6)
+
+
+def chain(n=6, nbytes=1_000_000):
+    tensors = [TraceTensor(nbytes, saved=i) for i in range(n)] + [TraceTensor(0)]
+    operators = [TraceOperator("data", "other", "forward", 1.0, (), (0,))]
+    operators += [
+        TraceOperator(f"f{i}", "linear", "forward", 1.0, (i,), (i + 1,)) for i in range(n)
+    ]
+    operators += [
+        TraceOperator(f"b{i}", "linear", "backward", 1.0, (i,), ()) for i in reversed(range(n))
+    ]
+    return Trace(tuple(operators), tuple(tensors), name="chain")
+
+
+FULL = max(live_bytes(chain()))
+FLOOR = smallest_feasible_budget(chain(), MACHINE)
+
+
+def all_swapped(problem):
+    simulator = problem.simulator
+    swap = np.ones(len(simulator.saved), np.int8)
+    return simulator.to_plan(swap, np.zeros_like(swap))
+
+
+@pytest.fixture
+def policies(monkeypatch):
+    """Policies that exist for the test only, by name."""
+    modules = {}
+
+    def add(name, solve):
+        monkeypatch.setitem(planner.POLICIES, name, name)
+        modules[name] = SimpleNamespace(solve=solve)
+
+    real = importlib.import_module
+    monkeypatch.setattr(importlib, "import_module", lambda name: modules.get(name) or real(name))
+    return add
+
+
+def test_none_keeps_everything_if_it_fits():
+    made = planner.plan(chain(), MACHINE, FULL, "none")
+    assert {d.action for d in made.decisions.values()} == {"keep"}
+    assert len(made.decisions) == 6
+    assert made.policy == "none"
+    assert made.predicted["peak_bytes"] == FULL
+    assert made.trace_fingerprint
+
+
+def test_too_small_a_budget_names_the_smallest():
+    with pytest.raises(BudgetError) as caught:
+        planner.plan(chain(), MACHINE, FLOOR - 1, "none")
+    assert caught.value.smallest_bytes == FLOOR
+    assert str(FLOOR) in str(caught.value)
+
+
+def test_a_policy_that_finds_no_plan_says_so():
+    with pytest.raises(BudgetError, match=r"'none' found no plan .*device memory") as caught:
+        planner.plan(chain(), MACHINE, FULL - 1, "none")
+    assert caught.value.smallest_bytes == FLOOR
+
+
+def test_oracle_has_enough_memory_whatever_the_budget():
+    made = planner.plan(chain(), MACHINE, 1, "oracle")
+    assert made.predicted["feasible"]
+    assert made.predicted["step_s"] == pytest.approx(13.0)
+    assert made.budget_bytes == MACHINE.memory_bytes
+
+
+WRONG = [
+    ({"policy": "vdnn-al"}, "Did you mean 'vdnn-all'"),
+    ({"budget": 0}, "budget=0"),
+    ({"budget": 1.5}, "budget=1.5"),
+    ({"time_limit": 0}, "time_limit=0"),
+    ({"time_limit": float("nan")}, "time_limit=nan"),
+    ({"hardware": "abacus"}, "hardware='abacus'"),
+    ({"trace": {}}, "trace.format=None"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), WRONG, ids=[row[1] for row in WRONG])
+def test_wrong_arguments_are_named(change, message):
+    arguments = {"trace": chain(), "hardware": MACHINE, "budget": FULL, "policy": "none"}
+    with pytest.raises(ConfigError) as caught:
+        planner.plan(**(arguments | change))
+    assert message in str(caught.value)
+
+
+def test_compare_has_a_row_for_each_policy_and_ranks_by_step_time(policies):
+    policies("all", all_swapped)
+    seen = []
+    rows = planner.compare(
+        chain(), MACHINE, FLOOR, ["oracle", "none", "all"],
+        progress=lambda fraction, text: seen.append((fraction, text)),
+    )  # fmt: skip
+    oracle, none, swapped = rows
+    assert [row.policy for row in rows] == ["oracle", "none", "all"]
+    assert oracle.slowdown == pytest.approx(1.0)
+    assert none.plan is None
+    assert none.slowdown == float("inf")
+    assert "device memory" in none.error
+    assert swapped.simulation is not None
+    assert swapped.simulation.feasible
+    assert swapped.slowdown > 1.0
+    assert swapped.slowdown == pytest.approx(swapped.simulation.step_s / 13.0)
+
+
+def test_compare_reports_progress_over_all_policies(policies):
+    def solve(problem):
+        problem.report(0.5, "half")
+        return all_swapped(problem)
+
+    policies("a", solve)
+    policies("b", solve)
+    seen = []
+    planner.compare(chain(), MACHINE, FLOOR, ["a", "b"], progress=lambda *row: seen.append(row))
+    assert seen == [(0.25, "a: half"), (0.75, "b: half")]
+
+
+def test_time_limit_stops_a_search(policies):
+    def solve(problem):
+        while not problem.stopped():
+            time.sleep(0.001)
+        return all_swapped(problem)
+
+    policies("endless", solve)
+    began = time.monotonic()
+    assert planner.plan(chain(), MACHINE, FLOOR, "endless", time_limit=0.05).policy == "endless"
+    assert time.monotonic() - began < 5
+
+
+def test_interrupt_returns_the_best_so_far_and_stops_a_comparison(policies):
+    before = signal.getsignal(signal.SIGINT)
+
+    def solve(problem):
+        os.kill(os.getpid(), signal.SIGINT)
+        while not problem.stopped():
+            time.sleep(0.001)
+        return all_swapped(problem)
+
+    policies("endless", solve)
+    rows = planner.compare(chain(), MACHINE, FLOOR, ["endless", "oracle"])
+    assert [row.policy for row in rows] == ["endless"]
+    assert rows[0].plan is not None
+    assert signal.getsignal(signal.SIGINT) is before
+    with pytest.raises(KeyboardInterrupt):
+        planner.compare(chain(), MACHINE, FLOOR, ["endless", "oracle"], stoppable=False)
+    with pytest.raises(KeyboardInterrupt):
+        planner.plan(chain(), MACHINE, FLOOR, "endless", stoppable=False)
+
+
+def test_second_interrupt_raises():
+    problem = Problem(chain(), MACHINE, FULL)
+
+    def interrupt_twice():
+        with interruptible(problem):
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(0.01)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job may run without it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            interrupt_twice()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert problem.stopped()
+
+
+def test_interruptible_does_nothing_in_another_thread():
+    done = []
+
+    def work():
+        with interruptible(Problem(chain(), MACHINE, FULL)):
+            done.append(True)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert done == [True]
+
+
+def test_a_seed_and_a_problem_reach_the_policy(policies):
+    seen = []
+
+    def solve(problem):
+        seen.append((problem.seed, problem.budget_bytes, problem.deadline))
+        return all_swapped(problem)
+
+    policies("spy", solve)
+    planner.plan(chain().to_dict(), MACHINE.to_dict(), FLOOR, "spy", seed=7)
+    assert seen == [(7, FLOOR, None)]
+
+
+def test_no_infeasible_candidate_beats_a_feasible_one():
+    simulator = Simulator(chain(), MACHINE, FLOOR)
+    best, n = Best(simulator), len(simulator.saved)
+    starts = simulator.backward.astype(np.int32)
+    keep, swap = np.zeros(n, np.int8), np.ones(n, np.int8)
+    codec = np.zeros(n, np.int8)
+    bad = best.consider(keep, codec, starts)
+    one = keep.copy()
+    one[0] = 1
+    assert best.consider(one, codec, starts) < bad  # fewer bytes over budget
+    good = best.consider(swap, codec, starts)
+    assert good < simulator.worst_s < bad
+    assert best.evaluations == 3
+    np.testing.assert_array_equal(best.action, swap)
+    assert penalised_s(simulator.run(swap, codec, starts), simulator) == good == best.cost_s
+
+
+def test_available_lists_only_policies_that_are_here():
+    assert {"none", "oracle"} <= set(planner.available()) <= set(planner.POLICIES)

@@ -1,0 +1,354 @@
+"""The policies: against exhaustive search, against each other, and when they must stop early."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from cswap.errors import BudgetError, ConfigError
+from cswap.plan import planner
+from cswap.plan.hardware import CodecRate, Hardware
+from cswap.plan.policy_tools.problem import Problem
+from cswap.plan.policy_tools.search import penalised_s
+from cswap.plan.policy_tools.swap_ilp import Program, Ways, least_stall
+from cswap.plan.policy_tools.vdnn import inputs_of, prefetch_points
+from cswap.plan.simulate import Simulator, simulate, smallest_feasible_budget
+from cswap.plan.simulator.lifetimes import live_bytes
+from cswap.plan.swapadvisor import genetic
+from cswap.schema.trace import Trace, TraceOperator, TraceTensor
+
+MIB = 1 << 20
+MACHINE = Hardware(
+    "test",
+    1 << 40,
+    {},
+    1e12,
+    1e9,
+    1e9,
+    codec_tax=0.5,
+    codecs={"zvc": CodecRate(1e10, 1e10), "int8": CodecRate(5e9, 5e9)},
+)
+SEARCHED = [name for name in planner.available() if name not in ("none", "oracle")]
+
+
+def network(rng, n, kinds=("conv", "activation", "pool", "linear")):
+    """A chain of layers whose inputs are saved, of random sizes, times and ratios."""
+    tensors, operators = [], []
+    for i in range(n + 1):
+        saved = i if i < n else -1
+        ratios = {"zvc": float(rng.uniform(1, 4)), "int8": 3.9}
+        tensors.append(
+            TraceTensor(
+                int(rng.integers(1, 64)) * MIB // 4,
+                saved=saved,
+                role="activation" if i else "input",
+                module=f"layers.{i}",
+                ratios=ratios,
+                profile={"zero_fraction": float(rng.uniform(0, 0.9))},
+            )
+        )
+    for i in range(n):
+        seconds = float(rng.uniform(1e-3, 3e-2))
+        kind = kinds[int(rng.integers(len(kinds)))]
+        operators.append(TraceOperator(f"f{i}", kind, "forward", seconds, (i,), (i + 1,)))
+    for i in reversed(range(n)):
+        seconds = float(rng.uniform(2e-3, 6e-2))
+        kind = operators[i].kind
+        operators.append(TraceOperator(f"b{i}", kind, "backward", seconds, (i,), ()))
+    return Trace(tuple(operators), tuple(tensors), name="network")
+
+
+def between(trace, share):
+    """A budget: so much of the way from the smallest that anything fits in to all that is used."""
+    floor = smallest_feasible_budget(trace, MACHINE)
+    return int(floor + share * (max(live_bytes(trace)) - floor))
+
+
+# ------------------------------------------------------------- published ones
+
+
+@pytest.mark.parametrize("policy", SEARCHED)
+@pytest.mark.parametrize("share", [1.0, 0.6, 0.3])
+def test_every_policy_makes_a_plan_that_fits_or_says_that_it_cannot(policy, share):
+    rng = np.random.default_rng(1)
+    made = 0
+    for _ in range(4):
+        trace = network(rng, 12)
+        budget = between(trace, share)
+        try:
+            plan = planner.plan(trace, MACHINE, budget, policy, time_limit=0.2)
+        except BudgetError:
+            continue
+        made += 1
+        found = simulate(trace, MACHINE, plan, budget)
+        assert found.feasible
+        assert found.step_s == pytest.approx(plan.predicted["step_s"])
+        assert set(plan.decisions) == {t.saved for t in trace.tensors if t.saved >= 0}
+        assert all(d.nbytes for d in plan.decisions.values())
+    assert made or share < 1.0
+
+
+@pytest.mark.parametrize("policy", SEARCHED)
+def test_the_same_seed_gives_the_same_plan(policy, monkeypatch):
+    monkeypatch.setattr(genetic, "EVALUATIONS", 2000)  # some generations, not all of its search
+    trace = network(np.random.default_rng(2), 8)
+    budget = max(live_bytes(trace))
+    plans = [planner.plan(trace, MACHINE, budget, policy, seed=5) for _ in range(2)]
+    assert plans[0] == plans[1]
+
+
+def choices(n):
+    return (np.array(choice, np.int8) for choice in itertools.product((0, 1), repeat=n))
+
+
+def ilp_and_exhaustive(rng, most):
+    """The program's optimum, and the best of solving it for every choice of what leaves."""
+    trace = network(rng, int(rng.integers(2, most + 1)))
+    budget = int(max(live_bytes(trace)) * rng.uniform(0.3, 1.0))
+    simulator = Simulator(trace, MACHINE, budget)
+    program = Program(simulator)
+    found = program.solve()
+    tried = (program.solve(fixed=choice) for choice in choices(len(simulator.saved)))
+    best = min((flow.stall_s for flow in tried if flow is not None), default=None)
+    return found, best
+
+
+@pytest.mark.parametrize(
+    ("count", "most"), [(40, 5), pytest.param(200, 9, marks=[pytest.mark.slow])]
+)
+def test_the_ilp_finds_what_trying_everything_finds(count, most):
+    rng = np.random.default_rng(3)
+    feasible = 0
+    for _ in range(count):
+        found, best = ilp_and_exhaustive(rng, most)
+        assert (found is None) == (best is None)
+        if found is not None:
+            feasible += 1
+            assert found.proven
+            # TIE weighs bytes a little, and HiGHS stops at a gap of 1e-4
+            assert found.stall_s == pytest.approx(best, rel=1e-3, abs=1e-3 * MIB / 1e6)
+    assert count // 4 < feasible < count
+
+
+def test_no_plan_of_raw_swaps_is_faster_than_the_relaxation():
+    rng = np.random.default_rng(4)
+    compared = 0
+    for _ in range(20):
+        trace = network(rng, 6)
+        simulator = Simulator(trace, MACHINE, between(trace, float(rng.uniform(0.1, 0.9))))
+        bound = least_stall(simulator, relaxed=True)
+        assert bound is not None
+        for action in choices(6):
+            raw = np.zeros_like(action)
+            result = simulator.run(action, raw, simulator.earliest_prefetch(action, raw))
+            if result.feasible:
+                compared += 1
+                assert result.step_s >= (simulator.compute_s + bound.stall_s) * (1 - 1e-6)
+    assert compared > 100
+
+
+def test_the_ilps_plan_is_close_to_the_best_plan_of_raw_swaps():
+    rng = np.random.default_rng(11)
+    for _ in range(15):
+        trace = network(rng, 7)
+        budget = between(trace, float(rng.uniform(0.2, 0.8)))
+        simulator = Simulator(trace, MACHINE, budget)
+        best_s = np.inf
+        for action in choices(7):
+            raw = np.zeros_like(action)
+            result = simulator.run(action, raw, simulator.earliest_prefetch(action, raw))
+            best_s = min(best_s, penalised_s(result, simulator))
+        made = planner.plan(trace, MACHINE, budget, "tvdnn-ilp")
+        assert simulate(trace, MACHINE, made, budget).step_s <= 1.05 * best_s
+
+
+@pytest.mark.parametrize("policy", ["tvdnn-heuristic", "tvdnn-ilp", "vdnn-all", "capuchin", "home"])
+def test_no_policy_is_faster_than_its_bound(policy):
+    rng = np.random.default_rng(12)
+    compared = 0
+    for _ in range(8):
+        trace = network(rng, 10)
+        budget = between(trace, 0.6)
+        simulator = Simulator(trace, MACHINE, budget)
+        bound = least_stall(simulator, relaxed=True)
+        assert bound is not None
+        try:
+            made = planner.plan(trace, MACHINE, budget, policy, recompute=False, time_limit=0.1)
+        except BudgetError:
+            continue
+        compared += 1
+        step_s = simulate(trace, MACHINE, made, budget).step_s
+        assert step_s >= (simulator.compute_s + bound.stall_s) * (1 - 1e-6)
+    assert compared
+
+
+@pytest.mark.parametrize("policy", ["tvdnn-ilp", "swapadvisor", "home", "joint"])
+def test_of_equal_steps_the_one_that_moves_less_is_planned(policy):
+    trace = network(np.random.default_rng(13), 10)
+    free = Hardware("free", 1 << 40, {}, 1e12, 1e18, 1e18)  # whatever moves, the step is as long
+    problem = Problem(trace, free, between(trace, 0.8), deadline=time.monotonic() + 1)
+    plan = planner._solve(problem, policy)
+    everything = np.ones(10, np.int8)
+    moved = problem.simulator.to_plan(everything, np.zeros_like(everything))
+    assert plan.predicted["step_s"] == pytest.approx(moved.predicted["step_s"])
+    assert plan.predicted["link_bytes"] < 0.7 * moved.predicted["link_bytes"]
+
+
+def test_a_flow_in_closed_form():
+    # x0 and x1 of 100 MiB, saved by f0 and f1, each operator a second, a link of 200 MiB/s; w of
+    # 150 MiB lives from f2 to b2. Budget 250 MiB: of 350 at f2 and b2, 100 have to be away.
+    tensors = (
+        TraceTensor(100 * MIB, saved=0),
+        TraceTensor(100 * MIB, saved=1),
+        TraceTensor(150 * MIB, saved=2),
+    )
+    operators = (
+        TraceOperator("f0", "other", "forward", 1.0, (), (0,)),
+        TraceOperator("f1", "other", "forward", 0.25, (), (1,)),
+        TraceOperator("f2", "other", "forward", 1.0, (), (2,)),
+        TraceOperator("b2", "other", "backward", 1.0, (2,), ()),
+        TraceOperator("b1", "other", "backward", 1.0, (1,), ()),
+        TraceOperator("b0", "other", "backward", 1.0, (0,), ()),
+    )
+    machine = Hardware("t", 1 << 40, {}, 1e12, 200.0 * MIB, 200.0 * MIB)
+    flow = least_stall(Simulator(Trace(operators, tensors), machine, 250 * MIB))
+    # x0 may leave from the end of f0 on: 50 MiB in f1, the rest in a stall of 0.25 s before f2.
+    # It comes back in b1.
+    assert flow is not None
+    assert flow.raw.tolist() == [1, 0, 0]
+    assert flow.stall_s == pytest.approx(0.25)
+    again_s = np.array([np.inf, 0.125, np.inf])
+    ways = Ways(np.full(3, MIB), np.full(3, np.inf), again_s)
+    flow = least_stall(Simulator(Trace(operators, tensors), machine, 250 * MIB), ways)
+    assert flow is not None  # computing x1 again takes 0.125 s, half of that stall
+    assert flow.dropped.tolist() == [0, 1, 0]
+    assert flow.stall_s == pytest.approx(0.0)
+    codec_s = np.array([0.0625, np.inf, np.inf])
+    ways = Ways(np.full(3, MIB), codec_s, again_s)
+    flow = least_stall(Simulator(Trace(operators, tensors), machine, 250 * MIB), ways)
+    assert flow is not None
+    assert flow.encoded.tolist() == [1, 0, 0]
+
+
+def test_a_policy_says_what_it_lacks(monkeypatch):
+    monkeypatch.setitem(planner.NEEDS, "tvdnn-ilp", "no_such_package")
+    assert "tvdnn-ilp" not in planner.available()
+    trace = network(np.random.default_rng(0), 3)
+    with pytest.raises(ConfigError, match=r"policy='tvdnn-ilp': needs no_such_package: pip"):
+        planner.plan(trace, MACHINE, max(live_bytes(trace)), "tvdnn-ilp")
+
+
+def test_vdnn_moves_the_inputs_of_its_layers():
+    trace = network(np.random.default_rng(5), 10)
+    kinds = [operator.kind for operator in trace.operators[:10]]
+    assert inputs_of(trace, {"conv"}).tolist() == [kind == "conv" for kind in kinds]
+    everything = planner.plan(trace, MACHINE, max(live_bytes(trace)), "vdnn-all")
+    moved = {p for p, d in everything.decisions.items() if d.action == "swap"}
+    assert moved == {i for i, kind in enumerate(kinds) if kind in ("conv", "pool")}
+    assert all(d.codec == "raw" for d in everything.decisions.values() if d.action == "swap")
+
+
+def test_vdnn_prefetches_no_further_than_the_next_convolution():
+    kinds = ("conv", "linear", "linear", "conv", "linear")
+    tensors = [TraceTensor(MIB, saved=i, role="activation") for i in range(5)] + [TraceTensor(8)]
+    operators = [
+        TraceOperator(f"f{i}", kind, "forward", 0.01, (i,), (i + 1,))
+        for i, kind in enumerate(kinds)
+    ]
+    operators += [
+        TraceOperator(f"b{i}", kinds[i], "backward", 0.01, (i,), ()) for i in reversed(range(5))
+    ]
+    simulator = Simulator(Trace(tuple(operators), tuple(tensors)), MACHINE)
+    moved = np.array([True, False, False, True, False])
+    points = prefetch_points(simulator, moved)
+    # Backward is b4 b3 b2 b1 b0 at 5..9. X of f3 starts with b4. With b3 starts X of f0: no
+    # convolution lies between. All others come on demand.
+    assert points.tolist() == [6, 8, 7, 5, 5]
+    assert simulator.backward.tolist() == [9, 8, 7, 6, 5]
+
+
+def test_cswap_plus_compresses_what_is_sparse_and_not_hidden():
+    rng = np.random.default_rng(6)
+    trace = network(rng, 10, kinds=("conv",))
+    slow = Hardware("slow", 1 << 40, {}, 1e12, 1e6, 1e6, codecs=MACHINE.codecs)
+    plan = planner.plan(trace, slow, max(live_bytes(trace)), "cswap+")
+    codecs = {p: d.codec for p, d in plan.decisions.items()}
+    zeros = {t.saved: t.profile["zero_fraction"] for t in trace.tensors if t.saved >= 0}
+    assert all(codecs[p] == "zvc" for p in codecs if zeros[p] > 0.2)
+    fast = Hardware("fast", 1 << 40, {}, 1e12, 1e15, 1e15, codecs=MACHINE.codecs)
+    plan = planner.plan(trace, fast, max(live_bytes(trace)), "cswap+")
+    assert all(d.codec == "raw" for d in plan.decisions.values())
+
+
+# ------------------------------------------------------------------- joint
+
+
+def optimum(simulator):
+    """The shortest feasible step of all actions and codecs, by simulation."""
+    options = [(0, 0), *((1, c) for c in range(len(simulator.codecs))), (2, 0)]
+    best = np.inf
+    for choice in itertools.product(options, repeat=len(simulator.saved)):
+        action = np.array([a for a, _ in choice], np.int8)
+        codec = np.array([c for _, c in choice], np.int8)
+        if (action[~simulator.recomputable] == 2).any():
+            continue
+        starts = simulator.earliest_prefetch(action, codec)
+        best = min(best, penalised_s(simulator.run(action, codec, starts), simulator))
+    return best
+
+
+def test_joint_is_close_to_trying_everything():
+    rng = np.random.default_rng(7)
+    gaps = []
+    for _ in range(50):
+        trace = network(rng, 4)
+        budget = between(trace, float(rng.uniform(0.1, 0.8)))
+        problem = Problem(trace, MACHINE, budget, deadline=time.monotonic() + 0.3)
+        plan = planner._solve(problem, "joint")
+        result = simulate(trace, MACHINE, plan, budget)
+        best = optimum(problem.simulator)
+        if best >= problem.simulator.worst_s:
+            continue  # nothing fits
+        assert result.feasible
+        gaps.append(result.step_s / best - 1)
+    assert len(gaps) > 30
+    assert max(gaps) <= 0.02
+
+
+def test_joint_is_no_worse_than_any_other():
+    rng = np.random.default_rng(8)
+    for share in (0.2, 0.5, 0.8):
+        trace = network(rng, 20)
+        budget = between(trace, share)
+        others = [name for name in SEARCHED if name != "joint"]
+        rows = planner.compare(trace, MACHINE, budget, [*others, "joint"], time_limit=1.0)
+        steps = {row.policy: row.simulation.step_s for row in rows if row.simulation is not None}
+        assert steps["joint"] <= min(steps.values()) * (1 + 1e-9), steps
+
+
+@pytest.mark.parametrize("policy", ["joint", "home"])
+def test_a_deadline_is_kept_and_the_best_so_far_returned(policy):
+    trace = network(np.random.default_rng(9), 200)
+    began = time.monotonic()
+    plan = planner.plan(trace, MACHINE, between(trace, 0.9), policy, time_limit=0.5)
+    assert time.monotonic() - began < 3.0
+    assert plan.decisions
+
+
+@pytest.mark.skipif(
+    threading.current_thread() is not threading.main_thread(), reason="signals need it"
+)
+@pytest.mark.parametrize("policy", ["joint", "home"])
+def test_ctrl_c_returns_the_best_so_far(policy):
+    trace = network(np.random.default_rng(10), 300)
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    began = time.monotonic()
+    plan = planner.plan(trace, MACHINE, max(live_bytes(trace)) * 2, policy, time_limit=30)
+    assert time.monotonic() - began < 10
+    assert plan.predicted["feasible"]

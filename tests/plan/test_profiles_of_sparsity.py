@@ -1,0 +1,173 @@
+"""Values of a short real run, given to the trace of a large step that nobody has run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+from bench.__main__ import app
+from bench.sparsity import stored, training
+from bench.sparsity.command import summary
+from cswap.errors import TraceError
+from cswap.plan.estimate import estimate
+from cswap.plan.measure import measure
+from cswap.plan.planner import plan
+from cswap.plan.tensor_values import Values, values_of, with_fixed_rates, with_values
+
+MACHINE = "v100-pcie3-cswap"
+
+
+def network(n_blocks=2):
+    layers = []
+    for block in range(n_blocks):
+        layers += [nn.Conv2d(3 if not block else 8, 8, 3, padding=1), nn.ReLU(inplace=True)]
+    return nn.Sequential(*layers, nn.MaxPool2d(2), nn.Conv2d(8, 4, 3))
+
+
+def measured(n_blocks=2, side=16):
+    torch.manual_seed(0)
+    return measure(
+        network(n_blocks),
+        torch.randn(4, 3, side, side),
+        torch.sum,
+        warm_up=0,
+        repeats=1,
+        min_bytes=0,
+        codecs=("zvc", "int8", "bitpack"),
+        every_word=True,
+    )
+
+
+def estimated(n_blocks=2, side=16):
+    inputs = torch.empty(64, 3, side, side, device="meta")
+    net = network(n_blocks).to("meta")
+    return estimate(net, inputs, torch.sum, hardware=MACHINE, min_bytes=0)
+
+
+def saved(trace):
+    return sorted((t for t in trace.tensors if t.saved >= 0), key=lambda t: t.saved)
+
+
+def test_the_same_network_takes_values_by_name():
+    small, large = measured(), estimated()
+    assert not any(t.ratios for t in saved(large))
+    filled = with_values(large, values_of(small))
+    assert [t.name for t in saved(filled)] == [t.name for t in saved(small)]
+    for mine, its in zip(saved(filled), saved(small), strict=True):
+        assert dict(mine.ratios) == dict(its.ratios)
+        assert mine.profile["zero_fraction"] == its.profile["zero_fraction"]
+        assert mine.nbytes == 16 * its.nbytes
+
+
+def test_every_word_is_counted():
+    x = torch.relu(torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(1)))
+    torch.manual_seed(0)
+    trace = measure(
+        network(), x, torch.sum, warm_up=0, repeats=1, min_bytes=0, every_word=True
+    )  # fmt: skip
+    assert saved(trace)[0].profile["zero_fraction"] == float((x == 0).double().mean())
+
+
+def test_a_deeper_network_takes_the_relatively_nearest_of_its_kind():
+    known = values_of(measured(2))
+    filled = values_of(with_values(estimated(4), known))
+    maps = [v for v in filled if v.signature.startswith("float32 conv > activation")]
+    of_two = [v for v in known if v.signature.startswith("float32 conv > activation")]
+    # three before a convolution, one before the pool, against one and one
+    assert [v.ratios["zvc"] for v in maps] == [
+        of_two[0].ratios["zvc"],
+        of_two[0].ratios["zvc"],
+        of_two[0].ratios["zvc"],
+        of_two[1].ratios["zvc"],
+    ]
+
+
+def test_integers_keep_their_ratios_only_at_the_same_size():
+    known = values_of(measured(side=16))
+    assert any(v.signature.startswith("int64") for v in known)
+    for side, expected in ((16, True), (32, False)):
+        filled = with_values(estimated(side=side), known)
+        assert [bool(t.ratios) for t in saved(filled) if t.dtype == "int64"] == [expected]
+        assert all(t.ratios for t in saved(filled) if t.dtype == "float32")
+
+
+def test_only_the_codecs_asked_for_are_taken():
+    filled = with_values(estimated(), values_of(measured()), codecs=("zvc",))
+    assert {c for t in saved(filled) for c in t.ratios} == {"zvc"}
+
+
+def test_another_models_values_are_refused():
+    with pytest.raises(TraceError, match="none of its"):
+        with_values(estimated(), [Values("x", "float32 attention >")])
+
+
+def test_values_survive_json_and_name_what_is_wrong():
+    known = values_of(measured())
+    again = tuple(Values.parse(json.loads(json.dumps(v.to_dict()))) for v in known)
+    assert again == known
+    with pytest.raises(TraceError, match=r"values\.speed: no such field"):
+        Values.parse({"name": "x", "signature": "y", "speed": 1})
+    with pytest.raises(TraceError, match=r"values\.signature: is missing"):
+        Values.parse({"name": "x"})
+
+
+def test_codec_policies_compress_only_what_has_values():
+    large = estimated()
+    filled = with_values(large, values_of(measured()), codecs=("zvc",))
+    made = [plan(t, MACHINE, policy="sc") for t in (large, filled)]
+    chosen = [{d.codec for d in p.decisions.values() if d.action == "swap"} for p in made]
+    assert chosen == [{"zvc"}, {"zvc"}]  # static: whatever it costs
+    moved = [filled_t for filled_t in saved(filled) if made[1].decisions[filled_t.saved].codec]
+    assert made[0].predicted["link_bytes"] == 2 * sum(t.nbytes for t in moved)
+    encoded = [-(-t.nbytes // t.ratios["zvc"]) for t in moved]
+    assert made[1].predicted["link_bytes"] == pytest.approx(2 * sum(encoded), abs=2 * len(moved))
+
+
+def test_fixed_rates_are_those_of_float32_only():
+    trace = with_fixed_rates(estimated())
+    for tensor in saved(trace):
+        rates = {c: r for c, r in tensor.ratios.items() if c.startswith("zfp:")}
+        assert rates.get("zfp:16") == (2.0 if tensor.dtype == "float32" else None)
+        assert "zfp:2" not in rates
+
+
+@pytest.mark.parametrize("activation", ["relu", "leaky"])
+def test_the_committed_runs_cover_every_network(activation):
+    for model in training.RUNS:
+        if model == "gpt2":
+            assert stored.has_run("gpt2", "own")
+            continue
+        assert stored.n_checkpoints(model, activation) == training.CHECKPOINTS
+        run = stored._run(model, activation, stored.FILE)
+        assert run["steps"] == training.RUNS[model].steps
+        zeros, ratio = summary(run, -1)
+        assert (zeros > 0.1) == (activation == "relu")
+        assert (ratio > 1.1) == (activation == "relu")
+
+
+def test_the_command_resumes_and_refuses_nonsense(tmp_path, monkeypatch):
+    tiny = dataclasses.replace(training.RUNS["plain20"], steps=3, batch=2)
+    monkeypatch.setattr("bench.sparsity.command.RUNS", {"plain20": tiny})
+    monkeypatch.setattr("bench.sparsity.training.CODECS", ("zvc",))
+    out, run = tmp_path / "sparsity.json", CliRunner().invoke
+    command = ["sparsity", "--quick", "--models", "plain20", "--out", str(out)]
+    assert run(app, command).exit_code == 0
+    first = json.loads(out.read_text())
+    assert list(first["runs"]) == ["plain20 relu", "plain20 leaky"]
+    assert first["runs"]["plain20 relu"]["at_steps"] == [0, 1, 2, 3]
+    assert first["environment"]["versions"]["torch"]
+    assert run(app, command).exit_code == 0
+    assert json.loads(out.read_text()) == first  # nothing was trained again
+    wrong = run(app, ["sparsity", "--models", "resnet51", "--out", str(out)])
+    assert wrong.exit_code == 2
+    assert "resnet51" in wrong.output
+
+
+def test_a_model_that_was_not_measured_is_named():
+    with pytest.raises(TraceError, match="not measured"):
+        stored.as_measured(estimated(), "lenet")

@@ -1,0 +1,106 @@
+"""The figures in README.md and docs are those of the committed result files."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("typer")
+pytest.importorskip("rich")
+
+from typer.testing import CliRunner
+
+import bench.pages.readme
+from bench.__main__ import app
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_tables_are_made_from_the_committed_results():
+    done = CliRunner().invoke(app, ["readme", "--check"])
+    assert done.exit_code == 0, done.output
+
+
+def test_a_stale_table_is_noticed_and_made_anew(tmp_path, monkeypatch):
+    page, text = tmp_path / "README.md", (ROOT / "README.md").read_text()
+    monkeypatch.setattr(bench.pages.readme, "PAGES", (page,))
+    monkeypatch.setattr(bench.pages.readme, "PICTURES", {})
+    page.write_text(text.replace("| cnn off |", "| cnn of |", 1))
+    done = CliRunner().invoke(app, ["readme", "--check"])
+    assert done.exit_code == 1
+    assert "README.md is stale" in done.output
+    assert "| cnn of |" in page.read_text()  # a check changes nothing
+    assert CliRunner().invoke(app, ["readme"]).exit_code == 0
+    assert page.read_text() == text
+
+
+def test_a_stale_picture_is_noticed(tmp_path, monkeypatch):
+    drawn, shown = tmp_path / "drawn.png", tmp_path / "shown.png"
+    drawn.write_bytes(b"new")
+    shown.write_bytes(b"old")
+    monkeypatch.setattr(bench.pages.readme, "PAGES", ())
+    monkeypatch.setattr(bench.pages.readme, "PICTURES", {drawn: shown})
+    done = CliRunner().invoke(app, ["readme", "--check"])
+    assert done.exit_code == 1
+    assert "shown.png is stale" in done.output
+    assert CliRunner().invoke(app, ["readme"]).exit_code == 0
+    assert shown.read_bytes() == b"new"
+
+
+def marked(page):
+    """Names of the blocks in a page that stand between ``<!-- NAME -->`` and ``<!-- /NAME -->``."""
+    return re.findall(r"<!-- ([a-z][\w ]*) -->\n.*?<!-- /\1 -->", page.read_text("utf-8"), re.S)
+
+
+def unmarked_tables(page):
+    text = re.sub(
+        r"<!-- ([a-z][\w ]*) -->\n.*?<!-- /\1 -->", "", page.read_text("utf-8"), flags=re.S
+    )
+    text = re.sub(r"^```.*?^```$", "", text, flags=re.S | re.M)
+    return [line for line in text.splitlines() if line.startswith("|")]
+
+
+def test_every_marked_block_is_filled_and_every_table_is_shown_once():
+    from bench.pages.readme import PAGES, TABLES
+
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    blocks = {page: marked(page) for page in pages}
+    assert {page for page, names in blocks.items() if names} == set(PAGES)
+    assert sorted(name for names in blocks.values() for name in names) == sorted(TABLES)
+    ends = [end for page in pages for end in re.findall(r"<!-- /([\w ]+) -->", page.read_text())]
+    assert sorted(ends) == sorted(TABLES)  # a misspelt mark would have an end without a block
+
+
+def test_a_table_by_hand_holds_no_measured_figure():
+    allowed = {
+        ("README.md", "| `guard_error` | 0.25 |"),  # a default: see below
+        *(("lossy.md", f"| `{name}` |") for name in ("bf16", "int8", "fp8")),  # see test_docs.py
+    }
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        if page.name == "format.md":  # numbers there are of the format
+            continue
+        for row in unmarked_tables(page):
+            if re.search(r"\d\.\d|\d ?(?:[mun]s\b|[GM]B/s)", row):
+                assert any(page.name == p and row.startswith(r) for p, r in allowed), row
+
+
+def test_the_defaults_in_the_table_of_options_are_those_of_the_code():
+    from dataclasses import fields
+
+    from cswap.config import SwapConfig
+
+    options = (ROOT / "README.md").read_text("utf-8").split("## Options\n")[1].split("\n<!--")[0]
+    rows = [row.split("|")[1:3] for row in options.splitlines() if row.startswith("|")]
+    shown = {n: cell.strip() for names, cell in rows for n in re.findall(r"`(\w+)`", names)}
+    defaults = {field.name: field.default for field in fields(SwapConfig)}
+    words = {"None": "none", "False": "off", "()": "all"}
+    expected = {
+        name: f'`"{default}"`'
+        if isinstance(default, str)
+        else words.get(str(default), str(default))
+        for name, default in defaults.items()
+    }
+    # None, but not for "no limit"
+    assert shown == {**expected, "min_bytes": "64 KiB", "workers": "half the cores, ≤ 4"}

@@ -1,0 +1,172 @@
+"""Every saved tensor is counted with its bytes, and stats say why little memory was saved."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+
+import cswap
+from cswap.report import explain
+from cswap.stats.keep_reasons import REASONS
+from cswap.stats.stats import CodecStats, Stats, notes
+
+MIB = 1 << 20
+SOURCES = [*Path(cswap.__file__).parent.glob("engine/*.py"), Path(cswap.__file__).parent / "api.py"]
+
+
+def reasons_named(path):
+    """Texts where a source names a reason: in calls of keep and stay, in `reason`, in `keep=`."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Call):
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+            at = {"keep": 0, "stay": 0, "_keep": 1}.get(called)
+            named: list[ast.expr | None] = [] if at is None else [*node.args[at : at + 1]]
+            named += [
+                k.value for k in node.keywords if k.arg == "keep" and isinstance(k.value, ast.IfExp)
+            ]
+        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "reason":
+            named = [node.value]
+        elif isinstance(node, ast.FunctionDef) and node.name == "reason_to_keep":
+            named = [r.value for r in ast.walk(node) if isinstance(r, ast.Return)]
+        else:
+            continue
+        yield from (
+            text.value
+            for part in named
+            if part is not None
+            for text in ast.walk(part)
+            if isinstance(text, ast.Constant) and isinstance(text.value, str)
+        )
+
+
+def swapped(encoded, *, raw=100 * MIB, host_is_device=True, **kept):
+    return Stats(
+        packed=9,
+        swapped=5,
+        raw_bytes=raw,
+        encoded_bytes=encoded,
+        by_codec={"zvc": CodecStats(5, raw, encoded)},
+        kept_by_reason=dict.fromkeys(kept, 1),
+        kept_bytes_by_reason=kept,
+        host_is_device=host_is_device,
+    )
+
+
+def test_every_reason_that_the_engine_names_has_words_and_a_remedy():
+    assert {name for path in SOURCES for name in reasons_named(path)} == set(REASONS)
+    assert all(reason.why and reason.remedy for reason in REASONS.values())
+
+
+def test_bytes_are_counted_with_every_reason():
+    big, small = torch.randn(512, 512, requires_grad=True), torch.randn(8, requires_grad=True)
+    weight = torch.nn.Parameter(torch.randn(512, 512))
+    with cswap.swapping(workers=0, codec="raw") as engine:
+        loss = (big.exp() @ weight).sum() + small.exp().sum()
+        sparse = torch.eye(8).to_sparse().requires_grad_()
+        loss = loss + torch.sparse.mm(sparse, torch.ones(8, 1)).sum()
+    loss.backward()
+    stats = engine.stats
+    kept = stats.kept_bytes_by_reason
+    assert set(kept) == set(stats.kept_by_reason)
+    assert kept["parameter"] == MIB
+    assert kept["small"] == sum(t.nbytes for t in (small, torch.ones(8, 1)))
+    assert kept["layout"] == 0  # a COO tensor has no size of its own
+    assert stats.raw_bytes == MIB  # exp's result, saved by exp and by the product
+    assert stats.packed == stats.swapped + stats.deduplicated + sum(stats.kept_by_reason.values())
+
+
+def test_a_budget_takes_back_the_bytes_of_what_leaves():
+    xs = [torch.randn(1024, requires_grad=True) for _ in range(4)]
+    with cswap.swapping(workers=0, codec="raw", min_bytes=0, budget=2 * 4096) as engine:
+        ys = [x.exp() for x in xs]
+        stats = engine.stats
+        assert stats.kept_bytes_by_reason == {"budget": 2 * 4096}
+        assert stats.raw_bytes == 2 * 4096
+    del ys
+
+
+def test_what_is_dropped_while_it_is_encoded_is_counted():
+    import threading
+
+    from cswap.codecs.raw import Raw
+    from cswap.codecs.registry import _registered, register_codec
+
+    go, started = threading.Event(), threading.Event()
+
+    class Slow(Raw):
+        name = "slow-for-a-test"
+        verbatim = False
+
+        def encode_flat(self, x, out, *, key, stream):
+            if threading.current_thread() is not threading.main_thread():  # no warming up
+                started.set()
+                go.wait(10)
+            return super().encode_flat(x, out, key=key, stream=stream)
+
+    register_codec(Slow.name, Slow)
+    try:
+        with cswap.swapping(workers=1, codec=Slow.name, min_bytes=0) as engine:
+            y = torch.randn(64, 64, requires_grad=True).exp()
+            assert started.wait(10)
+            del y
+            assert engine.stats.kept_bytes_by_reason == {"dropped": 64 * 64 * 4}
+        go.set()
+    finally:
+        go.set()
+        del _registered[Slow.name]
+    stats = engine.stats
+    assert (stats.packed, stats.kept_by_reason) == (1, {"dropped": 1})
+
+
+def test_nothing_is_said_where_much_was_saved():
+    assert notes(swapped(75 * MIB)) == []
+    assert notes(swapped(100 * MIB, host_is_device=False)) == []  # all of it has left
+    assert notes(swapped(70 * MIB, parameter=900 * MIB)) == []  # they could not be saved
+
+
+def test_the_largest_reasons_come_first_with_bytes_and_remedy():
+    said = notes(swapped(100 * MIB, does_not_pay=300 * MIB, small=MIB, excluded=150 * MIB))
+    assert said[0] == "Little was saved: 0 B of 551.0 MiB (0%). Most of the rest:"
+    assert said[1].startswith("  300.0 MiB kept: does_not_pay (")
+    assert 'lossy="int8"' in said[1]
+    assert said[2].startswith("  150.0 MiB kept: excluded (")
+    assert "include=" in said[2]
+    assert said[3].startswith("  100.0 MiB encoded (ratio 1.00;")
+    assert len(said) == 4  # the small ones are too few to be worth a line
+
+
+def test_parameters_are_named_where_they_are_most_of_it():
+    said = notes(swapped(MIB, raw=MIB, parameter=412 * MIB))
+    assert said[1].startswith("  412.0 MiB kept: parameter (")
+    assert "never moved" in said[1]
+
+
+def test_a_gpus_encodings_count_as_gone_and_what_stayed_does_not():
+    said = notes(swapped(5 * MIB, raw=10 * MIB, host_is_device=False, host_limit=90 * MIB))
+    assert said[0].startswith("Little was saved: 10.0 MiB of 100.0 MiB (10%)")
+    assert [line.split(" (")[0] for line in said[1:]] == ["  90.0 MiB kept: host_limit"]
+
+
+def test_hooks_that_saw_nothing_say_so():
+    model = torch.nn.Linear(8, 8)
+    with cswap.install(model) as handle:
+        pass
+    model(torch.ones(8)).sum().backward()  # after they were removed
+    assert "saved nothing" in str(handle.stats)
+
+
+@pytest.mark.parametrize("kept", [{"small": MIB}, {}])
+def test_printed_stats_and_the_saved_record_have_the_notes(kept, tmp_path):
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Sigmoid())
+    with cswap.install(model, workers=0, min_bytes="1GiB" if kept else 0, codec="raw") as handle:
+        model(torch.randn(256, 64)).sum().backward()
+    said = handle.stats.notes()
+    assert said
+    assert str(handle.stats).endswith("\n".join(said))
+    assert ("kept: small" in said[1]) == bool(kept)
+    path = tmp_path / "stats.json"
+    handle.engine.save(path)
+    assert explain.notes(explain.load(path)) == said

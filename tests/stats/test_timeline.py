@@ -1,0 +1,130 @@
+"""`SwapEngine.trace` and `cswap report`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+import cswap
+from cswap.devices.sim import SimDevice
+from cswap.engine.engine import SwapEngine
+from cswap.errors import ConfigError
+from cswap.report import timeline as report
+from cswap.stats.step_trace import TRACKS, Timeline
+
+pytest.importorskip("typer")
+pytest.importorskip("matplotlib")
+
+from typer.testing import CliRunner
+
+from cswap import cli
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    torch.manual_seed(0)
+    layers = [m for _ in range(4) for m in (torch.nn.Linear(256, 256), torch.nn.ReLU())]
+    model = torch.nn.Sequential(*layers)
+    path = tmp_path / "step.json"
+    with cswap.install(model, min_bytes=0, workers=1, codec="zvc") as handle:
+
+        def step():
+            loss = model(torch.randn(512, 256)).square().sum()
+            handle.engine.synchronize()  # so that nothing is wanted before it is out
+            loss.backward()
+
+        step()
+        swapped = handle.stats.swapped
+        with handle.engine.trace(path):
+            step()
+        after = handle.stats.swapped
+        step()  # not recorded
+    return path, after - swapped
+
+
+def spans(path, name):
+    events = json.loads(path.read_text())["traceEvents"]
+    return [e for e in events if e["ph"] == "X" and e["name"] == name]
+
+
+def test_every_encode_and_decode_of_the_step_is_there(recorded):
+    path, swapped = recorded
+    assert len(spans(path, "encode")) == swapped
+    assert len(spans(path, "decode")) == swapped
+    for event in spans(path, "encode") + spans(path, "decode"):
+        assert event["dur"] > 0
+        assert event["ts"] >= 0
+        assert event["tid"] - 1 in range(len(TRACKS))
+        assert event["args"]["codec"] == "zvc"
+        assert event["args"]["saved in"]
+    steps = {event["args"]["step"] for event in spans(path, "encode")}
+    assert len(steps) == 1
+
+
+def test_a_tensor_is_decoded_after_it_was_encoded(recorded):
+    path, _ = recorded
+    ends = {e["args"]["position"]: e["ts"] + e["dur"] for e in spans(path, "encode")}
+    for event in spans(path, "decode"):
+        assert event["ts"] >= ends[event["args"]["position"]]
+
+
+def test_the_bytes_held_come_back_to_nothing(recorded):
+    path, _ = recorded
+    counts = [e["args"] for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "C"]
+    assert max(c["host"] for c in counts) > 0
+    assert max(c["device"] for c in counts) >= 512 * 256 * 4
+
+
+def test_a_page_and_a_picture_are_made(recorded, tmp_path):
+    path, swapped = recorded
+    result = CliRunner().invoke(cli.app, ["report", str(path)], env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    page = path.with_suffix(".html").read_text()
+    assert "data:image/png;base64," in page
+    assert "http" not in page.replace("https://ui", "")  # opens without a network
+    picture = tmp_path / "step.png"
+    result = CliRunner().invoke(cli.app, ["report", str(path), "--out", str(picture)])
+    assert result.exit_code == 0, result.output
+    assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    totals = report.by_module(report.load(path))
+    assert sum(t.tensors for t in totals.values()) == swapped
+
+
+def test_wrong_files_and_names_are_refused(recorded, tmp_path):
+    path, _ = recorded
+    result = CliRunner().invoke(cli.app, ["report", str(path), "--out", "step.svg"])
+    assert isinstance(result.exception, ConfigError)
+    other = tmp_path / "other.json"
+    other.write_text('{"traceEvents": []}')
+    with pytest.raises(ConfigError, match="not written by"):
+        report.load(other)
+    Timeline().save(other)
+    with pytest.raises(ConfigError, match="nothing was swapped"):
+        report.load(other)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        report.load(tmp_path / "none.json")
+
+
+def test_busy_time_counts_what_overlaps_once():
+    def span(start, end, tid):
+        about = {"saved in": "", "bytes": 1, "codec": "zvc"}
+        return {
+            "ph": "X",
+            "name": "encode",
+            "ts": start,
+            "dur": end - start,
+            "tid": tid,
+            "args": about,
+        }
+
+    events = [span(0, 1000, 2), span(500, 2000, 2), span(3000, 4000, 2)]
+    assert "codec busy 3.0 ms (75%)" in report.summary(events)
+
+
+def test_a_device_that_does_not_know_when_is_left_out():
+    engine = SwapEngine(cswap.SwapConfig(codec="zvc", min_bytes=0), device=SimDevice(0, eager=True))
+    with engine.trace() as timeline:
+        engine.unpack(engine.pack(torch.randn(1 << 12)))
+    assert all(e["ph"] != "X" or e["name"] == "wait" for e in timeline.to_chrome()["traceEvents"])
