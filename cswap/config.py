@@ -19,7 +19,6 @@ from cswap.selectors import check_globs
 if TYPE_CHECKING:
     from cswap.schema.tensor import TensorProfile
 
-LOSSY_NAMES: Final = ("off", "bf16", "fp16", "int8", "fp8", "mxfp8", "int4", "zfp")
 MIN_BYTES: Final = {"cpu": 64 << 10, "cuda": 1 << 20}
 """Default of ``min_bytes`` by kind of device."""
 
@@ -32,9 +31,13 @@ _SIZE: Final = re.compile(r"\s*([0-9]{1,19})(\.[0-9]{1,19})?\s*([a-z]*)\s*", re.
 _COUNT: Final = re.compile(r"\s*[0-9]{1,19}\s*")  # str.isdigit() would also take "²"
 
 MOST_COUNT: Final = (1 << 63) - 1
-"""Of bytes, tensors or steps: what fits into 64 bits."""
+"""Largest number of bytes, tensors or steps: 63 bits."""
 
 MOST_WORKERS: Final = 1024
+"""Largest number of worker threads."""
+
+MOST_NAME: Final = 255
+"""Longest name of a codec, in characters: a stream's header has one byte for its length."""
 
 Size = int | str
 CodecOption = str | Callable[["TensorProfile"], str] | Mapping[Any, str]
@@ -92,24 +95,21 @@ def _parse_bool(value: Any, name: str) -> bool:
 
 def _parse_lossy(value: Any, name: str) -> str | float:
     if isinstance(value, str):
-        if value in LOSSY_NAMES:
-            return value
+        text: str = value
         try:
-            value = float(value)
+            value = float(text)
         except ValueError:
-            close = difflib.get_close_matches(value[:MOST_SHOWN], LOSSY_NAMES, n=1)
-            hint = f" Did you mean {close[0]!r}?" if close else ""
-            raise ConfigError(
-                f"{name}={shown(value)}: must be one of {', '.join(LOSSY_NAMES)}, or a relative "
-                f"error such as 0.01.{hint}"
-            ) from None
+            if len(text) > MOST_NAME:
+                raise ConfigError(
+                    f'{name}={shown(text)}: must be "off", the name of a lossy codec such as '
+                    '"int8", or a relative error such as 0.01.'
+                ) from None
+            return text  # a name: checked by cswap.advisor.options, a layer that knows codecs
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
         raise ConfigError(
-            f"{name}={shown(value)}: a relative error must lie between 0 and 1; "
-            f"or name one of {', '.join(LOSSY_NAMES)}."
+            f"{name}={shown(value)}: a relative error must lie between 0 and 1; or name a lossy "
+            'codec, such as "int8", or "off".'
         )
-    if not math.isfinite(value):
-        raise ConfigError(f"{name}={shown(value)}: must be finite.")
     return float(value)
 
 
@@ -171,7 +171,7 @@ def _parse_directory(value: Any, name: str) -> Path | None:
 def _parse_policy(value: Any, name: str) -> str:
     if not isinstance(value, str):
         raise ConfigError(f"{name}={shown(value)}: must be the name of a policy.")
-    return value  # checked by cswap.advisor.pricing, a layer that knows them
+    return value  # checked by cswap.advisor.pricing, a layer that knows the names
 
 
 def _parse_plan(value: Any, _name: str) -> Any:
@@ -206,36 +206,37 @@ class SwapConfig:
     Sizes are given as an int of bytes or as text ("1.5GiB") and are ints afterwards.
 
     Attributes:
-        codec: ``"auto"`` lets the advisor choose per tensor; or one codec for all that it supports
-            (`cswap.list_codecs`); or a function from `TensorProfile` to a name; or a dict from
-            dtype name or module-path glob to a name ("auto" where nothing matches).
-        lossy: ``"off"`` (default: every bit comes back); the lossy codec that may be used; or the
-            largest relative error (root mean square) that may be made.
-        min_bytes: smaller tensors stay where they are; default 64 KiB on a CPU, 1 MiB on CUDA.
-        budget: bytes of device memory that saved tensors may keep; the ones saved last stay.
-            Default: none may, all that is eligible is swapped.
-        host_limit: bytes of host memory for encodings; past it they go to ``spill_dir``, or the
-            tensor stays. Default: no limit.
+        codec: ``"auto"`` lets the advisor choose per tensor; or one codec for all tensors that it
+            supports (`cswap.list_codecs`); or a function from `TensorProfile` to a name; or a dict
+            from dtype name or module-path glob to a name ("auto" where nothing matches).
+        lossy: ``"off"`` (default): every bit comes back. The name of a lossy codec: the advisor may
+            use it. A number: the advisor may use every lossy codec whose relative error (root mean
+            square, on normally distributed values) is at most that.
+        min_bytes: smaller tensors stay in place; default 64 KiB on a CPU, 1 MiB on CUDA.
+        budget: bytes of device memory that saved tensors may keep; the tensors saved last stay.
+            Default: none stay, all eligible tensors are swapped.
+        host_limit: bytes of host memory for encodings. Beyond it, encodings go to ``spill_dir``, or
+            the tensor stays. Default: no limit.
         spill_dir: existing directory for the disk tier; default: no disk tier.
         spill_limit: bytes on disk; default: no limit.
-        keep_last: this many of the tensors saved last stay on the device: backward wants them
+        keep_last: number of the tensors saved last that stay on the device: backward needs them
             first, before a copy could be back.
         exclude: module classes, or globs on module paths, whose saved tensors stay.
         include: if given, only tensors saved in these modules are swapped.
-        workers: threads that encode and decode beside the computation on a CPU; 0 does it in line.
-            Default: half the cores, at most four.
+        workers: threads that encode and decode beside the computation on a CPU; with 0, the
+            training's own thread does it. Default: half the cores, at most four.
         seed: of stochastic rounding; the same seed gives the same bytes.
         verify: checksum every round trip; costs a pass over each tensor on both ways.
-        guard_every: in every so many-th step (and in the second) one module's gradients are
-            computed a second time, with what the lossy codecs make of its saved tensors and with
-            the exact ones, if a model was given and something may be lossy; costs about two
-            forwards and backwards of that one layer. 0: never.
+        guard_every: interval of the accuracy guard, in steps; its first check is in the second
+            step; 0: never. A check computes the gradients of one module with lossy and with exact
+            saved tensors, which costs about two forwards and backwards of that module. It needs a
+            model, and a lossy codec that may be used.
         guard_error: relative error of these gradients above which tensors of that class (module
-            class and codec) go to the next milder codec, for good.
+            class and codec) use the next milder codec from then on.
         policy: how ``codec="auto"`` chooses: ``"auto"`` by predicted cost; ``"raw"`` never
             compresses; ``"static:CODEC"`` always does; ``"cswap+"`` by the rule of the paper;
             ``"oracle"`` runs every codec on every tensor to know (slow, for evaluation).
-        plan: a plan (path, JSON text, dict or `Plan`) that says what to do with each tensor.
+        plan: a plan (path, JSON text, dict or `Plan`) with a decision for each tensor.
 
     Raises:
         ConfigError: an option has a wrong value.
@@ -265,14 +266,14 @@ class SwapConfig:
 
     @staticmethod
     def resolve(base: SwapConfig | None = None, **options: Any) -> SwapConfig:
-        """Options over ``base``, or over the environment over the defaults.
+        """Explicit options, completed from ``base``; without it, from environment and defaults.
 
-        ``CSWAP_BUDGET=2GiB`` and the like override defaults, never explicit arguments. A plan is
-        read from a path, and ``codec`` is a name there.
+        ``CSWAP_BUDGET=2GiB`` and the like override defaults, never explicit arguments. In the
+        environment, ``plan`` is a path and ``codec`` is a name.
 
         Raises:
-            ConfigError: an unknown option or a wrong value; names the environment variable if the
-                value came from there.
+            ConfigError: an unknown option or a wrong value. The message names the environment
+                variable that the value came from.
         """
         for name in options:
             if name not in _PARSERS:

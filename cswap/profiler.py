@@ -1,4 +1,4 @@
-"""The tensor profiler: what a tensor's values are like, from a sample."""
+"""The tensor profiler: statistics of a tensor's values, from a sample."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SAMPLES: Final = {"float": (64, 64), "other": (64, 64)}
-"""Pieces and words of each, by kind: many and small, since zeros come in patches."""
+"""Number of pieces, and words per piece, by kind of dtype. Many small pieces, since zeros occur in
+patches."""
 
 INTEGER_SAMPLES: Final = (16, 256)
-"""Long enough to see the range that a tile of indices has."""
+"""The same for integers: pieces long enough to show the range of a tile of indices."""
 
 
 def profile(
@@ -33,8 +34,9 @@ def profile(
 
     Args:
         x: [n] flat and contiguous, on a CPU.
-        samples: pieces; more is surer and slower. Default: 4096 words in all.
-        piece_words: words of a piece.
+        samples: number of pieces; more pieces are more exact and slower. Default: 4096 words in
+            all.
+        piece_words: words per piece.
     """
     d = DTYPES[dtype_name(x.dtype)]
     nbytes = x.numel() * d.itemsize
@@ -51,10 +53,10 @@ def profile(
 
 
 class LateProfile:
-    """A profile that comes later: nobody waits for the GPU.
+    """A profile that arrives later, so that the host does not wait for the GPU.
 
-    Counts, or without kernels a sample, are sent to pinned memory behind the computation that made
-    the tensor.
+    The GPU counts, or copies a sample if it has no kernels, behind the computation that made the
+    tensor. The result goes to pinned memory.
     """
 
     def __init__(self, x: torch.Tensor) -> None:
@@ -76,11 +78,11 @@ class LateProfile:
         return replace(profile(self._arriving.view(-1)), nbytes=self._nbytes)
 
     def wait(self) -> TensorProfile:
-        """The profile, as soon as the sample has arrived."""
+        """The profile; waits until the sample has arrived."""
         if self._copied is not None:
             self._copied.synchronize()
         found = self.get()
-        assert found is not None  # it has arrived
+        assert found is not None  # waited for above
         return found
 
     def _count(self, x: torch.Tensor) -> torch.Tensor:
@@ -101,7 +103,7 @@ class LateProfile:
 
 
 def profile_all(x: torch.Tensor) -> TensorProfile:
-    """Profile x from every one of its words, in pieces of a tile: slow and exact."""
+    """Profile x from all of its words, in pieces of one tile: exact and slow."""
     d = DTYPES[dtype_name(x.dtype)]
     n_words, tile = x.numel() * (d.itemsize // d.word), TILE_WORDS[d.word]
     return profile(x, samples=max(1, -(-n_words // tile)), piece_words=tile)
@@ -109,7 +111,7 @@ def profile_all(x: torch.Tensor) -> TensorProfile:
 
 @cache
 def _layout(d: DType) -> NDArray[np.int64]:
-    """What the kernel must know of a word: see `cswap_kernels.profile`."""
+    """Bit layout of a word for the kernel: see `cswap_kernels.profile`."""
     layout = np.zeros(kernel.N_LAYOUT, np.int64)
     layout[kernel.EXPONENT_BITS] = -1 if d.kind == "other" else d.exponent_bits
     layout[kernel.MANTISSA_BITS] = d.mantissa_bits
@@ -148,7 +150,7 @@ def _from_counts(d: DType, nbytes: int, counts: list[int]) -> TensorProfile:
 
 
 def _value_of(bits: int, d: DType) -> float:
-    """The float whose bits, without the sign, these are."""
+    """The non-negative float with these bits."""
     exponent, mantissa = bits >> d.mantissa_bits, bits & ((1 << d.mantissa_bits) - 1)
     if d.word == 8:
         return float(struct.unpack("<d", struct.pack("<Q", bits))[0])

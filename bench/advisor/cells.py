@@ -18,7 +18,7 @@ import numpy as np
 from bench.advisor.truth import MODES
 from cswap.advisor.advisor import Advisor
 from cswap.advisor.call_site import Site
-from cswap.advisor.cost import predicted_ratio
+from cswap.advisor.candidates import predicted_ratio
 from cswap.advisor.cswap_plus import Swap, sparse_bytes
 from cswap.advisor.live_costs import KEEP
 from cswap.advisor.price import link_price

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING
 
-from cswap.advisor.cost import predicted_ratio
+from cswap.advisor.candidates import predicted_ratio
 from cswap.profiler import profile
 
 if TYPE_CHECKING:

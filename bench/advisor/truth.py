@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from cswap.advisor.lossy_rules import lossy_candidates
+from cswap.advisor.candidates import RAW, lossless_candidates, lossy_candidates
 from cswap.advisor.round_trip import round_trip
 from cswap.codecs.registry import get_codec
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from bench.advisor.recording import Recording
 
-LOSSLESS: Final = ("raw", "zvc", "zvc+expk", "expk", "bitpack", "rle", "csr")
+LOSSLESS: Final = (RAW, *lossless_candidates())
 MODES: Final = {"lossless": LOSSLESS, "int8": (*LOSSLESS, *lossy_candidates("int8"))}
 """What the advisor may choose from, by value of the option ``lossy``."""
 

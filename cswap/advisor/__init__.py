@@ -1,1 +1,1 @@
-"""The execution advisor: which codec, for this tensor, on this machine."""
+"""The execution advisor: chooses a codec for each tensor on this machine."""

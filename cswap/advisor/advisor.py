@@ -1,11 +1,12 @@
-"""Decides per tensor: profile, price the candidates, take the cheapest. Remembers per call site.
+"""Chooses a codec per tensor: profile it, price the candidates, take the cheapest.
 
 Note [when a choice is made again]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-After `RESAMPLE_EVERY` uses, or when encodings come out larger or smaller than after the last
-sample, the site's values are sampled again. When prices or measured times have moved, the choice
-is made again from the sample there is. In between it costs a look into a dict. A codec is left for
-another only if that is cheaper by `HYSTERESIS`: noise does not make choices flap.
+The advisor remembers its choice per call site. It samples the values again after `RESAMPLE_EVERY`
+uses, or when encodings come out larger or smaller than after the last sample. It chooses again,
+from the last sample, when prices or measured times have moved. At all other times a choice is one
+look-up in a dict. The advisor leaves a codec for another only if that is cheaper by `HYSTERESIS`,
+so that noise does not make it switch back and forth.
 """
 
 from __future__ import annotations
@@ -13,17 +14,19 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 import torch
 
 from cswap.advisor import background_calibration as background
-from cswap.advisor import lossy_rules as rules
+from cswap.advisor import lossy_rules, options
 from cswap.advisor.call_site import Site
+from cswap.advisor.candidates import RAW, lossless_candidates, lossy_candidates
 from cswap.advisor.explore import trial_at
-from cswap.advisor.live_costs import KEEP, Market
+from cswap.advisor.live_costs import KEEP, LiveCosts
 from cswap.advisor.lossy_fallback import Milder
-from cswap.advisor.pricing import LOSSLESS, make_policy, static_codec
+from cswap.advisor.pricing import make_pricing, static_codec
 from cswap.advisor.site_history import RESAMPLE_EVERY, Explanation, SiteMemory
 from cswap.codecs.base import takes
 from cswap.codecs.registry import get_codec
@@ -38,49 +41,51 @@ if TYPE_CHECKING:
     from cswap.schema.tensor import TensorProfile
 
 MAX_SITES: Final = 1 << 14
+"""Call sites remembered; at one more, all are forgotten."""
 
 MARGIN: Final = 0.05
-"""Share by which a codec must beat leaving the tensor alone."""
+"""Share by which a codec must be cheaper than leaving the tensor in place."""
 
 HYSTERESIS: Final = 0.05
-"""Share by which a codec must beat the one in use."""
+"""Share by which a codec must be cheaper than the codec in use."""
 
 EARLY: Final = "its values are not known yet"
 """Reason for a choice made before a GPU's sample has arrived."""
 
-_CHEAP: Final = ("bitpack", "zvc", "raw")
-"""The first of these that takes a tensor encodes it until it has been profiled."""
+_BEFORE_PROFILE: Final = ("bitpack", "zvc", RAW)
+"""Until a tensor's profile has arrived, the first of these codecs that takes it encodes it: they
+are fast and never enlarge a tensor by much, whatever its values."""
 
 _SiteKey = tuple[int, str, "torch.dtype", int, bool]
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What to do with one tensor, and where to say how that went.
+    """The advisor's choice for one tensor; takes notes of the outcome.
 
     Attributes:
-        codec: to encode with; None: leave the tensor where it is.
+        codec: codec to encode with; None: leave the tensor in place.
     """
 
     codec: Codec | None
     _memory: SiteMemory
-    _market: Market
+    _costs: LiveCosts
 
     @property
     def learns(self) -> bool:
-        """Whether there was a choice, of which the outcome is worth a note."""
+        """Whether there was a choice, so that the outcome should be noted."""
         return bool(self._memory.explanation.candidates)
 
     def note_encoded(self, codec: str, raw_nbytes: int, nbytes: int) -> None:
-        """The tensor was encoded; ``codec`` may be another than the one advised."""
-        self._memory.note_encoded(codec, raw_nbytes, nbytes, learn=self._market.adapts)
+        """Note that the tensor was encoded; ``codec`` may differ from the advice."""
+        self._memory.note_encoded(codec, raw_nbytes, nbytes, learn=self._costs.adapts)
 
     def note_round_trip(self, codec: str, device_s: float) -> None:
-        """It was decoded, too; seconds of both."""
+        """Note the seconds of encode and decode together."""
         self._memory.note_round_trip(codec, device_s)
         taken = self._memory.explanation.profile
         if taken is not None:
-            self._market.observe(codec, taken, device_s)
+            self._costs.observe(codec, taken, device_s)
 
 
 class Advisor:
@@ -88,79 +93,88 @@ class Advisor:
 
     Attributes:
         may_use_lossy: whether the options admit a lossy codec for any tensor at all.
-        milder: what the accuracy guard has forbidden.
+        milder: lossy codecs that the accuracy guard has forbidden.
     """
 
     def __init__(self, config: SwapConfig, plan: Plan | None) -> None:
-        """Args: config: parsed options; plan: decisions that come before all others.
+        """Args: config: parsed options; plan: decisions that take precedence.
 
         Raises:
-            ConfigError: the options do not fit together.
+            ConfigError: the options contradict each other.
         """
-        rules.check(config, plan)
+        options.check(config, plan)
         self._config = config
         self._plan = plan
-        self._policy = make_policy(config.policy)
+        self._pricing = make_pricing(config.policy)
         self._static = static_codec(config.policy)
-        self._lossy = rules.lossy_candidates(config.lossy)
-        self.may_use_lossy = rules.may_use_lossy(config, plan)
+        self.may_use_lossy = options.may_use_lossy(config, plan)
         self.milder = Milder()
         self._lock = threading.Lock()
         self._sites: dict[_SiteKey, SiteMemory] = {}
         self._used: list[SiteMemory] = []
         self._epoch = 0
-        self._markets: dict[str, Market] = {}
+        self._costs: dict[str, LiveCosts] = {}  # by kind of device
 
     def may_be_lossy(self, tensor: torch.Tensor, site: Site) -> bool:
         """Whether lossy codecs are allowed for this tensor, by the options and by its role."""
-        return self.may_use_lossy and rules.may_be_lossy(tensor, site)
+        return self.may_use_lossy and lossy_rules.may_be_lossy(tensor, site)
+
+    @cached_property
+    def _lossless(self) -> tuple[str, ...]:
+        # Not before the first choice: all codecs are imported to be asked.
+        return lossless_candidates()
+
+    @cached_property
+    def _lossy(self) -> tuple[str, ...]:
+        return lossy_candidates(self._config.lossy)
 
     def forget_plan(self) -> None:
-        """Decide alone from here on: the steps are no longer those that the plan was made for."""
+        """Decide without the plan from here on: the steps differ from the planned ones."""
         self._plan = None
         with self._lock:
             self._sites.clear()
 
     def begin_epoch(self, epochs: int) -> None:
-        """An epoch ends, and the next of ``epochs`` begins; only ``policy="cswap+"`` cares."""
+        """The next of ``epochs`` epochs begins; it matters to ``policy="cswap+"`` only."""
         with self._lock:
             self._epoch += 1
-            self._policy.begin_epoch(self._epoch, epochs)
-            for market in tuple(self._markets.values()):
-                market.version += 1
+            self._pricing.begin_epoch(self._epoch, epochs)
+            for costs in tuple(self._costs.values()):
+                costs.version += 1
 
     def begin_step(self, exposed_s: float) -> None:
-        """A step begins; computation has waited so many seconds for swaps since the first.
+        """A step begins: fit prices to the steps before, and now and then try a codec.
 
-        Prices follow the steps before, and now and then a codec is tried (explore.py).
+        Args:
+            exposed_s: seconds that computation has waited for swaps since the first step.
         """
         now_s = time.perf_counter()
         with self._lock:
             used, self._used = self._used, []
             step_s = None
-            for market in tuple(self._markets.values()):
-                if market.begin_step(now_s, exposed_s):
-                    step_s = market.look_back(used) or step_s
-            if step_s is not None and self._policy.explores and _may_adapt():
-                trial_at(used, step_s, self._markets)
+            for costs in tuple(self._costs.values()):
+                if costs.begin_step(now_s, exposed_s):
+                    step_s = costs.look_back(used) or step_s
+            if step_s is not None and self._pricing.explores and _may_adapt():
+                trial_at(used, step_s, self._costs)
 
     def choose(
         self, x: torch.Tensor, site: Site, position: int, *, lossy_ok: bool, may_keep: bool
     ) -> Advice:
-        """What to do with x [n], flat, saved at this site and position of the step.
+        """Choose for x [n], flat, saved at this call site and position of the step.
 
         Args:
             x: the values.
-            site: where they were saved.
-            position: in the step.
+            site: the call site.
+            position: number of the saved tensor in the step.
             lossy_ok: whether a lossy codec may be chosen.
-            may_keep: whether the answer may be to leave it where it is, since nothing pays.
+            may_keep: whether the tensor may stay in place, if no codec is worth its time.
 
         Raises:
             ConfigError: the user's own function named a codec that does not exist.
         """
         key = (position, site.scope, x.dtype, x.numel(), lossy_ok)
-        market = self._market(x.device.type)
+        costs = self._costs_on(x.device.type)
         with self._lock:
             memory = self._sites.get(key)
             if memory is not None:
@@ -168,9 +182,9 @@ class Advisor:
                 memory.uses += 1
                 if memory.trial is not None:
                     codec, memory.trial = memory.trial, None
-                    return Advice(codec, memory, market)
-                if self._is_settled(memory, market, site.kind):
-                    return Advice(memory.codec, memory, market)
+                    return Advice(codec, memory, costs)
+                if self._is_settled(memory, costs, site.kind):
+                    return Advice(memory.codec, memory, costs)
         taken = None
         if memory is not None and not self._needs_sample(memory):
             taken = memory.explanation.profile
@@ -178,31 +192,31 @@ class Advisor:
             pending = LateProfile(x) if memory is None or not memory.pending else memory.pending
             taken = pending.get() if _may_adapt() else pending.wait()
             if taken is None:
-                return self._wait_for(pending, key, memory, x, market)
+                return self._wait_for(pending, key, memory, x, costs)
         explanation = self._decide(
             x, site, position, taken, memory, lossy_ok=lossy_ok, may_keep=may_keep
         )
-        return self._remember(key, memory, explanation, market, sampled=taken is None or _is_far(x))
+        return self._remember(key, memory, explanation, costs, sampled=taken is None or _is_far(x))
 
-    def _is_settled(self, memory: SiteMemory, market: Market, kind: str) -> bool:
+    def _is_settled(self, memory: SiteMemory, costs: LiveCosts, kind: str) -> bool:
         return (
             memory.pending is None
             and (memory.codec is None or self.milder.allows(kind, memory.codec.name))
-            and memory.version == market.version
+            and memory.version == costs.version
             and not self._needs_sample(memory)
         )
 
     def _needs_sample(self, memory: SiteMemory) -> bool:
-        if self._policy.per_epoch:
+        if self._pricing.per_epoch:
             return memory.epoch != self._epoch
         return memory.uses > RESAMPLE_EVERY or memory.stale or memory.pending is not None
 
-    def _market(self, kind: str) -> Market:
-        found = self._markets.get(kind)
+    def _costs_on(self, kind: str) -> LiveCosts:
+        found = self._costs.get(kind)
         if found is None:
             limit = self._config.host_limit
             assert limit is None or isinstance(limit, int)
-            found = self._markets.setdefault(kind, Market(kind, limit, adapt=_may_adapt()))
+            found = self._costs.setdefault(kind, LiveCosts(kind, limit, adapt=_may_adapt()))
             background.start_once(kind)
         return found
 
@@ -211,7 +225,7 @@ class Advisor:
         key: _SiteKey,
         memory: SiteMemory | None,
         explanation: Explanation,
-        market: Market,
+        costs: LiveCosts,
         *,
         sampled: bool,
     ) -> Advice:
@@ -222,11 +236,11 @@ class Advisor:
                     self._sites.clear()
                 memory = self._sites[key] = SiteMemory(explanation, codec)
                 self._used.append(memory)
-            memory.decide(explanation, codec, market.version)
+            memory.decide(explanation, codec, costs.version)
             if sampled:
                 memory.sampled()
                 memory.epoch = self._epoch
-        return Advice(codec, memory, market)
+        return Advice(codec, memory, costs)
 
     def _wait_for(
         self,
@@ -234,25 +248,27 @@ class Advisor:
         key: _SiteKey,
         memory: SiteMemory | None,
         x: torch.Tensor,
-        market: Market,
+        costs: LiveCosts,
     ) -> Advice:
-        # Until the sample has arrived: as before, or what is cheap and never much of a loss.
+        # Until the sample has arrived, the last choice stands; at first, a cheap codec.
         if memory is None:
-            codec = next(c for c in map(get_codec, _CHEAP) if takes(c, x.dtype, x.device.type))
+            codec = next(
+                c for c in map(get_codec, _BEFORE_PROFILE) if takes(c, x.dtype, x.device.type)
+            )
             position, scope = key[:2]
             explanation = Explanation(position, Site(scope), None, (), codec.name, EARLY)
             memory = SiteMemory(explanation, codec)
             with self._lock:
                 self._sites[key] = memory
         memory.pending = pending
-        return Advice(memory.codec, memory, market)
+        return Advice(memory.codec, memory, costs)
 
     def _needs_profile(self, x: torch.Tensor, site: Site, position: int) -> bool:
         forced, _ = self._forced(x, site, position)
         return forced in (None, "auto")
 
     def explain(self) -> list[Explanation]:
-        """The latest decision of every call site, in the order of the step."""
+        """The last decision of every call site, in the order of the step."""
         with self._lock:
             found = [memory.explained() for memory in self._sites.values()]
         return sorted(found, key=lambda e: e.position)
@@ -282,10 +298,10 @@ class Advisor:
         if taken is None:
             taken = self._late_profile(x) if _is_far(x) else profile(x)
         if taken is None:  # a codec was named that does not take this tensor
-            return Explanation(position, site, None, (), "raw", reason + EARLY)
-        stay = (KEEP, "raw") if may_keep else ("raw",)
+            return Explanation(position, site, None, (), RAW, reason + EARLY)
+        stay = (KEEP, RAW) if may_keep else (RAW,)
         lossy = self.milder.among(self._lossy, x, site.kind) if lossy_ok else ()
-        names = (*stay, *LOSSLESS, *lossy)
+        names = (*stay, *self._lossless, *lossy)
         return self._cheapest(x, site, position, reason, names, taken, memory, lossy_ok=lossy_ok)
 
     @staticmethod
@@ -333,44 +349,44 @@ class Advisor:
         *,
         lossy_ok: bool,
     ) -> Explanation:
-        market = self._market(x.device.type)
+        costs = self._costs_on(x.device.type)
         quotes = [
-            market.quote(name, taken, memory)
+            quote
             for name in names
             if name == KEEP or takes(get_codec(name), x.dtype, x.device.type)
+            if (quote := costs.quote(name, taken, memory)) is not None
         ]
-        candidates = tuple(
-            sorted(self._policy.price(x, quotes, market, lossy_ok=lossy_ok), key=lambda c: c.cost_s)
-        )
-        best, why = candidates[0], self._policy.reason
+        priced = self._pricing.price(x, quotes, costs, lossy_ok=lossy_ok)
+        candidates = tuple(sorted(priced, key=lambda c: c.cost_s))
+        best, why = candidates[0], self._pricing.reason
         stay = next((c for c in candidates if c.codec == KEEP), None)
         if stay is not None and best.cost_s > (1 - MARGIN) * stay.cost_s:
             best, why = stay, f"nothing pays by {MARGIN:.0%}"
         best, why = _unless_better(best, why, candidates, memory)
-        price = market.price_s_per_byte
+        price = costs.price_s_per_byte
         return Explanation(position, site, taken, candidates, best.codec, reason + why, price)
 
 
 def _unless_better(
     best: Candidate, why: str, candidates: tuple[Candidate, ...], memory: SiteMemory | None
 ) -> tuple[Candidate, str]:
-    # What is in use stays in use unless the best is clearly better.
+    # The codec in use stays in use unless the best is clearly cheaper.
     used = None if memory is None or memory.pending else memory.explanation.codec
     current = next((c for c in candidates if c.codec == used), None)
     if current is None or current.codec == best.codec:
         return best, why
-    margin = MARGIN if best.codec == KEEP else 0.0  # the best may be what nothing beats by that
+    margin = MARGIN if best.codec == KEEP else 0.0  # KEEP is best where none beats it by MARGIN
     if (1 - HYSTERESIS) * current.cost_s < (1 - margin) * best.cost_s:
         return current, f"no other is cheaper by {HYSTERESIS:.0%}"
     return best, why
 
 
 def _may_adapt() -> bool:
-    # Times differ from run to run, and so does what happens to be done when: who wants equal runs
-    # gets choices that depend on neither.
+    # Times, and the order in which encodes finish, differ from run to run. Users who ask for
+    # deterministic runs get choices that depend on neither.
     return not torch.are_deterministic_algorithms_enabled()
 
 
 def _is_far(x: torch.Tensor) -> bool:
-    # Whether its values are in memory that the host can only read by waiting.
+    # Whether the host would have to wait to read the values.
     return x.is_cuda

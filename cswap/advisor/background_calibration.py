@@ -1,7 +1,7 @@
-"""Calibrates this machine once, beside the first steps: slowly, so that they do not notice.
+"""Calibrates this machine once, in a slow thread beside the first steps of training.
 
-One process per machine does it; what it has not measured when it exits, the next one does. Switched
-off by ``CSWAP_CALIBRATE=0``.
+One process per machine calibrates at a time. When it exits early, the next process continues.
+``CSWAP_CALIBRATE=0`` switches this off.
 """
 
 from __future__ import annotations
@@ -21,32 +21,39 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SHARE: Final = 0.1
-"""Of a core that it may use, over time: it sleeps between codecs."""
+"""Share of a core that the thread may use, on average: it sleeps between codecs."""
 
 STALE_S: Final = 3600.0
-"""A lock that was taken this long ago belonged to a process that is gone."""
+"""A lock older than this belongs to a process that has ended."""
 
 NICE: Final = 10
-"""Priority of the thread, where threads have one of their own (Linux)."""
+"""Niceness of the thread, where threads have their own (Linux)."""
 
 END_S: Final = 10.0
-"""How long an exiting process waits for the codec that is being measured at the moment."""
+"""How long an exiting process waits for the measurement under way."""
 
 _started = threading.Lock()
 _ending = threading.Event()
 
 
 def start_once(kind: str) -> threading.Thread | None:
-    """Begin to calibrate this kind of device, unless it is done, under way, or switched off."""
-    if kind != "cpu" or os.environ.get("CSWAP_CALIBRATE") == "0" or stored(kind):
+    """Start to calibrate this kind of device, unless that is done, under way, or switched off."""
+    if kind != "cpu" or os.environ.get("CSWAP_CALIBRATE") == "0" or _is_complete(kind):
         return None
-    if not _started.acquire(blocking=False):  # for the life of the process
+    if not _started.acquire(blocking=False):  # held until the process ends
         return None
     thread = threading.Thread(target=_run, args=(kind,), name="cswap-calibration", daemon=True)
-    # A thread that is inside torch when the interpreter goes takes the process down with it.
+    # A thread inside torch while the interpreter shuts down crashes the process.
     atexit.register(_end, thread)
     thread.start()
     return thread
+
+
+def _is_complete(kind: str) -> bool:
+    from cswap.advisor.calibrate import lacking
+
+    found = stored(kind)
+    return found is not None and not lacking(found)
 
 
 def _end(thread: threading.Thread) -> None:
@@ -63,7 +70,7 @@ def _run(kind: str) -> None:
             _calibrate(kind)
         finally:
             lock.unlink(missing_ok=True)
-    except Exception:  # never the user's problem: the defaults serve
+    except Exception:  # the user's training goes on with the default rates
         log.debug("calibration in the background failed", exc_info=True)
 
 

@@ -11,8 +11,8 @@ import torch
 
 from cswap.advisor import link
 from cswap.advisor.calibration import Calibration, CodecTimes, machine_of, stored
+from cswap.advisor.candidates import all_candidates
 from cswap.advisor.fit import fit
-from cswap.advisor.rates import RATES
 from cswap.advisor.round_trip import round_trip
 from cswap.codecs.base import takes
 from cswap.codecs.registry import get_codec
@@ -27,41 +27,47 @@ if TYPE_CHECKING:
     from cswap.codecs.base import Codec
 
 SIZES: Final = {"cpu": (1 << 18, 1 << 20, 1 << 22), "cuda": (1 << 20, 1 << 24, 1 << 26)}
-"""Bytes of the tensors measured, by kind of device: a swap's usual range."""
+"""Bytes of the measured tensors, by kind of device: the usual range of a swap."""
 
 ZEROS: Final = (0.0, 0.5, 0.9)
+"""Zero fractions of the measured tensors."""
 
 ROUNDS: Final = 5
+"""Measurements per tensor, of which the median counts."""
 
 ATTEMPTS: Final = 3
-"""At a codec whose times cannot be."""
+"""Attempts to measure a codec's times, as long as they come out impossible."""
 
-CODECS: Final = tuple(name for name in RATES["cpu"][0] if name != "keep")
-"""Every codec that the advisor considers."""
+LONGEST_S: Final = 60.0
+"""A measured time is impossible if it is not finite, not above 0, or not below this."""
 
 LINK: Final = "link"
 """Name of the last step of a calibration."""
 
 
 def steps(kind: str, *, again: bool = False) -> Iterator[str]:
-    """Calibrate step by step; each is kept as soon as it is done, so a run may be interrupted.
+    """Calibrate step by step. Each step is saved at once, so a run may be interrupted.
+
+    An interrupted calibration is continued. A complete one is repeated, or extended if codecs were
+    added since.
 
     Yields:
-        What was measured: a codec's name, then `LINK`.
+        Name of each codec once it is measured; at last `LINK`.
 
     Args:
         kind: of device; "cpu" or "cuda".
-        again: measure also what an earlier run has measured.
+        again: repeat the steps of an earlier run, too.
 
     Raises:
         UnsupportedError: there is no such device here.
     """
     _check(kind)
     found = None if again else stored(kind, partial=True)
-    if found is None or found.complete:
+    if found is None or (found.complete and not lacking(found)):
         found = Calibration(machine_of(kind), {}, complete=False)
-    for name in CODECS:
-        if name not in found.times and name not in found.left_out:
+    missing = lacking(found)
+    for name in all_candidates():
+        if name in missing:
             found = _with_codec(found, name, kind)
             found.save()
         yield name
@@ -74,8 +80,13 @@ def steps(kind: str, *, again: bool = False) -> Iterator[str]:
 
 
 def n_steps() -> int:
-    """Steps of a whole calibration."""
-    return len(CODECS) + 1
+    """Number of steps of a whole calibration."""
+    return len(all_candidates()) + 1
+
+
+def lacking(found: Calibration) -> frozenset[str]:
+    """Codecs that the advisor considers and that this calibration has not tried to measure."""
+    return frozenset(all_candidates()) - found.times.keys() - found.left_out.keys()
 
 
 def _with_codec(found: Calibration, name: str, kind: str) -> Calibration:
@@ -87,26 +98,26 @@ def _with_codec(found: Calibration, name: str, kind: str) -> Calibration:
 
 
 def measure(name: str, kind: str) -> CodecTimes:
-    """How long a codec takes here, by a few tenths of a second of measuring.
+    """Measure the times of a codec on this machine, in a few tenths of a second.
 
     Args:
         name: of the codec.
         kind: of device.
 
     Raises:
-        UnsupportedError: there is no such device here.
-        ValueError: what was measured cannot be, also when it was measured again.
+        UnsupportedError: there is no such device here, or the codec takes no tensors on it.
+        ValueError: the measured times are impossible, after `ATTEMPTS` attempts.
     """
     _check(kind)
     codec = get_codec(name)
     tensors = list(_tensors(codec, kind))
     profiles = [profile(x.cpu()) for x in tensors]
     for x in tensors:
-        round_trip(codec, x, repeat=1)  # compiles
+        round_trip(codec, x, repeat=1)  # compiles the kernels
     encode: list[list[float]] = [[] for _ in tensors]
     decode: list[list[float]] = [[] for _ in tensors]
     for _ in range(ROUNDS):
-        for i, x in enumerate(tensors):  # A B A B: what disturbs one round disturbs all alike
+        for i, x in enumerate(tensors):  # in turns: a disturbance then hits all tensors alike
             encode_s, decode_s = _once(codec, x)
             encode[i].append(encode_s)
             decode[i].append(decode_s)
@@ -126,16 +137,19 @@ def _check(kind: str) -> None:
 def _once(codec: Codec, x: torch.Tensor) -> tuple[float, float]:
     for _ in range(ATTEMPTS):
         _, encode_s, decode_s = round_trip(codec, x, repeat=1)
-        if all(math.isfinite(s) and 0 < s < 60 for s in (encode_s, decode_s)):
+        if all(math.isfinite(s) and 0 < s < LONGEST_S for s in (encode_s, decode_s)):
             return encode_s, decode_s
-    raise ValueError(f"its times cannot be: {encode_s}, {decode_s} s")
+    raise ValueError(f"its measured times are impossible: {encode_s}, {decode_s} s")
 
 
 def _tensors(codec: Codec, kind: str) -> Iterator[torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
+    is_float = takes(codec, torch.float32, kind)
+    if not is_float and not takes(codec, torch.int64, kind):
+        raise UnsupportedError(f"it takes neither float32 nor int64 on {kind}")
     for nbytes in SIZES[kind]:
         for zeros in ZEROS:
-            if takes(codec, torch.float32, kind):
+            if is_float:
                 x = torch.randn(nbytes // 4, generator=generator)
             else:
                 x = torch.randint(1, 1000, (nbytes // 8,), generator=generator)

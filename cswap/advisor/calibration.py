@@ -1,6 +1,6 @@
-"""What was measured on this machine: codecs and link, kept in the user's cache folder.
+"""Measured times of this machine's codecs and link, stored in the user's cache folder.
 
-A file that is damaged, or of another machine, driver or version, is ignored with a notice.
+A file that is damaged, or of another machine, driver or version, is ignored with a warning.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _PACKAGES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class CodecTimes:
-    """How long a codec takes on this machine.
+    """Times of a codec on this machine.
 
     Attributes:
-        encode: model of the encode, one worker thread on a CPU.
-        decode: the same of the decode.
+        encode: model of the encode's time; on a CPU, by one worker thread.
+        decode: model of the decode's time.
         scratch_per_byte: bytes of working memory per raw byte.
     """
 
@@ -61,14 +61,14 @@ class CodecTimes:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Everything measured on one kind of device of one machine.
+    """The measurements of one kind of device of one machine.
 
     Attributes:
-        machine: what the figures hold for; another machine, another calibration.
+        machine: hardware and versions that the figures hold for.
         times: by codec.
         link: out and back; None: not measured yet.
-        left_out: codecs that gave no usable figures, and why.
-        complete: whether everything was measured; else a run was interrupted, and may go on.
+        left_out: reason by codec that gave no usable figures.
+        complete: whether every step was done; False: the run was interrupted and may continue.
     """
 
     machine: dict[str, str]
@@ -78,7 +78,7 @@ class Calibration:
     complete: bool = True
 
     def save(self) -> Path:
-        """Write to the cache folder, whole or not at all; the file.
+        """Write to the cache folder, whole or not at all; returns the path.
 
         Raises:
             OSError: the folder cannot be written to.
@@ -91,7 +91,7 @@ class Calibration:
 
 
 def machine_of(kind: str) -> dict[str, str]:
-    """What a calibration of this kind of device ("cpu", "cuda") holds for."""
+    """Hardware and versions that a calibration of this kind of device ("cpu", "cuda") holds for."""
     import torch
 
     import cswap
@@ -103,22 +103,22 @@ def machine_of(kind: str) -> dict[str, str]:
 
 
 def folder() -> Path:
-    """Where calibrations are kept."""
+    """Folder of the calibrations."""
     return cache_folder.root() / "calibration"
 
 
 def path_of(machine: dict[str, str]) -> Path:
-    """Where the calibration of that machine is kept."""
+    """File of the calibration of that machine."""
     digest = hashlib.sha256(json.dumps(machine, sort_keys=True).encode()).hexdigest()[:16]
     return folder() / f"{machine['kind']}-{digest}.json"
 
 
 def stored(kind: str, *, partial: bool = False) -> Calibration | None:
-    """This machine's calibration for that kind of device, if there is one that can be used.
+    """This machine's usable calibration for that kind of device; None if there is none.
 
     Args:
         kind: of device.
-        partial: also one that was interrupted.
+        partial: whether an interrupted calibration is usable.
     """
     found = _read(kind, folder())
     return found if found is None or found.complete or partial else None
@@ -177,7 +177,7 @@ def _model(where: str, value: Any) -> TimeModel:
     for name, number in entry.items():
         _CHECK.number(f"{where}.{name}", number, 0.0, 1e6)
     if not any(number for name, number in entry.items() if name != "residual"):
-        raise ConfigError(f"{where}: a time of nothing cannot be.")
+        raise ConfigError(f"{where}: all terms are 0, so every time would be 0.")
     return TimeModel(**entry)
 
 

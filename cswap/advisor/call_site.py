@@ -1,4 +1,4 @@
-"""A call site: where a tensor was saved."""
+"""A call site: the place in the model where a tensor was saved."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where a tensor was saved, as far as it can be known.
+    """Where a tensor was saved, as far as cswap can tell.
 
     Attributes:
-        scope: path of the module, "" outside any.
+        scope: path of the module; "" outside of modules.
         kind: class of the module.
-        operator: the torch function that the user's code called, where that is recorded.
+        operator: the torch function that the user's code called, if that is recorded.
         producer: autograd node that produced the tensor, "" for a leaf.
         codec: forced for this module by the ``codec`` option.
     """

@@ -1,13 +1,13 @@
-"""Online correction: what was measured, over what was predicted.
+"""Online correction of predicted times and ratios by measured ones.
 
 Note [device and codec]
 ~~~~~~~~~~~~~~~~~~~~~~~
-Only codecs that are used are measured. Were each corrected alone, then a machine that is busier
-than when it was calibrated would make the codec in use look slow and all others fast, and the
-advisor would run from one to the next. So there is a correction for the device, learned from all of
-them, and a factor per codec on top. That of the device is a line, ``overhead + slope * predicted``:
-a round trip amid training meets cold caches and new pages, which is a constant that small tensors
-would otherwise turn into a factor of large ones.
+Only codecs in use are measured. Suppose that each codec were corrected alone. On a machine that is
+busier than during its calibration, the codec in use would look slow and all others fast, and the
+advisor would switch from one codec to the next. So all codecs share a correction for the device,
+and each has a factor on top. The correction for the device is a line, ``overhead + slope *
+predicted``: a round trip during training meets cold caches and new pages. Their cost is a constant;
+a mere factor, learned from small tensors, would overrate it for large ones.
 """
 
 from __future__ import annotations
@@ -19,29 +19,30 @@ from typing import Final
 from cswap.log import log
 
 WEIGHT: Final = 0.2
-"""Of the newest measurement in the moving average."""
+"""Weight of the newest measurement in the moving average."""
 
 CLIP: Final = 0.5
-"""Of the logarithm: one outlier moves the average by no more than WEIGHT * CLIP, 10 %."""
+"""Largest error in the logarithm that counts: one outlier moves the average by 10 % at most."""
 
 CHANGE: Final = 3
-"""Measurements in a row that are off by CLIP or more, on one side: a change, no outlier."""
+"""So many measurements in a row, all off by CLIP or more on one side, are a change."""
 
 FORGET: Final = 0.96
-"""Of what is not measured, that is left of a correction after some steps: half after 17 times."""
+"""Share of a correction that is left after some steps without a measurement: half after 17."""
 
 ABSURD: Final = 1e4
-"""A measurement this many times off is the clock's or the counter's fault."""
+"""A measurement this many times off is an error of the clock or of the counter."""
 
 LIMIT: Final = math.log(64)
+"""Largest logarithm of a correction."""
 
 FADE: Final = 0.97
-"""Of a measurement of the device, that is left when the next one comes."""
+"""Weight that a measurement of the device keeps when the next one comes."""
 
 LEAST_SLOPE: Final = 1 / 64
 
 PRIOR: Final = 4
-"""Measurements, of jobs of 0.1 ms and of 1 ms by turns, that the device's line starts with."""
+"""Number of fictitious measurements, of 0.1 ms and 1 ms in turns, that a line starts with."""
 
 _PRIOR_SUMS: Final = tuple(
     PRIOR / 2 * sum(term(x) for x in (1e-4, 1e-3))
@@ -53,20 +54,20 @@ _PRIOR_SUMS: Final = tuple(
         lambda _: 1.0,
     )
 )
-"""Weight, and weighted x, x**2, y and x * y, for y = x and weights 1 / x**2."""
+"""Sums over them of w, w x, w x**2, w y and w x y, for y = x and weights w = 1 / x**2."""
 
 _warned = False
 
 
 def usable(predicted: float, measured: float) -> bool:
-    """Whether a measurement can be true; says so once if one cannot."""
+    """Whether a measurement is possible; warns once if one is not."""
     global _warned
     if measured > 0 and predicted > 0 and 1 / ABSURD < measured / predicted < ABSURD:
         return True
     if not _warned:
         _warned = True
         log.warning(
-            "A measured value of %g where %g was expected cannot be; such values are ignored.",
+            "A measured value of %g where %g was expected is impossible; such values are ignored.",
             measured,
             predicted,
         )
@@ -74,7 +75,7 @@ def usable(predicted: float, measured: float) -> bool:
 
 
 class Correction:
-    """Moving average of log(measured / predicted), which follows a change at once."""
+    """Moving average of log(measured / predicted) that follows a lasting change at once."""
 
     __slots__ = ("_fresh", "_log", "_off", "count")
 
@@ -86,11 +87,11 @@ class Correction:
 
     @property
     def factor(self) -> float:
-        """To multiply predictions with."""
+        """Factor for predictions."""
         return math.exp(self._log)
 
     def observe(self, predicted: float, measured: float) -> None:
-        """Take in one measurement; both in the same unit, and `usable`."""
+        """Learn from one measurement; both values in the same unit, and `usable`."""
         found = math.log(measured / predicted)
         error = found - self._log
         self.count += 1
@@ -109,9 +110,9 @@ class Correction:
         self._log = max(-LIMIT, min(LIMIT, self._log))
 
     def forget(self) -> None:
-        """Forget a little, if nothing was measured since the last time.
+        """Decay towards 1, if nothing was measured since the last call.
 
-        Else a codec that looked slow once, when the machine was busy, would never be used again.
+        Otherwise a codec that once looked slow on a busy machine would never be used again.
         """
         if not self._fresh:
             self._log *= FORGET
@@ -119,9 +120,9 @@ class Correction:
 
 
 class Line:
-    """``overhead + slope * predicted``: least squares of relative errors, the old ones fading.
+    """``overhead + slope * predicted``, by least squares of relative errors with fading weights.
 
-    Starts as if it had seen `PRIOR` measurements that came out as predicted.
+    A new line has `PRIOR` fictitious measurements that agree with the prediction.
     """
 
     __slots__ = ("_fresh", "_sums", "overhead_s", "slope")
@@ -137,7 +138,7 @@ class Line:
         return self.overhead_s + self.slope * predicted_s
 
     def observe(self, predicted_s: float, measured_s: float) -> None:
-        """Take in one measurement; one that is far off counts as if it were less so."""
+        """Learn from one measurement; an outlier is clipped."""
         usual = self.seconds(predicted_s)
         y = min(max(measured_s, usual * math.exp(-CLIP)), usual * math.exp(CLIP))
         x, w = predicted_s, 1 / predicted_s**2
@@ -167,7 +168,7 @@ class Line:
 
 
 class TimeCorrections:
-    """What round trips of codecs take here and now. See Note [device and codec]."""
+    """Corrected times of codecs' round trips. See Note [device and codec]."""
 
     def __init__(self) -> None:
         self._device = Line()
@@ -182,15 +183,26 @@ class TimeCorrections:
         return 1.0 if own is None else own.factor
 
     def count(self, codec: str) -> int:
-        """Measurements of this codec."""
+        """Number of measurements of this codec."""
         own = self._codecs.get(codec)
         return 0 if own is None else own.count
 
-    def observe(self, codec: str, predicted_s: float, measured_s: float) -> None:
-        """A round trip of the codec took that long; absurd times are ignored."""
+    def observe(
+        self, codec: str, predicted_s: float, measured_s: float, *, of_device: bool = True
+    ) -> None:
+        """Learn from a round trip of the codec; impossible times are ignored.
+
+        Args:
+            codec: its name.
+            predicted_s: without corrections.
+            measured_s: of the round trip.
+            of_device: whether the prediction rests on known rates, so that the error tells about
+                the device, too.
+        """
         if not usable(predicted_s, measured_s):
             return
-        self._device.observe(predicted_s, measured_s)
+        if of_device:
+            self._device.observe(predicted_s, measured_s)
         own = self._codecs.setdefault(codec, Correction())
         own.observe(self._device.seconds(predicted_s), measured_s)
 
@@ -201,6 +213,6 @@ class TimeCorrections:
             known.forget()
 
     def snapshot(self) -> dict[str, float]:
-        """Factors: of the device for a short and for a long job, and by codec."""
+        """Factors: of the device for a short and for a long time, and by codec."""
         device = {f"{x:g} s": self._device.seconds(x) / x for x in (1e-4, 1e-3)}
         return device | {name: known.factor for name, known in self._codecs.items()}

@@ -1,14 +1,15 @@
-"""CSwap+'s own rule: compress a tensor if that shortens its swap.
+"""CSwap+'s equations: compress a tensor if that shortens its swap.
 
 Sources: CSWAP, IEEE Cluster 2021 (section IV-B; Eq. 1-5), and CSwap+, IEEE TPDS 33(12), 2022
-(sections 5.2.2 and 5.3; Eq. 1-7, Algorithm 1). What the papers leave open is our reading, and is
-said where it is. Torch-free: planners use it on traces.
+(sections 5.2.2 and 5.3; Eq. 1-7, Algorithm 1). The papers leave some points open: our readings are
+marked. Needs no torch: the planning policies apply the equations to traces, the advisor's pricing
+rule to tensors as they are saved.
 
-Note [what the rule does not see]
-~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-Each tensor is judged alone: that all share one link does not count. Compression and decompression
-are never hidden. And a ZVC encoding is taken to have no bitmap: ``size="paper"``, against
-``size="exact"``.
+Note [limits of the rule]
+~~~~~~~~~~~~~~~~~~~~~~~~~
+The rule judges each tensor alone, although all share one link. It never hides compression and
+decompression. It counts a ZVC encoding without its bitmap (``size="paper"``; ``size="exact"``
+counts it).
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 SPARSITIES: Final = (0.2, 0.8)
-"""Range of zero fractions that the time of lossless codecs is fitted on (CSWAP, section IV-B)."""
+"""Range of zero fractions on which times of lossless codecs are fitted (CSWAP, section IV-B)."""
 
 SUB_MODELS: Final = 4
-"""How many models share that range. The papers do not say: our choice."""
+"""Number of models that share that range: our choice, the papers do not say."""
 
 Size = Literal["paper", "exact"]
 
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """One tensor's way out and back.
+    """One tensor's swap-out and swap-in.
 
     Attributes:
         nbytes: raw bytes.
         d2h_bytes_per_s, h2d_bytes_per_s: of the link, as measured.
-        forward_s, backward_s: seconds of the layer that hide the way out, and the way back.
+        forward_s, backward_s: seconds of the layer that hide the swap-out, and the swap-in.
     """
 
     nbytes: float
@@ -49,7 +50,7 @@ class Swap:
     backward_s: float = 0.0
 
     def exposed_s(self, nbytes: float) -> float:
-        """Seconds that moving so many bytes out and back takes beyond what hides it (Eq. 3)."""
+        """Seconds of moving so many bytes out and back, less the hidden ones (Eq. 3)."""
         out = max(nbytes / self.d2h_bytes_per_s - self.forward_s, 0.0)
         return out + max(nbytes / self.h2d_bytes_per_s - self.backward_s, 0.0)
 
@@ -59,7 +60,7 @@ class Swap:
         return self.exposed_s(self.nbytes)
 
     def compressed_cost_s(self, encoded: float, compress_s: float, decompress_s: float) -> float:
-        """T of Eq. 4-6, for so many encoded bytes."""
+        """T of Eq. 4-6, for ``encoded`` bytes."""
         return compress_s + decompress_s + self.exposed_s(encoded)
 
     def pays(self, encoded: float, compress_s: float, decompress_s: float) -> bool:
@@ -68,7 +69,7 @@ class Swap:
 
 
 def sparse_bytes(nbytes: float, zeros: float, size: Size = "paper", word_bits: int = 32) -> float:
-    """Bytes of a ZVC encoding (Eq. 7); ``exact`` counts its bitmap, a bit per word.
+    """Bytes of a ZVC encoding (Eq. 7); "exact" counts its bitmap, a bit per word.
 
     >>> sparse_bytes(1000, 0.75), sparse_bytes(1000, 0.75, "exact")
     (250.0, 281.25)
@@ -86,11 +87,11 @@ def dense_bytes(nbytes: float, rate: int, most: int) -> float:
 class TimeModels:
     """Time by piecewise linear regression on size and ratio: one model per range of the ratio.
 
-    The ratio is the papers': the share of bytes that compression saves. Outside the range that
-    was fitted, the model at its end is used: our reading.
+    The ratio is the papers': the share of bytes that compression saves. Our reading: outside of the
+    fitted range, the model at its end holds.
 
     Attributes:
-        low, high: the range.
+        low, high: the fitted range.
         coefficients: [n, 3]: constant, per byte, per unit of the ratio.
     """
 
@@ -116,10 +117,10 @@ def fit_times(
     """Fit `TimeModels` by least squares, each sub-model on the samples of its range.
 
     Args:
-        samples: bytes, ratio and measured seconds; those outside ``low`` to ``high`` are not used.
-        n: sub-models.
-        low: of the ratio.
-        high: of the ratio.
+        samples: bytes, ratio and measured seconds; ratios outside of the range are not used.
+        n: number of sub-models.
+        low: lower end of the range of the ratio.
+        high: upper end.
 
     Raises:
         ValueError: a range has fewer than three samples.
@@ -145,10 +146,10 @@ def relative_absolute_error(predicted: Sequence[float], measured: Sequence[float
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """A tensor for Algorithm 1.
+    """A dense tensor for Algorithm 1.
 
     Attributes:
-        swap: its way.
+        swap: its swap-out and swap-in.
         compress_s, decompress_s: seconds by rate P.
     """
 
@@ -158,19 +159,19 @@ class Dense:
 
 
 def top_bottom(tensors: Sequence[Dense], most: int) -> tuple[int, int] | None:
-    """Algorithm 1: the largest P that still pays for some tensor, and the smallest worth trying.
+    """Algorithm 1: the largest P that shortens some tensor's swap, and the smallest worth trying.
 
-    Top is the maximum over tensors of the largest P that pays; Bottom the minimum over tensors of
-    the largest P whose transfers are all hidden. The paper's search cannot say that no P pays, or
-    that none is hidden, and returns 1 then; here such a tensor does not count towards Top, and
+    Top is the maximum over tensors of the largest P that shortens the swap. Bottom is the minimum
+    over tensors of the largest P whose transfers are all hidden. The paper's search returns 1 where
+    no P shortens the swap, or none is hidden. Here such a tensor does not count towards Top, and
     counts 1 towards Bottom.
 
     Args:
-        tensors: dense ones, at least one.
-        most: MAX, of P.
+        tensors: dense tensors, at least one.
+        most: MAX of P.
 
     Returns:
-        (Top, Bottom), or None: no lossy compression, since no P pays or Top <= Bottom.
+        (Top, Bottom); None (no lossy compression) if no P shortens a swap, or Top <= Bottom.
     """
     top, bottom = 0, most
     for tensor in tensors:
@@ -189,7 +190,7 @@ def _is_hidden(tensor: Dense, most: int, rate: int) -> bool:
 
 
 def _largest(most: int, holds: Callable[[int], bool]) -> int:
-    # Bisection for the largest of 1 ... most that holds, if smaller ones do, too; 0: none does.
+    # Bisection: the largest of 1 ... most for which ``holds``, monotonic; 0 if there is none.
     low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2
@@ -201,9 +202,9 @@ def _largest(most: int, holds: Callable[[int], bool]) -> int:
 
 
 def sliding_down(top: int, bottom: int, epoch: int, epochs: int) -> int:
-    """P of an epoch: from Top down to Bottom, since early epochs are the sensitive ones (Eq. 1-2).
+    """P of an epoch: from Top down to Bottom, since early epochs are sensitive (Eq. 1-2).
 
-    The paper's step is a whole number, and 0 where Top - Bottom is less than half the epochs.
+    The paper's step is a whole number: 0 where Top - Bottom is less than half the epochs.
 
     >>> sliding_down(100, 20, 0, 90), sliding_down(100, 20, 79, 90), sliding_down(100, 20, 80, 90)
     (100, 21, 20)

@@ -1,4 +1,4 @@
-"""Exploration: a codec that has hardly been measured is tried, within a small budget."""
+"""Exploration: try codecs with few measurements, within a small budget of time."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from cswap.advisor.cost import Candidate
-    from cswap.advisor.live_costs import Market
+    from cswap.advisor.live_costs import LiveCosts
     from cswap.advisor.site_history import SiteMemory
 
 SHARE: Final = 0.005
-"""Of a step's time that trials of one step may cost more than the choices they replace."""
+"""Share of a step's time that trials may cost in addition to the choices that they replace."""
 
 DOUBT: Final = 0.3
-"""Of a codec's predicted time that may be wrong before it was ever measured here."""
+"""Share of a codec's predicted time that may be wrong before it was measured here."""
 
 ENOUGH: Final = 3
-"""Measurements of a codec after which nothing is doubted."""
+"""Measurements of a codec after which its predicted time is trusted."""
 
 LOOK_AT: Final = 4
-"""Sites that are considered at a time."""
+"""Call sites considered per call."""
 
 
-def trial_at(used: Sequence[SiteMemory], step_s: float, markets: Mapping[str, Market]) -> None:
-    """Let some of the sites try another lossless codec once, the next time that they are used.
+def trial_at(used: Sequence[SiteMemory], step_s: float, costs_on: Mapping[str, LiveCosts]) -> None:
+    """Let some call sites try another lossless codec once, the next time that they are used.
 
     Args:
-        used: sites in the step before; which of them are looked at goes round with the steps.
-        step_s: seconds of a step; `SHARE` of it is what trials may cost.
-        markets: by kind of device.
+        used: call sites of the step before. Each call looks at the next `LOOK_AT` of them.
+        step_s: seconds of a step; trials may cost `SHARE` of it.
+        costs_on: by kind of device.
     """
     allowance_s = SHARE * step_s
     if not used:
         return
-    market = next(iter(markets.values()))
-    first = market.steps // REFIT_EVERY * LOOK_AT
+    costs = next(iter(costs_on.values()))
+    first = costs.steps // REFIT_EVERY * LOOK_AT
     for i in range(min(LOOK_AT, len(used))):
         memory = used[(first + i) % len(used)]
         chosen = _chosen(memory)
@@ -47,7 +47,7 @@ def trial_at(used: Sequence[SiteMemory], step_s: float, markets: Mapping[str, Ma
             continue
         for candidate in memory.explanation.candidates:
             extra_s = candidate.cost_s - chosen.cost_s
-            if extra_s <= allowance_s and _is_worth_it(candidate, chosen, market):
+            if extra_s <= allowance_s and _is_worth_it(candidate, chosen, costs):
                 memory.trial = get_codec(candidate.codec)
                 allowance_s -= max(0.0, extra_s)
                 break
@@ -58,11 +58,11 @@ def _chosen(memory: SiteMemory) -> Candidate | None:
     return next((c for c in candidates if c.codec == memory.explanation.codec), None)
 
 
-def _is_worth_it(candidate: Candidate, chosen: Candidate, market: Market) -> bool:
-    # Whether it could be the cheapest, if its time is overestimated.
+def _is_worth_it(candidate: Candidate, chosen: Candidate, costs: LiveCosts) -> bool:
+    # Whether the candidate could be the cheapest, if its predicted time is too high.
     if candidate.codec in (KEEP, chosen.codec) or not get_codec(candidate.codec).lossless:
         return False
-    known = market.corrections.count(candidate.codec)
+    known = costs.corrections.count(candidate.codec)
     if known >= ENOUGH:
         return False
     return candidate.cost_s - DOUBT * candidate.device_s < chosen.cost_s

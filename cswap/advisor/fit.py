@@ -1,4 +1,4 @@
-"""Robust regression of a codec's time on what a tensor is like."""
+"""Robust regression of a codec's time on a tensor's size and zeros."""
 
 from __future__ import annotations
 
@@ -17,27 +17,29 @@ if TYPE_CHECKING:
     from cswap.schema.tensor import TensorProfile
 
 HUBER: Final = 1.345
-"""Residuals beyond this many spreads count less. Source: Huber, Robust Statistics (1981), 95 %
+"""Residuals beyond this many spreads weigh less. Source: Huber, Robust Statistics (1981), 95 %
 efficiency on normal errors."""
 
 ROUNDS: Final = 20
+"""Iterations of the reweighting."""
 
 MAD_TO_SIGMA: Final = 1.4826
+"""Standard deviation over median absolute deviation, of normal errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimeModel:
     """Seconds that one direction of a codec takes.
 
-    Linear in bytes, in bytes that are not zero, and in bytes of which it is hard to foresee whether
-    they are (branches: most where half are).
+    The model is linear in the bytes, in the bytes that are not zero, and in a term for mispredicted
+    branches, which is largest where half of the words are zero.
 
     Attributes:
-        overhead_s: whatever the size.
-        s_per_byte: per raw byte.
-        s_per_nonzero_byte: per raw byte of a word that is not zero, on top of that.
-        s_per_mixed_byte: per raw byte, times 4 z (1 - z) for z zeros, on top of that.
-        residual: median relative error on what it was fitted to.
+        overhead_s: seconds per tensor, whatever its size.
+        s_per_byte: seconds per raw byte.
+        s_per_nonzero_byte: additional seconds per raw byte of words that are not zero.
+        s_per_mixed_byte: additional seconds per raw byte, times 4 z (1 - z) for a zero fraction z.
+        residual: median relative error on the measurements of the fit.
     """
 
     overhead_s: float
@@ -61,14 +63,14 @@ class TimeModel:
 
 
 def fit(profiles: Sequence[TensorProfile], seconds: Sequence[float]) -> TimeModel:
-    """The model that explains these measurements best, in relative terms; no term is negative.
+    """Fit the model with the smallest relative errors; no term is negative.
 
-    Iteratively reweighted least squares with Huber's weights. One measurement that another
-    process disturbed moves it little.
+    Iteratively reweighted least squares with Huber's weights: one disturbed measurement changes the
+    result little.
 
     Args:
-        profiles: of what was measured, at least three.
-        seconds: what each took, all above 0.
+        profiles: of the measured tensors, at least three.
+        seconds: measured for each, all above 0.
 
     Raises:
         ValueError: fewer than three measurements, or one that is not positive.
@@ -93,7 +95,7 @@ def fit(profiles: Sequence[TensorProfile], seconds: Sequence[float]) -> TimeMode
 
 
 def _non_negative(terms: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.float64]:
-    # Least squares without negative terms: of four terms, every subset can be tried.
+    # Least squares without negative terms: with four terms, every subset can be tried.
     best, best_error = np.zeros(terms.shape[1]), np.inf
     n = terms.shape[1]
     for columns in (list(c) for size in range(n, 0, -1) for c in combinations(range(n), size)):

@@ -1,6 +1,6 @@
-"""Measures the link: how fast bytes go out and come back, alone, together, and beside computation.
+"""Measures the link's rates: out and back, alone, both at once, and beside computation.
 
-On a CPU there is no link: what stands for it is memcpy, which computation slows likewise.
+On a CPU there is no link. memcpy stands for it, since computation slows it down in the same way.
 """
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ SIZES: Final = {
 """Bytes of the copies that a line is fitted to, by kind of device."""
 
 ROUNDS: Final = 7
+"""Measurements, of which the median counts."""
 
 REPEATS: Final = 8
-"""Copies that run together, or beside computation, in one measurement."""
+"""Copies per measurement of copies that run together or beside computation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What was measured.
+    """Measured rates of a link.
 
     Attributes:
-        d2h_bytes_per_s: out, alone.
-        h2d_bytes_per_s: back, alone.
-        latency_s: of a copy, before its bytes flow; the mean of both directions.
+        d2h_bytes_per_s: rate out, alone.
+        h2d_bytes_per_s: rate back, alone.
+        latency_s: time of a copy before its bytes flow; the mean of both directions.
         duplex_factor: share of its rate that each direction keeps while both are busy.
         loaded_factor: share of its rate that a copy out keeps beside computation.
         codec_tax: share of its speed that computation loses while a codec runs.
@@ -54,7 +55,7 @@ class Link:
 
 
 def measure_link(kind: str) -> Link:
-    """The link of this machine's device of that kind, in some tenths of a second."""
+    """Measure the link of this machine's device of that kind, in some tenths of a second."""
     copies = _CudaCopies() if kind == "cuda" else _CpuCopies()
     sizes = SIZES[kind]
     out = fit_line(sizes, [_median(partial(copies.seconds, n, "out")) for n in sizes])
@@ -76,10 +77,10 @@ def measure_link(kind: str) -> Link:
 
 
 def fit_line(sizes: tuple[int, ...], seconds: list[float]) -> tuple[float, float]:
-    """(latency, seconds per byte) of a line through the points, in relative terms; none negative.
+    """(latency, seconds per byte) of a line with the smallest relative errors; none is negative.
 
-    The last two points decide where the fit fails: a cache can make large copies look too slow
-    for any line.
+    Where the fit has a negative term, the last two points decide, without a latency: a cache can
+    make small copies so fast that no line fits.
     """
     nbytes, took = np.array(sizes, float), np.array(seconds, float)
     terms = np.column_stack((np.ones_like(nbytes), nbytes)) / took[:, None]
@@ -90,7 +91,7 @@ def fit_line(sizes: tuple[int, ...], seconds: list[float]) -> tuple[float, float
 
 
 def _median(measure: Callable[[], float]) -> float:
-    measure()  # pages, clocks and caches
+    measure()  # touches pages, raises clocks, fills caches
     return statistics.median(measure() for _ in range(ROUNDS))
 
 
@@ -99,7 +100,7 @@ def _share(alone_s: float, together_s: float) -> float:
 
 
 class _CpuCopies:
-    """memcpy, by torch, one thread; computation is a matrix product."""
+    """Copies by memcpy on one thread, computation by matrix products."""
 
     def __init__(self) -> None:
         self._source = torch.zeros(SIZES["cpu"][-1], dtype=torch.uint8).numpy()
@@ -107,18 +108,18 @@ class _CpuCopies:
         self._matrix = torch.randn(384, 384)
 
     def seconds(self, nbytes: int, direction: str) -> float:
-        """One copy; there and back are the same."""
+        """Seconds of one copy; both directions are alike."""
         target = self._targets[direction == "back"]
         start = time.perf_counter()
         np.copyto(target[:nbytes], self._source[:nbytes])
         return time.perf_counter() - start
 
     def many_s(self, nbytes: int, *, both: bool) -> float:
-        """``REPEATS`` copies; ``both``: as many on another thread at the same time."""
+        """Seconds of `REPEATS` copies; ``both``: while another thread makes as many."""
         return self._beside(lambda: self._copy(nbytes, 1) if both else None, nbytes)
 
     def beside_computation_s(self, nbytes: int) -> float:
-        """The same beside matrix products."""
+        """Seconds of `REPEATS` copies beside matrix products."""
         return self._beside(lambda: self.computation_s() and None, nbytes)
 
     def _beside(self, other: Callable[[], object], nbytes: int) -> float:
@@ -135,14 +136,14 @@ class _CpuCopies:
             np.copyto(self._targets[target][:nbytes], self._source[:nbytes])
 
     def computation_s(self) -> float:
-        """Some matrix products."""
+        """Seconds of `REPEATS` matrix products."""
         start = time.perf_counter()
         for _ in range(REPEATS):
             self._matrix @ self._matrix
         return time.perf_counter() - start
 
     def computation_beside_codec_s(self) -> float:
-        """The same beside an encoder on a thread of its own."""
+        """Seconds of `REPEATS` matrix products beside an encoder on another thread."""
         from cswap.advisor.round_trip import round_trip
         from cswap.codecs.registry import get_codec
 
@@ -162,7 +163,7 @@ class _CpuCopies:
 
 
 class _CudaCopies(_CpuCopies):
-    """Pinned copies on streams of their own, timed by events. Never run on a GPU yet."""
+    """Pinned copies on streams of their own, timed by events. Not yet run on a GPU."""
 
     def __init__(self) -> None:
         nbytes = SIZES["cuda"][-1]
@@ -176,7 +177,7 @@ class _CudaCopies(_CpuCopies):
         return self._timed({direction == "back": lambda: self._issue(nbytes, direction)})
 
     def many_s(self, nbytes: int, *, both: bool) -> float:
-        """See `_CpuCopies.many_s`: copies out, and copies back at the same time."""
+        """See `_CpuCopies.many_s`; ``both``: copies back run at the same time."""
         jobs: dict[int, Callable[[], object]] = {0: lambda: self._issue_many(nbytes, "out")}
         if both:
             jobs[1] = lambda: self._issue_many(nbytes, "back")
@@ -206,11 +207,11 @@ class _CudaCopies(_CpuCopies):
         return self._timed({2: self._multiply, 0: encode})
 
     def _timed(self, jobs: dict[int, Callable[[], object]]) -> float:
-        # Of the first job, while the others run beside it.
+        # Seconds of the first job while the others run beside it.
         first = next(iter(jobs))
         events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
-        for index in reversed(list(jobs)):  # the others are under way when the first one starts
+        for index in reversed(list(jobs)):  # the first job starts last
             with torch.cuda.stream(self._streams[index]):
                 if index == first:
                     events[0].record()

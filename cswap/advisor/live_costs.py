@@ -1,103 +1,124 @@
-"""Times and prices on one kind of device, as they stand: model, corrections, λ."""
+"""Current costs on one kind of device: codec times with their corrections, and the price λ."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
 from cswap.advisor.calibration import stored
+from cswap.advisor.candidates import default_rate, foretold_ratio
 from cswap.advisor.correction import TimeCorrections
-from cswap.advisor.cost import predict
+from cswap.advisor.cost import Candidate, candidate
 from cswap.advisor.price import FORWARD_SHARE, StepClock, fit_price, link_price
-from cswap.advisor.rates import HOOKS_S, HOST_PRICE_S_PER_BYTE, LINK_BYTES_PER_S, RATES
+from cswap.advisor.rates import (
+    HOOKS_S,
+    HOST_PRICE_S_PER_BYTE,
+    LINK_BYTES_PER_S,
+    PRICES_S_PER_BYTE,
+)
 from cswap.advisor.tuner import apply_tuned
+from cswap.codecs.registry import get_codec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
-    from cswap.advisor.cost import Candidate, Times
+    from cswap.advisor.cost import Times
     from cswap.advisor.site_history import SiteMemory
+    from cswap.codecs.base import Codec
     from cswap.schema.tensor import TensorProfile
 
 MOVED: Final = 0.1
-"""Relative change of a price or a correction at which choices are made again."""
+"""Relative change of a price or a correction after which choices are made again."""
 
 REFIT_EVERY: Final = 4
-"""Steps between two looks at what prices and corrections have become."""
+"""Steps between two updates of prices and corrections."""
 
 KEEP: Final = "keep"
-"""Stands for the tensor's own memory among the candidates: no time, every byte."""
+"""Candidate that leaves the tensor in its own memory: no time, every byte."""
 
 
-class Market:
-    """What codecs cost on one kind of device.
+class LiveCosts:
+    """Predicted cost of codecs on one kind of device, corrected by measurements.
 
     Attributes:
-        price_s_per_byte: λ, of an encoded byte.
+        price_s_per_byte: λ, the price of an encoded byte.
         version: raised whenever choices should be made again.
-        steps: that have begun.
-        adapts: whether prices and choices follow measurements: of time, on this machine and in this
-            run, and of encodings by when they happen to be done.
-        corrections: of the codecs' times, by what was measured.
+        steps: number of steps that have begun.
+        adapts: whether prices and choices follow measurements: times on this machine and in this
+            run, sizes of encodings, the order in which they finish.
+        corrections: of the codecs' times, by measured round trips.
     """
 
     def __init__(self, kind: str, host_limit: int | None, *, adapt: bool) -> None:
         """Args: kind: "cpu" or "cuda"; host_limit: bytes of encodings; adapt: see ``adapts``."""
-        rates, self._base_price = RATES[kind]
-        self._kind, self._rates, self._host_limit, self.adapts = kind, rates, host_limit, adapt
+        self._kind, self._host_limit, self.adapts = kind, host_limit, adapt
+        self._base_price = PRICES_S_PER_BYTE[kind]
         self.corrections = TimeCorrections()
         self.price_s_per_byte = self._base_price
         self.version = 0
         self._clock = StepClock()
         self.steps = 0
         self._settled: dict[str, float] = {}
-        self._times: Mapping[str, Times] = {}
+        self._times: dict[str, Times] = {}
         self._link = LINK_BYTES_PER_S[kind]
         self._load()
         apply_tuned(kind)
 
     def _load(self) -> None:
-        # As measured on this machine, if it was calibrated.
-        self._calibration = stored(self._kind) if self.adapts else None
-        measured = self._calibration
-        self._times = self._rates if measured is None else {**self._rates, **measured.times}
+        # The machine's calibration, if there is one.
+        measured = stored(self._kind) if self.adapts else None
+        self._calibration = measured
+        self._times = {} if measured is None else dict(measured.times)
         if self._link is not None and measured is not None and measured.link is not None:
             self._link = (measured.link.d2h_bytes_per_s, measured.link.h2d_bytes_per_s)
 
-    def quote(self, name: str, profile: TensorProfile, memory: SiteMemory | None) -> Candidate:
-        """The codec's predicted cost for a tensor of this profile, saved at that site."""
-        ratio_factor = 1.0 if memory is None else memory.ratio_factor(name)
-        times, price = self._times[name], self.price_s_per_byte
+    def quote(
+        self, name: str, profile: TensorProfile, memory: SiteMemory | None
+    ) -> Candidate | None:
+        """The codec's predicted cost for a tensor of this profile, saved at that call site.
+
+        Returns:
+            None if the codec does not predict its ratio for such a tensor.
+        """
+        price = self.price_s_per_byte
         if name == KEEP:
-            return predict(name, profile, times, price)
-        device_s = self.corrections.seconds(name, times.device_s(profile))
-        return predict(
-            name,
-            profile,
-            times,
-            price,
-            device_s=device_s,
-            ratio_factor=ratio_factor,
-            extra_s=HOOKS_S,
-        )
+            return candidate(name, profile.nbytes, 1.0, 0.0, price)
+        codec = get_codec(name)
+        ratio = foretold_ratio(codec, profile)
+        if ratio is None:
+            return None
+        if memory is not None:
+            ratio *= memory.ratio_factor(name)
+        device_s = self.corrections.seconds(name, self._times_of(codec).device_s(profile))
+        return candidate(name, profile.nbytes, ratio, device_s + HOOKS_S, price)
 
     def model_s(self, name: str, profile: TensorProfile) -> float:
-        """What the model says that a round trip takes, uncorrected."""
-        return self._times[name].device_s(profile)
+        """Predicted seconds of a round trip, without corrections."""
+        return self._times_of(get_codec(name)).device_s(profile)
 
-    def observe(self, codec: str, profile: TensorProfile, device_s: float) -> None:
-        """A round trip of a tensor of this profile took that long."""
-        times = self._times.get(codec)
-        if self.adapts and times is not None:
-            self.corrections.observe(codec, times.device_s(profile), device_s)
+    def observe(self, name: str, profile: TensorProfile, device_s: float) -> None:
+        """Learn from a round trip of a tensor of this profile that took ``device_s``."""
+        codec = get_codec(name)
+        if not self.adapts or codec.traits.predicted_ratio is None:
+            return
+        is_known = name in self._times or self._kind in codec.traits.rates
+        predicted_s = self._times_of(codec).device_s(profile)
+        self.corrections.observe(name, predicted_s, device_s, of_device=is_known)
+
+    def _times_of(self, codec: Codec) -> Times:
+        return self._times.get(codec.name) or default_rate(codec, self._kind)
 
     def begin_step(self, now_s: float, exposed_s: float) -> bool:
-        """A step begins; whether it is time to `look_back` at the one before."""
+        """A step begins; returns whether it is time to `look_back` at the step before."""
         self._clock.begin_step(now_s, exposed_s)
         self.steps += 1
         return self.steps % REFIT_EVERY == 0
 
     def look_back(self, used: Iterable[SiteMemory]) -> float | None:
-        """Let prices follow the step before, which used these sites; seconds of a step or None."""
+        """Fit prices to the step before, which used these call sites.
+
+        Returns:
+            Seconds of a step; None before the second.
+        """
         self.corrections.forget()
         if self.adapts and stored(self._kind) is not self._calibration:
             self._load()

@@ -1,30 +1,40 @@
-"""Lossy codecs that did too much damage somewhere, and what comes next: less of it."""
+"""Milder codecs in place of lossy ones that have harmed gradients.
+
+Note [the ladder]
+~~~~~~~~~~~~~~~~~
+The codecs' own relative errors order them (`CodecTraits.relative_error`). Below a codec stands the
+one with the largest error that is at most `MILDER` of its own. Among codecs whose errors are within
+`ALIKE` of that one, the smallest error wins. A codec may also name its successor itself
+(`CodecTraits.milder`). Built-in: int4 → fp8 → int8 → bf16 → lossless, and mxfp8 → int8. A codec of
+unknown error goes to lossless at once.
+"""
 
 from __future__ import annotations
 
+import math
 import threading
 from typing import TYPE_CHECKING, Final
 
-from cswap.advisor.cost import RATIOS
 from cswap.codecs.base import takes
-from cswap.codecs.registry import get_codec
+from cswap.codecs.registry import get_codec, installed_codecs
+from cswap.codecs.traits import LOSSLESS, CodecTraits
+from cswap.errors import ConfigError
+from cswap.log import log
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     import torch
 
-_NEXT: Final = {"int4": "fp8", "fp8": "int8", "mxfp8": "int8", "int8": "bf16"}
-"""After each lossy codec the next milder one, by `rules.RELATIVE_ERROR`. After all others:
-lossless. Not from fp16 to bf16: the latter's error is the larger one."""
+MILDER: Final = 0.5
+"""Largest share of a codec's error that a milder codec may have."""
 
-_HARSHEST_FIRST: Final = ("int4", "mxfp8", "fp8", "int8", "bf16", "fp16")
-
-LOSSLESS: Final = "lossless"
+ALIKE: Final = 0.8
+"""Errors whose quotient is at least this count as alike."""
 
 
 def lossy_part(codec: str) -> str:
-    """What makes a codec lossy: zeros that were left out before come back exactly.
+    """The part of a codec's name that makes it lossy: ``zvc+`` in front leaves zeros exact.
 
     >>> lossy_part("zvc+int4"), lossy_part("int8")
     ('int4', 'int8')
@@ -33,25 +43,72 @@ def lossy_part(codec: str) -> str:
 
 
 def next_milder(codec: str) -> str | None:
-    """The codec with the next smaller error, composed alike; None: only a lossless one.
+    """The codec below this one in the ladder, composed alike if possible; None: lossless.
 
     >>> next_milder("zvc+int4"), next_milder("int8"), next_milder("bf16"), next_milder("zfp:8")
     ('zvc+fp8', 'bf16', None, None)
     """
     first, plus, last = codec.rpartition("+")
-    after = _NEXT.get(last)
-    return None if after is None else first + plus + after
+    traits = _traits_of(last)
+    after = traits.milder or _next_by_error(traits.relative_error)
+    if after is None or after == LOSSLESS:
+        return None
+    return _made(first + plus + after) or _made(after)  # not every codec can follow zvc
+
+
+def milder_codecs(codec: str) -> Iterator[str]:
+    """The codecs below this one in the ladder, from the next one down, each once."""
+    seen = {codec}  # codecs that name each other as milder would go round for ever
+    after = next_milder(codec)
+    while after is not None and after not in seen:
+        yield after
+        seen.add(after)
+        after = next_milder(after)
+
+
+def _next_by_error(error: float | None) -> str | None:
+    if error is None:
+        return None
+    errors = {
+        codec.name: codec.traits.relative_error
+        for codec in installed_codecs()
+        if codec.traits.relative_error is not None
+    }
+    milder = {name: e for name, e in errors.items() if e <= MILDER * error}
+    most = max(milder.values(), default=0.0)
+    alike = [name for name, e in milder.items() if e >= ALIKE * most]
+    return min(alike, key=milder.__getitem__, default=None)
 
 
 def harshest(codecs: Iterable[str]) -> str:
-    """The one of these lossy parts with the largest error; what is not known comes first."""
-    return min(codecs, key=lambda c: _HARSHEST_FIRST.index(c) if c in _HARSHEST_FIRST else -1)
+    """The codec with the largest relative error; an unknown error counts as the largest."""
+    return max(codecs, key=_error)
+
+
+def _made(codec: str) -> str | None:
+    try:
+        return get_codec(codec).name
+    except ConfigError as error:
+        log.debug("%s is no successor of a lossy codec: %s", codec, error)
+        return None
+
+
+def _error(codec: str) -> float:
+    error = _traits_of(codec).relative_error
+    return math.inf if error is None else error
+
+
+def _traits_of(codec: str) -> CodecTraits:
+    try:
+        return get_codec(codec).traits
+    except ConfigError:  # no longer registered
+        return CodecTraits()
 
 
 class Milder:
-    """Which lossy codecs may no longer be used for which tensors. Only ever grows. Thread-safe.
+    """The lossy codecs that classes of tensors may no longer use. Only grows. Thread-safe.
 
-    A class of tensors is the class of the module that saved them first, and their codec.
+    A class of tensors: those with the same codec, first saved in modules of the same class.
     """
 
     def __init__(self) -> None:
@@ -65,20 +122,18 @@ class Milder:
         return (kind, lossy_part(codec)) not in self._forbidden
 
     def forbid(self, kind: str, codec: str) -> str:
-        """From now on modules of class ``kind`` use something milder than ``codec``.
+        """From now on modules of class ``kind`` use a milder codec than ``codec``.
 
         Returns:
-            What the lossy part of it becomes: a name, or ``"lossless"``.
+            The name that replaces its lossy part, or ``"lossless"``.
         """
         with self._lock:
             self._forbidden |= {(kind, lossy_part(codec))}
-        after = next_milder(lossy_part(codec))
-        while after is not None and not self.allows(kind, after):
-            after = next_milder(after)
-        return after or LOSSLESS
+        allowed = (n for n in milder_codecs(lossy_part(codec)) if self.allows(kind, n))
+        return next(allowed, LOSSLESS)
 
     def instead(self, codec: str, x: torch.Tensor, kind: str) -> str | None:
-        """``codec`` where it is allowed, else the next milder one that is, and that takes x.
+        """``codec`` where it is allowed, else the next milder codec that is allowed and takes x.
 
         Args:
             codec: the choice.
@@ -86,18 +141,22 @@ class Milder:
             kind: class of the module that saves them.
 
         Returns:
-            None if no lossy one is left.
+            None if no lossy codec is left.
         """
-        name: str | None = codec
-        while name is not None and not self.allows(kind, name):
-            name = next_milder(name)
-            while name is not None and not takes(get_codec(name), x.dtype, x.device.type):
-                name = next_milder(name)
-        return name
+        if self.allows(kind, codec):
+            return codec
+        for name in milder_codecs(codec):
+            if self.allows(kind, name) and takes(get_codec(name), x.dtype, x.device.type):
+                return name
+        return None
 
     def among(self, codecs: Iterable[str], x: torch.Tensor, kind: str) -> tuple[str, ...]:
-        """These lossy candidates, each as it or its successor is allowed, if it can be priced."""
+        """These lossy candidates with forbidden ones replaced, each once, if they can be priced."""
         if not self._forbidden:
             return tuple(codecs)
-        found = [self.instead(codec, x, kind) for codec in codecs]
-        return tuple(dict.fromkeys(name for name in found if name in RATIOS))
+        found = dict.fromkeys(self.instead(codec, x, kind) for codec in codecs)
+        return tuple(name for name in found if name is not None and _is_priced(name))
+
+
+def _is_priced(codec: str) -> bool:
+    return get_codec(codec).traits.predicted_ratio is not None

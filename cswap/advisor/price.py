@@ -1,9 +1,9 @@
-"""The price of a byte: what makes the codecs' time and the link's comparable.
+"""The price λ of a byte, by which device time and link time are compared.
 
-A tensor's cost is ``device time + price * bytes``. While transfers hide behind computation a byte
-costs nothing, and what is fastest on the device is best: raw. When they do not, a byte costs the
-time that it takes on the link. In between the price is what makes the transfers just fit: the
-Lagrange multiplier of "the link has so much time", found by bisection.
+A tensor's cost is ``device time + price * bytes``. While computation hides all transfers, a byte
+costs nothing, and raw is cheapest. When it hides none, a byte costs its time on the link. In
+between, the price makes the transfers just fit into the hidden time: it is the Lagrange multiplier
+of that limit, found by bisection.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 FORWARD_SHARE: Final = 1 / 3
-"""Of a step's computation that is forward: backward has two products where forward has one."""
+"""Share of a step's computation in forward: backward has two products for each of forward."""
 
 ROUNDS: Final = 30
-"""Of bisection: the price is found to a part in 2**30 of the highest."""
+"""Rounds of bisection: the error is 2**-30 of the highest price."""
 
 STEPS: Final = 5
-"""Whose median is the time of a step."""
+"""Number of steps whose median is the time of a step."""
 
 JUMP: Final = 60.0
-"""A step this many times longer than usual is a pause, or the clock jumped."""
+"""A step this many times longer than the last is ignored: a pause, or a jump of the clock."""
 
 
 def fit_price(
@@ -38,8 +38,8 @@ def fit_price(
     """The lowest price at which the cheapest options together have at most ``limit_bytes``.
 
     Args:
-        options: per tensor, of every codec: seconds on the device, encoded bytes.
-        limit_bytes: encoded bytes that there is room, or time, for.
+        options: per tensor and codec: seconds on the device, encoded bytes.
+        limit_bytes: most encoded bytes of all tensors together.
         highest: price in seconds per byte that is never exceeded.
     """
     if not options:
@@ -69,18 +69,18 @@ def link_price(
     rates: tuple[float, float],
     hidden: tuple[float, float],
 ) -> float:
-    """The price at which device time plus exposed transfers are least.
+    """The price at which device time plus exposed transfer time is least.
 
-    Exposed is what bytes take on the link, out and in, beyond the computation that hides them:
-    ``max(bytes / d2h - forward, 0) + max(bytes / h2d - backward, 0)``. It has three slopes in
-    bytes, and the price is one of them or makes the bytes stay at a bend.
+    The exposed time is the transfers' time beyond the computation that hides them:
+    ``max(bytes / d2h - forward, 0) + max(bytes / h2d - backward, 0)``. As a function of the bytes
+    it has three slopes and two bends. The price is one of the slopes, or holds the bytes at a bend.
 
-    Source: the objective is CSwap+'s (TPDS 33(12), 2022, Eq. 3-7), of all tensors together.
+    Source: the objective is CSwap+'s (TPDS 33(12), 2022, Eq. 3-7), for all tensors together.
 
     Args:
-        options: per tensor, of every codec: seconds on the device, encoded bytes.
+        options: per tensor and codec: seconds on the device, encoded bytes.
         rates: of the link, device to host and back, in bytes per second.
-        hidden: seconds of forward, and of backward, that transfers hide behind.
+        hidden: seconds of forward, and of backward, that hide transfers.
     """
     bends = sorted((rate * seconds, 1 / rate) for rate, seconds in zip(rates, hidden, strict=True))
     (first, slope), (second, other) = bends
@@ -90,14 +90,14 @@ def link_price(
 
 
 def _from(least: float, price: float) -> float:
-    # Below the first slope the second bend says nothing.
+    # Below the first slope, the second bend does not matter.
     return price if price > least else 0.0
 
 
 def _table(
     options: Sequence[Sequence[tuple[float, float]]],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    # Rows of unequal length are filled up with what nobody would choose.
+    # Rows of unequal length are filled up with options that are never cheapest.
     width = max(len(row) for row in options)
     device_s = np.full((len(options), width), np.inf)
     nbytes = np.zeros((len(options), width))
@@ -108,7 +108,7 @@ def _table(
 
 
 class StepClock:
-    """How long a step computes, as far as can be seen from when steps begin."""
+    """Estimates the computing time of a step from the times at which steps begin."""
 
     def __init__(self) -> None:
         self._began: float | None = None
@@ -119,8 +119,8 @@ class StepClock:
         """A step begins.
 
         Args:
-            now_s: by a clock that does not go back; if it does, or jumps, the step is ignored.
-            exposed_s: seconds that computation has waited for swaps, since the beginning of time.
+            now_s: monotonic time; a step in which the clock goes back or jumps is ignored.
+            exposed_s: seconds that computation has waited for swaps since the first step.
         """
         if self._began is not None:
             step_s = now_s - self._began - (exposed_s - self._exposed_s)
@@ -131,5 +131,5 @@ class StepClock:
 
     @property
     def step_s(self) -> float | None:
-        """Seconds of a step without what it waited for swaps: median; None before the second."""
+        """Median seconds of a step without its waits for swaps; None before the second step."""
         return statistics.median(self._steps) if self._steps else None

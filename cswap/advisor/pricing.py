@@ -1,6 +1,6 @@
-"""How candidates are priced: the rule behind ``policy=...``.
+"""Pricing rules: how candidates are compared. The option ``policy`` names one.
 
-``auto`` takes them as the market quotes them. The others are what it is compared with.
+``policy="auto"`` takes the predicted costs as they are. The other rules exist for comparison.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import difflib
 from typing import TYPE_CHECKING, Final, Protocol
 
 from cswap.advisor.cost import Candidate
-from cswap.advisor.cswap_plus_policy import CswapPlus
+from cswap.advisor.cswap_plus_pricing import CswapPlusPricing
 from cswap.advisor.live_costs import KEEP
 from cswap.advisor.round_trip import round_trip
 from cswap.codecs.registry import get_codec
@@ -21,19 +21,16 @@ if TYPE_CHECKING:
 
     import torch
 
-    from cswap.advisor.live_costs import Market
-
-LOSSLESS: Final = ("zvc", "zvc+expk", "expk", "bitpack", "rle", "csr")
-"""Codecs that the advisor considers for any tensor that they take."""
+    from cswap.advisor.live_costs import LiveCosts
 
 
-class Policy(Protocol):
-    """Prices candidates; the cheapest is chosen.
+class Pricing(Protocol):
+    """A pricing rule; the advisor takes the cheapest candidate.
 
     Attributes:
-        reason: why, in words.
-        explores: whether codecs may be tried to learn their times.
-        per_epoch: whether values are sampled when an epoch begins, and only then.
+        reason: of the choice, in words.
+        explores: whether the advisor may try codecs to learn their times.
+        per_epoch: whether the advisor samples values once per epoch only.
     """
 
     reason: str
@@ -41,9 +38,9 @@ class Policy(Protocol):
     per_epoch: bool
 
     def price(
-        self, x: torch.Tensor, quotes: Sequence[Candidate], market: Market, *, lossy_ok: bool
+        self, x: torch.Tensor, quotes: Sequence[Candidate], costs: LiveCosts, *, lossy_ok: bool
     ) -> Sequence[Candidate]:
-        """The candidates among these quotes for x [n], with this policy's costs; at least one."""
+        """The candidates for x [n] among these quotes, with this rule's costs; at least one."""
         ...
 
     def begin_epoch(self, epoch: int, epochs: int) -> None:
@@ -52,93 +49,96 @@ class Policy(Protocol):
 
 
 class _NoEpochs:
-    """What most policies do when an epoch begins: nothing."""
+    """Base of the rules that do not depend on the epoch."""
 
     def begin_epoch(self, epoch: int, epochs: int) -> None:
-        """See `Policy.begin_epoch`."""
+        """See `Pricing.begin_epoch`."""
 
 
 class Auto(_NoEpochs):
-    """Lowest predicted cost."""
+    """The predicted costs."""
 
     reason = "lowest predicted cost"
     explores = True
     per_epoch = False
 
     def price(
-        self, x: torch.Tensor, quotes: Sequence[Candidate], market: Market, *, lossy_ok: bool
+        self, x: torch.Tensor, quotes: Sequence[Candidate], costs: LiveCosts, *, lossy_ok: bool
     ) -> Sequence[Candidate]:
-        """See `Policy.price`."""
+        """See `Pricing.price`."""
         return quotes
 
 
 class Raw(_NoEpochs):
-    """No codec at all: vDNN's mechanism."""
+    """Raw alone: every tensor is moved without a codec, as vDNN does."""
 
     reason = "policy raw"
     explores = False
     per_epoch = False
 
     def price(
-        self, x: torch.Tensor, quotes: Sequence[Candidate], market: Market, *, lossy_ok: bool
+        self, x: torch.Tensor, quotes: Sequence[Candidate], costs: LiveCosts, *, lossy_ok: bool
     ) -> Sequence[Candidate]:
-        """See `Policy.price`."""
+        """See `Pricing.price`."""
         return [quote for quote in quotes if quote.codec == "raw"]
 
 
 class Oracle(_NoEpochs):
-    """True costs: every candidate is run on every tensor that is sampled. Slow, for evaluation."""
+    """Measured costs: every candidate runs on every sampled tensor. Slow, for evaluation."""
 
     reason = "lowest measured cost"
     explores = False
     per_epoch = False
 
     def price(
-        self, x: torch.Tensor, quotes: Sequence[Candidate], market: Market, *, lossy_ok: bool
+        self, x: torch.Tensor, quotes: Sequence[Candidate], costs: LiveCosts, *, lossy_ok: bool
     ) -> Sequence[Candidate]:
-        """See `Policy.price`."""
-        return [quote if quote.codec == KEEP else _measured(x, quote, market) for quote in quotes]
+        """See `Pricing.price`."""
+        return [quote if quote.codec == KEEP else _measured(x, quote, costs) for quote in quotes]
 
 
-def _measured(x: torch.Tensor, quote: Candidate, market: Market) -> Candidate:
+def _measured(x: torch.Tensor, quote: Candidate, costs: LiveCosts) -> Candidate:
     codec = get_codec(quote.codec)
     round_trip(codec, x[:64].clone(), repeat=1)  # compiles
     nbytes, encode_s, decode_s = round_trip(codec, x)
     device_s = encode_s + decode_s
-    cost_s = device_s + market.price_s_per_byte * nbytes
+    cost_s = device_s + costs.price_s_per_byte * nbytes
     return Candidate(quote.codec, x.nbytes / max(nbytes, 1), device_s, cost_s, nbytes)
 
 
-POLICIES: Final[dict[str, type[Policy]]] = {
+PRICINGS: Final[dict[str, type[Pricing]]] = {
     "auto": Auto,
-    "cswap+": CswapPlus,
+    "cswap+": CswapPlusPricing,
     "raw": Raw,
     "oracle": Oracle,
 }
+"""Pricing rules by value of the option ``policy``."""
 
 
-def make_policy(name: str) -> Policy:
-    """The policy of that name; ``static:CODEC`` is the codec forced, and raw where it cannot be.
+def make_pricing(policy: str) -> Pricing:
+    """The pricing rule for the option ``policy``.
+
+    ``static:CODEC`` forces the codec (`static_codec`), and prices raw alone where it cannot.
 
     Raises:
-        ConfigError: there is none of that name.
+        ConfigError: there is no rule of that name.
     """
-    if static_codec(name) is not None:
+    if static_codec(policy) is not None:
         return Raw()
-    if name not in POLICIES:
-        close = difflib.get_close_matches(name, POLICIES, n=1)
+    if policy not in PRICINGS:
+        close = difflib.get_close_matches(policy, PRICINGS, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise ConfigError(
-            f"policy={shown(name)}: must be one of {', '.join(POLICIES)}, static:CODEC.{hint}"
+            f"policy={shown(policy)}: must be one of {', '.join(PRICINGS)}, static:CODEC.{hint}"
         )
-    return POLICIES[name]()
+    return PRICINGS[policy]()
 
 
-def static_codec(name: str) -> str | None:
-    """CODEC of ``static:CODEC``; None for other policies.
+def static_codec(policy: str) -> str | None:
+    """CODEC of ``static:CODEC``; None for other values of the option ``policy``.
 
     >>> static_codec("static:zvc"), static_codec("auto")
     ('zvc', None)
     """
-    kind, colon, codec = name.partition(":")
+    kind, colon, codec = policy.partition(":")
     return codec if kind == "static" and colon else None

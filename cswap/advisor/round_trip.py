@@ -1,4 +1,4 @@
-"""What a codec really costs for a tensor: by running it. For evaluation; the computation waits."""
+"""Measures a codec on a tensor by running it. For evaluation: the caller waits."""
 
 from __future__ import annotations
 
@@ -14,16 +14,21 @@ if TYPE_CHECKING:
     from cswap.codecs.base import Codec, Stream
 
 ONE_THREAD: Final = CpuStream(1)
-"""As a worker of the engine runs codecs."""
+"""One thread, as the engine's workers run codecs."""
 
 
 def round_trip(
     codec: Codec, x: torch.Tensor, *, repeat: int = 2, all_threads: bool = False
 ) -> tuple[int, float, float]:
-    """Encoded bytes, and seconds of encode and decode of x [n] flat: the fastest of ``repeat``.
+    """(encoded bytes, encode seconds, decode seconds) of x [n], flat: the fastest of ``repeat``.
 
-    On a CPU by one thread, as a worker does it, unless ``all_threads``. The first call of a codec
-    for a dtype compiles its kernels: call it once before.
+    The first call of a codec for a dtype compiles its kernels: call it once before.
+
+    Args:
+        codec: the codec.
+        x: the values.
+        repeat: number of round trips.
+        all_threads: on a CPU, use all threads instead of one, as a worker does.
     """
     out = torch.zeros(codec.bound(x.dtype, x.numel()), dtype=torch.uint8, device=x.device)
     back = torch.zeros_like(x)

@@ -1,12 +1,12 @@
-"""What the advisor remembers of a call site: its choice, why, and how that turned out."""
+"""The advisor's memory of a call site: its choice, the reason, and the measured outcome."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
+from cswap.advisor.candidates import predicted_ratio
 from cswap.advisor.correction import Correction, usable
-from cswap.advisor.cost import predicted_ratio
 from cswap.display import visible
 
 if TYPE_CHECKING:
@@ -20,23 +20,23 @@ RESAMPLE_EVERY: Final = 8
 """Swap-outs of one call site between two samples of its values: zeros drift with training."""
 
 DRIFT: Final = 0.05
-"""Relative change of the measured ratio since the last sample that makes that sample stale."""
+"""Relative change of the measured ratio after which the last sample is stale."""
 
 WEIGHT: Final = 0.2
-"""Of the newest measurement in the moving averages that `Explanation` shows."""
+"""Weight of the newest measurement in the moving averages that `Explanation` shows."""
 
 _RATIO, _DEVICE_S, _COUNT = range(3)
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What round trips of a call site's tensors took; moving averages.
+    """Moving averages over the round trips of a call site's tensors through one codec.
 
     Attributes:
-        codec: that they went through.
+        codec: its name.
         ratio: raw bytes over encoded bytes.
-        device_s: encode and decode together; 0.0 before the first decode.
-        count: encodes.
+        device_s: seconds of encode and decode together; 0.0 before the first decode.
+        count: number of encodes.
     """
 
     codec: str
@@ -47,17 +47,17 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why one call site's tensors are encoded as they are.
+    """The decision for one call site, with its reasons and its outcome.
 
     Attributes:
-        position: among the tensors saved in a step.
-        site: where that is in the model.
+        position: number of the tensor among those saved in a step.
+        site: place in the model.
         profile: of the last sample; None if the choice did not depend on one.
         candidates: predicted costs, cheapest first; empty if there was no choice.
         codec: the choice.
-        reason: in words.
-        price_s_per_byte: of an encoded byte when it was chosen.
-        measured: what came of it, codec by codec.
+        reason: of the choice, in words.
+        price_s_per_byte: price of an encoded byte at the time of the choice.
+        measured: outcome by codec.
         switches: how often the choice has changed.
     """
 
@@ -81,7 +81,7 @@ class Explanation:
 
     @property
     def regret_s(self) -> float | None:
-        """What the choice cost above the cheapest other candidate's prediction; 0.0 if less."""
+        """Measured cost less the cheapest other candidate's predicted cost; 0.0 if negative."""
         others = [c.cost_s for c in self.candidates if c.codec != self.codec]
         cost_s = self.measured_cost_s
         if cost_s is None or not others:
@@ -103,17 +103,18 @@ class Explanation:
 
 @dataclass(slots=True)
 class SiteMemory:
-    """One call site. Written by the advisor under its lock, and by `note_encoded`.
+    """State of one call site. Written by the advisor under its lock, and by `note_encoded`.
 
     Attributes:
         explanation: the last decision.
         codec: its codec; None if the tensor stays.
-        uses: since the last sample.
-        version: of prices and corrections that the decision was made with.
+        uses: number of uses since the last sample.
+        version: of the prices and corrections at the last decision.
         pending: a sample that has not arrived yet.
-        stale: the ratio is no longer what it was when the sample was taken.
+        stale: whether the ratio has changed since the sample was taken.
         trial: a codec to try once.
-        epoch: in which the last sample was taken.
+        switches: how often the choice has changed.
+        epoch: epoch of the last sample.
     """
 
     explanation: Explanation
@@ -130,21 +131,21 @@ class SiteMemory:
     _seen: dict[str, list[float]] = field(default_factory=dict)
 
     def decide(self, explanation: Explanation, codec: Codec | None, version: int) -> None:
-        """A new decision, after a new sample or at new prices."""
+        """Take over a new decision, after a new sample or at new prices."""
         self.switches += explanation.codec != self.explanation.codec
         self.explanation, self.codec, self.version = explanation, codec, version
 
     def sampled(self) -> None:
-        """The decision rests on a new sample."""
+        """Note that the decision rests on a new sample."""
         self.uses, self.pending, self.stale, self._reference = 1, None, False, ("", 0.0)
 
     def ratio_factor(self, codec: str) -> float:
-        """To multiply the codec's predicted ratio with, at this site."""
+        """Factor for the codec's predicted ratio at this call site."""
         known = self._ratios.get(codec)
         return 1.0 if known is None else known.factor
 
     def note_encoded(self, codec: str, raw_nbytes: int, nbytes: int, *, learn: bool = True) -> None:
-        """A tensor of this site was encoded to so many bytes; ``learn``: choices may follow."""
+        """Note the size of an encoding; ``learn``: whether later choices may depend on it."""
         if nbytes <= 0:
             return
         ratio = raw_nbytes / nbytes
@@ -167,14 +168,14 @@ class SiteMemory:
                 self._ratios.setdefault(codec, Correction()).observe(predicted, ratio)
 
     def note_round_trip(self, codec: str, device_s: float) -> None:
-        """Encode and decode of a tensor of this site took that long."""
+        """Note the seconds of encode and decode of a tensor of this call site."""
         seen = self._seen.get(codec)
         if seen is not None and device_s > 0:
             seen[_DEVICE_S] += (WEIGHT if seen[_DEVICE_S] else 1) * (device_s - seen[_DEVICE_S])
 
     def explained(self) -> Explanation:
-        """The last decision with what came of it."""
-        seen = self._seen.copy()  # workers add to it meanwhile
+        """The last decision with its measured outcome."""
+        seen = self._seen.copy()  # a snapshot: workers add to it meanwhile
         measured = tuple(
             Measured(codec, ratio, device_s, int(count))
             for codec, (ratio, device_s, count) in seen.items()

@@ -1,8 +1,8 @@
-"""Launch shapes by Bayesian optimisation: how kernels are started, not what they write.
+"""Tunes launch shapes by Bayesian optimisation: how kernels start; their output stays the same.
 
 A GPU's kernels have threads per block and blocks per multiprocessor (`cswap.codecs.gpu`), a CPU's
-ranges of tiles per tensor (`cswap.codecs.parallel`). What was found is kept beside the calibration
-and used from then on; it is never slower than the default in a comparison of the two in turns.
+ranges of tiles per tensor (`cswap.codecs.parallel`). The result is stored beside the calibration
+and used from then on. It replaces the default only if it beats it in a comparison in turns.
 
 Source: CSWAP (IEEE Cluster 2021, section IV-D and Algorithm 1): the sum of compression and
 decompression time over grid and block, 10 random and 25 guided samples. The paper names neither
@@ -43,13 +43,13 @@ GUIDED_SAMPLES: Final = 25
 BUDGET: Final = RANDOM_SAMPLES + GUIDED_SAMPLES
 
 ROUNDS: Final = 7
-"""Of the comparison between the best and the default, in turns."""
+"""Rounds of the comparison between the best shape and the default, in turns."""
 
 GAIN: Final = 0.03
-"""Share by which the best must beat the default to be used."""
+"""Share by which the best shape must be faster than the default to be used."""
 
 NBYTES: Final = {"cpu": 16 << 20, "cuda": 64 << 20}
-"""Of the tensor that is encoded and decoded, by kind of device."""
+"""Bytes of the tensor that is encoded and decoded, by kind of device."""
 
 VERSION: Final = 1
 
@@ -67,17 +67,17 @@ SPACES: Final[dict[str, dict[str, tuple[int, ...]]]] = {
 
 @dataclass(frozen=True, slots=True)
 class TuneResult:
-    """What tuning one codec found.
+    """Result of tuning one codec.
 
     Attributes:
         codec: its name.
         kind: of device.
-        shape: to use: the best, or the default if that is as good.
-        seconds: of encode and decode with it, in the last comparison.
+        shape: the shape to use: the best one, or the default if that is about as fast.
+        seconds: of encode and decode with ``shape``, in the last comparison.
         default: the default shape.
-        default_s: seconds with that, in the same comparison.
-        guided_s: best of the search.
-        random_s: best of as many random samples; None: not asked for.
+        default_s: seconds with ``default``, in the same comparison.
+        guided_s: fewest seconds in the search.
+        random_s: fewest seconds of as many random samples; None: not measured.
     """
 
     codec: str
@@ -99,14 +99,14 @@ def tune(
     baseline: bool = False,
     progress: Callable[[int], object] | None = None,
 ) -> TuneResult:
-    """Search the launch shape of a codec on this machine.
+    """Search the fastest launch shape of a codec on this machine, and store it.
 
     Args:
-        codec: a tiled one.
+        codec: name of a tiled codec.
         kind: of device, "cpu" or "cuda".
-        budget: samples; the first `RANDOM_SAMPLES` are random, the default among them.
+        budget: number of samples; the first `RANDOM_SAMPLES` are random, the default among them.
         seed: of the search.
-        baseline: also search at random, for comparison.
+        baseline: whether to search at random as well, for comparison.
         progress: called with the number of samples taken.
 
     Raises:
@@ -143,7 +143,7 @@ def search(
     *,
     guided: bool = True,
 ) -> tuple[Shape, float]:
-    """(shape, seconds) of the lowest measurement among ``budget``, the default's included.
+    """(shape, seconds) of the fastest of ``budget`` samples, one of which is the default.
 
     Raises:
         UnsupportedError: optuna is missing.
@@ -177,13 +177,13 @@ def search(
 
 
 def apply_tuned(kind: str) -> None:
-    """Let kernels on that kind of device start as they were tuned on this machine."""
+    """Start kernels on that kind of device with the shapes tuned on this machine."""
     for codec, shape in tuned_shapes(kind).items():
         _use(codec, kind, shape)
 
 
 def tuned_shapes(kind: str) -> dict[str, Shape]:
-    """Shape by codec, as kept; a file that cannot be used is ignored with a notice."""
+    """Stored shape by codec; a file that cannot be used is ignored with a warning."""
     path = _path(kind)
     text = cache_folder.read(path)
     if text is None:
@@ -271,7 +271,7 @@ def _tensor(codec: Codec, kind: str) -> torch.Tensor:
 def _compare(
     measure: Callable[[Shape], float], best: Shape, default: Shape
 ) -> tuple[Shape, float, float]:
-    # In turns; the default wins unless the other is clearly faster.
+    # In turns. The default wins unless the other shape is clearly faster.
     took: dict[bool, list[float]] = {True: [], False: []}
     for _ in range(ROUNDS):
         for is_best in (False, True):

@@ -1,7 +1,8 @@
 """The contract of a codec, and the encoding that it produces.
 
-A codec sees flat tensors only: one dimension, contiguous, of one of `DTYPES`. Layout (strides,
-expanded dimensions, gaps) is dealt with here, once, so that a codec is nothing but its format.
+A codec sees flat tensors only: one dimension, contiguous, of one of `DTYPES`. This module turns
+strides, expanded dimensions and gaps into flat elements and back, so a codec implements its format
+and nothing else.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ from cswap.codecs.layout import (
     torch_dtype,
     unflatten_into,
 )
+from cswap.codecs.traits import CodecTraits
 from cswap.errors import ConfigError, CorruptEncodingError, InternalError, UnsupportedError
 from cswap.log import log
 from cswap.schema.tensor import DTYPES, DType, TensorMeta, dtype_name
 
 
 class Stream(Protocol):
-    """What a codec needs of a stream: on a CPU, how many threads it may use.
+    """A place in the order of execution: on a CPU a number of threads, on a GPU a CUDA stream.
 
     On a GPU it is a `torch.cuda.Stream`.
     """
@@ -40,21 +42,21 @@ class Stream(Protocol):
 
 
 class LateSize(Protocol):
-    """A size that is known only once the stream that encodes has got there."""
+    """A size in bytes that is known only when the stream has finished the encode."""
 
     def value(self) -> int:
-        """The size in bytes. To be called after the encode's event has fired."""
+        """The size in bytes. Call it after the encode's event has fired."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class EncodeKey:
-    """Names one encode for counter-based stochastic rounding: the same key, the same bytes.
+    """Names one encode for counter-based stochastic rounding: equal keys give equal bytes.
 
     Attributes:
-        seed: of the run.
-        tensor_id: which saved tensor, stable from step to step.
-        step: which training step.
+        seed: seed of the run.
+        tensor_id: number of the saved tensor, the same in every step.
+        step: number of the training step.
     """
 
     seed: int = 0
@@ -67,11 +69,11 @@ DEFAULT_KEY: Final = EncodeKey()
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """The result of an encode: all that decode needs.
+    """The result of an encode; decode needs nothing else.
 
     Attributes:
         codec: name of the codec, as `cswap.get_codec` takes it.
-        meta: layout of the tensor that was encoded.
+        meta: layout of the encoded tensor.
         payload: [nbytes] uint8, the codec's bytes, on the device that encoded them.
     """
 
@@ -105,7 +107,7 @@ class Encoding:
         """Read a stream back.
 
         Raises:
-            CorruptEncodingError: ``data`` is truncated, damaged, or no stream of cswap's.
+            CorruptEncodingError: ``data`` is truncated, damaged, or not a stream of cswap.
         """
         from cswap.codecs.header import read_stream
 
@@ -113,18 +115,22 @@ class Encoding:
 
 
 class Codec(abc.ABC):
-    """One format: bytes to fewer bytes and back. Stateless and reentrant.
+    """One format: a reversible or lossy map from a tensor's bytes to fewer bytes.
 
-    A codec implements the five abstract members and nothing else.
+    A codec is stateless and reentrant. A subclass sets ``name``, ``lossless`` and ``max_ratio``,
+    implements the four abstract methods, and may set the other attributes. It overrides nothing
+    else.
 
     Attributes:
         name: as `get_codec` takes it, parameters included.
         lossless: whether decode returns every bit.
-        max_ratio: no encoding of this codec is smaller than raw bytes / max_ratio (plus a
-            constant); a stream that claims more is corrupt. Keeps a hostile header from
-            allocating memory.
-        verbatim: whether an encoding is the tensor's own bytes, so that a copy will do.
+        max_ratio: no encoding is smaller than raw bytes / max_ratio, less a constant. A stream that
+            claims more is corrupt. The limit keeps a hostile header from allocating memory.
+        verbatim: whether an encoding is the tensor's own bytes, so that a plain copy replaces
+            encode and decode.
         persistent: whether an encoding may outlive the process, as a stream.
+        traits: predicted ratio, error and speed, by which ``codec="auto"``, ``lossy=`` and the
+            accuracy guard choose codecs.
     """
 
     name: str
@@ -132,14 +138,15 @@ class Codec(abc.ABC):
     max_ratio: int
     verbatim: bool = False
     persistent: bool = True
+    traits: CodecTraits = CodecTraits()
 
     @abc.abstractmethod
     def supports(self, dtype: torch.dtype, device: str = "cpu") -> bool:
-        """Whether tensors of this dtype on this kind of device ("cpu", "cuda") can be encoded."""
+        """Whether the codec encodes this dtype on this kind of device ("cpu", "cuda")."""
 
     @abc.abstractmethod
     def bound(self, dtype: torch.dtype, numel: int) -> int:
-        """Bytes that ``out`` must have to encode ``numel`` elements; the encoding is no larger."""
+        """Largest encoding of ``numel`` elements, in bytes: the size that ``out`` must have."""
 
     @abc.abstractmethod
     def encode_flat(
@@ -150,9 +157,9 @@ class Codec(abc.ABC):
         key: EncodeKey,
         stream: Stream | None,
     ) -> int | LateSize:
-        """Encode x [n], contiguous, into out [>= bound] uint8, 16-byte aligned; return the bytes.
+        """Encode x [n], contiguous, into out [>= bound] uint8, 16-byte aligned; return the size.
 
-        Asynchronous where the device is: then the size may be late.
+        On a GPU the call is asynchronous, and the size may be a `LateSize`.
         """
 
     @abc.abstractmethod
@@ -176,14 +183,14 @@ class Codec(abc.ABC):
         """Encode a tensor of any strided layout.
 
         Args:
-            tensor: dense (strided) tensor; stride-0 dimensions are encoded once.
-            out: [>= bound] uint8 to encode into, on the same device or, from a GPU, pinned on the
-                host; the encoding then is a view of it. Default: allocated.
+            tensor: dense (strided) tensor; a dimension of stride 0 is encoded once.
+            out: [>= bound] uint8 to encode into, on the tensor's device, or pinned host memory for
+                a tensor on a GPU. The encoding is a view of it. Default: newly allocated.
             key: names this encode for stochastic rounding.
-            stream: where to run; default: at once, with all threads.
+            stream: where to run. Default: immediately, with all threads.
 
         Raises:
-            UnsupportedError: this codec does not take this dtype, device or layout.
+            UnsupportedError: the codec does not take this dtype, device or layout.
             ConfigError: ``out`` is too small, not uint8, unaligned, or on another device.
         """
         meta = meta_of(tensor)
@@ -191,7 +198,7 @@ class Codec(abc.ABC):
         if not takes(self, tensor.dtype, kind):
             raise UnsupportedError(
                 f"codec={self.name!r}: does not take {meta.dtype} on {kind}. "
-                "See `cswap codecs` for what each codec takes."
+                "`cswap codecs` lists the dtypes of each codec."
             )
         x = flatten(tensor)
         bound = checked_bound(self, x.dtype, x.numel())
@@ -203,7 +210,7 @@ class Codec(abc.ABC):
                 f"uint8 of at least {bound} (codec.bound), 16-byte aligned, on {x.device}."
             )
         size = self.encode_flat(x, out, key=key, stream=stream)
-        if isinstance(stream, torch.cuda.Stream):  # an encoding has a size
+        if isinstance(stream, torch.cuda.Stream):  # the size is known once the stream is done
             stream.synchronize()
         return Encoding(self.name, meta, out[: checked_size(self, size, bound)])
 
@@ -217,13 +224,13 @@ class Codec(abc.ABC):
         """Rebuild the tensor with its exact sizes and strides.
 
         Args:
-            encoding: what `encode` returned, or `Encoding.from_bytes`.
-            out: tensor of the same dtype and sizes to write to. Default: allocated.
-            stream: where to run; default: at once, with all threads.
+            encoding: result of `encode` or of `Encoding.from_bytes`.
+            out: tensor of the same dtype and sizes to write to. Default: newly allocated.
+            stream: where to run. Default: immediately, with all threads.
 
         Raises:
-            CorruptEncodingError: the encoding is damaged or another codec's.
-            ConfigError: ``out`` does not fit.
+            CorruptEncodingError: the encoding is damaged or was made by another codec.
+            ConfigError: ``out`` has another dtype or shape, or expanded dimensions.
         """
         if encoding.codec != self.name:
             raise CorruptEncodingError(
@@ -248,7 +255,8 @@ class Codec(abc.ABC):
         """Refuse a payload that cannot be an encoding of ``meta``, before memory is allocated.
 
         Raises:
-            CorruptEncodingError: see above.
+            CorruptEncodingError: the layout claims more bytes than the codec can reach, or a dtype
+                that the codec never encodes.
         """
         raw_bytes = flat_numel(meta) * DTYPES[meta.dtype].itemsize
         if raw_bytes > (payload.numel() + 1) * self.max_ratio:
@@ -256,7 +264,7 @@ class Codec(abc.ABC):
                 f"encoding of {payload.numel()} bytes claims {raw_bytes} raw bytes, more than "
                 f"codec {self.name!r} can reach."
             )
-        # Not the payload's device: the stream of a GPU's codec is read into host memory first.
+        # Any device will do: the stream of a codec for GPUs is read into host memory first.
         dtype = torch_dtype(meta.dtype)
         if not (takes(self, dtype, "cpu") or takes(self, dtype, "cuda")):
             raise CorruptEncodingError(
@@ -268,7 +276,7 @@ class Codec(abc.ABC):
 
 
 def takes(codec: Codec, dtype: torch.dtype, device: str) -> bool:
-    """Whether the codec supports this; one whose ``supports`` raises does not."""
+    """Whether the codec supports this dtype and kind of device; False if ``supports`` raises."""
     try:
         return bool(codec.supports(dtype, device))
     except Exception:
@@ -277,10 +285,10 @@ def takes(codec: Codec, dtype: torch.dtype, device: str) -> bool:
 
 
 def checked_bound(codec: Codec, dtype: torch.dtype, numel: int) -> int:
-    """``codec.bound``, which becomes the size of an allocation.
+    """``codec.bound``, checked, since it becomes the size of an allocation.
 
     Raises:
-        InternalError: it is no size.
+        InternalError: ``bound`` returned something other than an int >= 0.
     """
     bound = codec.bound(dtype, numel)
     if not hasattr(bound, "__index__") or operator.index(bound) < 0:
@@ -289,11 +297,11 @@ def checked_bound(codec: Codec, dtype: torch.dtype, numel: int) -> int:
 
 
 def checked_size(codec: Codec, size: int | LateSize, bound: int) -> int:
-    """The size that ``codec.encode_flat`` gave, or promised, in bytes.
+    """The size that ``codec.encode_flat`` returned, in bytes; a late one is asked for.
 
     Raises:
-        InternalError: it is no size, or more than the bound: memory would be read that is not the
-            encoding's.
+        InternalError: it is not an int >= 0, or above the bound. A reader would then read memory
+            that does not belong to the encoding.
     """
     nbytes: object = size.value() if hasattr(size, "value") else size
     if not hasattr(nbytes, "__index__") or not 0 <= operator.index(nbytes) <= bound:

@@ -2,92 +2,147 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from cswap.codecs.tiled import TiledCodec, TileFunctions
-from cswap.codecs.zvc import Zvc
-from cswap.errors import ConfigError
+from cswap.codecs.traits import CodecRate, CodecTraits, word_bits
 from cswap_kernels.tiles import tile_decoder, tile_encoder
 from cswap_kernels.zvc_plus import zvc_plus_decode_cpu, zvc_plus_encode_cpu
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
     from numpy.typing import NDArray
 
     from cswap.codecs.base import Codec, EncodeKey
-    from cswap.schema.tensor import DType
+    from cswap.schema.tensor import DType, TensorProfile
 
-SECOND: Final = (
-    "bf16",
-    "bitpack",
-    "expk",
-    "fp16",
-    "fp8",
-    "int4",
-    "int8",
-    "mxfp8",
-    "rle",
-)
-"""Built-in codecs that may follow ``zvc+``; so may any `TiledCodec` of others."""
+FIRST: Final = "zvc"
+"""The only codec that may come first: it leaves survivors that a second codec can encode."""
+
+SURVIVING: Final = 0.5
+"""Share of words that are assumed not to be zero where the rate of a composition is derived."""
 
 
 class ZvcPlus(TiledCodec):
-    """Zeros exact, whatever X does to the rest; lossless if X is, and for the dtypes that X takes.
+    """Zeros come back exactly, whatever X does to the rest; lossless if X is lossless.
 
     Args:
-        second: X. Where it would not shrink a tile's survivors, these are stored as they are.
+        zvc: the codec ``zvc``, whose rates count for the composition.
+        second: X. Where X would not shrink the survivors of a tile, they are stored verbatim.
     """
 
-    def __init__(self, second: TiledCodec) -> None:
-        self.name = f"zvc+{second.name}"
+    def __init__(self, zvc: Codec, second: TiledCodec) -> None:
+        self.name = f"{FIRST}+{second.name}"
         self.lossless = second.lossless
+        self.traits = composed_traits(zvc.traits, second.traits)
         self._second = second
-        # Machine code that the kernels call by address; held as long as this codec.
+        # Machine code that the kernels call by address; it must live as long as this codec.
         self._held: dict[str, TileFunctions] = {}
 
     def supports(self, dtype: torch.dtype, device: str = "cpu") -> bool:
-        """What X takes."""
+        """The dtypes of X."""
         return self._second.supports(dtype) and self.runs_on(device, dtype)
 
     def cuda_args(self, dtype: DType, key: EncodeKey) -> NDArray[np.uint64]:
-        """X's own."""
+        """The arguments of X."""
         return self._second.cuda_args(dtype, key)
 
     @property
     def cuda_format(self) -> str:
-        """Of the composition, whatever the parameters of X."""
-        return f"zvc+{self._second.cuda_format}"
+        """Name of the composition without the parameters of X."""
+        return f"{FIRST}+{self._second.cuda_format}"
 
     def tile_functions(self, dtype: DType) -> TileFunctions:
-        """See `TiledCodec.tile_functions`; the same for every X."""
+        """See `TiledCodec.tile_functions`; the same functions for every X."""
         return TileFunctions(
             tile_encoder(zvc_plus_encode_cpu, dtype.word),
             tile_decoder(zvc_plus_decode_cpu, dtype.word),
         )
 
     def tile_args(self, dtype: DType, key: EncodeKey) -> NDArray[np.uint64]:
-        """[2 + k] u64: addresses of X's tile functions, then X's own."""
+        """[2 + k] u64: addresses of X's two tile functions, then the k arguments of X."""
         x = self._held.setdefault(dtype.name, self._second.tile_functions(dtype))
         addresses = [x.encode.__wrapper_address__(), x.decode.__wrapper_address__()]
         own = self._second.tile_args(dtype, key)
         return np.concatenate((np.array(addresses, np.uint64), own))
 
 
-def compose(first: Codec, second: Codec) -> Codec:
-    """The codec ``first+second``.
+def why_not_composed(first: Codec, second: Codec) -> str | None:
+    """Why there is no codec ``first+second``; None if there is one."""
+    if first.name != FIRST:
+        return f"{first.name!r} leaves nothing to a second codec; only {FIRST!r} does"
+    if not isinstance(second, TiledCodec):
+        return f"{second.name!r} does not encode by tiles"
+    if not second.traits.after_zvc:
+        return f"{second.name!r} looks for zeros, of which {FIRST!r} leaves none"
+    return None
 
-    Raises:
-        ConfigError: there is no such composition.
+
+def composed_traits(zvc: CodecTraits, second: CodecTraits) -> CodecTraits:
+    """Traits of ``zvc+X`` from those of ``zvc`` and of X."""
+    predicted = second.predicted_ratio
+    kinds = {*second.rates_after_zvc, *(zvc.rates.keys() & second.rates.keys())}
+    return CodecTraits(
+        predicted_ratio=None if predicted is None else _ratio_after_zvc(predicted),
+        relative_error=second.relative_error,
+        milder=second.milder,
+        rates={
+            kind: second.rates_after_zvc.get(kind) or _in_turn(zvc.rates[kind], second.rates[kind])
+            for kind in kinds
+        },
+        after_zvc=False,
+        packages=second.packages,
+    )
+
+
+def _in_turn(zvc: CodecRate, second: CodecRate) -> CodecRate:
+    # zvc reads every word, then X reads the survivors.
+    return CodecRate(
+        1 / (1 / zvc.encode_bytes_per_s + SURVIVING / second.encode_bytes_per_s),
+        1 / (1 / zvc.decode_bytes_per_s + SURVIVING / second.decode_bytes_per_s),
+        max(zvc.overhead_s, second.overhead_s),
+    )
+
+
+def _ratio_after_zvc(
+    predicted: Callable[[TensorProfile], float],
+) -> Callable[[TensorProfile], float]:
+    def ratio(profile: TensorProfile) -> float:
+        word = word_bits(profile)
+        bitmap = 1.0 if profile.zero_fraction else 0.0  # bits per word; none without zeros
+        of_survivors = max(1.0, predicted(survivors(profile)))  # else they are stored verbatim
+        return word / (bitmap + (1 - profile.zero_fraction) * word / of_survivors)
+
+    return ratio
+
+
+def survivors(profile: TensorProfile) -> TensorProfile:
+    """Profile of the words that are not zero, as far as the profile of all words tells.
+
+    Fractions become shares of the survivors. A word that repeats the one before it is taken for a
+    zero as long as there are zeros left to explain it.
+
+    >>> from cswap.schema.tensor import TensorProfile
+    >>> found = survivors(TensorProfile("float32", 1000, 64, zero_fraction=0.75))
+    >>> found.nbytes, found.zero_fraction
+    (250, 0.0)
     """
-    if not isinstance(first, Zvc):
-        reason = f"{first.name!r} leaves nothing to a second codec; only 'zvc' does"
-    elif not isinstance(second, TiledCodec):
-        reason = f"{second.name!r} does not encode by tiles"
-    elif isinstance(second, ZvcPlus) or second.name in ("zvc", "csr"):
-        reason = f"{second.name!r} looks for zeros, of which 'zvc' leaves none"
-    else:
-        return ZvcPlus(second)
-    known = ", ".join(f"zvc+{x}" for x in SECOND)
-    raise ConfigError(f"codec='{first.name}+{second.name}': {reason}. Use one of {known}.")
+    zeros = profile.zero_fraction
+    left = max(1 - zeros, 1e-9)
+    return replace(
+        profile,
+        nbytes=round(profile.nbytes * (1 - zeros)),
+        zero_fraction=0.0,
+        repeat_fraction=_share(profile.repeat_fraction - zeros, left),
+        spread=profile.spread_nonzero,
+        zero_exponent=_share(profile.zero_exponent - zeros, left),
+    )
+
+
+def _share(part: float, whole: float) -> float:
+    return min(1.0, max(0.0, part) / whole)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from cswap.codecs.tiled import TiledCodec, TileFunctions
+from cswap.codecs.traits import CodecRate, CodecTraits, word_bits
 from cswap.errors import ConfigError
 from cswap.schema.tensor import DTYPES, dtype_name
 from cswap_kernels.expk import expk_decode_cpu, expk_encode_cpu
@@ -17,7 +19,29 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from cswap.codecs.base import EncodeKey
-    from cswap.schema.tensor import DType
+    from cswap.schema.tensor import DType, TensorProfile
+
+
+_WITHIN: Final = {3: 2, 4: 3}
+"""Index into `TensorProfile.spread` of the exponents that a code of k bits reaches."""
+
+_RATES: Final = {"cpu": CodecRate(10e9, 8e9), "cuda": CodecRate(1000e9, 1800e9)}
+_RATES_AFTER_ZVC: Final = {"cpu": CodecRate(12e9, 11e9), "cuda": CodecRate(800e9, 1000e9)}
+
+
+def _predicted_ratio(k: int, profile: TensorProfile) -> float:
+    # Sign and mantissa verbatim, a code of k bits for the exponent, 24 bits for an exponent out of
+    # reach. Words of exponent 0 (zeros, denormals) have a code, too.
+    if not profile.spread:
+        return 1.0
+    word, exponent = word_bits(profile), DTYPES[profile.dtype].exponent_bits
+    zeros = max(profile.zero_fraction, profile.zero_exponent)
+    codes = [
+        bits + 24 * max(0.0, 1 - profile.spread[index] - zeros)
+        for bits, index in _WITHIN.items()
+        if k in (0, bits)
+    ]
+    return word / min(word, word - exponent + min(codes))
 
 
 class Expk(TiledCodec):
@@ -26,19 +50,22 @@ class Expk(TiledCodec):
     lossless = True
 
     def __init__(self, k: int = 0) -> None:
-        """Args: k: bits of a code, 3 or 4; 0 takes the cheaper per tile.
+        """Args: k: bits of a code, 3 or 4; 0 takes the smaller encoding per tile.
 
         Raises:
-            ConfigError: another k.
+            ConfigError: k has another value.
         """
         if k not in (0, 3, 4):
             raise ConfigError(f"codec='expk:{k}': k must be 3 or 4; leave it out for the cheaper.")
         self.name = f"expk:{k}" if k else "expk"
+        self.traits = CodecTraits(
+            partial(_predicted_ratio, k), rates=_RATES, rates_after_zvc=_RATES_AFTER_ZVC
+        )
         self._k = k
 
     @property
     def cuda_format(self) -> str:
-        """The same for every parameter."""
+        """The same twin for every parameter."""
         return "expk"
 
     def supports(self, dtype: torch.dtype, device: str = "cpu") -> bool:
@@ -54,5 +81,5 @@ class Expk(TiledCodec):
         )
 
     def tile_args(self, dtype: DType, key: EncodeKey) -> NDArray[np.uint64]:
-        """Exponent bits, mantissa bits, k."""
+        """[3] u64: exponent bits, mantissa bits, k."""
         return np.array([dtype.exponent_bits, dtype.mantissa_bits, self._k], np.uint64)

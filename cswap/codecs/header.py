@@ -1,7 +1,7 @@
 """The self-describing stream: header, then payload. See docs/format.md, section "Stream".
 
-Whatever read_stream gets may be damaged or hostile: everything is checked before it is used, and
-nothing is allocated but a copy of the payload.
+A stream may be damaged or hostile. `read_stream` checks everything before use, and allocates
+nothing but a copy of the payload.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ VERSION: Final = 1
 # payload bytes
 _FIXED: Final = struct.Struct("<4sIHHBBBBQ")
 _CHECKED_FROM: Final = 8
-"""The checksum covers every byte from here on; the magic before it is compared."""
+"""The checksum covers every byte from here on; the magic in front is compared."""
 
 _ALIGN: Final = 16
 MAX_DIMS: Final = 64
@@ -43,16 +43,16 @@ _MAX_COUNT: Final = 2**63
 
 GAP_RATIO: Final = 4096
 GAP_BYTES: Final = 256 << 20
-"""A tensor with gaps is restored with its gaps, which the payload does not hold: they may take
-GAP_RATIO times the payload, or GAP_BYTES. Else a short stream could claim any amount of memory."""
+"""The gaps of a tensor may take GAP_RATIO times the payload, or GAP_BYTES if that is more. They are
+restored but not in the payload, so a short stream could otherwise claim any amount of memory."""
 
 
 def write_stream(encoding: Encoding) -> bytes:
     """Header and payload as bytes.
 
     Raises:
-        UnsupportedError: the gaps between the tensor's elements are too large for a reader to
-            trust (see GAP_RATIO), the codec's name is too long, or its format may change.
+        UnsupportedError: the gaps between the tensor's elements are larger than a reader accepts
+            (GAP_RATIO), the codec's name is too long, or its format may change.
     """
     meta = encoding.meta
     _require_persistent(encoding.codec)
@@ -81,12 +81,12 @@ def write_stream(encoding: Encoding) -> bytes:
 
 
 def read_stream(data: bytes | bytearray | memoryview) -> Encoding:
-    """The encoding that a stream holds, its payload copied to CPU memory.
+    """The encoding in a stream, its payload copied to CPU memory.
 
     Raises:
-        CorruptEncodingError: not a stream, or damaged, or of an unknown codec, or one that no
-            codec could have written.
-        UnsupportedError: a dtype that this version of PyTorch does not have.
+        CorruptEncodingError: not a stream, damaged, of an unknown codec, or impossible for its
+            codec.
+        UnsupportedError: this version of PyTorch lacks the dtype.
         ConfigError: the codec's package is missing; the message says which to install.
     """
     view = memoryview(data).cast("B")
@@ -126,11 +126,11 @@ def _require_persistent(name: str) -> None:
     try:
         codec = get_codec(name)
     except ConfigError:
-        return  # whoever encoded it has the codec; it is not registered, or not to be made here
+        return  # encoded by a codec that is not registered, or whose package is missing here
     if not codec.persistent:
         raise UnsupportedError(
             f"codec={name!r}: its format changes with the library's version, so no stream is "
-            "written. Encode with another codec what is to be stored."
+            "written. Use another codec for tensors that are to be stored."
         )
 
 
@@ -140,7 +140,7 @@ def _header_bytes(n_dims: int, n_codec: int, n_dtype: int) -> int:
 
 
 def _parse(rest: memoryview, n_dims: int, n_codec: int, n_dtype: int) -> tuple[TensorMeta, str]:
-    # The layout and the codec's name from the part of the header after the fixed one.
+    # (layout, codec's name), from the part of the header after the fixed fields.
     counts = struct.unpack_from(f"<{2 * n_dims}Q", rest)
     names = bytes(rest[16 * n_dims :])
     codec, dtype = names[:n_codec], names[n_codec : n_codec + n_dtype]
@@ -148,7 +148,7 @@ def _parse(rest: memoryview, n_dims: int, n_codec: int, n_dtype: int) -> tuple[T
     if known not in DTYPES or any(names[n_codec + n_dtype :]):
         raise CorruptEncodingError(f"stream of dtype {known!r}: unknown, or not padded with zeros.")
     meta = TensorMeta(known, counts[:n_dims], counts[n_dims:])
-    numel = math.prod(max(n, 1) for n in meta.sizes)  # PyTorch multiplies the sizes beside a 0 too
+    numel = math.prod(max(n, 1) for n in meta.sizes)  # PyTorch multiplies these, too
     largest = max((numel, meta.nbytes, *meta.strides))
     if largest >= _MAX_COUNT:
         raise CorruptEncodingError(
@@ -169,5 +169,5 @@ def _codec(name: str) -> Codec:
         return get_codec(name)
     except ConfigError as error:
         if isinstance(error.__cause__, ImportError):
-            raise  # nothing is wrong with the stream: the codec's package is missing here
+            raise  # the stream may be fine: the codec's package is missing here
         raise CorruptEncodingError(f"stream of an unknown codec: {error}") from error

@@ -1,7 +1,7 @@
 """``lz4`` and ``zstd``: general-purpose codecs of the CPU. See docs/format.md, "Host codecs".
 
-The raw bytes are cut into blocks of 1 MiB that are encoded each on its own, so that several
-threads can work on one tensor; a directory says how long each is. Both packages are optional.
+The raw bytes are cut into blocks of 1 MiB. Each block is encoded on its own, so several threads can
+work on one tensor. A directory holds the length of each block. Both packages are optional.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from cswap.codecs.base import Codec, EncodeKey, LateSize, Stream
 from cswap.codecs.layout import bytes_of
 from cswap.codecs.parallel import RangeShape, run_ranges, split
 from cswap.codecs.tiled import all_threads
+from cswap.codecs.traits import CodecTraits
 from cswap.errors import ConfigError, CorruptEncodingError
 from cswap.schema.tensor import DTYPES, dtype_name
 
@@ -28,33 +29,32 @@ if TYPE_CHECKING:
     Bytes = NDArray[np.uint8]
 
 BLOCK_BYTES: Final = 1 << 20
-"""Raw bytes of a block: long enough for both codecs' windows, short enough to share out."""
+"""Raw bytes of a block: longer than both codecs' windows, and enough blocks for many threads."""
 
 ENTRY: Final = 4
 """Bytes of a directory entry: u32 bytes of the block, bit 31 set where it is stored raw."""
 
 RAW: Final = 0x80000000
 
-
 ONE_BLOCK: Final = RangeShape(least=1)
-"""Blocks are large: any of them is worth a thread."""
+"""Blocks are large: each is worth a thread."""
 
 
 class HostCodec(Codec):
-    """Base of the host codecs: a family gives the two functions that treat one block."""
+    """Base of the host codecs: a subclass provides the functions for one block."""
 
     lossless = True
 
     @abc.abstractmethod
     def block_encoder(self) -> Callable[[Bytes], bytes]:
-        """A function that encodes a block; it may keep state, and is used by one thread only."""
+        """A function that encodes a block. It may keep state: one thread alone calls it."""
 
     @abc.abstractmethod
     def block_decoder(self) -> Callable[[Bytes, int], bytes]:
-        """A function that decodes a block of at most that many raw bytes, for one thread only.
+        """A function that decodes a block of at most the given raw bytes, for one thread alone.
 
-        Allocates no more than that, whatever the block claims; CorruptEncodingError if it cannot
-        be decoded.
+        It allocates no more than that, whatever the block claims. It raises CorruptEncodingError
+        if the block cannot be decoded.
         """
 
     def supports(self, dtype: torch.dtype, device: str = "cpu") -> bool:
@@ -62,7 +62,7 @@ class HostCodec(Codec):
         return device == "cpu" and dtype_name(dtype) in DTYPES
 
     def bound(self, dtype: torch.dtype, numel: int) -> int:
-        """The directory, and every block raw."""
+        """Bytes of the directory and of all blocks, raw."""
         raw_bytes = numel * dtype.itemsize
         return ENTRY * _count_blocks(raw_bytes) + raw_bytes
 
@@ -120,6 +120,7 @@ class Lz4(HostCodec):
     """LZ4 blocks, as ``lz4.block`` writes them without a size in front."""
 
     name = "lz4"
+    traits = CodecTraits(packages=("lz4",))
     max_ratio = 256  # a byte of an LZ4 match length stands for at most 255 bytes
 
     def __init__(self) -> None:
@@ -147,6 +148,7 @@ class Zstd(HostCodec):
     """Zstandard frames of level 1, each with its content size."""
 
     name = "zstd"
+    traits = CodecTraits(packages=("zstandard",))
     max_ratio = 1 << 15  # 1 MiB: 8 blocks of 4 bytes or more, and the directory's entry
 
     def __init__(self) -> None:
@@ -191,14 +193,14 @@ def _count_blocks(raw_bytes: int) -> int:
 
 
 def _shorter(block: Bytes, encoded: bytes) -> tuple[int, Bytes | bytes]:
-    # Directory entry and bytes of a block: encoded, or raw if that is no longer.
+    # Directory entry and bytes of a block: encoded, or raw if the encoding is not shorter.
     if len(encoded) < block.size:
         return len(encoded), encoded
     return block.size | RAW, block
 
 
 def _read_directory(source: Bytes, n_blocks: int) -> tuple[list[int], list[bool]]:
-    # [n_blocks + 1] where each block starts and the last ends; [n_blocks] whether it is raw.
+    # [n_blocks + 1] start of each block, and end of the last; [n_blocks] whether it is raw.
     if source.size < ENTRY * n_blocks:
         raise CorruptEncodingError(
             f"encoding of {source.size} bytes is shorter than its directory of {n_blocks} blocks."

@@ -1,4 +1,4 @@
-"""From a strided tensor to the flat elements that codecs see, and back."""
+"""Converts a strided tensor to the flat elements that codecs see, and back."""
 
 from __future__ import annotations
 
@@ -49,28 +49,28 @@ def meta_of(tensor: torch.Tensor) -> TensorMeta:
 
 
 def _dense_numel(meta: TensorMeta) -> int:
-    # Elements that differ in their place in memory, were there no overlaps but stride 0.
+    # Number of elements at different places in memory, if only dimensions of stride 0 overlap.
     return math.prod(n for n, s in zip(meta.sizes, meta.strides, strict=True) if s != 0 or n == 0)
 
 
 def flat_numel(meta: TensorMeta) -> int:
-    """Elements that an encoding of ``meta`` holds: the span, or fewer if the span has gaps."""
+    """Elements in an encoding of ``meta``: those of the span, or fewer if the span has gaps."""
     return min(meta.span, _dense_numel(meta))
 
 
 def has_gaps(meta: TensorMeta) -> bool:
-    """Whether the span holds memory that is not the tensor's: its elements are then gathered."""
+    """Whether the span holds memory of other tensors. The elements are gathered then."""
     return meta.span > _dense_numel(meta)
 
 
 def _narrow(meta: TensorMeta) -> tuple[list[int], list[int]]:
-    # Sizes and strides with every expanded dimension cut to one element.
+    # Sizes and strides, with every expanded dimension cut to one element.
     sizes = [1 if s == 0 and n > 0 else n for n, s in zip(meta.sizes, meta.strides, strict=True)]
     return sizes, list(meta.strides)
 
 
 def _as_integers(x: torch.Tensor) -> torch.Tensor:
-    # To be copied: PyTorch warns of every new complex32.
+    # For copies: PyTorch warns of every new complex32.
     return x.view(_WORD_INT.get(x.itemsize, x.dtype))
 
 
@@ -78,8 +78,8 @@ def flatten(tensor: torch.Tensor) -> torch.Tensor:
     """The elements of a tensor, each once, as [flat_numel] contiguous; a view if it can be."""
     meta = meta_of(tensor)
     x = tensor.detach()
-    # Lazy conjugation and negation are undone on the flat elements: resolving them here would
-    # clone, and a clone of an expanded or gapped tensor has another layout than meta.
+    # Lazy conjugation and negation are resolved on the flat elements. Resolving them here would
+    # clone, and a clone of a tensor with expanded dimensions or gaps has another layout than meta.
     conjugated, negated = x.is_conj(), x.is_neg()
     x = x.conj() if conjugated else x
     x = torch._neg_view(x) if negated else x  # noqa: SLF001 (no public name clears the bit)
@@ -92,12 +92,12 @@ def flatten(tensor: torch.Tensor) -> torch.Tensor:
         flat = x.as_strided((meta.span,), (1,), x.storage_offset())
     flat = flat.conj_physical() if conjugated else flat
     flat = flat.neg() if negated else flat
-    # torch.frombuffer makes tensors at odd addresses; kernels read whole words.
+    # torch.frombuffer makes tensors at odd addresses, but kernels read whole words.
     return flat.clone() if flat.data_ptr() % DTYPES[meta.dtype].word else flat
 
 
 def empty_flat(numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """[numel] elements of any content; by way of bytes, as PyTorch warns of an empty complex32."""
+    """[numel] uninitialised elements; a view of bytes, since PyTorch warns of new complex32."""
     return torch.empty(numel * dtype.itemsize, dtype=torch.uint8, device=device).view(dtype)
 
 
@@ -109,7 +109,7 @@ def restore(x: torch.Tensor, meta: TensorMeta) -> torch.Tensor:
 
 
 def unflatten_into(x: torch.Tensor, meta: TensorMeta, out: torch.Tensor) -> torch.Tensor:
-    """Write the tensor of layout ``meta`` with flat elements x to ``out``; return ``out``."""
+    """Write the tensor of layout ``meta`` with flat elements x to ``out``, and return ``out``."""
     if out.stride() != meta.strides:
         _as_integers(out).copy_(_as_integers(restore(x, meta)))
         return out
@@ -130,7 +130,7 @@ def empty_strided(meta: TensorMeta, device: torch.device) -> torch.Tensor:
 def copy_bytes(target: torch.Tensor, source: torch.Tensor, nbytes: int) -> None:
     """Copy the first ``nbytes`` of contiguous tensors; between CPU tensors with this thread only.
 
-    torch would wake its whole thread team, which on a worker fights with the computation's.
+    torch would wake its whole thread team, which would compete with the computation's threads.
     """
     if target.is_cpu and source.is_cpu:
         ctypes.memmove(target.data_ptr(), source.data_ptr(), nbytes)

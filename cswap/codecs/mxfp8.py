@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cswap.codecs.lossy import LossyTiledCodec
+from cswap.codecs.lossy import LossyTiledCodec, fixed_rate
 from cswap.codecs.tiled import TileFunctions
+from cswap.codecs.traits import CodecRate, CodecTraits
 from cswap_kernels.mxfp8 import mxfp8_decode_cpu, mxfp8_encode_cpu
 from cswap_kernels.tiles import tile_decoder, tile_encoder
 
@@ -14,9 +15,14 @@ if TYPE_CHECKING:
 
 
 class Mxfp8(LossyTiledCodec):
-    """Error: 2**-3 of the value (saturation; else 2**-4), or 2**-18 of the largest of its group."""
+    """Error: 2**-4 of the value (2**-3 if it saturates), or 2**-18 of the largest of its group."""
 
     name = "mxfp8"
+    traits = CodecTraits(
+        predicted_ratio=fixed_rate(8 + 8 / 32),
+        relative_error=0.029,
+        rates={"cpu": CodecRate(14e9, 13e9), "cuda": CodecRate(1800e9, 2000e9)},
+    )
 
     def tile_functions(self, dtype: DType) -> TileFunctions:
         """See `TiledCodec.tile_functions`."""

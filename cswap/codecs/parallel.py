@@ -1,4 +1,4 @@
-"""Split the tiles of one tensor over threads."""
+"""Splits the tiles of one tensor over threads."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_RANGES: Final = 8
-"""More threads than this gain nothing: the codecs are bound by memory bandwidth before."""
+"""Most threads per tensor: with more, memory bandwidth limits the codecs."""
 
 MIN_RANGE_TILES: Final = 128
-"""Handing a range to another thread costs tens of microseconds; the fastest codecs need less than
-one for a tile.
+"""Fewest tiles of a range. Handing a range to a thread takes tens of microseconds; the fastest
+codecs take less than one microsecond per tile.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class RangeShape:
-    """How the tiles of one tensor are split: what a tuner chooses. The bytes are the same.
+    """Limits of the split of one tensor's tiles, for the tuner to choose. The bytes stay the same.
 
     Attributes:
-        ranges: at most.
-        least: tiles of a range at least.
+        ranges: most ranges.
+        least: fewest tiles of a range.
     """
 
     ranges: int = MAX_RANGES
@@ -65,8 +65,8 @@ def split(n_tiles: int, threads: int, shape: RangeShape = DEFAULT_SHAPE) -> list
 def run_ranges(job: Callable[[int, int, int], T], ranges: list[tuple[int, int]]) -> list[T]:
     """Call ``job(index, first, last)`` for each range; the caller's thread takes the first.
 
-    Jobs must not call this again (the pool has no thread to spare for waiting). If a job raises,
-    so does this, but never before all have ended: the caller may free their memory then.
+    A job must not call this function: the pool has no spare thread for waiting. An exception of a
+    job is raised here once all jobs have ended, so that the caller may free their memory.
     """
     futures: list[Future[T]] = [
         _threads().submit(job, i, *ranges[i]) for i in range(1, len(ranges))
@@ -87,7 +87,7 @@ def _threads() -> ThreadPoolExecutor:
 
 
 def _forget_pool() -> None:
-    # A forked child inherits the pool's bookkeeping but none of its threads.
+    # A forked child inherits the pool's state, but none of its threads.
     global _pool, _lock
     _pool, _lock = None, threading.Lock()
 

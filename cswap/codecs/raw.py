@@ -1,11 +1,13 @@
-"""``raw``: the bytes as they are. Moving without encoding is a codec too."""
+"""``raw``: the bytes as they are, so that a move without encoding is a codec, too."""
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING
 
 from cswap.codecs.base import Codec, EncodeKey, LateSize, Stream
 from cswap.codecs.layout import copy_bytes
+from cswap.codecs.traits import CodecRate, CodecTraits
 from cswap.errors import CorruptEncodingError
 from cswap.schema.tensor import DTYPES, dtype_name
 
@@ -20,6 +22,13 @@ class Raw(Codec):
     lossless = True
     max_ratio = 1
     verbatim = True
+    traits = CodecTraits(
+        predicted_ratio=lambda _: 1.0,
+        rates={
+            "cpu": CodecRate(24e9, 17e9),
+            "cuda": CodecRate(inf, inf),
+        },  # the copy engine does it
+    )
 
     def supports(self, dtype: torch.dtype, device: str = "cpu") -> bool:
         """Every dtype, everywhere."""

@@ -1,7 +1,7 @@
-"""Names of codecs: a lazy table, other people's entry points, and ``a+b``.
+"""Names of codecs: built-in codecs, codecs of other packages, and compositions ``a+b``.
 
 A name is ``family``, ``family:parameter`` (an integer, such as the rate of ``zfp:12``), or two of
-these joined by ``+`` (see compose.py).
+these joined by ``+`` (see compose.py). A codec's module is imported when the codec is first used.
 """
 
 from __future__ import annotations
@@ -9,40 +9,57 @@ from __future__ import annotations
 import importlib
 import re
 import threading
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib import metadata
 from typing import TYPE_CHECKING, Final
 
 from cswap.codecs.base import Codec
+from cswap.codecs.traits import CodecTraits
 from cswap.display import shown, visible
 from cswap.errors import ConfigError, UnknownCodecError
+from cswap.log import log
 from cswap_kernels.unwatched import unwatched
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     Factory = Callable[..., Codec]
 
 ENTRY_POINT_GROUP: Final = "cswap.codecs"
 
-_BUILT_IN: Final[dict[str, str]] = {
-    "raw": "cswap.codecs.raw:Raw",
-    "zvc": "cswap.codecs.zvc:Zvc",
-    "csr": "cswap.codecs.csr:Csr",
-    "rle": "cswap.codecs.rle:Rle",
-    "bitpack": "cswap.codecs.bitpack:Bitpack",
-    "expk": "cswap.codecs.expk:Expk",
-    "lz4": "cswap.codecs.host:Lz4",
-    "zstd": "cswap.codecs.host:Zstd",
-    "bf16": "cswap.codecs.cast:CastBfloat16",
-    "fp16": "cswap.codecs.cast:CastFloat16",
-    "int8": "cswap.codecs.int8:Int8",
-    "fp8": "cswap.codecs.fp8:Fp8",
-    "mxfp8": "cswap.codecs.mxfp8:Mxfp8",
-    "int4": "cswap.codecs.int4:Int4",
-    "zfp": "cswap.codecs.zfp:Zfp",
+
+@dataclass(frozen=True, slots=True)
+class _BuiltIn:
+    """A row of the table of built-in codecs.
+
+    Attributes:
+        target: ``module:class``.
+        listed_after_zvc: whether `list_codecs` shows the composition ``zvc+`` this codec, too.
+    """
+
+    target: str
+    listed_after_zvc: bool = False
+
+
+_BUILT_IN: Final[dict[str, _BuiltIn]] = {
+    "raw": _BuiltIn("cswap.codecs.raw:Raw"),
+    "zvc": _BuiltIn("cswap.codecs.zvc:Zvc"),
+    "csr": _BuiltIn("cswap.codecs.csr:Csr"),
+    "rle": _BuiltIn("cswap.codecs.rle:Rle"),
+    "bitpack": _BuiltIn("cswap.codecs.bitpack:Bitpack"),
+    "expk": _BuiltIn("cswap.codecs.expk:Expk", listed_after_zvc=True),
+    "lz4": _BuiltIn("cswap.codecs.host:Lz4"),
+    "zstd": _BuiltIn("cswap.codecs.host:Zstd"),
+    "bf16": _BuiltIn("cswap.codecs.cast:CastBfloat16"),
+    "fp16": _BuiltIn("cswap.codecs.cast:CastFloat16"),
+    "int8": _BuiltIn("cswap.codecs.int8:Int8", listed_after_zvc=True),
+    "fp8": _BuiltIn("cswap.codecs.fp8:Fp8", listed_after_zvc=True),
+    "mxfp8": _BuiltIn("cswap.codecs.mxfp8:Mxfp8"),
+    "int4": _BuiltIn("cswap.codecs.int4:Int4"),
+    "zfp": _BuiltIn("cswap.codecs.zfp:Zfp"),
 }
-"""Family to ``module:class``, imported on first use."""
+"""Built-in codecs by family: one line per codec."""
 
 NVCOMP: Final[dict[str, str]] = {
     "nvcomp-ans": "cswap.codecs.nvcomp:Ans",
@@ -56,26 +73,27 @@ NVCOMP: Final[dict[str, str]] = {
     "nvcomp-snappy": "cswap.codecs.nvcomp:Snappy",
     "nvcomp-zstd": "cswap.codecs.nvcomp:Zstd",
 }
-"""Likewise. They need a GPU and a library of NVIDIA's; without, `list_codecs` leaves them out."""
+"""The same for codecs that need a GPU and NVIDIA's library. `list_codecs` omits them elsewhere."""
 
-COMPOSITES: Final = ("zvc+expk", "zvc+int8", "zvc+fp8")
-"""Compositions that `list_codecs` shows; `get_codec` takes more (see compose.py)."""
+COMPOSITES: Final = tuple(f"zvc+{name}" for name, row in _BUILT_IN.items() if row.listed_after_zvc)
+"""Compositions that `list_codecs` shows. `compositions` has all."""
 
 MOST_PARTS: Final = 8
-"""``+`` in a name: each is resolved by recursion."""
+"""Most ``+`` in a name: each is resolved by recursion."""
 
 _INTEGER: Final = re.compile(r"0|-?[1-9][0-9]{0,8}")
 
 _lock = threading.RLock()
 _registered: dict[str, Factory] = {}
 _made: dict[str, Codec] = {}
+_warned: set[str] = set()
 
 
 def register_codec(name: str, factory: Factory) -> None:
-    """Make a codec of your own available under ``name``.
+    """Make a codec of another package available under ``name``, in this process.
 
     Args:
-        name: without ``+`` and ``:``; must be free.
+        name: without ``+`` and ``:``; must not be in use.
         factory: called without arguments, or with the integer of ``name:parameter``.
 
     Raises:
@@ -92,11 +110,39 @@ def register_codec(name: str, factory: Factory) -> None:
 
 
 def list_codecs() -> list[str]:
-    """Names that `get_codec` takes, sorted: families, and the usual compositions."""
+    """Names that `get_codec` takes, sorted: all families, and some compositions."""
     from cswap.codecs.nvcomp_library import missing
 
     absent = NVCOMP if missing() else ()
     return sorted({*_factories(), *COMPOSITES}.difference(absent))
+
+
+def installed_codecs() -> list[Codec]:
+    """One codec per family that can be made here, without parameters; nvCOMP's are left out.
+
+    nvCOMP's codecs have no traits, and making them would load NVIDIA's library. A codec of another
+    package that cannot be made is left out with one warning.
+    """
+    found = []
+    for name in _factories():
+        if name in NVCOMP:
+            continue
+        try:
+            found.append(get_codec(name))
+        except Exception as error:
+            _warn_once(name, error)
+    return found
+
+
+def compositions(codecs: Iterable[Codec]) -> list[str]:
+    """Names of the compositions ``zvc+X`` for these codecs X, in the same order."""
+    module = unwatched(importlib.import_module, "cswap.codecs.compose")
+    zvc = get_codec(module.FIRST)
+    return [
+        f"{zvc.name}+{codec.name}"
+        for codec in codecs
+        if module.why_not_composed(zvc, codec) is None
+    ]
 
 
 def get_codec(name: str) -> Codec:
@@ -120,11 +166,19 @@ def get_codec(name: str) -> Codec:
 
 def _make(name: str) -> Codec:
     first, plus, second = name.partition("+")
-    if plus:
-        module = unwatched(importlib.import_module, "cswap.codecs.compose")
-        made: Codec = module.compose(_family(first, name), get_codec(second))
-        return made
-    return _family(name, name)
+    if not plus:
+        return _family(name, name)
+    return _composed(_family(first, name), get_codec(second))
+
+
+def _composed(first: Codec, second: Codec) -> Codec:
+    module = unwatched(importlib.import_module, "cswap.codecs.compose")
+    reason = module.why_not_composed(first, second)
+    if reason is not None:
+        known = ", ".join(compositions(installed_codecs()))
+        raise ConfigError(f"codec='{first.name}+{second.name}': {reason}. Use one of {known}.")
+    made: Codec = module.ZvcPlus(first, second)
+    return made
 
 
 def _family(part: str, whole: str) -> Codec:
@@ -134,7 +188,7 @@ def _family(part: str, whole: str) -> Codec:
         raise UnknownCodecError(whole, list_codecs())
     if not colon:
         return _checked(factory(), whole)
-    # One spelling per codec: int() would also take "+8", "0_8", " 8" and digits of other scripts.
+    # One spelling per codec: int() also takes "+8", "0_8", " 8" and digits of other scripts.
     if not _INTEGER.fullmatch(parameter):
         raise ConfigError(
             f"codec={shown(whole)}: {shown(parameter)} must be an integer, such as 8."
@@ -149,13 +203,24 @@ def _family(part: str, whole: str) -> Codec:
 def _checked(made: object, name: str) -> Codec:
     if not isinstance(made, Codec):
         raise ConfigError(f"codec={name!r}: its factory made {shown(made)}, which is no Codec.")
+    if not isinstance(made.traits, CodecTraits):
+        raise ConfigError(f"codec={name!r}: traits={shown(made.traits)}: must be CodecTraits.")
     return made
+
+
+def _warn_once(name: str, error: Exception) -> None:
+    # A built-in codec whose package is not installed is nothing to warn of.
+    if name in _BUILT_IN or name in _warned:
+        log.debug("codec %r cannot be made: %s", name, error)
+        return
+    _warned.add(name)
+    log.warning("codec %r cannot be made and is not considered: %s", name, error)
 
 
 def _factories() -> dict[str, Factory]:
     with _lock:
-        built_in = {**_BUILT_IN, **NVCOMP}
-        found: dict[str, Factory] = {n: _lazy(target) for n, target in built_in.items()}
+        targets = {name: row.target for name, row in _BUILT_IN.items()} | NVCOMP
+        found: dict[str, Factory] = {name: _lazy(target) for name, target in targets.items()}
         for name, factory in _entry_points().items():
             found.setdefault(name, factory)
         found.update(_registered)

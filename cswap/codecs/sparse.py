@@ -1,4 +1,4 @@
-"""What the sparse codecs share: they take any word, have no parameters, and keep every bit."""
+"""Base of the sparse codecs: they take any word, have no parameters, and keep every bit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class SparseTiledCodec(TiledCodec):
-    """Base of the codecs that look for zeros and repeats, whatever the words mean."""
+    """Base of the codecs that look for zeros and repeats, and do not interpret the words."""
 
     lossless = True
 
@@ -26,5 +26,5 @@ class SparseTiledCodec(TiledCodec):
         return dtype_name(dtype) in DTYPES and self.runs_on(device, dtype)
 
     def tile_args(self, dtype: DType, key: EncodeKey) -> NDArray[np.uint64]:
-        """None."""
+        """No arguments."""
         return NO_ARGS

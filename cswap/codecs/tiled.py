@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from cswap_kernels.tiles import TileFunction
 
 MAX_RATIO: Final = 2 * max(TILE_WORDS[w] * w for w in TILE_WORDS) // 8
-"""A tile of up to 16 KiB costs at least its directory entry of 8 bytes."""
+"""A tile of up to 16 KiB takes at least its directory entry of 8 bytes."""
 
 MAX_BYTES: Final = ALIGN << 32
 """Directory entries count in units of ALIGN, with 32 bits."""
@@ -66,7 +66,7 @@ def tile_numel(dtype: torch.dtype) -> int:
 
 
 class TiledCodec(Codec):
-    """Base of the tiled codecs: a family gives its tile functions and their arguments."""
+    """Base of the tiled codecs: a subclass provides tile functions and their arguments."""
 
     max_ratio = MAX_RATIO
 
@@ -76,9 +76,9 @@ class TiledCodec(Codec):
 
     @abc.abstractmethod
     def tile_args(self, dtype: DType, key: EncodeKey) -> NDArray[np.uint64]:
-        """[k] u64: what the tile functions get as ``args``.
+        """[k] u64: the parameter ``args`` of the tile functions.
 
-        Decode is called with the default key: nothing that it needs may depend on the key.
+        Decode is called with the default key, so its arguments must not depend on the key.
         """
 
     @property
@@ -87,17 +87,17 @@ class TiledCodec(Codec):
         return self.name
 
     def cuda_args(self, dtype: DType, key: EncodeKey) -> NDArray[np.uint64]:
-        """[<= 4] u64: what the CUDA twin gets; what the CPU's gets, unless that are addresses."""
+        """[<= 4] u64: arguments of the CUDA twin. Default: those of the CPU's tile functions."""
         return self.tile_args(dtype, key)
 
     def runs_on(self, device: str, dtype: torch.dtype) -> bool:
-        """Whether there is a twin for that kind of device which can run here."""
+        """Whether a twin for that kind of device exists and can run here."""
         return device == "cpu" or (
             device == "cuda" and gpu.has_kernels(self.cuda_format, word_dtype(dtype).word)
         )
 
     def bound(self, dtype: torch.dtype, numel: int) -> int:
-        """See `Codec.bound`: every tile raw, and room to overshoot."""
+        """See `Codec.bound`: every tile raw, and slack behind the last."""
         d = word_dtype(dtype)
         return container_bound(numel * (d.itemsize // d.word), d.word) + SLACK
 
@@ -124,7 +124,7 @@ class TiledCodec(Codec):
         n_tiles = count_tiles(words.size, d.word)
         start = directory_bytes(n_tiles)
         directory = target[: n_tiles * ENTRY].view(np.uint32)  # [n_tiles, 2]
-        target[n_tiles * ENTRY : start] = 0  # the padding too is the same every time
+        target[n_tiles * ENTRY : start] = 0  # defined padding: equal inputs give equal bytes
         tile, shape = TILE_WORDS[d.word], SHAPES.get(f"{self.name}-encode", DEFAULT_SHAPE)
         ranges = split(n_tiles, _threads(stream), shape)
         if len(ranges) == 1:
@@ -187,7 +187,7 @@ NO_ARGS: Final[NDArray[Any]] = np.zeros(1, np.uint64)
 
 
 def cuda_stream(stream: Stream | None) -> torch.cuda.Stream | None:
-    """The stream, known to be a GPU's."""
+    """The stream of a call whose tensors are on a GPU."""
     return cast("torch.cuda.Stream | None", stream)
 
 

@@ -1,4 +1,4 @@
-"""Compiling a codec's kernels before its first run is timed or waited for."""
+"""Compiles a codec's kernels before its first run is timed or waited for."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ if TYPE_CHECKING:
     from cswap.codecs.base import Codec
 
 _WARM: set[tuple[str, torch.dtype, torch.device]] = set()
-"""Codecs whose kernels this process has compiled, or loaded from the disk cache."""
+"""Codecs whose kernels this process has compiled or loaded from the disk cache."""
 
 NUMEL: Final = 64
+"""Elements of the tensor that is encoded and decoded for this."""
 
 
 def warm(codec: Codec, dtype: torch.dtype, device: torch.device) -> float:
-    """Seconds that it took to compile the codec's kernels, or load them; 0.0 from then on."""
+    """Compile or load the codec's kernels; returns the seconds, 0.0 if that was done before."""
     key = (codec.name, dtype, device)
     if key in _WARM:
         return 0.0

@@ -1,6 +1,6 @@
 """``zfp``, ``zfp:RATE``: zfp at a fixed rate (docs/format/zfp.md).
 
-On a CPU through the package ``zfpy``, on a GPU by a kernel of our own.
+A CPU uses the package ``zfpy``, a GPU our own kernel.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from cswap.codecs.base import Codec, EncodeKey, LateSize, Stream, word_dtype
 from cswap.codecs.layout import bytes_of, words_of
 from cswap.codecs.lossy import FLOATS, float_kind
 from cswap.codecs.tiled import cuda_stream
+from cswap.codecs.traits import CodecTraits
 from cswap.errors import ConfigError, CorruptEncodingError
 from cswap.schema.tensor import dtype_name
 from cswap_kernels.floats import narrow, widen
@@ -32,16 +33,16 @@ DEFAULT_RATE: Final = 16
 
 MAX_RATE: Final = 64
 
-_HEADER: Final = struct.Struct("<IIQ")  # raw or not, bits per block, words
+_HEADER: Final = struct.Struct("<IIQ")  # _ZFP or _RAW, bits per block, words
 _ZFP, _RAW = 0, 1
 
 _PIECE: Final = 1 << 16
-"""Values per call of zfpy, which keeps the GIL: about a millisecond. A multiple of 64 blocks, so
-that each call ends with a whole word of 64 bits and the calls' streams join to one."""
+"""Values per call of zfpy. A call holds the GIL, for about a millisecond. The number is a multiple
+of 64 blocks, so each call ends with a whole word of 64 bits, and the calls' streams join to one."""
 
 
 class Zfp(Codec):
-    """A fixed number of bits per value; nothing is promised about the error of a single one.
+    """A fixed number of bits per value. The error of a single value has no bound.
 
     float16 and bfloat16 are widened to float32.
 
@@ -50,12 +51,14 @@ class Zfp(Codec):
             that zfp needs for their exponent.
 
     Raises:
-        ConfigError: the rate is none, or zfpy is missing and no GPU there to do without.
+        ConfigError: the rate is out of range, or zfpy is missing and there is no GPU.
     """
 
     lossless = False
     max_ratio = 22
     """256 / 12: float64 at the lowest rate."""
+
+    traits = CodecTraits(packages=("zfpy",))
 
     def __init__(self, rate: int = DEFAULT_RATE) -> None:
         if not 1 <= rate <= MAX_RATE:
@@ -80,7 +83,7 @@ class Zfp(Codec):
         return device == "cpu" and self._zfpy is not None
 
     def bound(self, dtype: torch.dtype, numel: int) -> int:
-        """The header and the raw bytes."""
+        """Bytes of the header and of the raw values."""
         return _HEADER.size + numel * dtype.itemsize
 
     def encode_flat(
@@ -98,7 +101,7 @@ class Zfp(Codec):
             piece = _values(words[first : first + _PIECE], d)
             with np.errstate(invalid="ignore"):
                 magnitudes = np.abs(piece)
-                if not (magnitudes < LARGEST[piece.itemsize]).all():  # NaN is not less either
+                if not (magnitudes < LARGEST[piece.itemsize]).all():  # False for NaN, too
                     raw = True
                     break
                 piece = np.where(magnitudes < SMALLEST[piece.itemsize], 0, piece)
@@ -129,7 +132,7 @@ class Zfp(Codec):
             _HEADER.unpack_from(source.data) if source.size >= _HEADER.size else (None, 0, 0)
         )
         data = source[_HEADER.size :]
-        # zfpy trusts its input: the exact size is what keeps it from reading on.
+        # zfpy trusts its input: only the exact size keeps it from reading beyond the end.
         if (found_bits, n_words, data.size) != (bits, words.size, sizes.get(mode)):
             raise CorruptEncodingError(
                 f"zfp encoding of {source.size} bytes: not one of {words.size} words at {bits} "
@@ -172,7 +175,7 @@ class Zfp(Codec):
 
 
 def _itemsize(d: DType) -> int:
-    # Bytes of a value as zfp sees it.
+    # Bytes of a value when zfp encodes it.
     return max(d.word, 4)
 
 

@@ -1,7 +1,8 @@
-"""`check_codec`: everything a codec promises, tried."""
+"""`check_codec`: tests every promise of the codec contract."""
 
 from __future__ import annotations
 
+import math
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -14,6 +15,7 @@ from cswap.codecs.parallel import MIN_RANGE_TILES
 from cswap.codecs.registry import get_codec
 from cswap.codecs.tiled import tile_numel
 from cswap.errors import ConfigError, CswapError, UnsupportedError
+from cswap.profiler import profile
 from cswap.schema.tensor import DTYPES
 from cswap.testing.buffers import Guarded, bits, fail_unless, memory_of
 from cswap.testing.golden import check_golden
@@ -25,24 +27,30 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MANY_TILES: Final = 3 * MIN_RANGE_TILES
-"""Worth three threads to a tiled codec, and several blocks to a host codec."""
+"""Number of tiles that a tiled codec splits over three threads, and a host codec into blocks."""
+
+NORMAL_VALUES: Final = 1 << 14
+"""Normally distributed values on which a declared relative error is tested."""
+
+ERROR_MARGIN: Final = 0.05
+"""Share by which the measured relative error may exceed the declared one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Threads:
-    """A stream of the CPU: nothing but a number of threads."""
+    """A stream of the CPU: a number of threads."""
 
     threads: int
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is checked, and against what.
+    """The codec under test, with its promises.
 
     Attributes:
         codec: the codec.
         error_bound: as in `check_codec`.
-        dtypes: what the codec supports.
+        dtypes: names of the dtypes that the codec supports on a CPU.
         twin: kind of a second device, or None.
     """
 
@@ -62,19 +70,21 @@ def check_codec(
 ) -> None:
     """Check that a codec keeps the contract of `cswap.Codec`; needs hypothesis.
 
-    Sizes 0, 1, 63, 1000 and around a tile for every dtype; then generated tensors of any layout
-    and values. Each comes back with equal sizes and strides, bit by bit if the codec is lossless;
-    takes no more than its bound; leaves its input and the memory behind its output alone; and has
-    the same bytes whatever was in its buffers and however many threads encoded it. Elements that
-    are not finite come back bit by bit from a lossy codec too, and so does all of a tile that
-    holds one. Truncated, flipped and foreign streams are refused, damaged payloads never crash.
+    Tensors of sizes 0, 1, 63, 1000 and around a tile for every dtype come first, then generated
+    tensors of any layout and values. Each tensor must come back with equal sizes and strides, bit
+    by bit if the codec is lossless. An encoding must keep within its bound, leave its input and the
+    memory behind its output unchanged, and have the same bytes whatever its buffers held before and
+    however many threads encode. Elements that are not finite must come back bit by bit from a lossy
+    codec, too, and so must the whole tile of such an element. Truncated, flipped and foreign
+    streams must be refused; damaged payloads must never crash. A predicted ratio must be a positive
+    number for every tensor, and the error on normal values at most the declared one.
 
     Args:
         codec: registered under its name (`cswap.register_codec`), so that its streams can be read.
-        examples: generated tensors. 25 take about a second for a fast codec.
-        error_bound: called with the flat words [n] of a tensor (a complex element is two) and
-            with what became of them, in the order of memory, non-finite ones set to 0 in both;
-            whether they are as near as the codec promises. Lossy codecs only.
+        examples: number of generated tensors. 25 take about a second for a fast codec.
+        error_bound: for lossy codecs. Called with the flat words [n] of a tensor before and after
+            (a complex element is two words), in the order of memory, non-finite words set to 0 in
+            both. Returns whether the error is within the codec's promise.
         golden: folder of golden files (`write_golden`); checked if given.
         twin: kind of device ("cuda") whose encodings must be interchangeable with the CPU's.
 
@@ -88,6 +98,7 @@ def check_codec(
     fail_unless(bool(dtypes), f"{codec!r} supports no dtype on the CPU")
     fail_unless(1 <= codec.max_ratio <= 1 << 16, f"{codec!r}.max_ratio={codec.max_ratio}")
     _check_unsupported(codec)
+    _check_error(codec)
     _check_sizes(subject)
     _check_generated(subject, examples)
     _check_many_tiles(subject)
@@ -122,6 +133,25 @@ def _check_unsupported(codec: Codec) -> None:
         raise AssertionError(f"{codec!r} encoded {dtype}, which it does not support")
 
 
+def _check_error(codec: Codec) -> None:
+    # The error that the codec declares, by which tolerances admit it.
+    declared = codec.traits.relative_error
+    if declared is None:
+        return
+    fail_unless(not codec.lossless, f"{codec!r} is lossless, and declares relative_error")
+    kinds = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+    dtype = next((d for d in kinds if codec.supports(d)), None)
+    if dtype is None:
+        return
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(NORMAL_VALUES, generator=generator).to(dtype)
+    error = (codec.decode(codec.encode(x)).double() - x.double()).norm() / x.double().norm()
+    fail_unless(
+        float(error) <= (1 + ERROR_MARGIN) * declared,
+        f"{codec!r}: relative error {float(error):.2g} of normal values, declared {declared:g}",
+    )
+
+
 def _check_sizes(subject: Subject) -> None:
     for dtype in subject.dtypes:
         tile = tile_numel(torch_dtype(dtype))
@@ -148,13 +178,13 @@ def _check_generated(subject: Subject, examples: int) -> None:
 
 
 def check_one(subject: Subject, spec: TensorSpec, *, threads: int, seed: int) -> None:
-    """Encode and decode one tensor every way there is, and compare."""
+    """Encode and decode one tensor in every way, and compare."""
     codec = subject.codec
     x = spec.build()
     key = EncodeKey(seed=seed, tensor_id=seed % 7, step=seed % 5)
     encoding = _encode_twice(codec, x, key, threads, str(spec))
 
-    # Flat, into memory full of two different bytes: what is not written differs.
+    # Flat, into memory full of two different bytes: elements that decode skips then differ.
     flat = [_decode_into(codec, encoding, x, fill, str(spec)) for fill in (0xA5, 0x5A)]
     fail_unless(torch.equal(*flat), f"{spec}: decode left elements unwritten")
     x_hat = codec.decode(encoding, stream=Threads(threads))
@@ -162,6 +192,7 @@ def check_one(subject: Subject, spec: TensorSpec, *, threads: int, seed: int) ->
     fail_unless(layout == (x.dtype, x.shape, x.stride()), f"{spec}: came back as {layout}")
     fail_unless(torch.equal(bits(flatten(x_hat)), flat[0]), f"{spec}: decode differs from flat")
     _compare(subject, x, x_hat, str(spec))
+    _check_prediction(codec, x, str(spec))
 
     given = torch.full((x.numel() * x.itemsize,), 0xA5, dtype=torch.uint8)
     out = given.view(x.dtype).view(x.shape)
@@ -179,7 +210,7 @@ def check_one(subject: Subject, spec: TensorSpec, *, threads: int, seed: int) ->
 def _encode_twice(
     codec: Codec, x: torch.Tensor, key: EncodeKey, threads: int, what: str
 ) -> Encoding:
-    # Buffers with different contents, different numbers of threads: the same bytes.
+    # Other contents of the buffers and another number of threads must give the same bytes.
     bound = codec.bound(x.dtype, flatten(x).numel())
     before = memory_of(x)
     first, second = Guarded(bound, 0xA5), Guarded(bound, 0x5A)
@@ -198,7 +229,7 @@ def _encode_twice(
 def _decode_into(
     codec: Codec, encoding: Encoding, x: torch.Tensor, fill: int, what: str
 ) -> torch.Tensor:
-    # The bytes of the flat elements, decoded into memory full of ``fill``.
+    # Bytes of the flat elements, decoded into memory full of ``fill``.
     guarded = Guarded(encoding.raw_nbytes, fill)
     codec.decode_flat(encoding.payload, guarded.inside.view(x.dtype), stream=Threads(1))
     fail_unless(guarded.intact, f"{what}: decode wrote outside its output")
@@ -221,8 +252,15 @@ def _compare(subject: Subject, x: torch.Tensor, x_hat: torch.Tensor, what: str) 
         fail_unless(subject.error_bound(*pair), f"{what}: beyond the codec's error bound")
 
 
+def _check_prediction(codec: Codec, x: torch.Tensor, what: str) -> None:
+    predict = codec.traits.predicted_ratio
+    if predict is not None:
+        ratio = predict(profile(flatten(x)))
+        fail_unless(0 < ratio < math.inf, f"{what}: predicted ratio {ratio}")
+
+
 def _real_words(flat: torch.Tensor) -> torch.Tensor:
-    # By way of bytes: torch.view_as_real takes no complex32.
+    # A view of bytes: torch.view_as_real takes no complex32.
     real = {16: torch.float64, 8: torch.float32, 4: torch.float16}
     return bits(flat).view(real[flat.itemsize] if flat.is_complex() else flat.dtype)
 
@@ -230,7 +268,7 @@ def _real_words(flat: torch.Tensor) -> torch.Tensor:
 def _check_twin(
     codec: Codec, x: torch.Tensor, encoding: Encoding, key: EncodeKey, twin: str, what: str
 ) -> None:
-    # Each decodes the other's encoding to the same bits; places of segments may differ.
+    # Each device decodes the other's encoding to the same bits; places of segments may differ.
     there = Encoding(codec.name, encoding.meta, encoding.payload.to(twin))
     expected = bits(codec.decode(encoding))
     fail_unless(
@@ -244,7 +282,7 @@ def _check_twin(
 
 
 def _check_many_tiles(subject: Subject) -> None:
-    # Enough for several threads, and what compresses best: no reader may take it for a lie.
+    # Enough tiles for several threads. Zeros have the highest ratio, which readers must accept.
     dtype = _narrowest(subject.dtypes)
     numel = MANY_TILES * tile_numel(torch_dtype(dtype)) + 5
     for values in ("sparse", "zeros"):

@@ -1,10 +1,11 @@
-"""Golden files: bytes that every version of a codec must decode, and most must encode again.
+"""Golden files: streams that every version of a codec must decode, and most must encode again.
 
-``<root>/<codec>/<dtype>/`` holds ``input.npy`` (``input.bin`` for dtypes that numpy lacks): the
-flat elements; ``stream.bin``: what a codec made of them; ``config.json``: layout, key, the SHA-256
-of the decoded elements, and the versions of the packages that encoded, if any did. Files are never
-lost: changing one needs a new version of the format; or, where only the encoder is another one, the
-old file stays in a folder of its own, with ``"superseded": true``, and has to be decoded only.
+The folder ``<root>/<codec>/<dtype>/`` holds three files. ``input.npy`` (``input.bin`` for dtypes
+that numpy lacks) has the flat elements. ``stream.bin`` has their stream. ``config.json`` has the
+layout, the key, the SHA-256 of the decoded elements, and the versions of the packages that wrote
+the bytes, if any. A golden file is never deleted. A change of its bytes needs a new version of the
+format. If only the encoder changes, the old file moves to a folder of its own, with ``"superseded":
+true``, and must be decoded only.
 """
 
 from __future__ import annotations
@@ -28,19 +29,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 DTYPES_KEPT: Final = ("float32", "bfloat16", "float16", "int64", "bool")
-"""One of each kind is enough, as long as all files together stay below 200 KB."""
-
-ENCODED_BY: Final = {"lz4": ("lz4",), "zstd": ("zstandard",), "zfp": ("zfpy",)}
-"""Packages whose next version may encode to other bytes, by family."""
+"""One dtype of each kind: all files together stay below 200 KB."""
 
 _KEY: Final = EncodeKey(seed=1, tensor_id=2, step=3)
 
 
 def write_golden(codec: Codec, root: Path) -> list[Path]:
-    """Write the golden files of a codec that do not exist yet.
+    """Write those golden files of a codec that do not exist yet.
 
     Returns:
-        The folders written.
+        The folders that were written.
     """
     written = []
     for dtype in DTYPES_KEPT:
@@ -69,11 +67,11 @@ def write_golden(codec: Codec, root: Path) -> list[Path]:
 def check_golden(codec: Codec, root: Path) -> None:
     """Decode every golden file of a codec, and encode its input again.
 
-    The bytes encoded must equal the file's, unless another package does the encoding and its
-    version is not the one that wrote the file, or the encoder that did is superseded.
+    The encoded bytes must equal the file's. Exceptions: the file is superseded, or another version
+    of a package in `CodecTraits.packages` wrote it.
 
     Raises:
-        AssertionError: something differs, or there are no files.
+        AssertionError: bytes or elements differ, or there are no files.
     """
     folders = sorted(p.parent for p in _folder(codec, root).glob("*/config.json"))
     fail_unless(
@@ -101,13 +99,11 @@ def _check_folder(codec: Codec, folder: Path) -> None:
 
 
 def _folder(codec: Codec, root: Path) -> Path:
-    return root / codec.name.replace(":", "_")  # ':' is not for file names everywhere
+    return root / codec.name.replace(":", "_")  # not every system takes ':' in file names
 
 
 def _versions(codec: Codec) -> dict[str, str]:
-    families = codec.name.replace(":", "+").split("+")
-    packages = [package for family in families for package in ENCODED_BY.get(family, ())]
-    return {package: metadata.version(package) for package in packages}
+    return {package: metadata.version(package) for package in codec.traits.packages}
 
 
 def _sha256(x: torch.Tensor) -> str:

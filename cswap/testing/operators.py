@@ -1,6 +1,6 @@
-"""Every differentiable operator of PyTorch, with swapping and without: the same bits.
+"""Checks every differentiable operator of PyTorch: gradients with swapping have the same bits.
 
-Needs what PyTorch's own operator tests need (expecttest).
+Needs expecttest, as PyTorch's own operator tests do.
 """
 
 from __future__ import annotations
@@ -12,20 +12,21 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from cswap.api import swapping
-from cswap.codecs.registry import get_codec
-from cswap.errors import CswapError
+from cswap.codecs.base import takes
+from cswap.codecs.registry import compositions, get_codec, installed_codecs
 from cswap.testing.buffers import fail_unless
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 DTYPES: Final = (torch.float32, torch.float64, torch.bfloat16, torch.complex64)
-LOSSLESS: Final = ("raw", "zvc", "csr", "rle", "expk", "bitpack", "zvc+expk", "lz4", "zstd")
+"""Dtypes of the operators' inputs."""
+
 SAMPLES: Final = 4
-"""Per operator and dtype in a quick sweep."""
+"""Samples per operator and dtype in a quick sweep."""
 
 REPEATS: Final = 5
-"""Runs without swapping that tell an operator that is not repeatable from a wrong gradient."""
+"""Runs without swapping after different gradients: an operator may not be repeatable."""
 
 SKIPPED: Final = {
     # name, variant: why
@@ -37,11 +38,11 @@ _Gradients = list["tuple[tuple[int, ...], bytes] | None"]
 
 @dataclass(slots=True)
 class Swapped:
-    """Saved tensors of a sweep.
+    """Counts of a sweep.
 
     Attributes:
-        packed: all of them.
-        tensors: of these, swapped.
+        packed: saved tensors.
+        tensors: swapped tensors.
     """
 
     packed: int = 0
@@ -65,7 +66,7 @@ class Case:
 
     @property
     def skipped(self) -> str | None:
-        """Why it is not run, or None."""
+        """The reason why it is not run, or None."""
         return SKIPPED.get((self.op.name, self.op.variant_test_name))
 
 
@@ -84,24 +85,23 @@ def operator_cases(device: str) -> list[Case]:
 
 
 def lossless_codecs(device: str) -> tuple[str, ...]:
-    """Those that are installed and take floating point numbers on this kind of device, or masks."""
+    """Lossless codecs, compositions included, that take floats or masks on this kind of device.
+
+    nvCOMP's are left out: they have tests of their own.
+    """
+    lossless = [codec for codec in installed_codecs() if codec.lossless]
     kinds = (*DTYPES, torch.bool)
-    return tuple(n for n in LOSSLESS if any(_takes(n, dtype, device) for dtype in kinds))
-
-
-def _takes(name: str, dtype: torch.dtype, device: str) -> bool:
-    try:
-        return get_codec(name).supports(dtype, device)
-    except CswapError:
-        return False
+    names = (*(codec.name for codec in lossless), *compositions(lossless))
+    return tuple(n for n in names if any(takes(get_codec(n), dtype, device) for dtype in kinds))
 
 
 def rotating(names: Sequence[str], dtype: torch.dtype) -> Callable[[int], tuple[str, ...]]:
-    """Codecs for a sample: "auto", and three of these; all of them over four samples."""
-    offset = DTYPES.index(dtype)
+    """Codecs for a sample: "auto", and some of these names, such that `SAMPLES` samples use all."""
+    offset, count = DTYPES.index(dtype), -(-len(names) // SAMPLES)
 
     def of_sample(index: int) -> tuple[str, ...]:
-        return ("auto", *(names[(3 * index + offset + j) % len(names)] for j in range(3)))
+        first = count * index + offset
+        return ("auto", *(names[(first + j) % len(names)] for j in range(count)))
 
     return of_sample
 
@@ -117,8 +117,8 @@ def check_operator(
     Args:
         case: operator and dtype.
         device: where to run it.
-        codecs_of: from a sample's index to the codecs that it is swapped with.
-        most_samples: how many samples; default: all.
+        codecs_of: codecs to swap a sample with, by the sample's index.
+        most_samples: largest number of samples; default: all.
 
     Raises:
         AssertionError: a gradient's bits differ, or the engine took a slower path.
@@ -127,8 +127,8 @@ def check_operator(
 
     done = Swapped()
     set_rng_seed(0)  # type: ignore[no-untyped-call]
-    # Not op.sample_inputs, which looks through the interpreter's stack for a unittest for so long
-    # that it would be three quarters of a sweep.
+    # Not op.sample_inputs: that searches the interpreter's stack for a unittest, which takes three
+    # quarters of a sweep.
     samples = case.op.sample_inputs_func(case.op, device, case.dtype, True)
     for index, sample in enumerate(samples):
         if most_samples is not None and index >= most_samples:
@@ -137,7 +137,7 @@ def check_operator(
             expected = _gradients(case.op, sample)
             again = _gradients(case.op, sample)
         except (RuntimeError, NotImplementedError, ValueError):
-            continue  # an error sample, or nothing to differentiate: the same without cswap
+            continue  # an error sample, or nothing to differentiate, with and without cswap
         if expected is None or expected != again:
             continue  # not repeatable even without cswap
         for codec in codecs_of(index):
@@ -170,7 +170,7 @@ def _gradients(op: Any, sample: Any) -> _Gradients | None:
 
 
 def _seed() -> None:
-    # torch.manual_seed notes the stack for every kind of device that is not there.
+    # torch.manual_seed records the stack for every kind of device that is missing.
     torch.default_generator.manual_seed(0)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed_all(0)

@@ -12,22 +12,22 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cswap.advisor import correction, explore
-from cswap.advisor import live_costs as market
+from cswap.advisor import correction, explore, live_costs
 from cswap.advisor.advisor import HYSTERESIS, MARGIN, Advisor
 from cswap.advisor.call_site import Site
+from cswap.advisor.candidates import default_rate, predicted_ratio
 from cswap.advisor.correction import Correction, TimeCorrections
-from cswap.advisor.cost import predict
+from cswap.advisor.cost import candidate
 from cswap.advisor.live_costs import KEEP
 from cswap.advisor.price import StepClock, fit_price, link_price
 from cswap.advisor.rates import (
-    CPU_RATES,
     DEFAULT_PRICE_S_PER_BYTE,
     HOOKS_S,
     LINK_BYTES_PER_S,
-    RATES,
+    PRICES_S_PER_BYTE,
 )
 from cswap.codecs.registry import get_codec
+from cswap.codecs.traits import CodecRate, CodecTraits
 from cswap.config import SwapConfig
 from cswap.errors import ConfigError
 from cswap.profiler import profile, profile_all
@@ -41,6 +41,11 @@ def sparse(zeros, seed, *, wide=False):
     x = torch.randn(N, generator=generator)
     x = torch.exp(20 * x) if wide else x
     return x * (torch.rand(N, generator=generator) >= zeros)
+
+
+def rate_s(name, profile):
+    """Seconds of a round trip by the codec's default rate."""
+    return default_rate(get_codec(name), "cpu").device_s(profile)
 
 
 class Run:
@@ -57,7 +62,7 @@ class Run:
             return self.settled
         name = advice.codec.name
         advice.note_encoded(name, x.nbytes, advice.codec.encode(x).nbytes)
-        advice.note_round_trip(name, slower * CPU_RATES[name].device_s(profile(x)))
+        advice.note_round_trip(name, slower * rate_s(name, profile(x)))
         return self.settled
 
     @property
@@ -70,8 +75,12 @@ def costs(x, *names):
     exact = profile_all(x)
     names = names or ("raw", "zvc", "csr", "rle", "zvc+expk", "expk")
     price = DEFAULT_PRICE_S_PER_BYTE
-    extra = {n: 0.0 if n == KEEP else HOOKS_S for n in names}
-    return {n: predict(n, exact, CPU_RATES[n], price, extra_s=extra[n]).cost_s for n in names}
+    found = {}
+    for n in names:
+        ratio = 1.0 if n == KEEP else predicted_ratio(n, exact)
+        device_s = 0.0 if n == KEEP else rate_s(n, exact) + HOOKS_S
+        found[n] = candidate(n, exact.nbytes, ratio, device_s, price).cost_s
+    return found
 
 
 def switches(chosen):
@@ -131,7 +140,7 @@ def test_a_slow_neighbour_slows_all_codecs_and_changes_no_choice():
     assert switches(chosen) == 0
     found = run.advisor.explain()[0]
     assert found.candidates[0].device_s - HOOKS_S == pytest.approx(
-        3.0 * CPU_RATES[found.candidates[0].codec].device_s(profile(sparse(0.6, 39))), rel=0.05
+        3.0 * rate_s(found.candidates[0].codec, profile(sparse(0.6, 39))), rel=0.05
     )
 
 
@@ -190,7 +199,7 @@ def test_choices_do_not_depend_on_times_if_runs_must_be_equal():
         run = Run()
         for step in range(10):
             run.step(sparse(0.6, step), slower=7.0)
-        assert run.advisor._markets["cpu"].corrections.snapshot() == {
+        assert run.advisor._costs["cpu"].corrections.snapshot() == {
             "0.0001 s": 1.0,
             "0.001 s": 1.0,
         }
@@ -274,8 +283,9 @@ def test_waiting_for_swaps_is_no_time_to_hide_transfers_in():
 @pytest.fixture
 def linked(monkeypatch):
     """A CPU whose tensors leave over a link of 1 GB/s, with raw costing next to nothing."""
-    rates = {**CPU_RATES, "raw": CPU_RATES["keep"]}
-    monkeypatch.setitem(RATES, "cpu", (rates, 2e-9))
+    free = CodecTraits(lambda _: 1.0, rates={"cpu": CodecRate(math.inf, math.inf, 0.0)})
+    monkeypatch.setattr(get_codec("raw"), "traits", free)
+    monkeypatch.setitem(PRICES_S_PER_BYTE, "cpu", 2e-9)
     monkeypatch.setitem(LINK_BYTES_PER_S, "cpu", (1e9, 1e9))
     now = [0.0]
     monkeypatch.setattr("cswap.advisor.advisor.time.perf_counter", lambda: now[0])
@@ -285,7 +295,7 @@ def linked(monkeypatch):
         for step in range(steps):
             chosen = here.step(sparse(0.6, step))
             now[0] += step_s
-        return chosen, here.advisor._markets["cpu"].price_s_per_byte
+        return chosen, here.advisor._costs["cpu"].price_s_per_byte
 
     return run
 
@@ -302,9 +312,9 @@ def test_on_a_full_link_everything_is(linked):
 
 def test_too_small_a_host_limit_raises_the_price():
     run = Run(host_limit=1000, codec="auto")
-    for step in range(2 * market.REFIT_EVERY):
+    for step in range(2 * live_costs.REFIT_EVERY):
         run.step(sparse(0.6, step))
-    assert run.advisor._markets["cpu"].price_s_per_byte > DEFAULT_PRICE_S_PER_BYTE
+    assert run.advisor._costs["cpu"].price_s_per_byte > DEFAULT_PRICE_S_PER_BYTE
 
 
 # ------------------------------------------------------------------- trials

@@ -126,7 +126,7 @@ def test_too_few_samples_are_refused():
         fit_times([(1e6, 0.3, 1.0)] * 5)
 
 
-def test_the_engines_policy_compresses_what_is_sparse_and_sends_the_rest_raw():
+def test_the_pricing_rule_compresses_what_is_sparse_and_sends_the_rest_raw():
     advisor = Advisor(SwapConfig(policy="cswap+"), None)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(1 << 18, generator=generator)
@@ -161,8 +161,8 @@ def test_values_are_sampled_once_per_epoch():
 def test_zfp_slides_down_from_what_the_first_epoch_allows(monkeypatch):
     pytest.importorskip("zfpy")
     advisor = Advisor(SwapConfig(policy="cswap+", lossy="zfp"), None)
-    policy = advisor._policy
-    monkeypatch.setattr(policy, "_zfp_s_per_byte", 1e-12)  # as on a GPU: here it never pays
+    # As on a GPU: on this CPU, zfp is never worth its time.
+    monkeypatch.setattr(advisor._pricing, "_zfp_s_per_byte", 1e-12)
     dense = torch.randn(1 << 18, generator=torch.Generator().manual_seed(1))
 
     def choose():

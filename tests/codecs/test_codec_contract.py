@@ -14,6 +14,7 @@ import torch
 from cswap.codecs import registry
 from cswap.codecs.raw import Raw
 from cswap.codecs.registry import get_codec, list_codecs, register_codec
+from cswap.codecs.traits import CodecTraits
 from cswap.errors import ConfigError, CorruptEncodingError, CswapError
 from cswap.testing import check_codec
 
@@ -297,6 +298,16 @@ class LossyAroundNan(Lossy):
         out[finite] = out[finite].round()
 
 
+class UnderstatesItsError(Lossy):
+    """Is wrong by a quarter, and says a millionth."""
+
+    traits = CodecTraits(relative_error=1e-6)
+
+
+class PredictsNoRatio(Broken):
+    traits = CodecTraits(predicted_ratio=lambda profile: float("nan"))
+
+
 BREACHES = [
     (ForgetsTheLastElement, "decode left elements unwritten"),
     (WritesBeyondItsBound, "encode wrote outside its bound"),
@@ -314,6 +325,8 @@ BREACHES = [
     (TakesWhatItDoesNotSupport, "which it does not support"),
     (LossyWithNan, "words that are not finite differ"),
     (LossyAroundNan, "a tile that is not finite throughout differs"),
+    (UnderstatesItsError, r"relative error 0\.2\d of normal values, declared 1e-06"),
+    (PredictsNoRatio, "predicted ratio nan"),
 ]
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import cswap
-from cswap.advisor import lossy_rules as rules
+from cswap.advisor import options
 from cswap.codecs import nvcomp, nvcomp_library, registry
 from cswap.codecs.layout import torch_dtype
 from cswap.codecs.registry import NVCOMP, get_codec
@@ -152,10 +152,10 @@ def test_wrong_parameters_are_refused(installed, name, message):
 
 @pytest.mark.usefixtures("installed")
 def test_options_of_swapping_may_name_them():
-    rules.check(SwapConfig(codec="nvcomp-bitcomp-lossy", lossy="int8"), None)
-    rules.check(SwapConfig(codec={torch.float32: "nvcomp-lz4"}), None)
+    options.check(SwapConfig(codec="nvcomp-bitcomp-lossy", lossy="int8"), None)
+    options.check(SwapConfig(codec={torch.float32: "nvcomp-lz4"}), None)
     with pytest.raises(ConfigError, match="is lossy: never for integers"):
-        rules.check(SwapConfig(codec={torch.int64: "nvcomp-bitcomp-lossy"}), None)
+        options.check(SwapConfig(codec={torch.int64: "nvcomp-bitcomp-lossy"}), None)
 
 
 # What they take, and what nvCOMP is told

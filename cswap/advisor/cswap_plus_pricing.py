@@ -1,14 +1,16 @@
-"""``policy="cswap+"``: the paper's system on an engine, by the equations of cswap_plus.py.
+"""CSwap+'s pricing rule for an engine (``policy="cswap+"``), by the equations of cswap_plus.py.
 
-RLE, CSR or ZVC if that shortens the swap of a tensor, else raw; values are sampled once per epoch
-(`SwapEngine.begin_epoch`); times are regressed on size and sparsity by sub-models. With
-``lossy="zfp"`` dense tensors may go through ZFP at a fixed rate, found by Algorithm 1 from the
-tensors of the first epoch and sliding down from then on.
+A tensor goes through RLE, CSR or ZVC if that shortens its swap, else it is moved raw. Values are
+sampled once per epoch (`SwapEngine.begin_epoch`). Times come from sub-models, regressed on size and
+sparsity. With ``lossy="zfp"`` dense tensors may go through ZFP at a fixed rate: Algorithm 1 finds
+the rate from the tensors of the first epoch, and it slides down from then on.
 
-Our readings: the link is what the price of a byte stands for, and hides nothing: what a layer's
-computation would hide is not known per tensor here (the planner's ``cswap+`` knows it from a
-trace). LZ4 is left out: the papers name it and use ZVC. A tensor is dense below the sparsity that
-sub-models are fitted from.
+The planning policy ``cswap+`` (`cswap.plan.policies.cswap_plus`) applies the same equations to a
+trace, where it knows the computation that hides each transfer. Here that is unknown per tensor.
+
+Our readings of the papers: the price of a byte stands for the link, and nothing hides a transfer.
+LZ4 is left out: the papers name it and use ZVC. A tensor is dense if its sparsity lies below the
+range that the sub-models are fitted on.
 """
 
 from __future__ import annotations
@@ -39,21 +41,23 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cswap.advisor.cswap_plus import TimeModels
-    from cswap.advisor.live_costs import Market
+    from cswap.advisor.live_costs import LiveCosts
 
 CODECS: Final = ("zvc", "csr", "rle")
+"""The lossless codecs of the papers."""
+
 ZFP_MAX: Final = 32
-"""MAX: bits of a float32."""
+"""MAX of the rate P: bits of a float32."""
 
 ZFP_SAMPLE: Final = 1 << 16
-"""Values on which ZFP's time is measured, once."""
+"""Number of values on which ZFP's time is measured, once."""
 
 _SIZES: Final = tuple(1 << n for n in range(18, 27, 2))
 _ZEROS: Final = tuple(SPARSITIES[0] + 0.05 * i for i in range(13))
 
 
-class CswapPlus:
-    """The paper's rule per tensor; see the module's text."""
+class CswapPlusPricing:
+    """CSwap+'s rule, tensor by tensor. See the module's docstring."""
 
     reason = "CSwap+'s rule"
     explores = False
@@ -67,7 +71,7 @@ class CswapPlus:
         self.rate: int | None = None
 
     def begin_epoch(self, epoch: int, epochs: int) -> None:
-        """An epoch begins: ZFP's rate slides, from what the first epoch's tensors allow."""
+        """An epoch begins: slide ZFP's rate down, within the bounds of the first epoch."""
         if self._bounds is None and self._dense:
             self._bounds = top_bottom(self._dense, ZFP_MAX)
         self._dense.clear()
@@ -75,10 +79,10 @@ class CswapPlus:
             self.rate = sliding_down(*self._bounds, epoch, epochs)
 
     def price(
-        self, x: torch.Tensor, quotes: Sequence[Candidate], market: Market, *, lossy_ok: bool
+        self, x: torch.Tensor, quotes: Sequence[Candidate], costs: LiveCosts, *, lossy_ok: bool
     ) -> Sequence[Candidate]:
-        """See `Policy.price`."""
-        rate = 2 / max(market.price_s_per_byte, 1e-15)
+        """See `Pricing.price`."""
+        rate = 2 / max(costs.price_s_per_byte, 1e-15)
         swap = Swap(x.nbytes, rate, rate)
         by_name = {quote.codec: quote for quote in quotes}
         found = [replace(by_name["raw"], cost_s=swap.uncompressed_cost_s)]
@@ -89,18 +93,18 @@ class CswapPlus:
             if name in by_name:
                 quote = by_name[name]
                 encoded = sparse_bytes(x.nbytes, zeros) if name == "zvc" else quote.nbytes
-                seconds = self._times(name, market).seconds(x.nbytes, zeros)
+                seconds = self._times(name, costs).seconds(x.nbytes, zeros)
                 cost_s = swap.compressed_cost_s(min(encoded, x.nbytes), seconds, 0.0)
                 found.append(replace(quote, device_s=seconds, cost_s=cost_s))
         if lossy_ok and zeros < SPARSITIES[0]:
             found += self._zfp(x, swap)
         return found
 
-    def _times(self, name: str, market: Market) -> TimeModels:
-        # Of encode and decode together, on the sizes and sparsities that the papers fit on.
+    def _times(self, name: str, costs: LiveCosts) -> TimeModels:
+        # Encode and decode together, fitted on the papers' range of sizes and sparsities.
         if name not in self._models:
             samples = [
-                (float(n), zeros, market.model_s(name, TensorProfile("float32", n, 1, zeros)))
+                (float(n), zeros, costs.model_s(name, TensorProfile("float32", n, 1, zeros)))
                 for n in _SIZES
                 for zeros in _ZEROS
             ]

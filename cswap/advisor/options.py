@@ -1,0 +1,111 @@
+"""Checks of the options of the advisor: unknown names, and options that contradict each other."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING
+
+from cswap.advisor.candidates import FIXED_RATE, lossy_names
+from cswap.advisor.pricing import static_codec
+from cswap.codecs.base import takes
+from cswap.codecs.layout import torch_dtype
+from cswap.codecs.registry import get_codec
+from cswap.display import MOST_SHOWN, shown
+from cswap.errors import ConfigError, UnknownCodecError
+from cswap.schema.tensor import DTYPES
+
+if TYPE_CHECKING:
+    from cswap.codecs.base import Codec
+    from cswap.config import SwapConfig
+    from cswap.schema.plan import Plan
+
+
+def may_use_lossy(config: SwapConfig, plan: Plan | None) -> bool:
+    """Whether any tensor could be encoded lossily under these options."""
+    option = config.codec
+    if config.lossy != "off" or callable(option):
+        return True
+    names = list(option.values()) if isinstance(option, dict) else [option]
+    names += [d.codec for d in plan.decisions.values() if d.codec] if plan else []
+    names += [static_codec(config.policy) or "auto"]
+    return any(n != "auto" and not get_codec(str(n)).lossless for n in names)
+
+
+def check(config: SwapConfig, plan: Plan | None) -> None:
+    """Refuse options that contradict each other, before anything runs.
+
+    Raises:
+        ConfigError: an unknown codec; ``lossy`` with a codec for integers only; a lossy codec
+            named for integers; and the like. The message names the value and the remedy.
+    """
+    if config.spill_limit is not None and config.spill_dir is None:
+        raise ConfigError(f"spill_limit={config.spill_limit}: needs spill_dir as well.")
+    _check_lossy(config)
+    static = static_codec(config.policy)
+    if static is not None:
+        get_codec(static)
+    if isinstance(config.codec, str) and config.codec != "auto":
+        codec = get_codec(config.codec)
+        takes_floats = any(_takes(codec, n) for n in ("float32", "bfloat16", "float16"))
+        if config.lossy != "off" and not takes_floats:
+            raise ConfigError(
+                f"lossy={config.lossy!r} with codec={config.codec!r}: that codec takes no floating "
+                "point tensors, so nothing would be lossy. Use codec='auto', or lossy='off'."
+            )
+    if isinstance(config.codec, dict):
+        for key, name in config.codec.items():
+            _check_entry(_dtype_name(key), key, name)
+    for position, decision in (plan.decisions if plan else {}).items():
+        if decision.codec is not None and decision.codec != "auto":
+            try:
+                get_codec(decision.codec)
+            except ConfigError as error:
+                raise ConfigError(f"plan.decisions[{position}]: {error}") from error
+
+
+def _check_lossy(config: SwapConfig) -> None:
+    name = config.lossy
+    if name == FIXED_RATE and config.policy != "cswap+":
+        raise ConfigError(
+            f"lossy='{FIXED_RATE}' with policy={shown(config.policy)}: only policy='cswap+' "
+            f"chooses its rate. Name a rate with codec='{FIXED_RATE}:RATE'."
+        )
+    if not isinstance(name, str) or name in ("off", FIXED_RATE):
+        return
+    try:
+        codec = get_codec(name)
+    except UnknownCodecError:
+        known = lossy_names()
+        close = difflib.get_close_matches(name[:MOST_SHOWN], known, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise ConfigError(
+            f"lossy={shown(name)}: must be one of {', '.join(known)}, or a relative error such as "
+            f"0.01.{hint}"
+        ) from None
+    if codec.lossless:
+        raise ConfigError(
+            f"lossy={shown(name)}: that codec is lossless. Use one of {', '.join(lossy_names())}."
+        )
+    if codec.traits.predicted_ratio is None:
+        raise ConfigError(
+            f"lossy={shown(name)}: codec='auto' cannot predict its ratio. Name it with "
+            f"codec={shown(name)}."
+        )
+
+
+def _dtype_name(key: object) -> str:
+    return str(key).removeprefix("torch.")
+
+
+def _check_entry(dtype: str, key: object, name: str) -> None:
+    if name == "auto":
+        return
+    codec = get_codec(name)
+    if dtype in DTYPES and not _takes(codec, dtype):
+        why = "is lossy: never for integers" if not codec.lossless else "does not take that dtype"
+        raise ConfigError(f"codec={{{key!r}: {name!r}}}: {name!r} {why}. See `cswap codecs`.")
+
+
+def _takes(codec: Codec, dtype: str) -> bool:
+    # On any kind of device: the tensors' device is not known yet.
+    return any(takes(codec, torch_dtype(dtype), device) for device in ("cpu", "cuda"))
