@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from cswap.config import SwapConfig
 from cswap.engine.engine import SwapEngine
-from cswap.engine.scope import Scope
+from cswap.engine.saved.module_stack import Scope
 from cswap.errors import ConfigError
 from cswap.hooks import HookPair, ModuleHooks, Swapping, check_model, installed_on
 from cswap.log import log

@@ -282,6 +282,16 @@ def _cuda_package(part: str, module: str, prefix: str, what: str) -> Callable[[]
     return probe
 
 
+def _numba_cuda() -> Finding:
+    found = _cuda_package("numba-cuda", "numba.cuda", "numba-cuda", "compiles the CUDA kernels")()
+    if not found.usable:
+        return found
+    from cswap.codecs.gpu import missing
+
+    reason = missing()  # compiles a kernel
+    return found if reason is None else replace(found, usable=False, detail=reason)
+
+
 def _nvcomp() -> Finding:
     found = _cuda_package("nvCOMP", "nvidia.nvcomp", "nvidia-nvcomp-cu", "codecs nvcomp-*")()
     if not found.usable:
@@ -347,7 +357,7 @@ _PROBES: Final[tuple[Callable[[], Finding], ...]] = (
     _host("zfpy", "codec zfp"),
     _cuda_device,
     _pinned_memory,
-    _cuda_package("cupy", "cupy", "cupy-cuda", "arrays shared with nvCOMP"),
-    _cuda_package("numba-cuda", "numba.cuda", "numba-cuda", "compiles the CUDA kernels"),
+    _cuda_package("cupy", "cupy", "cupy-cuda", "pinned memory without rounding; nvCOMP"),
+    _numba_cuda,
     _nvcomp,
 )

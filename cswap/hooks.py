@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
-from cswap.engine.scope import OUTSIDE
+from cswap.engine.saved.module_stack import OUTSIDE
 from cswap.errors import ConfigError
 from cswap.guard.guard import make_guard
 from cswap.module_patch import ModulePatch, mark
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from cswap.engine.engine import SwapEngine
-    from cswap.engine.scope import Scope, ScopeStack
+    from cswap.engine.saved.module_stack import Scope, ScopeStack
 
 _push = torch._C._autograd._push_saved_tensors_default_hooks  # noqa: SLF001
 _pop = torch._C._autograd._pop_saved_tensors_default_hooks  # noqa: SLF001

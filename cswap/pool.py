@@ -1,4 +1,12 @@
-"""Reuse of large byte buffers: a fresh one costs a page fault per 4 KiB, more than a copy."""
+"""Reuse of large byte buffers: a fresh one costs a page fault per 4 KiB, more than a copy.
+
+Note [a buffer that is free later]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+On a device the host gives a buffer back as soon as it has issued the last work that uses it, long
+before that work has run. So a buffer comes back with the event after which it is free, and whoever
+takes it next lets the stream that will write it wait for that event. Nobody waits on the host, and
+a pool of bounded size bounds the device's memory however far the host is ahead.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +14,7 @@ import threading
 import weakref
 from collections import OrderedDict, deque
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import torch
 
@@ -22,7 +30,27 @@ ALWAYS_IDLE: Final = 4 << 20
 """Bytes that may be kept idle whatever the share: with few tensors, a quarter would be none."""
 
 
-@lru_cache(maxsize=1024)
+class Event(Protocol):
+    """A point in the work of a device."""
+
+    def query(self) -> bool:
+        """Whether it has been reached."""
+        ...
+
+
+class Loan(NamedTuple):
+    """A buffer taken from a pool.
+
+    Attributes:
+        buffer: [>= the bytes asked for] uint8.
+        after: it may be written once this has fired; None: now.
+    """
+
+    buffer: torch.Tensor
+    after: Event | None
+
+
+@lru_cache(maxsize=4096)
 def size_class(nbytes: int) -> int:
     """Smallest size class that holds ``nbytes``.
 
@@ -40,14 +68,14 @@ class Allowance:
 
     def __init__(self, limit: int | None) -> None:
         """Args: limit: in bytes; None: none."""
-        self._limit = limit
+        self.limit = limit
         self._lock = threading.Lock()
         self._used = 0
 
     def reserve(self, nbytes: int) -> bool:
         """Take so many of the bytes, if there are."""
         with self._lock:
-            if self._limit is not None and self._used + nbytes > self._limit:
+            if self.limit is not None and self._used + nbytes > self.limit:
                 return False
             self._used += nbytes
             return True
@@ -76,9 +104,11 @@ class _Lent(weakref.ref[torch.Tensor]):
 
 
 class BufferPool:
-    """Buffers by size class. In use plus idle never exceeds the most that was ever in use.
+    """Buffers by size class.
 
-    A buffer that nobody gives back is counted until it dies, and no longer.
+    In use plus idle never exceeds the most that was ever in use, or ``enough_bytes``.
+
+    A buffer that nobody gives back is counted until it dies, and no longer. Thread-safe.
     """
 
     def __init__(
@@ -86,6 +116,10 @@ class BufferPool:
         allocate: Callable[[int], torch.Tensor],
         idle_share: float = 1.0,
         allowance: Allowance | None = None,
+        *,
+        enough_bytes: int | None = None,
+        discard: Callable[[Loan], None] | None = None,
+        size_of: Callable[[int], int] = size_class,
     ) -> None:
         """Make an empty pool.
 
@@ -94,12 +128,19 @@ class BufferPool:
             idle_share: of the most that was ever in use, the part that may be kept idle; less
                 saves memory and costs page faults. ALWAYS_IDLE bytes may be, at any share.
             allowance: of which the pool takes the bytes that it hands out; None: no limit.
+            enough_bytes: a pool that holds so much hands out buffers that are free later rather
+                than make new ones; None: always makes new ones.
+            discard: lets go of a buffer that is free later; default: simply.
+            size_of: the buffer's size, in bytes, for the bytes that are asked for.
         """
         self._allocate = allocate
         self._idle_share = idle_share
         self._allowance = Allowance(None) if allowance is None else allowance
+        self._enough_bytes = enough_bytes
+        self._discard = discard
+        self._size_of = size_of
         self._lock = threading.Lock()
-        self._idle: OrderedDict[int, list[torch.Tensor]] = OrderedDict()
+        self._idle: OrderedDict[int, deque[Loan]] = OrderedDict()
         self._idle_bytes = 0
         self._closed = False
         self._lent: dict[int, _Lent] = {}
@@ -107,37 +148,59 @@ class BufferPool:
         self._in_use_bytes = 0
         self.peak_bytes = 0
 
-    def take(self, nbytes: int) -> torch.Tensor | None:
-        """[>= nbytes] uint8; None if the allowance does not permit it.
+    def take(self, nbytes: int) -> Loan | None:
+        """A buffer of at least so many bytes; None if the allowance does not permit it.
 
         Raises:
             MemoryError: there is no more memory.
         """
-        size = size_class(nbytes)
-        if not self._allowance.reserve(size):
+        size = self._size_of(nbytes)
+        if self._dead:
             self._note_deaths()
-            if not self._allowance.reserve(size):
-                return None
+        # Whoever shares the allowance has none to lose, and none is asked where there is no limit.
+        limited = self._allowance.limit is not None
+        if limited and not self._allowance.reserve(size):
+            return None
         try:
-            buffer = self._reuse(size)
-            return self._lend(self._allocate(size) if buffer is None else buffer)
+            with self._lock:
+                buffers = self._idle.get(size)
+                if buffers and self._may_take(buffers[0], size):
+                    self._idle_bytes -= size
+                    # The newest is in the cache; on a device the oldest is free first.
+                    loan = buffers.pop() if buffers[-1].after is None else buffers.popleft()
+                    self._lend(loan.buffer)
+                    return loan
+            loan = Loan(self._allocate(size), None)
+            with self._lock:
+                self._lend(loan.buffer)
         except BaseException:
-            self._allowance.release(size)
+            if limited:
+                self._allowance.release(size)
             raise
+        return loan
 
-    def give_back(self, buffer: torch.Tensor) -> None:
-        """Return a buffer that `take` gave; a second time does nothing."""
+    def give_back(self, buffer: torch.Tensor, after: Event | None = None) -> None:
+        """Return a buffer that `take` gave; a second time does nothing.
+
+        Args:
+            buffer: that nobody will issue work on any more.
+            after: when the work issued on it has been done; None: it has been.
+        """
         with self._lock:
             lent = self._lent.pop(id(buffer), None)
             if lent is None:
                 return
             size = lent.size
             self._in_use_bytes -= size
-            self._idle.setdefault(size, []).append(buffer)
-            self._idle.move_to_end(size)
             self._idle_bytes += size
+            idle = self._idle.get(size)
+            if idle is None:
+                idle = self._idle[size] = deque()
+            idle.append(Loan(buffer, after))
+            self._idle.move_to_end(size)
             self._shrink()
-        self._allowance.release(size)
+        if self._allowance.limit is not None:
+            self._allowance.release(size)
 
     def clear(self) -> None:
         """Let go of everything that is idle."""
@@ -145,9 +208,11 @@ class BufferPool:
 
     def trim(self, idle_bytes: int) -> None:
         """Let go of idle buffers until so many bytes are left, the least recently used first."""
-        self._note_deaths()
-        with self._lock:
-            self._shrink_to(idle_bytes)
+        if self._dead:
+            self._note_deaths()
+        if self._idle_bytes > idle_bytes:
+            with self._lock:
+                self._shrink_to(idle_bytes)
 
     def close(self) -> None:
         """Keep nothing idle from here on; buffers that are in use may still be given back."""
@@ -165,28 +230,25 @@ class BufferPool:
         """Bytes kept for reuse."""
         return self._idle_bytes
 
-    def _reuse(self, size: int) -> torch.Tensor | None:
-        if self._dead:
-            self._note_deaths()
-        with self._lock:
-            buffers = self._idle.get(size)
-            if not buffers:
-                return None
-            self._idle_bytes -= size
-            return buffers.pop()
+    def _may_take(self, loan: Loan, size: int) -> bool:
+        # Under the lock. A buffer that is free later is taken only where there are enough.
+        if loan.after is None or self._enough_bytes is None or loan.after.query():
+            return True
+        return self._in_use_bytes + self._idle_bytes + size > self._enough_bytes
 
-    def _lend(self, buffer: torch.Tensor) -> torch.Tensor:
+    def _lend(self, buffer: torch.Tensor) -> None:
+        # Under the lock.
+        key = id(buffer)
+        if key in self._lent:  # of a buffer that died at this address
+            self._forget(self._lent.pop(key))
         lent = _Lent(buffer, self._dead.append)
-        lent.key, lent.size = id(buffer), buffer.numel()
-        if lent.key in self._lent:  # of a buffer that died at this address
-            self._note_deaths()
-        with self._lock:
-            self._lent[lent.key] = lent
-            self._in_use_bytes += lent.size
-            self.peak_bytes = max(self.peak_bytes, self._in_use_bytes)
-            if self._idle_bytes:
-                self._shrink()
-        return buffer
+        lent.key, lent.size = key, buffer.numel()
+        self._lent[key] = lent
+        self._in_use_bytes += lent.size
+        if self._in_use_bytes > self.peak_bytes:
+            self.peak_bytes = self._in_use_bytes
+        if self._idle_bytes:
+            self._shrink()
 
     def _note_deaths(self) -> None:
         while self._dead:
@@ -196,22 +258,32 @@ class BufferPool:
                 return
             assert isinstance(lent, _Lent)
             with self._lock:
-                if self._lent.get(lent.key) is not lent:  # the address serves another buffer
-                    continue
-                del self._lent[lent.key]
-                self._in_use_bytes -= lent.size
+                if self._lent.get(lent.key) is lent:  # else its address serves another buffer
+                    self._forget(self._lent.pop(lent.key))
+
+    def _forget(self, lent: _Lent) -> None:
+        # Under the lock.
+        self._in_use_bytes -= lent.size
+        if self._allowance.limit is not None:
             self._allowance.release(lent.size)
 
     def _shrink(self) -> None:
         idle = 0 if self._closed else max(ALWAYS_IDLE, int(self._idle_share * self.peak_bytes))
-        self._shrink_to(min(self.peak_bytes - self._in_use_bytes, idle))
+        limit = min(self.peak_bytes - self._in_use_bytes, idle)
+        if self._enough_bytes is not None and not self._closed:
+            # Buffers that are free later have to be several, or their users wait for each other.
+            limit = max(limit, self._enough_bytes - self._in_use_bytes)
+        if self._idle_bytes > limit:
+            self._shrink_to(limit)
 
     def _shrink_to(self, limit: int) -> None:
         # The class that was given back longest ago goes first.
         while self._idle_bytes > limit:
             size, buffers = next(iter(self._idle.items()))
             if buffers:
-                buffers.pop()
+                loan = buffers.popleft()
                 self._idle_bytes -= size
+                if loan.after is not None and self._discard is not None:
+                    self._discard(loan)
             if not buffers:
                 del self._idle[size]

@@ -63,6 +63,9 @@ N_COUNTS: Final = 17
 
 _U64: Final = (1 << 64) - 1
 
+TRIAL: Final = "profile-4-sample"
+"""The kernel that is compiled to see whether any can be; profiling needs it anyway."""
+
 _NEEDED: Final = ("cuda.core", "numba.cuda.extending", "cswap_kernels.cuda.formats")
 
 
@@ -76,6 +79,19 @@ def missing() -> str | None:
             unwatched(importlib.import_module, module)
     except ImportError as error:
         return f"numba-cuda is missing or too old ({error}); pip install 'cswap[cuda13]'"
+    return _cannot_compile()
+
+
+def _cannot_compile() -> str | None:
+    # One kernel tells: without libnvvm or nvJitLink each would fail, seconds later.
+    major, minor = torch.cuda.get_device_capability()
+    try:
+        unwatched(_compiled, TRIAL, 10 * major + minor, DEFAULT_SHAPE.threads)
+    except Exception as error:
+        return (
+            f"kernels cannot be compiled here ({type(error).__name__}: {error}); "
+            "pip install 'numba-cuda[cu13]', or [cu12] with CUDA 12"
+        )
     return None
 
 
@@ -99,6 +115,8 @@ def encode(
 ) -> PinnedSize:
     """Launch an encode of x into out; the size comes when the stream has got there.
 
+    An encode cannot be part of a CUDA graph: two replays at a time would share control words.
+
     Args:
         format_name: a key of `cswap_kernels.cuda.formats.FORMATS`.
         word: bytes per word.
@@ -106,8 +124,13 @@ def encode(
         out: uint8, 16-byte aligned, on the device or pinned on the host, of the codec's bound.
         args: the format's parameters, at most four.
         stream: default: the current one.
+
+    Raises:
+        UnsupportedError: a CUDA graph is being captured, or the kernel cannot be compiled.
     """
     launcher = _launcher(x.device.index)
+    if torch.cuda.is_current_stream_capturing():
+        raise UnsupportedError(f"format {format_name!r}: an encode cannot be captured.")
     size = launcher.sizes.take()
     n_words = x.nbytes // word
     values = (
@@ -135,7 +158,7 @@ def decode(
 ) -> None:
     """Launch a decode of payload [nbytes] into out [n].
 
-    Without a stream this waits, and raises; with one, damage is noted for `take_damage`.
+    Without a stream this waits, and raises; with one, damage is noted for `damage`.
 
     Raises:
         CorruptEncodingError: a tile is damaged.
@@ -143,13 +166,10 @@ def decode(
     launcher = _launcher(out.device.index)
     n_words = out.nbytes // word
     # Kernels read whole groups of 16 bytes.
-    if payload.data_ptr() % 16 or payload.numel() % 16:
-        padded = torch.zeros(-(-payload.numel() // 16) * 16, dtype=torch.uint8, device=out.device)
-        padded[: payload.numel()] = payload
-        nbytes, payload = payload.numel(), padded
-    else:
-        nbytes = payload.numel()
-    status = launcher.status if stream is not None else _pinned_word()
+    nbytes = payload.numel()
+    if payload.data_ptr() % 16 or nbytes % 16:
+        payload = _aligned(payload, stream)
+    status = launcher.damage.word if stream is not None else _pinned_word()
     values = (
         payload.data_ptr(),
         nbytes,
@@ -195,18 +215,49 @@ def wait(device: torch.device) -> None:
     torch.cuda.current_stream(device).synchronize()
 
 
-def take_damage(index: int) -> int:
-    """1 + the index of a damaged tile that a decode on a stream has met since the last call, or 0.
+def damage(index: int) -> Sequence[int]:
+    """Indices of damaged tiles that decodes on streams of this device have met in this process.
 
-    Only decodes whose event has fired have noted theirs. Waits for nothing.
+    The list grows. Decodes that have not run yet have noted nothing. Waits for nothing.
     """
-    if index not in _launched:
-        return 0
-    status = _launcher(index).status
-    bad = int(status.item())
-    if bad:
-        status.zero_()
-    return bad
+    launcher = _launched.get(index)
+    return () if launcher is None else launcher.damage.found()
+
+
+def _aligned(payload: torch.Tensor, stream: torch.cuda.Stream | None) -> torch.Tensor:
+    # A copy in memory of the stream that reads it: the copy is let go before the kernel has run.
+    with torch.cuda.stream(stream):
+        nbytes = payload.numel()
+        padded = torch.zeros(-(-nbytes // 16) * 16, dtype=torch.uint8, device=payload.device)
+        padded[:nbytes] = payload
+        return padded
+
+
+class DamageWords:
+    """Where decode kernels note a damaged tile. Thread-safe.
+
+    A word in which damage was found serves no new launch, and is not cleared: kernels that were
+    launched before may still write it.
+    """
+
+    def __init__(self, allocate: Callable[[], torch.Tensor]) -> None:
+        """Args: allocate: gives [1] i32, pinned, zero."""
+        self._allocate = allocate
+        self._lock = threading.Lock()
+        self._found: list[int] = []
+        self._retired: list[torch.Tensor] = []
+        self.word = allocate()
+
+    def found(self) -> Sequence[int]:
+        """The damaged tiles so far."""
+        if int(self.word.item()):
+            with self._lock:
+                bad = int(self.word.item())
+                if bad:
+                    self._found.append(bad - 1)
+                    self._retired.append(self.word)
+                    self.word = self._allocate()
+        return self._found
 
 
 class PinnedSize:
@@ -289,8 +340,9 @@ class _Launcher:
         self._lock = threading.Lock()
         self._controls: dict[int, torch.Tensor] = {}
         self.sizes = SizePool(lambda: torch.zeros(N_SIZES, dtype=torch.int64, pin_memory=True))
-        self.status = _pinned_word()
-        _launched.add(index)
+        self.damage = DamageWords(_pinned_word)
+        self._failed: dict[str, UnsupportedError] = {}
+        _launched[index] = self
 
     def control(self, stream: torch.cuda.Stream | None) -> torch.Tensor:
         """The control words of launches on a stream (zero between them)."""
@@ -331,12 +383,23 @@ class _Launcher:
         with self._lock:
             found = self._kernels.get(name)
             if found is None or found.shape != shape:
-                made = unwatched(_compiled, name, self.architecture, shape.threads)
+                made = self._compile(name, shape)
                 self._bind()
                 module = self._call(self._driver.cuModuleLoadData(made.code))
                 function = self._call(self._driver.cuModuleGetFunction(module, made.entry.encode()))
                 found = self._kernels[name] = _Loaded(function, shape)
             return found
+
+    def _compile(self, name: str, shape: LaunchShape) -> Cubin:
+        # A compilation that failed takes seconds, and would fail again.
+        if name in self._failed:
+            raise self._failed[name]
+        try:
+            return unwatched(_compiled, name, self.architecture, shape.threads)
+        except Exception as error:
+            failed = UnsupportedError(f"kernel {name}: cannot be compiled: {error}")
+            self._failed[name] = failed
+            raise failed from error
 
     def _bind(self) -> None:
         # Threads of our own have no context until the first call that needs one.
@@ -364,8 +427,8 @@ def _compiled(name: str, architecture: int, threads: int) -> Cubin:
     return cubins.cached(f"{name}-{threads}".replace("+", "_"), architecture, compile_now)
 
 
-_launched: set[int] = set()
-"""Devices that have a launcher."""
+_launched: dict[int, _Launcher] = {}
+"""Launchers by device, of those that have one."""
 
 
 def _pinned_word() -> torch.Tensor:

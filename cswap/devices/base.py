@@ -6,19 +6,28 @@ Work is submitted as jobs. A job runs after the events that it names in ``after`
 after nothing else: two jobs on one stream may overlap (CPU workers do), so every dependency is an
 event, spelled out. CUDA streams give more order than that; nothing may rely on it.
 
+The host may be far ahead of the device. A job of a GPU has only issued its work when `submit`
+returns. So an order is never kept by waiting on the host: it is written down for the device.
+
 The compute stream is the one on which the user's own operators run. Memory that the user's
-operators produced may be read after ``device.now()`` has fired; memory for them must be written
-before ``device.join(event)``. `allocate` hands out memory that operators issued before may still
-use, so it may be written after a ``now()`` taken later than that. These three speak of the thread
-that calls them: computing threads do, callbacks never need to.
+operators produced may be read after ``now()`` has fired. Operators that are issued after
+``join(event)`` run after the event. These two speak of the thread that calls them.
 
-A job of a GPU has only issued its work when it returns, and keeps nothing alive. The submitter
-keeps what the job works on until its event has fired: the allocator may give the memory to someone
-else as soon as the last reference is gone (no record_stream).
+Note [memory of several streams]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+A block of memory belongs to the stream that it was allocated on, and is given to that stream's next
+taker as soon as its last reference goes, in the order of that stream. So
 
-Sizes known late: a job that encodes learns its size while it runs. ``when(event, callback)`` runs
-the callback on the host, once the event has fired, on a thread of the device's choice: there the
-size is known and the next job is submitted. Nothing on the compute stream ever waits for it.
+* a tensor of the computation may be let go once the compute stream has joined the last job of
+  another stream that touches it, or that job's event has fired;
+* `allocate` hands out memory of the compute stream: a job on another stream may write it after a
+  ``now()`` taken later;
+* `scratch` hands out memory of the device's own pool, and lets the stream that will write it first
+  wait for its last user. `give_back` says when that is.
+
+Sizes known late: an encode may learn its size while it runs. ``when(event, callback)`` runs the
+callback on the host, once the event has fired: in the next `pump` of any thread, or on a thread of
+the device's own. Nothing on the compute stream ever waits for a callback.
 """
 
 from __future__ import annotations
@@ -26,8 +35,10 @@ from __future__ import annotations
 import abc
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from cswap.pool import size_class
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import torch
 
@@ -41,14 +52,19 @@ class Event(Protocol):
 
     @property
     def error(self) -> BaseException | None:
-        """What the job raised, if it did; meaningful once the event has fired."""
+        """The exception of the job, if it raised one; meaningful once the event has fired."""
+        ...
+
+    @property
+    def measured(self) -> bool:
+        """Whether the job's time on the device is measured."""
         ...
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds that the job took on the device; meaningful once the event has fired.
+        """Seconds that the job took on the device; 0.0 if that was not measured.
 
-        On a CPU of the core that ran it: while it waits for one it takes nothing from others.
+        On a CPU they are of the core that ran it: a job that waits for a core takes no time.
         """
         ...
 
@@ -70,9 +86,8 @@ class Device(abc.ABC):
         unified: whether encodings can be decoded right where the host store keeps them.
         section_bytes: larger tensors are swapped in sections of this size, so that the encode of
             one and the copy of another overlap; None: in one piece.
-        backlog_bytes: where host and device memory are one, tensors waiting for an encode may
-            hold this much; past it the computing thread encodes itself. Elsewhere: see
-            `staging_full`.
+        backlog_bytes: bound on the tensors that wait for an encode or a copy, and on the scratch
+            memory of those. On a CPU the computing thread encodes itself past it.
         ready_bytes: results may be decoded this far ahead of their use.
         overlaps: whether jobs of roles other than "compute" run beside the computation.
     """
@@ -86,9 +101,16 @@ class Device(abc.ABC):
 
     @abc.abstractmethod
     def submit(
-        self, job: Callable[[Stream], None], *, role: Role, after: tuple[Event, ...] = ()
+        self,
+        job: Callable[[Stream], None],
+        *,
+        role: Role,
+        after: tuple[Event, ...] = (),
+        measure: bool = False,
     ) -> Event:
         """Run ``job(stream)`` on the stream of that role once ``after`` has fired.
+
+        ``measure``: how long it takes on the device is to be known afterwards. A CPU always knows.
 
         On a CPU, role "compute" runs the job before this returns. An exception of the job is kept
         in the event's ``error``, without its frames, and not raised here. An interrupt of a job
@@ -100,6 +122,9 @@ class Device(abc.ABC):
     def when(self, event: Event, callback: Callable[[], None]) -> None:
         """Call ``callback`` on the host after the event has fired; at once if it already has."""
 
+    def pump(self) -> None:  # noqa: B027
+        """Run the callbacks whose events have fired, if no other thread is at it."""
+
     @abc.abstractmethod
     def wait(self, event: Event) -> None:
         """Block the host until the event has fired and the callbacks given so far have run."""
@@ -109,32 +134,48 @@ class Device(abc.ABC):
         """An event that fires when the computation issued so far by this thread has run."""
 
     @abc.abstractmethod
-    def join(self, event: Event) -> None:
-        """Let computation issued from here on run after the event; on a CPU: wait for it."""
+    def join(self, event: Event, at: Event | None = None) -> None:
+        """Let computation issued from here on run after the event; on a CPU: wait for it.
+
+        Args:
+            event: of a job.
+            at: computation of the stream that this event of `now` was taken of; default: of this
+                thread's.
+        """
 
     @abc.abstractmethod
     def allocate(self, dtype: torch.dtype, numel: int) -> torch.Tensor:
-        """[numel] uninitialised device memory, for results that computation will read."""
+        """[numel] uninitialised memory of the compute stream, for results.
+
+        Raises:
+            MemoryError: there is none left.
+        """
 
     def share(self, memory: torch.Tensor) -> None:  # noqa: B027
         """Computation of this thread will read what another thread's `allocate` may have given."""
 
     @abc.abstractmethod
-    def scratch(self, nbytes: int) -> torch.Tensor:
-        """[>= nbytes] uint8 of device memory for one encode or decode; ends with `give_back`.
+    def scratch(self, nbytes: int, role: Role) -> torch.Tensor:
+        """[>= nbytes] uint8 that jobs of this role may write; ends with `give_back`.
 
-        Memory of the device's own: no computation uses it, so it may be written at once.
+        Raises:
+            MemoryError: there is none left.
         """
 
     @abc.abstractmethod
-    def give_back(self, scratch: torch.Tensor) -> None:
-        """Return scratch memory whose last job has run."""
+    def give_back(self, scratch: torch.Tensor, after: Event | None = None) -> None:
+        """Return scratch memory; its last job is ``after``, or has run."""
 
     def trim(self, idle_bytes: int) -> None:  # noqa: B027
         """Let go of scratch memory that is idle, but for so many bytes."""
 
     def drain(self) -> None:  # noqa: B027
-        """Block until all work submitted so far has run, callbacks included; after an interrupt."""
+        """Block until all work submitted so far has run, callbacks included."""
+
+    @property
+    def in_line(self) -> Stream | None:
+        """For codecs that the computing thread runs itself; None: the current stream."""
+        return None
 
     @property
     def lost_jobs(self) -> int:
@@ -155,20 +196,31 @@ class Device(abc.ABC):
         """Whether what this thread computes is being recorded to be run again (a CUDA graph)."""
         return False
 
-    def take_damage(self) -> str:
-        """What went wrong in decodes that have run, and could not be said in time; else ""."""
-        return ""
+    def damage(self) -> Sequence[str]:
+        """Damage that decodes of any engine have met and could not raise, in words; it grows."""
+        return ()
 
     def has_room(self, nbytes: int) -> bool:
         """Whether so much memory may be used to decode ahead; a guess."""
         return True
 
-    def staging_full(self) -> bool:
-        """Whether so much scratch is in use that the computing thread should wait for some.
+    def allocated_bytes(self) -> int | None:
+        """Bytes of the device's memory that tensors occupy, ours or not; None if nobody counts."""
+        return None
 
-        What limits a swap-out on a GPU is the link: encodings queue up in scratch memory.
+    def staging_full(self, nbytes: int) -> bool:
+        """Whether scratch memory is in use to its bound, with so many bytes more.
+
+        In use is scratch that has not been given back: encodings whose size is not known yet.
         """
         return False
+
+    def relieve_by(self, give_back: Callable[[], None]) -> None:  # noqa: B027
+        """When memory is short, call this bound method; it is held weakly."""
+
+    def host_size(self, nbytes: int) -> int:
+        """Bytes of the buffer that `host_memory` is to be asked for, where so many are needed."""
+        return size_class(nbytes)
 
     @abc.abstractmethod
     def host_memory(self, nbytes: int) -> torch.Tensor:

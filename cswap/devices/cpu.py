@@ -89,6 +89,8 @@ class CpuEvent:
         self._waiters: threading.Event | None = None
         self._callbacks: deque[Callable[[], None]] = deque()
 
+    measured: Final = True
+
     def query(self) -> bool:
         """See `Event.query`."""
         return self.fired
@@ -179,7 +181,9 @@ class CpuDevice(Device):
         self._here = threading.local()
         self._ended = False
 
-    def submit(self, job: Job, *, role: Role, after: tuple[Event, ...] = ()) -> Event:
+    def submit(
+        self, job: Job, *, role: Role, after: tuple[Event, ...] = (), measure: bool = False
+    ) -> Event:
         """See `Device.submit`. A job submitted by a worker runs right there."""
         event = CpuEvent(job, after)
         on_worker = getattr(self._here, "is_worker", False)
@@ -225,6 +229,11 @@ class CpuDevice(Device):
             self._run(event, self._in_line)
 
     @property
+    def in_line(self) -> CpuStream:
+        """See `Device.in_line`."""
+        return self._in_line
+
+    @property
     def lost_jobs(self) -> int:
         """See `Device.lost_jobs`."""
         return self._lost_jobs
@@ -233,7 +242,7 @@ class CpuDevice(Device):
         """See `Device.now`: operators on a CPU have run when they return."""
         return FIRED
 
-    def join(self, event: Event) -> None:
+    def join(self, event: Event, at: Event | None = None) -> None:
         """See `Device.join`."""
         self.wait(event)
 
@@ -241,13 +250,13 @@ class CpuDevice(Device):
         """See `Device.allocate`."""
         return torch.empty(numel, dtype=dtype)
 
-    def scratch(self, nbytes: int) -> torch.Tensor:
+    def scratch(self, nbytes: int, role: Role) -> torch.Tensor:
         """See `Device.scratch`."""
-        buffer = self._scratch.take(nbytes)
-        assert buffer is not None  # the pool has no limit
-        return buffer
+        loan = self._scratch.take(nbytes)
+        assert loan is not None  # the pool has no limit
+        return loan.buffer
 
-    def give_back(self, scratch: torch.Tensor) -> None:
+    def give_back(self, scratch: torch.Tensor, after: Event | None = None) -> None:
         """See `Device.give_back`."""
         self._scratch.give_back(scratch)
 

@@ -3,25 +3,25 @@
 Note [order without waiting]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 A job issues its work when it is submitted; streams wait for events on the device, the host waits
-for nothing. What has to wait for the device on the host's side (an encoding's size, freeing what a
-copy has read) is done by callbacks, on one thread per stream, which sleeps until the event has
-fired. Events of one stream fire in order, so a thread that waits for the first waits for no more
-than it has to.
+for nothing. Callbacks are due when their event has fired. Whoever calls `pump` runs the due ones:
+computing threads do as they pass, at the price of a query, and one thread does for those who do not
+pass (the computation may be waiting on the host, or be done). That thread sleeps until the oldest
+event has fired, and a little longer, so that it finds several callbacks due at a time: each time
+that it wakes it competes with the computing thread for the interpreter.
 
-Note [memory of several streams]
-~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-The caching allocator gives a freed block back to the stream that it was allocated on, at once:
-other streams may still be using it. So tensors of the computation are held until the event of the
-job that reads them has fired (no record_stream, which would keep memory for longer than needed);
-scratch memory is allocated on the codec stream and reused through a pool of its own, after the
-last job that touches it.
+Note [events are used again]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+An event is recorded on one stream only. So when it is recorded again, whoever still waits for its
+earlier point waits for a later one of the same stream: longer, but not for less.
 """
 
 from __future__ import annotations
 
-import queue
+import atexit
 import threading
 import time
+import weakref
+from collections import deque
 from functools import cache
 from typing import TYPE_CHECKING, Final, cast
 
@@ -29,12 +29,13 @@ import torch
 
 from cswap.codecs import gpu
 from cswap.devices.base import Device, Event, Role
+from cswap.devices.pinned import pinned, pinned_size
 from cswap.errors import InternalError, without_frames
 from cswap.log import log
-from cswap.pool import BufferPool
+from cswap.pool import BufferPool, Loan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from cswap.codecs.base import Stream
 
@@ -51,7 +52,7 @@ READY_SHARE: Final = 16
 """Of the device's memory, 1/READY_SHARE may be decoded ahead of its use, if there is room."""
 
 RESERVE_SHARE: Final = 20
-"""Of the device's memory, 1/RESERVE_SHARE stays free of what is decoded ahead."""
+"""Of the device's memory, 1/RESERVE_SHARE stays free of memory that is decoded ahead."""
 
 TIME_EVERY: Final = 8
 """Joins between two whose wait is timed: two more events cost some microseconds."""
@@ -59,23 +60,55 @@ TIME_EVERY: Final = 8
 ASK_EVERY: Final = 32
 """Questions for room between two looks at the allocator, which take longer than a launch."""
 
+COALESCE_S: Final = 2e-4
+"""How long the thread sleeps after an event has fired, to find more callbacks due."""
+
+END_S: Final = 10.0
+"""How long an exiting process waits for the thread."""
+
 
 class CudaEvent:
-    """Fires when the device has run the job; settles when the callbacks have run, too."""
+    """Fires when the device has run the job; settles when the callbacks have run, too.
 
-    __slots__ = ("_settled", "_started", "callbacks", "error", "recorded", "role")
+    Attributes:
+        recorded: torch's event.
+        stream: that it was recorded on.
+        error: what the job raised while it issued its work.
+        pending: callbacks that have not run yet.
+        gone: gives torch's event back when this object goes.
+    """
 
-    def __init__(self, role: Role) -> None:
-        self.role = role
+    __slots__ = (
+        "__weakref__",
+        "_device",
+        "_started",
+        "error",
+        "gone",
+        "pending",
+        "recorded",
+        "stream",
+    )
+
+    gone: _Gone
+
+    def __init__(
+        self, device: CudaDevice, recorded: torch.cuda.Event, stream: torch.cuda.Stream
+    ) -> None:
+        self._device = device
         self._started: torch.cuda.Event | None = None
-        self.recorded = _event()
+        self.recorded = recorded
+        self.stream = stream
         self.error: BaseException | None = None
-        self.callbacks = 0
-        self._settled = threading.Condition()
+        self.pending = 0
 
     def query(self) -> bool:
         """See `Event.query`."""
         return bool(self.recorded.query())  # type: ignore[no-untyped-call]
+
+    @property
+    def measured(self) -> bool:
+        """See `Event.measured`."""
+        return self._started is not None
 
     @property
     def elapsed_s(self) -> float:
@@ -87,33 +120,24 @@ class CudaEvent:
         """See `Event.span_s`: by the moment at which the host knew the device's clock."""
         if self._started is None:
             return 0.0, 0.0
-        event, at_s = _origin()
+        event, at_s = self._device.origin
         return (
             at_s + event.elapsed_time(self._started) / 1e3,
             at_s + event.elapsed_time(self.recorded) / 1e3,
         )
 
-    def start(self, stream: torch.cuda.Stream) -> None:
-        """The job begins here on the stream."""
-        self._started = _event()
-        self._started.record(stream)
+    def start(self) -> None:
+        """The job begins here on the stream; its time is measured."""
+        self._started = _event(timing=True)
+        self._started.record(self.stream)
 
-    def expect(self) -> None:
-        """A callback has been promised."""
-        with self._settled:
-            self.callbacks += 1
 
-    def done(self) -> None:
-        """A callback has run."""
-        with self._settled:
-            self.callbacks -= 1
-            self._settled.notify_all()
+class _Gone(weakref.ref[CudaEvent]):
+    """Is put on a list when its event goes; no Python code runs where that happens."""
 
-    def settle(self) -> None:
-        """Block until the callbacks promised so far have run."""
-        with self._settled:
-            while self.callbacks:
-                self._settled.wait()
+    __slots__ = ("recorded",)
+
+    recorded: torch.cuda.Event
 
 
 class CudaDevice(Device):
@@ -130,67 +154,94 @@ class CudaDevice(Device):
         self.device = torch.device("cuda", index)
         total = torch.cuda.get_device_properties(index).total_memory
         self.backlog_bytes = min(total // BACKLOG_SHARE, BACKLOG_BYTES)
-        self._total_bytes = total
-        self._free_bytes = total
+        self._total_bytes = self._free_bytes = total
         self._asked = 0
         self.ready_bytes = total // READY_SHARE
         with torch.cuda.device(index):
+            # Encodes and decodes are short, and copies wait for them.
             self._streams: dict[str, torch.cuda.Stream] = {
-                role: torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+                role: torch.cuda.Stream(self.device, priority=-1 if role == "codec" else 0)  # type: ignore[no-untyped-call]
                 for role in ROLES[1:]
             }
-        self._scratch = BufferPool(self._allocate_scratch)
-        self._watchers: dict[str, _Watcher] = {}
-        self._watchers_lock = threading.Lock()
+        self._events: dict[int, deque[weakref.ref[CudaEvent]]] = {}
+        self._scratch = BufferPool(
+            self._allocate_scratch, enough_bytes=self.backlog_bytes, discard=self._discard
+        )
+        self._here = threading.local()
+        self._callbacks = _Callbacks(self)
+        self._relief: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._pageable = False
         self._joined = 0
-        _origin()
         self._stalled_s = 0.0
+        self._origin: tuple[torch.cuda.Event, float] | None = None
 
-    def submit(self, job: Job, *, role: Role, after: tuple[Event, ...] = ()) -> Event:
+    # -------------------------------------------------------------- jobs, order
+
+    def submit(
+        self, job: Job, *, role: Role, after: tuple[Event, ...] = (), measure: bool = False
+    ) -> Event:
         """See `Device.submit`. The job only issues work, on the thread that submits it."""
-        event = CudaEvent(role)
-        stream = self._stream(role)
-        with torch.cuda.stream(stream):
-            for earlier in after:
-                stream.wait_event(_own(earlier).recorded)
-            event.start(stream)
-            try:
-                job(cast("Stream", stream))
-            except Exception as error:
-                # Its frames hold the job's tensors, and the event outlives them.
-                event.error = _as_memory_error(without_frames(error))
-            event.recorded.record(stream)
+        stream = self._streams.get(role)
+        if stream is not None:
+            with torch.cuda.stream(stream):
+                return self._issue(job, stream, after, measure)
+        return self._issue(job, torch.cuda.current_stream(self.device), after, measure)
+
+    def _issue(
+        self, job: Job, stream: torch.cuda.Stream, after: tuple[Event, ...], measure: bool
+    ) -> CudaEvent:
+        event = self._new_event(stream, timing=measure)
+        for earlier in after:
+            own = _own(earlier)
+            if own.stream != stream:  # a stream is in order by itself
+                stream.wait_event(own.recorded)
+        if measure:
+            event.start()
+        try:
+            job(cast("Stream", stream))
+        except Exception as error:
+            # Its frames hold the job's tensors, and the event outlives them.
+            event.error = _as_memory_error(without_frames(error))
+        event.recorded.record(stream)
         return event
 
     def when(self, event: Event, callback: Callable[[], None]) -> None:
-        """See `Device.when`. Runs on the thread that watches the event's stream."""
-        own = _own(event)
-        own.expect()
-        self._watcher(own.role).put(own, callback)
+        """See `Device.when`."""
+        self._callbacks.add(_own(event), callback)
+
+    def pump(self) -> None:
+        """See `Device.pump`."""
+        self._callbacks.run_due()
 
     def wait(self, event: Event) -> None:
         """See `Device.wait`."""
         own = _own(event)
         own.recorded.synchronize()
-        own.settle()
+        while own.pending:
+            self._callbacks.run_due()
+            if own.pending:  # another thread runs them
+                time.sleep(COALESCE_S / 4)
 
     def now(self) -> Event:
         """See `Device.now`."""
-        event = CudaEvent("compute")
-        event.recorded.record(torch.cuda.current_stream(self.device))
+        stream = torch.cuda.current_stream(self.device)
+        event = self._new_event(stream)
+        event.recorded.record(stream)
         return event
 
-    def join(self, event: Event) -> None:
+    def join(self, event: Event, at: Event | None = None) -> None:
         """See `Device.join`: the stream waits, the host does not."""
-        stream, awaited = torch.cuda.current_stream(self.device), _own(event).recorded
+        own = _own(event)
+        stream = torch.cuda.current_stream(self.device) if at is None else _own(at).stream
+        if own.stream == stream:
+            return
         self._joined += 1
         if self._joined % TIME_EVERY or self.is_capturing():
-            stream.wait_event(awaited)
+            stream.wait_event(own.recorded)
             return
-        timed = CudaEvent("compute")
-        timed.start(stream)
-        stream.wait_event(awaited)
+        timed = self._new_event(stream, timing=True)
+        timed.start()
+        stream.wait_event(own.recorded)
         timed.recorded.record(stream)
         self.when(timed, lambda: self._add_stall(TIME_EVERY * timed.elapsed_s))
 
@@ -200,7 +251,35 @@ class CudaDevice(Device):
         return self._stalled_s
 
     def _add_stall(self, seconds: float) -> None:
-        self._stalled_s += seconds  # by one thread only, that of the compute stream's events
+        self._stalled_s += seconds  # callbacks run one at a time
+
+    @property
+    def origin(self) -> tuple[torch.cuda.Event, float]:
+        """An event of this device, and when it fired by the host's clock."""
+        if self._origin is None:
+            event = _event(timing=True)
+            event.record(torch.cuda.current_stream(self.device))
+            event.synchronize()
+            self._origin = event, time.perf_counter()
+        return self._origin
+
+    def _new_event(self, stream: torch.cuda.Stream, *, timing: bool = False) -> CudaEvent:
+        # See Note [events are used again].
+        if timing:
+            return CudaEvent(self, _event(timing=True), stream)
+        used = self._events.get(stream.cuda_stream)
+        if used is None:
+            used = self._events.setdefault(stream.cuda_stream, deque())
+        try:
+            recorded = cast("_Gone", used.popleft()).recorded
+        except IndexError:
+            recorded = _event()
+        event = CudaEvent(self, recorded, stream)
+        event.gone = _Gone(event, used.append)
+        event.gone.recorded = recorded
+        return event
+
+    # ------------------------------------------------------------------- memory
 
     def allocate(self, dtype: torch.dtype, numel: int) -> torch.Tensor:
         """See `Device.allocate`: of the current stream's memory."""
@@ -210,11 +289,25 @@ class CudaDevice(Device):
         """See `Device.share`; nothing happens on the stream that the memory is of."""
         memory.record_stream(torch.cuda.current_stream(self.device))
 
-    def scratch(self, nbytes: int) -> torch.Tensor:
+    def scratch(self, nbytes: int, role: Role) -> torch.Tensor:
         """See `Device.scratch`."""
-        buffer = self._scratch.take(nbytes)
-        assert buffer is not None  # the pool has no limit
-        return buffer
+        self._here.fresh = False
+        loan = self._scratch.take(nbytes)
+        assert loan is not None  # the pool has no limit
+        stream = self._streams[role]
+        if loan.after is not None:
+            stream.wait_event(_own(cast("Event", loan.after)).recorded)
+        elif self._here.fresh and role != "codec":
+            # A block of the codec stream's memory: its earlier kernels may still use it.
+            codec = self._streams["codec"]
+            event = self._new_event(codec)
+            event.recorded.record(codec)
+            stream.wait_event(event.recorded)
+        return loan.buffer
+
+    def give_back(self, scratch: torch.Tensor, after: Event | None = None) -> None:
+        """See `Device.give_back`."""
+        self._scratch.give_back(scratch, after)
 
     def trim(self, idle_bytes: int) -> None:
         """See `Device.trim`."""
@@ -223,22 +316,17 @@ class CudaDevice(Device):
     def drain(self) -> None:
         """See `Device.drain`."""
         torch.cuda.synchronize(self.device)
-        for role in ROLES:
-            if role in self._watchers:  # its thread runs callbacks in order
-                last = CudaEvent(role)
-                last.recorded.record(self._stream(role))
-                self.when(last, lambda: None)
-                last.settle()
+        self._callbacks.run_all()
 
-    def give_back(self, scratch: torch.Tensor) -> None:
-        """See `Device.give_back`."""
-        self._scratch.give_back(scratch)
+    def relieve_by(self, give_back: Callable[[], None]) -> None:
+        """When memory is short, call this bound method; it is held weakly."""
+        self._relief.append(weakref.WeakMethod(give_back))
 
     def host_memory(self, nbytes: int) -> torch.Tensor:
         """See `Device.host_memory`: pinned, or pageable (and said so once) if no more can be."""
         if not self._pageable:
             try:
-                return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+                return pinned(nbytes)
             except RuntimeError as error:
                 self._pageable = True
                 log.warning(
@@ -251,49 +339,62 @@ class CudaDevice(Device):
         except RuntimeError as error:
             raise MemoryError(str(error)) from error
 
+    def host_size(self, nbytes: int) -> int:
+        """See `Device.host_size`."""
+        return pinned_size(nbytes)
+
     def is_capturing(self) -> bool:
         """See `Device.is_capturing`."""
         return bool(torch.cuda.is_current_stream_capturing())
 
-    def take_damage(self) -> str:
-        """See `Device.take_damage`: a kernel that meets a damaged tile cannot raise."""
-        bad = gpu.take_damage(self.index)
-        return (
-            f"a decode on cuda:{self.index} met a damaged tile (number {bad - 1})." if bad else ""
-        )
+    def damage(self) -> Sequence[str]:
+        """See `Device.damage`: a kernel that meets a damaged tile cannot raise."""
+        tiles = gpu.damage(self.index)
+        return [f"a decode on cuda:{self.index} met a damaged tile (number {t})." for t in tiles]
 
     def has_room(self, nbytes: int) -> bool:
         """See `Device.has_room`."""
         if self._asked % ASK_EVERY == 0:
-            self._free_bytes = self._total_bytes - torch.cuda.memory_allocated(self.index)
+            self._free_bytes = self._total_bytes - self.allocated_bytes()
         self._asked += 1
         return nbytes + self._total_bytes // RESERVE_SHARE <= self._free_bytes
 
-    def staging_full(self) -> bool:
+    def allocated_bytes(self) -> int:
+        """See `Device.allocated_bytes`: as torch's allocator counts."""
+        return int(torch.cuda.memory_allocated(self.index))
+
+    def staging_full(self, nbytes: int) -> bool:
         """See `Device.staging_full`."""
-        return self._scratch.in_use_bytes > self.backlog_bytes
+        return self._scratch.in_use_bytes + nbytes > self.backlog_bytes
 
     @property
     def scratch_bytes(self) -> int:
         """Bytes of scratch memory, in use and idle."""
         return self._scratch.in_use_bytes + self._scratch.idle_bytes
 
-    def _stream(self, role: Role) -> torch.cuda.Stream:
-        own = self._streams.get(role)
-        return torch.cuda.current_stream(self.device) if own is None else own
-
     def _allocate_scratch(self, nbytes: int) -> torch.Tensor:
         # On the codec stream whoever asks: that is the stream that the block belongs to.
+        self._here.fresh = True
         with torch.cuda.stream(self._streams["codec"]):
             return self._with_retry(
                 lambda: torch.empty(nbytes, dtype=torch.uint8, device=self.device)
             )
 
+    def _discard(self, loan: Loan) -> None:
+        # Its memory goes back to the codec stream, which has to wait for its last user.
+        if loan.after is not None:
+            self._streams["codec"].wait_event(_own(cast("Event", loan.after)).recorded)
+
     def _with_retry(self, allocate: Callable[[], torch.Tensor]) -> torch.Tensor:
-        # Out of memory: what the pool keeps idle may be what is missing.
+        # Out of memory: finish everything that is under way, and give back all that can be.
         try:
             return allocate()
         except torch.cuda.OutOfMemoryError:
+            self.drain()
+            for reference in self._relief:
+                give_back = reference()
+                if give_back is not None:
+                    give_back()
             self._scratch.clear()
             torch.cuda.empty_cache()
         try:
@@ -301,58 +402,102 @@ class CudaDevice(Device):
         except torch.cuda.OutOfMemoryError as error:
             raise MemoryError(str(error)) from None
 
-    def _watcher(self, role: Role) -> _Watcher:
-        found = self._watchers.get(role)
-        if found is None:
-            with self._watchers_lock:
-                found = self._watchers.get(role)
-                if found is None:
-                    found = self._watchers[role] = _Watcher(self.index, role)
-        return found
 
+class _Callbacks:
+    """Callbacks of one device, by the stream of their event. Thread-safe."""
 
-class _Watcher:
-    """A thread that waits for the events of one stream, in order, and runs their callbacks."""
+    def __init__(self, device: CudaDevice) -> None:
+        self._index = device.index
+        self._due: dict[int, deque[tuple[CudaEvent, Callable[[], None]]]] = {}
+        self._running = threading.RLock()
+        self._counting = threading.Lock()
+        self._wanted = threading.Event()
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+        _all_callbacks.add(self)
 
-    def __init__(self, index: int, role: Role) -> None:
-        self._queue: queue.SimpleQueue[tuple[CudaEvent, Callable[[], None]]] = queue.SimpleQueue()
-        self._index = index
-        name = f"cswap-cuda{index}-{role}"
-        threading.Thread(target=self._run, name=name, daemon=True).start()
+    def add(self, event: CudaEvent, callback: Callable[[], None]) -> None:
+        """Run the callback once the event has fired. Events of one stream fire in order."""
+        with self._counting:
+            event.pending += 1
+        self._due.setdefault(event.stream.cuda_stream, deque()).append((event, callback))
+        if not self._wanted.is_set():
+            self._wanted.set()
+            self._start()
 
-    def put(self, event: CudaEvent, callback: Callable[[], None]) -> None:
-        """Run the callback once the event has fired."""
-        self._queue.put((event, callback))
-
-    def _run(self) -> None:
-        torch.cuda.set_device(self._index)
-        while True:
-            self._next()
-
-    def _next(self) -> None:  # a frame of its own: nothing of the last callback stays alive
-        event, callback = self._queue.get()
+    def run_due(self) -> None:
+        """Run the callbacks whose event has fired, unless another thread is at it."""
+        if not self._wanted.is_set() or not self._running.acquire(blocking=False):
+            return
         try:
-            event.recorded.synchronize()
+            for due in list(self._due.values()):
+                while due and due[0][0].query():
+                    self._call(*due.popleft())
+        finally:
+            self._running.release()
+
+    def run_all(self) -> None:
+        """Run the callbacks whose event has fired, those of other threads included."""
+        with self._running:
+            self.run_due()
+
+    def _call(self, event: CudaEvent, callback: Callable[[], None]) -> None:
+        try:
             callback()
-        except BaseException as error:
+        except Exception as error:
             log.exception("a callback failed")
             event.error = event.error or without_frames(error)
         finally:
-            event.done()
+            with self._counting:
+                event.pending -= 1
+
+    def _start(self) -> None:
+        if self._thread is None and not self._stopping:
+            with self._counting:
+                if self._thread is None:
+                    name = f"cswap-cuda{self._index}"
+                    self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+                    self._thread.start()
+
+    def _run(self) -> None:
+        torch.cuda.set_device(self._index)
+        while not self._stopping:
+            self._wanted.wait()
+            self._next()
+
+    def _next(self) -> None:  # a frame of its own: nothing of the last callback stays alive
+        heads = [due[0][0] for due in list(self._due.values()) if due]
+        if heads:
+            heads[0].recorded.synchronize()
+            time.sleep(COALESCE_S)
+            self.run_due()
+        elif not self._stopping:
+            self._wanted.clear()
+            if any(self._due.values()):  # added meanwhile
+                self._wanted.set()
+
+    def end(self) -> None:
+        """Stop before the interpreter goes: a thread inside torch would take the process down."""
+        self._stopping = True
+        self._wanted.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(END_S)
 
 
-def _event() -> torch.cuda.Event:
+_all_callbacks: weakref.WeakSet[_Callbacks] = weakref.WeakSet()
+
+
+def _end_all() -> None:
+    for callbacks in list(_all_callbacks):
+        callbacks.end()
+
+
+atexit.register(_end_all)
+
+
+def _event(*, timing: bool = False) -> torch.cuda.Event:
     # blocking: a thread that waits sleeps instead of spinning
-    return torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
-
-
-@cache
-def _origin() -> tuple[torch.cuda.Event, float]:
-    # An event, and when it fired by the host's clock.
-    event = _event()
-    event.record(torch.cuda.current_stream())
-    event.synchronize()
-    return event, time.perf_counter()
+    return torch.cuda.Event(enable_timing=timing, blocking=True)  # type: ignore[no-untyped-call]
 
 
 def _own(event: Event) -> CudaEvent:
@@ -369,5 +514,5 @@ def _as_memory_error(error: Exception) -> BaseException:
 
 @cache
 def cuda_device(index: int) -> CudaDevice:
-    """The device of that index; engines share it, its streams and its threads."""
+    """The device of that index; engines share it, its streams and its thread."""
     return CudaDevice(index)

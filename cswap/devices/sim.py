@@ -48,6 +48,7 @@ class SimEvent:
     span_s: tuple[float, float] = (0.0, 0.0)
     fired: bool = False
     callbacks: list[Callable[[], None]] = field(default_factory=list)
+    measured: bool = False
 
     def query(self) -> bool:
         """See `Event.query`."""
@@ -91,7 +92,9 @@ class SimDevice(Device):
         self._callbacks: list[Callable[[], None]] = []
         self._joined: tuple[Event, ...] = ()
 
-    def submit(self, job: Job, *, role: Role, after: tuple[Event, ...] = ()) -> Event:
+    def submit(
+        self, job: Job, *, role: Role, after: tuple[Event, ...] = (), measure: bool = False
+    ) -> Event:
         """See `Device.submit`. Computation is in order, as on any compute stream."""
         if role == "compute" and not self._eager:
             earlier = tuple(e for e in self._jobs if e.role == "compute")
@@ -121,7 +124,7 @@ class SimDevice(Device):
         waits = () if self._eager else tuple(e for e in self._jobs if e.role == "compute")
         return self.submit(lambda _: None, role="codec", after=waits)
 
-    def join(self, event: Event) -> None:
+    def join(self, event: Event, at: Event | None = None) -> None:
         """See `Device.join`."""
         if self._eager:
             self.wait(event)
@@ -132,13 +135,16 @@ class SimDevice(Device):
         """See `Device.allocate`."""
         return poisoned(numel * dtype.itemsize).view(dtype)
 
-    def scratch(self, nbytes: int) -> torch.Tensor:
+    def scratch(self, nbytes: int, role: Role) -> torch.Tensor:
         """See `Device.scratch`."""
         return poisoned(nbytes)
 
-    def give_back(self, scratch: torch.Tensor) -> None:
-        """See `Device.give_back`."""
-        scratch.fill_(POISON)
+    def give_back(self, scratch: torch.Tensor, after: Event | None = None) -> None:
+        """See `Device.give_back`: whoever uses it after that reads poison."""
+        if after is None:
+            scratch.fill_(POISON)
+        else:
+            self.when(after, lambda: _poison(scratch))
 
     def host_memory(self, nbytes: int) -> torch.Tensor:
         """See `Device.host_memory`."""
@@ -176,6 +182,10 @@ class SimDevice(Device):
         self._jobs.remove(event)
         self._callbacks.extend(event.callbacks)
         event.callbacks.clear()
+
+
+def _poison(memory: torch.Tensor) -> None:
+    memory.fill_(POISON)
 
 
 def poisoned(nbytes: int) -> torch.Tensor:

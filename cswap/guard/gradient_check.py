@@ -14,7 +14,7 @@ from cswap.errors import UnsupportedError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from cswap.engine.observer import Saved
+    from cswap.engine.saved.observer import Saved
     from cswap.guard.module_rerun import Call
 
 REPEATABLE: Final = 1e-3

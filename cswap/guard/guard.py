@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from cswap.advisor.lossy_fallback import harshest, lossy_part
-from cswap.engine.eligibility import is_tracing
+from cswap.engine.saved.eligibility import is_tracing
 from cswap.errors import UnsupportedError
 from cswap.guard.gradient_check import compare
 from cswap.guard.module_rerun import Call, Copy, differentiable
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
     from cswap.engine.engine import SwapEngine
-    from cswap.engine.observer import Saved
+    from cswap.engine.saved.observer import Saved
     from cswap.guard.gradient_check import Verdict
 
 FIRST_CHECK: Final = 2

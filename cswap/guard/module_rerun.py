@@ -26,7 +26,7 @@ from torch.nn import Parameter
 from torch.utils import _pytree as pytree
 
 from cswap.codecs.layout import meta_of
-from cswap.engine.eligibility import reason_to_keep
+from cswap.engine.saved.eligibility import reason_to_keep
 from cswap.errors import UnsupportedError
 from cswap.module_patch import is_marked, mark, without_patches
 

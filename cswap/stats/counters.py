@@ -75,7 +75,8 @@ class Counters:
             self.packed += 1
             self._device_bytes += nbytes
             self._note_peaks()
-        self._draw()
+        if self.timeline is not None:
+            self._draw()
 
     def hold(self, *, device: int = 0, host: int = 0) -> None:
         """The engine holds that many bytes more (or fewer)."""
@@ -84,7 +85,8 @@ class Counters:
             self._host_bytes += host
             if device > 0 or host > 0:
                 self._note_peaks()
-        self._draw()
+        if self.timeline is not None:
+            self._draw()
 
     def recount(self, *, device: int, host: int) -> None:
         """After an interrupt: the engine holds that many bytes, added up again."""
@@ -110,8 +112,18 @@ class Counters:
         """Bytes of device memory that the engine holds now."""
         return self._device_bytes
 
-    def encoded(self, codec: str, raw: int, encoded: int, encode_s: float, *, whole: bool) -> None:
-        """A part of a tensor is out; ``whole``: the last of it."""
+    def swapped_out(
+        self,
+        codec: str,
+        raw: int,
+        encoded: int,
+        encode_s: float,
+        *,
+        device: int = 0,
+        host: int = 0,
+        whole: bool = True,
+    ) -> None:
+        """A section of a tensor is out; ``whole``: the last of it. Bytes held change, too."""
         with self._lock:
             self.swapped += whole
             entry = self.by_codec[codec]
@@ -119,6 +131,11 @@ class Counters:
             entry.raw += raw
             entry.encoded += encoded
             entry.encode_s += encode_s
+            self._device_bytes += device
+            self._host_bytes += host
+            self._note_peaks()
+        if self.timeline is not None:
+            self._draw()
 
     def decoded(self, codec: str, decode_s: float) -> None:
         """A part of a tensor was decoded."""
@@ -130,11 +147,12 @@ class Counters:
         with self._lock:
             self.compile_s += seconds
 
-    def fetched(self, *, hit: bool) -> None:
-        """An unpack found its tensor ready (or under way), or did not."""
-        with self._lock:
-            self.prefetch_hits += hit
-            self.prefetch_misses += not hit
+    def fetched(self, *, hit: bool, first: bool) -> None:
+        """An unpack found its tensor ready (or under way), or did not; only the first counts."""
+        if first:
+            with self._lock:
+                self.prefetch_hits += hit
+                self.prefetch_misses += not hit
 
     def fall_back(self, what: str, why: object, then: str = "taking a slower path") -> None:
         """Another, correct path is taken; said once in the log, counted always."""
@@ -142,7 +160,8 @@ class Counters:
             self.fallbacks[what] += 1
             first = self.fallbacks[what] == 1
         if first:
-            log.warning("%s failed (%s); %s from here on.", what, why, then)
+            # The text, not the error: whoever keeps the record would keep its frames.
+            log.warning("%s failed (%s); %s from here on.", what, str(why), then)
 
     def guarded(self, error: float, cosine: float) -> None:
         """A module's gradients were compared: their relative error, and their cosine."""

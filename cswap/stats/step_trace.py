@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 if TYPE_CHECKING:
     import os
 
-    from cswap.devices.base import Event
-
 Track = Literal["compute", "codec", "d2h", "h2d"]
 
 TRACKS: Final[tuple[Track, ...]] = ("compute", "codec", "d2h", "h2d")
@@ -53,10 +51,16 @@ class Timeline:
         self._events: list[dict[str, Any]] = []
 
     def job(
-        self, name: str, track: Track, tensor: SavedTensor, event: Event, codec: str, nbytes: int
+        self,
+        name: str,
+        track: Track,
+        tensor: SavedTensor,
+        span_s: tuple[float, float],
+        codec: str,
+        nbytes: int,
     ) -> None:
-        """A job of a swap has run; devices that do not know when are left out."""
-        start, end = event.span_s
+        """A job of a swap has run; a job whose times are not known is left out."""
+        start, end = span_s
         if end > start > 0:
             about = {"codec": codec, "bytes": nbytes, **tensor.to_dict()}
             self._add(name, track, start, end, about)

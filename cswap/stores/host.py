@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cswap.pool import Allowance, BufferPool
+from cswap.pool import Allowance, BufferPool, Loan, size_class
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,6 +20,7 @@ class HostStore:
         allocate: Callable[[int], torch.Tensor],
         allowance: Allowance,
         idle_share: float = 1.0,
+        size_of: Callable[[int], int] = size_class,
     ) -> None:
         """Make an empty store.
 
@@ -27,27 +28,19 @@ class HostStore:
             allocate: host memory of the device.
             allowance: of which it takes the bytes that it hands out; other stores may, too.
             idle_share: see `BufferPool`.
+            size_of: see `BufferPool`.
         """
-        self._pool = BufferPool(allocate, idle_share, allowance)
+        self._pool = BufferPool(allocate, idle_share, allowance, size_of=size_of)
+        self.give_back = self._pool.give_back
+        self.trim = self._pool.trim
+        self.close = self._pool.close
 
-    def take(self, nbytes: int) -> torch.Tensor | None:
-        """[>= nbytes] uint8, or None if the limit is reached or the host has no more memory."""
+    def take(self, nbytes: int) -> Loan | None:
+        """Memory for so many bytes, or None if the limit is reached or the host has no more."""
         try:
             return self._pool.take(nbytes)
         except MemoryError:
             return None
-
-    def give_back(self, buffer: torch.Tensor) -> None:
-        """Return a buffer that nobody reads or writes any more."""
-        self._pool.give_back(buffer)
-
-    def trim(self, idle_bytes: int) -> None:
-        """Keep no more than so many bytes for reuse."""
-        self._pool.trim(idle_bytes)
-
-    def close(self) -> None:
-        """Keep nothing for reuse from here on; encodings that are in use stay."""
-        self._pool.close()
 
     @property
     def in_use_bytes(self) -> int:

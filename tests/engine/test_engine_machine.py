@@ -14,8 +14,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from cswap.config import SwapConfig
 from cswap.devices.sim import SimDevice
-from cswap.engine import part as part_module
 from cswap.engine.engine import SwapEngine
+from cswap.engine.transfer import section as section_module
 
 CODECS = ("raw", "zvc", "expk", "auto")
 
@@ -39,7 +39,7 @@ class EngineMachine(RuleBasedStateMachine):
         sections=st.booleans(),
     )
     def begin(self, seed, codec, keep_last, sections):
-        self.small = mock.patch.object(part_module, "SECTION_ALIGN", 64)
+        self.small = mock.patch.object(section_module, "SECTION_ALIGN", 64)
         self.small.start()
         self.device = SimDevice(seed, eager=True, section_bytes=512 if sections else None)
         config = SwapConfig(codec=codec, keep_last=keep_last, min_bytes=0)

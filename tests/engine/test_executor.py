@@ -8,6 +8,7 @@ import os
 import threading
 import time
 import weakref
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,10 +19,10 @@ from cswap.codecs.registry import get_codec
 from cswap.devices import sim as sim_module
 from cswap.devices.cpu import CpuDevice
 from cswap.devices.sim import SimDevice, SimEvent, poisoned
-from cswap.engine import part as part_module
-from cswap.engine.aliases import make_token
-from cswap.engine.executor import Executor
-from cswap.engine.handle import LEGAL, Handle, State
+from cswap.engine.saved.aliases import make_token
+from cswap.engine.transfer import section as section_module
+from cswap.engine.transfer.device_lanes import make_executor
+from cswap.engine.transfer.handle import LEGAL, Handle, State
 from cswap.errors import CorruptEncodingError, InternalError
 from cswap.pool import Allowance
 from cswap.stats.counters import Counters
@@ -39,6 +40,7 @@ DEVICES = {
     },
 }
 N = 5000
+NO_LANE: Any = None  # executors know none
 
 
 class Bench:
@@ -50,10 +52,10 @@ class Bench:
         self.counters = Counters()
         self.host = HostStore(device.host_memory, Allowance(limit))
         self.disk = disk
-        self.executor = Executor(device, self.host, disk, self.counters, seed=0, verify=verify)
+        self.executor = make_executor(device, self.host, disk, self.counters, seed=0, verify=verify)
 
     def handle(self, x):
-        token = make_token(x)
+        token = make_token(x, NO_LANE)
         self.tokens.append(token)
         handle = token.handle
         handle.views = 1
@@ -78,7 +80,7 @@ class Bench:
 
 @pytest.fixture(params=DEVICES, ids=str)
 def bench(request, monkeypatch):
-    monkeypatch.setattr(part_module, "SECTION_ALIGN", 512)
+    monkeypatch.setattr(section_module, "SECTION_ALIGN", 512)
     return Bench(DEVICES[request.param]())
 
 
@@ -113,15 +115,15 @@ def test_what_goes_out_comes_back(bench, codec):
 
 
 def test_a_large_tensor_goes_in_sections(monkeypatch):
-    monkeypatch.setattr(part_module, "SECTION_ALIGN", 512)
+    monkeypatch.setattr(section_module, "SECTION_ALIGN", 512)
     bench = Bench(SimDevice(0, eager=True, section_bytes=SECTION_BYTES))
     x = values()
     handle = bench.swap_out(x.clone())
     bench.settle(handle)
-    assert [p.numel for p in handle.parts] == [1024] * 4 + [N - 4096]
+    assert [p.numel for p in handle.sections] == [1024] * 4 + [N - 4096]
     stats = bench.stats()
     assert (stats.swapped, stats.by_codec["zvc"].count, stats.raw_bytes) == (1, 1, x.nbytes)
-    assert stats.host_bytes == sum(p.host.numel() for p in handle.parts)
+    assert stats.host_bytes == sum(p.host.numel() for p in handle.sections)
 
 
 def test_wanted_before_it_is_out_it_is_not_moved(bench):
@@ -156,7 +158,7 @@ def reach(bench, state):
     if state is State.KEPT:
         return bench.handle(x)
     handle = bench.swap_out(x)
-    if state in (State.ENCODING, State.IN_FLIGHT):
+    if state is State.LEAVING:
         return handle
     bench.settle(handle)
     if state in (State.FETCHING, State.READY):
@@ -212,7 +214,7 @@ def test_a_codec_that_fails_to_encode_gives_way_to_raw(bench, caplog):
         handles = [bench.swap_out(values(i), codec) for i in range(3)]
         bench.settle(*handles)
     assert all(same(bench.executor.memory(h).tensor, values(i)) for i, h in enumerate(handles))
-    n_parts = sum(len(h.parts) for h in handles)
+    n_parts = sum(len(h.sections) for h in handles)
     assert bench.stats().fallbacks_by_reason == {"failing:encode": n_parts}
     assert set(bench.stats().by_codec) == {"raw"}
     assert len(caplog.records) == 1
@@ -233,7 +235,7 @@ def test_a_codec_that_fails_to_decode_is_an_error_and_no_hang(bench):
 def test_a_job_that_ends_its_thread_costs_a_fallback_only(workers):
     bench = Bench(CpuDevice(workers))
     handles = [bench.swap_out(values(i), Failing("encode", SystemExit())) for i in range(4)]
-    while any(h.state is State.ENCODING for h in handles):  # who waits would run the job himself
+    while any(h.state is State.LEAVING for h in handles):  # who waits would run the job himself
         time.sleep(0.001)
     assert all(same(bench.executor.memory(h).tensor, values(i)) for i, h in enumerate(handles))
     assert bench.stats().fallbacks == 4
@@ -271,7 +273,7 @@ def test_past_the_host_limit_encodings_go_to_disk_and_come_back(make, disk):
     bench = Bench(make(), limit=4096, disk=disk)
     handles = [bench.swap_out(values(i)) for i in range(3)]
     bench.settle(*handles)
-    assert all(h.parts[0].file is not None and h.parts[0].host is None for h in handles)
+    assert all(h.sections[0].file is not None and h.sections[0].host is None for h in handles)
     assert all(same(bench.executor.memory(h).tensor, values(i)) for i, h in enumerate(handles))
     for handle in handles:
         bench.executor.release(handle)
@@ -302,7 +304,7 @@ def test_verify_notices_a_changed_byte(make, codec):
     bench = Bench(make(), verify=True)
     handle = bench.swap_out(values(), codec)
     bench.settle(handle)
-    part = handle.parts[0]
+    part = handle.sections[0]
     part.host[part.nbytes - 20] ^= 1
     with pytest.raises(CorruptEncodingError):
         bench.executor.memory(handle)
@@ -315,14 +317,14 @@ def test_indices_are_always_verified(make, codec):
     bench = Bench(make())
     handle = bench.swap_out(torch.arange(N), codec)
     bench.settle(handle)
-    part = handle.parts[0]
+    part = handle.sections[0]
     part.host[part.nbytes - 4] ^= 64
     with pytest.raises(CorruptEncodingError):
         bench.executor.memory(handle)
     bench = Bench(make())
     handle = bench.swap_out(torch.arange(N) % 2 == 0, "bitpack")  # a mask points nowhere
     bench.settle(handle)
-    assert handle.parts[0].checked == ""
+    assert handle.sections[0].checked == ""
 
 
 def test_a_tensor_modified_before_its_encode_stays():
@@ -361,14 +363,14 @@ class Gated(CpuDevice):
         self.waited.wait(0.1)
         return super().allocate(dtype, numel).fill_(-1)
 
-    def submit(self, job, *, role, after=()):
+    def submit(self, job, *, role, after=(), measure=False):
         def late(stream):
             assert self.go.wait(10)
             job(stream)
 
         return super().submit(late if self.reached.is_set() else job, role=role, after=after)
 
-    def join(self, event):
+    def join(self, event, at=None):
         self.waited.set()
         assert self.submitted.wait(10)
         super().join(event)
@@ -450,7 +452,7 @@ def test_the_table_of_states_is_closed_and_has_one_end():
 
 
 def test_an_illegal_move_is_an_internal_error():
-    handle = make_token(values()).handle
+    handle = make_token(values(), NO_LANE).handle
     with pytest.raises(InternalError, match="kept -> ready is not legal"):
         handle.to(State.READY)
 
@@ -530,15 +532,15 @@ class Forgetful(SimDevice):
         super().__init__(seed)
         self._what = what
 
-    def submit(self, job, *, role, after=()):
+    def submit(self, job, *, role, after=(), measure=False):
         return super().submit(job, role=role, after=() if role == self._what else after)
 
     def now(self):
         return SimEvent(None, (), "codec", fired=True) if self._what == "now" else super().now()
 
-    def join(self, event):
+    def join(self, event, at=None):
         if self._what != "join":
-            super().join(event)
+            super().join(event, at)
 
 
 def notices(device):
@@ -560,8 +562,8 @@ def test_the_simulator_notices_a_forgotten_dependency(what):
 def test_the_simulator_notices_scratch_given_back_too_early(monkeypatch):
     taken = SimDevice.scratch
 
-    def scratch(self, nbytes):
-        memory = taken(self, nbytes)
+    def scratch(self, nbytes, role):
+        memory = taken(self, nbytes, role)
         self.submit(lambda _: self.give_back(memory), role="h2d")  # whenever
         return memory
 

@@ -19,7 +19,7 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import cswap
-from cswap.engine import reclaim
+from cswap.engine.saved import reclaim
 
 MIB = 1 << 20
 POOLS_BYTES = 4 * MIB
@@ -122,7 +122,7 @@ def test_errors_that_are_kept_hold_no_frames():
         handle.engine.synchronize()
         stats = handle.stats
         assert (stats.device_bytes, stats.host_bytes) == (0, 0)
-        assert list(handle.engine._aliases) == []
+        assert list(handle.engine._state.aliases) == []
 
 
 def test_a_tensor_whose_decode_failed_is_encoded_anew_when_it_is_saved_again():
@@ -130,8 +130,8 @@ def test_a_tensor_whose_decode_failed_is_encoded_anew_when_it_is_saved_again():
     h = x * 1
     with cswap.swapping(codec="zvc", min_bytes=0, workers=0) as engine:
         y = h.sin()
-        (damaged,) = engine._aliases
-        host = damaged.parts[0].host
+        (damaged,) = engine._state.aliases
+        host = damaged.sections[0].host
         assert host is not None
         host[:16] = 0xFF
         with pytest.raises(cswap.CorruptEncodingError):

@@ -69,8 +69,8 @@ def test_after_forward_memory_is_the_encodings_and_a_bounded_overhead():
         after = live_storage_bytes(net)
         stats = handle.stats
         encoded = stats.host_bytes
-        held = [token.handle for token in handle.engine._order.live()]
-        exact = sum(p.nbytes for h in held for p in h.parts if p.host is not None)
+        held = [token.handle for token in handle.engine._state.order.live()]
+        exact = sum(p.nbytes for h in held for p in h.sections if p.host is not None)
         raw = sum(h.raw_nbytes for h in held)
         assert raw > 12 * MIB
         assert exact <= encoded <= exact * 9 / 8 + 4096 * len(held)
@@ -116,8 +116,8 @@ def test_nothing_leaks_over_many_steps():
         assert threading.active_count() <= threads
         assert len(list(Path("/proc/self/fd").iterdir())) <= descriptors
         assert live_storage_bytes(net) <= objects + MIB
-        assert len(handle.engine._order.live()) == 0
-        assert handle.engine._aliases._storages == {}
+        assert len(handle.engine._state.order.live()) == 0
+        assert handle.engine._state.aliases._storages == {}
 
 
 def test_a_budget_is_kept():

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import cswap
-from cswap.engine.follow import PlanFollower
+from cswap.engine.order.plan_follower import PlanFollower
 from cswap.recompute import modules_to_recompute
 from cswap.schema.plan import Decision, Plan
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from cswap.engine.aliases import make_token
-from cswap.engine.prefetch import ReadyBudget, StepOrder
+from cswap.engine.order.step_order import StepOrder
+from cswap.engine.saved.aliases import make_token
+from cswap.engine.transfer.ready_budget import ReadyBudget
+
+NO_LANE: Any = None  # nothing here moves a tensor
 
 
 def save(order, n):
     """Save n tensors; (handles, the tokens that keep them alive)."""
     handles, tokens = [], []
     for _ in range(n):
-        token = make_token(torch.zeros(4))
+        token = make_token(torch.zeros(4), NO_LANE)
         handle = token.handle
         handle.position, handle.step = order.next_position(), order.step
         order.add(handle, token)
@@ -68,7 +73,7 @@ def test_a_step_without_backward_begins_anew_when_told():
 
 
 def handle_of(numel):
-    return make_token(torch.zeros(numel)).handle
+    return make_token(torch.zeros(numel), NO_LANE).handle
 
 
 def test_the_oldest_result_is_dropped_when_too_many_wait():

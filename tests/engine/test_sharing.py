@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import cswap
-from cswap.engine import aliases
+from cswap.engine.saved import aliases
 from cswap.testing.engines import assert_empty
 
 ALL: dict[str, Any] = {"min_bytes": 0, "codec": "zvc"}

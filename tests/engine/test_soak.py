@@ -12,7 +12,7 @@ from torch import nn
 
 import cswap
 from cswap.devices.cpu import cpu_device
-from cswap.engine.handle import Handle
+from cswap.engine.transfer.handle import Handle
 
 STEPS = 2000
 

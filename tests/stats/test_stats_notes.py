@@ -14,20 +14,26 @@ from cswap.stats.keep_reasons import REASONS
 from cswap.stats.stats import CodecStats, Stats, notes
 
 MIB = 1 << 20
-SOURCES = [*Path(cswap.__file__).parent.glob("engine/*.py"), Path(cswap.__file__).parent / "api.py"]
+SOURCES = [
+    *Path(cswap.__file__).parent.glob("engine/**/*.py"),
+    Path(cswap.__file__).parent / "api.py",
+]
 
 
 def reasons_named(path):
-    """Texts where a source names a reason: in calls of keep and stay, in `reason`, in `keep=`."""
+    """Texts where a source names a reason: in calls of keep and stay, in `reason` and `keep`."""
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Call):
-            called = node.func.attr if isinstance(node.func, ast.Attribute) else ""
-            at = {"keep": 0, "stay": 0, "_keep": 1}.get(called)
+            called = ast.unparse(node.func).rpartition(".")[2]
+            at = {"keep": 0, "stay": 0, "_keep": 1, "_NoRoomError": 0}.get(called)
             named: list[ast.expr | None] = [] if at is None else [*node.args[at : at + 1]]
             named += [
                 k.value for k in node.keywords if k.arg == "keep" and isinstance(k.value, ast.IfExp)
             ]
-        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "reason":
+        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in (
+            "reason",
+            "recipe.keep",
+        ):
             named = [node.value]
         elif isinstance(node, ast.FunctionDef) and node.name == "reason_to_keep":
             named = [r.value for r in ast.walk(node) if isinstance(r, ast.Return)]

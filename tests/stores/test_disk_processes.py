@@ -318,7 +318,7 @@ def test_a_graph_made_before_remove_reads_its_files(tmp_path):
     loss = net(x).sum()
     handle.engine.synchronize()
     handle.remove()
-    disk = handle.engine._disk
+    disk = handle.engine._state.disk
     assert disk is not None
     disk.close()
     assert listing(tmp_path)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cswap.errors import CorruptEncodingError
-from cswap.pool import ALWAYS_IDLE, STEPS, Allowance, BufferPool, size_class
+from cswap.pool import ALWAYS_IDLE, STEPS, Allowance, BufferPool, Loan, size_class
 from cswap.stores.disk import DiskStore
 from cswap.stores.host import HostStore
 
@@ -25,9 +25,11 @@ def allocate(nbytes):
 
 
 def take(pool, nbytes):
-    buffer = pool.take(nbytes)
-    assert buffer is not None
-    return buffer
+    """A buffer where one has to be there."""
+    loan = pool.take(nbytes)
+    assert loan is not None
+    assert loan.after is None
+    return loan.buffer
 
 
 @given(st.integers(1, 1 << 40))
@@ -207,3 +209,45 @@ def test_a_disk_that_cannot_be_read_is_said_to_be(disk, monkeypatch):
     monkeypatch.setattr(Path, "open", fail)
     with pytest.raises(CorruptEncodingError, match=f"{file.path.name}.*Input/output error"):
         disk.read(file, torch.zeros(60, dtype=torch.uint8))
+
+
+class Later:
+    """A point in a device's work that the test lets it reach."""
+
+    def __init__(self):
+        self.reached = False
+
+    def query(self):
+        return self.reached
+
+
+def test_a_buffer_that_is_free_later_comes_with_its_event():
+    pool = BufferPool(allocate, enough_bytes=4096)
+    event = Later()
+    first = take(pool, 4096)
+    pool.give_back(first, event)
+    assert pool.take(4096) == Loan(first, event)  # the pool has enough: no new one is made
+
+
+def test_a_new_buffer_is_made_rather_than_waited_for_as_long_as_there_are_not_enough():
+    pool = BufferPool(allocate, enough_bytes=3 * 4096)
+    event = Later()
+    first = take(pool, 4096)
+    pool.give_back(first, event)
+    second = take(pool, 4096)
+    assert second is not first
+    pool.give_back(second)
+    event.reached = True
+    loans = [pool.take(4096) for _ in range(2)]
+    assert {id(loan.buffer) for loan in loans if loan} == {id(first), id(second)}
+
+
+def test_what_is_let_go_before_it_is_free_is_told():
+    told: list[Loan] = []
+    pool = BufferPool(allocate, discard=told.append)
+    buffers = [take(pool, MIB) for _ in range(3)]
+    event = Later()
+    for buffer in buffers:
+        pool.give_back(buffer, event)
+    pool.clear()
+    assert [loan.after for loan in told] == [event] * 3

@@ -4,9 +4,9 @@ Note [positions are the engine's]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 A plan names a saved tensor by its position among those that the engine could swap, in the order in
 which autograd saves them. This file repeats the engine's rules (`SwapEngine.pack`,
-`cswap.engine.aliases`): planning may not import the engine. `tests/plan/test_estimate.py` holds
-the two together. A tensor that is saved again while its memory is unchanged has the position that
-it had. The engine counts so only if it swaps or has swapped what it saw first.
+`cswap.engine.saved.aliases`): planning may not import the engine. `tests/plan/test_estimate.py`
+holds the two together. A tensor that is saved again while its memory is unchanged has the position
+that it had. The engine counts so only if it swaps or has swapped what it saw first.
 """
 
 from __future__ import annotations

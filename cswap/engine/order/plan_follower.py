@@ -28,6 +28,7 @@ class PlanFollower:
     Attributes:
         depth: how many tensors ahead of backward swap-ins may start at most.
         drift: why the plan is no longer followed; "" while it is.
+        follows: whether there is a plan that says anything.
     """
 
     def __init__(self, plan: Plan | None, unseen: Iterable[int] = ()) -> None:
@@ -41,6 +42,7 @@ class PlanFollower:
         self._next = self._extra = 0
         self.depth = max((_ahead(d) for d in decisions.values() if d.action == "swap"), default=0)
         self.drift = ""
+        self.follows = bool(decisions)
 
     def begin_step(self) -> None:
         """Expect the first tensor again."""
@@ -69,6 +71,7 @@ class PlanFollower:
                 "what the plan expects"
             )
             self._decisions.clear()
+            self.follows = False
         return self._expected[-1] + 1 + self._extra if self._expected else position
 
     def decision(self, position: int) -> Decision | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import weakref
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
 
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from cswap.advisor.advisor import Advice
     from cswap.advisor.call_site import Site
     from cswap.devices.base import Event
-    from cswap.engine.lanes import Lane
-    from cswap.engine.part import Part
+    from cswap.engine.transfer.section import Section
     from cswap.schema.tensor import TensorMeta
 
 
@@ -26,37 +25,47 @@ class State(enum.Enum):
     """Where a tensor's bytes are. The only place that names these states."""
 
     KEPT = "kept"  # in its own memory, held by us
-    ENCODING = "encoding"  # encodes have been submitted; still in its own memory
-    IN_FLIGHT = "in flight"  # encoded; the encodings are on their way to the store
-    STORED = "stored"  # in the store only
-    FETCHING = "fetching"  # a decode has been submitted
-    READY = "ready"  # decoded, and still in the store
+    LEAVING = "leaving"  # encodes have been submitted; still in its own memory
+    STORED = "stored"  # encoded; its own memory has been let go
+    FETCHING = "fetching"  # a thread prepares a decode
+    READY = "ready"  # decoded, or about to be in the order of the device; and still stored
     RELEASED = "released"  # nobody can ask for it any more
 
     __hash__ = object.__hash__  # Enum's own is Python code, and the table is asked often
 
 
-ON_DEVICE: Final = frozenset({State.KEPT, State.ENCODING, State.FETCHING, State.READY})
+ON_DEVICE: Final = frozenset({State.KEPT, State.LEAVING, State.FETCHING, State.READY})
 """States in which the tensor's raw bytes are in the device's memory."""
 
 LEGAL: Final[dict[State, frozenset[State]]] = {
-    State.KEPT: frozenset({State.ENCODING, State.RELEASED}),
+    State.KEPT: frozenset({State.LEAVING, State.RELEASED}),
     # KEPT: wanted before it was out, modified meanwhile, the codec failed, or no room is left.
-    # STORED: where host memory is the device's own, one job encodes and stores.
-    State.ENCODING: frozenset({State.IN_FLIGHT, State.STORED, State.KEPT, State.RELEASED}),
-    State.IN_FLIGHT: frozenset({State.STORED, State.RELEASED}),
-    State.STORED: frozenset({State.FETCHING, State.RELEASED}),
+    State.LEAVING: frozenset({State.STORED, State.KEPT, State.RELEASED}),
+    State.STORED: frozenset({State.FETCHING, State.READY, State.RELEASED}),
     State.FETCHING: frozenset({State.READY, State.STORED, State.RELEASED}),  # STORED: it failed
     State.READY: frozenset({State.STORED, State.RELEASED}),  # STORED: the decoded copy was dropped
     State.RELEASED: frozenset(),
 }
 
 
+class Owner(Protocol):
+    """Owned by the packed views of a handle; owns the tensors, so these go with the last view.
+
+    Attributes:
+        source: the tensor's own memory, [n] flat (strided if gathered); None once it is let go.
+        result: decoded memory, [n]; the strided tensor if gathered; None unless it waits for
+            another packed view to be asked for.
+    """
+
+    source: torch.Tensor | None
+    result: torch.Tensor | None
+
+
 class Handle:
     """One tensor that was saved, and maybe swapped: a region of one storage, at one version.
 
     Written by the executor, under its lock; others read. It keeps the accounts. The tensors
-    themselves are the token's, so that they are freed when the last packed view goes, whoever
+    themselves are its owner's, so that they are freed when the last packed view goes, whoever
     still knows the handle.
 
     Attributes:
@@ -68,7 +77,7 @@ class Handle:
         base: weak reference to the tensor that owns the version counter (see aliases.py).
         whole: whether the region is the whole storage.
         pinned: it is never to leave its own memory (see aliases.py).
-        token: weak reference to the token that its packed views own together.
+        token: weak reference to its owner.
         storage_key: of its storage, in the alias table.
         position: index of this tensor among those saved in its step.
         step: number of that step.
@@ -76,14 +85,11 @@ class Handle:
         lossy_ok: whether a lossy codec may take it.
         must_round_trip: its values are to be those that its codec gives back, even if it stays (see
             Note [lossy and repeatable] in executor.py).
-        parts: sections of the region, each encoded by itself; there is one in most.
-        unsafe: parts whose own memory is still needed.
-        unstored: parts that are not in the store yet.
-        event: of the last job submitted for it; None while a fetch is being prepared.
+        sections: of the region, each encoded by itself; there is one in most.
+        event: of the last job submitted for it; None: no job.
         error: why the stored bytes cannot be used.
         views: how many packed views refer to it; ``unpacked`` counts how often one was asked for.
         site: where in the model it was saved.
-        lane: of its device.
         prefetched: the fetch under way was not asked for by unpack.
         section_bytes: by a plan; None: as the device has it.
         advice: to be told how the swap went; None unless the advisor was asked.
@@ -98,16 +104,15 @@ class Handle:
         "error",
         "event",
         "gathered",
-        "lane",
         "lossy_ok",
         "meta",
         "must_round_trip",
-        "parts",
         "pinned",
         "position",
         "prefetched",
         "raw_nbytes",
         "section_bytes",
+        "sections",
         "site",
         "start",
         "state",
@@ -115,12 +120,12 @@ class Handle:
         "storage_key",
         "token",
         "unpacked",
-        "unsafe",
-        "unstored",
         "version",
         "views",
         "whole",
     )
+
+    token: Callable[[], Owner | None]
 
     def __init__(
         self, meta: TensorMeta, *, start: int, gathered: bool, version: int, raw_nbytes: int
@@ -131,53 +136,34 @@ class Handle:
         self.gathered = gathered
         self.version = version
         self.raw_nbytes = raw_nbytes
-        self.position = 0
-        self.step = 0
-        self.lossy_ok = False
-        self.must_round_trip = False
+        self.position = self.step = self.storage_key = self.views = self.unpacked = 0
+        self.lossy_ok = self.must_round_trip = self.whole = self.pinned = self.prefetched = False
         self.base: weakref.ref[torch.Tensor] | None = None
-        self.token: weakref.ref[Token]
-        self.storage_key = 0
-        self.whole = False
-        self.pinned = False
-        self.parts: list[Part] = []
-        self.unsafe = 0
-        self.unstored = 0
+        self.sections: list[Section] = []
         self.event: Event | None = None
         self.error: BaseException | None = None
-        self.views = 0
-        self.unpacked = 0
-        self.prefetched = False
         self.site: Site | None = None
         self.section_bytes: int | None = None
         self.advice: Advice | None = None
-        self.lane: Lane
         self._counter: torch.Tensor | None = None
         self._last_result: weakref.ref[torch.Tensor] | None = None
         self._last_version = 0
 
     @property
     def source(self) -> torch.Tensor | None:
-        """The tensor's own memory, [n] flat (strided if gathered); None once it is let go."""
+        """See `Owner`."""
         token = self.token()
         return None if token is None else token.source
-
-    @property
-    def result(self) -> torch.Tensor | None:
-        """Decoded memory, [n]; the strided tensor if gathered."""
-        token = self.token()
-        return None if token is None else token.result
-
-    @result.setter
-    def result(self, value: torch.Tensor | None) -> None:
-        token = self.token()
-        if token is not None:
-            token.result = value
 
     @property
     def counter(self) -> torch.Tensor | None:
         """A tensor that counts versions with the source; None if nobody can ask any more."""
         return self._counter if self._counter is not None else self.source
+
+    @property
+    def alive(self) -> bool:
+        """Whether somebody can still ask for it."""
+        return self.token() is not None
 
     @property
     def label(self) -> SavedTensor:
@@ -189,17 +175,13 @@ class Handle:
     @property
     def device_bytes(self) -> int:
         """Bytes of device memory that it holds."""
-        return self.raw_nbytes if self.state in ON_DEVICE else 0
+        kept = sum(s.nbytes for s in self.sections if s.kept is not None)
+        return kept + (self.raw_nbytes if self.state in ON_DEVICE else 0)
 
     @property
     def host_bytes(self) -> int:
         """Bytes of host memory that hold its encodings."""
-        return sum(part.host.numel() for part in self.parts if part.host is not None)
-
-    @property
-    def alive(self) -> bool:
-        """Whether somebody can still ask for it."""
-        return self.token() is not None
+        return sum(s.host.numel() for s in self.sections if s.host is not None)
 
     def to(self, new: State) -> None:
         """Move to state ``new``.
@@ -217,21 +199,17 @@ class Handle:
         if token is None or token.source is None:
             return
         counter = token.source.detach()
-        counter.data = torch.empty(0, dtype=counter.dtype, device=counter.device)
+        counter.data = _nothing(counter)
         self._counter = counter
         token.source = None
 
     def modified(self) -> bool:
         """Whether the tensor has been modified in place since it was saved."""
-        counter = self.counter
+        counter = self._counter
+        if counter is None:
+            token = self.token()
+            counter = None if token is None else token.source
         return counter is not None and counter._version != self.version  # noqa: SLF001
-
-    def forget(self) -> None:
-        """Drop the decoded memory, but remember it for as long as somebody else uses it."""
-        result = self.result
-        if result is not None:
-            self.remember(result)
-            self.result = None
 
     def remember(self, result: torch.Tensor) -> None:
         """Know decoded memory for as long as somebody else uses it."""
@@ -239,48 +217,20 @@ class Handle:
         self._last_version = result._version  # noqa: SLF001
 
     def recall(self) -> torch.Tensor | None:
-        """The decoded memory that was dropped, if it is still there and as it was."""
+        """The decoded memory that was given out last, if it is still there and as it was."""
         found = None if self._last_result is None else self._last_result()
         if found is not None and found._version == self._last_version:  # noqa: SLF001
             return found
         return None
 
 
-class Token:
-    """Owned by the packed views of a handle; owns the tensors, so these go with the last view.
-
-    Attributes:
-        handle: its accounts.
-        source: see `Handle.source`.
-        result: see `Handle.result`.
-    """
-
-    __slots__ = ("__weakref__", "handle", "result", "source")
-
-    def __init__(self, handle: Handle, source: torch.Tensor) -> None:
-        self.handle = handle
-        self.source: torch.Tensor | None = source
-        self.result: torch.Tensor | None = None
-        handle.token = weakref.ref(self)
+_NOTHING: Final[dict[tuple[torch.dtype, torch.device], torch.Tensor]] = {}
 
 
-class Death(weakref.ref[Token]):
-    """A weak reference to a token that is put on a list when the token dies.
-
-    Its callback is the list's ``append``. No Python code runs where the token dies, which may be
-    anywhere: under our locks, and where an interrupt would be swallowed.
-
-    Attributes:
-        handle: of the token.
-    """
-
-    __slots__ = ("handle",)
-
-    handle: Handle
-
-    @staticmethod
-    def of(token: Token, callback: Callable[[weakref.ref[Token]], None]) -> None:
-        """Make the reference, and let the handle own it."""
-        death = Death(token, callback)
-        death.handle = token.handle
-        token.handle.token = death
+def _nothing(like: torch.Tensor) -> torch.Tensor:
+    # A tensor of no elements; one serves all, since nobody writes it.
+    found = _NOTHING.get((like.dtype, like.device))
+    if found is None:
+        found = torch.empty(0, dtype=like.dtype, device=like.device)
+        _NOTHING[like.dtype, like.device] = found
+    return found

@@ -7,11 +7,11 @@ gets is in its own packed view, and no state depends on forward and backward tak
 from __future__ import annotations
 
 import weakref
-from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cswap.engine.handle import Handle, Token
+    from cswap.engine.saved.packed import Token
+    from cswap.engine.transfer.handle import Handle
 
 
 class StepOrder:
@@ -74,38 +74,3 @@ class StepOrder:
             if position < 0 or len(found) == count:
                 break
         return found
-
-
-class ReadyBudget:
-    """Bounds the decoded memory that waits to be asked for (again)."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        """Args: limit_bytes: decoded bytes that may wait."""
-        self._limit = limit_bytes
-        self._waiting: OrderedDict[int, Handle] = OrderedDict()
-        self._bytes = 0
-
-    def fits(self, nbytes: int) -> bool:
-        """Whether that many bytes more may be decoded ahead."""
-        return self._bytes + nbytes <= self._limit
-
-    def add(self, handle: Handle) -> list[Handle]:
-        """Count a handle's decoded memory; returns the ones to drop to stay within the limit."""
-        if id(handle) not in self._waiting:
-            self._waiting[id(handle)] = handle
-            self._bytes += handle.raw_nbytes
-        dropped: list[Handle] = []
-        while self._bytes > self._limit and len(self._waiting) > 1:
-            _, oldest = self._waiting.popitem(last=False)
-            self._bytes -= oldest.raw_nbytes
-            dropped.append(oldest)
-        return dropped
-
-    def remove(self, handle: Handle) -> None:
-        """The handle's decoded memory waits no more."""
-        if self._waiting.pop(id(handle), None) is not None:
-            self._bytes -= handle.raw_nbytes
-
-    def recount(self) -> None:
-        """Add up the bytes again, after an interrupt."""
-        self._bytes = sum(handle.raw_nbytes for handle in self._waiting.values())

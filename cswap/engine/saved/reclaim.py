@@ -21,13 +21,14 @@ from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from cswap.engine.handle import Death
+from cswap.engine.saved.packed import Token
 from cswap.errors import InternalError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from cswap.engine.handle import Handle, Token
+    from cswap.engine.transfer.device_lanes import Lane
+    from cswap.engine.transfer.handle import Handle
 
 EVERY_S: Final = 0.1
 """How often the thread looks, while there are handles."""
@@ -36,27 +37,45 @@ IDLE_LOOKS: Final = 20
 """Looks without any handle after which it sleeps until there is one."""
 
 
-class Reclaimer:
-    """The handles of one engine, from their birth to their release. Thread-safe."""
+class Death(weakref.ref[Token]):
+    """A weak reference to a token that is put on a list when the token dies.
 
-    def __init__(self, release: Callable[[Handle], None]) -> None:
+    Its callback is the list's ``append``. No Python code runs where the token dies, which may be
+    anywhere: under our locks, and where an interrupt would be swallowed.
+
+    Attributes:
+        handle: of the token.
+        lane: of its device.
+    """
+
+    __slots__ = ("handle", "lane")
+
+    handle: Handle
+    lane: Lane
+
+
+class Reclaimer:
+    """The handles of one engine, from their birth to their release. Thread-safe.
+
+    Attributes:
+        deaths: of tokens, to be dealt with by `collect`.
+    """
+
+    def __init__(self, release: Callable[[Handle, Lane], None]) -> None:
         """Args: release: frees all that is left of a handle; may be called twice for one."""
         self._release = release
-        self._deaths: deque[weakref.ref[Token]] = deque()
+        self.deaths: deque[weakref.ref[Token]] = deque()
         self._lock = threading.Lock()
         self._n_born = self._n_released = 0
         _reclaimers.add(self)
 
     def watch(self, token: Token) -> None:
         """Release the token's handle after its death."""
-        Death.of(token, self._deaths.append)
+        death = Death(token, self.deaths.append)
+        death.handle, death.lane = token.handle, token.lane
+        token.handle.token = death
         self._n_born += 1
         _thread.wake()
-
-    @property
-    def waiting(self) -> bool:
-        """Whether there is anything to `collect`."""
-        return bool(self._deaths)
 
     @property
     def has_handles(self) -> bool:
@@ -65,15 +84,15 @@ class Reclaimer:
 
     def collect(self) -> None:
         """Release the handles that have died so far."""
-        while self._deaths:
+        while self.deaths:
             with self._lock:  # an interrupt leaves the death where it is: it is dealt with again
-                if not self._deaths:
+                if not self.deaths:
                     return
-                death = self._deaths[0]
+                death = self.deaths[0]
                 if not isinstance(death, Death):
                     raise InternalError(f"{death!r} is no death of a token")
-                self._release(death.handle)
-                self._deaths.popleft()
+                self._release(death.handle, death.lane)
+                self.deaths.popleft()
                 self._n_released += 1
 
     @contextmanager

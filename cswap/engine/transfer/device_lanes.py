@@ -1,4 +1,4 @@
-"""What the engine has once per device: its streams, its host store, its executor."""
+"""The way out and back of each device: its host store, its executor, its bounds."""
 
 from __future__ import annotations
 
@@ -9,23 +9,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from cswap.devices.cpu import cpu_device
-from cswap.engine.executor import Executor
-from cswap.engine.prefetch import ReadyBudget
+from cswap.engine.transfer.disk_queue import DiskQueue
+from cswap.engine.transfer.host_executor import HostExecutor
+from cswap.engine.transfer.link_executor import LinkExecutor
+from cswap.engine.transfer.ready_budget import ReadyBudget
+from cswap.engine.transfer.resources import Resources
 from cswap.errors import ConfigError, InternalError
 from cswap.pool import Allowance
 from cswap.stores.disk import DiskStore
 from cswap.stores.host import HostStore
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
     from cswap.config import SwapConfig
     from cswap.devices.base import Device
-    from cswap.engine.handle import Handle
+    from cswap.engine.transfer.executor import Executor
+    from cswap.engine.transfer.handle import Handle
     from cswap.stats.counters import Counters
 
+IDLE_BACKLOGS: Final = 16
+"""Of a backlog's scratch memory, a device with a link keeps 1/IDLE_BACKLOGS after a backward."""
+
 UNIFIED_IDLE_SHARE: Final = 0.25
-"""Of the host memory used at the peak, what a unified device keeps for the next step."""
+"""Of the host memory used at the peak, a unified device keeps this share for the next step."""
 
 
 class Lane:
@@ -35,11 +44,12 @@ class Lane:
         device: the device.
         host: its host tier.
         executor: moves handles of this device.
-        ready: bounds what is decoded ahead; to be used under the engine's lock.
+        ready: bounds the memory that is decoded ahead; to be used under the engine's lock.
         min_bytes: smaller tensors stay.
-        may_capture: whether the device can record what it runs, as CUDA graphs do.
+        may_capture: whether the device can record the work that it runs, as CUDA graphs do.
         overlaps: whether something can be decoded ahead, beside the computation.
-        may_keep: whether a tensor may stay because swapping it does not pay.
+        may_keep: whether a tensor may stay because no codec is worth its time.
+        step_bytes: memory of the device for all of the step; None: no limit, or nobody counts.
     """
 
     __slots__ = (
@@ -53,6 +63,7 @@ class Lane:
         "min_bytes",
         "overlaps",
         "ready",
+        "step_bytes",
     )
 
     def __init__(
@@ -63,22 +74,25 @@ class Lane:
         counters: Counters,
         allowance: Allowance,
     ) -> None:
-        # Where the host's memory is the device's, what backward gives free must come free.
+        # Where the host's memory is the device's, memory that backward gives free must come free.
         idle_share = UNIFIED_IDLE_SHARE if device.unified else 1.0
-        self.host = HostStore(device.host_memory, allowance, idle_share)
+        self.host = HostStore(device.host_memory, allowance, idle_share, device.host_size)
         self.device = device
         self._stalled_before_s = device.stalled_s
         self._lost_jobs_before = device.lost_jobs
-        self.executor = Executor(
+        self.executor = make_executor(
             device, self.host, disk, counters, seed=config.seed, verify=config.verify
         )
-        self.ready = ReadyBudget(device.ready_bytes)
+        budget = optional_int(config.budget)
+        ahead = device.ready_bytes if budget is None else min(device.ready_bytes, budget)
+        self.ready = ReadyBudget(ahead)
         counters.host_is_device |= device.unified
         self.overlaps = device.overlaps
         self.may_capture = not device.unified
         self.min_bytes = config.min_bytes_on(device.kind)
-        # Where host memory is device memory, moving what does not shrink saves nothing.
+        # Where host memory is device memory, moving bytes that do not shrink saves nothing.
         self.may_keep = device.unified and config.budget is None and config.spill_dir is None
+        self.step_bytes: int | None = None
 
     @property
     def stalled_s(self) -> float:
@@ -90,11 +104,31 @@ class Lane:
         """Jobs of the device that their thread did not finish, since this lane was made."""
         return self.device.lost_jobs - self._lost_jobs_before
 
+    def hold_within(self, budget_bytes: int) -> None:
+        """Let go of tensors on their way out until so many bytes of them are left."""
+        if isinstance(self.executor, LinkExecutor):
+            self.executor.let_go_down_to(budget_bytes)
+
+    def hold_step(self) -> None:
+        """Let go of tensors on their way out until the device's memory is within the plan's."""
+        excess = self._excess(0)
+        if excess > 0 and isinstance(self.executor, LinkExecutor):
+            self.executor.let_go_down_to(max(0, self.executor.leaving_bytes - excess))
+
+    def _excess(self, nbytes: int) -> int:
+        # Bytes above the plan's limit, with so many more allocated.
+        if self.step_bytes is None:
+            return 0
+        allocated = self.device.allocated_bytes()
+        return 0 if allocated is None else allocated + nbytes - self.step_bytes
+
     def trim(self, idle_bytes: int) -> None:
-        """Keep no more than so many bytes for reuse in a pool."""
+        """Keep no more than so many bytes for reuse in a pool; over a link, a few tensors more."""
         if self.device.unified:
             self.host.trim(idle_bytes)
             self.device.trim(idle_bytes)
+        else:
+            self.device.trim(max(idle_bytes, self.device.backlog_bytes // IDLE_BACKLOGS))
 
     def close(self) -> None:
         """Keep nothing for reuse."""
@@ -103,7 +137,9 @@ class Lane:
 
     def has_room(self, nbytes: int) -> bool:
         """Whether so much may be decoded ahead now."""
-        return self.ready.fits(nbytes) and self.device.has_room(nbytes)
+        return (
+            self.ready.fits(nbytes) and self.device.has_room(nbytes) and self._excess(nbytes) <= 0
+        )
 
 
 class Lanes:
@@ -115,9 +151,22 @@ class Lanes:
         disk: DiskStore | None,
         counters: Counters,
         device: Device | None = None,
+        *,
+        step_bytes: int | None = None,
+        relieve: Callable[[], None] | None = None,
     ) -> None:
-        """Args: device: the only one, in tests; config, disk, counters: the engine's."""
+        """Make no lane yet.
+
+        Args:
+            config: the engine's options.
+            disk: the engine's disk tier, or None.
+            counters: the engine's.
+            device: the only one, in tests.
+            step_bytes: memory of each device for all of the step, by a plan; None: no limit.
+            relieve: a bound method to be called when a device is out of memory.
+        """
         self._config, self._disk, self._counters = config, disk, counters
+        self._step_bytes, self._relieve = step_bytes, relieve
         self._allowance = Allowance(optional_int(config.host_limit))
         self._lanes: dict[torch.device, Lane | None] = {}
         self._lock = threading.Lock()
@@ -159,6 +208,11 @@ class Lanes:
         for lane in self._made():
             lane.close()
 
+    def pump(self) -> None:
+        """Run the callbacks that are due on all devices."""
+        for lane in self._made():
+            lane.device.pump()
+
     def drain(self) -> None:
         """Block until nothing is under way on any device."""
         for lane in self._made():
@@ -168,7 +222,7 @@ class Lanes:
         """After an interrupt: add up again the bytes of these handles, all that there are."""
         for lane in self._made():
             lane.ready.recount()
-            lane.executor.recount([h for h in handles if h.lane is lane])
+            lane.executor.recount(handles)
         self._allowance.recount(sum(lane.host.in_use_bytes for lane in self._made()))
 
     def _made(self) -> list[Lane]:
@@ -186,7 +240,30 @@ class Lanes:
         return None
 
     def _make(self, device: Device) -> Lane:
-        return Lane(device, self._config, self._disk, self._counters, self._allowance)
+        if self._relieve is not None:
+            device.relieve_by(self._relieve)
+        lane = Lane(device, self._config, self._disk, self._counters, self._allowance)
+        lane.step_bytes = self._step_bytes
+        return lane
+
+
+def make_executor(
+    device: Device,
+    host: HostStore,
+    disk: DiskStore | None,
+    counters: Counters,
+    *,
+    seed: int,
+    verify: bool,
+) -> Executor:
+    """The executor of a device; arguments as of `Resources`."""
+    files = None if disk is None or device.unified else DiskQueue(disk, device.host_memory)
+    lock = threading.Lock()
+    before = len(device.damage())
+    resources = Resources(
+        device, host, disk, files, counters, lock, seed, verify, damages_before=before
+    )
+    return HostExecutor(resources) if device.unified else LinkExecutor(resources)
 
 
 def disk_store(config: SwapConfig, counters: Counters) -> DiskStore | None:

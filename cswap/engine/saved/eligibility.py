@@ -85,8 +85,8 @@ class OwnedStorages:
     def __init__(self) -> None:
         self._storages: dict[int, StorageWeakRef] = {}
 
-    def refresh(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Take the storages of these tensors, and no others, as owned."""
+    def refresh(self, tensors: Iterable[torch.Tensor]) -> bool:
+        """Take the storages of these tensors, and no others, as owned; whether they are others."""
         found: dict[int, StorageWeakRef] = {}
         for tensor in tensors:
             plain = type(tensor) in (torch.Tensor, Parameter) and not is_wrapped(tensor)
@@ -94,7 +94,9 @@ class OwnedStorages:
                 storage = tensor.untyped_storage()
                 key = storage._cdata  # noqa: SLF001
                 found[key] = self._storages.get(key) or weak_storage(storage)
+        changed = found.keys() != self._storages.keys()
         self._storages = found
+        return changed
 
     def __contains__(self, tensor: torch.Tensor) -> bool:
         return (

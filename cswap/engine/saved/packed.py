@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import weakref
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
@@ -11,7 +12,8 @@ from cswap.errors import InternalError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cswap.engine.handle import Token
+    from cswap.engine.transfer.device_lanes import Lane
+    from cswap.engine.transfer.handle import Handle
 
 
 class Kept:
@@ -43,6 +45,26 @@ class Kept:
         return self.tensor
 
 
+class Token:
+    """Owned by the packed views of a handle; owns the tensors, so these go with the last view.
+
+    Attributes:
+        handle: its accounts.
+        lane: of its device.
+        source: see `Owner`.
+        result: see `Owner`.
+    """
+
+    __slots__ = ("__weakref__", "handle", "lane", "result", "source")
+
+    def __init__(self, handle: Handle, source: torch.Tensor, lane: Lane) -> None:
+        self.handle = handle
+        self.lane = lane
+        self.source: torch.Tensor | None = source
+        self.result: torch.Tensor | None = None
+        handle.token = weakref.ref(self)
+
+
 class PackedView:
     """One saved tensor: its exact layout, as a view of a handle's memory.
 
@@ -66,17 +88,16 @@ class PackedView:
         self.conj = tensor.is_conj()
         self.neg = tensor.is_neg()
 
-    def check(self) -> None:
+    def raise_modified(self) -> NoReturn:
         """See Note [modified in place].
 
         Raises:
-            RuntimeError: autograd's own, if the tensor was modified in place since it was saved.
+            RuntimeError: autograd's own: the tensor was modified in place since it was saved.
         """
         handle = self.token.handle
-        if handle.modified():
-            counter = handle.counter
-            assert counter is not None  # this view keeps it
-            raise modified_error(counter, self.sizes, handle.version)
+        counter = handle.counter
+        assert counter is not None  # this view keeps it
+        raise modified_error(counter, self.sizes, handle.version)
 
     def rebuild(self, memory: torch.Tensor, *, own: bool) -> torch.Tensor:
         """The saved tensor with its exact sizes and strides, as a view of ``memory``.

@@ -35,14 +35,17 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from cswap.codecs.layout import flat_numel, has_gaps, meta_of
-from cswap.engine.eligibility import weak_storage
-from cswap.engine.handle import Handle, State, Token
+from cswap.engine.saved.eligibility import weak_storage
+from cswap.engine.saved.packed import Token
+from cswap.engine.transfer.handle import Handle, State
 from cswap.schema.tensor import TensorMeta, dtype_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch.multiprocessing.reductions import StorageWeakRef
+
+    from cswap.engine.transfer.device_lanes import Lane
 
 WHOLE_SHARE: Final = 4
 """A view that spans at least 1/WHOLE_SHARE of its storage is swapped as the whole storage."""
@@ -109,24 +112,25 @@ class AliasTable:
     def __init__(self) -> None:
         self._storages: dict[int, _Regions] = {}
 
-    def find(self, tensor: torch.Tensor, *, lossy_ok: bool) -> Token | None:
+    def find(
+        self, tensor: torch.Tensor, storage: torch.UntypedStorage, *, lossy_ok: bool
+    ) -> Token | None:
         """The token of a handle that was made of this memory, or None.
 
-        Whether its encoding may serve this tensor, too, says `is_result`.
+        `is_result` says whether its encoding may serve this tensor, too.
         """
-        regions = self._storages.get(tensor.untyped_storage()._cdata)  # noqa: SLF001
+        regions = self._storages.get(storage._cdata)  # noqa: SLF001
         if regions is None:
             return None
         start = int(tensor.storage_offset()) * tensor.element_size()
         for handle in regions.candidates(start):
             token = handle.token()
-            if token is not None and _serves(handle, tensor, lossy_ok=lossy_ok):
+            if isinstance(token, Token) and _serves(handle, tensor, lossy_ok=lossy_ok):
                 return token
         return None
 
-    def add(self, handle: Handle, tensor: torch.Tensor) -> None:
-        """Remember a handle made of this tensor."""
-        storage = tensor.untyped_storage()
+    def add(self, handle: Handle, storage: torch.UntypedStorage) -> None:
+        """Remember a handle made of a tensor in this storage."""
         handle.storage_key = storage._cdata  # noqa: SLF001
         regions = self._storages.get(handle.storage_key)
         if regions is None:
@@ -152,8 +156,12 @@ def is_result(tensor: torch.Tensor) -> bool:
     return (tensor if base is None else base).grad_fn is not None
 
 
-def make_token(tensor: torch.Tensor) -> Token:
+def make_token(tensor: torch.Tensor, lane: Lane) -> Token:
     """The token of a new handle, in state KEPT, for the region that this tensor is swapped as.
+
+    Args:
+        tensor: the tensor.
+        lane: of its device.
 
     Raises:
         RuntimeError: the tensor has no memory, or less than it says.
@@ -170,34 +178,35 @@ def make_token(tensor: torch.Tensor) -> Token:
     if not storage.data_ptr():
         raise RuntimeError("the tensor has no memory")
     if x.nbytes == whole and x.is_contiguous():  # most are
-        token = _flat_token(x, 0, x.numel(), version)
+        token = _flat_token(x, 0, x.numel(), version, lane)
         token.handle.whole = True
     else:
-        token = _part_token(x, whole, version, is_view=base is not None)
+        token = _part_token(x, whole, version, lane, is_view=base is not None)
     token.handle.base = weakref.ref(tensor if base is None else base)
     return token
 
 
-def _part_token(x: torch.Tensor, whole: int, version: int, *, is_view: bool) -> Token:
+def _part_token(x: torch.Tensor, whole: int, version: int, lane: Lane, *, is_view: bool) -> Token:
     meta, itemsize = meta_of(x), x.element_size()
     span_bytes = meta.span * itemsize
     if span_bytes == whole or (is_view and span_bytes * WHOLE_SHARE >= whole):
-        token = _flat_token(x, 0, whole // itemsize, version)
+        token = _flat_token(x, 0, whole // itemsize, version, lane)
         token.handle.whole = True
         return token
     start = int(x.storage_offset())
     if not has_gaps(meta):
-        return _flat_token(x, start, meta.span, version)
+        return _flat_token(x, start, meta.span, version, lane)
     nbytes = flat_numel(meta) * itemsize
-    return Token(Handle(meta, start=start, gathered=True, version=version, raw_nbytes=nbytes), x)
+    handle = Handle(meta, start=start, gathered=True, version=version, raw_nbytes=nbytes)
+    return Token(handle, x, lane)
 
 
-def _flat_token(x: torch.Tensor, start: int, numel: int, version: int) -> Token:
+def _flat_token(x: torch.Tensor, start: int, numel: int, version: int, lane: Lane) -> Token:
     source = x.as_strided((numel,), (1,), start)
     meta = TensorMeta(dtype_name(x.dtype), (numel,), (1,))
     nbytes = numel * x.element_size()
     handle = Handle(meta, start=start, gathered=False, version=version, raw_nbytes=nbytes)
-    return Token(handle, source)
+    return Token(handle, source, lane)
 
 
 def first_byte(handle: Handle) -> int:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cswap.engine.packed import PackedView
+from cswap.engine.saved.packed import PackedView
 
 if TYPE_CHECKING:
     import torch
 
     from cswap.codecs.base import Codec
-    from cswap.engine.handle import Handle
-    from cswap.engine.packed import Kept
+    from cswap.engine.saved.packed import Kept
+    from cswap.engine.transfer.handle import Handle
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class Saved:
 
     def codec(self) -> Codec | None:
         """The lossy codec chosen for it; None if it is kept, or encoded exactly."""
-        parts = self.handle.parts
-        return None if not parts or parts[0].codec.lossless else parts[0].codec
+        sections = self.handle.sections
+        return None if not sections or sections[0].codec.lossless else sections[0].codec
 
 
 class Observer:

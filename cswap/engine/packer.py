@@ -1,0 +1,276 @@
+"""From a saved tensor to a packed object: the stage of pack.
+
+A tensor's way is: recipe of its call site, handle, send. Everything that takes long (choosing a
+codec, sampling values, compiling) happens where a recipe or an advice is made.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import Parameter
+
+from cswap.advisor.call_site import Site
+from cswap.codecs.layout import flatten
+from cswap.codecs.registry import get_codec
+from cswap.codecs.warmup import warm
+from cswap.engine.recipes import Recipe, RecipeBook, producer
+from cswap.engine.saved.aliases import is_result, make_token
+from cswap.engine.saved.eligibility import bytes_of, is_tracing, reason_to_keep
+from cswap.engine.saved.packed import Kept, PackedView
+from cswap.engine.transfer.handle import State
+from cswap.log import log
+
+if TYPE_CHECKING:
+    from cswap.codecs.base import Codec
+    from cswap.engine.saved.module_stack import Scope
+    from cswap.engine.saved.packed import Token
+    from cswap.engine.state import EngineState
+    from cswap.engine.transfer.handle import Handle
+    from cswap.schema.plan import Decision
+
+_is_tracing = torch._C._is_tracing  # noqa: SLF001
+_strided = torch.strided
+
+
+class Packer:
+    """Packs the tensors of one engine."""
+
+    def __init__(self, state: EngineState) -> None:
+        """Args: state: the engine's."""
+        self._state = state
+        self._scopes, self._counters, self._lock = state.scopes, state.counters, state.lock
+        self._aliases, self._order, self._window = state.aliases, state.order, state.window
+        self._deaths = state.reclaimer.deaths
+        self._min_bytes = state.lanes.min_bytes
+        self.book = RecipeBook(by_role=state.advisor.may_use_lossy)
+        self._saved_again: set[tuple[int, int]] = set()
+        self._budget_bytes = state.window.budget_bytes
+        self._warned_of_capture = False
+
+    def pack(self, tensor: torch.Tensor) -> Kept | PackedView:
+        """See `SwapEngine.pack`."""
+        if _is_tracing():  # each look at a tensor would be recorded
+            return self._keep(tensor, "tracing")
+        if type(tensor) is not torch.Tensor:
+            return self._keep(tensor, "parameter" if type(tensor) is Parameter else "subclass")
+        if tensor.layout is not _strided:  # has no nbytes, or another meaning of it
+            return self._keep(tensor, "layout")
+        nbytes = tensor.nbytes
+        if nbytes < self._min_bytes or not nbytes:
+            return self._keep(tensor, "small")
+        if self._deaths or self._state.interrupted:
+            self._state.tidy()
+        scope, operator = self._scopes.stack[-1], self._scopes.operator
+        recipe = self.book.expected(tensor, scope, operator)
+        if recipe is None:
+            recipe = self._recipe(tensor, scope, operator)
+        if recipe.keep is not None:
+            return self._keep(tensor, recipe.keep)
+        packed = self._pack(tensor, recipe)
+        observer = self._state.observer
+        if observer.seen is not None:
+            observer.note(scope.path, tensor, packed)
+        return packed
+
+    def begin_step(self) -> None:
+        """A step begins, in this thread."""
+        self.book.begin_step()
+        with self._lock:
+            self._order.begin_step()
+            self._window.begin_step()
+
+    @staticmethod
+    def pass_through(tensor: torch.Tensor) -> Kept:
+        """Keep a tensor where it is, uncounted."""
+        try:
+            version = tensor._version  # noqa: SLF001
+            kept = tensor if tensor.is_leaf or is_tracing() else tensor.detach()
+        except RuntimeError:  # inference tensors have no version; some subclasses cannot detach
+            version, kept = -1, tensor
+        return Kept(kept, version)
+
+    def _keep(self, tensor: torch.Tensor, reason: str) -> Kept:
+        self._counters.keep(reason, bytes_of(tensor))
+        return self.pass_through(tensor)
+
+    # ----------------------------------------------------------------- recipes
+
+    def _recipe(self, tensor: torch.Tensor, scope: Scope, operator: str) -> Recipe:
+        recipe = self.book.known(tensor, scope, operator)
+        if recipe is None or recipe.keep == "parameter":
+            # Which tensors are parameters is asked anew: they look like others of their size.
+            recipe = self._make_recipe(tensor, scope, operator)
+            self.book.learn(recipe, tensor, operator)
+        else:
+            self.book.place(recipe)
+        return recipe
+
+    def _make_recipe(self, tensor: torch.Tensor, scope: Scope, operator: str) -> Recipe:
+        state = self._state
+        site = Site(scope.path, scope.kind, operator, producer(tensor), scope.codec)
+        recipe = Recipe(
+            scope, tensor.dtype, tensor.shape, tensor.stride(), tensor.device,
+            self.book.role(tensor, operator), site=site,
+        )  # fmt: skip
+        recipe.keep = scope.keep or reason_to_keep(tensor)
+        if recipe.keep is not None:
+            return recipe
+        recipe.lane = state.lanes.of(tensor.device)
+        if recipe.lane is None:
+            recipe.keep = "device"
+        elif tensor.nbytes < recipe.lane.min_bytes:
+            recipe.keep = "small"
+        elif tensor in state.owned:
+            recipe.keep = "parameter"
+        else:
+            recipe.lossy_ok = state.advisor.may_be_lossy(tensor, site)
+        return recipe
+
+    # ----------------------------------------------------------------- handles
+
+    def _pack(self, tensor: torch.Tensor, recipe: Recipe) -> Kept | PackedView:
+        lane = recipe.lane
+        assert lane is not None  # or it would stay
+        if lane.may_capture and lane.device.is_capturing():
+            return self._keep_in_graph(tensor)
+        try:
+            storage = tensor.untyped_storage()
+        except RuntimeError:  # it stands for another one, inside of vmap or jvp
+            return self._keep(tensor, "wrapped")
+        with self._lock:
+            found = self._aliases.find(tensor, storage, lossy_ok=recipe.lossy_ok)
+            if found is None:
+                position, step = self._order.next_position(), self._order.step
+        if found is not None:
+            return self._share(found, tensor)
+        if position == 0:
+            self._state.follower.begin_step()
+            self._state.advisor.begin_step(self._counters.exposed_s + self._state.lanes.stalled_s)
+        try:
+            token = make_token(tensor, lane)
+        except RuntimeError:  # a storage that is smaller than its tensor says, as FSDP makes them
+            return self._keep(tensor, "storage")
+        handle = token.handle
+        decision = None
+        if self._state.follower.follows:
+            position, decision = self._planned(position, recipe.site, handle.raw_nbytes)
+        if handle.raw_nbytes < lane.min_bytes:
+            return self._keep(tensor, "small")
+        handle.position, handle.step, handle.site = position, step, recipe.site
+        handle.lossy_ok, handle.views = recipe.lossy_ok, 1
+        handle.section_bytes = None if decision is None else decision.section_bytes
+        handle.pinned = (position, handle.raw_nbytes) in self._saved_again
+        self._admit(token, storage)
+        packed = PackedView(token, tensor)
+        if decision is not None and decision.action == "keep":
+            # A handle all the same: if it is saved again later it must be found again.
+            self._counters.stay("plan", handle.raw_nbytes)
+        elif self._window.open:
+            self._hold_in_window(token)
+        else:
+            self._swap_out(token)
+        if lane.step_bytes is not None:
+            lane.hold_step()
+        return packed
+
+    def _admit(self, token: Token, storage: torch.UntypedStorage) -> None:
+        handle = token.handle
+        self._state.reclaimer.watch(token)
+        self._counters.admit(handle.raw_nbytes)
+        with self._lock:
+            self._aliases.add(handle, storage)
+            self._order.add(handle, token)
+
+    def _share(self, token: Token, tensor: torch.Tensor) -> PackedView:
+        if not is_result(tensor):
+            token = self._pin(token, tensor)
+        with self._lock:
+            token.handle.views += 1
+        self._counters.share()
+        return PackedView(token, tensor)
+
+    def _pin(self, token: Token, tensor: torch.Tensor) -> Token:
+        # A leaf is saved again: see Note [when two saved tensors are one].
+        handle, lane = token.handle, token.lane
+        self._saved_again.add((handle.position, handle.raw_nbytes))
+        handle.pinned = True
+        lane.executor.stop(handle)
+        if handle.state is State.KEPT and not handle.must_round_trip:
+            return token
+        mine = make_token(tensor, lane)
+        mine.handle.pinned = True
+        mine.handle.site, mine.handle.step = handle.site, handle.step
+        self._state.reclaimer.watch(mine)
+        self._counters.admit(mine.handle.raw_nbytes)
+        self._counters.stay("saved_again", mine.handle.raw_nbytes)
+        with self._lock:
+            self._aliases.add(mine.handle, tensor.untyped_storage())
+        return mine
+
+    def _keep_in_graph(self, tensor: torch.Tensor) -> Kept:
+        # A CUDA graph replays kernels at fixed addresses: the tensors that it uses cannot go away.
+        if not self._warned_of_capture:
+            self._warned_of_capture = True
+            log.warning(
+                "A CUDA graph is being captured: tensors that autograd saves meanwhile stay on "
+                "the device."
+            )
+        return self._keep(tensor, "capturing")
+
+    def _planned(self, position: int, site: Site, nbytes: int) -> tuple[int, Decision | None]:
+        follower = self._state.follower
+        drifted = follower.drift
+        position = follower.find(position, site.scope, nbytes)
+        if follower.drift and not drifted:
+            self._counters.fall_back("plan", follower.drift)
+            self._state.advisor.forget_plan()
+        return position, follower.decision(position)
+
+    # -------------------------------------------------------------------- send
+
+    def _hold_in_window(self, token: Token) -> None:
+        handle = token.handle
+        self._counters.stay("budget", handle.raw_nbytes)
+        with self._lock:
+            leaving = self._window.add(token, handle.raw_nbytes)
+        for oldest in leaving:
+            self._counters.stay("budget", oldest.handle.raw_nbytes, -1)
+            self._swap_out(oldest)
+        if self._budget_bytes is not None:
+            # Tensors on their way out count, too: the budget is a limit, not a goal.
+            token.lane.hold_within(max(0, self._budget_bytes - self._window.nbytes))
+
+    def _swap_out(self, token: Token) -> None:
+        handle, source = token.handle, token.source
+        if handle.state is not State.KEPT or source is None:
+            return
+        if handle.pinned:
+            self._counters.stay("saved_again", handle.raw_nbytes)
+            return
+        if handle.modified():
+            self._counters.stay("modified", handle.raw_nbytes)  # unpack has to raise
+            return
+        x = flatten(source) if handle.gathered else source
+        codec = self._choose(handle, x, may_keep=token.lane.may_keep)
+        if codec is None:
+            handle.lossy_ok = False
+            self._counters.stay("does_not_pay", handle.raw_nbytes)
+            return
+        handle.lossy_ok = not codec.lossless
+        compile_s = warm(codec, x.dtype, x.device)
+        if compile_s:
+            self._counters.compiled(compile_s)
+        token.lane.executor.swap_out(handle, x, codec)
+
+    def _choose(self, handle: Handle, x: torch.Tensor, *, may_keep: bool) -> Codec | None:
+        assert handle.site is not None  # set where the handle is made
+        try:
+            handle.advice = self._state.advisor.choose(
+                x, handle.site, handle.position, lossy_ok=handle.lossy_ok, may_keep=may_keep
+            )
+        except Exception as error:
+            self._counters.fall_back("advisor", error)
+            return get_codec("raw")
+        return handle.advice.codec

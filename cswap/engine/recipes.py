@@ -1,0 +1,138 @@
+"""What is known of a call site: everything that need not be found out for each tensor again.
+
+Note [a step goes by position]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+Nearly every step saves the same tensors in the same order. So the recipe of the n-th tensor of a
+step is expected to be that of the n-th tensor of the step before. A look at the tensor's module,
+dtype, sizes and strides says whether it is. Where something may be lossy, the operator that made
+the tensor and the one that saves it have to be the same, too: probabilities must not be rounded
+because a branch went another way. If it is another tensor, the recipe is looked up by all of these,
+and if there is none, it is made.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from cswap.advisor.call_site import Site
+
+if TYPE_CHECKING:
+    import torch
+
+    from cswap.engine.saved.module_stack import Scope
+    from cswap.engine.transfer.device_lanes import Lane
+
+MOST_RECIPES: Final = 1 << 14
+"""Call sites that are remembered; a model whose shapes always change would fill the memory."""
+
+
+NOWHERE: Final = Site()
+
+
+@dataclass(slots=True, eq=False)
+class Recipe:
+    """One call site, as far as it can be told from a saved tensor.
+
+    Attributes:
+        scope: the module that saves it.
+        dtype: its dtype.
+        sizes: its sizes.
+        strides: its strides.
+        device: where it is.
+        role: operator that saves it, and the one that made it; empty where nothing may be lossy.
+        keep: why such tensors stay, or None.
+        lane: of its device; None if they stay.
+        site: for the advisor.
+        lossy_ok: whether a lossy codec may take it.
+    """
+
+    scope: Scope
+    dtype: torch.dtype
+    sizes: torch.Size
+    strides: tuple[int, ...]
+    device: torch.device
+    role: tuple[str, str]
+    keep: str | None = None
+    lane: Lane | None = None
+    site: Site = NOWHERE
+    lossy_ok: bool = False
+
+
+class RecipeBook:
+    """Recipes by position in the step, and by call site. One sequence per thread."""
+
+    def __init__(self, *, by_role: bool) -> None:
+        """Args: by_role: tell call sites apart by operators, too."""
+        self._by_role = by_role
+        self._known: dict[tuple[object, ...], Recipe] = {}
+        self._here = _Sequence()
+
+    def begin_step(self) -> None:
+        """Expect the first tensor of a step in this thread."""
+        self._here.next = 0
+
+    def expected(self, tensor: torch.Tensor, scope: Scope, operator: str) -> Recipe | None:
+        """The recipe of this tensor if it is the one that comes next; counts it."""
+        here = self._here
+        n = here.next
+        here.next = n + 1
+        if n >= len(here.recipes):
+            return None
+        recipe = here.recipes[n]
+        if (
+            recipe.scope is scope
+            and recipe.dtype is tensor.dtype
+            and recipe.sizes == tensor.shape
+            and recipe.strides == tensor.stride()
+            and recipe.device == tensor.device
+            and (not self._by_role or recipe.role == (operator, producer(tensor)))
+        ):
+            return recipe
+        return None
+
+    def known(self, tensor: torch.Tensor, scope: Scope, operator: str) -> Recipe | None:
+        """The recipe of such a tensor, wherever in a step it comes."""
+        return self._known.get(self._key(tensor, scope, operator))
+
+    def learn(self, recipe: Recipe, tensor: torch.Tensor, operator: str) -> None:
+        """Remember the recipe of the tensor that was asked for last."""
+        if len(self._known) >= MOST_RECIPES:
+            self._known.clear()
+        self._known[self._key(tensor, recipe.scope, operator)] = recipe
+        self.place(recipe)
+
+    def place(self, recipe: Recipe) -> None:
+        """This recipe is the one to be expected where the last tensor was."""
+        here = self._here
+        n = here.next - 1
+        if n < len(here.recipes):
+            here.recipes[n] = recipe
+        elif n == len(here.recipes) and n < MOST_RECIPES:
+            here.recipes.append(recipe)
+
+    def role(self, tensor: torch.Tensor, operator: str) -> tuple[str, str]:
+        """See `Recipe`."""
+        return (operator, producer(tensor)) if self._by_role else ("", "")
+
+    def forget(self) -> None:
+        """Make every recipe anew."""
+        self._known.clear()
+        self._here = _Sequence()
+
+    def _key(self, tensor: torch.Tensor, scope: Scope, operator: str) -> tuple[object, ...]:
+        role = self.role(tensor, operator)
+        return (scope, tensor.dtype, tensor.shape, tensor.stride(), tensor.device, role)
+
+
+class _Sequence(threading.local):
+    def __init__(self) -> None:
+        self.next = 0
+        self.recipes: list[Recipe] = []
+
+
+def producer(tensor: torch.Tensor) -> str:
+    """Name of the autograd node that made a tensor, "" for a leaf."""
+    node = tensor.grad_fn
+    return "" if node is None else node.name()

@@ -1,0 +1,101 @@
+"""What the stages of an engine share."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from cswap.advisor.advisor import Advisor
+from cswap.engine.order.budget_window import BudgetWindow
+from cswap.engine.order.plan_follower import PlanFollower
+from cswap.engine.order.step_order import StepOrder
+from cswap.engine.saved.aliases import AliasTable
+from cswap.engine.saved.eligibility import OwnedStorages
+from cswap.engine.saved.module_stack import ScopeStack
+from cswap.engine.saved.observer import Observer
+from cswap.engine.saved.reclaim import Reclaimer
+from cswap.engine.transfer.device_lanes import Lanes, disk_store, optional_int
+from cswap.stats.counters import Counters
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from cswap.config import SwapConfig
+    from cswap.devices.base import Device
+    from cswap.engine.transfer.device_lanes import Lane
+    from cswap.engine.transfer.handle import Handle
+    from cswap.schema.plan import Plan
+
+
+class EngineState:
+    """One engine's parts.
+
+    Attributes:
+        config: the options it was made with.
+        scopes: where in the model the current thread is; written by module hooks.
+        advisor: chooses codecs.
+        follower: knows what a plan says.
+        observer: notes what is saved, for the guard.
+        counters: what has been done so far.
+        disk: the disk tier, or None.
+        lanes: the way out and back of each device.
+        owned: storages of the model's parameters and buffers.
+        lock: for the four that follow.
+        aliases: handles by storage.
+        order: positions in the step, and the order of backward.
+        window: tensors that stay, within the budget.
+        reclaimer: handles that nobody can ask for any more.
+        interrupted: an interrupt has ended our code somewhere: sums may be off by one tensor.
+    """
+
+    def __init__(
+        self, config: SwapConfig, plan: Plan | None, device: Device | None, unseen: Iterable[int]
+    ) -> None:
+        """See `SwapEngine`."""
+        self.config = config
+        self.scopes = ScopeStack()
+        self.advisor = Advisor(config, plan)
+        self.follower = PlanFollower(plan, unseen)
+        self.observer = Observer()
+        self.counters = Counters()
+        self.disk = disk_store(config, self.counters)
+        budget = None if plan is None else plan.budget_bytes
+        self.lanes = Lanes(
+            config, self.disk, self.counters, device, step_bytes=budget, relieve=self.tidy
+        )
+        self.owned = OwnedStorages()
+        self.lock = threading.Lock()
+        self.aliases = AliasTable()
+        self.order = StepOrder()
+        self.window = BudgetWindow(optional_int(config.budget), config.keep_last)
+        self.reclaimer = Reclaimer(self._release)
+        self.interrupted = False
+
+    def _release(self, handle: Handle, lane: Lane) -> None:
+        with self.lock:
+            self.aliases.discard(handle)
+            self.order.discard(handle)
+            lane.ready.remove(handle)
+        lane.executor.release(handle)
+
+    def tidy(self) -> None:
+        """Release the dead. After an interrupt, add up again."""
+        try:
+            self.reclaimer.collect()
+            if self.interrupted:
+                self._add_up_again()
+                self.interrupted = False
+        except BaseException:
+            self.interrupted = True
+            raise
+
+    def _add_up_again(self) -> None:
+        with self.reclaimer.paused():
+            self.lanes.drain()
+            with self.lock:
+                handles = list(self.aliases)
+                self.window.recount()
+            self.lanes.recount(handles)
+            self.counters.recount(
+                device=sum(h.device_bytes for h in handles), host=sum(h.host_bytes for h in handles)
+            )

@@ -1,0 +1,287 @@
+"""The way out over a link: encode on the device, copy to the host, or on to the disk.
+
+See Note [the host is ahead] in link_executor.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from functools import partial
+from typing import TYPE_CHECKING, Final, cast
+
+import torch
+
+from cswap.codecs.base import checked_bound, checked_size
+from cswap.codecs.layout import copy_bytes
+from cswap.codecs.registry import get_codec
+from cswap.engine.transfer.handle import State
+from cswap.engine.transfer.resources import checksum
+from cswap.errors import CorruptEncodingError, to_raise, without_frames
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Future
+
+    from cswap.codecs.base import LateSize, Stream
+    from cswap.devices.base import Event
+    from cswap.engine.transfer.handle import Handle
+    from cswap.engine.transfer.leaving import Leaving
+    from cswap.engine.transfer.resources import Resources
+    from cswap.engine.transfer.section import Section
+    from cswap.stores.disk import DiskFile
+
+MEASURE_EVERY: Final = 8
+"""Encodes of a codec between two whose time is measured: that takes two more events."""
+
+
+class LinkOut:
+    """Encodes and copies sections; issues everything, waits for almost nothing."""
+
+    def __init__(
+        self,
+        resources: Resources,
+        leaving: Leaving,
+        keep: Callable[[Handle, str, object], None],
+    ) -> None:
+        """Make the way out.
+
+        Args:
+            resources: of the device.
+            leaving: sources under way.
+            keep: called with a handle whose own memory is still there, and is to stay; a reason;
+                and why, or None.
+        """
+        self._resources, self._leaving, self._keep = resources, leaving, keep
+        self._disk = resources.files
+        self._device, self._lock = resources.device, resources.lock
+        self._counters = resources.counters
+        self._unsized: deque[Event] = deque()
+        self._encodes: Counter[str] = Counter()
+
+    def send(self, handle: Handle, section: Section, x: torch.Tensor, issued: Event) -> Event:
+        """Submit one section of a leaving handle.
+
+        Args:
+            handle: the handle.
+            section: one of its sections.
+            x: the section's elements.
+            issued: the moment on the compute stream at which x holds its values.
+
+        Returns:
+            An event after which x has been read for the last time.
+        """
+        if section.codec.verbatim:
+            self._copy(handle, section, x, x.nbytes, issued)
+            return section.out or issued
+        return self._encode(handle, section, x, issued)
+
+    def _encode(self, handle: Handle, section: Section, x: torch.Tensor, issued: Event) -> Event:
+        codec, device = section.codec, self._device
+        bound = checked_bound(codec, x.dtype, x.numel())
+        self._make_room(bound)
+        scratch = device.scratch(bound, "codec")
+        key = section.key(self._resources.seed, handle.position, handle.step)
+        sizes: list[int | LateSize] = []
+
+        def job(stream: Stream) -> None:
+            sizes.append(codec.encode_flat(x, scratch, key=key, stream=stream))
+            if section.checked == "source":
+                section.checksum = checksum(x)
+
+        self._encodes[codec.name] += 1
+        measure = self._encodes[codec.name] % MEASURE_EVERY == 1
+        encoded = device.submit(job, role="codec", after=(issued,), measure=measure)
+        section.out = encoded
+        known = partial(self._size_known, handle, section, x, scratch, sizes, encoded)
+        if encoded.error is not None or (sizes and isinstance(sizes[0], int)):
+            known()
+        else:
+            self._unsized.append(encoded)
+            device.when(encoded, known)
+        return encoded if section.codec is codec else section.out
+
+    def _size_known(
+        self,
+        handle: Handle,
+        section: Section,
+        x: torch.Tensor,
+        scratch: torch.Tensor,
+        sizes: list[int | LateSize],
+        encoded: Event,
+    ) -> None:
+        if encoded in self._unsized:
+            self._unsized.remove(encoded)
+        try:
+            nbytes = self._size(section, x, sizes, encoded)
+        except Exception as error:
+            self._device.give_back(scratch, encoded)
+            self._degrade(handle, section, x, encoded, error)
+        else:
+            if encoded.measured:
+                section.encode_s = encoded.elapsed_s
+                self._resources.draw("encode", "codec", handle, section, encoded.span_s, x.nbytes)
+            if self._wanted(handle, section):
+                self._copy(handle, section, scratch, nbytes, encoded)
+            else:
+                self._device.give_back(scratch, encoded)
+        self._leaving.let_go_read()
+
+    @staticmethod
+    def _size(
+        section: Section, x: torch.Tensor, sizes: list[int | LateSize], encoded: Event
+    ) -> int:
+        if encoded.error is not None:
+            raise to_raise(encoded.error)
+        bound = checked_bound(section.codec, x.dtype, x.numel())
+        return checked_size(section.codec, sizes[0], bound)
+
+    def _wanted(self, handle: Handle, section: Section) -> bool:
+        # Whether anybody may ask for it, and it is of the last attempt to move it.
+        on_its_way = handle.state in (State.LEAVING, State.STORED)
+        return on_its_way and handle.alive and handle.sections[section.index] is section
+
+    def _degrade(
+        self, handle: Handle, section: Section, x: torch.Tensor, after: Event, error: Exception
+    ) -> None:
+        raw = get_codec("raw")
+        if not self._wanted(handle, section):
+            return
+        if handle.state is State.STORED:  # its own memory is gone
+            handle.error = CorruptEncodingError(f"codec {section.codec.name!r}: {error}")
+        elif isinstance(error, MemoryError) or section.codec is raw:
+            reason = "memory" if isinstance(error, MemoryError) else "raw:encode"
+            self._keep(handle, reason, without_frames(error))
+        else:
+            self._counters.fall_back(f"{section.codec.name}:encode", error)
+            section.codec = raw
+            self._copy(handle, section, x, x.nbytes, after)
+
+    def _copy(
+        self, handle: Handle, section: Section, payload: torch.Tensor, nbytes: int, after: Event
+    ) -> None:
+        # payload: the tensor's own memory if raw, else scratch, which ends here.
+        loan = self._resources.host.take(nbytes)
+        if loan is None:
+            self._without_host(handle, section, payload, nbytes, after)
+            return
+        # Loans of host memory end with events of this device.
+        waits = (after,) if loan.after is None else (after, cast("Event", loan.after))
+        copied = self._submit_copy(section, loan.buffer, payload, nbytes, waits)
+        with self._lock:
+            section.host, section.nbytes, section.out = loan.buffer, nbytes, copied
+            section.safe = True
+        self._stored(handle, section, loan.buffer.numel())
+        self._draw(handle, section, copied, nbytes)
+
+    def _submit_copy(
+        self,
+        section: Section,
+        target: torch.Tensor,
+        payload: torch.Tensor,
+        nbytes: int,
+        after: tuple[Event, ...],
+    ) -> Event:
+        verbatim = section.codec.verbatim
+        source = payload.view(torch.uint8)[:nbytes]
+
+        def copy(_stream: Stream) -> None:
+            copy_bytes(target, source, nbytes)
+            if section.checked and (verbatim or section.checked == "payload"):
+                section.checksum = checksum(source)
+
+        copied = self._device.submit(copy, role="d2h", after=after)
+        if not verbatim:
+            self._device.give_back(payload, copied)
+        return copied
+
+    def _stored(self, handle: Handle, section: Section, host_bytes: int) -> None:
+        raw_nbytes, sections = handle.raw_nbytes, handle.sections
+        if len(sections) > 1:
+            raw_nbytes = raw_nbytes * section.numel // sum(s.numel for s in sections)
+        whole = section is sections[-1]
+        encode_s = section.encode_s * MEASURE_EVERY  # of those that were not measured, too
+        name = section.codec.name
+        self._counters.swapped_out(
+            name, raw_nbytes, section.nbytes, encode_s, host=host_bytes, whole=whole
+        )
+        if whole and handle.advice is not None and handle.advice.learns:
+            nbytes = sum(s.nbytes for s in sections)
+            handle.advice.note_encoded(name, handle.raw_nbytes, nbytes)
+
+    def _draw(self, handle: Handle, section: Section, copied: Event, nbytes: int) -> None:
+        if self._counters.timeline is None:
+            return
+
+        def draw() -> None:
+            self._resources.draw("copy out", "d2h", handle, section, copied.span_s, nbytes)
+
+        self._device.when(copied, draw)
+
+    # ------------------------------------------------------- no room on the host
+
+    def _without_host(
+        self, handle: Handle, section: Section, payload: torch.Tensor, nbytes: int, after: Event
+    ) -> None:
+        if self._disk is not None:
+            self._spill(handle, section, payload, nbytes, after)
+        elif section.codec.verbatim or handle.state is State.LEAVING:
+            if not section.codec.verbatim:
+                self._device.give_back(payload, after)
+            self._keep(handle, "host_limit", "no spill_dir")
+        else:  # its own memory is gone, the encoding is still on the device
+            self._counters.fall_back("host_limit", "no spill_dir", "encodings stay on the device")
+            with self._lock:
+                section.kept, section.nbytes, section.out = payload, nbytes, after
+            self._counters.hold(device=nbytes)
+            self._stored(handle, section, 0)
+
+    def _spill(
+        self, handle: Handle, section: Section, payload: torch.Tensor, nbytes: int, after: Event
+    ) -> None:
+        try:
+            passing = self._device.host_memory(max(nbytes, 1))[:nbytes]
+        except MemoryError as error:
+            if not section.codec.verbatim:
+                self._device.give_back(payload, after)
+            self._keep(handle, "disk", error)
+            return
+        copied = self._submit_copy(section, passing, payload, nbytes, (after,))
+        with self._lock:
+            section.passing, section.nbytes, section.out = passing, nbytes, copied
+        self._device.when(copied, partial(self._write, handle, section, passing))
+
+    def _write(self, handle: Handle, section: Section, passing: torch.Tensor) -> None:
+        if not self._wanted(handle, section) or self._disk is None:
+            section.passing = None
+            return
+        section.writing = self._disk.write(passing)
+        section.writing.add_done_callback(partial(self._written, handle, section))
+
+    def _written(self, handle: Handle, section: Section, future: Future[DiskFile | None]) -> None:
+        error = future.exception()
+        file = None if error is not None else future.result()
+        with self._lock:
+            wanted = self._wanted(handle, section)
+            if file is not None and wanted:
+                section.file, section.passing, section.safe = file, None, True
+        if file is None:
+            # The bytes stay in host memory, beyond its limit, unless the source is still there.
+            self._keep(handle, "disk", error or "spill_limit reached")
+        elif wanted:
+            self._stored(handle, section, 0)
+        elif self._resources.disk is not None:
+            self._resources.disk.release(file)
+        self._leaving.let_go_read()
+
+    # ------------------------------------------------------------------- bounds
+
+    def _make_room(self, nbytes: int) -> None:
+        # Encodings of unknown size hold scratch until the host looks: now it has to.
+        if not self._unsized or not self._device.staging_full(nbytes):
+            return
+        start = time.perf_counter()
+        while self._unsized and self._device.staging_full(nbytes):
+            self._device.wait(self._unsized[0])
+            self._device.pump()
+        self._counters.exposed(time.perf_counter() - start)

@@ -1,0 +1,156 @@
+"""What swapping on a device goes through: the device, the stores, the counters, one lock."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from cswap.engine.transfer.handle import State
+from cswap.errors import CorruptEncodingError, InternalError, to_raise
+
+if TYPE_CHECKING:
+    import threading
+
+    from cswap.devices.base import Device, Role
+    from cswap.engine.transfer.disk_queue import DiskQueue
+    from cswap.engine.transfer.handle import Handle
+    from cswap.engine.transfer.section import Section
+    from cswap.stats.counters import Counters
+    from cswap.stores.disk import DiskStore
+    from cswap.stores.host import HostStore
+
+BETWEEN_JOBS_S: Final = 1e-4
+"""How long to sleep while another thread submits the next job of a handle."""
+
+STUCK_S: Final = 30.0
+"""How long another thread may take for that."""
+
+DAMAGED: Final = "verify: a tensor encoded by {} to {} bytes came back changed."
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """Where a swap goes through.
+
+    Attributes:
+        device: that runs the jobs.
+        host: the host tier.
+        disk: where encodings go that the host tier has no room for; None: nowhere.
+        files: reads and writes the disk's files on a thread of its own; None on a unified device.
+        counters: what is counted.
+        lock: under which handles change.
+        seed: of stochastic rounding.
+        verify: whether tensors that come back are compared with those that went out.
+        damage: errors of decodes whose results may have been used by now; every later unpack
+            raises the first of them.
+        damages_before: that the device had met before this engine came.
+    """
+
+    device: Device
+    host: HostStore
+    disk: DiskStore | None
+    files: DiskQueue | None
+    counters: Counters
+    lock: threading.Lock
+    seed: int
+    verify: bool
+    damage: list[CorruptEncodingError] = field(default_factory=list)
+    damages_before: int = 0
+
+    def raise_damage(self) -> None:
+        """Whether the device has met damage that it could not raise.
+
+        Raises:
+            CorruptEncodingError: it has; values that were computed since may be wrong.
+        """
+        found = self.device.damage()[self.damages_before :]
+        for text in found[len(self.damage) :]:
+            self.counters.fall_back("decode", text)
+            self.damage.append(CorruptEncodingError(text))
+        if self.damage:
+            raise to_raise(self.damage[0])
+
+    def draw(
+        self,
+        name: str,
+        role: Role,
+        handle: Handle,
+        section: Section,
+        span_s: tuple[float, float],
+        nbytes: int,
+    ) -> None:
+        """Put a job that has run on the timeline, if one is being recorded."""
+        timeline = self.counters.timeline
+        if timeline is not None:
+            timeline.job(name, role, handle.label, span_s, section.codec.name, nbytes)
+
+    def tell(self, handle: Handle) -> None:
+        """Tell the advisor how long a first round trip took, where that was measured.
+
+        A copy over a link is no codec's time.
+        """
+        advice, sections = handle.advice, handle.sections
+        if advice is None or not advice.learns or handle.unpacked:
+            return
+        codec = sections[0].codec
+        if codec.verbatim and not self.device.unified:
+            return
+        if all(s.codec is codec and s.encode_s and s.decode_s for s in sections):
+            advice.note_round_trip(codec.name, sum(s.encode_s + s.decode_s for s in sections))
+
+    def free_stored(self, handle: Handle) -> None:
+        """Free the stored copies of a handle that is released, or kept after all."""
+        for section in handle.sections:
+            self.free_section(section)
+
+    def free_section(self, section: Section) -> None:
+        """Free the stored copy of a section, once the work issued on it is done."""
+        with self.lock:
+            host, file, kept = section.host, section.file, section.kept
+            after = section.back or section.out
+            section.host = section.file = section.kept = section.passing = None
+        if host is not None:
+            self.host.give_back(host, after)
+            self.counters.hold(host=-host.numel())
+        if kept is not None:
+            self.device.give_back(kept, after)
+            self.counters.hold(device=-section.nbytes)
+        if file is not None and self.disk is not None:
+            if self.files is not None:
+                self.files.forget(file)
+            self.disk.release(file)
+
+
+class Patience:
+    """Bounds how long one waits for another thread's next step, which takes microseconds."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def pause(self, handle: Handle) -> None:
+        """Sleep a little, but for the first time: it may just have been done.
+
+        Raises:
+            InternalError: it has been STUCK_S since the first time.
+        """
+        now = time.monotonic()
+        if self._since is None:
+            self._since = now
+            return
+        if now - self._since > STUCK_S:
+            raise InternalError(f"a handle has been {handle.state.value!r} for {STUCK_S} s")
+        time.sleep(BETWEEN_JOBS_S)
+
+
+def under_way(handle: Handle) -> bool:
+    """Whether a job has yet to change the handle's state."""
+    return handle.state in (State.LEAVING, State.FETCHING)
+
+
+def checksum(x: torch.Tensor) -> int:
+    """CRC-32 of a contiguous tensor's bytes."""
+    return zlib.crc32(x.view(torch.uint8).cpu().numpy().data)

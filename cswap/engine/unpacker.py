@@ -1,0 +1,94 @@
+"""From a packed object back to the saved tensor: the stage of unpack.
+
+A tensor's way is: handle, memory, view.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cswap.engine.saved.packed import PackedView, Token
+    from cswap.engine.state import EngineState
+    from cswap.engine.transfer.handle import Handle
+
+PREFETCH_DEPTH: Final = {True: 2, False: 16}
+"""Tensors that may be decoded ahead, by whether host memory is the device's own."""
+
+NO_BACKWARD: Final = -1
+"""torch's number of the backward that runs, while none does."""
+
+_current_backward = torch._C._current_graph_task_id  # noqa: SLF001
+
+
+class Unpacker:
+    """Unpacks the tensors of one engine."""
+
+    def __init__(self, state: EngineState, at_end: Callable[[], None]) -> None:
+        """Args: state: the engine's; at_end: to be called at the end of every backward."""
+        self._state = state
+        self._lock, self._order, self._follower = state.lock, state.order, state.follower
+        self._deaths = state.reclaimer.deaths
+        self._at_end = at_end
+        self._backward = NO_BACKWARD
+
+    def unpack(self, packed: PackedView) -> torch.Tensor:
+        """See `SwapEngine.unpack`."""
+        if self._deaths or self._state.interrupted:
+            self._state.tidy()
+        token = packed.token
+        handle, lane = token.handle, token.lane
+        if handle.modified():
+            packed.raise_modified()
+        if _current_backward() != self._backward:
+            self._note_backward()
+        with self._lock:
+            if handle.unpacked == 0:
+                self._order.asked(handle)
+        if lane.overlaps:
+            self._prefetch_after(handle)
+        memory, own = lane.executor.memory(handle)
+        out = packed.rebuild(memory, own=own)
+        with self._lock:
+            handle.unpacked += 1
+            last = handle.unpacked % (handle.views or 1) == 0
+            if last:
+                lane.ready.remove(handle)
+        if last:
+            lane.executor.drop_result(handle)
+        elif not own:
+            self._note_ready(token)
+        return out
+
+    def _prefetch_after(self, handle: Handle) -> None:
+        depth = self._follower.depth
+        with self._lock:
+            # Tokens, so that no other thread buries these.
+            ahead = self._order.upcoming(handle, depth or PREFETCH_DEPTH[False])
+        for n, token in enumerate(ahead, 1):
+            other, lane = token.handle, token.lane
+            if not depth and n > PREFETCH_DEPTH[lane.device.unified]:
+                return
+            if not self._follower.may_start(other.position, n):
+                continue
+            if not lane.has_room(other.raw_nbytes):
+                return
+            if lane.executor.prefetch(other):
+                self._note_ready(token)
+
+    def _note_ready(self, token: Token) -> None:
+        with self._lock:
+            dropped = token.lane.ready.add(token.handle)
+        for other in dropped:
+            token.lane.executor.drop_result(other)
+
+    def _note_backward(self) -> None:
+        # Once per backward: when it ends, all that its graph held is gone.
+        backward: int = _current_backward()
+        self._backward = backward
+        if backward != NO_BACKWARD:
+            torch.autograd.Variable._execution_engine.queue_callback(self._at_end)  # noqa: SLF001

@@ -1,0 +1,421 @@
+"""A stand-in for `torch.cuda` whose device lags behind the host, and that watches every access.
+
+Streams hold what was issued on them; it runs when the test lets it run, or when the host waits.
+Values change where they are issued, so the order of the device is not acted out but checked:
+
+* An access of a stream to memory must come after every earlier access of another stream that
+  conflicts with it, by the events that lie between them (vector clocks). If all do, every order
+  that the device may choose gives the same values as the order of the host.
+* Memory behaves as with torch's caching allocator. A block belongs to the stream that it was
+  allocated on. It is free as soon as its last reference goes, for the next taker on that stream: a
+  stream that has accessed it and has not been joined is a fault, unless `record_stream` named it.
+  A fresh block counts as written by its own stream: whoever writes it on another one must wait.
+
+Tensors of this device are tensors of torch's device "cpu".
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import types
+import weakref
+from bisect import bisect_right
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Clock = dict["LaggingStream", int]
+"""How much of each stream's work lies before a point."""
+
+TOTAL_BYTES: Final = 64 << 20
+
+
+def _merge(into: Clock, other: Clock) -> None:
+    for stream, n in other.items():
+        if into.get(stream, 0) < n:
+            into[stream] = n
+
+
+class LaggingStream:
+    """One stream: so much was issued, so much has run.
+
+    Attributes:
+        threads: of a CPU's codec, which stands for the GPU's.
+        clock: what comes before the work that is issued next.
+    """
+
+    threads = 1
+
+    def __init__(self, cuda: LaggingCuda, name: str) -> None:
+        """Args: cuda: whose; name: for messages."""
+        self._cuda, self.name = cuda, name
+        self.cuda_stream = id(self)
+        self.clock: Clock = {}
+        self.issued = self.done = 0
+        self._waits: dict[int, tuple[LaggingStream, int]] = {}
+        cuda.streams.append(self)
+
+    def issue(self) -> int:
+        """One more piece of work; its number."""
+        _merge(self.clock, self._cuda.seen)
+        self.issued += 1
+        self.clock[self] = self.issued
+        return self.issued
+
+    def wait_event(self, event: LaggingEvent) -> None:
+        """What is issued from here on comes after the event."""
+        stream, number, clock = event.point
+        self._waits[self.issue()] = stream, number
+        _merge(self.clock, clock)
+
+    @property
+    def may_run(self) -> bool:
+        """Whether the next piece of work can run now."""
+        if self.done == self.issued:
+            return False
+        wait = self._waits.get(self.done + 1)
+        return wait is None or wait[0].done >= wait[1]
+
+    def run_one(self) -> None:
+        """Run the next piece of work."""
+        self.done += 1
+        self._waits.pop(self.done, None)
+
+    def synchronize(self) -> None:
+        """Block the host until all of it has run."""
+        event = LaggingEvent(self._cuda)
+        event.record(self)
+        event.synchronize()
+
+    def __repr__(self) -> str:
+        return f"<stream {self.name}>"
+
+
+class LaggingEvent:
+    """See `torch.cuda.Event`."""
+
+    def __init__(self, cuda: LaggingCuda) -> None:
+        """Args: cuda: whose."""
+        self._cuda = cuda
+        self.point: tuple[LaggingStream, int, Clock] = cuda.default, 0, {}
+
+    def record(self, stream: LaggingStream) -> None:
+        """It fires when the stream has run what was issued so far."""
+        number = stream.issue()
+        self.point = stream, number, dict(stream.clock)
+
+    def query(self) -> bool:
+        """Whether it has fired. If so, the host knows what came before."""
+        stream, number, clock = self.point
+        if stream.done < number:
+            return False
+        _merge(self._cuda.seen, clock)
+        return True
+
+    def synchronize(self) -> None:
+        """Block the host until it has fired; meanwhile the device runs."""
+        self._cuda.waits += 1
+        while not self.query():
+            self._cuda.run_some()
+
+    def elapsed_time(self, _end: LaggingEvent) -> float:
+        """Milliseconds: always 2."""
+        return 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Access:
+    stream: LaggingStream
+    number: int
+    start: int
+    stop: int
+    writes: bool
+    text: str
+
+
+@dataclass(slots=True, eq=False)
+class _Block:
+    """Memory that was handed out."""
+
+    start: int
+    memory: np.ndarray[Any, np.dtype[np.uint8]]
+    stream: LaggingStream | None  # None: host memory
+    accesses: list[_Access] = field(default_factory=list)
+    recorded: set[LaggingStream] = field(default_factory=set)
+
+
+class LaggingCuda:
+    """Stands for `torch.cuda`.
+
+    Attributes:
+        faults: what was wrong, in words; a test asserts that there are none.
+        allocated_bytes: of device memory that somebody refers to.
+        peak_bytes: the most of that.
+        waits: how often the host has waited for the device.
+        failures: the allocations to fail, as numbers of those to come.
+        seen: what the host knows to have run.
+    """
+
+    OutOfMemoryError = torch.cuda.OutOfMemoryError
+
+    def __init__(self, seed: int = 0, total_bytes: int = TOTAL_BYTES) -> None:
+        """Args: seed: of the order in which streams run; total_bytes: of device memory."""
+        self._random = random.Random(seed)
+        self._total_bytes = total_bytes
+        self._blocks: dict[int, _Block] = {}
+        self._starts: list[int] = []
+        self._free: dict[tuple[LaggingStream, int], list[Any]] = defaultdict(list)
+        self._current = threading.local()
+        self.streams: list[LaggingStream] = []
+        self.seen: Clock = {}
+        self.default = LaggingStream(self, "compute")
+        self.faults: list[str] = []
+        self.failures: list[int] = []
+        self.allocated_bytes = self.peak_bytes = self.waits = self.emptied = 0
+        self.capturing = False
+
+    # ------------------------------------------------------- as torch.cuda has it
+
+    def Stream(self, _device: object = None, priority: int = 0) -> LaggingStream:  # noqa: N802
+        """See `torch.cuda.Stream`."""
+        return LaggingStream(self, f"side{len(self.streams)}/{priority}")
+
+    def Event(self, **_options: bool) -> LaggingEvent:  # noqa: N802
+        """See `torch.cuda.Event`."""
+        return LaggingEvent(self)
+
+    def get_device_properties(self, _index: int) -> types.SimpleNamespace:
+        """See `torch.cuda.get_device_properties`."""
+        return types.SimpleNamespace(
+            total_memory=self._total_bytes, major=9, minor=0, multi_processor_count=132
+        )
+
+    def device(self, _index: int) -> _On:
+        """See `torch.cuda.device`."""
+        return _On(self._stack(), self.current_stream())
+
+    def stream(self, stream: LaggingStream) -> _On:
+        """See `torch.cuda.stream`."""
+        return _On(self._stack(), stream)
+
+    def current_stream(self, _device: object = None) -> LaggingStream:
+        """See `torch.cuda.current_stream`."""
+        stack = self._stack()
+        return stack[-1] if stack else self.default
+
+    def set_device(self, _index: int) -> None:
+        """See `torch.cuda.set_device`."""
+
+    def is_current_stream_capturing(self) -> bool:
+        """See `torch.cuda.is_current_stream_capturing`."""
+        return self.capturing
+
+    def memory_allocated(self, _index: int) -> int:
+        """See `torch.cuda.memory_allocated`."""
+        return self.allocated_bytes
+
+    def empty_cache(self) -> None:
+        """See `torch.cuda.empty_cache`."""
+        self.emptied += 1
+        self._free.clear()
+
+    def synchronize(self, _device: object = None) -> None:
+        """See `torch.cuda.synchronize`."""
+        for stream in list(self.streams):
+            stream.synchronize()
+
+    def _stack(self) -> list[LaggingStream]:
+        if not hasattr(self._current, "stack"):
+            self._current.stack = []
+        found: list[LaggingStream] = self._current.stack
+        return found
+
+    # ------------------------------------------------------------------- running
+
+    def run_some(self, most: int = 1) -> None:
+        """Run pieces of work, each of a random stream that can go on.
+
+        Raises:
+            AssertionError: all streams wait for each other.
+        """
+        for _ in range(most):
+            able = [s for s in self.streams if s.may_run]
+            if not able:
+                assert all(s.done == s.issued for s in self.streams), "deadlock on the device"
+                return
+            self._random.choice(able).run_one()
+
+    # -------------------------------------------------------------------- memory
+
+    def empty(
+        self,
+        *sizes: int,
+        dtype: torch.dtype = torch.float32,
+        device: object = None,
+        **_options: Any,
+    ) -> torch.Tensor:
+        """See `torch.empty`: device memory of the current stream, or the host's if no device."""
+        nbytes = int(np.prod(sizes)) * dtype.itemsize
+        if device is None:
+            return self._hand_out(np.empty(max(nbytes, 1), np.uint8), nbytes, None).view(dtype)
+        if self.failures:
+            self.failures = [n - 1 for n in self.failures]
+            if self.failures[0] < 0:
+                self.failures.pop(0)
+                raise torch.cuda.OutOfMemoryError("out of memory")
+        stream = self.current_stream()
+        stream.issue()
+        free = self._free[stream, nbytes]
+        memory = free.pop() if free else np.empty(nbytes + 64, np.uint8)
+        self.allocated_bytes += nbytes
+        self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
+        found = self._hand_out(memory, nbytes, stream).view(dtype)
+        self.touch(found, writes=True, text="allocation")
+        return found
+
+    def _hand_out(self, memory: Any, nbytes: int, stream: LaggingStream | None) -> torch.Tensor:
+        skip = -memory.ctypes.data % 64 if stream is not None else 0
+        seen = memory[skip : skip + nbytes]  # torch refers to this view, we to what is behind it
+        block = _Block(memory.ctypes.data, memory, stream)
+        self._blocks[block.start] = block
+        self._starts = sorted(self._blocks)
+        weakref.finalize(seen, self._let_go, block, nbytes)
+        return torch.from_numpy(seen)
+
+    def _let_go(self, block: _Block, nbytes: int) -> None:
+        del self._blocks[block.start]
+        self._starts = sorted(self._blocks)
+        if block.stream is None:
+            return
+        # The allocator also waits for what the recorded streams have been given by now.
+        for stream in (block.stream, *block.recorded):
+            _merge(stream.clock, self.seen)
+        waited = {block.stream, *block.recorded}
+        for access in block.accesses:
+            self._check(access, waited, "reuse after a free")
+        self.allocated_bytes -= nbytes
+        if not block.recorded - {block.stream}:
+            self._free[block.stream, nbytes].append(block.memory)
+
+    def record_stream(self, tensor: torch.Tensor, stream: LaggingStream) -> None:
+        """See `torch.Tensor.record_stream`."""
+        block = self._find(tensor)
+        if block is not None:
+            block.recorded.add(stream)
+
+    def touch(self, tensor: torch.Tensor, *, writes: bool, text: str) -> None:
+        """The work that the current stream is being given accesses this memory."""
+        block = self._find(tensor)
+        if block is None or not tensor.numel():
+            return
+        stream = self.current_stream()
+        start = tensor.data_ptr()
+        access = _Access(stream, stream.issue(), start, start + tensor.nbytes, writes, text)
+        for earlier in block.accesses:
+            overlaps = earlier.start < access.stop and access.start < earlier.stop
+            if overlaps and (earlier.writes or writes):
+                self._check(earlier, {stream}, text)
+        block.accesses = [a for a in block.accesses if not self._covers(access, a)]
+        block.accesses.append(access)
+
+    def _check(self, earlier: _Access, waited: set[LaggingStream], text: str) -> None:
+        stream = earlier.stream
+        if stream in waited or any(w.clock.get(stream, 0) >= earlier.number for w in waited):
+            return
+        names = ", ".join(sorted(map(repr, waited)))
+        self.faults.append(f"{text} on {names} does not wait for {earlier.text} on {stream}")
+
+    @staticmethod
+    def _covers(new: _Access, old: _Access) -> bool:
+        same = new.stream is old.stream and new.start <= old.start and old.stop <= new.stop
+        return same and (new.writes or not old.writes)
+
+    def _find(self, tensor: torch.Tensor) -> _Block | None:
+        address = tensor.data_ptr()
+        at = bisect_right(self._starts, address) - 1
+        block = self._blocks.get(self._starts[at]) if at >= 0 else None
+        inside = block is not None and address < block.start + block.memory.nbytes
+        return block if inside else None
+
+
+class _On:
+    """The current stream, inside of a ``with``."""
+
+    def __init__(self, stack: list[LaggingStream], stream: LaggingStream) -> None:
+        self._stack, self._stream = stack, stream
+
+    def __enter__(self) -> None:
+        self._stack.append(self._stream)
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.pop()
+
+
+class LateSize:
+    """A size that the device tells: to ask earlier is a fault."""
+
+    def __init__(self, cuda: LaggingCuda, nbytes: int) -> None:
+        """Args: cuda: whose stream is being given the encode; nbytes: the size."""
+        self._cuda, self._nbytes = cuda, nbytes
+        self._stream = cuda.current_stream()
+        self._number = self._stream.issue()
+
+    def value(self) -> int:
+        """See `cswap.codecs.base.LateSize`."""
+        if self._stream.done < self._number:
+            self._cuda.faults.append("a size was asked for before its encode had run")
+        return self._nbytes
+
+
+def watched(cuda: LaggingCuda, codec: Any) -> Any:
+    """The codec, its accesses to memory watched, its sizes late unless they are fixed."""
+
+    class Watched(type(codec)):  # type: ignore[misc]
+        def encode_flat(self, x: Any, out: Any, *, key: Any, stream: Any) -> Any:
+            cuda.touch(x, writes=False, text="encode")
+            cuda.touch(out, writes=True, text="encode")
+            nbytes = codec.encode_flat(x, out, key=key, stream=stream)
+            return nbytes if stream is None else LateSize(cuda, nbytes)
+
+        def decode_flat(self, payload: Any, out: Any, *, stream: Any) -> None:
+            cuda.touch(payload, writes=False, text="decode")
+            cuda.touch(out, writes=True, text="decode")
+            codec.decode_flat(payload, out, stream=stream)
+
+    made = object.__new__(Watched)
+    made.__dict__.update(codec.__dict__)
+    return made
+
+
+def installed(cuda: LaggingCuda, patch: Any) -> Iterator[Any]:
+    """Let `CudaDevice` run on the stand-in; yields one. ``patch``: pytest's monkeypatch."""
+    from cswap.codecs import layout
+    from cswap.devices import cuda as module
+    from cswap.engine.transfer import link_back, link_out
+
+    real, copy_bytes = torch, layout.copy_bytes
+    stand_in = types.SimpleNamespace(
+        cuda=cuda, device=lambda *_: real.device("cpu"), empty=cuda.empty, uint8=real.uint8
+    )
+
+    def copy(target: torch.Tensor, source: torch.Tensor, nbytes: int) -> None:
+        cuda.touch(source.view(real.uint8)[:nbytes], writes=False, text="copy")
+        cuda.touch(target.view(real.uint8)[:nbytes], writes=True, text="copy")
+        copy_bytes(target, source, nbytes)
+
+    patch.setattr(module, "torch", stand_in)
+    for user in (link_out, link_back):
+        patch.setattr(user, "copy_bytes", copy)
+    patch.setattr(real.Tensor, "record_stream", lambda x, s: cuda.record_stream(x, s))
+    patch.setattr(module.CudaDevice, "kind", "cpu")  # of the tensors that the engine gives it
+    patch.setattr("cswap.devices.cuda._Callbacks._start", lambda _: None)  # they run in `pump`
+    device = module.CudaDevice(0)
+    patch.setattr(device, "host_memory", lambda n: cuda.empty(n, dtype=real.uint8), raising=True)
+    yield device

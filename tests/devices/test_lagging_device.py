@@ -1,0 +1,345 @@
+"""The engine on a device that runs only when the test, or a wait of the host, lets it run.
+
+`cswap.testing.lagging_cuda` watches that no memory is used again, read or written too early.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import pytest
+import torch
+
+from cswap.config import SwapConfig
+from cswap.engine.engine import SwapEngine
+from cswap.engine.packer import Packer
+from cswap.schema.plan import Decision, Plan
+from cswap.stores.disk import DiskStore
+from cswap.testing.lagging_cuda import LaggingCuda, installed, watched
+
+MIB = 1 << 20
+N_TENSORS = 48
+
+
+class Machine:
+    """A stand-in, its device, and engines that run on it."""
+
+    def __init__(self, patch, seed=0):
+        self.cuda = LaggingCuda(seed)
+        self.device = next(installed(self.cuda, patch))
+        self._patch = patch
+
+    def engine(self, codec, **options):
+        plan = options.pop("plan", None)
+        config = SwapConfig(codec=codec, min_bytes=0, **options)
+        engine = SwapEngine(config, plan, device=self.device)
+        choose = Packer._choose
+
+        def chosen(packer, handle, x, *, may_keep):
+            return watched(self.cuda, choose(packer, handle, x, may_keep=may_keep))
+
+        self._patch.setattr(Packer, "_choose", chosen)
+        return engine
+
+    def tensor(self, numel, seed=0):
+        """A tensor of the compute stream."""
+        generator = torch.Generator().manual_seed(seed)
+        x = self.cuda.empty(numel, dtype=torch.float32, device="cuda")
+        x.copy_(torch.randn(numel, generator=generator).relu_())
+        self.cuda.touch(x, writes=True, text="the operator")
+        return x
+
+    def use(self, x):
+        """An operator of the current stream reads it."""
+        self.cuda.touch(x, writes=False, text="an operator")
+
+    def save(self, engine, n, numel):
+        """Packed views of n tensors that nobody else holds, and their values."""
+        packed, values = [], []
+        for i in range(n):
+            x = self.tensor(numel, i)
+            values.append(x.clone())
+            packed.append(engine.pack(x))
+            del x
+        return packed, values
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    made = Machine(monkeypatch)
+    made.device.backlog_bytes = 4 * MIB
+    made.device._scratch._enough_bytes = 4 * MIB
+    made.device.ready_bytes = 4 * MIB
+    yield made
+    assert not made.cuda.faults, made.cuda.faults[:5]
+
+
+# ------------------------------------------------------- the stand-in finds faults
+
+
+def test_memory_that_is_let_go_too_early_is_found(monkeypatch):
+    machine = Machine(monkeypatch)
+    x = machine.tensor(64)
+    side = machine.cuda.Stream()
+    with machine.cuda.stream(side):
+        machine.use(x)
+    del x
+    assert any("reuse after a free" in fault for fault in machine.cuda.faults)
+    assert any("does not wait for the operator" in fault for fault in machine.cuda.faults)
+
+
+def test_what_is_ordered_by_events_is_no_fault(monkeypatch):
+    machine = Machine(monkeypatch)
+    x = machine.tensor(64)
+    side = machine.cuda.Stream()
+    written = machine.device.now()
+    side.wait_event(written.recorded)
+    with machine.cuda.stream(side):
+        machine.use(x)
+        read = machine.device.now()
+    machine.device.join(read)
+    del x
+    assert machine.cuda.faults == []
+
+
+# ------------------------------------------------------------- bounds of memory
+
+
+@pytest.mark.parametrize("codec", ["raw", "zvc", "int8"])
+def test_sources_under_way_are_bounded_while_the_device_stands_still(machine, codec):
+    engine = machine.engine(codec)
+    held = []
+    for i in range(N_TENSORS):
+        packed = engine.pack(machine.tensor(MIB // 4, i))
+        held.append(packed)
+    # tensors that wait for their encode or copy, and the encoders' memory
+    assert machine.cuda.peak_bytes <= 2 * machine.device.backlog_bytes + 3 * MIB
+
+
+@pytest.mark.parametrize("codec", ["raw", "zvc", "int8"])
+def test_in_backward_a_result_goes_with_its_user_whatever_the_device_has_done(machine, codec):
+    engine = machine.engine(codec)
+    packed, values = machine.save(engine, N_TENSORS, MIB // 4)
+    engine.synchronize()
+    machine.cuda.peak_bytes = machine.cuda.allocated_bytes
+    waits = machine.cuda.waits
+    while packed:
+        back = engine.unpack(packed.pop())
+        machine.use(back)
+        if codec != "int8":
+            assert torch.equal(back, values.pop())
+        del back
+    assert machine.cuda.peak_bytes <= (
+        machine.device.ready_bytes + machine.device.backlog_bytes + 3 * MIB
+    )
+    assert machine.cuda.waits == waits  # the host has not waited for the device
+
+
+def test_raw_alone_has_its_dead_buried(machine):
+    engine = machine.engine("raw")
+    packed, _ = machine.save(engine, 8, MIB // 4)
+    engine.synchronize()
+    packed.clear()
+    engine.collect()
+    stats = engine.stats
+    assert (stats.device_bytes, stats.host_bytes) == (0, 0)
+
+
+def test_room_is_made_before_each_section(machine):
+    machine.device.section_bytes = MIB
+    engine = machine.engine("zvc")
+    x = machine.tensor(N_TENSORS * MIB // 4)
+    want = x.clone()
+    before = machine.cuda.allocated_bytes
+    packed = engine.pack(x)
+    assert machine.cuda.peak_bytes - before <= machine.device.backlog_bytes + 2 * MIB
+    del x
+    engine.synchronize()
+    machine.cuda.peak_bytes = machine.cuda.allocated_bytes
+    assert torch.equal(engine.unpack(packed), want)
+    assert machine.cuda.peak_bytes - before <= machine.device.backlog_bytes + 3 * MIB
+
+
+def test_out_of_memory_finishes_what_is_under_way_and_buries_the_dead(machine, monkeypatch):
+    engine = machine.engine("raw")
+    packed, _ = machine.save(engine, 3, MIB // 4)
+    packed.clear()
+    held = machine.cuda.allocated_bytes
+    assert held >= 3 * MIB
+    seen = []
+
+    machine.cuda.failures = [0]
+    real = machine.cuda.empty_cache
+
+    def empty_cache():
+        seen.append(machine.cuda.allocated_bytes)
+        real()
+
+    monkeypatch.setattr(machine.cuda, "empty_cache", empty_cache)
+    machine.device.allocate(torch.float32, 10)
+    assert seen == [0]  # all of it had been given back before the second try
+
+
+def test_a_budget_is_held_by_waiting_on_the_device(machine):
+    engine = machine.engine("raw", budget=2 * MIB)
+    packed, _ = machine.save(engine, N_TENSORS, MIB // 4)
+    assert machine.cuda.peak_bytes <= 2 * MIB + 2 * MIB
+    machine.cuda.peak_bytes = machine.cuda.allocated_bytes
+    while packed:
+        back = engine.unpack(packed.pop())
+        machine.use(back)
+        del back
+    assert machine.cuda.peak_bytes <= 2 * MIB + 2 * MIB
+
+
+def test_the_memory_that_a_plan_was_made_for_is_held(machine):
+    decisions = {i: Decision("swap", "raw", prefetch=N_TENSORS) for i in range(N_TENSORS)}
+    machine.device.backlog_bytes = machine.device.ready_bytes = 1 << 30
+    engine = machine.engine("raw", plan=Plan(decisions, budget_bytes=6 * MIB))
+    packed, _ = machine.save(engine, N_TENSORS, MIB // 4)
+    assert machine.cuda.peak_bytes <= 6 * MIB + MIB  # and the tensor that is being saved
+    machine.cuda.synchronize()
+    machine.device.pump()
+    machine.cuda.peak_bytes = 0
+    while packed:
+        back = engine.unpack(packed.pop())
+        machine.use(back)
+        del back
+    assert MIB < machine.cuda.peak_bytes <= 6 * MIB + MIB
+    assert engine.stats.prefetch_hits > 0
+
+
+def test_files_are_read_ahead_beside_the_computation(machine, tmp_path, monkeypatch):
+    readers = set()
+    real = DiskStore.read
+
+    def read(store, file, target):
+        readers.add(threading.current_thread().name)
+        return real(store, file, target)
+
+    monkeypatch.setattr(DiskStore, "read", read)
+    engine = machine.engine("raw", host_limit=0, spill_dir=str(tmp_path))
+    packed, values = machine.save(engine, 6, 1024)
+    engine.synchronize()
+    assert engine.stats.disk_bytes > 0
+    while packed:
+        assert torch.equal(engine.unpack(packed.pop()), values.pop())
+    assert readers
+    assert all("cswap-disk" in name for name in readers)
+
+
+# ------------------------------------------------------------- random programs
+
+
+class Program:
+    """A random program of one engine; every value that comes back is compared."""
+
+    CODECS = ("raw", "zvc", "expk", "rle")
+
+    def __init__(self, machine, seed):
+        self.random = random.Random(seed)
+        self.machine = machine
+        device = machine.device
+        device.backlog_bytes = device._scratch._enough_bytes = self.random.choice([0, 8192, 65536])
+        device.ready_bytes = self.random.choice([4096, 1 << 20])
+        device.section_bytes = self.random.choice([None, 2048])
+        self.engine = machine.engine(
+            self.random.choice(self.CODECS),
+            keep_last=self.random.choice([0, 0, 2]),
+            host_limit=self.random.choice([None, None, 20000]),
+            budget=self.random.choice([None, None, 10000]),
+        )
+        self.other = machine.cuda.Stream()
+        self.tensors, self.saved = [], []
+
+    def run(self, n_steps):
+        acts = (
+            [self.make] * 3 + [self.pack] * 5 + [self.ask] * 4 + [self.drop] * 3
+            + [self.forget, self.modify, self.progress, self.progress, self.step, self.settle]
+        )  # fmt: skip
+        for _ in range(n_steps):
+            self.random.choice(acts)()
+        self.tensors.clear()
+        self.random.shuffle(self.saved)
+        while self.saved:
+            self.ask()
+            self.drop()
+        self.engine.synchronize()
+        self.engine.collect()
+        stats = self.engine.stats
+        assert (stats.device_bytes, stats.host_bytes) == (0, 0)
+
+    def make(self):
+        self.tensors.append(
+            self.machine.tensor(
+                self.random.choice([64, 500, 1500, 3000]), self.random.randrange(99)
+            )
+        )
+
+    def pack(self):
+        if not self.tensors:
+            return
+        x = self.random.choice(self.tensors)
+        if self.random.random() < 0.2:
+            x = x[self.random.randrange(8) :: self.random.choice([1, 2])]
+        self.saved.append([self.engine.pack(x), x.detach().clone(), x._version, x._base])
+        if self.random.random() < 0.6:
+            self.tensors = [y for y in self.tensors if y is not x and y is not x._base]
+
+    def ask(self):
+        if not self.saved:
+            return
+        packed, value, *_ = self.random.choice(self.saved)
+        elsewhere = self.random.random() < 0.1
+        stream = self.other if elsewhere else self.machine.cuda.default
+        if elsewhere:  # as autograd does it: the stream of the forward is awaited
+            self.other.wait_event(self.machine.device.now().recorded)
+        with self.machine.cuda.stream(stream):
+            try:
+                back = self.engine.unpack(packed)
+            except RuntimeError as error:
+                if "modified by an inplace operation" not in str(error):
+                    raise
+                return
+            self.machine.use(back)
+            assert torch.equal(back, value)
+            del back
+        if elsewhere:
+            ended = self.machine.cuda.Event()
+            ended.record(self.other)
+            self.machine.cuda.default.wait_event(ended)
+
+    def drop(self):
+        if self.saved:
+            self.saved.pop(self.random.randrange(len(self.saved)))
+
+    def forget(self):
+        if self.tensors:
+            self.tensors.pop(self.random.randrange(len(self.tensors)))
+
+    def modify(self):
+        if self.tensors:
+            # A side stream may be reading it. The tensor's swap is void then, and unpack raises.
+            self.random.choice(self.tensors).add_(1)
+
+    def progress(self):
+        self.machine.cuda.run_some(self.random.randrange(60))
+
+    def step(self):
+        self.engine.begin_step()
+
+    def settle(self):
+        self.engine.synchronize()
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(40), pytest.param(range(40, 1000), marks=pytest.mark.slow)], ids=["few", "many"]
+)
+def test_random_programs_on_a_lagging_device(monkeypatch, seeds):
+    monkeypatch.setattr("cswap.engine.transfer.section.SECTION_ALIGN", 64)
+    for seed in seeds:
+        with monkeypatch.context() as patch:
+            machine = Machine(patch, seed)
+            Program(machine, seed).run(60)
+            assert not machine.cuda.faults, (seed, machine.cuda.faults[:5])
