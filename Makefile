@@ -3,8 +3,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
-# A hanging test fails after this many seconds instead of holding everything up.
-PYTEST := $(BIN)/pytest --timeout 300
+# A hanging test fails after this many seconds instead of holding everything up. Two processes share
+# the tests: an idle one takes over half of the tests that the other still has.
+PYTEST := $(BIN)/pytest --timeout 300 -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
-import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from concurrent.futures import Future
 
 # The repository's root is not on the path (see kernels/README.md): once imported, `bench` is found.
 with pytest.MonkeyPatch.context() as patch:
@@ -42,35 +34,6 @@ settings.load_profile(
 # GPU tests run where nothing is installed but torch, numpy, numba, pytest and hypothesis.
 _NEED_TYPER = ["cli/test_cli.py", "advisor/test_calibration.py"]
 collect_ignore = _NEED_TYPER if find_spec("typer") is None else []
-
-
-def _simulate(file: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(file)]
-    command += ["-W", "ignore::RuntimeWarning"]  # integers wrap around, as on a GPU
-    root = Path(__file__).parents[1]
-    return subprocess.run(
-        command, cwd=root, env=environment, capture_output=True, text=True, check=False
-    )
-
-
-@pytest.fixture(scope="session", autouse=True)
-def simulated(
-    request: pytest.FixtureRequest,
-) -> Iterator[dict[Path, Future[subprocess.CompletedProcess[str]]]]:
-    """The CUDA simulator's processes by test file, one after the other beside all other tests.
-
-    Numba reads NUMBA_ENABLE_CUDASIM when it is imported, so they are processes of their own; they
-    keep but one core busy for two minutes, and most tests do, too.
-    """
-    wanted = [
-        Path(str(item.callspec.params["file"]))
-        for item in request.session.items
-        if isinstance(item, pytest.Function) and item.originalname == "test_in_the_simulator"
-    ]
-    with ThreadPoolExecutor(1) as pool:
-        yield {file: pool.submit(_simulate, file) for file in wanted}
-        pool.shutdown(cancel_futures=True)
 
 
 @pytest.fixture(scope="module", autouse=True)
