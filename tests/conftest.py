@@ -16,11 +16,19 @@ with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(str(Path(__file__).parents[1]))
     import bench as bench
 
-# Tests neither see nor change what this machine has measured and compiled. Set here and not by
-# a fixture: doctests outside of this folder run engines, too, and before any test.
+# Variables are set here and not by a fixture: doctests outside of this folder run engines, too, and
+# before any test. Tests neither see nor change this machine's calibration and CUDA kernels.
 _CACHE = tempfile.TemporaryDirectory(prefix="cswap-tests-")
 os.environ["CSWAP_CACHE_DIR"] = _CACHE.name
 os.environ["CSWAP_CALIBRATE"] = "0"
+
+# All processes of all runs share the compiled CPU kernels. Numba finds them by the source's text.
+os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(__file__).parents[1] / ".cache" / "numba"))
+
+# Processes of pytest-xdist share the cores: spinning threads would take each other's time.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Compilation on first use would break any deadline; CI repeats a red run exactly.
 settings.register_profile("dev", max_examples=25, deadline=None)

@@ -60,7 +60,11 @@ def policies(monkeypatch):
         modules[name] = SimpleNamespace(solve=solve)
 
     real = importlib.import_module
-    monkeypatch.setattr(importlib, "import_module", lambda name: modules.get(name) or real(name))
+
+    def fake(name, package=None):  # Numba imports modules of its own at a first compilation
+        return modules.get(name) or real(name, package)
+
+    monkeypatch.setattr(importlib, "import_module", fake)
     return add
 
 
