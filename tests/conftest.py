@@ -5,11 +5,16 @@ from __future__ import annotations
 import gc
 import os
 import tempfile
+from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
 
 # The repository's root is not on the path (see kernels/README.md): once imported, `bench` is found.
 with pytest.MonkeyPatch.context() as patch:
@@ -32,7 +37,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 # Compilation on first use would break any deadline; CI repeats a red run exactly.
 settings.register_profile("dev", max_examples=25, deadline=None)
-settings.register_profile("ci", max_examples=100, deadline=None, derandomize=True)
+settings.register_profile("ci", max_examples=25, deadline=None, derandomize=True)
 settings.register_profile("nightly", max_examples=2000, deadline=None)
 settings.load_profile(
     os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev")
@@ -64,11 +69,55 @@ def pytest_configure(config: pytest.Config) -> None:
         pytest.exit(f"GPU tests were asked for, but there is no CUDA device: {reason}", 2)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Generator[None, Any, Any]:
+    """Escape lone surrogates, which tests of hostile names print: pytest-xdist sends UTF-8."""
+    return _encodable((yield))
+
+
+def _encodable(data: Any) -> Any:
+    if isinstance(data, str):
+        return data.encode("utf-8", "backslashreplace").decode("utf-8")
+    if isinstance(data, dict):
+        return {_encodable(key): _encodable(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return type(data)(map(_encodable, data))
+    return data
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    _mark_combinations_slow(items)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked and (reason := missing_for_gpu()):
         for item in marked:
             item.add_marker(pytest.mark.skip(reason=f"no CUDA device: {reason}"))
+
+
+def _mark_combinations_slow(items: list[pytest.Item]) -> None:
+    """Leave each value of each parameter of a `sampled` test in one case that is not slow."""
+    cases: dict[str, list[tuple[pytest.Item, set[tuple[str, str]]]]] = {}
+    for item in items:
+        if hasattr(item, "callspec") and item.get_closest_marker("sampled"):
+            values = {(name, repr(value)) for name, value in item.callspec.params.items()}
+            cases.setdefault(item.nodeid.partition("[")[0], []).append((item, values))
+    for left in cases.values():
+        missing = {value for _, values in left for value in values}
+        used: Counter[tuple[str, str]] = Counter()
+        while missing:
+            best = max(left, key=lambda case: _gain(case[1], missing, used))
+            missing -= best[1]
+            used.update(best[1])
+            left.remove(best)
+        for item, _ in left:
+            item.add_marker(pytest.mark.slow)
+
+
+def _gain(
+    values: set[tuple[str, str]], missing: set[tuple[str, str]], used: Counter[tuple[str, str]]
+) -> tuple[int, int]:
+    """How many values a case has that no case had so far, then how rare its values are."""
+    return len(values & missing), -sum(used[value] for value in values)
 
 
 def missing_for_gpu() -> str:

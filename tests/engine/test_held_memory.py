@@ -50,7 +50,7 @@ def held(activation, options):
         "{}",
         pytest.param('{"workers": 0}', marks=pytest.mark.slow),
         pytest.param('{"workers": 1, "codec": "int8"}', marks=pytest.mark.slow),
-        '{"workers": 0, "codec": "int8"}',
+        pytest.param('{"workers": 0, "codec": "int8"}', marks=pytest.mark.slow),
     ],
 )
 def test_the_heap_in_front_of_the_optimizer_is_that_of_plain_training(activation, options):
