@@ -3,8 +3,16 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
-# A hanging test fails after this many seconds instead of holding everything up.
-PYTEST := $(BIN)/pytest --timeout 300
+# A hanging test fails after this many seconds instead of holding everything up. Two processes share
+# the tests: an idle one takes over half of the tests that the other still has.
+PYTEST := $(BIN)/pytest --timeout 300 -n 2 --dist worksteal
+# mypy, a minute from a cold start, runs beside the tests; its report follows theirs.
+BESIDE_CHECK = @mkdir -p .cache; \
+	$(MAKE) --no-print-directory check >.cache/check.log 2>&1 & check=$$!; \
+	trap 'kill $$check' INT TERM; \
+	$(PYTEST) -m "$(1)"; tested=$$?; \
+	wait $$check; checked=$$?; \
+	cat .cache/check.log; [ $$tested = 0 ] && [ $$checked = 0 ]
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -18,11 +26,11 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## train the two demo models with and without cswap; results in demo-out/
 	$(BIN)/python -m bench demo
 
-test: check ## what CI runs: check, then every test that is neither slow nor for a GPU
-	$(PYTEST) -m "not slow and not gpu"
+test: $(STAMP) ## what CI runs: check, and meanwhile every test that is neither slow nor for a GPU
+	$(call BESIDE_CHECK,not slow and not gpu)
 
-test-all: check ## test, and the slow ones
-	$(PYTEST) -m "not gpu"
+test-all: $(STAMP) ## test, and the slow ones
+	$(call BESIDE_CHECK,not gpu)
 
 test-gpu: ## the tests that need a CUDA device, with the Python that has torch for it
 	PYTHONPATH=.:kernels $(PYTHON) -m pytest -m gpu tests

@@ -4,35 +4,40 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
-import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from concurrent.futures import Future
+    from collections.abc import Generator
 
 # The repository's root is not on the path (see kernels/README.md): once imported, `bench` is found.
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(str(Path(__file__).parents[1]))
     import bench as bench
 
-# Tests neither see nor change what this machine has measured and compiled. Set here and not by
-# a fixture: doctests outside of this folder run engines, too, and before any test.
+# Variables are set here and not by a fixture: doctests outside of this folder run engines, too, and
+# before any test. Tests neither see nor change this machine's calibration and CUDA kernels.
 _CACHE = tempfile.TemporaryDirectory(prefix="cswap-tests-")
 os.environ["CSWAP_CACHE_DIR"] = _CACHE.name
 os.environ["CSWAP_CALIBRATE"] = "0"
 
+# All processes of all runs share the compiled CPU kernels. Numba finds them by the source's text.
+os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(__file__).parents[1] / ".cache" / "numba"))
+
+# Processes of pytest-xdist share the cores: spinning threads would take each other's time.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Compilation on first use would break any deadline; CI repeats a red run exactly.
 settings.register_profile("dev", max_examples=25, deadline=None)
-settings.register_profile("ci", max_examples=100, deadline=None, derandomize=True)
+settings.register_profile("ci", max_examples=25, deadline=None, derandomize=True)
 settings.register_profile("nightly", max_examples=2000, deadline=None)
 settings.load_profile(
     os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev")
@@ -42,35 +47,6 @@ settings.load_profile(
 # GPU tests run where nothing is installed but torch, numpy, numba, pytest and hypothesis.
 _NEED_TYPER = ["cli/test_cli.py", "advisor/test_calibration.py"]
 collect_ignore = _NEED_TYPER if find_spec("typer") is None else []
-
-
-def _simulate(file: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(file)]
-    command += ["-W", "ignore::RuntimeWarning"]  # integers wrap around, as on a GPU
-    root = Path(__file__).parents[1]
-    return subprocess.run(
-        command, cwd=root, env=environment, capture_output=True, text=True, check=False
-    )
-
-
-@pytest.fixture(scope="session", autouse=True)
-def simulated(
-    request: pytest.FixtureRequest,
-) -> Iterator[dict[Path, Future[subprocess.CompletedProcess[str]]]]:
-    """The CUDA simulator's processes by test file, one after the other beside all other tests.
-
-    Numba reads NUMBA_ENABLE_CUDASIM when it is imported, so they are processes of their own; they
-    keep but one core busy for two minutes, and most tests do, too.
-    """
-    wanted = [
-        Path(str(item.callspec.params["file"]))
-        for item in request.session.items
-        if isinstance(item, pytest.Function) and item.originalname == "test_in_the_simulator"
-    ]
-    with ThreadPoolExecutor(1) as pool:
-        yield {file: pool.submit(_simulate, file) for file in wanted}
-        pool.shutdown(cancel_futures=True)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -93,11 +69,55 @@ def pytest_configure(config: pytest.Config) -> None:
         pytest.exit(f"GPU tests were asked for, but there is no CUDA device: {reason}", 2)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Generator[None, Any, Any]:
+    """Escape lone surrogates, which tests of hostile names print: pytest-xdist sends UTF-8."""
+    return _encodable((yield))
+
+
+def _encodable(data: Any) -> Any:
+    if isinstance(data, str):
+        return data.encode("utf-8", "backslashreplace").decode("utf-8")
+    if isinstance(data, dict):
+        return {_encodable(key): _encodable(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return type(data)(map(_encodable, data))
+    return data
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    _mark_combinations_slow(items)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked and (reason := missing_for_gpu()):
         for item in marked:
             item.add_marker(pytest.mark.skip(reason=f"no CUDA device: {reason}"))
+
+
+def _mark_combinations_slow(items: list[pytest.Item]) -> None:
+    """Leave each value of each parameter of a `sampled` test in one case that is not slow."""
+    cases: dict[str, list[tuple[pytest.Item, set[tuple[str, str]]]]] = {}
+    for item in items:
+        if hasattr(item, "callspec") and item.get_closest_marker("sampled"):
+            values = {(name, repr(value)) for name, value in item.callspec.params.items()}
+            cases.setdefault(item.nodeid.partition("[")[0], []).append((item, values))
+    for left in cases.values():
+        missing = {value for _, values in left for value in values}
+        used: Counter[tuple[str, str]] = Counter()
+        while missing:
+            best = max(left, key=lambda case: _gain(case[1], missing, used))
+            missing -= best[1]
+            used.update(best[1])
+            left.remove(best)
+        for item, _ in left:
+            item.add_marker(pytest.mark.slow)
+
+
+def _gain(
+    values: set[tuple[str, str]], missing: set[tuple[str, str]], used: Counter[tuple[str, str]]
+) -> tuple[int, int]:
+    """How many values a case has that no case had so far, then how rare its values are."""
+    return len(values & missing), -sum(used[value] for value in values)
 
 
 def missing_for_gpu() -> str:

@@ -5,11 +5,23 @@ Note [kernels without a cache]
 Numba's cache raises where it finds no folder to write (a read-only package and no writable
 home), where the disk is full, and where a file in it is damaged. A kernel needs none of them:
 it is compiled again, and the logger ``cswap`` says so, once. `cswap doctor` says it, too.
+
+Note [one process at a time]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+Numba keeps an index file per function, which names one file of machine code per signature. It
+reads the index, adds a name and writes it without a lock: two processes that keep two signatures
+at the same time give both the same name, and later one signature finds the other's code. So a
+process locks the folder while it loads or keeps a function. A lock of POSIX ends with its process
+and is not inherited by a fork.
 """
 
 from __future__ import annotations
 
+import fcntl
 import logging
+import os
+import time
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -24,7 +36,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from cswap_kernels.unwatched import unwatched
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 _log = logging.getLogger("cswap")
 
@@ -32,6 +44,9 @@ UNCACHED: Final = (
     "Every process compiles them anew, which takes seconds. "
     "Remedy: set NUMBA_CACHE_DIR to a folder that you can write, and nobody else."
 )
+
+LOCK_WAIT_S: Final = 5.0
+"""Seconds to wait for another process that uses the same folder; without it, nothing is kept."""
 
 _told = Event()
 """Whether this process has said that it cannot keep kernels."""
@@ -96,7 +111,9 @@ class DiskCache:
     def load_overload(self, signature: Any, context: Any) -> Any:
         """Load the machine code for that signature; None: it must be compiled."""
         try:
-            return self._open().load_overload(signature, context)
+            files = self._open()
+            with _folder_to_itself(files.cache_path) as alone:
+                return files.load_overload(signature, context) if alone else None
         except (OSError, RuntimeError) as error:
             self._give_up(error)
         except Exception as error:  # a damaged pickle can raise anything
@@ -108,7 +125,10 @@ class DiskCache:
     def save_overload(self, signature: Any, compiled: Any) -> None:
         """Keep the machine code for that signature."""
         try:
-            self._open().save_overload(signature, compiled)
+            files = self._open()
+            with _folder_to_itself(files.cache_path) as alone:
+                if alone:
+                    files.save_overload(signature, compiled)
         except (OSError, RuntimeError) as error:
             self._give_up(error)
 
@@ -124,3 +144,39 @@ class DiskCache:
         if not _told.is_set():
             _told.set()
             _log.warning("Compiled kernels cannot be kept (%s). %s", error, UNCACHED)
+
+
+@contextmanager
+def _folder_to_itself(folder: str | None) -> Iterator[bool]:
+    """Lock a folder of compiled kernels; False: another process has kept it too long.
+
+    A folder that cannot be locked (read-only, or a file system without locks) is used without.
+    See Note [one process at a time].
+    """
+    try:
+        descriptor = os.open(f"{folder}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:
+        yield True
+        return
+    try:
+        yield _locked(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _locked(descriptor: int) -> bool:
+    """Whether the file is locked in time; a file system without locks counts as locked."""
+    deadline = time.monotonic() + LOCK_WAIT_S
+    while not (locked := _try_lock(descriptor)) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return locked
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):  # POSIX allows both
+        return False
+    except OSError:
+        return True
+    return True

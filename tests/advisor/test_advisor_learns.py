@@ -114,11 +114,20 @@ def test_a_sudden_change_is_seen_at_the_next_step():
     assert chosen[1] in ("expk", "zvc+expk")
 
 
-@pytest.mark.parametrize("may_keep", [False, True])
-@pytest.mark.parametrize("wide", [False, True])
-def test_noise_does_not_make_choices_flap(may_keep, wide):
+@pytest.mark.parametrize(
+    ("shares", "may_keep", "wide"),
+    [
+        ([0.45], False, False),
+        ([0.65], True, True),
+        *(
+            pytest.param(np.linspace(0.05, 0.85, 5), *flags, marks=pytest.mark.slow)
+            for flags in itertools.product([False, True], repeat=2)
+        ),
+    ],
+)
+def test_noise_does_not_make_choices_flap(shares, may_keep, wide):
     rng = np.random.default_rng(0)
-    for zeros in np.linspace(0.05, 0.85, 5):
+    for zeros in shares:
         run = Run(may_keep=may_keep)
         chosen = [
             run.step(

@@ -285,7 +285,8 @@ def test_in_the_background_it_can_be_switched_off(monkeypatch):
     assert background.start_once("cpu") is None
 
 
-def test_a_process_that_exits_meanwhile_does_so_cleanly(tmp_path):
+@pytest.mark.parametrize("runs", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_process_that_exits_meanwhile_does_so_cleanly(tmp_path, runs):
     script = (
         "import time, torch, cswap\n"
         "model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU())\n"
@@ -294,7 +295,7 @@ def test_a_process_that_exits_meanwhile_does_so_cleanly(tmp_path):
         "time.sleep(0.2)\n"
     )
     environment = os.environ | {"CSWAP_CALIBRATE": "1", "CSWAP_CACHE_DIR": str(tmp_path)}
-    for _ in range(2):  # the second goes on where the first was
+    for _ in range(runs):  # the second goes on where the first was
         done = subprocess.run(
             [sys.executable, "-c", script], env=environment, capture_output=True, text=True
         )

@@ -13,12 +13,14 @@ pytest.importorskip("matplotlib")
 from typer.testing import CliRunner
 
 from bench.__main__ import app
+from bench.advisor import forced
 from bench.advisor.cells import cheapest
 from bench.advisor.report import KEYS
 
 
 def test_every_cell_is_compared_and_the_oracle_is_the_best(tmp_path, monkeypatch):
     monkeypatch.setenv("CSWAP_CACHE_DIR", str(tmp_path))  # the command sets one of its own
+    monkeypatch.setattr(forced, "WARM", 1)
     out = tmp_path / "advisor.json"
     result = CliRunner().invoke(app, ["advisor", "--quick", "--out", str(out)])
     assert result.exit_code == 0, result.output

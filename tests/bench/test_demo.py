@@ -95,13 +95,13 @@ def test_curves_environment_and_picture_are_there(demo):
 INTERRUPT = """
 import sys
 from contextlib import nullcontext
-from bench import training
-look = training.Lockstep._look
+from bench.workloads import lockstep
+look = lockstep.Lockstep._look
 def stop(self, n_steps):
     if self.task.name == "gpt" and n_steps == 2:
         raise KeyboardInterrupt
     look(self, n_steps)
-training.Lockstep._look = stop
+lockstep.Lockstep._look = stop
 from bench.__main__ import app
 app(sys.argv[1:])
 """

@@ -191,6 +191,7 @@ def accepted(stream, kernel, reference, words, args):
     return found is not None
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", FLOATS)
 @pytest.mark.parametrize("k", [3, 4])
 def test_expk_kernel_and_reference_agree_on_damaged_bytes(name, k):

@@ -16,7 +16,7 @@ from cswap.codecs.raw import Raw
 from cswap.codecs.registry import get_codec, list_codecs, register_codec
 from cswap.codecs.traits import CodecTraits
 from cswap.errors import ConfigError, CorruptEncodingError, CswapError
-from cswap.testing import check_codec
+from cswap.testing import check_codec, hostile
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,14 +32,25 @@ ON_A_CPU = sorted(set(list_codecs()) - set(registry.NVCOMP))
 
 
 @pytest.mark.parametrize("name", ON_A_CPU)
-def test_codec_keeps_the_contract(name):
+def test_codec_keeps_the_contract(name, monkeypatch):
+    monkeypatch.setattr(hostile, "N_MUTATIONS", 8)
+    keeps_the_contract(name, examples=8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ON_A_CPU)
+def test_codec_keeps_the_contract_at_length(name):
+    keeps_the_contract(name, examples=100)
+
+
+def keeps_the_contract(name, examples):
     try:
         codec = get_codec(name)
     except ConfigError as error:
         if isinstance(error.__cause__, ImportError):
             pytest.skip(str(error))
         raise
-    check_codec(codec, error_bound=BOUNDS.get(name), golden=GOLDEN)
+    check_codec(codec, examples=examples, error_bound=BOUNDS.get(name), golden=GOLDEN)
 
 
 @pytest.mark.parametrize("name", ON_A_CPU)

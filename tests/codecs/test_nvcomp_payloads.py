@@ -193,6 +193,7 @@ def same(x, y):
     return torch.equal(x.view(torch.uint8), y.view(torch.uint8))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("numel", [1, 63, 30_000])
 @pytest.mark.parametrize("name", LOSSLESS)
 @pytest.mark.usefixtures("library")

@@ -94,7 +94,19 @@ def test_a_forked_child_swaps_and_leaks_nothing(program):
     assert run(program) == (0, "")
 
 
-@pytest.mark.parametrize("last", ["del y", "y.sum().backward()", "raise SystemExit"])
-@pytest.mark.parametrize("options", ["min_bytes=0, codec='zvc', workers=2", "workers=1"])
+ALL, DEFAULTS = "min_bytes=0, codec='zvc', workers=2", "workers=1"
+
+
+@pytest.mark.parametrize(
+    ("options", "last"),
+    [
+        (ALL, "del y"),
+        (ALL, "raise SystemExit"),
+        (DEFAULTS, "y.sum().backward()"),
+        pytest.param(ALL, "y.sum().backward()", marks=pytest.mark.slow),
+        pytest.param(DEFAULTS, "del y", marks=pytest.mark.slow),
+        pytest.param(DEFAULTS, "raise SystemExit", marks=pytest.mark.slow),
+    ],
+)
 def test_a_process_that_ends_while_tensors_are_on_their_way_ends_cleanly(options, last):
     assert run(ENDS.format(options=options, last=last)) == (0, "")

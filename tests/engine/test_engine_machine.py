@@ -119,5 +119,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert (stats.device_bytes, stats.host_bytes) == (0, 0)
 
 
-EngineMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)
+EngineMachine.TestCase.settings = settings(
+    max_examples=2 * settings().max_examples, stateful_step_count=30, deadline=None
+)
 TestEngine = EngineMachine.TestCase

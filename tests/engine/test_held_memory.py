@@ -43,10 +43,15 @@ def held(activation, options):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="mallinfo2 is glibc's")
-@pytest.mark.parametrize("activation", ["ReLU", "GELU"])
+@pytest.mark.parametrize("activation", ["ReLU", pytest.param("GELU", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "options",
-    ["{}", '{"workers": 0}', '{"workers": 1, "codec": "int8"}', '{"workers": 0, "codec": "int8"}'],
+    [
+        "{}",
+        pytest.param('{"workers": 0}', marks=pytest.mark.slow),
+        pytest.param('{"workers": 1, "codec": "int8"}', marks=pytest.mark.slow),
+        pytest.param('{"workers": 0, "codec": "int8"}', marks=pytest.mark.slow),
+    ],
 )
 def test_the_heap_in_front_of_the_optimizer_is_that_of_plain_training(activation, options):
     plain, found = held(activation, "null"), held(activation, options)

@@ -10,14 +10,23 @@ from pathlib import Path
 
 import pytest
 
-TRIES = 50
+
+@pytest.mark.parametrize(("workers", "codec"), [(0, "auto"), (1, "int8"), (2, "auto")])
+def test_a_ctrl_c_arrives_and_leaves_nothing_behind(workers, codec):
+    interrupt(workers, codec, tries=12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", ["auto", "int8"])
 @pytest.mark.parametrize("workers", [0, 1, 2])
-def test_a_ctrl_c_arrives_and_leaves_nothing_behind(workers, codec):
+def test_many_a_ctrl_c_arrives_and_leaves_nothing_behind(workers, codec):
+    interrupt(workers, codec, tries=50)
+
+
+def interrupt(workers, codec, tries):
+    """Train under that many interrupts, at other moments each."""
     program = Path(__file__).with_name("interrupted_training.py")
-    command = [sys.executable, str(program), str(workers), codec, str(TRIES), "0"]
+    command = [sys.executable, str(program), str(workers), codec, str(tries), "0"]
     # In a process of its own: an interrupt that comes late would end pytest.
     done = subprocess.run(
         command, env=os.environ, capture_output=True, text=True, check=False, timeout=250

@@ -1,19 +1,45 @@
 """Every CUDA kernel's logic against its CPU twin, in Numba's CUDA simulator.
 
-The processes run beside the other tests, see conftest.py.
+Numba reads NUMBA_ENABLE_CUDASIM when it is imported, so each file runs in a process of its own.
 """
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-FILES = sorted((Path(__file__).parents[1] / "simulated").glob("test_*.py"))
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "tests" / "simulated").glob("test_*.py"))
+each_file = pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+
+
+def simulate(file: Path, selection: str) -> None:
+    """Run the tests of a file that a marker expression selects."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(file)]
+    command += ["-m", selection, "-W", "ignore::RuntimeWarning"]  # integers wrap, as on a GPU
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "NUMBA_ENABLE_CUDASIM": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
 
 
 @pytest.mark.timeout(540)
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_in_the_simulator(simulated, file):
-    done = simulated[file].result()
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+@each_file
+def test_in_the_simulator(file):
+    simulate(file, "not slow")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(540)
+@each_file
+def test_in_the_simulator_every_case(file):
+    simulate(file, "")

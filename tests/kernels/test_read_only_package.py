@@ -167,6 +167,34 @@ def test_a_damaged_file_is_written_anew(cache, caplog, suffix, damage):
     assert "twice is damaged" in record.getMessage()
 
 
+LOCKS = """
+import fcntl, sys
+with open(sys.argv[1], "w") as file:
+    fcntl.lockf(file, fcntl.LOCK_EX)
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_folder_that_another_process_has_locked_is_not_used(cache, caplog, monkeypatch):
+    outcome(fresh())
+    (lock,) = cache.rglob("lock")
+    monkeypatch.setattr(jit, "LOCK_WAIT_S", 0.01)
+    with subprocess.Popen(
+        [sys.executable, "-c", LOCKS, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"locked\n"
+        kernel = fresh()
+        assert outcome(kernel) == (42, 0)  # compiled, not loaded
+        assert kernel(1.5) == 3  # another signature, not kept
+        other.communicate()
+    assert outcome(fresh()) == (42, 1)
+    kernel = fresh()
+    assert (kernel(1.5), sum(kernel.stats.cache_hits.values())) == (3, 0)
+    assert not caplog.records
+
+
 # What `cswap doctor` says.
 
 

@@ -1,5 +1,6 @@
 """One function for every policy: budgets, deadlines, interrupts, and the comparison."""
 
+import functools
 import importlib
 import os
 import signal
@@ -35,7 +36,12 @@ def chain(n=6, nbytes=1_000_000):
 
 
 FULL = max(live_bytes(chain()))
-FLOOR = smallest_feasible_budget(chain(), MACHINE)
+
+
+@functools.cache
+def floor():
+    """Bytes below which no plan exists. Not at import: its loops are compiled, which takes long."""
+    return smallest_feasible_budget(chain(), MACHINE)
 
 
 def all_swapped(problem):
@@ -54,7 +60,11 @@ def policies(monkeypatch):
         modules[name] = SimpleNamespace(solve=solve)
 
     real = importlib.import_module
-    monkeypatch.setattr(importlib, "import_module", lambda name: modules.get(name) or real(name))
+
+    def fake(name, package=None):  # Numba imports modules of its own at a first compilation
+        return modules.get(name) or real(name, package)
+
+    monkeypatch.setattr(importlib, "import_module", fake)
     return add
 
 
@@ -69,15 +79,15 @@ def test_none_keeps_everything_if_it_fits():
 
 def test_too_small_a_budget_names_the_smallest():
     with pytest.raises(BudgetError) as caught:
-        planner.plan(chain(), MACHINE, FLOOR - 1, "none")
-    assert caught.value.smallest_bytes == FLOOR
-    assert str(FLOOR) in str(caught.value)
+        planner.plan(chain(), MACHINE, floor() - 1, "none")
+    assert caught.value.smallest_bytes == floor()
+    assert str(floor()) in str(caught.value)
 
 
 def test_a_policy_that_finds_no_plan_says_so():
     with pytest.raises(BudgetError, match=r"'none' found no plan .*device memory") as caught:
         planner.plan(chain(), MACHINE, FULL - 1, "none")
-    assert caught.value.smallest_bytes == FLOOR
+    assert caught.value.smallest_bytes == floor()
 
 
 def test_oracle_has_enough_memory_whatever_the_budget():
@@ -110,7 +120,7 @@ def test_compare_has_a_row_for_each_policy_and_ranks_by_step_time(policies):
     policies("all", all_swapped)
     seen = []
     rows = planner.compare(
-        chain(), MACHINE, FLOOR, ["oracle", "none", "all"],
+        chain(), MACHINE, floor(), ["oracle", "none", "all"],
         progress=lambda fraction, text: seen.append((fraction, text)),
     )  # fmt: skip
     oracle, none, swapped = rows
@@ -133,7 +143,7 @@ def test_compare_reports_progress_over_all_policies(policies):
     policies("a", solve)
     policies("b", solve)
     seen = []
-    planner.compare(chain(), MACHINE, FLOOR, ["a", "b"], progress=lambda *row: seen.append(row))
+    planner.compare(chain(), MACHINE, floor(), ["a", "b"], progress=lambda *row: seen.append(row))
     assert seen == [(0.25, "a: half"), (0.75, "b: half")]
 
 
@@ -145,7 +155,7 @@ def test_time_limit_stops_a_search(policies):
 
     policies("endless", solve)
     began = time.monotonic()
-    assert planner.plan(chain(), MACHINE, FLOOR, "endless", time_limit=0.05).policy == "endless"
+    assert planner.plan(chain(), MACHINE, floor(), "endless", time_limit=0.05).policy == "endless"
     assert time.monotonic() - began < 5
 
 
@@ -159,14 +169,14 @@ def test_interrupt_returns_the_best_so_far_and_stops_a_comparison(policies):
         return all_swapped(problem)
 
     policies("endless", solve)
-    rows = planner.compare(chain(), MACHINE, FLOOR, ["endless", "oracle"])
+    rows = planner.compare(chain(), MACHINE, floor(), ["endless", "oracle"])
     assert [row.policy for row in rows] == ["endless"]
     assert rows[0].plan is not None
     assert signal.getsignal(signal.SIGINT) is before
     with pytest.raises(KeyboardInterrupt):
-        planner.compare(chain(), MACHINE, FLOOR, ["endless", "oracle"], stoppable=False)
+        planner.compare(chain(), MACHINE, floor(), ["endless", "oracle"], stoppable=False)
     with pytest.raises(KeyboardInterrupt):
-        planner.plan(chain(), MACHINE, FLOOR, "endless", stoppable=False)
+        planner.plan(chain(), MACHINE, floor(), "endless", stoppable=False)
 
 
 def test_second_interrupt_raises():
@@ -208,12 +218,12 @@ def test_a_seed_and_a_problem_reach_the_policy(policies):
         return all_swapped(problem)
 
     policies("spy", solve)
-    planner.plan(chain().to_dict(), MACHINE.to_dict(), FLOOR, "spy", seed=7)
-    assert seen == [(7, FLOOR, None)]
+    planner.plan(chain().to_dict(), MACHINE.to_dict(), floor(), "spy", seed=7)
+    assert seen == [(7, floor(), None)]
 
 
 def test_no_infeasible_candidate_beats_a_feasible_one():
-    simulator = Simulator(chain(), MACHINE, FLOOR)
+    simulator = Simulator(chain(), MACHINE, floor())
     best, n = Best(simulator), len(simulator.saved)
     starts = simulator.backward.astype(np.int32)
     keep, swap = np.zeros(n, np.int8), np.ones(n, np.int8)

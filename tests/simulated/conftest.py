@@ -24,6 +24,12 @@ else:
         tile_encoder,
     )
 
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """A case takes a second: by default, one for each value of each parameter."""
+    item.add_marker(pytest.mark.sampled)
+
+
 SMALL_TILE = 128
 """Words per tile here: the simulator runs every CUDA thread as a Python thread."""
 
