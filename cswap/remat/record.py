@@ -27,6 +27,9 @@ Constant: TypeAlias = torch.Tensor | complex
 
 Kind: TypeAlias = Literal["copy", "elementwise", "reduction"]
 
+VIEW: Final = "view"
+"""Operator of a step that touches no memory."""
+
 BIT_PATTERNS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integers by the bytes of an element, to compare bits rather than values."""
 
@@ -106,8 +109,8 @@ class Remat:
 
     @property
     def operator(self) -> str:
-        """Name of the chain: ``"silu>mul"``."""
-        return ">".join(step.operator for step in self.steps)
+        """Name of the chain, without its views: ``"silu>mul"``."""
+        return ">".join(step.operator for step in self.steps if step.operator != VIEW)
 
     @property
     def kind(self) -> Kind:
@@ -194,6 +197,6 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if a.is_complex():
-        a, b = torch.view_as_real(a), torch.view_as_real(b)
+        a, b = torch.view_as_real(a.resolve_conj()), torch.view_as_real(b.resolve_conj())
     pattern = BIT_PATTERNS[a.element_size()]
     return torch.equal(a.view(pattern), b.view(pattern))

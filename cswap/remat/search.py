@@ -22,7 +22,7 @@ import torch
 
 from cswap.remat.chain import Chain, PlannedStep, Value
 from cswap.remat.operators import RESULT_SLOTS, Operator, operator_of
-from cswap.remat.record import Layout, Remat
+from cswap.remat.record import VIEW, Layout, Remat
 from cswap.remat.settings import Settings
 from cswap.remat.views import View, constants_of, saved_number, view_of
 
@@ -171,7 +171,7 @@ class Search:
             strides = _contiguous(node._saved_self_sym_sizes)  # noqa: SLF001
         operand = self._value(below, below_number, strides, level)
         constants = constants_of(view, node, number)
-        step = PlannedStep("view", view.function, (operand,), constants, "copy")
+        step = PlannedStep(VIEW, view.function, (operand,), constants, "copy")
         return self._chain.add_step(step, operand.depth, computed=operand.computed)
 
     def _operand(

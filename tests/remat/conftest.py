@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from cswap.remat.finder import Finder
 from cswap.remat.record import Layout, Remat, same_bits
@@ -63,7 +64,11 @@ class Engine:
         finder: None: it finds nothing.
         least_numel: tensors below this are held.
         owned: storages that outlive the step.
-        saved: names of the operators of what was found; "-" of what was held.
+        saved: names of the operators of what was found; "-" of what was held, "shared" of what was
+            saved before.
+        packed: what autograd holds.
+        again: what is computed again, by storage, version and layout.
+        identities: keep a storage's number from being used for another one.
     """
 
     finder: Finder | None = None
@@ -71,20 +76,30 @@ class Engine:
     owned: set[int] = field(default_factory=set)
     saved: list[str] = field(default_factory=list)
     packed: list[Held | Again] = field(default_factory=list)
+    again: dict[tuple[object, ...], Again] = field(default_factory=dict)
+    identities: list[StorageWeakRef] = field(default_factory=list)
 
     def pack(self, tensor: torch.Tensor) -> Held | Again:
+        storage = tensor.untyped_storage()
+        key = (storage._cdata, tensor._version, tensor.size(), tensor.stride())
+        if key in self.again:
+            self.saved.append("shared")
+            return self.again[key]
         remat = None
         if self.finder is not None and tensor.numel() >= self.least_numel:
             remat = self.finder.find(tensor)
         self.saved.append("-" if remat is None else remat.operator)
         packed = Held(tensor) if remat is None else Again(remat, tensor)
         self.packed.append(packed)
+        if isinstance(packed, Again):
+            self.again[key] = packed
+            self.identities.append(StorageWeakRef(storage))
         return packed
 
     @property
     def found(self) -> list[str]:
         """Operators of the tensors that are computed again."""
-        return [name for name in self.saved if name != "-"]
+        return [name for name in self.saved if name not in ("-", "shared")]
 
     @property
     def remats(self) -> list[Remat]:
