@@ -1,0 +1,99 @@
+"""A chain of operators while it is being found: `Chain`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from cswap.remat.record import Step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+    from cswap.remat.record import Constant, Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """An operand: the place where it is found, and how deep it lies.
+
+    Attributes:
+        place: of an input, of a constant, or of a step's result.
+        index: among those of its place.
+        depth: operators between it and bytes that are held.
+        computed: whether its memory was made by a step, not held before.
+    """
+
+    place: Literal["input", "constant", "step"]
+    index: int
+    depth: int = 0
+    computed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStep:
+    """A step whose operands have no numbers yet."""
+
+    operator: str
+    function: Callable[..., torch.Tensor]
+    operands: tuple[Value | None, ...]
+    constants: tuple[object, ...]
+    kind: Kind
+
+
+class Chain:
+    """Inputs, constants and steps found so far.
+
+    Attributes:
+        inputs: packed objects.
+        constants: copies and numbers.
+    """
+
+    def __init__(self) -> None:
+        self.inputs: list[object] = []
+        self.constants: list[Constant] = []
+        self._steps: list[PlannedStep] = []
+
+    def add_input(self, packed: object, depth: int) -> Value:
+        """A packed object, once however often it is needed."""
+        for index, known in enumerate(self.inputs):
+            if known is packed:
+                return Value("input", index, depth)
+        self.inputs.append(packed)
+        return Value("input", len(self.inputs) - 1, depth)
+
+    def add_constant(self, constant: Constant) -> Value:
+        """A copy or a number."""
+        self.constants.append(constant)
+        return Value("constant", len(self.constants) - 1)
+
+    def add_step(self, step: PlannedStep, depth: int, *, computed: bool) -> Value:
+        """A step, after those that compute its operands. Args: see `Value`."""
+        self._steps.append(step)
+        return Value("step", len(self._steps) - 1, depth, computed)
+
+    def steps(self) -> tuple[Step, ...]:
+        """The steps, their operands by number: inputs first, then constants, then results."""
+        first = {
+            "input": 0,
+            "constant": len(self.inputs),
+            "step": len(self.inputs) + len(self.constants),
+        }
+        numbers = [
+            tuple([None if o is None else first[o.place] + o.index for o in step.operands])
+            for step in self._steps
+        ]
+        last: dict[int, int] = {n: k for k, row in enumerate(numbers) for n in row if n is not None}
+        return tuple(
+            Step(
+                step.operator,
+                step.function,
+                operands,
+                step.constants,
+                step.kind,
+                tuple([n for n, at in last.items() if at == k]),
+            )
+            for k, (step, operands) in enumerate(zip(self._steps, numbers, strict=True))
+        )

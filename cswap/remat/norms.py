@@ -1,0 +1,150 @@
+"""Norms whose epsilon autograd does not keep.
+
+Note [the epsilon of a norm]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+LayerNorm and the fused RMSNorm save their input, weights and statistics, but not epsilon. A norm
+with the right one gives the same statistics as were saved, bit by bit. The opposite holds as well:
+the output is a function of input, statistics and weights, element by element, so equal statistics
+mean an equal output, even if another epsilon gave them. That needs statistics of full precision:
+norms whose statistics are rounded to 16 bits do not run again.
+The epsilon that was right last time is tried first, then the usual ones. If none is right,
+bisection finds one: the reciprocal deviation falls as epsilon rises, in every row.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import torch
+
+from cswap.errors import InternalError
+from cswap.remat.record import same_bits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+Norm: TypeAlias = Callable[[float], tuple[torch.Tensor, torch.Tensor]]
+"""Gives the output and the reciprocal deviations for an epsilon."""
+
+USUAL: Final = (1e-5, 1e-6, 1e-12, 1e-8, 2.0**-23, 2.0**-52, 2.0**-7, 2.0**-10, 0.0)
+"""Of LayerNorm; of ViT and Llama; of BERT; then the machine epsilons, RMSNorm's default."""
+
+MOST_REMEMBERED: Final = 8
+"""Epsilons that are tried before `USUAL`."""
+
+LARGEST: Final = 1e300
+"""Bisection begins between 0 and this."""
+
+
+class Epsilons:
+    """Epsilons in the order in which they are to be tried; the last that was right comes first."""
+
+    def __init__(self) -> None:
+        self._recent: tuple[float, ...] = USUAL
+
+    def learn(self, values: Iterable[float]) -> None:
+        """These are a model's: try them first."""
+        for value in values:
+            self.found(value)
+
+    def found(self, value: float) -> None:
+        """This one was right."""
+        recent = self._recent
+        if recent[0] != value:
+            others = [v for v in recent if v != value]
+            self._recent = (value, *others[: len(USUAL) + MOST_REMEMBERED])
+
+    def __iter__(self) -> Iterator[float]:
+        return iter(self._recent)
+
+
+EPSILONS: Final = Epsilons()
+"""Of all norms of this process."""
+
+
+def layer_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    normalized_shape: Sequence[int],
+) -> torch.Tensor:
+    """LayerNorm with the epsilon that gives these statistics.
+
+    Args:
+        x: [..., *normalized_shape].
+        weight: [*normalized_shape], or None.
+        bias: [*normalized_shape], or None.
+        mean: of each row, as saved.
+        rstd: reciprocal standard deviation of each row, as saved.
+        normalized_shape: sizes of a row.
+
+    Raises:
+        InternalError: no epsilon gives them.
+    """
+
+    def run(eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+        out, mean_again, rstd_again = torch.native_layer_norm(
+            x, normalized_shape, weight, bias, eps
+        )
+        if not same_bits(mean_again, mean):
+            raise InternalError("layer_norm: the means of the same input are others")
+        return out, rstd_again
+
+    return _with_epsilon(run, rstd)
+
+
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor | None, rstd: torch.Tensor, normalized_shape: list[int]
+) -> torch.Tensor:
+    """The fused RMSNorm with the epsilon that gives these statistics; see `layer_norm`."""
+
+    def run(eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+        out, rstd_again = torch.ops.aten._fused_rms_norm(  # noqa: SLF001
+            x, normalized_shape, weight, eps
+        )
+        return out, rstd_again
+
+    return _with_epsilon(run, rstd)
+
+
+def _with_epsilon(run: Norm, rstd: torch.Tensor) -> torch.Tensor:
+    for eps in EPSILONS:
+        out, again = run(eps)
+        if same_bits(again, rstd):
+            EPSILONS.found(eps)
+            return out
+        del out
+    return _bisect(run, rstd)
+
+
+def _bisect(run: Norm, rstd: torch.Tensor) -> torch.Tensor:
+    # The bits of positive numbers are in the numbers' order: at most 64 rounds.
+    low, high = _bits(0.0), _bits(LARGEST)
+    while low <= high:
+        middle = (low + high) // 2
+        eps = _number(middle)
+        out, again = run(eps)
+        too_small, too_large = bool((again > rstd).any()), bool((again < rstd).any())
+        if too_small == too_large:
+            if too_small or not same_bits(again, rstd):
+                break
+            EPSILONS.found(eps)
+            return out
+        if too_small:
+            low = middle + 1
+        else:
+            high = middle - 1
+        del out
+    raise InternalError("norm: no epsilon gives the statistics that were saved")
+
+
+def _bits(value: float) -> int:
+    return int(struct.unpack("<q", struct.pack("<d", value))[0])
+
+
+def _number(bits: int) -> float:
+    return float(struct.unpack("<d", struct.pack("<q", bits))[0])

@@ -1,0 +1,260 @@
+"""The operators that may run again, by the name of their autograd node.
+
+A row says where a node has its operator's arguments. They were found with
+``torchgen/packaged/autograd/derivatives.yaml`` and by looking at nodes; `tests/remat` checks every
+row bit by bit. Nodes of other versions of torch that lack an attribute give nothing.
+
+Left out: random draws, matrix products and convolutions, writes in place (except of operators
+that save their result), and operators that are not deterministic on a GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal
+
+import torch
+from torch.nn import functional
+
+from cswap.remat.norms import layer_norm, rms_norm
+from cswap.remat.record import copy_with_strides
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cswap.remat.record import Kind
+
+_aten = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """Where a node has one tensor argument.
+
+    Attributes:
+        slot: name of the saved tensor, or None: it is never saved.
+        edge: index among `next_functions`, from where an argument that was not saved is computed;
+            None: it has to be saved.
+        optional: whether an empty slot means that the argument was not given.
+    """
+
+    slot: str | None
+    edge: int | None = None
+    optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One row of the table.
+
+    Attributes:
+        name: for people.
+        function: takes the operands, then the constants, then ``extra``.
+        operands: tensors.
+        constants: names of saved numbers.
+        kind: what it does with memory.
+        extra: arguments that follow from the result: its dtype, or its dtype and strides.
+        saves_result: whether the node saves its result, and so may have written in place.
+        rounds_statistics: whether it is a norm whose statistics have the weights' dtype on a CPU.
+        trains: whether it runs again in training only.
+    """
+
+    name: str
+    function: Callable[..., torch.Tensor]
+    operands: tuple[Operand, ...]
+    constants: tuple[str, ...] = ()
+    kind: Kind = "elementwise"
+    extra: Literal["", "dtype", "layout"] = ""
+    saves_result: bool = False
+    rounds_statistics: bool = False
+    trains: bool = False
+
+    @property
+    def keeps_strides(self) -> bool:
+        """Whether a dense argument has the strides of the result."""
+        return self.kind == "elementwise" and len(self.operands) == 1
+
+
+_SELF: Final = (Operand("self", 0),)
+_UNSAVED: Final = (Operand(None, 0),)
+_BOTH: Final = (Operand("self", 0), Operand("other", 1))
+
+
+def _gelu(x: torch.Tensor, approximate: str) -> torch.Tensor:
+    return functional.gelu(x, approximate=approximate)
+
+
+def _add(a: torch.Tensor, b: torch.Tensor, alpha: float) -> torch.Tensor:
+    return torch.add(a, b, alpha=alpha)
+
+
+def _sub(a: torch.Tensor, b: torch.Tensor, alpha: float) -> torch.Tensor:
+    return torch.sub(a, b, alpha=alpha)
+
+
+def _addcmul(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, value: float) -> torch.Tensor:
+    return torch.addcmul(x, a, b, value=value)
+
+
+def _native_dropout(x: torch.Tensor, mask: torch.Tensor, p: float) -> torch.Tensor:
+    # As the kernel of native_dropout: the scale is a float, multiplied last.
+    return _aten.native_dropout_backward(x, mask, 0.0 if p == 1 else 1 / (1 - p))  # type: ignore[no-any-return]
+
+
+def _softmax(x: torch.Tensor, dim: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch._softmax(x, dim, x.dtype != dtype)  # noqa: SLF001
+
+
+def _log_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch._log_softmax(x, dim, x.dtype != dtype)  # noqa: SLF001
+
+
+def _batch_norm(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
+) -> torch.Tensor:
+    return torch.native_batch_norm(x, weight, bias, None, None, True, 0.0, eps)[0]
+
+
+def _cudnn_batch_norm(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
+) -> torch.Tensor:
+    return torch.cudnn_batch_norm(x, weight, bias, None, None, True, 0.0, eps)[0]
+
+
+def _group_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    n: int,
+    c: int,
+    hxw: int,
+    group: int,
+    eps: float,
+) -> torch.Tensor:
+    return torch.native_group_norm(x, weight, bias, n, c, hxw, group, eps)[0]
+
+
+# A norm without a bias and one with a bias that is not trained have the same node: the bias has to
+# be trained.
+_AFFINE: Final = (Operand("input"), Operand("weight"), Operand(None, 2))
+
+_ROWS: Final[dict[str, Operator]] = {
+    # Activations that save their input.
+    "GeluBackward0": Operator("gelu", _gelu, _SELF, ("approximate",)),
+    "SiluBackward0": Operator("silu", functional.silu, _SELF),
+    "MishBackward0": Operator("mish", functional.mish, _SELF),
+    "HardswishBackward0": Operator("hardswish", functional.hardswish, _SELF),
+    "HardsigmoidBackward0": Operator("hardsigmoid", functional.hardsigmoid, _SELF),
+    "HardtanhBackward0": Operator("hardtanh", functional.hardtanh, _SELF, ("min_val", "max_val")),
+    "LeakyReluBackward0": Operator("leaky_relu", functional.leaky_relu, _SELF, ("negative_slope",)),
+    "EluBackward0": Operator("elu", _aten.elu.default, _SELF, ("alpha", "scale", "input_scale")),
+    "CeluBackward0": Operator("celu", torch.celu, _SELF, ("alpha",)),
+    "SoftplusBackward0": Operator("softplus", functional.softplus, _SELF, ("beta", "threshold")),
+    "GluBackward0": Operator("glu", functional.glu, (Operand("self"),), ("dim",)),
+    "PreluKernelBackward0": Operator(
+        "prelu",
+        torch._prelu_kernel,  # noqa: SLF001
+        (Operand("self"), Operand("weight")),
+    ),
+    # Those that save their result.
+    "ReluBackward0": Operator("relu", torch.relu, _UNSAVED, saves_result=True),
+    "LeakyReluBackward1": Operator(
+        "leaky_relu", functional.leaky_relu, _UNSAVED, ("negative_slope",), saves_result=True
+    ),
+    "EluBackward1": Operator(
+        "elu", _aten.elu.default, _UNSAVED, ("alpha", "scale", "input_scale"), saves_result=True
+    ),
+    "TanhBackward0": Operator("tanh", torch.tanh, _UNSAVED, saves_result=True),
+    "SigmoidBackward0": Operator("sigmoid", torch.sigmoid, _UNSAVED, saves_result=True),
+    "ExpBackward0": Operator("exp", torch.exp, _UNSAVED, saves_result=True),
+    "SqrtBackward0": Operator("sqrt", torch.sqrt, _UNSAVED, saves_result=True),
+    "RsqrtBackward0": Operator("rsqrt", torch.rsqrt, _UNSAVED, saves_result=True),
+    "ReciprocalBackward0": Operator("reciprocal", torch.reciprocal, _UNSAVED, saves_result=True),
+    "SoftmaxBackward0": Operator(
+        "softmax", _softmax, _UNSAVED, ("dim",), "reduction", "dtype", saves_result=True
+    ),
+    "LogSoftmaxBackward0": Operator(
+        "log_softmax", _log_softmax, _UNSAVED, ("dim",), "reduction", "dtype", saves_result=True
+    ),
+    # Arithmetic.
+    "AddBackward0": Operator("add", _add, (Operand(None, 0), Operand(None, 1)), ("alpha",)),
+    "SubBackward0": Operator("sub", _sub, (Operand(None, 0), Operand(None, 1)), ("alpha",)),
+    "MulBackward0": Operator("mul", torch.mul, _BOTH),
+    "MulBackward1": Operator("mul", torch.mul, _UNSAVED, ("other",)),
+    "DivBackward0": Operator("div", torch.div, _BOTH),
+    "DivBackward1": Operator("div", torch.div, _UNSAVED, ("other",)),
+    "NegBackward0": Operator("neg", torch.neg, _UNSAVED),
+    "AbsBackward0": Operator("abs", torch.abs, _SELF),
+    "PowBackward0": Operator("pow", torch.pow, _SELF, ("exponent",)),
+    "SinBackward0": Operator("sin", torch.sin, _SELF),
+    "CosBackward0": Operator("cos", torch.cos, _SELF),
+    "LogBackward0": Operator("log", torch.log, _SELF),
+    "Log1PBackward0": Operator("log1p", torch.log1p, _SELF),
+    "ErfBackward0": Operator("erf", torch.erf, _SELF),
+    "MaximumBackward0": Operator("maximum", torch.maximum, _BOTH),
+    "MinimumBackward0": Operator("minimum", torch.minimum, _BOTH),
+    "ClampBackward1": Operator("clamp", torch.clamp, _SELF, ("min", "max")),
+    "AddcmulBackward0": Operator(
+        "addcmul",
+        _addcmul,
+        (Operand(None, 0), Operand("tensor1", 1), Operand("tensor2", 2)),
+        ("value",),
+    ),
+    "WhereBackward0": Operator(
+        "where", torch.where, (Operand("condition"), Operand(None, 0), Operand(None, 1))
+    ),
+    "NativeDropoutBackward0": Operator(
+        "dropout", _native_dropout, (Operand(None, 0), Operand("result1")), ("p",)
+    ),
+    # Copies.
+    "ToCopyBackward0": Operator("cast", copy_with_strides, _UNSAVED, (), "copy", "layout"),
+    "CloneBackward0": Operator("clone", copy_with_strides, _UNSAVED, (), "copy", "layout"),
+    # Norms.
+    "NativeLayerNormBackward0": Operator(
+        "layer_norm",
+        layer_norm,
+        (
+            Operand("input"),
+            Operand("weight", optional=True),
+            Operand("bias", optional=True),
+            Operand("result1"),
+            Operand("result2"),
+        ),
+        ("normalized_shape",),
+        "reduction",
+        rounds_statistics=True,
+    ),
+    "FusedRmsNormBackward0": Operator(
+        "rms_norm",
+        rms_norm,
+        (Operand("input"), Operand("weight", optional=True), Operand("result1")),
+        ("normalized_shape",),
+        "reduction",
+        rounds_statistics=True,
+    ),
+    "NativeBatchNormBackward0": Operator(
+        "batch_norm", _batch_norm, _AFFINE, ("eps",), "reduction", trains=True
+    ),
+    "CudnnBatchNormBackward0": Operator(
+        "batch_norm", _cudnn_batch_norm, _AFFINE, ("epsilon",), "reduction", trains=True
+    ),
+    "NativeGroupNormBackward0": Operator(
+        "group_norm", _group_norm, _AFFINE, ("N", "C", "HxW", "group", "eps"), "reduction"
+    ),
+}
+
+RESULT_SLOTS: Final[dict[str, str]] = {
+    **{name: "result" for name, row in _ROWS.items() if row.saves_result},
+    "SafeSoftmaxBackward0": "result",
+    "Expm1Backward0": "result",
+    "ScaledDotProductFlashAttentionForCpuBackward0": "output",
+    "ScaledDotProductFlashAttentionBackward0": "output",
+    "ScaledDotProductEfficientAttentionBackward0": "output",
+    "ScaledDotProductCudnnAttentionBackward0": "output",
+}
+"""Names of the slot in which a node saves its first output."""
+
+
+def operator_of(name: str) -> Operator | None:
+    """The row of the autograd node of this name; None: it does not run again."""
+    return _ROWS.get(name)

@@ -1,0 +1,77 @@
+"""The state of torch in which an operator gives the same bits as before.
+
+Note [settings that change bits]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+On a CPU an elementwise operator is cut into one piece per thread. The last elements of a piece are
+computed by scalar code, all others by vector code, and for sigmoid, SiLU and softplus the two
+differ in the last bit. So the number of threads has to be that of the forward. Whether oneDNN may
+be used decides which kernel of GELU runs. Autocast is off: autograd's nodes are below it, so every
+cast that it made is an operator of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+_get_onednn = torch._C._get_mkldnn_enabled  # noqa: SLF001
+_set_onednn = torch._C._set_mkldnn_enabled  # noqa: SLF001
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of the calling thread on which bits depend.
+
+    Attributes:
+        threads: for one operator on the CPU.
+        onednn: whether operators may use oneDNN.
+    """
+
+    threads: int
+    onednn: bool
+
+    @staticmethod
+    def current() -> Settings:
+        """Those of now."""
+        return Settings(torch.get_num_threads(), bool(_get_onednn()))
+
+    def apply(self) -> None:
+        """Make them those of the calling thread."""
+        if torch.get_num_threads() != self.threads:
+            torch.set_num_threads(self.threads)
+        if _get_onednn() != self.onednn:
+            _set_onednn(self.onednn)
+
+
+class SameBits:
+    """A ``with`` in which operators run as they did under ``settings``, without a history."""
+
+    __slots__ = ("_autocast", "_no_grad", "_outside", "_settings")
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._no_grad = torch.no_grad()
+        self._autocast = torch._C._DisableAutocast()  # noqa: SLF001
+
+    def __enter__(self) -> None:
+        self._outside = Settings.current()
+        self._no_grad.__enter__()
+        self._autocast.__enter__()  # type: ignore[no-untyped-call]
+        if self._outside != self._settings:
+            self._settings.apply()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._outside != self._settings:
+            self._outside.apply()
+        self._autocast.__exit__(kind, error, traceback)
+        self._no_grad.__exit__(kind, error, traceback)

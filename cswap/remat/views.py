@@ -1,0 +1,116 @@
+"""Views in the middle of a chain, from the autograd nodes that made them.
+
+A saved tensor that is a view needs none of this: its base says where its memory comes from. But
+between two operators there is only the node.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One kind of view.
+
+    Attributes:
+        function: takes the tensor, then the constants.
+        constants: names of saved numbers.
+        sizes: whether the sizes of the view come before them.
+        number: whether the number of the view comes last, as of one of several chunks.
+        fresh: whether its memory is always that of a copy made for it.
+    """
+
+    function: Callable[..., torch.Tensor]
+    constants: tuple[str, ...] = ()
+    sizes: bool = False
+    number: bool = False
+    fresh: bool = False
+
+
+def _slice(x: torch.Tensor, dim: int, start: int, end: int, step: int) -> torch.Tensor:
+    return torch.ops.aten.slice.Tensor(x, dim, start, end, step)  # type: ignore[no-any-return]
+
+
+def _squeeze_all(x: torch.Tensor) -> torch.Tensor:
+    return x.squeeze()
+
+
+def _squeeze(x: torch.Tensor, dim: int | tuple[int, ...]) -> torch.Tensor:
+    return x.squeeze(dim)
+
+
+def _chunk(x: torch.Tensor, dim: int, size: int, number: int) -> torch.Tensor:
+    return torch.split(x, size, dim)[number]
+
+
+def _part(x: torch.Tensor, dim: int, sizes: Sequence[int], number: int) -> torch.Tensor:
+    return torch.split(x, list(sizes), dim)[number]
+
+
+def _unbind(x: torch.Tensor, dim: int, number: int) -> torch.Tensor:
+    return x.select(dim, number)
+
+
+_VIEW: Final = View(torch.Tensor.view, sizes=True)
+
+_ROWS: Final[dict[str, View]] = {
+    "ViewBackward0": _VIEW,
+    "ReshapeAliasBackward0": _VIEW,
+    "UnsafeViewBackward0": View(torch.Tensor.view, sizes=True, fresh=True),
+    "ExpandBackward0": View(torch.Tensor.expand, sizes=True),
+    "TBackward0": View(torch.t),
+    "TransposeBackward0": View(torch.transpose, ("dim0", "dim1")),
+    "PermuteBackward0": View(torch.permute, ("dims",)),
+    "SliceBackward0": View(_slice, ("dim", "start", "end", "step")),
+    "SelectBackward0": View(torch.select, ("dim", "index")),
+    "UnsqueezeBackward0": View(torch.unsqueeze, ("dim",)),
+    "SqueezeBackward0": View(_squeeze_all),
+    "SqueezeBackward1": View(_squeeze, ("dim",)),
+    "SqueezeBackward2": View(_squeeze, ("dim",)),
+    "SplitBackward0": View(_chunk, ("dim", "split_size"), number=True),
+    "SplitWithSizesBackward0": View(_part, ("dim", "split_sizes"), number=True),
+    "UnbindBackward0": View(_unbind, ("dim",), number=True),
+}
+
+
+def view_of(name: str) -> View | None:
+    """The view that the autograd node of this name makes; None: it makes none."""
+    return _ROWS.get(name)
+
+
+def constants_of(view: View, node: Any, number: int) -> tuple[object, ...]:
+    """The arguments of a view's function after the tensor.
+
+    Args:
+        view: of the node.
+        node: made the view.
+        number: of the view among the node's outputs.
+
+    Raises:
+        AttributeError: this torch's node has no such attribute.
+    """
+    found: list[object] = []
+    if view.sizes:
+        found.append(tuple(node._input_metadata[number].shape))  # noqa: SLF001
+    found += [saved_number(node, name) for name in view.constants]
+    if view.number:
+        found.append(number)
+    return tuple(found)
+
+
+def saved_number(node: Any, name: str) -> object:
+    """An argument that a node saved and that is no tensor.
+
+    Negative numbers of a symbolic integer come as their two's complement.
+    """
+    value = getattr(node, f"_saved_{name}")
+    if type(value) is int and value >= 1 << 63:
+        return value - (1 << 64)
+    return value

@@ -1,0 +1,184 @@
+"""Norms: their epsilon is not saved, their statistics are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from torch.nn import functional
+
+from cswap.errors import InternalError
+from cswap.remat.norms import Epsilons, layer_norm
+from cswap.remat.record import same_bits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.remat.conftest import Engine
+
+
+def saver(y: torch.Tensor) -> torch.Tensor:
+    return y * torch.ones((), dtype=y.dtype, requires_grad=True)
+
+
+def check(
+    engine: Engine,
+    storing: Engine,
+    function: Callable[..., torch.Tensor],
+    *leaves: torch.Tensor | None,
+) -> None:
+    """Bits of all gradients; `Again.unpack` compares those of the saved tensors."""
+    grads = []
+    wanted = [leaf for leaf in leaves if leaf is not None]
+    for one in (engine, storing):
+        with one.hooks():
+            loss = saver(function(*leaves)).sum()
+        grads.append(torch.autograd.grad(loss, wanted))
+    assert all(map(same_bits, *grads))
+
+
+def affine(dtype: torch.dtype, *sizes: int) -> torch.Tensor:
+    return torch.randn(sizes).to(dtype).requires_grad_()
+
+
+@pytest.mark.parametrize("eps", [1e-5, 1e-6, 0.0, 0.1, 3.7e-4, 1e-30, 12345.0])
+@pytest.mark.parametrize(
+    "dtypes",
+    [
+        (torch.float32, torch.float32),
+        (torch.float64, torch.float64),
+        (torch.bfloat16, torch.float32),
+        (torch.float16, torch.float32),
+    ],
+    ids=str,
+)
+def test_layer_norm(
+    dtypes: tuple[torch.dtype, torch.dtype], eps: float, engine: Engine, storing: Engine
+) -> None:
+    x = torch.randn(5, 7, 33).to(dtypes[0]).requires_grad_()
+    weight, bias = affine(dtypes[1], 33), affine(dtypes[1], 33)
+    check(
+        engine, storing, lambda *a: functional.layer_norm(a[0], (33,), *a[1:], eps), x, weight, bias
+    )
+    assert engine.found == ["layer_norm"]
+
+
+@pytest.mark.parametrize(("weight", "bias"), [(True, False), (False, False)])
+def test_layer_norm_without_weights(
+    weight: bool, bias: bool, engine: Engine, storing: Engine
+) -> None:
+    x = torch.randn(4, 6, 3, 5, requires_grad=True)
+    w = affine(torch.float32, 3, 5) if weight else None
+    check(engine, storing, lambda x, w: functional.layer_norm(x, (3, 5), w), x, w)
+    assert engine.found == ["layer_norm"]
+
+
+def test_layer_norm_of_rows_that_have_no_number(engine: Engine) -> None:
+    x = torch.randn(6, 16)
+    x[1], x[2, 3], x[3, 4], x[4] = 0, torch.nan, torch.inf, 1e30
+    x.requires_grad_()
+    with engine.hooks():
+        saver(functional.layer_norm(x, (16,), eps=3e-4)).sum().backward()
+    assert engine.found == ["layer_norm"]
+
+
+def test_statistics_of_16_bits_prove_nothing(engine: Engine) -> None:
+    x = torch.randn(6, 16, dtype=torch.bfloat16, requires_grad=True)
+    for weight in (affine(torch.bfloat16, 16), None, torch.ones(16, dtype=torch.bfloat16)):
+        with engine.hooks():
+            saver(functional.layer_norm(x, (16,), weight))
+    assert engine.found == []
+
+
+def test_many_epsilons_in_one_model(engine: Engine, storing: Engine) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        for n in range(20):
+            x = functional.layer_norm(torch.tanh(x), (8,), eps=0.01 + n * 1e-3)
+        return x
+
+    check(engine, storing, function, torch.randn(9, 8, requires_grad=True))
+    assert engine.found == ["layer_norm>tanh"] * 19 + ["layer_norm"]
+
+
+def test_epsilons_of_a_model_are_tried_first_and_are_bounded() -> None:
+    epsilons = Epsilons()
+    epsilons.learn(n / 100 for n in range(1000))
+    assert next(iter(epsilons)) == 9.99
+    assert len(list(epsilons)) < 20
+
+
+def test_statistics_of_another_input_are_refused() -> None:
+    x = torch.randn(4, 8)
+    _, mean, rstd = torch.native_layer_norm(x, (8,), None, None, 1e-5)
+    with pytest.raises(InternalError, match="no epsilon"):
+        layer_norm(x, None, None, mean, rstd.flip(0), (8,))
+    with pytest.raises(InternalError, match="means"):
+        layer_norm(x, None, None, mean.flip(0), rstd, (8,))
+
+
+LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "contiguous": torch.Tensor.contiguous,
+    "images": lambda x: x.contiguous(memory_format=torch.channels_last),
+    "gaps": lambda x: x[:, :, ::2],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("in_place", [False, True])
+def test_batch_norm_and_relu(
+    in_place: bool, dtype: torch.dtype, layout: str, engine: Engine, storing: Engine
+) -> None:
+    x = LAYOUTS[layout](torch.randn(3, 8, 6, 10).to(dtype)).requires_grad_()
+    weight, bias = affine(dtype, 8), affine(dtype, 8)
+
+    def function(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        mean, var = torch.zeros(8, dtype=dtype), torch.ones(8, dtype=dtype)
+        y = functional.batch_norm(x, mean, var, weight, bias, training=True, eps=1e-3)
+        return functional.relu(y, inplace=in_place)
+
+    engine.least_numel = 100
+    check(engine, storing, function, x, weight, bias)
+    found = ["batch_norm>relu"] if in_place else ["batch_norm>relu", "batch_norm>relu"]
+    assert set(engine.found) == set(found)
+    # The bias is nobody's saved tensor; the norm's result is, if nothing wrote into it.
+    assert engine.remats[0].unseen == (1 if in_place else 2)
+
+
+def test_batch_norm_in_evaluation_or_without_a_trained_bias_is_stored(engine: Engine) -> None:
+    x, weight = torch.randn(3, 8, 40, requires_grad=True), affine(torch.float32, 8)
+    mean, var, frozen = torch.zeros(8), torch.ones(8), torch.ones(8)
+    engine.least_numel = 100
+    with engine.hooks():
+        saver(functional.batch_norm(x, mean, var, weight, affine(torch.float32, 8)))
+        saver(functional.batch_norm(x, mean, var, weight, frozen, training=True))
+        saver(functional.batch_norm(x, mean, var, weight, None, training=True))
+        saver(functional.instance_norm(x))
+    assert engine.found == []
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_group_norm(dtype: torch.dtype, layout: str, engine: Engine, storing: Engine) -> None:
+    x = LAYOUTS[layout](torch.randn(3, 8, 6, 10).to(dtype)).requires_grad_()
+    weight, bias = affine(dtype, 8), affine(dtype, 8)
+    engine.least_numel = 100
+    check(engine, storing, lambda *a: functional.group_norm(a[0], 4, *a[1:], 1e-4), x, weight, bias)
+    assert set(engine.found) == {"group_norm"}
+
+
+def test_a_bias_may_change_before_backward(engine: Engine) -> None:
+    x, weight, bias = torch.randn(3, 8, 64), affine(torch.float32, 8), affine(torch.float32, 8)
+    scale = torch.ones((), requires_grad=True)
+    engine.least_numel = 100
+    with engine.hooks():
+        y = functional.group_norm(x.requires_grad_(), 4, weight, bias)
+        loss = (y * scale).sum()
+    want = y.detach().sum()
+    with torch.no_grad():
+        bias.add_(1)
+    loss.backward()
+    assert engine.found == ["group_norm"]
+    assert scale.grad is not None
+    assert torch.allclose(scale.grad, want)
