@@ -191,6 +191,7 @@ _PARSERS: Final[dict[str, Callable[[Any, str], Any]]] = {
     "include": _parse_selectors,
     "workers": _parse_workers,
     "seed": _parse_count,
+    "remat": _parse_bool,
     "verify": _parse_bool,
     "guard_every": _parse_count,
     "guard_error": _parse_positive,
@@ -226,6 +227,9 @@ class SwapConfig:
         workers: threads that encode and decode beside the computation on a CPU; with 0, the
             training's own thread does it. Default: half the cores, at most four.
         seed: of stochastic rounding; the same seed gives the same bytes.
+        remat: with ``policy="auto"`` and without a plan, compute a saved tensor again instead of
+            storing it, where a cheap operator made it from tensors that are held anyway. Every
+            bit is the same.
         verify: checksum every round trip; costs a pass over each tensor on both ways.
         guard_every: interval of the accuracy guard, in steps; its first check is in the second
             step; 0: never. A check computes the gradients of one module with lossy and with exact
@@ -254,6 +258,7 @@ class SwapConfig:
     include: Any = ()
     workers: int | None = None
     seed: int = 0
+    remat: bool = True
     verify: bool = False
     guard_every: int = 100
     guard_error: float = 0.25

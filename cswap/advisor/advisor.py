@@ -23,10 +23,12 @@ from cswap.advisor import background_calibration as background
 from cswap.advisor import lossy_rules, options
 from cswap.advisor.call_site import Site
 from cswap.advisor.candidates import RAW, lossless_candidates, lossy_candidates
+from cswap.advisor.cost import candidate
 from cswap.advisor.explore import trial_at
-from cswap.advisor.live_costs import KEEP, LiveCosts
+from cswap.advisor.live_costs import KEEP, REMAT, LiveCosts
 from cswap.advisor.lossy_fallback import Milder
 from cswap.advisor.pricing import make_pricing, static_codec
+from cswap.advisor.rates import HOOKS_S
 from cswap.advisor.site_history import RESAMPLE_EVERY, Explanation, SiteMemory
 from cswap.codecs.base import takes
 from cswap.codecs.registry import get_codec
@@ -112,6 +114,7 @@ class Advisor:
         self._lock = threading.Lock()
         self._sites: dict[_SiteKey, SiteMemory] = {}
         self._used: list[SiteMemory] = []
+        self._recomputed: dict[tuple[int, str, int], Explanation] = {}
         self._epoch = 0
         self._costs: dict[str, LiveCosts] = {}  # by kind of device
 
@@ -198,6 +201,31 @@ class Advisor:
         )
         return self._remember(key, memory, explanation, costs, sampled=taken is None or _is_far(x))
 
+    def recomputes(
+        self, site: Site, position: int, nbytes: int, device_s: float, kind: str
+    ) -> bool:
+        """Whether to compute a saved tensor again: it takes ``device_s``, and no bytes.
+
+        Args:
+            site: the call site.
+            position: number of the saved tensor in the step.
+            nbytes: of the tensor.
+            device_s: seconds that it takes.
+            kind: of the device: "cpu" or "cuda".
+        """
+        price = self._costs_on(kind).price_s_per_byte
+        stay = candidate(KEEP, nbytes, 1.0, 0.0, price)
+        again = candidate(REMAT, nbytes, float(nbytes), device_s + HOOKS_S, price)
+        if again.cost_s > (1 - MARGIN) * stay.cost_s:
+            return False
+        with self._lock:
+            if len(self._recomputed) >= MAX_SITES:
+                self._recomputed.clear()
+            self._recomputed[position, site.scope, nbytes] = Explanation(
+                position, site, None, (again, stay), REMAT, "computed again", price
+            )
+        return True
+
     def _is_settled(self, memory: SiteMemory, costs: LiveCosts, kind: str) -> bool:
         return (
             memory.pending is None
@@ -271,6 +299,7 @@ class Advisor:
         """The last decision of every call site, in the order of the step."""
         with self._lock:
             found = [memory.explained() for memory in self._sites.values()]
+            found += self._recomputed.values()
         return sorted(found, key=lambda e: e.position)
 
     def _decide(

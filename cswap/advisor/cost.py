@@ -53,7 +53,7 @@ def candidate(
         device_s: predicted seconds of encode and decode.
         price_s_per_byte: of an encoded byte.
 
-    >>> candidate("zvc", 1000, 4.0, 1e-6, 1e-9).cost_s
+    >>> round(candidate("zvc", 1000, 4.0, 1e-6, 1e-9).cost_s, 9)
     1.25e-06
     """
     ratio = max(1.0, ratio)

@@ -35,6 +35,9 @@ REFIT_EVERY: Final = 4
 KEEP: Final = "keep"
 """Candidate that leaves the tensor in its own memory: no time, every byte."""
 
+REMAT: Final = "remat"
+"""Candidate that computes the tensor again: an operator's time, no bytes."""
+
 
 class LiveCosts:
     """Predicted cost of codecs on one kind of device, corrected by measurements.

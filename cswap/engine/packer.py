@@ -47,6 +47,8 @@ class Packer:
         self.book = RecipeBook(by_role=state.advisor.may_use_lossy)
         self._saved_again: set[tuple[int, int]] = set()
         self._budget_bytes = state.window.budget_bytes
+        self._recomputer = state.recomputer
+        self._remat = state.config.remat and state.config.policy == "auto"
         self._warned_of_capture = False
 
     def pack(self, tensor: torch.Tensor) -> Kept | PackedView:
@@ -162,6 +164,8 @@ class Packer:
         handle.lossy_ok, handle.views = recipe.lossy_ok, 1
         handle.section_bytes = None if decision is None else decision.section_bytes
         handle.pinned = (position, handle.raw_nbytes) in self._saved_again
+        if self._remat and decision is None:
+            token.remat = self._recomputer.find(tensor, handle)
         self._admit(token, storage)
         packed = PackedView(token, tensor)
         if decision is not None and decision.action == "keep":
@@ -252,6 +256,11 @@ class Packer:
         if handle.modified():
             self._counters.stay("modified", handle.raw_nbytes)  # unpack has to raise
             return
+        if token.remat is not None:
+            if self._recomputer.is_worth(token):
+                token.lane.executor.recompute_later(handle)
+                return
+            token.remat = None
         x = flatten(source) if handle.gathered else source
         codec = self._choose(handle, x, may_keep=token.lane.may_keep)
         if codec is None:

@@ -9,6 +9,7 @@ from cswap.advisor.advisor import Advisor
 from cswap.engine.order.budget_window import BudgetWindow
 from cswap.engine.order.plan_follower import PlanFollower
 from cswap.engine.order.step_order import StepOrder
+from cswap.engine.recomputer import Recomputer
 from cswap.engine.saved.aliases import AliasTable
 from cswap.engine.saved.eligibility import OwnedStorages
 from cswap.engine.saved.module_stack import ScopeStack
@@ -20,10 +21,13 @@ from cswap.stats.counters import Counters
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    import torch
+
     from cswap.config import SwapConfig
     from cswap.devices.base import Device
     from cswap.engine.transfer.device_lanes import Lane
     from cswap.engine.transfer.handle import Handle
+    from cswap.remat.record import Remat
     from cswap.schema.plan import Plan
 
 
@@ -45,6 +49,7 @@ class EngineState:
         order: positions in the step, and the order of backward.
         window: tensors that stay, within the budget.
         reclaimer: handles that nobody can ask for any more.
+        recomputer: computes tensors again.
         interrupted: an interrupt has ended our code somewhere: sums may be off by one tensor.
     """
 
@@ -61,7 +66,13 @@ class EngineState:
         self.disk = disk_store(config, self.counters)
         budget = None if plan is None else plan.budget_bytes
         self.lanes = Lanes(
-            config, self.disk, self.counters, device, step_bytes=budget, relieve=self.tidy
+            config,
+            self.disk,
+            self.counters,
+            device,
+            step_bytes=budget,
+            relieve=self.tidy,
+            recompute=self._recompute,
         )
         self.owned = OwnedStorages()
         self.lock = threading.Lock()
@@ -70,6 +81,10 @@ class EngineState:
         self.window = BudgetWindow(optional_int(config.budget), config.keep_last)
         self.reclaimer = Reclaimer(self._release)
         self.interrupted = False
+        self.recomputer = Recomputer(self)
+
+    def _recompute(self, remat: Remat) -> torch.Tensor:
+        return self.recomputer.run(remat)
 
     def _release(self, handle: Handle, lane: Lane) -> None:
         with self.lock:

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from cswap.engine.saved.packed import PackedView
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cswap.engine.saved.packed import PackedView, Token
+    from cswap.engine.saved.packed import Token
     from cswap.engine.state import EngineState
     from cswap.engine.transfer.handle import Handle
 
@@ -34,6 +36,7 @@ class Unpacker:
         self._lock, self._order, self._follower = state.lock, state.order, state.follower
         self._deaths = state.reclaimer.deaths
         self._at_end = at_end
+        state.recomputer.note_ready = self._note_ready
         self._backward = NO_BACKWARD
 
     def unpack(self, packed: PackedView) -> torch.Tensor:
@@ -75,10 +78,26 @@ class Unpacker:
                 return
             if not self._follower.may_start(other.position, n):
                 continue
-            if not lane.has_room(other.raw_nbytes):
+            if other.recomputed:
+                self._prefetch_inputs(token)
+            elif not self._prefetch(token):
                 return
-            if lane.executor.prefetch(other):
-                self._note_ready(token)
+
+    def _prefetch_inputs(self, token: Token) -> None:
+        # Of a tensor that is computed again: these are asked for first.
+        remat = token.remat
+        for packed in () if remat is None else remat.inputs:
+            if isinstance(packed, PackedView) and not self._prefetch(packed.token):
+                return
+
+    def _prefetch(self, token: Token) -> bool:
+        # Whether there was room.
+        handle, lane = token.handle, token.lane
+        if not lane.has_room(handle.raw_nbytes):
+            return False
+        if lane.executor.prefetch(handle):
+            self._note_ready(token)
+        return True
 
     def _note_ready(self, token: Token) -> None:
         with self._lock:

@@ -211,9 +211,11 @@ def test_a_backward_whose_workers_died_is_right_and_says_so(x, expected, monkeyp
 
     monkeypatch.setattr(CpuDevice, "_run_job", dies)
     monkeypatch.setattr(cpu_module._Worker, "_one", lambda self, event: self._work(event))
-    for _ in range(3):
+    for _ in range(100):  # on a busy machine backward wants a tensor before a worker looks at it
         assert torch.equal(gradient(engine, x), expected)
-    engine.synchronize()
+        engine.synchronize()
+        if lost:
+            break
     assert lost
     assert_empty(engine)
 

@@ -77,7 +77,9 @@ def test_a_mask_that_every_layer_saves_is_held_once_as_without_hooks(swapping):
         # from the second step on it is not encoded at all
         assert stats.swapped == first.swapped
         assert stats.device_bytes + stats.host_bytes == mask.nbytes
-    assert stats.kept_by_reason["saved_again"] == 2
+    # in the first step it may still be on its way out when it is saved again
+    kept = stats.kept_by_reason
+    assert kept["saved_again"] + kept.get("wanted_early", 0) == 2
     assert stats.deduplicated == 10
     expected = torch.autograd.grad(loss(x), x)[0]
     assert torch.equal(torch.autograd.grad(result, x)[0], expected)

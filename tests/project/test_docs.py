@@ -169,7 +169,7 @@ def test_every_reason_has_its_part():
 
 def test_every_fallback_and_every_reason_of_a_choice_is_explained():
     text = (DOCS / "troubleshooting.md").read_text("utf-8")
-    sources = "\n".join(p.read_text("utf-8") for p in (ROOT / "cswap/engine").glob("*.py"))
+    sources = "\n".join(p.read_text("utf-8") for p in (ROOT / "cswap/engine").rglob("*.py"))
     for name in re.findall(r'fall_back\(\s*f?"([a-z_:{}.]+)"', sources):
         assert re.sub(r"\{.*\}", "CODEC", name) in text
     assert EARLY in text

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from cswap.engine.transfer.device_lanes import Lane
     from cswap.engine.transfer.handle import Handle
+    from cswap.remat.record import Remat
 
 
 class Kept:
@@ -53,15 +54,17 @@ class Token:
         lane: of its device.
         source: see `Owner`.
         result: see `Owner`.
+        remat: see `Owner`.
     """
 
-    __slots__ = ("__weakref__", "handle", "lane", "result", "source")
+    __slots__ = ("__weakref__", "handle", "lane", "remat", "result", "source")
 
     def __init__(self, handle: Handle, source: torch.Tensor, lane: Lane) -> None:
         self.handle = handle
         self.lane = lane
         self.source: torch.Tensor | None = source
         self.result: torch.Tensor | None = None
+        self.remat: Remat | None = None
         handle.token = weakref.ref(self)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from cswap.devices.base import Device
     from cswap.engine.transfer.executor import Executor
     from cswap.engine.transfer.handle import Handle
+    from cswap.remat.record import Remat
     from cswap.stats.counters import Counters
 
 IDLE_BACKLOGS: Final = 16
@@ -73,6 +75,7 @@ class Lane:
         disk: DiskStore | None,
         counters: Counters,
         allowance: Allowance,
+        recompute: Callable[[Remat], torch.Tensor],
     ) -> None:
         # Where the host's memory is the device's, memory that backward gives free must come free.
         idle_share = UNIFIED_IDLE_SHARE if device.unified else 1.0
@@ -81,7 +84,13 @@ class Lane:
         self._stalled_before_s = device.stalled_s
         self._lost_jobs_before = device.lost_jobs
         self.executor = make_executor(
-            device, self.host, disk, counters, seed=config.seed, verify=config.verify
+            device,
+            self.host,
+            disk,
+            counters,
+            seed=config.seed,
+            verify=config.verify,
+            recompute=recompute,
         )
         budget = optional_int(config.budget)
         ahead = device.ready_bytes if budget is None else min(device.ready_bytes, budget)
@@ -154,6 +163,7 @@ class Lanes:
         *,
         step_bytes: int | None = None,
         relieve: Callable[[], None] | None = None,
+        recompute: Callable[[Remat], torch.Tensor],
     ) -> None:
         """Make no lane yet.
 
@@ -164,7 +174,9 @@ class Lanes:
             device: the only one, in tests.
             step_bytes: memory of each device for all of the step, by a plan; None: no limit.
             relieve: a bound method to be called when a device is out of memory.
+            recompute: see `Resources`.
         """
+        self._recompute = recompute
         self._config, self._disk, self._counters = config, disk, counters
         self._step_bytes, self._relieve = step_bytes, relieve
         self._allowance = Allowance(optional_int(config.host_limit))
@@ -242,7 +254,9 @@ class Lanes:
     def _make(self, device: Device) -> Lane:
         if self._relieve is not None:
             device.relieve_by(self._relieve)
-        lane = Lane(device, self._config, self._disk, self._counters, self._allowance)
+        lane = Lane(
+            device, self._config, self._disk, self._counters, self._allowance, self._recompute
+        )
         lane.step_bytes = self._step_bytes
         return lane
 
@@ -255,6 +269,7 @@ def make_executor(
     *,
     seed: int,
     verify: bool,
+    recompute: Callable[[Remat], torch.Tensor] | None = None,
 ) -> Executor:
     """The executor of a device; arguments as of `Resources`."""
     files = None if disk is None or device.unified else DiskQueue(disk, device.host_memory)
@@ -263,6 +278,8 @@ def make_executor(
     resources = Resources(
         device, host, disk, files, counters, lock, seed, verify, damages_before=before
     )
+    if recompute is not None:
+        resources = replace(resources, recompute=recompute)
     return HostExecutor(resources) if device.unified else LinkExecutor(resources)
 
 

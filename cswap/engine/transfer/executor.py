@@ -41,6 +41,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from cswap.advisor.live_costs import REMAT
 from cswap.codecs.base import checked_bound, checked_size
 from cswap.codecs.layout import empty_strided, flatten, torch_dtype, unflatten_into
 from cswap.engine.transfer.handle import ON_DEVICE, State
@@ -127,7 +128,7 @@ class Executor(abc.ABC):
         """Start to bring a stored handle back, beside the computation; whether it was stored."""
         try:
             with self._lock:
-                if handle.state is not State.STORED or not handle.alive:
+                if handle.state is not State.STORED or handle.recomputed or not handle.alive:
                     return False
                 handle.event, handle.prefetched = None, True
                 self._move(handle, State.FETCHING)
@@ -140,10 +141,24 @@ class Executor(abc.ABC):
             raise
         return True
 
-    def memory(self, handle: Handle) -> Memory:
-        """The tensor's memory: its own if still held, else decoded.
+    def recompute_later(self, handle: Handle) -> None:
+        """Let go of a kept handle's memory: its owner knows how to compute it again."""
+        with self._lock:
+            if handle.state is not State.KEPT:
+                return
+            handle.recomputed = True
+            self._move(handle, State.STORED)
+            handle.let_go()
+        self._counters.swapped_out(REMAT, handle.raw_nbytes, 0, 0.0)
+
+    def memory(self, handle: Handle, *, again: bool = False) -> Memory:
+        """The tensor's memory: its own if still held, else decoded, or computed again.
 
         Computation that this thread issues from here on may read it.
+
+        Args:
+            handle: the handle.
+            again: it will be asked for once more soon.
 
         Raises:
             CorruptEncodingError: what came back is not what was stored.
@@ -164,7 +179,7 @@ class Executor(abc.ABC):
                 if result is not None:
                     return Memory(result, own=False)
             if state is State.STORED:
-                return Memory(self._demand(handle), own=False)
+                return Memory(self._demand(handle, again=again), own=False)
             if state is State.KEPT:
                 result = self._as_decoded(handle)
                 if result is not None:
@@ -216,14 +231,17 @@ class Executor(abc.ABC):
             owner.result = None
         return self._ahead.pop(id(handle), None)
 
-    def _demand(self, handle: Handle) -> torch.Tensor:
+    def _demand(self, handle: Handle, *, again: bool) -> torch.Tensor:
         # Not prefetched: this thread decodes. So may another one at the same time, into memory of
         # its own; nobody waits for the other.
         self._counters.fetched(hit=False, first=handle.unpacked == 0)
-        result = self._fetch(handle)
-        handle.remember(result)
         owner = handle.token()
-        if handle.views > 1 and owner is not None:
+        if handle.recomputed and owner is not None and owner.remat is not None:
+            result = self._resources.recompute(owner.remat)
+        else:
+            result = self._fetch(handle)
+        handle.remember(result)
+        if (again or handle.views > 1) and owner is not None:
             with self._lock:
                 if handle.state is State.STORED:
                     owner.result = result

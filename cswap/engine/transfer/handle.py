@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from cswap.advisor.call_site import Site
     from cswap.devices.base import Event
     from cswap.engine.transfer.section import Section
+    from cswap.remat.record import Remat
     from cswap.schema.tensor import TensorMeta
 
 
@@ -38,7 +39,8 @@ ON_DEVICE: Final = frozenset({State.KEPT, State.LEAVING, State.FETCHING, State.R
 """States in which the tensor's raw bytes are in the device's memory."""
 
 LEGAL: Final[dict[State, frozenset[State]]] = {
-    State.KEPT: frozenset({State.LEAVING, State.RELEASED}),
+    # STORED: it is computed again when it is asked for, and nothing is stored.
+    State.KEPT: frozenset({State.LEAVING, State.STORED, State.RELEASED}),
     # KEPT: wanted before it was out, modified meanwhile, the codec failed, or no room is left.
     State.LEAVING: frozenset({State.STORED, State.KEPT, State.RELEASED}),
     State.STORED: frozenset({State.FETCHING, State.READY, State.RELEASED}),
@@ -55,10 +57,12 @@ class Owner(Protocol):
         source: the tensor's own memory, [n] flat (strided if gathered); None once it is let go.
         result: decoded memory, [n]; the strided tensor if gathered; None unless it waits for
             another packed view to be asked for.
+        remat: how it can be computed again, if it can.
     """
 
     source: torch.Tensor | None
     result: torch.Tensor | None
+    remat: Remat | None
 
 
 class Handle:
@@ -91,6 +95,7 @@ class Handle:
         views: how many packed views refer to it; ``unpacked`` counts how often one was asked for.
         site: where in the model it was saved.
         prefetched: the fetch under way was not asked for by unpack.
+        recomputed: it is computed again rather than stored.
         section_bytes: by a plan; None: as the device has it.
         advice: to be told how the swap went; None unless the advisor was asked.
     """
@@ -111,6 +116,7 @@ class Handle:
         "position",
         "prefetched",
         "raw_nbytes",
+        "recomputed",
         "section_bytes",
         "sections",
         "site",
@@ -138,6 +144,7 @@ class Handle:
         self.raw_nbytes = raw_nbytes
         self.position = self.step = self.storage_key = self.views = self.unpacked = 0
         self.lossy_ok = self.must_round_trip = self.whole = self.pinned = self.prefetched = False
+        self.recomputed = False
         self.base: weakref.ref[torch.Tensor] | None = None
         self.sections: list[Section] = []
         self.event: Event | None = None

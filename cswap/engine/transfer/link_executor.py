@@ -66,10 +66,10 @@ class LinkExecutor(Executor):
         """See `Leaving.let_go_down_to`."""
         self._leaving.let_go_down_to(limit_bytes)
 
-    def memory(self, handle: Handle) -> Memory:
+    def memory(self, handle: Handle, *, again: bool = False) -> Memory:
         """See `Executor.memory`."""
         self._resources.raise_damage()
-        return super().memory(handle)
+        return super().memory(handle, again=again)
 
     def swap_out(self, handle: Handle, x: torch.Tensor, codec: Codec) -> None:
         """See `Executor.swap_out`."""

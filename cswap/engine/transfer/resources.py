@@ -14,11 +14,13 @@ from cswap.errors import CorruptEncodingError, InternalError, to_raise
 
 if TYPE_CHECKING:
     import threading
+    from collections.abc import Callable
 
     from cswap.devices.base import Device, Role
     from cswap.engine.transfer.disk_queue import DiskQueue
     from cswap.engine.transfer.handle import Handle
     from cswap.engine.transfer.section import Section
+    from cswap.remat.record import Remat
     from cswap.stats.counters import Counters
     from cswap.stores.disk import DiskStore
     from cswap.stores.host import HostStore
@@ -30,6 +32,10 @@ STUCK_S: Final = 30.0
 """How long another thread may take for that."""
 
 DAMAGED: Final = "verify: a tensor encoded by {} to {} bytes came back changed."
+
+
+def _cannot_recompute(_remat: Remat) -> torch.Tensor:
+    raise InternalError("this executor computes nothing again")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +54,7 @@ class Resources:
         damage: errors of decodes whose results may have been used by now; every later unpack
             raises the first of them.
         damages_before: that the device had met before this engine came.
+        recompute: gives the memory of a tensor, [n] flat, that is computed again.
     """
 
     device: Device
@@ -60,6 +67,7 @@ class Resources:
     verify: bool
     damage: list[CorruptEncodingError] = field(default_factory=list)
     damages_before: int = 0
+    recompute: Callable[[Remat], torch.Tensor] = _cannot_recompute
 
     def raise_damage(self) -> None:
         """Whether the device has met damage that it could not raise.

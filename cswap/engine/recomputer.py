@@ -1,0 +1,165 @@
+"""Saved tensors that are computed again ("remat"): found at pack, priced, computed at unpack.
+
+What can be computed again, and how, is `cswap.remat`'s business. Here it is decided whether to.
+
+Note [a chain is tried once]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+Where a call site saves the result of a chain of operators for the first time, the chain runs at
+once and is compared with the tensor, bit by bit. So a chain whose kernels are not repeatable on
+this machine is never used, nor one in whose values somebody wrote behind autograd's back. The try
+also says how long it takes. From then on the chain is trusted at this call site.
+
+Note [inputs of what is computed again]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+An input is a packed object: it comes back as it does for its own operator. That operator runs its
+backward a little later and asks for it again, so a decoded input waits for that, within the bounds
+of what is decoded ahead. An input that a lossy codec may take serves only tensors that a lossy
+codec may take, too.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from cswap.engine.saved.packed import Kept, PackedView
+from cswap.errors import CswapError
+from cswap.remat.finder import Finder
+from cswap.remat.record import same_bits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+    from cswap.engine.saved.packed import Token
+    from cswap.engine.state import EngineState
+    from cswap.engine.transfer.handle import Handle
+    from cswap.remat.record import Remat
+
+DEVICE_PASS_BYTES_PER_S: Final = 1.5e12
+"""Rate at which a GPU reads or writes memory in an elementwise kernel: assumed, not measured."""
+
+LAUNCH_S: Final = 1e-5
+"""Host time of one operator on a GPU: assumed, not measured."""
+
+N_RUNS: Final = 2
+"""Runs of a chain that are timed, of which the shorter counts: a busy machine delays some."""
+
+MOST_TRIALS: Final = 1 << 14
+"""Call sites that are remembered; a model whose shapes always change would fill the memory."""
+
+_Key = tuple[str, str, int]
+
+
+class Trial(NamedTuple):
+    """How a chain did at its call site.
+
+    Attributes:
+        agrees: whether it gave the tensor's bits.
+        seconds: that it took; estimated on a GPU.
+    """
+
+    agrees: bool
+    seconds: float
+
+
+class Recomputer:
+    """Decides for one engine which saved tensors are computed again, and computes them."""
+
+    def __init__(self, state: EngineState) -> None:
+        """Args: state: the engine's."""
+        self._state = state
+        self._counters, self._advisor = state.counters, state.advisor
+        self._exact = Finder(partial(_depth_of, lossy_ok=False))
+        self._lossy = Finder(partial(_depth_of, lossy_ok=True))
+        self._trials: dict[_Key, Trial] = {}
+        self.note_ready: Callable[[Token], None] = lambda _: None
+
+    def find(self, tensor: torch.Tensor, handle: Handle) -> Remat | None:
+        """How to compute the tensor that is being packed again; None: it cannot be.
+
+        Args:
+            tensor: as autograd gives it to pack.
+            handle: of its memory.
+        """
+        if not handle.whole or handle.gathered:
+            return None
+        found = (self._lossy if handle.lossy_ok else self._exact).find(tensor)
+        return found if found is not None and found.nbytes == handle.raw_nbytes else None
+
+    def is_worth(self, token: Token) -> bool:
+        """Whether the token's tensor is to be computed again, rather than stored or kept."""
+        handle, remat = token.handle, token.remat
+        if remat is None or handle.site is None:
+            return False
+        key = handle.site.scope, remat.operator, handle.raw_nbytes
+        trial = self._trials.get(key)
+        if trial is None:
+            if len(self._trials) >= MOST_TRIALS:
+                self._trials.clear()
+            trial = self._trials[key] = self._try(token, remat)
+        return trial.agrees and self._advisor.recomputes(
+            handle.site, handle.position, handle.raw_nbytes, trial.seconds, token.lane.device.kind
+        )
+
+    def run(self, remat: Remat) -> torch.Tensor:
+        """The tensor's memory, [n] flat, computed again.
+
+        Raises:
+            RuntimeError: autograd's own, if an input was modified in place since it was saved.
+            CorruptEncodingError: an input did not come back as it was stored.
+        """
+        return _flat(remat.run([self._input(packed, again=True) for packed in remat.inputs]))
+
+    def _input(self, packed: object, *, again: bool) -> torch.Tensor:
+        # See Note [inputs of what is computed again].
+        if isinstance(packed, Kept):
+            return packed.unpack()
+        assert isinstance(packed, PackedView)  # see _depth_of
+        token = packed.token
+        if token.handle.modified():
+            packed.raise_modified()
+        memory, own = token.lane.executor.memory(token.handle, again=again)
+        if again and not own:
+            self.note_ready(token)
+        return packed.rebuild(memory, own=own)
+
+    def _try(self, token: Token, remat: Remat) -> Trial:
+        # See Note [a chain is tried once].
+        source = token.source
+        if source is None:
+            return Trial(agrees=False, seconds=0.0)
+        try:
+            inputs = [self._input(packed, again=False) for packed in remat.inputs]
+            agrees = same_bits(_flat(remat.run(inputs)), source)
+            seconds = min(_timed(remat, inputs) for _ in range(N_RUNS)) if agrees else 0.0
+        except (RuntimeError, CswapError) as error:
+            self._counters.fall_back("remat", error)
+            return Trial(agrees=False, seconds=0.0)
+        if source.is_cuda:  # the host has only issued it
+            nbytes = remat.passes * token.handle.raw_nbytes
+            seconds = nbytes / DEVICE_PASS_BYTES_PER_S + LAUNCH_S * len(remat.steps)
+        return Trial(agrees, seconds)
+
+
+def _depth_of(packed: object, *, lossy_ok: bool) -> int | None:
+    if isinstance(packed, Kept):
+        return 0
+    if not isinstance(packed, PackedView):
+        return None
+    token = packed.token
+    if token.handle.lossy_ok and not lossy_ok:
+        return None
+    return token.remat.depth if token.remat is not None and token.handle.recomputed else 0
+
+
+def _timed(remat: Remat, inputs: list[torch.Tensor]) -> float:
+    start = time.perf_counter()
+    remat.run(inputs)
+    return time.perf_counter() - start
+
+
+def _flat(x: torch.Tensor) -> torch.Tensor:
+    return x.as_strided((x.numel(),), (1,), 0)

@@ -1,0 +1,198 @@
+"""Saved tensors that the engine computes again instead of storing them."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn import functional
+
+import cswap
+from cswap.testing.engines import assert_empty
+
+N = 1 << 15
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(threads)
+
+
+class Block(torch.nn.Module):
+    """A transformer's block."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.norms = torch.nn.ModuleList(torch.nn.LayerNorm(width) for _ in range(2))
+        self.qkv = torch.nn.Linear(width, 3 * width)
+        self.out = torch.nn.Linear(width, width)
+        self.up, self.down = torch.nn.Linear(width, 4 * width), torch.nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        b, t, d = x.shape
+        q, k, v = (
+            y.view(b, t, self.heads, -1).transpose(1, 2)
+            for y in self.qkv(self.norms[0](x)).split(d, 2)
+        )
+        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).reshape(b, t, d))
+        return x + self.down(functional.gelu(self.up(self.norms[1](x))))
+
+
+def blocks():
+    return torch.nn.Sequential(*(Block(64, 4) for _ in range(3)))
+
+
+def gradients(model, x):
+    model.zero_grad()
+    model(x).square().mean().backward()
+    return [p.grad.clone() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("codec", ["auto", "zvc"])
+def test_gradients_are_bit_equal_and_less_is_held(workers, codec):
+    model, x = blocks(), torch.randn(4, 64, 64)
+    want = gradients(model, x)
+    peaks = {}
+    for remat in (False, True):
+        with cswap.install(model, min_bytes=0, workers=workers, codec=codec, remat=remat) as handle:
+            for _ in range(4):
+                got = gradients(model, x)
+                assert all(map(torch.equal, got, want))
+            stats = handle.stats
+            assert stats.fallbacks == 0
+            assert ("remat" in stats.by_codec) == remat
+            peaks[remat] = stats.peak_saved_bytes
+            assert_empty(handle.engine)
+    assert peaks[True] < 0.85 * peaks[False]
+
+
+def test_the_memory_itself_is_gone_between_forward_and_backward():
+    up, act, down = torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64)
+    model, storages = torch.nn.Sequential(up, act, down), []
+    act.register_forward_hook(
+        lambda _m, _i, y: storages.append(StorageWeakRef(y.untyped_storage()))
+    )
+    x = torch.randn(1024, 64)
+    for remat in (False, True):
+        with cswap.install(model, min_bytes=0, workers=0, remat=remat):
+            for _ in range(2):
+                loss = model(x).sum()
+                gone = storages[-1].expired()
+                loss.backward()
+        assert gone == remat
+
+
+def pass_through(engine, loss):
+    with torch.autograd.graph.saved_tensors_hooks(engine.pack, engine.unpack):
+        return loss()
+
+
+def test_a_chain_that_does_not_give_the_bits_is_not_used(caplog):
+    w = torch.randn(64, 64, requires_grad=True)
+    h = torch.randn(512, 64, requires_grad=True)
+
+    def loss():
+        y = functional.gelu(h * 1.0)
+        y.data.mul_(2)  # behind autograd's back
+        return (y @ w).sum()
+
+    (want,) = torch.autograd.grad(loss(), w)
+    with cswap.swapping(min_bytes=0, workers=0) as engine:
+        for _ in range(3):
+            (got,) = torch.autograd.grad(loss(), w)
+            assert torch.equal(got, want)
+    assert "remat" not in engine.stats.by_codec
+
+
+def test_an_input_that_was_modified_raises_as_without_hooks():
+    w = torch.randn(64, 64, requires_grad=True)
+    with cswap.swapping(min_bytes=0, workers=0) as engine:
+        for modify in (False, True):
+            h = torch.randn(512, 64, requires_grad=True) * 1.0
+            result = (functional.gelu(h) @ w).sum()
+            if modify:
+                with torch.no_grad():
+                    h.mul_(2)
+                with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                    result.backward()
+            else:
+                result.backward()
+    assert engine.stats.by_codec["remat"].count == 2
+
+
+def test_retained_graphs_and_second_derivatives_compute_it_each_time():
+    w = torch.randn(64, 64, requires_grad=True)
+    h = torch.randn(512, 64, requires_grad=True)
+
+    def second():
+        loss = (functional.silu(h) @ w).square().sum()
+        (first,) = torch.autograd.grad(loss, w, create_graph=True)
+        again = torch.autograd.grad(loss, w, retain_graph=True)[0]
+        return first, again, *torch.autograd.grad(first.square().sum(), (w, h))
+
+    want = second()
+    with cswap.swapping(min_bytes=0, workers=0) as engine:
+        for _ in range(2):
+            assert all(map(torch.equal, second(), want))
+    assert engine.stats.by_codec["remat"].count > 0
+    del want
+    gc.collect()
+    assert_empty(engine)
+
+
+def test_what_must_be_exact_is_not_computed_from_what_may_be_lossy():
+    w = torch.randn(64, 64, requires_grad=True)
+
+    def loss(h):
+        return (functional.gelu(h @ w).softmax(-1) @ w).sum()
+
+    x = torch.randn(512, 64)
+    with cswap.swapping(min_bytes=0, workers=0, lossy="int8", guard_every=0) as engine:
+        loss(x).backward()
+    for token in engine._state.order.live():
+        if token.remat is not None and not token.handle.lossy_ok:
+            assert not any(
+                packed.token.handle.lossy_ok
+                for packed in token.remat.inputs
+                if hasattr(packed, "token")
+            )
+
+
+def test_explanations_and_statistics_name_it():
+    model, x = blocks(), torch.randn(4, 64, 64)
+    with cswap.install(model, min_bytes=0, workers=0) as handle:
+        gradients(model, x)
+        gradients(model, x)
+    (stats,) = [handle.stats.by_codec["remat"]]
+    assert stats.count > 0
+    found = [e for e in handle.engine.explain() if e.codec == "remat"]
+    assert found
+    assert "computed again" in str(found[0])
+    assert [c.codec for c in found[0].candidates] == ["remat", "keep"]
+
+
+def test_it_can_be_switched_off(monkeypatch):
+    monkeypatch.setenv("CSWAP_REMAT", "0")
+    model, x = blocks(), torch.randn(4, 64, 64)
+    with cswap.install(model, min_bytes=0, workers=0) as handle:
+        gradients(model, x)
+    assert "remat" not in handle.stats.by_codec
+    assert not cswap.SwapConfig(remat=False).remat
+    with pytest.raises(cswap.ConfigError, match="remat"):
+        cswap.SwapConfig(remat="perhaps")  # type: ignore[arg-type]
+
+
+def test_policies_that_are_compared_do_without():
+    model, x = blocks(), torch.randn(4, 64, 64)
+    with cswap.install(model, min_bytes=0, workers=0, policy="static:zvc") as handle:
+        gradients(model, x)
+    assert "remat" not in handle.stats.by_codec
