@@ -48,6 +48,9 @@ UNCACHED: Final = (
 LOCK_WAIT_S: Final = 5.0
 """Seconds to wait for another process that uses the same folder; without it, nothing is kept."""
 
+_waited_in_vain = Event()
+"""Whether the last wait for such a process was too long: the next one is not waited for."""
+
 _told = Event()
 """Whether this process has said that it cannot keep kernels."""
 
@@ -166,9 +169,13 @@ def _folder_to_itself(folder: str | None) -> Iterator[bool]:
 
 def _locked(descriptor: int) -> bool:
     """Whether the file is locked in time; a file system without locks counts as locked."""
-    deadline = time.monotonic() + LOCK_WAIT_S
+    deadline = time.monotonic() + (0.0 if _waited_in_vain.is_set() else LOCK_WAIT_S)
     while not (locked := _try_lock(descriptor)) and time.monotonic() < deadline:
         time.sleep(0.001)
+    if locked:
+        _waited_in_vain.clear()
+    else:
+        _waited_in_vain.set()
     return locked
 
 

@@ -35,7 +35,7 @@ def held(activation, options):
     program = Path(__file__).with_name("memory_in_front_of_the_optimizer.py")
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(program), activation, options],
-        env=os.environ, capture_output=True, text=True, check=False, timeout=120,
+        env=os.environ, capture_output=True, text=True, check=False, timeout=250,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)

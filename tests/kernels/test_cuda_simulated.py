@@ -21,10 +21,11 @@ def simulate(file: Path, selection: str) -> None:
     """Run the tests of a file that a marker expression selects."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(file)]
     command += ["-m", selection, "-W", "ignore::RuntimeWarning"]  # integers wrap, as on a GPU
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     done = subprocess.run(
         command,
         cwd=ROOT,
-        env={**os.environ, "NUMBA_ENABLE_CUDASIM": "1"},
+        env={**environment, "NUMBA_ENABLE_CUDASIM": "1"},
         capture_output=True,
         text=True,
         check=False,

@@ -285,6 +285,7 @@ def test_model_that_looks_at_values_is_refused():
 # ---------------------------------------------------------------- the engine
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", SMALL)
 @pytest.mark.parametrize("min_bytes", [0, 4096, 65536])
 def test_positions_and_bytes_are_the_engines(name, min_bytes):
@@ -426,7 +427,10 @@ def test_arithmetic_is_the_published_amount(name):
 
 @pytest.mark.parametrize(
     ("which", "extra", "batch", "tolerance"),
-    [("vgg16, batch 256", 0, 256, 0.10), ("vgg416, batch 32", 80, 32, 0.02)],
+    [
+        ("vgg16, batch 256", 0, 256, 0.10),
+        pytest.param("vgg416, batch 32", 80, 32, 0.02, marks=pytest.mark.slow),
+    ],
 )
 def test_vgg_needs_the_memory_that_vdnn_says(which, extra, batch, tolerance):
     x, target = catalogue.example("vgg16", batch)
