@@ -10,17 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from numba import cuda, float32, float64, int32, uint16, uint32, uint64
 
-from cswap_kernels.cuda.primitives import (
-    bits_f32,
-    bits_f64,
-    f32_bits,
-    f64_bits,
-    lane_id,
-    n_warps,
-    signed,
-    unsigned,
-    warp_id,
-)
+from cswap_kernels.cuda.primitives import bits_f32, bits_f64, f32_bits, f64_bits, signed, unsigned
+from cswap_kernels.cuda.warps import lane_id, n_warps, warp_id
 from cswap_kernels.floats import BFLOAT16, HALF_LEAST, HALF_SHIFT, LIMIT, OCTAVES
 
 if TYPE_CHECKING:
