@@ -24,8 +24,9 @@ test: check ## what CI runs: check, then every test that is neither slow nor for
 test-all: check ## test, and the slow ones
 	$(PYTEST) -m "not gpu"
 
-test-gpu: ## the tests that need a CUDA device, with the Python that has torch for it
-	PYTHONPATH=.:kernels $(PYTHON) -m pytest -m gpu tests
+SLICE ?= all
+test-gpu: ## the tests that need a CUDA device, with the Python that has torch for it; SLICE=codecs for a part
+	PYTHONPATH=.:kernels $(PYTHON) -m bench.gpu.slices $(SLICE)
 
 bench-gpu: ## benchmarks on a CUDA device: codecs, link, swaps, training; under bench/results/<gpu>/
 	PYTHONPATH=.:kernels $(PYTHON) -m bench gpu all
@@ -52,7 +53,7 @@ build: $(STAMP) ## a wheel in dist/
 	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
 clean: ## remove what the other targets made, .venv included
-	rm -rf .venv build dist site demo-out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .cache
+	rm -rf .venv build dist site demo-out gpu-tests .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .cache
 	rm -rf .hypothesis .benchmarks *.egg-info
 	find cswap kernels tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
