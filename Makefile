@@ -32,8 +32,9 @@ test: $(STAMP) ## what CI runs: check, and meanwhile every test that is neither 
 test-all: $(STAMP) ## test, and the slow ones
 	$(call BESIDE_CHECK,not gpu)
 
-test-gpu: ## the tests that need a CUDA device, with the Python that has torch for it
-	PYTHONPATH=.:kernels $(PYTHON) -m pytest -m gpu tests
+SLICE ?= all
+test-gpu: ## the tests that need a CUDA device, with the Python that has torch for it; SLICE=codecs for a part
+	PYTHONPATH=.:kernels $(PYTHON) -m bench.gpu.slices $(SLICE)
 
 bench-gpu: ## benchmarks on a CUDA device: codecs, link, swaps, training; under bench/results/<gpu>/
 	PYTHONPATH=.:kernels $(PYTHON) -m bench gpu all
@@ -60,7 +61,7 @@ build: $(STAMP) ## a wheel in dist/
 	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
 clean: ## remove what the other targets made, .venv included
-	rm -rf .venv build dist site demo-out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .cache
+	rm -rf .venv build dist site demo-out gpu-tests .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .cache
 	rm -rf .hypothesis .benchmarks *.egg-info
 	find cswap kernels tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -1,4 +1,4 @@
-"""`python -m bench gpu`: what only a machine with a CUDA device can measure."""
+"""`python -m bench gpu`: what only a machine with a CUDA device can measure, and its kernels."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from typing import Annotated, Final
 import torch
 import typer
 
-from bench.gpu import codecs, link, pictures, swap, tables, targets, training
+from bench.gpu import build, codecs, link, pictures, swap, tables, targets, training
 from bench.gpu.meter import CudaMeter, Meter
 from bench.gpu.report import SHARES, Deadline, Report, shares, slug, where
-from bench.options import writable_folder
+from bench.options import names, writable_folder
 
 RESULTS: Final = Path("bench/results")
 
 QUICK_MINUTES: Final = 9.0
 """Of `--quick`, if nothing else is said."""
+
+KERNELS: Final = Path("cswap-kernels.zip")
+"""Where `build` writes, if nothing else is said."""
 
 
 class Part(str, Enum):
@@ -28,20 +31,33 @@ class Part(str, Enum):
     SWAP = "swap"
     TRAINING = "training"
     ALL = "all"
+    BUILD = "build"
 
 
 def main(
-    part: Annotated[Part, typer.Argument(help="What to measure.")] = Part.ALL,
+    part: Annotated[
+        Part, typer.Argument(help="What to measure; build: compile all kernels, without a device.")
+    ] = Part.ALL,
     quick: Annotated[bool, typer.Option(help="Fewer sizes and repetitions.")] = False,
     out: Annotated[
-        Path | None, typer.Option(help="Folder; default: bench/results/<name of the GPU>.")
+        Path | None,
+        typer.Option(
+            help="Folder; default: bench/results/<name of the GPU>. "
+            f"Of build: file; default: {KERNELS}."
+        ),
     ] = None,
     minutes: Annotated[
         float | None,
         typer.Option(help="Begin nothing new after this time; default: 9 with --quick, else none."),
     ] = None,
+    arch: Annotated[
+        str, typer.Option(help="Of build: architectures, 90 for sm_90, with commas between them.")
+    ] = "90",
 ) -> None:
     """Measure codecs, link, swaps and training on a CUDA device; JSON and PNG for each."""
+    if part is Part.BUILD:
+        _build(out or KERNELS, arch)
+        return
     if not torch.cuda.is_available():
         why = "torch is built without CUDA" if torch.version.cuda is None else "torch sees none"
         print(f"no CUDA device: {why}; this benchmark needs one. See `cswap doctor`.", flush=True)
@@ -73,6 +89,18 @@ def measure(
         picture = pictures.draw(report.document, report.path.with_suffix(".png"))
         print(f"picture: {picture or 'none, matplotlib is not installed'}", flush=True)
     print("\n".join(targets.lines(folder)), flush=True)
+
+
+def _build(path: Path, architectures: str) -> None:
+    from cswap_kernels.cuda.compiler import ARCHITECTURES
+
+    chosen = [int(a) for a in names("--arch", architectures, [str(a) for a in ARCHITECTURES])]
+    writable_folder(path.absolute().parent)
+    kernels = build.kernel_names()
+    took_s = build.build(path, kernels, chosen)
+    size = path.stat().st_size / 1e6
+    print(f"{len(kernels) * len(chosen)} kernels in {took_s:.0f} s: {path}, {size:.1f} MB")
+    print(f"On the machine with the device: export CSWAP_KERNELS={path.name}")
 
 
 def _run(name: str, meter: Meter, report: Report, *, quick: bool) -> None:

@@ -1,31 +1,59 @@
 """Machine code of CUDA kernels, kept on disk: compiling a kernel takes a second or more.
 
-Who may have written it: see Note [who may write the cache].
+It is in the cache folder, or in a file that ``python -m bench gpu build`` has made on any machine
+and that the environment variable CSWAP_KERNELS names: a zip archive with one record per kernel.
+Its comment is the digest of the sources: kernels of other sources are not taken.
+
+Who may have written either: see Note [who may write the cache].
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
-from typing import TYPE_CHECKING
+import os
+import zipfile
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from cswap import cache_folder
+from cswap.errors import ConfigError
+from cswap.log import log
 from cswap.schema.reading import parse_object
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+    from collections.abc import Callable, Mapping
 
     from cswap_kernels.cuda.compiler import Cubin
 
+VARIABLE: Final = "CSWAP_KERNELS"
+"""Of the environment: a file with kernels."""
+
+
+def key(name: str, threads: int) -> str:
+    """What a kernel for blocks of so many threads is called here.
+
+    >>> key("zvc+int8-4-encode", 256)
+    'zvc_int8-4-encode-256'
+    """
+    return f"{name}-{threads}".replace("+", "_")
+
 
 def cached(name: str, architecture: int, compile_now: Callable[[], Cubin]) -> Cubin:
-    """The kernel of that name from the cache folder, else compiled and put there.
+    """The kernel of that name from CSWAP_KERNELS or the cache folder, else compiled and put there.
 
     A cache that cannot be read or written is as good as none; the log says so once.
+
+    Raises:
+        ConfigError: CSWAP_KERNELS names no file with kernels, or one that others may write.
     """
     from cswap_kernels.cuda.compiler import fingerprint
 
+    shipped = _from_file(_member(name, architecture))
+    if shipped is not None:
+        return shipped
     path = folder() / f"{name}-sm_{architecture}-{fingerprint()}.json"
     found = cache_folder.read(path)
     kept = None if found is None else _parsed(found)
@@ -42,6 +70,53 @@ def cached(name: str, architecture: int, compile_now: Callable[[], Cubin]) -> Cu
 def folder() -> Path:
     """Where compiled kernels are kept."""
     return cache_folder.root() / "kernels"
+
+
+def write_file(path: Path, kernels: Mapping[tuple[str, int], Cubin]) -> None:
+    """Write kernels by (`key`, architecture) as a file for CSWAP_KERNELS."""
+    from cswap_kernels.cuda.compiler import sources
+
+    memory = io.BytesIO()
+    with zipfile.ZipFile(memory, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.comment = sources().encode()
+        for (name, architecture), made in sorted(kernels.items()):
+            archive.writestr(_member(name, architecture), _record(made))
+    path.write_bytes(memory.getvalue())
+    path.chmod(0o600)  # others could have written it otherwise, see cache_folder.py
+
+
+def _member(name: str, architecture: int) -> str:
+    return f"{name}-sm_{architecture}.json"
+
+
+def _from_file(member: str) -> Cubin | None:
+    path = os.environ.get(VARIABLE)
+    archive = _opened(path) if path else None
+    if archive is None or member not in archive.namelist():
+        return None
+    return _parsed(archive.read(member))
+
+
+@cache
+def _opened(path: str) -> zipfile.ZipFile | None:
+    # None if the kernels in it are of other sources than this package's.
+    from cswap_kernels.cuda.compiler import sources
+
+    data = cache_folder.read(Path(path).expanduser().absolute())
+    remedy = "Remedy: python -m bench gpu build --out FILE, in a folder that only you can write."
+    if data is None:
+        why = "no such file, or others may write it or its folder"
+        raise ConfigError(f"{VARIABLE}={path!r}: {why}. {remedy}")
+    try:
+        archive = zipfile.ZipFile(io.BytesIO(data))
+    except zipfile.BadZipFile:
+        raise ConfigError(f"{VARIABLE}={path!r}: not a file with kernels. {remedy}") from None
+    if archive.comment != sources().encode():
+        log.warning(
+            "%s=%r: kernels of another version of cswap, not used. %s", VARIABLE, path, remedy
+        )
+        return None
+    return archive
 
 
 def _record(made: Cubin) -> bytes:

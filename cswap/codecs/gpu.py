@@ -1,7 +1,7 @@
 """Launches the CUDA twins: from a format's name and tensors to a kernel on a stream.
 
-Kernels are compiled by Numba when they are first needed (seconds; kept on disk, see
-cubins.py) and launched through the driver, which costs a few microseconds.
+Kernels are compiled by Numba when they are first needed (seconds; kept on disk or compiled
+beforehand, see cubins.py) and launched through the driver, which costs a few microseconds.
 Nothing here waits for the device, except a decode without a stream: that has to report damage.
 """
 
@@ -414,17 +414,11 @@ class _Launcher:
 
 
 def _compiled(name: str, architecture: int, threads: int) -> Cubin:
-    from cswap_kernels.cuda import compiler, formats
+    from cswap_kernels.cuda.compiler import compile_kernel
 
-    format_name, word, direction = name.rsplit("-", 2)
-    newest = max(a for a in compiler.ARCHITECTURES if a <= architecture)
-
-    def compile_now() -> Cubin:
-        kernel, signature = formats.kernel(format_name, int(word), direction)
-        ptx = compiler.compile_ptx(kernel, signature, newest, threads)
-        return compiler.link(ptx, architecture)
-
-    return cubins.cached(f"{name}-{threads}".replace("+", "_"), architecture, compile_now)
+    return cubins.cached(
+        cubins.key(name, threads), architecture, lambda: compile_kernel(name, architecture, threads)
+    )
 
 
 _launched: dict[int, _Launcher] = {}

@@ -43,7 +43,11 @@ HALF_SHIFT, HALF_LEAST = 13, 113 << 23
 E4M3_SHIFT, E4M3_LEAST = 20, 121 << 23
 """E4M3 has 20 mantissa bits less than float32, and 2**-6 is its smallest normal number."""
 
+HALF_NAN, BFLOAT16_NAN = 0x7E00, 0x7FC0
+"""The NaN that 16-bit words have where a decoder computes NaN, of a damaged payload."""
+
 _HALF_MAX = 0x7BFF
+_INFINITE = 0x7F800000
 _M = np.int32(0x7FFFFFFF)
 
 
@@ -133,6 +137,12 @@ def float_to_bfloat16(x):
 
 
 @njit(nogil=True, cache=True)
+def is_nan(x):
+    """Whether a float32 is NaN, by its bits."""
+    return np.uint32(bits_of(x) & np.uint32(_M)) > np.uint32(_INFINITE)
+
+
+@njit(nogil=True, cache=True)
 def floats_of(words):
     """f32 that pieces are widened to: room for one, but a view of all words that are u32."""
     if words.itemsize == 4:
@@ -156,7 +166,7 @@ def widen_piece(words, first, n, kind, x):
 
 @njit(nogil=True, cache=True)
 def narrow_piece(x, words, first, n, kind):
-    """Inverse of `widen_piece`; rounds to nearest even.
+    """Inverse of `widen_piece`; rounds to nearest even. NaN becomes one NaN in words of 2 bytes.
 
     float16 saturates at its largest number: the middle of a step may lie above what was encoded.
     """
@@ -165,12 +175,13 @@ def narrow_piece(x, words, first, n, kind):
             words[np.uint64(first) + i] = bits_of_double(np.float64(x[i]))
     elif words.itemsize == 2 and kind == BFLOAT16:
         for i in range(np.uint64(n)):
-            words[np.uint64(first) + i] = float_to_bfloat16(x[i])
+            bfloat = float_to_bfloat16(x[i])
+            words[np.uint64(first) + i] = np.uint16(BFLOAT16_NAN) if is_nan(x[i]) else bfloat
     elif words.itemsize == 2:
         for i in range(np.uint64(n)):
             half = float_to_half(x[i])
             half -= np.uint16((half & np.uint16(0x7FFF)) > np.uint16(_HALF_MAX))
-            words[np.uint64(first) + i] = half
+            words[np.uint64(first) + i] = np.uint16(HALF_NAN) if is_nan(x[i]) else half
 
 
 @njit(nogil=True, cache=True)
@@ -230,9 +241,11 @@ def narrow_reference(x: NDArray[np.float32], dtype: Any, kind: int) -> NDArray[A
     size = np.dtype(dtype).itemsize
     if size == 2 and kind == BFLOAT16:
         bits = x.view(np.uint32)
-        return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+        rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+        return np.where(np.isnan(x), BFLOAT16_NAN, rounded).astype(np.uint16)
     if size == 2:
         x = np.clip(x, np.float32(-65504), np.float32(65504))
+        return np.where(np.isnan(x), HALF_NAN, x.astype("f2").view(np.uint16)).astype(dtype)
     return x.astype(f"f{size}").view(dtype)
 
 

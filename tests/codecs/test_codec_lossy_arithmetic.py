@@ -45,6 +45,16 @@ def test_widen_and_narrow_every_half() -> None:
         np.testing.assert_array_equal(back[finite], words[finite])
 
 
+@pytest.mark.parametrize(("kind", "expected"), [(floats.IEEE, 0x7E00), (floats.BFLOAT16, 0x7FC0)])
+def test_every_nan_becomes_one_nan_in_words_of_two_bytes(kind: int, expected: int) -> None:
+    bits = np.array([0x7F800001, 0x7FC00000, 0x7FFFFFFF, 0xFFC00000, 0xFFFFFFFF], np.uint32)
+    words = np.zeros(bits.size, np.uint16)
+    floats.narrow(bits.view(np.float32), words, kind)
+    assert words.tolist() == [expected] * bits.size
+    again = floats.narrow_reference(bits.view(np.float32), np.uint16, kind)
+    assert again.tolist() == [expected] * bits.size
+
+
 def near_ties(n_bits: int, rng: np.random.Generator) -> NDArray[np.float32]:
     """float32 of all exponents around the ties of a format without the last n_bits."""
     tie = rng.integers(0, 2**32, 200_000, np.uint64).astype(np.uint32) >> n_bits << n_bits

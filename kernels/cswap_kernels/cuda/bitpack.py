@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from numba import cuda, int32, int64, uint8, uint16, uint32, uint64
 
+from cswap_kernels.cuda.container import in_one_step
 from cswap_kernels.cuda.planes import get_parts, parts_bytes, parts_writer
-from cswap_kernels.cuda.primitives import (
-    as_u64,
-    lane_id,
-    n_warps,
-    padded,
-    signed64,
-    unsigned64,
-    warp_id,
-    zero_bytes,
-)
+from cswap_kernels.cuda.primitives import as_u64, signed64, unsigned64
+from cswap_kernels.cuda.warps import lane_id, n_warps, padded, warp_id, zero_bytes
 
 HEADER = 16
 TOP = 1 << 63
@@ -49,7 +42,7 @@ def encoded_bytes(n, width):
 
 
 def bitpack_tile(word, as_words):
-    """(encode_tile, decode_tile) for words of ``word`` bytes; contract: container.py."""
+    """(measure, write, decode) for words of ``word`` bytes; contract: container.py."""
     wide = uint64 if word == 8 else uint32  # what is computed with
     narrow = {1: uint8, 2: uint16, 4: uint32, 8: uint64}[word]
     word_mask = (1 << 8 * word) - 1
@@ -120,4 +113,4 @@ def bitpack_tile(word, as_words):
         cuda.syncthreads()
         return int32(0)
 
-    return encode, decode
+    return *in_one_step(encode), decode

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from numba import cuda, int32, uint16, uint32
 
+from cswap_kernels.cuda.container import in_one_step
 from cswap_kernels.cuda.floats import (
     MAGNITUDE,
     float_access,
@@ -22,7 +23,7 @@ BFLOAT16_LIMIT = 0x7F7F8000
 
 
 def cast_tile(word, as_words):
-    """(encode_tile, decode_tile) for words of ``word`` bytes; contract: container.py."""
+    """(measure, write, decode) for words of ``word`` bytes; contract: container.py."""
     load, store = float_access(word)
 
     @cuda.jit(device=True)
@@ -59,4 +60,4 @@ def cast_tile(word, as_words):
         cuda.syncthreads()
         return int32(0)
 
-    return encode, decode
+    return *in_one_step(encode), decode

@@ -81,8 +81,10 @@ def link(ptx: str, architecture: int) -> Cubin:
     """
     from cuda.core import Linker, LinkerOptions, ObjectCode
 
-    # One rounding per operation, as on a CPU: a product and a sum stay two.
-    options = LinkerOptions(arch=f"sm_{architecture}", fma=False, ptxas_options="-v")
+    # One rounding per operation, as on a CPU: a product and a sum stay two. The linker's own option
+    # ``fma`` is for what it compiles itself; PTX it hands to ptxas.
+    ptxas = ["-v", "-fmad=false"]
+    options = LinkerOptions(arch=f"sm_{architecture}", ptxas_options=ptxas)
     linker = Linker(ObjectCode.from_ptx(ptx.encode()), options=options)
     code = linker.link("cubin").code
     report = str(linker.get_info_log())
@@ -97,13 +99,29 @@ def link(ptx: str, architecture: int) -> Cubin:
 
 @cache
 def fingerprint() -> str:
-    """Digest of everything that the machine code depends on."""
+    """Digest of everything that the machine code depends on: `sources`, and what compiles them."""
     from importlib.metadata import version
 
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(sources().encode())
     for package in ("numba-cuda", "numba", "cuda-core"):
         digest.update(version(package).encode())
-    here = Path(__file__).parent
-    for source in sorted([*here.glob("*.py"), here.parent / "tiles.py"]):
+    return digest.hexdigest()[:16]
+
+
+@cache
+def sources() -> str:
+    """Digest of the files that kernels are made of."""
+    digest, here = hashlib.sha256(), Path(__file__).parent
+    for source in sorted([*here.glob("*.py"), *here.parent.glob("*.py")]):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def compile_kernel(name: str, architecture: int, threads: int = THREADS) -> Cubin:
+    """Machine code of a kernel by its name, "zvc-4-encode", for blocks of so many threads."""
+    from cswap_kernels.cuda import formats
+
+    format_name, word, direction = name.rsplit("-", 2)
+    kernel, signature = formats.kernel(format_name, int(word), direction)
+    newest = max(a for a in ARCHITECTURES if a <= architecture)
+    return link(compile_ptx(kernel, signature, newest, threads), architecture)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from numba import cuda, int32, uint8, uint16, uint32
 
-from cswap_kernels.cuda.primitives import (
-    advance,
-    as_u16,
-    as_u32,
+from cswap_kernels.cuda.container import in_one_step
+from cswap_kernels.cuda.primitives import advance, as_u16, as_u32
+from cswap_kernels.cuda.warps import (
+    before_lane,
     fill,
     lane_id,
     n_warps,
@@ -15,7 +15,7 @@ from cswap_kernels.cuda.primitives import (
     warp_id,
     zero_bytes,
 )
-from cswap_kernels.cuda.zvc import before_lane, groups_of_warp, pack, write_mask
+from cswap_kernels.cuda.zvc import groups_of_warp, pack, write_mask
 
 LOG_ROW = 8
 """A row has 256 words: a column is a byte."""
@@ -47,7 +47,7 @@ def write_columns(masks, n, dst, start, at):
 
 
 def csr_tile(word, as_words):
-    """(encode_tile, decode_tile) for words of ``word`` bytes; contract: container.py."""
+    """(measure, write, decode) for words of ``word`` bytes; contract: container.py."""
 
     @cuda.jit(device=True)
     def encode(x, n, dst, tmp, a0, a1, a2, a3, first):
@@ -105,4 +105,4 @@ def csr_tile(word, as_words):
             return int32(-1)
         return int32(0)
 
-    return encode, decode
+    return *in_one_step(encode), decode

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from numba import cuda, int32, uint8, uint16, uint32, uint64
 
+from cswap_kernels.cuda.container import in_one_step
 from cswap_kernels.cuda.planes import get_parts, parts_bytes, parts_writer
-from cswap_kernels.cuda.primitives import (
-    as_u16,
+from cswap_kernels.cuda.primitives import as_u16
+from cswap_kernels.cuda.warps import (
     ballot,
+    before_lane,
     block_exclusive,
     block_max,
     block_sum,
@@ -15,7 +17,7 @@ from cswap_kernels.cuda.primitives import (
     padded,
     zero_bytes,
 )
-from cswap_kernels.cuda.zvc import before_lane, groups_of_warp
+from cswap_kernels.cuda.zvc import groups_of_warp
 from cswap_kernels.expk import FAR, HEADER, NEAR, ZERO
 
 
@@ -47,7 +49,7 @@ def choose(n, mantissa_bits, escape_bytes, forced, zeros, over5, over6, over13, 
 
 
 def expk_tile(word, as_words):
-    """(encode_tile, decode_tile) for words of ``word`` bytes; contract: container.py.
+    """(measure, write, decode) for words of ``word`` bytes; contract: container.py.
 
     a0..a2: exponent bits, mantissa bits, k or 0 for the cheaper.
     """
@@ -258,4 +260,4 @@ def expk_tile(word, as_words):
             return int32(-1)
         return int32(0)
 
-    return encode, decode
+    return *in_one_step(encode), decode

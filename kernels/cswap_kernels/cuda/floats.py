@@ -1,7 +1,6 @@
 """What the lossy CUDA twins share: words to float32 and back; see cswap_kernels/floats.py.
 
-One rounding per operation. Numba lets the compiler fuse a product and a sum: it finds none to fuse
-(a test looks), since bits are taken apart in between; the linker is told not to.
+One rounding per operation: the linker is told not to fuse products and sums, see compiler.py.
 """
 
 from __future__ import annotations
@@ -10,24 +9,24 @@ from typing import TYPE_CHECKING, Any
 
 from numba import cuda, float32, float64, int32, uint16, uint32, uint64
 
-from cswap_kernels.cuda.primitives import (
-    bits_f32,
-    bits_f64,
-    f32_bits,
-    f64_bits,
-    lane_id,
-    n_warps,
-    signed,
-    unsigned,
-    warp_id,
+from cswap_kernels.cuda.primitives import bits_f32, bits_f64, f32_bits, f64_bits, signed, unsigned
+from cswap_kernels.cuda.warps import lane_id, n_warps, warp_id
+from cswap_kernels.floats import (
+    BFLOAT16,
+    BFLOAT16_NAN,
+    HALF_LEAST,
+    HALF_NAN,
+    HALF_SHIFT,
+    LIMIT,
+    OCTAVES,
 )
-from cswap_kernels.floats import BFLOAT16, HALF_LEAST, HALF_SHIFT, LIMIT, OCTAVES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 MAGNITUDE = 0x7FFFFFFF
 _HALF_MAX = 0x7BFF
+_INFINITE = 0x7F800000
 
 
 @cuda.jit(device=True)
@@ -80,6 +79,12 @@ def float_to_bfloat16(x):
 
 
 @cuda.jit(device=True)
+def is_nan(x):
+    """Whether a float32 is NaN, by its bits."""
+    return uint32(f32_bits(x) & uint32(MAGNITUDE)) > uint32(_INFINITE)
+
+
+@cuda.jit(device=True)
 def ordered(bits):
     """Bits of a float32 (u32) as an i32 of the same order."""
     b = signed(bits)
@@ -120,7 +125,7 @@ def float_access(word: int) -> tuple[Callable[..., Any], Callable[..., None]]:
     """(load, store) of float32 values in words of ``word`` bytes.
 
     load(x, i, kind) -> float32, kind being IEEE or BFLOAT16; f64 is rounded to nearest even.
-    store(x, i, kind, value) is the inverse; float16 saturates.
+    store(x, i, kind, value) is the inverse; float16 saturates, NaN is one NaN in words of 2 bytes.
     """
     if word == 4:
 
@@ -153,11 +158,12 @@ def float_access(word: int) -> tuple[Callable[..., Any], Callable[..., None]]:
         @cuda.jit(device=True)
         def store(x, i, kind, value):
             if kind == int32(BFLOAT16):
-                x[i] = uint16(float_to_bfloat16(value))
+                bfloat = float_to_bfloat16(value)
+                x[i] = uint16(uint32(BFLOAT16_NAN) if is_nan(value) else bfloat)
             else:
                 half = float_to_half(value)
                 if uint32(half & uint32(0x7FFF)) > uint32(_HALF_MAX):
                     half = uint32(half - uint32(1))
-                x[i] = uint16(half)
+                x[i] = uint16(uint32(HALF_NAN) if is_nan(value) else half)
 
     return load, store

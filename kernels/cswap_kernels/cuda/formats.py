@@ -27,7 +27,7 @@ class Format:
 
     Attributes:
         module: in this package.
-        maker: name of its function (word, as_words) -> (encode_tile, decode_tile).
+        maker: name of its function (word, as_words) -> (measure, write, decode).
         words: word sizes in bytes that it is for.
         standalone: no tile container: the maker is (word, direction) -> (kernel, signature).
     """
@@ -37,9 +37,9 @@ class Format:
     words: tuple[int, ...] = ALL_WORDS
     standalone: bool = False
 
-    def make(self) -> Callable[[int, Any], tuple[Any, Any]]:
+    def make(self) -> Callable[[int, Any], Any]:
         """The maker."""
-        found: Callable[[int, Any], tuple[Any, Any]] = getattr(
+        found: Callable[[int, Any], Any] = getattr(
             import_module(f"cswap_kernels.cuda.{self.module}"), self.maker
         )
         return found
@@ -80,7 +80,8 @@ def kernel(name: str, word: int, direction: str) -> tuple[Callable[..., None], A
         return profile_kernel(word), profile_signature(word)
     make = FORMATS[name].make()
     if FORMATS[name].standalone:
-        return make(word, direction)
+        made: tuple[Callable[..., None], Any] = make(word, direction)
+        return made
     if direction == "encode":
         return encode_kernel(make, word), encode_signature(word)
     return decode_kernel(make, word), decode_signature(word)

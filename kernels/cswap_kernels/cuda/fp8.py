@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from numba import cuda, float32, int32, uint8, uint32
 
+from cswap_kernels.cuda.container import in_one_step
 from cswap_kernels.cuda.floats import (
     MAGNITUDE,
     any_raw,
@@ -11,16 +12,11 @@ from cswap_kernels.cuda.floats import (
     round_small,
     widen_small,
 )
-from cswap_kernels.cuda.primitives import (
-    advance,
-    as_u32,
-    bits_f32,
-    f32_bits,
+from cswap_kernels.cuda.primitives import advance, as_u32, bits_f32, f32_bits, signed, unsigned
+from cswap_kernels.cuda.warps import (
     lane_id,
     n_warps,
     padded,
-    signed,
-    unsigned,
     warp_id,
     warp_max,
     warp_sum,
@@ -66,7 +62,7 @@ def e8m0(c):
 
 
 def fp8_tile(word, as_words):
-    """(encode_tile, decode_tile) of ``fp8``, words of ``word`` bytes; contract: container.py."""
+    """(measure, write, decode) of ``fp8``, words of ``word`` bytes; contract: container.py."""
     load, store = float_access(word)
 
     @cuda.jit(device=True)
@@ -122,11 +118,11 @@ def fp8_tile(word, as_words):
         cuda.syncthreads()
         return int32(0)
 
-    return encode, decode
+    return *in_one_step(encode), decode
 
 
 def mxfp8_tile(word, as_words):
-    """(encode_tile, decode_tile) of ``mxfp8``, words of ``word`` bytes; contract: container.py."""
+    """(measure, write, decode) of ``mxfp8``, words of ``word`` bytes; contract: container.py."""
     load, store = float_access(word)
 
     @cuda.jit(device=True)
@@ -177,4 +173,4 @@ def mxfp8_tile(word, as_words):
         cuda.syncthreads()
         return int32(0)
 
-    return encode, decode
+    return *in_one_step(encode), decode

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from numba import cuda, float32, int32, int64, uint8, uint32, uint64
 
+from cswap_kernels.cuda.container import in_one_step
 from cswap_kernels.cuda.floats import MAGNITUDE, any_raw, float_access, ordered, unordered
 from cswap_kernels.cuda.primitives import (
     advance,
@@ -11,12 +12,14 @@ from cswap_kernels.cuda.primitives import (
     bits_f32,
     f32_bits,
     floor,
-    lane_id,
-    n_warps,
-    padded,
     rint,
     signed,
     unsigned,
+)
+from cswap_kernels.cuda.warps import (
+    lane_id,
+    n_warps,
+    padded,
     warp_id,
     warp_max,
     warp_min,
@@ -72,7 +75,7 @@ def grid_of(low, high, top):
 
 
 def int4_tile(word, as_words):
-    """(encode_tile, decode_tile) for words of ``word`` bytes; contract: container.py.
+    """(measure, write, decode) for words of ``word`` bytes; contract: container.py.
 
     a1, a2: seed and stream of the random numbers.
     """
@@ -175,4 +178,4 @@ def int4_tile(word, as_words):
         cuda.syncthreads()
         return int32(0)
 
-    return encode, decode
+    return *in_one_step(encode), decode

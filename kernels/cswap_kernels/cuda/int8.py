@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from numba import cuda, float32, int32, uint8, uint32
 
+from cswap_kernels.cuda.container import in_one_step
 from cswap_kernels.cuda.floats import MAGNITUDE, any_raw, float_access, ordered, unordered
 from cswap_kernels.cuda.primitives import (
     advance,
     as_u32,
     bits_f32,
     f32_bits,
-    lane_id,
-    n_warps,
-    padded,
     rint,
     signed,
     unsigned,
+)
+from cswap_kernels.cuda.warps import (
+    lane_id,
+    n_warps,
+    padded,
     warp_id,
     warp_max,
     warp_min,
@@ -43,7 +46,7 @@ def scale_of(lo, hi):
 
 
 def int8_tile(word, as_words):
-    """(encode_tile, decode_tile) for words of ``word`` bytes; contract: container.py."""
+    """(measure, write, decode) for words of ``word`` bytes; contract: container.py."""
     load, store = float_access(word)
 
     @cuda.jit(device=True)
@@ -108,4 +111,4 @@ def int8_tile(word, as_words):
         cuda.syncthreads()
         return int32(0)
 
-    return encode, decode
+    return *in_one_step(encode), decode

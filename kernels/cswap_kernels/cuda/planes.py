@@ -6,15 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from numba import cuda, int32, uint8, uint32
 
-from cswap_kernels.cuda.primitives import (
-    as_u32,
-    ballot,
-    lane_id,
-    n_warps,
-    padded,
-    warp_id,
-    zero_bytes,
-)
+from cswap_kernels.cuda.primitives import as_u32
+from cswap_kernels.cuda.warps import ballot, lane_id, n_warps, padded, warp_id, zero_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,8 +1,11 @@
-"""What the CUDA twins are written in: pointers, 16-byte accesses, warp and block operations.
+"""Instructions that Numba lacks: pointers, 16-byte accesses, and single machine instructions.
 
 Kernels take plain pointers: one parameter each, no strides, no wrap-around of negative indices.
-Under Numba's CUDA simulator (NUMBA_ENABLE_CUDASIM=1) a "pointer" is a numpy array, and what the
-simulator lacks comes from simulator.py; the format files are the same for both.
+Under Numba's CUDA simulator (NUMBA_ENABLE_CUDASIM=1) a "pointer" is a numpy array, and simulator.py
+has the same functions in Python. The files of the formats are the same for both.
+
+Some instructions exist from one architecture on. Whoever calls them asks `architecture` first; the
+compiler drops the branch that is not taken.
 
 Integers: a bare Python int makes an operation 64 bits wide, at twice the instructions, so every
 device function wraps what it computes in ``int32(...)`` or ``uint32(...)``.
@@ -12,14 +15,15 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from numba import config, cuda, int32, types, uint8, uint32
+from numba import config, types
 
-WARP: Final = 32
 FULL: Final = 0xFFFFFFFF
+"""A mask that names all lanes of a warp."""
 
 if config.ENABLE_CUDASIM:
     from cswap_kernels.cuda.simulator import (
         advance,
+        architecture,
         as_u8,
         as_u16,
         as_u32,
@@ -29,18 +33,35 @@ if config.ENABLE_CUDASIM:
         atomic_or,
         bits_f32,
         bits_f64,
+        dot4,
         f32_bits,
         f64_bits,
         floor,
         funnel_left32,
         funnel_right32,
+        fused,
+        greater,
+        half_float,
+        lesser,
         load16,
         load_global16,
+        pack_bfloat16,
+        pack_e4m3,
+        pack_half,
+        pack_u8,
+        permute,
+        plus,
+        redux_add,
+        redux_max,
+        redux_max_u32,
+        redux_min,
         rint,
         signed,
         signed64,
         store16,
         store_global16,
+        times,
+        unpack_e4m3,
         unsigned,
         unsigned64,
     )
@@ -104,8 +125,9 @@ else:
         def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             kind = ir.FunctionType(ir.LiteralStructType([_I32] * 4), [_I64])
             text = "ld.global.nc.L1::no_allocate.v4.u32 {$0,$1,$2,$3}, [$4];"
-            load = ir.InlineAsm(kind, text, "=r,=r,=r,=r,l", side_effect=True)
-            four = builder.call(load, [_address(builder, args[0], args[1])])
+            load = ir.InlineAsm(kind, text, "=r,=r,=r,=r,l")
+            place = [_address(builder, args[0], args[1])]
+            four = builder.call(load, place, attrs=("readnone", "nounwind"))
             return _tuple(context, builder, signature, lambda k: builder.extract_value(four, k))
 
         return types.UniTuple(types.uint32, 4)(pointer, index), emit
@@ -192,183 +214,90 @@ else:
     signed64 = _bitcast(types.uint64, types.int64)
     unsigned64 = _bitcast(types.int64, types.uint64)
 
-    def _rounding(instruction: str) -> Any:
-        def typing(_typing: Any, _value: Any) -> Any:
-            def emit(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-                kind = ir.FunctionType(ir.FloatType(), [ir.FloatType()])
-                return builder.call(ir.InlineAsm(kind, f"{instruction} $0, $1;", "=f,f"), [args[0]])
+    _LETTERS = {
+        types.float32: "f",
+        types.uint32: "r",
+        types.int32: "r",
+        types.uint16: "h",
+    }
 
-            return types.float32(types.float32), emit
+    def _instruction(text: str, result: Any, *operands: Any, warp: bool = False) -> Any:
+        # An intrinsic that is one PTX instruction: result $0, operands $1 and so on. ``warp`` is
+        # set where lanes meet: the compiler must not move it into a branch.
+        letters = ",".join(["=" + _LETTERS[result], *(_LETTERS[kind] for kind in operands)])
 
-        return intrinsic(typing)
+        def emit(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+            kinds = [context.get_value_type(kind) for kind in operands]
+            kind = ir.FunctionType(context.get_value_type(result), kinds)
+            code = ir.InlineAsm(kind, text, letters, side_effect=warp)
+            attributes = ("convergent",) if warp else ("readnone", "nounwind")
+            return builder.call(code, args, attrs=attributes)
 
-    rint = _rounding("cvt.rni.f32.f32")  # to nearest, ties to even
-    floor = _rounding("cvt.rmi.f32.f32")
+        def one(_typing: Any, _a: Any) -> Any:
+            return result(*operands), emit
 
-    def _funnel(instruction: str) -> Any:
-        def typing(_typing: Any, _low: Any, _high: Any, _by: Any) -> Any:
-            def emit(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-                kind = ir.FunctionType(_I32, [_I32] * 3)
-                text = f"{instruction} $0, $1, $2, $3;"
-                return builder.call(ir.InlineAsm(kind, text, "=r,r,r,r"), args)
+        def two(_typing: Any, _a: Any, _b: Any) -> Any:
+            return result(*operands), emit
 
-            return types.uint32(types.uint32, types.uint32, types.uint32), emit
+        def three(_typing: Any, _a: Any, _b: Any, _c: Any) -> Any:
+            return result(*operands), emit
 
-        return intrinsic(typing)
+        return intrinsic((one, two, three)[len(operands) - 1])
 
+    _F32, _U32, _S32, _U16 = types.float32, types.uint32, types.int32, types.uint16
+
+    # To a whole number: to nearest, ties to even; the largest one not above.
+    rint = _instruction("cvt.rni.f32.f32 $0, $1;", _F32, _F32)
+    floor = _instruction("cvt.rmi.f32.f32 $0, $1;", _F32, _F32)
+    # a * b, and a + b, each rounded by itself; a * b + c with one rounding.
+    times = _instruction("mul.rn.f32 $0, $1, $2;", _F32, _F32, _F32)
+    plus = _instruction("add.rn.f32 $0, $1, $2;", _F32, _F32, _F32)
+    fused = _instruction("fma.rn.f32 $0, $1, $2, $3;", _F32, _F32, _F32, _F32)
+    # The lesser and the greater of two numbers; of a number and NaN, the number.
+    lesser = _instruction("min.f32 $0, $1, $2;", _F32, _F32, _F32)
+    greater = _instruction("max.f32 $0, $1, $2;", _F32, _F32, _F32)
     # (low, high, by): 64 bits moved by 0 to 31; their high word then, or their low one.
-    funnel_left32 = _funnel("shf.l.wrap.b32")
-    funnel_right32 = _funnel("shf.r.wrap.b32")
+    funnel_left32 = _instruction("shf.l.wrap.b32 $0, $1, $2, $3;", _U32, _U32, _U32, _U32)
+    funnel_right32 = _instruction("shf.r.wrap.b32 $0, $1, $2, $3;", _U32, _U32, _U32, _U32)
+    # (a, b, selector): byte k is the one of the eight of a and b that hexadecimal digit k names;
+    # of a digit from 8 on the sign bit of byte (digit - 8), eight times.
+    permute = _instruction("prmt.b32 $0, $1, $2, $3;", _U32, _U32, _U32, _U32)
+    # (a, b, c): c plus the products of the four bytes of a and b.
+    dot4 = _instruction("dp4a.u32.u32 $0, $1, $2, $3;", _U32, _U32, _U32, _U32)
 
+    # From sm_72 on. (a, b, c): the low half of c, then a and b, each cut to 0 to 255.
+    pack_u8 = _instruction("cvt.pack.sat.u8.s32.b32 $0, $1, $2, $3;", _U32, _S32, _S32, _U32)
+    # From sm_80 on: over all lanes of the warp.
+    redux_add = _instruction("redux.sync.add.s32 $0, $1, -1;", _S32, _S32, warp=True)
+    redux_min = _instruction("redux.sync.min.s32 $0, $1, -1;", _S32, _S32, warp=True)
+    redux_max = _instruction("redux.sync.max.s32 $0, $1, -1;", _S32, _S32, warp=True)
+    redux_max_u32 = _instruction("redux.sync.max.u32 $0, $1, -1;", _U32, _U32, warp=True)
+    # (high, low): two float32 to nearest bfloat16, or float16, ties to even.
+    pack_bfloat16 = _instruction("cvt.rn.bf16x2.f32 $0, $1, $2;", _U32, _F32, _F32)
+    pack_half = _instruction("cvt.rn.f16x2.f32 $0, $1, $2;", _U32, _F32, _F32)
+    # From sm_89 on: (high, low) two float32 to nearest E4M3, at most 448; and two float16 back.
+    pack_e4m3 = _instruction("cvt.rn.satfinite.e4m3x2.f32 $0, $1, $2;", _U16, _F32, _F32)
+    unpack_e4m3 = _instruction("cvt.rn.f16x2.e4m3x2 $0, $1;", _U32, _U16)
+    # The float32 of a float16's bits.
+    half_float = _instruction("cvt.f32.f16 $0, $1;", _F32, _U16)
 
-@cuda.jit(device=True)
-def lane_id():
-    """Index of this thread in its warp."""
-    return int32(int32(cuda.threadIdx.x) & int32(31))
+    @intrinsic
+    def architecture(_typing: Any) -> Any:
+        """Ten times the architecture that is compiled for, 900 of sm_90; a constant."""
 
+        def emit(_context: Any, builder: Any, _signature: Any, _args: Any) -> Any:
+            # NVVM replaces the call by the number, as for libdevice.
+            module, name = builder.module, "__nvvm_reflect"
+            text = bytearray(b"__CUDA_ARCH\0")
+            kind = ir.ArrayType(ir.IntType(8), len(text))
+            question = module.globals.get("cswap_architecture")
+            if question is None:
+                question = ir.GlobalVariable(module, kind, "cswap_architecture")
+                question.global_constant, question.linkage = True, "internal"
+                question.initializer = ir.Constant(kind, text)
+            signature = ir.FunctionType(_I32, [ir.IntType(8).as_pointer()])
+            reflect = module.globals.get(name) or ir.Function(module, signature, name)
+            start = question.gep([ir.Constant(_I32, 0), ir.Constant(_I32, 0)])
+            return builder.call(reflect, [start])
 
-@cuda.jit(device=True)
-def warp_id():
-    """Index of this thread's warp in its block."""
-    return int32(int32(cuda.threadIdx.x) >> int32(5))
-
-
-@cuda.jit(device=True)
-def n_warps():
-    """Warps of a block: 1, 2, 4, ... 32."""
-    return int32(int32(cuda.blockDim.x) >> int32(5))
-
-
-@cuda.jit(device=True)
-def log_warps():
-    """Binary logarithm of `n_warps`: to divide by it."""
-    return int32(int32(31) - int32(cuda.clz(n_warps())))
-
-
-@cuda.jit(device=True)
-def ballot(predicate):
-    """u32: bit i is set if the predicate holds in lane i. The whole warp calls it."""
-    return uint32(cuda.ballot_sync(FULL, predicate))
-
-
-@cuda.jit(device=True)
-def warp_inclusive(value):
-    """Sum of an i32 over the lanes up to and including this one."""
-    lane = lane_id()
-    step = int32(1)
-    while step < int32(32):
-        other = int32(cuda.shfl_up_sync(FULL, value, step))
-        if lane >= step:
-            value = int32(value + other)
-        step = int32(step * int32(2))
-    return value
-
-
-@cuda.jit(device=True)
-def block_exclusive(value, tmp):
-    """(sum of an i32 over the threads before this one, sum over all). tmp [33] i32, shared.
-
-    Every thread of the block calls it; tmp may be used again at once.
-    """
-    inclusive = warp_inclusive(value)
-    warp = warp_id()
-    if lane_id() == int32(31):
-        tmp[warp] = uint32(inclusive)
-    cuda.syncthreads()
-    before, total = int32(0), int32(0)
-    for k in range(n_warps()):
-        part = int32(tmp[k])
-        if int32(k) < warp:
-            before = int32(before + part)
-        total = int32(total + part)
-    cuda.syncthreads()
-    return int32(before + inclusive - value), total
-
-
-@cuda.jit(device=True)
-def fill(x, n, value):
-    """Set n words of x. Ends with a syncthreads."""
-    i = int32(cuda.threadIdx.x)
-    while i < n:
-        x[i] = value
-        i = int32(i + int32(cuda.blockDim.x))
-    cuda.syncthreads()
-
-
-@cuda.jit(device=True)
-def warp_sum(value):
-    """Sum of an i32 over the lanes, in every lane."""
-    step = int32(16)
-    while step > int32(0):
-        value = int32(value + int32(cuda.shfl_xor_sync(FULL, value, step)))
-        step = int32(step >> int32(1))
-    return value
-
-
-@cuda.jit(device=True)
-def warp_min(value):
-    """Smallest i32 of the lanes, in every lane."""
-    step = int32(16)
-    while step > int32(0):
-        value = int32(min(value, int32(cuda.shfl_xor_sync(FULL, value, step))))
-        step = int32(step >> int32(1))
-    return value
-
-
-@cuda.jit(device=True)
-def warp_max(value):
-    """Largest i32 of the lanes, in every lane."""
-    step = int32(16)
-    while step > int32(0):
-        value = int32(max(value, int32(cuda.shfl_xor_sync(FULL, value, step))))
-        step = int32(step >> int32(1))
-    return value
-
-
-@cuda.jit(device=True)
-def zero_bytes(dst, first, last):
-    """Zero dst[first:last], fewer bytes than a block has threads."""
-    i = int32(first + int32(cuda.threadIdx.x))
-    if i < last:
-        dst[i] = uint8(0)
-
-
-@cuda.jit(device=True)
-def padded(nbytes):
-    """The next multiple of 16."""
-    return int32((nbytes + int32(15)) & int32(-16))
-
-
-@cuda.jit(device=True)
-def block_sum(value, tmp):
-    """Sum of an i32 over the threads of a block, in every thread. Ends with a syncthreads."""
-    value = warp_sum(value)
-    if lane_id() == int32(0):
-        tmp[warp_id()] = unsigned(value)
-    cuda.syncthreads()
-    total = int32(0)
-    for k in range(n_warps()):
-        total = int32(total + signed(uint32(tmp[int32(k)])))
-    cuda.syncthreads()
-    return total
-
-
-@cuda.jit(device=True)
-def block_max(value, tmp):
-    """Largest i32 of the threads of a block, in every thread. Ends with a syncthreads."""
-    value = warp_max(value)
-    if lane_id() == int32(0):
-        tmp[warp_id()] = unsigned(value)
-    cuda.syncthreads()
-    for k in range(n_warps()):
-        value = int32(max(value, signed(uint32(tmp[int32(k)]))))
-    cuda.syncthreads()
-    return value
-
-
-@cuda.jit(device=True)
-def share_of_warp(groups):
-    """(first, after the last) of so many groups: each warp takes as many, in order."""
-    each = int32((groups + n_warps() - int32(1)) >> log_warps())
-    first = min(int32(warp_id() * each), groups)
-    return first, min(int32(first + each), groups)
+        return types.int32(), emit

@@ -7,16 +7,8 @@ from typing import TYPE_CHECKING, Any
 from numba import cuda, int32, int64, types, uint32, uint64
 
 from cswap_kernels.cuda.container import WORDS as WORD_TYPES
-from cswap_kernels.cuda.primitives import (
-    atomic_add,
-    atomic_max,
-    lane_id,
-    n_warps,
-    signed64,
-    unsigned64,
-    warp_id,
-    warp_sum,
-)
+from cswap_kernels.cuda.primitives import atomic_add, atomic_max, signed64, unsigned64
+from cswap_kernels.cuda.warps import lane_id, n_warps, warp_id, warp_sum
 from cswap_kernels.profile import (
     AMAX,
     FOLLOWERS,

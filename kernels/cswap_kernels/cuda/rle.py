@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from numba import cuda, int32, uint32
 
-from cswap_kernels.cuda.primitives import (
-    advance,
-    as_u32,
-    atomic_add,
+from cswap_kernels.cuda.container import in_one_step
+from cswap_kernels.cuda.primitives import advance, as_u32, atomic_add
+from cswap_kernels.cuda.warps import (
     ballot,
+    before_lane,
     block_exclusive,
     fill,
     lane_id,
     padded,
     share_of_warp,
 )
-from cswap_kernels.cuda.zvc import before_lane
 
 MASKS_AT = 16
 """Byte behind the 128 bits that say which groups have a mask."""
@@ -74,7 +73,7 @@ def from_lane(mask, lane):
 
 
 def rle_tile(word, as_words):
-    """(encode_tile, decode_tile) for words of ``word`` bytes; contract: container.py."""
+    """(measure, write, decode) for words of ``word`` bytes; contract: container.py."""
 
     @cuda.jit(device=True)
     def encode(x, n, dst, tmp, a0, a1, a2, a3, first):
@@ -177,4 +176,4 @@ def rle_tile(word, as_words):
         cuda.syncthreads()
         return int32(0)
 
-    return encode, decode
+    return *in_one_step(encode), decode

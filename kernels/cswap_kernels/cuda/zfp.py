@@ -27,12 +27,10 @@ from cswap_kernels.cuda.primitives import (
     atomic_add,
     atomic_max,
     atomic_or,
-    lane_id,
     load_global16,
-    n_warps,
     store_global16,
-    warp_id,
 )
+from cswap_kernels.cuda.warps import lane_id, n_warps, warp_id
 from cswap_kernels.cuda.zfp_blocks import (
     DECODE_TABLE,
     ENCODE_TABLE,

@@ -8,13 +8,7 @@ from numba import cuda, int32, int64, uint16, uint32, uint64
 
 from cswap_kernels.cuda.container import WORDS
 from cswap_kernels.cuda.floats import float_to_bfloat16, float_to_half, half_to_float
-from cswap_kernels.cuda.primitives import (
-    as_u64,
-    bits_f32,
-    f32_bits,
-    load_global16,
-    store_global16,
-)
+from cswap_kernels.cuda.primitives import as_u64, bits_f32, f32_bits, load_global16, store_global16
 from cswap_kernels.floats import BFLOAT16
 
 _LOW: Final = 0xFFFFFFFF

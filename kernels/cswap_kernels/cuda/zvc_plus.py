@@ -1,6 +1,7 @@
 """``zvc+X`` on CUDA: the format of cswap_kernels/zvc_plus.py, around X's device tile functions.
 
 X leaves the words that it encodes as they are, and writes at most raw bytes + SLACK / 2.
+Survivors are packed into the place of their encoding first: the encoding is written in `measure`.
 """
 
 from __future__ import annotations
@@ -11,19 +12,19 @@ from numba import cuda, int32, uint8
 
 from cswap_kernels.cuda.bitpack import bitpack_tile
 from cswap_kernels.cuda.cast import cast_tile
+from cswap_kernels.cuda.container import in_one_step
 from cswap_kernels.cuda.expk import expk_tile
 from cswap_kernels.cuda.fp8 import fp8_tile, mxfp8_tile
 from cswap_kernels.cuda.int4 import int4_tile
 from cswap_kernels.cuda.int8 import int8_tile
-from cswap_kernels.cuda.primitives import advance, as_u32, fill
+from cswap_kernels.cuda.primitives import advance, as_u32
 from cswap_kernels.cuda.rle import rle_tile
+from cswap_kernels.cuda.warps import WORD_TYPES, fill
 from cswap_kernels.cuda.zvc import mask_bytes, pack, read_mask, unpack, write_mask
 from cswap_kernels.zvc_plus import MASK, VERBATIM
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    MakeTile = Callable[[int, Any], tuple[Any, Any]]
+    from cswap_kernels.cuda.container import MakeTile, TileFunctions
 
 
 @cuda.jit(device=True)
@@ -47,8 +48,9 @@ def put_flags(dst, at, flags):
 def zvc_plus(make_inner: MakeTile) -> MakeTile:
     """The maker of ``zvc+X`` by the maker of X."""
 
-    def make(word: int, as_words: Any) -> tuple[Any, Any]:
-        inner_encode, inner_decode = make_inner(word, as_words)
+    def make(word: int, as_words: Any) -> TileFunctions:
+        inner_measure, inner_write, inner_decode = make_inner(word, as_words)
+        zero = WORD_TYPES[word](0)
 
         @cuda.jit(device=True)
         def encode(x, n, dst, tmp, a0, a1, a2, a3, first):
@@ -64,9 +66,11 @@ def zvc_plus(make_inner: MakeTile) -> MakeTile:
                 cuda.syncthreads()
                 copy_words(packed, x, count)
             encoded = advance(dst, start)
-            nbytes = inner_encode(x, count, encoded, tmp, a0, a1, a2, a3, first)
+            nbytes, state = inner_measure(x, count, encoded, tmp, a0, a1, a2, a3, first)
             flags, whole = int32(MASK) if count < n else int32(0), int32(count * int32(word))
-            if nbytes < int32(0) or nbytes >= whole:
+            if int32(0) <= nbytes < whole:
+                inner_write(x, count, encoded, tmp, state, a0, a1, a2, a3, first)
+            else:
                 if count == n:
                     return int32(-1)
                 cuda.syncthreads()
@@ -106,11 +110,11 @@ def zvc_plus(make_inner: MakeTile) -> MakeTile:
                 if masked:
                     copy_words(x, as_words(encoded), count)
             if masked:
-                unpack(as_u32(src), as_words(encoded), before, x, n)
+                unpack(as_u32(src), as_words(encoded), before, x, n, zero)
             cuda.syncthreads()
             return int32(0)
 
-        return encode, decode
+        return *in_one_step(encode), decode
 
     return make
 

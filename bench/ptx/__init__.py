@@ -1,0 +1,1 @@
+"""The CUDA kernels without a GPU: their PTX in an interpreter, their machine code counted."""

@@ -1,0 +1,78 @@
+"""Kernels compiled beforehand: a file that CSWAP_KERNELS names."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("numba.cuda.extending", reason="numba-cuda is not installed")
+
+from bench.gpu import build
+from cswap.codecs import cubins
+from cswap.errors import ConfigError
+from cswap_kernels.cuda import compiler
+from cswap_kernels.cuda.compiler import Cubin
+
+MADE = Cubin(b"\x7fELF in the file", "entry", 32, 0, 1024)
+OWN = Cubin(b"\x7fELF compiled here", "entry", 32, 0, 1024)
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    """A file of two kernels for two architectures, that the environment names."""
+    tmp_path.chmod(0o700)
+    path = tmp_path / "kernels.zip"
+    monkeypatch.setattr(build, "compiled", lambda _name, _architecture: MADE)
+    monkeypatch.setenv("CSWAP_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv(cubins.VARIABLE, str(path))
+    cubins._opened.cache_clear()
+    build.build(path, ["zvc-4-encode", "zvc+int8-4-decode"], [80, 90], processes=1)
+    yield path
+    cubins._opened.cache_clear()
+
+
+def fetch(name, architecture=90, threads=256):
+    return cubins.cached(cubins.key(name, threads), architecture, lambda: OWN)
+
+
+def test_kernels_come_from_the_file(file):
+    assert fetch("zvc-4-encode") == MADE
+    assert fetch("zvc+int8-4-decode", 80) == MADE
+
+
+def test_what_is_not_in_the_file_is_compiled(file):
+    assert fetch("csr-4-encode") == OWN
+    assert fetch("zvc-4-encode", 100) == OWN
+    assert fetch("zvc-4-encode", threads=512) == OWN
+
+
+def test_kernels_of_other_sources_are_not_taken(file, monkeypatch, caplog):
+    monkeypatch.setattr(compiler, "sources", lambda: "other")
+    assert fetch("zvc-4-encode") == OWN
+    assert fetch("zvc+int8-4-decode") == OWN
+    assert [r.getMessage().split(",")[0].split(": ")[1] for r in caplog.records] == [
+        "kernels of another version of cswap"
+    ]
+
+
+def test_a_missing_file_is_an_error(file):
+    file.unlink()
+    with pytest.raises(ConfigError, match="no such file"):
+        fetch("zvc-4-encode")
+
+
+def test_a_file_that_others_may_write_is_refused(file):
+    file.chmod(0o666)
+    with pytest.raises(ConfigError, match="others may write it"):
+        fetch("zvc-4-encode")
+
+
+def test_another_file_is_refused(file):
+    file.write_bytes(b"no archive")
+    with pytest.raises(ConfigError, match="not a file with kernels"):
+        fetch("zvc-4-encode")
+
+
+def test_every_kernel_has_a_name():
+    found = build.kernel_names()
+    assert len(found) == len(set(found)) == 126
+    assert {"zvc-1-encode", "zvc+int8-8-decode", "zfp-4-encode", "profile-8-sample"} <= set(found)

@@ -1,0 +1,51 @@
+"""The kernels' machine code, as NVIDIA's disassembler shows it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+import pytest
+
+pytest.importorskip("numba.cuda.extending", reason="numba-cuda is not installed")
+pytest.importorskip("cuda.core", reason="numba-cuda's linker is not installed")
+
+from bench.ptx.machine_code import REMEDY, disassemble, disassembler
+from cswap_kernels.cuda import compiler, formats
+
+pytestmark = pytest.mark.skipif(disassembler() is None, reason=f"no nvdisasm: {REMEDY}")
+
+FLOATING = ("FMUL", "FADD", "FFMA", "DMUL", "DADD", "DFMA")
+
+LOSSY = [
+    pytest.param(
+        name,
+        word,
+        direction,
+        id=f"{name}-{word}-{direction}",
+        marks=[] if quick else [pytest.mark.slow],
+    )
+    for name in ("int8", "fp8", "mxfp8", "int4", "zvc+int4", "zvc+int8")
+    for word in formats.FORMATS[name].words
+    for direction in ("encode", "decode")
+    for quick in [(name, word, direction) == ("int4", 4, "encode")]
+]
+
+
+def floating(ptx, architecture):
+    """How many instructions of each kind compute with floats."""
+    code = disassemble(compiler.link(ptx, architecture).code)
+    ops = (i.op.split(".")[0] for i in code.code)
+    return Counter(op for op in ops if op in FLOATING)
+
+
+@pytest.mark.parametrize(("name", "word", "direction"), LOSSY)
+def test_products_and_sums_are_not_fused(name, word, direction):
+    """As many of each kind as where every product and sum is marked to be rounded by itself.
+
+    Divisions hold fused instructions of their own; so their mere presence says nothing.
+    """
+    ptx = compiler.compile_ptx(*formats.kernel(name, word, direction), cc=90)
+    marked = re.sub(r"\b(mul|add|sub)\.(f32|f64)\b", r"\1.rn.\2", ptx)
+    assert marked != ptx
+    assert floating(ptx, 90) == floating(marked, 90)
