@@ -308,6 +308,27 @@ def test_a_training_step_through_its_code_path_is_bit_equal(device, codec):
     assert all(c.decode_s > 0 for name, c in stats.by_codec.items() if name != "raw")
 
 
+def test_tensors_that_are_computed_again_are_neither_encoded_nor_copied(device):
+    torch.manual_seed(0)
+    parts = [(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64)) for _ in "abc"]
+    model, x = torch.nn.Sequential(*(m for part in parts for m in part)), torch.randn(512, 64)
+    model(x).square().sum().backward()
+    expected = [torch.clone(p.grad) for p in model.parameters() if p.grad is not None]
+    engine = SwapEngine(SwapConfig(codec="raw", min_bytes=0), device=device)
+    for _ in range(3):
+        model.zero_grad()
+        with torch.autograd.graph.saved_tensors_hooks(engine.pack, engine.unpack):
+            loss = model(x).square().sum()
+        engine.synchronize()
+        loss.backward()
+        found = [p.grad for p in model.parameters() if p.grad is not None]
+        assert all(map(torch.equal, found, expected))
+    by_codec = engine.stats.by_codec
+    assert by_codec["remat"].count == 9
+    assert by_codec["remat"].encoded == 0
+    assert engine.stats.fallbacks == 0
+
+
 def test_what_computation_waits_on_the_device_is_timed_now_and_then(device):
     from cswap.devices.cuda import TIME_EVERY
 

@@ -11,6 +11,7 @@ from itertools import groupby
 
 import pytest
 
+from cswap.advisor.advisor import Advisor
 from cswap.testing import operators
 
 pytest.importorskip("expecttest", reason="PyTorch's operator tests need expecttest")
@@ -44,6 +45,15 @@ def test_gradients_are_bit_equal_in_the_full_product(case):
     if case.skipped:
         pytest.skip(case.skipped)
     operators.check_operator(case, "cpu", lambda _: ("auto", *CODECS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ONE_DTYPE, ids=str)
+def test_gradients_are_bit_equal_if_all_that_can_be_is_computed_again(case, monkeypatch):
+    if case.skipped:
+        pytest.skip(case.skipped)
+    monkeypatch.setattr(Advisor, "recomputes", lambda *_: True)
+    operators.check_operator(case, "cpu", lambda _: ("raw",))
 
 
 def test_the_sweep_has_really_swapped():
