@@ -5,7 +5,8 @@ A row says where a node has its operator's arguments. They were found with
 row bit by bit. Nodes of other versions of torch that lack an attribute give nothing.
 
 Left out: random draws, matrix products and convolutions, writes in place (except of operators
-that save their result), and operators that are not deterministic on a GPU.
+that save their result), operators that are not deterministic on a GPU, and those for which another
+kernel would run than before: `native_dropout`, as on GPUs, and cuDNN's batch norm.
 """
 
 from __future__ import annotations
@@ -96,11 +97,6 @@ def _addcmul(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, value: float) ->
     return torch.addcmul(x, a, b, value=value)
 
 
-def _native_dropout(x: torch.Tensor, mask: torch.Tensor, p: float) -> torch.Tensor:
-    # As the kernel of native_dropout: the scale is a float, multiplied last.
-    return _aten.native_dropout_backward(x, mask, 0.0 if p == 1 else 1 / (1 - p))  # type: ignore[no-any-return]
-
-
 def _softmax(x: torch.Tensor, dim: int, dtype: torch.dtype) -> torch.Tensor:
     return torch._softmax(x, dim, x.dtype != dtype)  # noqa: SLF001
 
@@ -113,12 +109,6 @@ def _batch_norm(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
 ) -> torch.Tensor:
     return torch.native_batch_norm(x, weight, bias, None, None, True, 0.0, eps)[0]
-
-
-def _cudnn_batch_norm(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
-) -> torch.Tensor:
-    return torch.cudnn_batch_norm(x, weight, bias, None, None, True, 0.0, eps)[0]
 
 
 def _group_norm(
@@ -203,9 +193,6 @@ _ROWS: Final[dict[str, Operator]] = {
     "WhereBackward0": Operator(
         "where", torch.where, (Operand("condition"), Operand(None, 0), Operand(None, 1))
     ),
-    "NativeDropoutBackward0": Operator(
-        "dropout", _native_dropout, (Operand(None, 0), Operand("result1")), ("p",)
-    ),
     # Copies.
     "ToCopyBackward0": Operator("cast", copy_with_strides, _UNSAVED, (), "copy", "layout"),
     "CloneBackward0": Operator("clone", copy_with_strides, _UNSAVED, (), "copy", "layout"),
@@ -234,9 +221,6 @@ _ROWS: Final[dict[str, Operator]] = {
     ),
     "NativeBatchNormBackward0": Operator(
         "batch_norm", _batch_norm, _AFFINE, ("eps",), "reduction", trains=True
-    ),
-    "CudnnBatchNormBackward0": Operator(
-        "batch_norm", _cudnn_batch_norm, _AFFINE, ("epsilon",), "reduction", trains=True
     ),
     "NativeGroupNormBackward0": Operator(
         "group_norm", _group_norm, _AFFINE, ("N", "C", "HxW", "group", "eps"), "reduction"
