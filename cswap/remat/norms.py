@@ -137,6 +137,29 @@ def rms_norm(
     return _with_epsilon(run, rstd, weight if waits else None)
 
 
+def layer_norm_of_statistics(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    normalized_shape: Sequence[int],
+) -> torch.Tensor:
+    """LayerNorm of an input that is not what it was, by its statistics; see `layer_norm`."""
+    out = (x - mean) * rstd
+    if weight is not None:
+        out = out * weight
+    return (out if bias is None else out + bias).to(x.dtype)
+
+
+def rms_norm_of_statistics(
+    x: torch.Tensor, weight: torch.Tensor | None, rstd: torch.Tensor, normalized_shape: list[int]
+) -> torch.Tensor:
+    """RMSNorm of an input that is not what it was, by its statistics; see `layer_norm`."""
+    out = x * rstd
+    return (out if weight is None else out * weight).to(x.dtype)
+
+
 def _with_epsilon(run: Norm, rstd: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
     for eps in EPSILONS:
         out, again = run(eps)

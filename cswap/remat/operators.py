@@ -17,7 +17,12 @@ from typing import TYPE_CHECKING, Final, Literal
 import torch
 from torch.nn import functional
 
-from cswap.remat.norms import layer_norm, rms_norm
+from cswap.remat.norms import (
+    layer_norm,
+    layer_norm_of_statistics,
+    rms_norm,
+    rms_norm_of_statistics,
+)
 from cswap.remat.record import copy_with_strides
 
 if TYPE_CHECKING:
@@ -58,6 +63,7 @@ class Operator:
         saves_result: whether the node saves its result, and so may have written in place.
         rounds_statistics: whether it is a norm whose statistics have the weights' dtype on a CPU.
         trains: whether it runs again in training only.
+        inexact: takes the place of ``function`` where inputs have been through a lossy codec.
     """
 
     name: str
@@ -69,6 +75,7 @@ class Operator:
     saves_result: bool = False
     rounds_statistics: bool = False
     trains: bool = False
+    inexact: Callable[..., torch.Tensor] | None = None
 
     @property
     def keeps_strides(self) -> bool:
@@ -210,6 +217,7 @@ _ROWS: Final[dict[str, Operator]] = {
         ("normalized_shape",),
         "reduction",
         rounds_statistics=True,
+        inexact=layer_norm_of_statistics,
     ),
     "FusedRmsNormBackward0": Operator(
         "rms_norm",
@@ -218,6 +226,7 @@ _ROWS: Final[dict[str, Operator]] = {
         ("normalized_shape",),
         "reduction",
         rounds_statistics=True,
+        inexact=rms_norm_of_statistics,
     ),
     "NativeBatchNormBackward0": Operator(
         "batch_norm", _batch_norm, _AFFINE, ("eps",), "reduction", trains=True

@@ -187,7 +187,9 @@ class Search:
         if depth > self._limits.max_depth:
             raise NotFoundError
         return self._chain.add_step(
-            PlannedStep(row.name, row.function, operands, constants, row.kind), depth, computed=True
+            PlannedStep(row.name, row.function, operands, constants, row.kind, row.inexact),
+            depth,
+            computed=True,
         )
 
     def _viewed(self, node: Any, number: int, view: View, level: int) -> Value:

@@ -203,3 +203,18 @@ def test_the_fused_rms_norm() -> None:
     for eps in (1e-6, 3e-3):
         want, rstd = torch.ops.aten._fused_rms_norm(x, [16], weight, eps)
         assert same_bits(rms_norm(x, weight, rstd, [16]), want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_inputs_that_a_lossy_codec_has_changed(dtype: torch.dtype, engine: Engine) -> None:
+    x, weight, bias = torch.randn(6, 16), affine(torch.float32, 16), affine(torch.float32, 16)
+    with engine.hooks():
+        saver(functional.layer_norm(x.to(dtype).requires_grad_(), (16,), weight, bias))
+    (remat,) = engine.remats
+    inputs = [packed.unpack() for packed in remat.inputs]  # type: ignore[attr-defined]
+    want = remat.run(inputs)
+    assert torch.allclose(remat.run(inputs, exact=False), want, rtol=1e-2, atol=1e-2)
+    inputs[0] = inputs[0] + 0.01
+    with pytest.raises(InternalError, match="means"):
+        remat.run(inputs)
+    assert torch.allclose(remat.run(inputs, exact=False), want, rtol=0.1, atol=0.1)
