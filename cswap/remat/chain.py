@@ -41,6 +41,7 @@ class PlannedStep:
     operands: tuple[Value | None, ...]
     constants: tuple[object, ...]
     kind: Kind
+    inexact: Callable[..., torch.Tensor] | None = None
 
 
 class Chain:
@@ -94,6 +95,7 @@ class Chain:
                 step.constants,
                 step.kind,
                 tuple([n for n, at in last.items() if at == k]),
+                step.inexact,
             )
             for k, (step, operands) in enumerate(zip(self._steps, numbers, strict=True))
         )

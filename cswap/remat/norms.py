@@ -9,6 +9,8 @@ mean an equal output, even if another epsilon gave them. That needs statistics o
 norms whose statistics are rounded to 16 bits do not run again.
 The epsilon that was right last time is tried first, then the usual ones. If none is right,
 bisection finds one: the reciprocal deviation falls as epsilon rises, in every row.
+On a GPU a comparison waits for the device. So there the epsilon of a weight is compared a few times
+and then taken as known.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from cswap.errors import InternalError
 from cswap.remat.record import same_bits
@@ -34,6 +37,9 @@ USUAL: Final = (1e-5, 1e-6, 1e-12, 1e-8, 2.0**-23, 2.0**-52, 2.0**-7, 2.0**-10, 
 MOST_REMEMBERED: Final = 8
 """Epsilons that are tried before `USUAL`."""
 
+TIMES_TO_COMPARE: Final = 4
+"""Comparisons after which a weight's epsilon is taken as known, on a GPU."""
+
 LARGEST: Final = 1e300
 """Bisection begins between 0 and this."""
 
@@ -43,18 +49,33 @@ class Epsilons:
 
     def __init__(self) -> None:
         self._recent: tuple[float, ...] = USUAL
+        self._of_weights: dict[int, tuple[StorageWeakRef, float, int]] = {}
 
     def learn(self, values: Iterable[float]) -> None:
         """These are a model's: try them first."""
         for value in values:
             self.found(value)
 
-    def found(self, value: float) -> None:
-        """This one was right."""
+    def found(self, value: float, weight: torch.Tensor | None = None) -> None:
+        """This one was right. Args: weight: of the norm; None: not to be remembered."""
         recent = self._recent
         if recent[0] != value:
             others = [v for v in recent if v != value]
             self._recent = (value, *others[: len(USUAL) + MOST_REMEMBERED])
+        if weight is not None:
+            storage = weight.untyped_storage()
+            key = storage._cdata  # noqa: SLF001
+            weak, known, times = self._of_weights.get(key, (None, value, 0))
+            if weak is None:  # keeps the key from being used for another storage
+                weak = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+            self._of_weights[key] = (weak, value, times + 1 if known == value else 1)
+
+    def known(self, weight: torch.Tensor | None) -> float | None:
+        """The epsilon of this weight's norm if it has been right often enough."""
+        if weight is None:
+            return None
+        found = self._of_weights.get(weight.untyped_storage()._cdata)  # noqa: SLF001
+        return found[1] if found is not None and found[2] >= TIMES_TO_COMPARE else None
 
     def __iter__(self) -> Iterator[float]:
         return iter(self._recent)
@@ -85,6 +106,10 @@ def layer_norm(
     Raises:
         InternalError: no epsilon gives them.
     """
+    waits = x.device.type != "cpu"
+    known = EPSILONS.known(weight) if waits else None
+    if known is not None:
+        return torch.native_layer_norm(x, normalized_shape, weight, bias, known)[0]
 
     def run(eps: float) -> tuple[torch.Tensor, torch.Tensor]:
         out, mean_again, rstd_again = torch.native_layer_norm(
@@ -94,7 +119,7 @@ def layer_norm(
             raise InternalError("layer_norm: the means of the same input are others")
         return out, rstd_again
 
-    return _with_epsilon(run, rstd)
+    return _with_epsilon(run, rstd, weight if waits else None)
 
 
 def rms_norm(
@@ -103,19 +128,43 @@ def rms_norm(
     """The fused RMSNorm with the epsilon that gives these statistics; see `layer_norm`."""
 
     def run(eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-        out, rstd_again = torch.ops.aten._fused_rms_norm(  # noqa: SLF001
-            x, normalized_shape, weight, eps
-        )
-        return out, rstd_again
+        return torch.ops.aten._fused_rms_norm(x, normalized_shape, weight, eps)  # type: ignore[no-any-return]  # noqa: SLF001
 
-    return _with_epsilon(run, rstd)
+    waits = x.device.type != "cpu"
+    known = EPSILONS.known(weight) if waits else None
+    if known is not None:
+        return run(known)[0]
+    return _with_epsilon(run, rstd, weight if waits else None)
 
 
-def _with_epsilon(run: Norm, rstd: torch.Tensor) -> torch.Tensor:
+def layer_norm_of_statistics(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    normalized_shape: Sequence[int],
+) -> torch.Tensor:
+    """LayerNorm of an input that is not what it was, by its statistics; see `layer_norm`."""
+    out = (x - mean) * rstd
+    if weight is not None:
+        out = out * weight
+    return (out if bias is None else out + bias).to(x.dtype)
+
+
+def rms_norm_of_statistics(
+    x: torch.Tensor, weight: torch.Tensor | None, rstd: torch.Tensor, normalized_shape: list[int]
+) -> torch.Tensor:
+    """RMSNorm of an input that is not what it was, by its statistics; see `layer_norm`."""
+    out = x * rstd
+    return (out if weight is None else out * weight).to(x.dtype)
+
+
+def _with_epsilon(run: Norm, rstd: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
     for eps in EPSILONS:
         out, again = run(eps)
         if same_bits(again, rstd):
-            EPSILONS.found(eps)
+            EPSILONS.found(eps, weight)
             return out
         del out
     return _bisect(run, rstd)

@@ -5,7 +5,8 @@ A row says where a node has its operator's arguments. They were found with
 row bit by bit. Nodes of other versions of torch that lack an attribute give nothing.
 
 Left out: random draws, matrix products and convolutions, writes in place (except of operators
-that save their result), and operators that are not deterministic on a GPU.
+that save their result), operators that are not deterministic on a GPU, and those for which another
+kernel would run than before: `native_dropout`, as on GPUs, and cuDNN's batch norm.
 """
 
 from __future__ import annotations
@@ -16,7 +17,12 @@ from typing import TYPE_CHECKING, Final, Literal
 import torch
 from torch.nn import functional
 
-from cswap.remat.norms import layer_norm, rms_norm
+from cswap.remat.norms import (
+    layer_norm,
+    layer_norm_of_statistics,
+    rms_norm,
+    rms_norm_of_statistics,
+)
 from cswap.remat.record import copy_with_strides
 
 if TYPE_CHECKING:
@@ -57,6 +63,7 @@ class Operator:
         saves_result: whether the node saves its result, and so may have written in place.
         rounds_statistics: whether it is a norm whose statistics have the weights' dtype on a CPU.
         trains: whether it runs again in training only.
+        inexact: takes the place of ``function`` where inputs have been through a lossy codec.
     """
 
     name: str
@@ -68,6 +75,7 @@ class Operator:
     saves_result: bool = False
     rounds_statistics: bool = False
     trains: bool = False
+    inexact: Callable[..., torch.Tensor] | None = None
 
     @property
     def keeps_strides(self) -> bool:
@@ -96,11 +104,6 @@ def _addcmul(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, value: float) ->
     return torch.addcmul(x, a, b, value=value)
 
 
-def _native_dropout(x: torch.Tensor, mask: torch.Tensor, p: float) -> torch.Tensor:
-    # As the kernel of native_dropout: the scale is a float, multiplied last.
-    return _aten.native_dropout_backward(x, mask, 0.0 if p == 1 else 1 / (1 - p))  # type: ignore[no-any-return]
-
-
 def _softmax(x: torch.Tensor, dim: int, dtype: torch.dtype) -> torch.Tensor:
     return torch._softmax(x, dim, x.dtype != dtype)  # noqa: SLF001
 
@@ -113,12 +116,6 @@ def _batch_norm(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
 ) -> torch.Tensor:
     return torch.native_batch_norm(x, weight, bias, None, None, True, 0.0, eps)[0]
-
-
-def _cudnn_batch_norm(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
-) -> torch.Tensor:
-    return torch.cudnn_batch_norm(x, weight, bias, None, None, True, 0.0, eps)[0]
 
 
 def _group_norm(
@@ -203,9 +200,6 @@ _ROWS: Final[dict[str, Operator]] = {
     "WhereBackward0": Operator(
         "where", torch.where, (Operand("condition"), Operand(None, 0), Operand(None, 1))
     ),
-    "NativeDropoutBackward0": Operator(
-        "dropout", _native_dropout, (Operand(None, 0), Operand("result1")), ("p",)
-    ),
     # Copies.
     "ToCopyBackward0": Operator("cast", copy_with_strides, _UNSAVED, (), "copy", "layout"),
     "CloneBackward0": Operator("clone", copy_with_strides, _UNSAVED, (), "copy", "layout"),
@@ -223,6 +217,7 @@ _ROWS: Final[dict[str, Operator]] = {
         ("normalized_shape",),
         "reduction",
         rounds_statistics=True,
+        inexact=layer_norm_of_statistics,
     ),
     "FusedRmsNormBackward0": Operator(
         "rms_norm",
@@ -231,12 +226,10 @@ _ROWS: Final[dict[str, Operator]] = {
         ("normalized_shape",),
         "reduction",
         rounds_statistics=True,
+        inexact=rms_norm_of_statistics,
     ),
     "NativeBatchNormBackward0": Operator(
         "batch_norm", _batch_norm, _AFFINE, ("eps",), "reduction", trains=True
-    ),
-    "CudnnBatchNormBackward0": Operator(
-        "batch_norm", _cudnn_batch_norm, _AFFINE, ("epsilon",), "reduction", trains=True
     ),
     "NativeGroupNormBackward0": Operator(
         "group_norm", _group_norm, _AFFINE, ("N", "C", "HxW", "group", "eps"), "reduction"

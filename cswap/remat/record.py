@@ -46,6 +46,7 @@ class Step:
         constants: the other arguments.
         kind: what it does with memory.
         last_use: operands that no later step needs.
+        inexact: runs instead of ``function`` if inputs are not bit by bit what they were.
     """
 
     operator: str
@@ -54,6 +55,7 @@ class Step:
     constants: tuple[object, ...]
     kind: Kind
     last_use: tuple[int, ...] = ()
+    inexact: Callable[..., torch.Tensor] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +127,13 @@ class Remat:
         """Bytes of the result."""
         return self.layout.sizes.numel() * self.layout.dtype.itemsize
 
-    def run(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+    def run(self, inputs: Sequence[torch.Tensor], *, exact: bool = True) -> torch.Tensor:
         """Compute the tensor again.
 
         Args:
             inputs: the tensors of `inputs`, unpacked, in the same order. They are only read.
+            exact: whether they have the bits that they had. False after a lossy codec: norms are
+                then computed from their saved statistics, which no longer are the input's own.
 
         Returns:
             A new tensor without a history, with `layout`, at the beginning of its own storage.
@@ -141,7 +145,8 @@ class Remat:
         with SameBits(self.settings):
             for step in self.steps:
                 operands = [None if n is None else values[n] for n in step.operands]
-                values.append(step.function(*operands, *step.constants))
+                function = step.function if exact or step.inexact is None else step.inexact
+                values.append(function(*operands, *step.constants))
                 for n in step.last_use:
                     values[n] = None
                 del operands

@@ -69,6 +69,32 @@ def row_of(node: Any) -> Operator | View | None:
     return row
 
 
+def is_hopeless(node: Any, row: Operator | View) -> bool:
+    """Whether an argument that nobody saved comes from a node that cannot run again.
+
+    Asked before a search, since most tensors are such: sums of products, activations of products.
+    """
+    if isinstance(row, View):
+        return _is_lost(node.next_functions[0][0])
+    edges = [o.edge for o in row.operands if o.slot is None and o.edge is not None]
+    if not edges:
+        return False
+    below = node.next_functions
+    return any(_is_lost(below[edge][0]) for edge in edges)
+
+
+def _is_lost(node: Any) -> bool:
+    while node is not None:
+        row = row_of(node)
+        if row is None:
+            name = type(node).__name__
+            return name != "AccumulateGrad" and name not in RESULT_SLOTS
+        if isinstance(row, Operator):
+            return False
+        node = node.next_functions[0][0]
+    return True  # without a history
+
+
 class Search:
     """One search for one tensor."""
 
@@ -161,7 +187,9 @@ class Search:
         if depth > self._limits.max_depth:
             raise NotFoundError
         return self._chain.add_step(
-            PlannedStep(row.name, row.function, operands, constants, row.kind), depth, computed=True
+            PlannedStep(row.name, row.function, operands, constants, row.kind, row.inexact),
+            depth,
+            computed=True,
         )
 
     def _viewed(self, node: Any, number: int, view: View, level: int) -> Value:

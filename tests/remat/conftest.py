@@ -121,6 +121,11 @@ class Engine:
         )
         return copies + sum(nbytes for key, nbytes in held.items() if key not in self.owned)
 
+    def forget(self) -> None:
+        """Hold nothing; what autograd holds stays."""
+        self.packed.clear()
+        self.again.clear()
+
     def own(self, model: torch.nn.Module) -> None:
         tensors = (*model.parameters(), *model.buffers())
         self.owned = {t.untyped_storage()._cdata for t in tensors}

@@ -22,6 +22,9 @@ BATCH = 2
 
 
 class Attention(nn.Module):
+    cos: torch.Tensor
+    sin: torch.Tensor
+
     def __init__(self, *, causal: bool, rotary: bool = False) -> None:
         super().__init__()
         self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from cswap.errors import InternalError
-from cswap.remat.norms import Epsilons, layer_norm
+from cswap.remat.norms import Epsilons, layer_norm, rms_norm
 from cswap.remat.record import same_bits
 
 if TYPE_CHECKING:
@@ -58,9 +58,11 @@ def test_layer_norm(
 ) -> None:
     x = torch.randn(5, 7, 33).to(dtypes[0]).requires_grad_()
     weight, bias = affine(dtypes[1], 33), affine(dtypes[1], 33)
-    check(
-        engine, storing, lambda *a: functional.layer_norm(a[0], (33,), *a[1:], eps), x, weight, bias
-    )
+
+    def function(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return functional.layer_norm(x, (33,), weight, bias, eps)
+
+    check(engine, storing, function, x, weight, bias)
     assert engine.found == ["layer_norm"]
 
 
@@ -98,7 +100,7 @@ def test_many_epsilons_in_one_model(engine: Engine, storing: Engine) -> None:
         return x
 
     check(engine, storing, function, torch.randn(9, 8, requires_grad=True))
-    assert engine.found == ["layer_norm>tanh"] * 19 + ["layer_norm"]
+    assert engine.found == ["layer_norm>tanh"] * 10 + ["layer_norm"]
 
 
 def test_epsilons_of_a_model_are_tried_first_and_are_bounded() -> None:
@@ -164,7 +166,7 @@ def test_group_norm(dtype: torch.dtype, layout: str, engine: Engine, storing: En
     x = LAYOUTS[layout](torch.randn(3, 8, 6, 10).to(dtype)).requires_grad_()
     weight, bias = affine(dtype, 8), affine(dtype, 8)
     engine.least_numel = 100
-    check(engine, storing, lambda *a: functional.group_norm(a[0], 4, *a[1:], 1e-4), x, weight, bias)
+    check(engine, storing, lambda x, w, b: functional.group_norm(x, 4, w, b, 1e-4), x, weight, bias)
     assert set(engine.found) == {"group_norm"}
 
 
@@ -182,3 +184,37 @@ def test_a_bias_may_change_before_backward(engine: Engine) -> None:
     assert engine.found == ["group_norm"]
     assert scale.grad is not None
     assert torch.allclose(scale.grad, want)
+
+
+def test_the_epsilon_of_a_weight_is_known_after_some_comparisons() -> None:
+    epsilons, weight, other = Epsilons(), torch.ones(8), torch.ones(8)
+    for value in (1e-5, 1e-6, 1e-6, 1e-6):
+        epsilons.found(value, weight)
+        epsilons.found(value)
+        assert epsilons.known(weight) is None
+    epsilons.found(1e-6, weight)
+    assert epsilons.known(weight) == 1e-6
+    assert epsilons.known(other) is None
+    assert epsilons.known(None) is None
+
+
+def test_the_fused_rms_norm() -> None:
+    x, weight = torch.randn(6, 16), torch.rand(16)
+    for eps in (1e-6, 3e-3):
+        want, rstd = torch.ops.aten._fused_rms_norm(x, [16], weight, eps)
+        assert same_bits(rms_norm(x, weight, rstd, [16]), want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_inputs_that_a_lossy_codec_has_changed(dtype: torch.dtype, engine: Engine) -> None:
+    x, weight, bias = torch.randn(6, 16), affine(torch.float32, 16), affine(torch.float32, 16)
+    with engine.hooks():
+        saver(functional.layer_norm(x.to(dtype).requires_grad_(), (16,), weight, bias))
+    (remat,) = engine.remats
+    inputs = [packed.unpack() for packed in remat.inputs]  # type: ignore[attr-defined]
+    want = remat.run(inputs)
+    assert torch.allclose(remat.run(inputs, exact=False), want, rtol=1e-2, atol=1e-2)
+    inputs[0] = inputs[0] + 0.01
+    with pytest.raises(InternalError, match="means"):
+        remat.run(inputs)
+    assert torch.allclose(remat.run(inputs, exact=False), want, rtol=0.1, atol=0.1)

@@ -176,3 +176,9 @@ def test_complex(case: str, engine: Engine, storing: Engine) -> None:
 def test_conjugated_arguments(engine: Engine, storing: Engine) -> None:
     x, y = (leaf(torch.randn(30, 7, dtype=torch.complex64)) for _ in range(2))
     check(engine, storing, "mul", lambda x, y: held(x).conj() * held(y), x, y)
+
+
+def test_native_dropout_is_stored(engine: Engine) -> None:
+    x = leaf(LAYOUTS["odd"](torch.float32))
+    gradients(engine, lambda x: torch.native_dropout(held(x), 0.3, True)[0], x)
+    assert engine.found == ["mul"]  # which is the saver's

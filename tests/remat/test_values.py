@@ -1,0 +1,313 @@
+"""Ways in which a tensor that is computed again could be another one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from cswap.remat.record import same_bits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.remat.conftest import Engine
+
+
+def make_leaf(*sizes: int) -> torch.Tensor:
+    return torch.randn(sizes, requires_grad=True)
+
+
+def saver(y: torch.Tensor) -> torch.Tensor:
+    """Saves its argument."""
+    return y * torch.ones((), dtype=y.dtype, requires_grad=True)
+
+
+def held(x: torch.Tensor) -> torch.Tensor:
+    """A value that its own node saves."""
+    return torch.tanh(x)
+
+
+# ------------------------------------------------------------------ the result
+
+
+def test_an_address_that_is_used_again(engine: Engine) -> None:
+    same = 0
+    with engine.hooks():
+        for n in range(64, 8192, 64):  # of some size the allocator uses it again
+            h = held(make_leaf(n))
+            y = functional.gelu(h)
+            address = y.data_ptr()
+            del y
+            other = torch.sinh(h)
+            if other.data_ptr() == address:
+                same += 1
+                saver(other)
+    assert same
+    assert engine.found == []
+
+
+def test_a_result_that_was_written_into_behind_autograd(engine: Engine) -> None:
+    with engine.hooks():
+        y = functional.gelu(held(make_leaf(40)))
+        with torch.no_grad():
+            y.mul_(2)
+        saver(y)
+    assert engine.found == []
+
+
+def test_a_view_of_a_result_that_was_written_into(engine: Engine) -> None:
+    with engine.hooks():
+        y = functional.gelu(held(make_leaf(4, 10)))
+        with torch.no_grad():
+            y[1:].zero_()
+        saver(y.t())
+        z = functional.gelu(held(make_leaf(4, 10)))
+        z[1:] = 0  # autograd's node is CopySlices from here on
+        saver(z)
+        saver(z[0])
+    assert engine.found == []
+
+
+def test_an_operator_in_place_counts_once(engine: Engine, storing: Engine) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = functional.layer_norm(held(x), (10,))
+        return saver(functional.relu(y, inplace=True)).sum()
+
+    x = make_leaf(4, 10)
+    grads: list[torch.Tensor] = []
+    for one in (engine, storing):
+        with one.hooks():
+            loss = function(x)
+        grads += torch.autograd.grad(loss, x)
+    assert engine.found == ["layer_norm>relu"]
+    assert engine.remats[0].unseen == 0
+    assert same_bits(*grads)
+
+
+def test_residual_sums_in_place(engine: Engine, storing: Engine) -> None:
+    conv, weight, bias = nn.Conv2d(4, 4, 1), make_leaf(4), make_leaf(4)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        shortcut = functional.relu(x)
+        y = functional.batch_norm(conv(shortcut), None, None, weight, bias, training=True)
+        y += shortcut
+        return conv(functional.relu_(y)).sum()  # type: ignore[no-any-return]
+
+    x = make_leaf(2, 4, 6, 6)
+    grads: list[Any] = []
+    for one in (engine, storing):
+        one.least_numel = 200
+        with one.hooks():
+            loss = function(x * 1)
+        grads.append(torch.autograd.grad(loss, (x, weight, bias, *conv.parameters())))
+    assert engine.found == ["batch_norm>add>relu"]
+    assert all(map(same_bits, *grads))
+
+
+def test_a_result_that_changed_after_its_own_node_saved_it(engine: Engine) -> None:
+    with engine.hooks():
+        y = functional.relu_(functional.layer_norm(held(make_leaf(4, 10)), (10,)))
+        assert engine.found == ["layer_norm>relu"]
+        with torch.no_grad():
+            y.mul_(2)
+        saver(y)
+    assert engine.saved[-1] == "-"
+
+
+def test_a_result_whose_graph_is_gone(engine: Engine) -> None:
+    with engine.hooks():
+        y = functional.relu_(functional.layer_norm(held(make_leaf(4, 10)), (10,)))
+        z = functional.layer_norm(held(make_leaf(4, 10)), (10,), make_leaf(10))
+        (y.sum() + z.sum()).backward()
+        with torch.no_grad():
+            y.mul_(2)
+        found = len(engine.found)
+        saver(y)
+        saver(z)
+    assert len(engine.found) == found
+
+
+def test_data_set_behind_autograd_is_found_by_comparing(engine: Engine) -> None:
+    with engine.hooks():
+        y = functional.gelu(held(make_leaf(40)))
+        y.data = y.data * 2
+        saver(y)
+    (remat,) = engine.remats
+    inputs = [packed.unpack() for packed in remat.inputs]  # type: ignore[attr-defined]
+    assert not remat.agrees(y.detach(), inputs)
+    assert remat.agrees(functional.gelu(inputs[0]), inputs)
+
+
+def test_a_result_that_does_not_fill_its_storage(engine: Engine) -> None:
+    with engine.hooks():
+        out = torch.empty(100)
+        with torch.no_grad():
+            part = out[:40]
+        y = functional.gelu(held(make_leaf(40)))
+        y.data = part
+        saver(y)
+    assert engine.found == []
+
+
+# ------------------------------------------------------------------ the inputs
+
+
+def test_an_input_that_changed_after_it_was_saved(engine: Engine) -> None:
+    h = make_leaf(40) * 1
+    scale = torch.ones((), requires_grad=True)
+    with engine.hooks():
+        loss = (functional.gelu(h) * scale).sum()
+    assert engine.found == ["gelu"]
+    h.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_an_input_that_changed_before_it_was_saved(engine: Engine, storing: Engine) -> None:
+    x = make_leaf(40)
+    grads: list[torch.Tensor] = []
+    for one in (engine, storing):
+        with one.hooks():
+            h = x * 1
+            h.add_(1)
+            with torch.no_grad():
+                h.mul_(2)
+            loss = saver(functional.gelu(h)).sum()
+        grads += torch.autograd.grad(loss, x)
+    assert engine.found == ["gelu"]
+    assert same_bits(*grads)
+
+
+def test_inputs_that_nobody_saved(engine: Engine) -> None:
+    with engine.hooks():
+        x = make_leaf(40) * 1
+        saver(torch.relu(x))  # x is nobody's
+        saver(held(x) + 1.0)  # the number is nobody's
+        saver(held(x) + torch.randn(40))
+        saver(1 - held(x))
+        saver(torch.where(x > 0, held(x), 0.3))
+        saver(held(x).masked_fill(x > 0, 0.3))
+    assert engine.found == []
+
+
+def test_numbers_keep_their_kind(engine: Engine, storing: Engine) -> None:
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        x = torch.randn(40).to(dtype).requires_grad_()
+        for number in (0.3, 3, True, torch.tensor(0.3), torch.tensor(0.3, dtype=torch.float64)):
+            grads: list[torch.Tensor] = []
+            for one in (engine, storing):
+                with one.hooks():
+                    loss = saver(held(x) * number).sum()
+                grads += torch.autograd.grad(loss, x)
+            assert same_bits(*grads)
+    assert engine.found == ["mul"] * 15
+
+
+def test_objects_of_others(engine: Engine) -> None:
+    with engine.hooks():
+        with torch.autograd.graph.save_on_cpu():
+            y = functional.gelu(make_leaf(40) * 1)
+        saver(y)
+        z = checkpoint(lambda x: functional.gelu(x * 2), make_leaf(40), use_reentrant=False)
+        saver(z)
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+        u = functional.gelu(make_leaf(40) * 1)
+    v = functional.gelu(make_leaf(40) * 1)
+    with engine.hooks():
+        saver(u)
+        saver(v)
+    assert engine.found == []
+
+
+class GeluBackward0(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad * 2
+
+
+def test_operators_of_users(engine: Engine) -> None:
+    function: Any = type("Gelu", (GeluBackward0,), {})
+    with engine.hooks():
+        saver(function.apply(held(make_leaf(40))))
+        saver(GeluBackward0.apply(held(make_leaf(40))))
+    assert engine.found == []
+
+
+def test_leaves_are_copied_if_they_are_small(engine: Engine) -> None:
+    small, large = make_leaf(1, 10), make_leaf(1000, 10)
+    with engine.hooks():
+        x = held(make_leaf(1000, 10))
+        saver(x + small)
+        saver(x + large)
+    (remat,) = engine.remats
+    assert [type(c) for c in remat.constants] == [torch.Tensor]
+    assert remat.constants[0] is not small
+    assert engine.found == ["add"]
+
+
+# ----------------------------------------------------------------------- views
+
+VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "view": lambda x: x.view(8, -1),
+    "transpose": lambda x: x.transpose(-1, -2),
+    "negative": lambda x: x.mT,
+    "permute": lambda x: x.permute(2, 0, 1),
+    "slice": lambda x: x[:, 1:-1, ::2],
+    "select": lambda x: x[:, -1],
+    "unsqueeze": lambda x: x[:, None],
+    "squeeze": lambda x: x[None].squeeze(0),
+    "squeeze_some": lambda x: x[None, :, None].squeeze((0, 2)),
+    "squeeze_all": lambda x: x[None, :, None].squeeze(),
+    "split": lambda x: x.split(3, -1)[1],
+    "chunk": lambda x: x.chunk(2, -1)[1],
+    "split_sizes": lambda x: x.split([1, 5], 2)[1],
+    "unbind": lambda x: x.unbind(1)[2],
+    "expand": lambda x: x[:, None].expand(-1, 2, -1, -1),
+    "t": lambda x: x.flatten(1).t(),
+    "several": lambda x: x.unflatten(2, (2, 3)).movedim(3, 0)[1:].transpose(1, 2),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_views_between_operators(view: str, engine: Engine, storing: Engine) -> None:
+    x = make_leaf(4, 4, 6)
+    grads: list[torch.Tensor] = []
+    for one in (engine, storing):
+        with one.hooks():
+            loss = saver(torch.relu(VIEWS[view](functional.silu(held(x))))).sum()
+        grads += torch.autograd.grad(loss, x)
+    assert engine.found == ["silu>relu"]
+    assert same_bits(*grads)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_saved_views(view: str, engine: Engine, storing: Engine) -> None:
+    x = make_leaf(4, 4, 6)
+    grads: list[torch.Tensor] = []
+    for one in (engine, storing):
+        with one.hooks():
+            loss = saver(VIEWS[view](functional.silu(held(x)))).sum()
+        grads += torch.autograd.grad(loss, x)
+    assert engine.found == ["silu"]
+    assert same_bits(*grads)
+
+
+def test_parts_of_a_result(engine: Engine, storing: Engine) -> None:
+    x = make_leaf(6, 8)
+    grads: list[torch.Tensor] = []
+    for one in (engine, storing):
+        with one.hooks():
+            a, b = functional.gelu(held(x)).unsafe_chunk(2, 1)
+            loss = (a * b).sum() + saver(torch.relu(a)).sum()
+        grads += torch.autograd.grad(loss, x)
+    assert engine.found == []  # a part of unsafe_chunk says that it is no view
+    assert same_bits(*grads)
