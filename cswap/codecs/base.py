@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 import operator
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 
@@ -38,6 +38,14 @@ class Stream(Protocol):
     @property
     def threads(self) -> int:
         """Threads that a CPU codec may use; ignored on a GPU."""
+        ...
+
+
+class SharesMemory(Protocol):
+    """An array of another library that others may use without a copy (DLPack)."""
+
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
+        """See the DLPack standard."""
         ...
 
 
@@ -174,7 +182,7 @@ class Codec(abc.ABC):
 
     def encode(
         self,
-        tensor: torch.Tensor,
+        tensor: torch.Tensor | SharesMemory,
         out: torch.Tensor | None = None,
         *,
         key: EncodeKey = DEFAULT_KEY,
@@ -183,16 +191,19 @@ class Codec(abc.ABC):
         """Encode a tensor of any strided layout.
 
         Args:
-            tensor: dense (strided) tensor; a dimension of stride 0 is encoded once.
+            tensor: dense (strided) tensor; a dimension of stride 0 is encoded once. Or an array of
+                another library that shares its memory by DLPack, such as CuPy's and NumPy's.
             out: [>= bound] uint8 to encode into, on the tensor's device, or pinned host memory for
                 a tensor on a GPU. The encoding is a view of it. Default: newly allocated.
             key: names this encode for stochastic rounding.
             stream: where to run. Default: immediately, with all threads.
 
         Raises:
-            UnsupportedError: the codec does not take this dtype, device or layout.
+            UnsupportedError: the codec does not take this dtype, device or layout; or the argument
+                is no tensor and does not share its memory.
             ConfigError: ``out`` is too small, not uint8, unaligned, or on another device.
         """
+        tensor = _as_tensor(tensor)
         meta = meta_of(tensor)
         kind = tensor.device.type
         if not takes(self, tensor.dtype, kind):
@@ -310,6 +321,23 @@ def checked_size(codec: Codec, size: int | LateSize, bound: int) -> int:
             f"{bound} are its bound."
         )
     return operator.index(nbytes)
+
+
+def _as_tensor(x: object) -> torch.Tensor:
+    # The same memory as a tensor.
+    if isinstance(x, torch.Tensor):
+        return x
+    if not hasattr(x, "__dlpack__"):
+        raise UnsupportedError(
+            f"tensor={type(x).__name__}: must be a torch.Tensor, or an array with __dlpack__."
+        )
+    try:
+        found: torch.Tensor = torch.from_dlpack(x)  # type: ignore[attr-defined]
+    except (BufferError, RuntimeError, TypeError) as error:
+        raise UnsupportedError(
+            f"tensor={type(x).__name__}: does not share its memory ({error}); copy it first."
+        ) from None
+    return found
 
 
 def _is_expanded(x: torch.Tensor) -> bool:

@@ -15,7 +15,7 @@ from cswap.codecs import registry
 from cswap.codecs.raw import Raw
 from cswap.codecs.registry import get_codec, list_codecs, register_codec
 from cswap.codecs.traits import CodecTraits
-from cswap.errors import ConfigError, CorruptEncodingError, CswapError
+from cswap.errors import ConfigError, CorruptEncodingError, CswapError, UnsupportedError
 from cswap.testing import check_codec, hostile
 
 if TYPE_CHECKING:
@@ -397,3 +397,20 @@ def test_golden_files_that_differ_are_found(damage, tmp_path):
         path.write_bytes(bytes(data))
     with pytest.raises((AssertionError, CorruptEncodingError)):
         check_golden(codec, tmp_path)
+
+
+def test_arrays_of_other_libraries_are_encoded_where_they_are():
+    array = np.arange(5000, dtype=np.float32).reshape(50, 100)
+    codec = get_codec("zvc")
+    encoding = codec.encode(array)
+    assert encoding.meta == codec.encode(torch.from_numpy(array)).meta
+    assert np.array_equal(codec.decode(encoding).numpy(), array)
+    raw = get_codec("raw")
+    out = torch.empty(array.nbytes, dtype=torch.uint8)
+    assert raw.encode(array, out).payload.data_ptr() == out.data_ptr()
+
+
+@pytest.mark.parametrize("wrong", [[1.0, 2.0], "text", None, np.array(["text"])])
+def test_what_does_not_share_its_memory_is_refused(wrong):
+    with pytest.raises(UnsupportedError, match="tensor="):
+        get_codec("zvc").encode(wrong)
