@@ -20,7 +20,7 @@ def main(
     seed: Annotated[int, typer.Option(help="First of the three seeds.")] = 0,
     quick: Annotated[bool, typer.Option(help="Tiny models, a few steps: does it work?")] = False,
 ) -> None:
-    """Train a CNN and a GPT on the CPU: off, lossless, int8, and torch's checkpointing."""
+    """Train a CNN and a GPT on the CPU: off, three modes of cswap, and torch's checkpointing."""
     settings = DemoSettings.parse(
         out=out, models=models, modes=modes, steps=steps, seed=seed, quick=quick
     )

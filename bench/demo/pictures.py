@@ -17,6 +17,7 @@ TITLES = {"cnn": "CNN on handwritten digits", "gpt": "GPT on Python source"}
 STYLES = {
     "off": ("#9aa0a6", "-", 4.5),
     "lossless": ("#1a73e8", "-", 1.6),
+    "remat": ("#9334e6", "-.", 1.5),
     "int8": ("#d93025", "--", 1.4),
     "checkpoint": ("#188038", ":", 1.8),
 }

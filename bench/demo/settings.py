@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MODELS = ("cnn", "gpt")
-MODES = ("off", "lossless", "int8", "checkpoint")
+MODES = ("off", "lossless", "remat", "int8", "checkpoint")
 # fixed: another number of threads sums in another order, so results of two machines would differ
 N_THREADS = 2
 

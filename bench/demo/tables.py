@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 UNKNOWN = "-"
-TITLE = "Saved tensors: cswap's two modes and torch's checkpointing"
+TITLE = "Saved tensors: cswap's three modes and torch's checkpointing"
 CAPTION = (
     "peak: most bytes that saved tensors held in a step; x less: than off. ratio: raw / encoded "
     "bytes. time: of a step, off = 1. loss, acc.: validation. bits: loss and all gradients equal "

@@ -122,8 +122,10 @@ ON_CPU: Final = {
 
 DEMO: Final = {
     OFF: ON_CPU[OFF],
-    "lossless": ON_CPU["cswap lossless"],
+    "lossless": Method("cswap lossless, no remat", options={"remat": False}),
+    "remat": ON_CPU["cswap lossless"],
     "int8": ON_CPU["cswap int8"],
     "checkpoint": ON_CPU["checkpoint"],
 }
-"""The demo's modes, by its names."""
+"""The demo's modes, by its names. Codecs alone; the one line, which also computes tensors again; and
+that with a lossy codec."""

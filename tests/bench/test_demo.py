@@ -20,7 +20,7 @@ ROW_KEYS = {
     "model", "mode", "peak_saved_bytes", "ratio", "step_time_rel", "final_loss", "accuracy",
     "bit_equal", "max_grad_diff",
 }  # fmt: skip
-MODES = ["off", "lossless", "int8", "checkpoint"]
+MODES = ["off", "lossless", "remat", "int8", "checkpoint"]
 
 
 def python(*arguments: str, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
@@ -71,7 +71,7 @@ def test_swapping_holds_fewer_bytes_than_off(demo):
     _, _, document = demo
     rows = {(row["model"], row["mode"]): row for row in document["rows"]}
     for model in ("cnn", "gpt"):
-        off, lossless, int8 = (rows[model, mode] for mode in MODES[:3])
+        off, lossless, _, int8 = (rows[model, mode] for mode in MODES[:4])
         assert 1 == off["ratio"] <= lossless["ratio"] < int8["ratio"]
         assert int8["held_bytes"] < off["held_bytes"]
     assert rows["cnn", "lossless"]["ratio"] > 1.5  # half of what a ReLU lets through is zero
@@ -126,7 +126,7 @@ def test_interrupted_run_writes_what_it_has(tmp_path):
     ("arguments", "words"),
     [
         (("--modes", "lossless"), "'off' is missing"),
-        (("--modes", "off,int7"), "int7 is not one of off, lossless, int8, checkpoint"),
+        (("--modes", "off,int7"), "int7 is not one of off, lossless, remat, int8, checkpoint"),
         (("--models", ""), "nothing is not one of cnn, gpt"),
         (("--steps", "0"), "--steps 0: must be at least 1"),
         (("--seed", "-1"), "--seed -1: must not be negative"),
