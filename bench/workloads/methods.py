@@ -127,5 +127,4 @@ DEMO: Final = {
     "int8": ON_CPU["cswap int8"],
     "checkpoint": ON_CPU["checkpoint"],
 }
-"""The demo's modes, by its names. Codecs alone; the one line, which also computes tensors again; and
-that with a lossy codec."""
+"""The demo's modes, by its names. "lossless" has codecs alone; "remat" is the one line."""
