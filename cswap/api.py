@@ -57,7 +57,7 @@ class InstallHandle:
 
 
 def install(
-    model: torch.nn.Module | None = None, *, config: SwapConfig | None = None, **options: Any
+    model: torch.nn.Module | None = None, config: SwapConfig | None = None, **options: Any
 ) -> InstallHandle:
     """Swap what autograd saves, from now on.
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cswap.display import MOST_SHOWN, short, shown
 from cswap.errors import ConfigError
+from cswap.log import log
 from cswap.selectors import check_globs
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ ENV_PREFIX: Final = "CSWAP_"
 
 _BINARY: Final = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 _DECIMAL: Final = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
-_FACTORS: Final = _BINARY | _DECIMAL
+_SHORT: Final = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}  # as of other GPU tools
+_FACTORS: Final = _BINARY | _DECIMAL | _SHORT
 _SIZE: Final = re.compile(r"\s*([0-9]{1,19})(\.[0-9]{1,19})?\s*([a-z]*)\s*", re.IGNORECASE)
 _COUNT: Final = re.compile(r"\s*[0-9]{1,19}\s*")  # str.isdigit() would also take "²"
 
@@ -44,7 +46,7 @@ CodecOption = str | Callable[["TensorProfile"], str] | Mapping[Any, str]
 
 
 def parse_bytes(value: Size, name: str) -> int:
-    """A size in bytes from an int or from text such as "1.5GiB" or "300MB".
+    """A size in bytes from an int or from text such as "1.5GiB", "2G" (GiB) or "300MB".
 
     Raises:
         ConfigError: not a size, or negative.
@@ -299,7 +301,24 @@ class SwapConfig:
         return self.min_bytes
 
 
+OTHER_VARIABLES: Final = frozenset({"CSWAP_CACHE_DIR", "CSWAP_CALIBRATE", "CSWAP_KERNELS"})
+"""Of the environment, read elsewhere."""
+
+_told: set[str] = set()
+
+
+def _tell_of_unknown_variables() -> None:
+    known = OTHER_VARIABLES | {ENV_PREFIX + name.upper() for name in _PARSERS}
+    for variable in os.environ:
+        if variable.startswith(ENV_PREFIX) and variable not in known | _told:
+            _told.add(variable)
+            close = difflib.get_close_matches(variable[:MOST_SHOWN], known, n=1)
+            hint = f" Did you mean {close[0]}?" if close else ""
+            log.warning("%s is set, and is no option of cswap.%s", short(variable), hint)
+
+
 def _from_environment(skip: Mapping[str, Any]) -> dict[str, Any]:
+    _tell_of_unknown_variables()
     found: dict[str, Any] = {}
     for name, parse in _PARSERS.items():
         variable = ENV_PREFIX + name.upper()

@@ -142,10 +142,35 @@ def test_environment_overrides_defaults_never_arguments(monkeypatch):
 
 @pytest.mark.parametrize(
     ("text", "nbytes"),
-    [("0", 0), ("64KiB", 65536), ("1.5GiB", 3 << 29), ("2 MB", 2_000_000), (7, 7), ("3b", 3)],
+    [
+        ("0", 0),
+        ("64KiB", 65536),
+        ("1.5GiB", 3 << 29),
+        ("2 MB", 2_000_000),
+        (7, 7),
+        ("3b", 3),
+        ("2G", 2 << 30),
+        ("64k", 1 << 16),
+        ("1.5M", 3 << 19),
+    ],
 )
 def test_sizes(text, nbytes):
     assert parse_bytes(text, "budget") == nbytes
+
+
+def test_a_variable_that_is_no_option_is_told_once_with_the_nearest_name(monkeypatch, caplog):
+    monkeypatch.setenv("CSWAP_BUGDET", "2GiB")
+    monkeypatch.setenv("CSWAP_CACHE_DIR", "/tmp/elsewhere")
+    for _ in range(2):
+        SwapConfig.resolve()
+    assert caplog.text.count("CSWAP_BUGDET is set, and is no option of cswap") == 1
+    assert "Did you mean CSWAP_BUDGET?" in caplog.text
+    assert "CACHE_DIR" not in caplog.text
+
+
+def test_options_in_the_place_of_the_configuration_are_refused():
+    with pytest.raises(ConfigError, match="config='int8'"):
+        cswap.install(model(), "int8")  # type: ignore[arg-type]
 
 
 BAD = [
