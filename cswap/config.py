@@ -229,9 +229,9 @@ class SwapConfig:
         workers: threads that encode and decode beside the computation on a CPU; with 0, the
             training's own thread does it. Default: half the cores, at most four.
         seed: of stochastic rounding; the same seed gives the same bytes.
-        remat: with ``policy="auto"`` and without a plan, compute a saved tensor again instead of
-            storing it, where a cheap operator made it from tensors that are held anyway. Every
-            bit is the same.
+        remat: compute a saved tensor again instead of storing it, where a cheap operator made it
+            from tensors that are held anyway. Every bit is the same. Not with another ``policy``
+            than "auto", with a plan, or with ``verify``.
         verify: checksum every round trip; costs a pass over each tensor on both ways.
         guard_every: interval of the accuracy guard, in steps; its first check is in the second
             step; 0: never. A check computes the gradients of one module with lossy and with exact

@@ -24,6 +24,7 @@ from cswap.log import log
 
 if TYPE_CHECKING:
     from cswap.codecs.base import Codec
+    from cswap.config import SwapConfig
     from cswap.engine.saved.module_stack import Scope
     from cswap.engine.saved.packed import Token
     from cswap.engine.state import EngineState
@@ -32,6 +33,12 @@ if TYPE_CHECKING:
 
 _is_tracing = torch._C._is_tracing  # noqa: SLF001
 _strided = torch.strided
+
+
+def _computes_again(config: SwapConfig) -> bool:
+    # Policies that are compared mean codecs, a plan has said what to do, and a checksum is of bytes
+    # that come back.
+    return config.remat and config.policy == "auto" and config.plan is None and not config.verify
 
 
 class Packer:
@@ -48,7 +55,7 @@ class Packer:
         self._saved_again: set[tuple[int, int]] = set()
         self._budget_bytes = state.window.budget_bytes
         self._recomputer = state.recomputer
-        self._remat = state.config.remat and state.config.policy == "auto"
+        self._remat = _computes_again(state.config)
         self._warned_of_capture = False
 
     def pack(self, tensor: torch.Tensor) -> Kept | PackedView:

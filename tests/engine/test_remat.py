@@ -191,8 +191,11 @@ def test_it_can_be_switched_off(monkeypatch):
         cswap.SwapConfig(remat="perhaps")  # type: ignore[arg-type]
 
 
-def test_policies_that_are_compared_do_without():
+@pytest.mark.parametrize(
+    "options", [{"policy": "static:zvc"}, {"plan": {"version": 1}}, {"verify": True}], ids=str
+)
+def test_policies_that_are_compared_plans_and_checksums_do_without(options):
     model, x = blocks(), torch.randn(4, 64, 64)
-    with cswap.install(model, min_bytes=0, workers=0, policy="static:zvc") as handle:
+    with cswap.install(model, min_bytes=0, workers=0, **options) as handle:
         gradients(model, x)
     assert "remat" not in handle.stats.by_codec
