@@ -258,7 +258,6 @@ KINDS: Final = (
         _accuracy,
         ("model", "policy"),
         (
-            Measure("codecs ms", ("codec_ms",)),
             Measure("validation loss", ("validation_loss",), timed=False),
             _bytes("held bytes", "held_bytes"),
         ),

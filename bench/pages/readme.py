@@ -264,7 +264,7 @@ def short_accuracy_table() -> str:
         [
             f"{r['model']} {r['policy']}",
             number(r["loss"]["mean"], "+.4f"),
-            r["loss"]["verdict"],
+            r["verdict"],
             f"{r['eligible_bytes'] / r['held_bytes']:.2f}",
         ]
         for r in data["summary"]

@@ -41,7 +41,7 @@ def main(
     """Simulate what the papers measured, and say why the figures differ."""
     chosen = names("--systems", systems, tuple(SYSTEMS))
     writable_file(out)
-    where = environment()
+    where = environment("papers")
     document = _started(out, where)
     cells = [cell for name in chosen for cell in SYSTEMS[name](quick=quick)]
     if again:

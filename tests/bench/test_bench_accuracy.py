@@ -12,12 +12,12 @@ pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")
 pytest.importorskip("scipy")
 
+from bench.accuracy.statistics import compare
 from typer.testing import CliRunner
 
 from bench.__main__ import app
 from bench.accuracy import report
 from bench.accuracy.latency import raw_s, swap_s
-from bench.accuracy.statistics import compare
 from bench.accuracy.summary import summarise
 from bench.accuracy.train import train as train_all
 from cswap.plan.hardware import load_hardware
