@@ -17,7 +17,7 @@ from bench.files.committed import as_markdown as _markdown
 from bench.files.committed import load as _load
 from bench.files.committed import where as _where
 from bench.overhead import hook_costs
-from bench.papers.report import networks, summary
+from bench.papers.report import HEADINGS, networks, summary
 from bench.swap import report as swap_report
 from cswap.schema.reading import read_object
 
@@ -297,8 +297,7 @@ def plans_table() -> str:
 def papers_table() -> str:
     """The papers' figures beside ours."""
     data = _load("papers.json")
-    headings = ["system", "quantity", "published", "ours, simulated", "protocol", "why they differ"]
-    return _markdown(headings, summary(data)) + "\n\n" + _where(data, "papers.json")
+    return _markdown(HEADINGS, summary(data)) + "\n\n" + _where(data, "papers.json")
 
 
 def paper_networks_table() -> str:

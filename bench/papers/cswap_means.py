@@ -98,13 +98,21 @@ class _Group:
         plain = 100 * (self._details("at_profile_rate") - 1)
         return [
             self._row(
-                *("rank", "ranks of the networks' gains, Spearman's rho", None, rank),
-                *(NONE, f"over {len(self._rows)} networks"),
+                "rank",
+                "ranks of the networks' gains, Spearman's rho",
+                None,
+                rank,
+                NONE,
+                f"over {len(self._rows)} networks",
                 unit="rho",
             ),
             self._row(
-                *("gain_at_profile_rate", "mean gain of throughput at the profile's codec rate"),
-                *(None, plain.mean(), NONE, MEAN),
+                "gain_at_profile_rate",
+                "mean gain of throughput at the profile's codec rate",
+                None,
+                plain.mean(),
+                NONE,
+                MEAN,
                 fitted="",
             ),
         ]
@@ -116,7 +124,7 @@ class _Group:
         self,
         quantity: str,
         what: str,
-        published: float | None,
+        published: Any,
         ours: Any,
         published_is: str,
         ours_is: str,

@@ -73,6 +73,7 @@ class FreeMoves:
 
     def __init__(self, trace: Trace, hardware: Hardware, budget_bytes: int, ahead: int) -> None:
         self._trace, self._hardware, self._ahead = trace, hardware, ahead
+        self._budget_bytes = budget_bytes
         self._tensors = [_Tensor(t.nbytes) for t in trace.tensors]
         made: dict[int, str] = {}
         for k, operator in enumerate(trace.operators):
@@ -159,7 +160,8 @@ class FreeMoves:
         while self._free_bytes < nbytes:
             leavers = self._leavers(k, later, own)
             if not leavers:
-                raise BudgetError(f"operator {k}: its tensors do not fit together.")
+                why = f"the tensors of operator {k} do not fit together."
+                raise BudgetError(self._budget_bytes, None, why)
             self._evict(max(leavers, key=lambda t: (self._tensors[t].next_use(k - 1), t)))
         self._free_bytes -= nbytes
         free_s = 0.0
