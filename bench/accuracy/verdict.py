@@ -7,8 +7,8 @@ verdict draws from.
 from __future__ import annotations
 
 import math
-import statistics
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -62,14 +62,20 @@ def interval(mine: Sequence[float], off: Sequence[float]) -> Interval:
     n = len(differences)
     if not all(map(math.isfinite, differences)):
         return Interval(math.nan, None, None, n, None)
-    mean = statistics.fmean(differences)
+    mean = math.fsum(differences) / n
     if n < 2:
         return Interval(mean, None, None, n, None)
+    spread = math.sqrt(math.fsum((one - mean) ** 2 for one in differences) / (n - 1))
+    half = _quantile(n - 1) * spread / math.sqrt(n)
+    return Interval(mean, mean - half, mean + half, n, spread)
+
+
+@cache
+def _quantile(freedom: int) -> float:
+    # Of Student's t, for one end of the interval.
     from scipy import stats
 
-    spread = statistics.stdev(differences)
-    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1)) * spread / math.sqrt(n)
-    return Interval(mean, mean - half, mean + half, n, spread)
+    return float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom))
 
 
 def verdict(mine: Sequence[float], off: Sequence[float], margin: float | None) -> str:
