@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from bench.workloads.data import Text
     from bench.workloads.tasks import Task
 
-STEPS: Final = {"cnn": 150, "vit": 200, "gpt": 120}
+STEPS: Final = {"cnn": 150, "vit": 300, "gpt": 200}
 """Training steps. The losses and accuracies of plain training show what a task learns in them."""
 
 VIT: Final = VitShape(n_layers=2, width=64, patch=8)
