@@ -27,16 +27,16 @@ NOTE: Final = (
     "Change: mean paired difference from plain training over matched seeds, with its interval "
     "(Student's t). Margin: the mean loss in nats that would not matter, stated before the runs. "
     "Verdict: equal if the loss's whole interval lies below the margin, worse if it lies above "
-    "zero and reaches the margin, else undecided. MiB held: encodings of one step's swappable "
-    "tensors, and the tensors among them that stay. * Simulated: encode, copies and decode of one "
-    "step's tensors, with nothing hidden, and the change from raw copies; a codec without a rate "
-    "in the GPU's profile takes the rate of zvc."
+    "zero and reaches the margin, else undecided; runs with the same bits are equal. MiB held: "
+    "encodings of one step's swappable tensors, and the tensors among them that stay. * Simulated: "
+    "encode, copies and decode of one step's tensors, with nothing hidden, and the change from raw "
+    "copies; a codec without a rate in the GPU's profile takes the rate of zvc."
 )
 QUICK: Final = "Quick: a few steps. This run decides nothing; it shows that everything works."
 FEW: Final = f"Fewer than {FEWEST_SEEDS} seeds decide nothing: give --seeds {FEWEST_SEEDS} or more."
 NO_MARGIN: Final = (
-    "No margin was stated for {}: nothing can be found equal. `--pilot` measures one, `--margin` "
-    "states it."
+    "No margin was stated for {}: there, only runs with the same bits can be found equal. "
+    "`--pilot` measures a margin, `--margin` states it."
 )
 
 

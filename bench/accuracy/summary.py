@@ -8,10 +8,25 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from bench.accuracy.latency import raw_s, swap_s
-from bench.accuracy.verdict import UNDECIDED, interval, verdict
+from bench.accuracy.verdict import EQUAL, UNDECIDED, interval, verdict
 from cswap.plan.hardware import load_hardware
 
 GPUS: Final = ("v100-pcie3", "a100-pcie4", "h200-pcie5")
+
+
+def current(document: dict[str, Any]) -> dict[str, Any]:
+    """The document with today's verdict.
+
+    Files of version 1 have an earlier verdict, which could hardly fail. Their summary is made anew
+    from their runs. No margin was stated for them.
+    """
+    settings = document["settings"]
+    if "margins" in settings:
+        return document
+    seeds = settings["seeds"]
+    by_model = seeds if isinstance(seeds, dict) else dict.fromkeys(settings["models"], seeds)
+    found = {**document, "settings": {**settings, "margins": {}, "seeds": by_model}}
+    return {**found, "summary": summarise(found)}
 
 
 def summarise(document: dict[str, Any]) -> list[dict[str, Any]]:
@@ -41,14 +56,18 @@ def _against(
     losses, off_losses = (_values(runs, "validation_loss") for runs in (mine, off_mine))
     accuracies, off_accuracies = (_values(runs, "accuracy") for runs in (mine, off_mine))
     margin = settings["margins"].get(model)
+    bit_equal = all(run["same_bits"] for run in mine)
+    if settings["quick"]:
+        word = UNDECIDED  # too short to say anything about a policy
+    else:
+        word = EQUAL if bit_equal else verdict(losses, off_losses, margin)
     return {
         "margin": margin,
-        # A quick run is too short to say anything about a policy.
-        "verdict": UNDECIDED if settings["quick"] else verdict(losses, off_losses, margin),
+        "verdict": word,
         "loss": asdict(interval(losses, off_losses)),
         "accuracy_change": asdict(interval(accuracies, off_accuracies)),
         "seed_spread": statistics.stdev(off_losses) if len(off_losses) > 1 else None,
-        "bit_equal": all(run["same_bits"] for run in mine),
+        "bit_equal": bit_equal,
     }
 
 

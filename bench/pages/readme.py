@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from bench.accuracy.report import markdown, number
+from bench.accuracy.summary import current
 from bench.codecs import tables as codec_report
 from bench.files.committed import RESULTS, ROOT
 from bench.files.committed import as_markdown as _markdown
@@ -253,13 +254,13 @@ def forced_table() -> str:
 
 def accuracy_table() -> str:
     """What lossy swapping cost in accuracy."""
-    data = _load("accuracy/results.json")
+    data = current(_load("accuracy/results.json"))
     return markdown(data) + "\n" + _where(data, "accuracy/results.json")
 
 
 def short_accuracy_table() -> str:
     """The same for the README: change of the loss, verdict, bytes."""
-    data = _load("accuracy/results.json")
+    data = current(_load("accuracy/results.json"))
     rows = [
         [
             f"{r['model']} {r['policy']}",

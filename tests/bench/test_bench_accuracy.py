@@ -156,7 +156,7 @@ def test_pilot_runs_give_margins(tmp_path):
 
 
 def test_margins_hold_for_the_tasks_as_they_are():
-    own = {"models": ["cnn", "gpt"], "data": "", "steps": None, "quick": False}
+    own: dict[str, Any] = {"models": ["cnn", "gpt"], "data": "", "steps": None, "quick": False}
     assert stated(own, {}) == {model: MARGINS[model] for model in own["models"]}
     assert stated(own, {"gpt": 1.0}) == {"cnn": MARGINS["cnn"], "gpt": 1.0}
     for changed in ({"data": "hf:imdb"}, {"steps": 10}, {"quick": True}):
