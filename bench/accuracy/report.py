@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rich.table import Table
 
-from bench.accuracy.summary import GPUS
+from bench.accuracy.summary import GPUS, current
 from bench.accuracy.verdict import CONFIDENCE, FEWEST_SEEDS
 from bench.drawing import html_page as page
 
@@ -100,6 +100,7 @@ def _latency(simulated: dict[str, float] | None) -> str:
 
 def table(document: dict[str, Any]) -> Table:
     """For a terminal: the columns that fit."""
+    document = current(document)
     headings = (COLUMNS[i] for i in TERMINAL)
     caption = " ".join(notes(document))
     found = Table(*headings, title="Accuracy against latency", caption=caption)
@@ -110,6 +111,7 @@ def table(document: dict[str, Any]) -> Table:
 
 def markdown(document: dict[str, Any]) -> str:
     """The same for README and docs."""
+    document = current(document)
     lines = [" | ".join(COLUMNS), " | ".join("---" for _ in COLUMNS)]
     lines += [" | ".join(row) for row in rows(document)]
     return "\n".join(f"| {line} |" for line in lines) + "\n\n" + " ".join(notes(document)) + "\n"
@@ -119,6 +121,7 @@ def write(document: dict[str, Any], out: Path) -> list[Path]:
     """Write table.md, the pictures and report.html into the folder."""
     from bench.accuracy import pictures
 
+    document = current(document)
     (out / "table.md").write_text(markdown(document), encoding="utf-8")
     drawn = {}
     for name, draw in pictures.DRAWN.items():

@@ -254,7 +254,7 @@ def forced_table() -> str:
 
 def accuracy_table() -> str:
     """What lossy swapping cost in accuracy."""
-    data = current(_load("accuracy/results.json"))
+    data = _load("accuracy/results.json")
     return markdown(data) + "\n" + _where(data, "accuracy/results.json")
 
 

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from bench.__main__ import app
 from bench.papers import (
     brnn,
+    command,
     cswap,
     cswap_means,
     home,
@@ -297,10 +298,8 @@ def test_inception_3_has_the_published_number_of_parameters():
 @pytest.mark.parametrize(("side", "last"), [(299, 8), (32, 6)])
 def test_inception_3_takes_large_and_small_images(side, last):
     with torch.device("meta"):
-        network = inception3(10, side)
-        maps = network.features[:-1](torch.empty(2, 3, side, side))
-        assert maps.shape == (2, 2048, last, last)
-        assert network(torch.empty(2, 3, side, side)).shape == (2, 10)
+        maps = inception3(10, side).features[:-1](torch.empty(2, 3, side, side))
+    assert maps.shape == (2, 2048, last, last)
 
 
 def test_brnn_reads_both_directions():
@@ -451,12 +450,14 @@ def test_the_table_says_for_each_row_how_it_was_published_and_what_was_fitted():
 
 
 def test_the_command_fills_a_file_once_and_keeps_it(tmp_path, monkeypatch):
+    cells = cswap.cells
+    monkeypatch.setitem(command.SYSTEMS, "cswap", lambda *, quick: cells(quick=quick)[:1])
     out = tmp_path / "papers.json"
-    command = ["papers", "--quick", "--systems", "vdnn,cswap", "--out", str(out)]
-    done = CliRunner().invoke(app, command)
+    arguments = ["papers", "--quick", "--systems", "vdnn,cswap", "--out", str(out)]
+    done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
     first = json.loads(out.read_text())
-    keys = [c.key for s in (vdnn, cswap) for c in s.cells(quick=True)]
+    keys = [c.key for c in (*vdnn.cells(quick=True), *cells(quick=True)[:1])]
     assert list(first["cells"]) == keys
     rows = [row for cell in first["cells"].values() for row in cell]
     assert all(row["why"] and row["protocol"] for row in rows)
@@ -468,7 +469,7 @@ def test_the_command_fills_a_file_once_and_keeps_it(tmp_path, monkeypatch):
         raise AssertionError(key)
 
     monkeypatch.setattr(cswap, "_rows", again)
-    assert CliRunner().invoke(app, command).exit_code == 0
+    assert CliRunner().invoke(app, arguments).exit_code == 0
     assert json.loads(out.read_text()) == first
     wrong = CliRunner().invoke(app, ["papers", "--systems", "vdn", "--out", str(out)])
     assert wrong.exit_code == 2
