@@ -16,7 +16,7 @@ BESIDE_CHECK = @mkdir -p .cache; \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: demo test test-all test-gpu bench-gpu check fix bench docs build clean help
+.PHONY: demo test test-all test-gpu bench-gpu check fix bench docs build release clean help
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -59,6 +59,10 @@ docs: $(STAMP) ## the documentation as web pages, in site/, tables made anew fro
 build: $(STAMP) ## a wheel in dist/
 	rm -rf build # what an earlier build left there would go into this wheel too
 	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+
+release: test-all build ## everything that a release needs; refuses results that are older than the code they measure
+	$(BIN)/python -m bench readme --check
+	$(BIN)/python -m bench stale
 
 clean: ## remove what the other targets made, .venv included
 	rm -rf .venv build dist site demo-out gpu-tests .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .cache

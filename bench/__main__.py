@@ -30,7 +30,9 @@ COMMANDS = {
     "papers": "bench.papers.command",
     "advisor": "bench.advisor.command",
     "accuracy": "bench.accuracy.command",
+    "schedule": "bench.accuracy.schedule",
     "compare": "bench.files.compare",
+    "stale": "bench.files.stale",
     "report": "bench.pages.report",
     "readme": "bench.pages.readme",
     "gpu": "bench.gpu.command",
@@ -40,7 +42,7 @@ COMMANDS = {
 
 GO_ON = "the same command goes on from here. With --again it begins anew"
 AFTER_CTRL_C = {
-    **dict.fromkeys(("swap", "codecs", "plans", "sparsity", "papers"), GO_ON),
+    **dict.fromkeys(("swap", "codecs", "plans", "sparsity", "papers", "schedule"), GO_ON),
     "gpu": "what was measured is written",
 }
 """What becomes of an interrupted command; of others nothing is kept. (demo, accuracy say it.)"""

@@ -11,16 +11,17 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench.accuracy import report
+from bench.accuracy import confirm, margins, pilot, report
 from bench.accuracy.gradients import errors
 from bench.accuracy.summary import summarise
-from bench.accuracy.train import POLICIES, SETTLING, train
-from bench.demo.settings import N_THREADS
+from bench.accuracy.tasks import STEPS, make
+from bench.accuracy.train import POLICIES, SETTLING, repeatable, train
+from bench.accuracy.verdict import FEWEST_SEEDS
 from bench.demo.summary import write
 from bench.files.environment import environment
-from bench.files.resumable import stored
+from bench.files.resumable import same_code, stored
 from bench.options import INTERRUPTED, names, writable_folder
-from bench.workloads.tasks import fitting, make_task
+from bench.workloads.tasks import fitting
 from bench.workloads.user_data import load_data
 from cswap.errors import ConfigError
 from cswap.report.terminal import literal
@@ -29,12 +30,14 @@ if TYPE_CHECKING:
     from bench.workloads.data import Images, Text
     from bench.workloads.tasks import Task
 
-MODELS: Final = ("cnn", "vit", "gpt")
-SEEDS: Final = 3
+MODELS: Final = tuple(STEPS)
+SEEDS: Final = {"cnn": 5, "vit": 5, "gpt": 5}
+"""Matched seeds."""
+
 QUICK: Final = {"steps": 12, "seeds": 2}
 DEFAULT_OUT: Final = Path("bench/results/cpu/accuracy")
-VERSION: Final = 1
-_TYPES: Final = {"runs": list, "gradient_errors": dict, "models": dict}
+VERSION: Final = 2
+_TYPES: Final = {"runs": list, "gradient_errors": dict, "models": dict, "environment": dict}
 
 
 def main(
@@ -48,14 +51,38 @@ def main(
         str,
         typer.Option(help="torchvision:CLASS[:ROOT] or hf:NAME[:CONFIG]; nothing is downloaded."),
     ] = "",
-    seeds: Annotated[int, typer.Option(help="Matched seeds.", min=1)] = SEEDS,
+    seeds: Annotated[
+        int | None,
+        typer.Option(
+            help=f"Matched seeds, default: each model's own; fewer than {FEWEST_SEEDS} decide "
+            "nothing.",
+            min=1,
+        ),
+    ] = None,
     steps: Annotated[int | None, typer.Option(help="Steps; default: each model's own.")] = None,
+    margin: Annotated[
+        str,
+        typer.Option(
+            help="Loss in nats that would not matter: NATS, or MODEL=NATS,... Default: the stated "
+            "ones; there are none for other data or another number of steps."
+        ),
+    ] = "",
     out: Annotated[
         str, typer.Option(help=f"Folder of results and report; default: {DEFAULT_OUT}.")
     ] = "",
-    quick: Annotated[bool, typer.Option("--quick", help="Small models, two seeds.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A few steps, two seeds: decides nothing.")
+    ] = False,
     again: Annotated[
-        bool, typer.Option("--again", help="Keep nothing of what is in the folder.")
+        bool, typer.Option("--again", help="Keep nothing of the results in the folder.")
+    ] = False,
+    only_pilot: Annotated[
+        bool,
+        typer.Option("--pilot", help="Only plain training from other seeds, for the margins."),
+    ] = False,
+    only_confirm: Annotated[
+        bool,
+        typer.Option("--confirm", help="Repeat the first steps; if bits agree, the results stand."),
     ] = False,
 ) -> None:
     """Accuracy against latency: off, lossless, bf16, int8, fp8, int4 on real data.
@@ -63,8 +90,7 @@ def main(
     On handwritten digits and Python sources, or on your own data set (--data; give --out, too, so
     that its results do not replace those).
     """
-    # Its models are so small that a second thread costs more than it brings.
-    torch.set_num_threads(1 if quick else N_THREADS)
+    torch.set_num_threads(1)  # the models are so small that a second thread costs time
     console = Console()
     n_steps = QUICK["steps"] if quick and steps is None else steps
     if data and not out:
@@ -72,17 +98,25 @@ def main(
     _check_steps(n_steps)
     own = load_data(data, quick=quick) if data else None
     chosen = names("--policies", policies, tuple(POLICIES))
-    settings = {
-        "models": _models(models, own),
+    used = _models(models, own)
+    n_seeds = QUICK["seeds"] if quick and seeds is None else seeds
+    settings: dict[str, Any] = {
+        "models": used,
         "policies": ["off", *(p for p in chosen if p != "off")],
         "data": data,
-        "seeds": QUICK["seeds"] if quick and seeds == SEEDS else seeds,
+        "seeds": {model: n_seeds or SEEDS[model] for model in used},
         "steps": n_steps,
         "quick": quick,
     }
+    settings["margins"] = margins.stated(settings, margins.parse(margin, used))
     folder = writable_folder(Path(out) if out else DEFAULT_OUT)
-    document = _finished(settings, folder, own, console, again=again)
-    raise typer.Exit(0 if document["complete"] else INTERRUPTED)
+    if only_pilot:
+        pilot.command(settings, folder, own, console)
+    elif only_confirm:
+        confirm.command(folder / "results.json", console)
+    else:
+        document = _finished(settings, folder, own, console, again=again)
+        raise typer.Exit(0 if document["complete"] else INTERRUPTED)
 
 
 def _models(text: str, data: Images | Text | None) -> list[str]:
@@ -101,7 +135,8 @@ def _finished(
     # Trained, compared, written and shown, as far as it got.
     document = _started(folder, settings, again=again)
     try:
-        _train(document, folder, own, console)
+        with repeatable():
+            _train(document, folder, own, console)
     except KeyboardInterrupt:
         console.print("Interrupted: the same command goes on from here.")
     document["summary"] = summarise(document)
@@ -118,18 +153,19 @@ def _check_steps(steps: int | None) -> None:
 
 
 def _started(out: Path, settings: dict[str, Any], *, again: bool) -> dict[str, Any]:
-    # What an interrupted run with the same settings has found so far, or a new document.
+    # An unfinished run of the same settings and the same code, or a new document.
     same = {"version": VERSION, "settings": settings}
-    found = None if again else stored(out / "results.json", _TYPES, **same)
-    return found or {
+    new: dict[str, Any] = {
         "kind": "accuracy",
         **same,
-        "environment": environment(),
+        "environment": environment("accuracy"),
         "runs": [],
         "gradient_errors": {},
         "models": {},
         "complete": False,
     }
+    found = None if again else stored(out / "results.json", _TYPES, **same)
+    return found if found is not None and same_code(found, new) else new
 
 
 def _train(
@@ -140,9 +176,9 @@ def _train(
     bar = (TextColumn("{task.description:<16}"), BarColumn(), MofNCompleteColumn())
     with Progress(*bar, TimeElapsedColumn(), console=console) as progress:
         for name in settings["models"]:
-            task = make_task(name, quick=settings["quick"], n_steps=settings["steps"], data=data)
+            task = make(name, quick=settings["quick"], n_steps=settings["steps"], data=data)
             document["models"][name] = {"n_steps": task.n_steps, **task.facts}
-            for seed in range(settings["seeds"]):
+            for seed in range(settings["seeds"][name]):
                 if (name, seed) in done:
                     continue
                 row = progress.add_task(f"{name}, seed {seed}", total=task.n_steps)

@@ -1,4 +1,4 @@
-"""How long a step's swaps take: codecs measured on this CPU, and whole swaps on simulated GPUs."""
+"""How long a step's swaps would take on a simulated GPU."""
 
 from __future__ import annotations
 
@@ -10,23 +10,18 @@ if TYPE_CHECKING:
     from cswap.plan.hardware import Hardware
 
 
-def codec_s(by_codec: Mapping[str, Mapping[str, float]]) -> float:
-    """Seconds per step of all encodes and decodes, as measured."""
-    return sum(c["encode_s"] + c["decode_s"] for c in by_codec.values())
-
-
 def swap_s(
     by_codec: Mapping[str, Mapping[str, float]], eligible_bytes: float, hardware: Hardware
 ) -> float:
     """Seconds that a GPU of this profile would need to swap the step's tensors, one by one.
 
-    Encode, copy out, copy in and decode, nothing hidden: CSwap+'s "swap latency". What the policy
-    left where it is on this CPU goes raw there.
+    Encode, copy out, copy in and decode, nothing hidden: CSwap+'s "swap latency". Tensors that the
+    policy left in place on this CPU are copied raw there.
 
     Args:
         by_codec: raw and encoded bytes per step.
         eligible_bytes: of all tensors that could be swapped.
-        hardware: simulated; codecs that it has no rates for go at those of zvc.
+        hardware: simulated; a codec without a rate there takes the rate of zvc.
     """
     staying = eligible_bytes - sum(c["raw"] for c in by_codec.values())
     seconds = raw_s(max(staying, 0.0), hardware)

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any, Final
 
 from bench.accuracy.summary import GPUS
+from bench.accuracy.verdict import CONFIDENCE
 from bench.codecs.plots import front
 from cswap.report.figure import new_figure, png_of
 
@@ -28,26 +29,31 @@ GPU: Final = GPUS[0]
 """The others change the latencies, but hardly their reduction."""
 
 MARKERS: Final = {"cnn": "o", "vit": "s", "gpt": "^"}
-MOST_SPREAD: Final = 3
-"""Off's spread over the seeds is drawn if it is at most so many times what the policies change."""
+NOT_USED: Final = "not used"
+"""In the heat map, for a policy whose lossy codec took no tensor."""
+
+EXACT: Final = 1e-8
+"""Errors are drawn as at least this much, since the colours' scale is logarithmic."""
 
 
 def pareto(document: dict[str, Any], path: Path) -> None:
-    """What a policy costs in accuracy and loss, and buys in latency on a simulated GPU."""
+    """Each policy's cost in accuracy and loss against the latency that it saves on a GPU."""
     figure = new_figure(12, 5.4)
     left, right = figure.subplots(1, 2)
-    _points(left, document["summary"], "accuracy_change", 100.0)
-    _points(right, document["summary"], "loss", 1.0)
+    rows = [row for row in document["summary"] if row["policy"] != "off"]
+    _points(left, rows, "accuracy_change", 100.0)
+    _points(right, rows, "loss", 1.0)
+    _margins(right, rows)
     for axes in (left, right):
         axes.set_xlabel(f"swap latency below raw copies, % (simulated, {GPU})")
-    left.set_ylabel("change of accuracy, points (95 % CI)")
-    right.set_ylabel("change of validation loss, nats (95 % CI)")
+    left.set_ylabel(f"change of accuracy, points ({CONFIDENCE:.0%} CI)")
+    right.set_ylabel(f"change of validation loss, nats ({CONFIDENCE:.0%} CI)")
     handles, labels = left.get_legend_handles_labels()
     if handles:
         figure.legend(
             handles, labels, loc="outside lower center", ncols=6, fontsize=8,
-            title="lines: policies that no other one of the model beats in both; dotted: off's "
-            "spread over the seeds", title_fontsize=8,
+            title="lines: policies that no other one of the model beats in both; dotted: each "
+            "model's margin", title_fontsize=8,
         )  # fmt: skip
     path.write_bytes(png_of(figure))
 
@@ -56,10 +62,10 @@ def _points(axes: Axes, rows: list[dict[str, Any]], key: str, factor: float) -> 
     better = 1.0 if key == "accuracy_change" else -1.0
     by_model: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
-        simulated, found = row["simulated_swap"].get(GPU), row[key]
-        if simulated is None or found["mean"] is None or not math.isfinite(found["mean"]):
+        found = row[key]
+        if found["mean"] is None or not math.isfinite(found["mean"]):
             continue
-        x, y = 100 * simulated["reduction"], factor * found["mean"]
+        x, y = 100 * row["simulated_swap"][GPU]["reduction"], factor * found["mean"]
         by_model.setdefault(row["model"], []).append((x, better * y))
         known = found["low"] is not None
         bars = [[y - factor * found["low"]], [factor * found["high"] - y]] if known else None
@@ -76,12 +82,19 @@ def _points(axes: Axes, rows: list[dict[str, Any]], key: str, factor: float) -> 
         best = front(points)
         axes.plot([p[0] for p in best], [better * p[1] for p in best], color="#999999", lw=0.8)
     axes.axhline(0.0, color="black", lw=0.8)
-    largest = max(map(abs, axes.get_ylim()))
-    for row in rows:
-        spread = factor * (row[key]["spread"] or 0.0)
-        if row["policy"] == "off" and 0 < spread <= MOST_SPREAD * largest:
-            axes.axhline(-better * spread, color="#999999", lw=0.9, ls=":")
     axes.grid(alpha=0.3)
+
+
+def _margins(axes: Axes, rows: list[dict[str, Any]]) -> None:
+    # Only within the reach of the points: a wide margin must not press them together.
+    low, high = axes.get_ylim()
+    for model, margin in {row["model"]: row["margin"] for row in rows}.items():
+        if margin is not None and low < margin < high:
+            axes.axhline(margin, color="#999999", lw=0.9, ls=":")
+            axes.annotate(
+                f"margin of {model}", (1, margin), xycoords=("axes fraction", "data"),
+                ha="right", va="bottom", fontsize=7, color="#555555",
+            )  # fmt: skip
 
 
 def heat(document: dict[str, Any], path: Path) -> None:
@@ -93,21 +106,40 @@ def heat(document: dict[str, Any], path: Path) -> None:
     figure = new_figure(4 * n, 3.4)
     panels = figure.subplots(1, n, squeeze=False)
     for panel, (model, by_policy) in zip(panels[0], found.items(), strict=False):
-        kinds = sorted({kind for errors in by_policy.values() for kind in errors})
-        values = [[max(errors.get(k, 0.0), 1e-8) for k in kinds] for errors in by_policy.values()]
+        kinds, values, words = heat_cells(by_policy)
         if not values:
             continue
-        panel.imshow(values, norm=LogNorm(1e-8, 1.0), cmap="cividis", aspect="auto")
-        for y, line in enumerate(values):
-            for x, value in enumerate(line):
-                text = "0" if value <= 1e-8 else f"{value:.1e}"
-                ink = "w" if value < 1e-4 else "k"
-                panel.text(x, y, text, ha="center", va="center", fontsize=7, color=ink)
+        panel.imshow(values, norm=LogNorm(EXACT, 1.0), cmap="cividis", aspect="auto")
+        for y, line in enumerate(words):
+            for x, word in enumerate(line):
+                ink = "w" if values[y][x] < 1e-4 else "k"
+                panel.text(x, y, word, ha="center", va="center", fontsize=7, color=ink)
         panel.set(title=model, xticks=range(len(kinds)), yticks=range(len(by_policy)))
         panel.set_xticklabels(kinds, rotation=30, ha="right", fontsize=8)
         panel.set_yticklabels(list(by_policy), fontsize=8)
     figure.suptitle("relative error of gradients, ||g - g_off|| / ||g_off||", fontsize=10)
     path.write_bytes(png_of(figure))
+
+
+def heat_cells(
+    by_policy: dict[str, dict[str, float] | None],
+) -> tuple[list[str], list[list[float]], list[list[str]]]:
+    """The heat map's columns, and per policy its values and the words in its cells.
+
+    >>> heat_cells({"lossless": {"Linear": 0.0}, "int8": {"Linear": 0.013}, "int4": None})
+    (['Linear'], [[1e-08], [0.013], [nan]], [['0'], ['1.3e-02'], ['not used']])
+    """
+    kinds = sorted({kind for errors in by_policy.values() if errors for kind in errors})
+    values, words = [], []
+    for errors in by_policy.values():
+        if errors is None:
+            values.append([math.nan] * len(kinds))
+            words.append([NOT_USED] * len(kinds))
+        else:
+            line = [max(errors.get(kind, 0.0), EXACT) for kind in kinds]
+            values.append(line)
+            words.append(["0" if value <= EXACT else f"{value:.1e}" for value in line])
+    return kinds, values, words
 
 
 def curves(document: dict[str, Any], path: Path) -> None:

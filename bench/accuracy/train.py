@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,7 +12,7 @@ from torch.nn import functional
 import cswap
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from bench.workloads.small_models import Net
     from bench.workloads.tasks import Task
@@ -38,10 +39,10 @@ class Run:
         losses: per step.
         validation_loss: mean, in nats, after the last step.
         accuracy: of validation, 0 to 1.
-        same_bits: whether loss and every gradient had off's bits at every step.
+        same_bits: whether loss and every parameter had the bits of plain training at every step.
         eligible_bytes: of the tensors that could be swapped in a step.
-        held_bytes: of what is held for them: encodings, and what stays.
-        by_codec: per step: raw and encoded bytes, seconds of encode and decode, by codec.
+        held_bytes: of the encodings in their place, and of the tensors among them that stay.
+        by_codec: raw and encoded bytes per step, by codec.
     """
 
     policy: str
@@ -97,9 +98,10 @@ class Trained:
     def _totals(self) -> dict[str, dict[str, float]]:
         if self.handle is None:
             return {}
-        keys = ("raw", "encoded", "encode_s", "decode_s")
         stats = self.handle.stats.by_codec
-        return {codec: {key: float(getattr(c, key)) for key in keys} for codec, c in stats.items()}
+        return {
+            codec: {"raw": float(c.raw), "encoded": float(c.encoded)} for codec, c in stats.items()
+        }
 
 
 def gradients(model: Net, task: Task, seed: int, step: int) -> float:
@@ -126,17 +128,52 @@ def validate(model: Net, task: Task) -> tuple[float, float]:
 
 
 def train(
-    task: Task, policies: Sequence[str], seed: int, on_step: Callable[[], object]
+    task: Task,
+    policies: Sequence[str],
+    seed: int,
+    on_step: Callable[[], object],
+    most_steps: int | None = None,
 ) -> Mapping[str, Trained]:
-    """Train under all policies in turns; the first is "off". Call `finish` on what comes back."""
+    """Train under all policies in turns. Call `finish` on each of the trained models.
+
+    Args:
+        task: data, model and schedule.
+        policies: names of `POLICIES`; the first is "off".
+        seed: of weights, batches and dropout masks.
+        on_step: called after each step of all policies.
+        most_steps: stop after so many steps of the task's schedule; None trains to its end.
+    """
     replicas = {policy: Trained(task, policy, seed) for policy in policies}
     off = replicas[policies[0]]
-    for step in range(task.n_steps):
+    for step in range(task.n_steps)[:most_steps]:
         for replica in replicas.values():
             replica.step(step)
             replica.run.same_bits &= _same(replica, off)
         on_step()
     return replicas
+
+
+@contextmanager
+def repeatable() -> Iterator[None]:
+    """Within it, figures do not depend on how busy the machine is.
+
+    The advisor then does not correct its estimates by measured times. A tensor that backward wants
+    before its lossy encode has ended gets the codec's values all the same.
+    """
+    # torch defines the flag in a way that its types do not show.
+    before = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
+    )
+    torch.use_deterministic_algorithms(True)
+    # Filling fresh memory costs time, and nothing reads it.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.utils.deterministic.fill_uninitialized_memory = before[2]  # type: ignore[attr-defined]
 
 
 def _same(mine: Trained, its: Trained) -> bool:

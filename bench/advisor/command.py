@@ -47,7 +47,7 @@ def main(
     """Compare the advisor with the oracle, static codecs, CSwap+'s rule and raw."""
     writable_file(out)
     torch.set_num_threads(N_THREADS)
-    where = environment()
+    where = environment("advisor")
     with tempfile.TemporaryDirectory() as folder:
         os.environ["CSWAP_CACHE_DIR"] = folder  # a calibration of this moment, and only that
         result = {"kind": "advisor", "version": 1, "environment": where, **measure(quick=quick)}

@@ -28,7 +28,7 @@ class Demo:
     def __init__(self, settings: DemoSettings, console: Console) -> None:
         self.settings, self.console = settings, console
         self.started_s = time.perf_counter()
-        self.environment = environment()
+        self.environment = environment("demo")
         self.facts: dict[str, dict[str, object]] = {}
         self.warm_up_s: dict[str, dict[str, float]] = {}
         self.runs: dict[

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import torch
 
+from bench.files.measured_code import measured
+
 PACKAGES = (
     "torch",
     "numpy",
@@ -26,8 +28,13 @@ PACKAGES = (
 )
 
 
-def environment() -> dict[str, object]:
-    """Return what a reader needs to judge or repeat a measurement, as JSON-able values."""
+def environment(kind: str) -> dict[str, object]:
+    """The facts that a reader needs to judge or repeat a measurement, as JSON-able values.
+
+    Args:
+        kind: of the result, as in `bench.files.measured_code.MEASURED`: the code whose digests are
+            recorded.
+    """
     load_average = list(os.getloadavg()) if hasattr(os, "getloadavg") else None
     return {
         "machine": platform.machine(),
@@ -44,6 +51,7 @@ def environment() -> dict[str, object]:
         "cswap_commit": _git("rev-parse", "HEAD"),
         "cswap_modified": bool(_git("status", "--porcelain", "--untracked-files=no")),
         "command": " ".join(["python", "-m", "bench", *sys.argv[1:]]),
+        "measures": measured(kind),
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
 

@@ -53,7 +53,8 @@ class Kind:
 
     Attributes:
         name: the command; parts of `gpu` have names of their own.
-        marks: keys that only this kind's documents have, for those that do not name their kind.
+        marks: keys that only this kind's documents have, for those that do not name their kind;
+            none where all documents name it.
         rows: of a document.
         key: fields that name a row; those that are missing or None are left out.
         measures: what is compared.
@@ -108,7 +109,8 @@ def kind_of(document: Document, path: Path) -> Kind:
     """
     named = document.get("kind", _part(document))
     for kind in KINDS:
-        if kind.name == named or (named is None and set(kind.marks) <= _keys(document)):
+        marked = kind.marks and set(kind.marks) <= _keys(document)
+        if kind.name == named or (named is None and marked):
             return kind
     known = ", ".join(kind.name for kind in KINDS)
     its = shown(named) if named else "it names none"
@@ -258,11 +260,32 @@ KINDS: Final = (
         _accuracy,
         ("model", "policy"),
         (
-            Measure("codecs ms", ("codec_ms",)),
             Measure("validation loss", ("validation_loss",), timed=False),
             _bytes("held bytes", "held_bytes"),
         ),
         "accuracy/results.json",
+    ),
+    Kind(
+        "accuracy pilot",
+        (),
+        _plain,
+        ("model",),
+        (
+            Measure("validation loss", ("validation_loss",), timed=False),
+            Measure("margin", ("margin",), timed=False),
+        ),
+        "accuracy/pilot.json",
+    ),
+    Kind(
+        "accuracy schedule",
+        (),
+        _plain,
+        ("schedule",),
+        (
+            Measure("validation loss", ("validation_loss",), timed=False),
+            _bytes("encoded bytes per step", "encoded_bytes_per_step"),
+        ),
+        "accuracy/schedule.json",
     ),
     Kind(
         "demo",

@@ -28,9 +28,9 @@ class Partial:
         out: the result file; the unfinished one has SUFFIX instead of its own. None: no file.
         kind: the command's name.
         version: of the document's form.
-        settings: what was asked for, as JSON-able values; an unfinished file of other settings, of
-            another version or of another commit is begun anew, since its figures would not be
-            of one experiment.
+        settings: what was asked for, as JSON-able values. An unfinished file of other settings, of
+            another version or of other code is begun anew: its figures would not be of one
+            experiment.
         again: begin anew in any case.
 
     Attributes:
@@ -52,14 +52,14 @@ class Partial:
             "kind": kind,
             "version": version,
             "settings": settings,
-            "environment": environment(),
+            "environment": environment(kind),
             "done": {},
             "complete": False,
         }
         same = {"kind": kind, "version": version, "settings": settings}
         types = {"done": dict, "environment": dict}
         found = None if again or self.path is None else stored(self.path, types, **same)
-        if found is not None and _same_commit(found, self.document):
+        if found is not None and same_code(found, self.document):
             self.document = found
         self.went_on = len(self.document["done"])
 
@@ -101,5 +101,7 @@ def stored(
     return found if all(found.get(key) == value for key, value in same.items()) else None
 
 
-def _same_commit(found: dict[str, Any], mine: dict[str, Any]) -> bool:
-    return bool(found["environment"].get("cswap_commit") == mine["environment"]["cswap_commit"])
+def same_code(found: dict[str, Any], mine: dict[str, Any]) -> bool:
+    """Whether two documents measure the same code, by the digests in their environments."""
+    first, second = (d["environment"].get("measures") for d in (found, mine))
+    return first is not None and bool(first == second)

@@ -122,7 +122,7 @@ def slug(name: str) -> str:
 
 def where(index: int = 0) -> dict[str, Any]:
     """`environment`, and the GPU."""
-    found = environment()
+    found = environment("gpu")
     properties = torch.cuda.get_device_properties(index)
     found["gpu"] = {
         "name": properties.name,

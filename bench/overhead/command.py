@@ -138,7 +138,7 @@ def main(
     torch.set_num_threads(N_THREADS)
     if quick:
         rounds = min(rounds, 2)
-    console, where = Console(), environment()
+    console, where = Console(), environment("overhead")
     with Progress(console=console, transient=True) as progress:
         bar = progress.add_task("tensors that stay", total=3)
         rows = {f"{name}: above an identity hook": us for name, us in _ineligible(rounds).items()}

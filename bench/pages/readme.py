@@ -11,13 +11,14 @@ from typing import Annotated, Any, Final
 import typer
 
 from bench.accuracy.report import markdown, number
+from bench.accuracy.summary import current
 from bench.codecs import tables as codec_report
 from bench.files.committed import RESULTS, ROOT
 from bench.files.committed import as_markdown as _markdown
 from bench.files.committed import load as _load
 from bench.files.committed import where as _where
 from bench.overhead import hook_costs
-from bench.papers.report import networks, summary
+from bench.papers.report import HEADINGS, networks, summary
 from bench.swap import report as swap_report
 from cswap.schema.reading import read_object
 
@@ -259,12 +260,12 @@ def accuracy_table() -> str:
 
 def short_accuracy_table() -> str:
     """The same for the README: change of the loss, verdict, bytes."""
-    data = _load("accuracy/results.json")
+    data = current(_load("accuracy/results.json"))
     rows = [
         [
             f"{r['model']} {r['policy']}",
             number(r["loss"]["mean"], "+.4f"),
-            r["loss"]["verdict"],
+            r["verdict"],
             f"{r['eligible_bytes'] / r['held_bytes']:.2f}",
         ]
         for r in data["summary"]
@@ -297,8 +298,7 @@ def plans_table() -> str:
 def papers_table() -> str:
     """The papers' figures beside ours."""
     data = _load("papers.json")
-    headings = ["system", "quantity", "published", "ours, simulated", "protocol", "why they differ"]
-    return _markdown(headings, summary(data)) + "\n\n" + _where(data, "papers.json")
+    return _markdown(HEADINGS, summary(data)) + "\n\n" + _where(data, "papers.json")
 
 
 def paper_networks_table() -> str:

@@ -13,15 +13,16 @@ from bench.demo.summary import write
 from bench.files.environment import environment
 from bench.files.resumable import stored
 from bench.options import names, writable_file
-from bench.papers import cswap, home, swapadvisor, tvdnn, vdnn
+from bench.papers import cswap, cswap_means, home, home_means, swapadvisor, time_model, tvdnn, vdnn
 from bench.papers.report import draw, table
 from cswap.report.terminal import literal
 
-VERSION: Final = 1
+VERSION: Final = 2
 DEFAULT_OUT: Final = Path("bench/results/cpu/papers.json")
 SYSTEMS: Final = {
     "vdnn": vdnn.cells,
     "cswap": cswap.cells,
+    "decisions": time_model.cells,
     "home": home.cells,
     "swapadvisor": swapadvisor.cells,
     "tvdnn": tvdnn.cells,
@@ -38,10 +39,10 @@ def main(
     quick: Annotated[bool, typer.Option("--quick", help="A few cells, as a test.")] = False,
     again: Annotated[bool, typer.Option("--again", help="Keep nothing of these systems.")] = False,
 ) -> None:
-    """Simulate what the papers measured, and say why the figures differ."""
+    """Simulate the papers' measurements, and say why the figures differ."""
     chosen = names("--systems", systems, tuple(SYSTEMS))
     writable_file(out)
-    where = environment()
+    where = environment("papers")
     document = _started(out, where)
     cells = [cell for name in chosen for cell in SYSTEMS[name](quick=quick)]
     if again:
@@ -57,7 +58,8 @@ def main(
                 document["cells"][cell.key] = [row.to_dict() for row in cell.run()]
                 write(out, document)
             progress.advance(bar)
-    document["means"] = cswap.means(rows_of(document))
+    rows = rows_of(document)
+    document["means"] = [*cswap_means.means(rows), *home_means.means(rows)]
     write(out, document)
     draw(rows_of(document), out.with_suffix(".png"))
     console = Console()

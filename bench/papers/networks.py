@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import nn
 
+from bench.papers.inception import inception3
 from bench.papers.published import SIDES
 from bench.workloads.zoo.catalogue import build, example, loss
 from bench.workloads.zoo.classics import Classic
@@ -35,6 +36,9 @@ def network(model: str, dataset: str, relu: Relu = nn.ReLU) -> nn.Module:
     if model == "alexnet" and dataset == "cifar10":
         with torch.device("meta"):
             return _small_alexnet(n_classes, relu)
+    if model == "inception3":
+        with torch.device("meta"):
+            return inception3(n_classes, side, relu)
     options: dict[str, Any] = {"width": PLAIN_WIDTH} if model == "plain20" else {}
     return build(model, num_classes=n_classes, side=side, relu=relu, **options)
 
@@ -48,7 +52,8 @@ def step(
     **options: Any,
 ) -> Trace:
     """The estimated trace of a training step; options as for `estimate`."""
-    inputs, target = example(model, batch, SIDES[dataset])
+    # The batch of all networks is the same; the zoo does not list all of them.
+    inputs, target = example("vgg16", batch, SIDES[dataset])
     net = network(model, dataset, relu)
     return estimate(net, inputs, loss, target, hardware=hardware, name=model, **options)
 

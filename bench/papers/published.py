@@ -65,14 +65,27 @@ DENSE: Final = {
 }
 """CSwap+ over vDNN, LeakyReLU (bars)."""
 
+MEAN_GAIN: Final = {
+    ("cifar10", "v100", "relu"): 25.0,
+    ("cifar10", "v100", "leaky"): 22.5,
+    ("cifar10", "2080ti", "leaky"): 13.0,
+}
+"""Mean gain of throughput over vDNN in per cent, as the texts of CSWAP and CSwap+ give it."""
+
+MOST_OVER_SC: Final = {"relu": (12.5, 10.7), "leaky": (13.0, 12.2)}
+"""Largest gain over SC in per cent on V100 and 2080 Ti (ReLU: text; LeakyReLU: bars)."""
+
 OVER_SC: Final = {"relu": (5.5, 5.1), "leaky": (9.0, 8.4)}
 """Mean gain over SC in per cent on V100 and 2080 Ti (text)."""
 
 LATENCY_CUT: Final = {("relu", "v100"): 50.9, ("relu", "2080ti"): 47.6, ("leaky", "v100"): 46.1}
-"""Swap latency against vDNN, per cent less (text)."""
+"""Swap latency against vDNN, per cent less: "up to" in the abstract, plain in the conclusion."""
 
 VDNN_AVERAGE: Final = {"alexnet": 89.0, "overfeat": 91.0, "googlenet": 95.0}
-"""vDNN, abstract: reduction of the average memory, per cent; batch 128."""
+"""vDNN, abstract: reduction of the average memory by up to so many per cent; batch 128."""
+
+VDNN_GB: Final = 28.0
+"""vDNN, abstract: memory of VGG-16 at batch 256. GB, so 28e9 bytes."""
 
 HOME_BATCHES: Final = {
     "mobilenet": (2012, 3954, 4200),
@@ -80,14 +93,42 @@ HOME_BATCHES: Final = {
     "squeezenet1.0": (1667, 4056, 4347),
     "vgg16": (2759, 4250, 5125),
     "resnet50": (1255, 2014, 2576),
+    "inception3": (125, 345, 365),
 }
-"""HOME, table 2: largest batch of PyTorch, Capuchin and HOME. InceptionV3 is not in our zoo."""
+"""HOME, table 2: largest batch of PyTorch, Capuchin and HOME."""
+
+HOME_MEANS: Final = {"none": 2.2, "capuchin": 1.12}
+"""HOME, text: its largest batch over PyTorch's and Capuchin's, mean over the networks."""
+
+HOME_MOST: Final = {"none": 2.8, "capuchin": 1.3}
+"""The same, "up to"."""
+
+HOME_SPEED: Final = {"vdnn-all": 5.7, "capuchin": 1.3}
+"""HOME's throughput over theirs, "up to"."""
 
 SWAPADVISOR: Final = {
     ("rnn", 128): (14.5, 0.53, 12.2),
     ("rnn", 256): (14.7, 1.07, 11.2),
+    ("brnn", 64): (7.97, 0.64, 6.04),
+    ("brnn", 128): (10.9, 1.18, 8.81),
     ("wresnet152", 16): (3.85, 2.90, 3.56),
     ("wresnet152", 32): (4.07, 3.34, 3.85),
     ("wresnet152", 64): (4.21, 3.49, 4.07),
 }
 """SwapAdvisor, labels of figure 6: samples per second, ideal, on-demand swapping, SwapAdvisor."""
+
+SWAPADVISOR_GB: Final = {
+    "RNN-8-8K, batch 256": 118,
+    "BRNN-4-8K, batch 128": 99,
+    "WResNet-152-10, batch 64": 180,
+}
+"""Table 1: the memory that they need."""
+
+SWAPADVISOR_LEAST: Final = 53.0
+"""Smallest share of the ideal throughput, per cent: NasNet-25 at 12 times the GPU's memory."""
+
+DECISION_ACCURACY: Final = 93.5
+"""CSwap+: per cent of decisions that the time model takes as measured times would."""
+
+TIME_MODEL_RAE: Final = 2.7
+"""CSwap+: relative absolute error of predicted codec times, per cent; no train/test split told."""

@@ -27,45 +27,72 @@ SHORT: Final = {
 }
 
 
+HEADINGS: Final = (
+    *("system", "quantity", "published", "published as", "ours", "ours is", "fitted to a paper"),
+    *("protocol", "why they differ"),
+)
+"""Of the Markdown table."""
+
+ORDER: Final = ("vDNN", "CSwap+ means", "CSwap+", "HOME means", "HOME", "SwapAdvisor", "tvDNN")
+"""Of the systems in the table; means and maxima stand before the networks."""
+
+OF_NETWORKS: Final = ("gain", "absolute")
+"""Kinds of CSwap+'s rows that have a table of their own."""
+
+
 def figure(value: float | None, unit: str) -> str:
-    """A figure with its unit; a dash if there is none."""
+    """A figure with its unit; a dash if there is none.
+
+    >>> figure(28.04, "GB"), figure(-0.123, "rho"), figure(None, "%")
+    ('28.0 GB', '-0.12', '-')
+    """
     if value is None:
         return "-"
-    digits = {"x": 2, "%": 1, "GiB": 1, "batch": 0, "samples/s": 0}.get(unit, 2)
+    digits = {"x": 2, "%": 1, "GB": 1, "GiB": 1, "batch": 0, "samples/s": 0}.get(unit, 2)
     if unit == "samples/s" and abs(value) < 100:
         digits = 1
     text = f"{value:.{digits}f}"
-    return text if unit == "batch" else f"{text} {unit}"
+    return text if unit in ("batch", "rho") else f"{text} {unit}"
 
 
 def table(rows: Sequence[dict[str, Any]]) -> Table:
     """For the terminal."""
-    found = Table(title="Published, and simulated here")
-    for heading in ("system", "quantity", "published", "ours"):
+    found = Table(title="Published, and ours")
+    for heading in ("system", "quantity", "published", "as", "ours", "is"):
         found.add_column(heading)
     for row in rows:
         found.add_row(
             row["system"],
             row["what"],
             figure(row["published"], row["unit"]),
+            row["published_is"],
             figure(row["ours"], row["unit"]),
+            row["ours_is"],
         )
     return found
 
 
 def summary(document: dict[str, Any]) -> list[list[str]]:
-    """Markdown rows of all but the networks of CSwap+, whose means stand for them."""
-    rows = [r for cell in document["cells"].values() for r in cell if r["system"] != "CSwap+"]
+    """Markdown rows, of `HEADINGS`, of all but the networks of CSwap+."""
+    rows = [row for cell in document["cells"].values() for row in cell]
+    shown = [
+        row
+        for row in (*document["means"], *rows)
+        if not (row["system"] == "CSwap+" and row["details"].get("kind") in OF_NETWORKS)
+    ]
     return [
         [
-            r["system"].removesuffix(" means"),
-            r["what"],
-            figure(r["published"], r["unit"]),
-            figure(r["ours"], r["unit"]),
-            r["protocol"],
-            r["why"],
+            row["system"].removesuffix(" means"),
+            row["what"],
+            figure(row["published"], row["unit"]),
+            row["published_is"],
+            figure(row["ours"], row["unit"]),
+            row["ours_is"],
+            row["fitted"] or "no",
+            row["protocol"],
+            row["why"],
         ]
-        for r in (*_of(rows, "vDNN"), *document["means"], *_without(rows, "vDNN"))
+        for row in sorted(shown, key=lambda row: ORDER.index(row["system"]))
     ]
 
 
@@ -128,11 +155,3 @@ def _panel(axes: Axes, rows: Sequence[dict[str, Any]], activation: str) -> None:
     axes.set(title=f"CSwap+ with {kind}", ylabel="throughput / vDNN's (x)")
     axes.legend(fontsize=8)
     axes.grid(axis="y", alpha=0.3)
-
-
-def _of(rows: Sequence[dict[str, Any]], system: str) -> list[dict[str, Any]]:
-    return [r for r in rows if r["system"] == system]
-
-
-def _without(rows: Sequence[dict[str, Any]], system: str) -> list[dict[str, Any]]:
-    return [r for r in rows if r["system"] != system]

@@ -3,24 +3,39 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+ONE: Final = "one figure"
+MEAN: Final = "mean"
+MAXIMUM: Final = "maximum"
+UP_TO: Final = "up to"
+BAR: Final = "bar, read off"
+CLAIM: Final = "claim without a figure"
+NONE: Final = "-"
+"""Words for the kind of a published figure (`Row.published_is`)."""
+
+SIMULATED: Final = "simulated"
+"""The usual kind of ours (`Row.ours_is`)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A published figure and ours; everything of ours is simulated.
+    """A published figure and ours.
 
     Attributes:
         system: whose.
         what: which quantity, with model and batch.
-        unit: of both figures: ``%``, ``x``, ``GiB``, ``samples/s``, ``batch``, ``points``.
+        unit: of both figures: ``%``, ``x``, ``GB``, ``GiB``, ``samples/s``, ``batch``, ``rho``.
         published: as the paper gives it; None: it gives none.
-        ours: simulated; None: not to be had here (``why`` says so).
+        ours: None: not to be had here (``why`` says so).
         protocol: machine, batch, policy and definition.
         why: why the two differ, in words.
+        published_is: the kind of the published figure: a mean, a maximum, "up to", one figure.
+        ours_is: the kind of ours, and whether it is simulated, computed or measured.
+        fitted: what of ours was chosen to come near a published figure; "" for nothing.
         details: more figures of the same cell, for the file.
     """
 
@@ -31,6 +46,9 @@ class Row:
     ours: float | None
     protocol: str
     why: str
+    published_is: str = ONE
+    ours_is: str = SIMULATED
+    fitted: str = ""
     details: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:

@@ -95,10 +95,17 @@ def test_unknown_names_get_one_line(command, option, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_figures_of_two_commits_are_not_mixed(tmp_path, monkeypatch):
+def test_figures_of_different_code_are_not_mixed(tmp_path, monkeypatch):
+    def of(digest, commit):
+        measures = {"paths": ["a.py"], "files": {"a.py": digest}}
+        return lambda kind: {"cswap_commit": commit, "measures": measures}
+
     out = tmp_path / "result.json"
+    monkeypatch.setattr(partial, "environment", of("1", "first"))
     begin(out).part("x", lambda: 1)
-    monkeypatch.setattr(partial, "environment", lambda: {"cswap_commit": "another"})
+    monkeypatch.setattr(partial, "environment", of("1", "second"))
+    assert begin(out).went_on == 1  # a commit that leaves the measured code as it was
+    monkeypatch.setattr(partial, "environment", of("2", "second"))
     assert begin(out).went_on == 0
 
 

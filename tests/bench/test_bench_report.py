@@ -69,9 +69,10 @@ def test_kinds_are_told_apart():
     assert len({kind.name for kind in KINDS}) == len(KINDS)
     for path in COMMITTED:
         document = load(path)
-        command = document["environment"]["command"].split()[3]
-        document.pop("kind", None)  # by its keys alone
-        assert kind_of(document, path).name.split()[0] == command
+        kind = kind_of(document, path)
+        if kind.marks:  # the others' documents have named their kind from the beginning
+            document.pop("kind", None)  # by its keys alone
+            assert kind_of(document, path) is kind
 
 
 class Page(HTMLParser):

@@ -1,0 +1,69 @@
+"""Whether committed accuracy results hold for today's code: the first steps, repeated.
+
+A change of the code around a codec makes the results older than the code. If the training losses
+of the first steps have the same bits under every policy, the codecs still give the same values,
+and the results stand: their file then records the digests of today's code.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from rich.progress import track
+
+from bench.accuracy.tasks import make
+from bench.accuracy.train import repeatable, train
+from bench.demo.summary import write
+from bench.files.environment import environment
+from cswap.errors import ConfigError
+from cswap.report.terminal import literal
+from cswap.schema.reading import read_object
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rich.console import Console
+
+STEPS: Final = 12
+"""Of each model's first seed. They hold the guard's first check, in the second step."""
+
+
+def command(file: Path, console: Console) -> None:
+    """Repeat the first steps of a result file; write today's digests to it if all bits agree.
+
+    Raises:
+        ConfigError: the file holds no finished results of the default tasks, or the losses differ.
+    """
+    document = read_object(file, "file")
+    settings = document.get("settings", {})
+    if not document.get("complete") or settings.get("data") or settings.get("quick"):
+        raise ConfigError(f"--confirm: {file} holds no finished results on the default data.")
+    for model in track(settings["models"], "Repeating", console=console):
+        different = _different(document, model)
+        if different:
+            raise ConfigError(
+                f"--confirm: {model}: losses under {', '.join(different)} have other bits now. "
+                "Measure again: python -m bench accuracy --again."
+            )
+    now = environment("accuracy")
+    document["environment"]["measures"] = now["measures"]
+    document["environment"]["confirmed"] = {
+        "steps": STEPS,
+        **{key: now[key] for key in ("cswap_commit", "cswap_modified", "command", "started")},
+    }
+    write(file, document)
+    console.print(literal(f"Losses of {STEPS} steps have the same bits. Confirmed: {file}"))
+
+
+def _different(document: dict[str, Any], model: str) -> list[str]:
+    # Policies whose first losses are not those of the file.
+    settings = document["settings"]
+    task = make(model, quick=False, n_steps=settings["steps"])
+    with repeatable():
+        replicas = train(task, settings["policies"], 0, lambda: None, most_steps=STEPS)
+    stored = {
+        run["policy"]: run["losses"][:STEPS]
+        for run in document["runs"]
+        if run["model"] == model and run["seed"] == 0
+    }
+    return [p for p, replica in replicas.items() if replica.finish().losses != stored[p]]

@@ -1,0 +1,99 @@
+"""Pilot runs: plain training from seeds of its own, to learn how much the seed alone changes.
+
+The margins of the comparison come from here (`bench.accuracy.margins`), before any policy is
+trained.
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING, Any, Final
+
+from rich.progress import track
+from rich.table import Table
+
+from bench.accuracy.margins import PILOT_SEEDS, margin_of
+from bench.accuracy.tasks import make
+from bench.accuracy.train import repeatable, train
+from bench.files.resumable import Partial
+from cswap.report.terminal import literal
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rich.console import Console
+
+    from bench.workloads.data import Images, Text
+
+VERSION: Final = 1
+FILE: Final = "pilot.json"
+
+
+def command(
+    settings: dict[str, Any], folder: Path, data: Images | Text | None, console: Console
+) -> None:
+    """Train every model from `PILOT_SEEDS`, write the file and show it.
+
+    An unfinished run in the folder is gone on with.
+
+    Args:
+        settings: of the command: models, data, steps, quick.
+        folder: of the file.
+        data: to train on; None takes each task's own.
+        console: for progress and the table.
+    """
+    asked = {key: settings[key] for key in ("models", "data", "steps", "quick")}
+    partial = Partial(folder / FILE, kind="accuracy pilot", version=VERSION, settings=asked)
+    wanted = [(model, seed) for model in settings["models"] for seed in PILOT_SEEDS]
+    runs = []
+    for model, seed in track(wanted, "Training", console=console):
+        make_run = lambda m=model, s=seed: _one(settings, data, m, s)  # noqa: E731
+        runs.append(partial.part(f"{model} {seed}", make_run))
+    rows = [_row(model, [r for r in runs if r["model"] == model]) for model in settings["models"]]
+    partial.finish(runs=runs, rows=rows)
+    console.print(_table(rows))
+    console.print(literal(f"Written: {folder / FILE}"), soft_wrap=True)
+
+
+def _one(
+    settings: dict[str, Any], data: Images | Text | None, model: str, seed: int
+) -> dict[str, Any]:
+    task = make(model, quick=settings["quick"], n_steps=settings["steps"], data=data)
+    with repeatable():
+        found = train(task, ["off"], seed, lambda: None)["off"].finish()
+    return {
+        "model": model,
+        "seed": seed,
+        "n_steps": task.n_steps,
+        "first_loss": found.losses[0],
+        "validation_loss": found.validation_loss,
+        "accuracy": found.accuracy,
+    }
+
+
+def _row(model: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    losses = [run["validation_loss"] for run in runs]
+    return {
+        "model": model,
+        "seeds": len(runs),
+        "validation_loss": statistics.fmean(losses),
+        "spread": statistics.stdev(losses),
+        "accuracy": statistics.fmean(run["accuracy"] for run in runs),
+        "margin": margin_of(losses),
+    }
+
+
+def _table(rows: list[dict[str, Any]]) -> Table:
+    table = Table(title="Plain training from other seeds")
+    for heading in ("model", "seeds", "val. loss", "spread (SD)", "accuracy %", "margin"):
+        table.add_column(heading)
+    for row in rows:
+        table.add_row(
+            row["model"],
+            str(row["seeds"]),
+            f"{row['validation_loss']:.4f}",
+            f"{row['spread']:.4f}",
+            f"{100 * row['accuracy']:.1f}",
+            f"{row['margin']:g}",
+        )
+    return table
