@@ -10,6 +10,7 @@ import ctypes
 import gc
 import json
 import sys
+import time
 
 import torch
 from torch import nn
@@ -17,6 +18,7 @@ from torch import nn
 import cswap
 
 STEPS = 5
+SETTLES_S = 1.0  # a worker may be at an encode that nobody wants any more
 
 
 class Mallinfo2(ctypes.Structure):
@@ -76,6 +78,7 @@ def main(activation, options):
     del dropped  # without a backward
     if handle is not None:
         handle.remove()
+        time.sleep(SETTLES_S)
     held["removed"] = heap_bytes() - before
     sys.stdout.write(json.dumps(held))
 
