@@ -18,18 +18,30 @@ pytestmark = pytest.mark.skipif(disassembler() is None, reason=f"no nvdisasm: {R
 FLOATING = ("FMUL", "FADD", "FFMA", "DMUL", "DADD", "DFMA")
 
 LOSSY = [
-    pytest.param(
-        name,
-        word,
-        direction,
-        id=f"{name}-{word}-{direction}",
-        marks=[] if quick else [pytest.mark.slow],
-    )
+    pytest.param(name, word, direction, id=f"{name}-{word}-{direction}")
     for name in ("int8", "fp8", "mxfp8", "int4", "zvc+int4", "zvc+int8")
     for word in formats.FORMATS[name].words
     for direction in ("encode", "decode")
-    for quick in [(name, word, direction) == ("int4", 4, "encode")]
 ]
+
+SUM_OF_PRODUCT = """.version 8.0
+.target sm_75
+.address_size 64
+.visible .entry k(
+	.param .u64 a
+)
+.maxntid 256, 1, 1
+{
+	.reg .f32 	%f<9>;
+	.reg .b64 	%rd<9>;
+	ld.param.u64 	%rd1, [a];
+	ld.global.v2.f32 	{%f1, %f2}, [%rd1];
+	mul.f32 	%f3, %f1, %f2;
+	add.f32 	%f4, %f3, %f1;
+	st.global.f32 	[%rd1], %f4;
+	ret;
+}
+"""
 
 
 def floating(ptx, architecture):
@@ -39,8 +51,14 @@ def floating(ptx, architecture):
     return Counter(op for op in ops if op in FLOATING)
 
 
+@pytest.mark.parametrize("architecture", [75, 90, 120])
+def test_the_linker_fuses_nothing(architecture):
+    assert floating(SUM_OF_PRODUCT, architecture) == {"FMUL": 1, "FADD": 1}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "word", "direction"), LOSSY)
-def test_products_and_sums_are_not_fused(name, word, direction):
+def test_products_and_sums_of_a_kernel_are_not_fused(name, word, direction):
     """As many of each kind as where every product and sum is marked to be rounded by itself.
 
     Divisions hold fused instructions of their own; so their mere presence says nothing.

@@ -1,24 +1,42 @@
-"""``expk`` on CUDA: the format of cswap_kernels/expk.py."""
+"""``expk`` on CUDA: the format of cswap_kernels/expk.py, a thread per four times eight words.
+
+The words of a tile are seen in quarters, as the parts of docs/format/bitpack.md lay out fields of
+a few bits: a thread takes the i-th eight words of each quarter, and writes whole bytes. Words
+behind the tile's last one are made such that all their bits in the encoding are zero.
+
+    1. the largest exponent;  2. how many words each choice of k and zero code would escape;
+    3. rows and codes, and a bit in tmp for every word that escapes;  4. those words, in order.
+"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from numba import cuda, int32, uint8, uint16, uint32, uint64
 
-from cswap_kernels.cuda.container import in_one_step
-from cswap_kernels.cuda.planes import get_parts, parts_bytes, parts_writer
-from cswap_kernels.cuda.primitives import as_u16
-from cswap_kernels.cuda.warps import (
-    ballot,
-    before_lane,
-    block_exclusive,
-    block_max,
-    block_sum,
-    lane_id,
-    padded,
-    zero_bytes,
+from cswap_kernels.cuda.expk_words import LAYOUTS, NO_CODE
+from cswap_kernels.cuda.planes import parts_bytes, whole_groups
+from cswap_kernels.cuda.primitives import FULL, as_u8, as_u16, as_u32
+from cswap_kernels.cuda.quads import (
+    FLAGS,
+    above,
+    count_flags,
+    every,
+    full,
+    get_fields,
+    halves,
+    is_255,
+    pair,
+    put_fields,
+    weighed,
 )
-from cswap_kernels.cuda.zvc import groups_of_warp
-from cswap_kernels.expk import FAR, HEADER, NEAR, ZERO
+from cswap_kernels.cuda.warps import WORD_TYPES, block_exclusive, block_max, block_sum, padded
+from cswap_kernels.cuda.zvc import zero_rest
+from cswap_kernels.expk import HEADER, NEAR
+
+if TYPE_CHECKING:
+    from cswap_kernels.cuda.container import TileFunctions
+    from cswap_kernels.cuda.expk_words import Layout
 
 
 @cuda.jit(device=True)
@@ -48,216 +66,293 @@ def choose(n, mantissa_bits, escape_bytes, forced, zeros, over5, over6, over13, 
     return k, zero_code, escapes, nbytes
 
 
-def expk_tile(word, as_words):
-    """(measure, write, decode) for words of ``word`` bytes; contract: container.py.
+@cuda.jit(device=True)
+def two_counts(a, b, tmp):
+    """Sums over the block of two counts of flags (128 for each, up to 8192)."""
+    both = int32(uint32(uint32(a >> uint32(7)) | uint32(b << uint32(9))))
+    both = block_sum(both, tmp)
+    return int32(both & int32(0xFFFF)), int32(both >> int32(16))
 
-    a0..a2: exponent bits, mantissa bits, k or 0 for the cheaper.
+
+@cuda.jit(device=True)
+def codes_of(quad, limit, escape, zero, flags):
+    """(codes, flags of those that escape) of four distances.
+
+    ``limit`` is that of `above` for the largest distance with a code; ``escape`` and ``zero`` are
+    quads of the code to escape and of that of exponent 0; ``flags`` are FLAGS if that has one.
     """
-    wide = uint64 if word == 8 else uint32  # what is computed with
-    narrow = {2: uint16, 4: uint32, 8: uint64}[word]
+    own = is_255(quad, flags)
+    escapes = uint32(above(quad, limit) & uint32(~own))
+    far, own = full(escapes), full(own)
+    codes = uint32(uint32(quad & uint32(~far)) | uint32(escape & far))
+    return uint32(uint32(codes & uint32(~own)) | uint32(zero & own)), escapes
+
+
+@cuda.jit(device=True)
+def put_header(dst, k, zero_code, high, escapes):
+    """The first 16 bytes."""
+    words, thread = as_u32(dst), int32(cuda.threadIdx.x)
+    if thread == int32(0):
+        first = int32(k | int32(int32(zero_code << int32(8)) | int32(high << int32(16))))
+        words[int32(0)], words[int32(1)] = uint32(first), uint32(escapes)
+        words[int32(2)], words[int32(3)] = uint32(0), uint32(0)
+
+
+@cuda.jit(device=True)
+def next_escapes(masks, base, n, tmp):
+    """(mask of this thread's 32 words, escapes before them and of all, from group base on)."""
+    group, mask = int32(base + int32(cuda.threadIdx.x)), uint32(0)
+    if group < int32(whole_groups(n) >> int32(5)):
+        mask = uint32(masks[group])
+    before, total = block_exclusive(int32(cuda.popc(mask)), tmp)
+    return mask, before, total
+
+
+@cuda.jit(device=True)
+def lowest(mask):
+    """Index of the lowest bit of a mask that is set."""
+    return int32(int32(31) - int32(cuda.clz(uint32(mask & uint32(uint32(~mask) + uint32(1))))))
+
+
+def _tile(layout: Layout, narrow: Any) -> TileFunctions:
+    # (measure, write, decode) for one layout of words of the type ``narrow``.
+    mantissa_bits, rest_bits, wide = layout.mantissa_bits, layout.rest_bits, layout.wide
+    field = (1 << layout.exponent_bits) - 1
+    exponent_bytes, rows = 2 if wide else 1, layout.rows
+    peak, distances, put_rest, join = layout.functions
+    of_words = uint64 if narrow is uint64 else uint32  # is computed with
+    others = ~(field << mantissa_bits) & ((1 << narrow.bitwidth) - 1)
 
     @cuda.jit(device=True)
-    def exponent_of(x, i, shift, field):
-        return int32(wide(wide(wide(x[i]) >> wide(shift)) & wide(field)))
+    def spread_out(value):
+        # As `distances` and `join` take it.
+        return int32(value) if wide else every(value)
 
     @cuda.jit(device=True)
-    def distance(x, i, high, shift, field):
-        # How far the exponent lies below the largest, at most FAR; ZERO for exponent 0, unless the
-        # largest is so small that 0 is near it.
-        exponent = exponent_of(x, i, shift, field)
-        if exponent == int32(0):
-            return int32(ZERO) if high > int32(NEAR) else high
-        return int32(min(int32(high - exponent), int32(FAR)))
-
-    @cuda.jit(device=True)
-    def code_field(x, i, n, p):
-        # p: high, mantissa bits, exponent field, k, zero code
-        if i >= n:
-            return uint32(0)
-        c = distance(x, i, p[0], p[1], p[2])
-        escape = int32(int32(int32(1) << p[3]) - int32(1))
-        limit = int32(escape - p[4])
-        if c == int32(ZERO):
-            return uint32(limit) if p[4] != int32(0) else uint32(escape)
-        return uint32(c) if c < limit else uint32(escape)
-
-    @cuda.jit(device=True)
-    def rest_field(x, i, n, p):
-        # Sign and mantissa as one number, from bit p[2] on; p: exponent bits, mantissa bits, shift
-        if i >= n:
-            return uint32(0)
-        w, one = wide(x[i]), wide(1)
-        low = wide(wide(one << wide(p[1])) - one)
-        sign = wide(wide(w >> wide(p[0])) & wide(one << wide(p[1])))
-        return uint32(wide(wide(wide(w & low) | sign) >> wide(p[2])) & wide(255))
-
-    put_codes, put_rest = parts_writer(code_field), parts_writer(rest_field)
-
-    @cuda.jit(device=True)
-    def put_escapes(x, n, p, dst, at, count, wide_exponents, tmp):
-        # Positions (u16), then exponents (u8, or u16), in order; this warp's from its own offset.
-        first, last = groups_of_warp(n)
-        lane, escape = lane_id(), uint32(uint32(uint32(1) << uint32(p[3])) - uint32(1))
-        found = int32(0)
-        for group in range(first, last):
-            i = int32(int32(int32(group) << int32(5)) + lane)
-            mask = ballot(i < n and code_field(x, i, n, p) == escape)
-            found = int32(found + int32(cuda.popc(mask)))
-        before, _ = block_exclusive(found if lane == int32(0) else int32(0), tmp)
-        slot = int32(cuda.shfl_sync(0xFFFFFFFF, before, 0))
-        positions = as_u16(dst)
-        at_positions = int32(at >> int32(1))
-        at_exponents = int32(at + int32(count << int32(1)))
-        for group in range(first, last):
-            i = int32(int32(int32(group) << int32(5)) + lane)
-            mine = i < n and code_field(x, i, n, p) == escape
-            mask = ballot(mine)
-            if mine:
-                j = int32(slot + before_lane(mask))
-                positions[int32(at_positions + j)] = uint16(i)
-                exponent = uint32(exponent_of(x, i, p[1], p[2]))
-                if wide_exponents:
-                    place = int32(at_exponents + int32(j << int32(1)))
-                    dst[place] = uint8(exponent & uint32(255))
-                    dst[int32(place + int32(1))] = uint8(exponent >> uint32(8))
-                else:
-                    dst[int32(at_exponents + j)] = uint8(exponent)
-            slot = int32(slot + int32(cuda.popc(mask)))
-
-    @cuda.jit(device=True)
-    def encode(x, n, dst, tmp, a0, a1, a2, a3, first):
-        exponent_bits, mantissa_bits = int32(a0), int32(a1)
-        field = int32(int32(int32(1) << exponent_bits) - int32(1))
-        thread, step = int32(cuda.threadIdx.x), int32(cuda.blockDim.x)
-        high, i = int32(0), thread
-        while i < n:
-            high = int32(max(high, exponent_of(x, i, mantissa_bits, field)))
+    def measure(x, n, dst, tmp, a0, a1, a2, a3, first):
+        zero_rest(x, n)
+        eights, step = int32(whole_groups(n) >> int32(3)), int32(cuda.blockDim.x)
+        high, i = int32(0), int32(cuda.threadIdx.x)
+        while i < eights:
+            high = int32(max(high, peak(x, i)))
             i = int32(i + step)
         high = block_max(high, tmp)
-        low_counts, high_counts, zeros, i = int32(0), int32(0), int32(0), thread
-        while i < n:  # two counts of up to 8192 in each
-            c = distance(x, i, high, mantissa_bits, field)
-            low_counts = int32(low_counts + int32(c > int32(5)))
-            low_counts = int32(low_counts + int32(int32(c > int32(6)) << int32(16)))
-            high_counts = int32(high_counts + int32(c > int32(13)))
-            high_counts = int32(high_counts + int32(int32(c > int32(14)) << int32(16)))
-            zeros = int32(zeros + int32(c == int32(ZERO)))
+        if n & int32(63):
+            i = int32(n + int32(cuda.threadIdx.x))
+            while i < whole_groups(n):
+                x[i] = narrow(of_words(of_words(high) << of_words(mantissa_bits)))
+                i = int32(i + step)
+            cuda.syncthreads()
+        top, marks = spread_out(high), uint32(FULL) if high > int32(NEAR) else uint32(0)
+        over5, over6, over13, over14 = uint32(0), uint32(0), uint32(0), uint32(0)
+        zeros, i = uint32(0), int32(cuda.threadIdx.x)
+        while i < eights:
+            a, b = distances(x, i, top, marks)
+            over5 = count_flags(above(b, every(122)), count_flags(above(a, every(122)), over5))
+            over6 = count_flags(above(b, every(121)), count_flags(above(a, every(121)), over6))
+            over13 = count_flags(above(b, every(114)), count_flags(above(a, every(114)), over13))
+            over14 = count_flags(above(b, every(113)), count_flags(above(a, every(113)), over14))
+            a, b = is_255(a, uint32(FLAGS)), is_255(b, uint32(FLAGS))
+            zeros = count_flags(b, count_flags(a, zeros))
             i = int32(i + step)
-        low_counts, high_counts = block_sum(low_counts, tmp), block_sum(high_counts, tmp)
-        zeros = block_sum(zeros, tmp)
-        wide_exponents = exponent_bits > int32(8)
+        five, six = two_counts(over5, over6, tmp)
+        thirteen, fourteen = two_counts(over13, over14, tmp)
+        n_zeros, _ = two_counts(zeros, uint32(0), tmp)
         k, zero_code, escapes, nbytes = choose(
             n,
-            mantissa_bits,
-            int32(4) if wide_exponents else int32(3),
+            int32(mantissa_bits),
+            int32(2 + exponent_bytes),
             int32(a2),
-            zeros,
-            int32(low_counts & int32(0xFFFF)),
-            int32(low_counts >> int32(16)),
-            int32(high_counts & int32(0xFFFF)),
-            int32(high_counts >> int32(16)),
+            n_zeros,
+            five,
+            six,
+            thirteen,
+            fourteen,
         )
-        if nbytes >= int32(n * int32(word)):
-            return int32(-1)
-        zero_bytes(dst, int32(8), int32(HEADER))
-        if thread == int32(0):
-            dst[int32(0)], dst[int32(1)] = uint8(k), uint8(zero_code)
-            dst[int32(2)], dst[int32(3)] = uint8(high & int32(255)), uint8(high >> int32(8))
-            dst[int32(4)] = uint8(escapes & int32(255))
-            dst[int32(5)] = uint8(int32(escapes >> int32(8)) & int32(255))
-            dst[int32(6)], dst[int32(7)] = uint8(0), uint8(0)
-        fields, at, shift = int32(mantissa_bits + int32(1)), int32(HEADER), int32(0)
-        while shift < int32(fields & int32(-8)):
-            i = thread
-            while i < n:
-                byte = rest_field(x, i, n, (exponent_bits, mantissa_bits, shift))
-                dst[int32(at + i)] = uint8(byte)
-                i = int32(i + step)
-            zero_bytes(dst, int32(at + n), int32(at + padded(n)))
-            at, shift = int32(at + padded(n)), int32(shift + int32(8))
-        over = int32(fields & int32(7))
-        at = put_rest(x, n, (exponent_bits, mantissa_bits, shift), over, dst, at)
-        p = (high, mantissa_bits, field, k, zero_code)
-        at = put_codes(x, n, p, k, dst, at)
-        put_escapes(x, n, p, dst, at, escapes, wide_exponents, tmp)
-        cuda.syncthreads()
-        return nbytes
+        return nbytes, (k, zero_code, high, escapes)
 
     @cuda.jit(device=True)
-    def get_rest(src, i, n, mantissa_bits):
-        fields, at, shift = int32(mantissa_bits + int32(1)), int32(HEADER), int32(0)
-        value = wide(0)
-        while shift < int32(fields & int32(-8)):
-            value = wide(value | wide(wide(src[int32(at + i)]) << wide(shift)))
-            at, shift = int32(at + padded(n)), int32(shift + int32(8))
-        over = int32(fields & int32(7))
-        if over != int32(0):
-            bits = wide(get_parts(src, at, over, i, n))
-            value = wide(value | wide(bits << wide(shift)))
-        return value
+    def put_eight(x, i, dst, masks, n, p):
+        # Rows of eight words and their escapes; (codes, bits that are left), u64.
+        top, marks, limit, escape, zero, flags = p
+        a, b = distances(x, i, top, marks)
+        a, far_a = codes_of(a, limit, escape, zero, flags)
+        b, far_b = codes_of(b, limit, escape, zero, flags)
+        masks[i] = uint8(weighed(far_a, far_b) >> uint32(7))
+        return pair(a, b), put_rest(x, i, dst, padded(n))
+
+    @cuda.jit(device=True)
+    def put_escapes(x, n, dst, at, escapes, tmp):
+        # Positions (u16), then exponents (u8, or u16), in order.
+        positions, exponents = as_u16(dst), int32(at + int32(escapes << int32(1)))
+        base = int32(0)
+        while base < int32(whole_groups(n) >> int32(5)):
+            mask, j, total = next_escapes(tmp, base, n, tmp)
+            while mask != uint32(0):
+                i = int32(int32(int32(base + int32(cuda.threadIdx.x)) << int32(5)) + lowest(mask))
+                mask = uint32(mask & uint32(mask - uint32(1)))
+                positions[int32(int32(at >> int32(1)) + j)] = uint16(i)
+                exponent = of_words(of_words(x[i]) >> of_words(mantissa_bits))
+                exponent = uint32(of_words(exponent & of_words(field)))
+                place = int32(exponents + int32(j * int32(exponent_bytes)))
+                dst[place] = uint8(uint32(exponent & uint32(255)))
+                if wide:
+                    dst[int32(place + int32(1))] = uint8(uint32(exponent >> uint32(8)))
+                j = int32(j + int32(1))
+            at = int32(at + int32(total << int32(1)))
+            exponents = int32(exponents + int32(total * int32(exponent_bytes)))
+            base = int32(base + int32(cuda.blockDim.x))
+
+    @cuda.jit(device=True)
+    def write(x, n, dst, tmp, state, a0, a1, a2, a3, first):
+        k, zero_code, high, escapes = state
+        put_header(dst, k, zero_code, high, escapes)
+        escape = int32(int32(int32(1) << k) - int32(1))
+        limit = int32(escape - zero_code)
+        p = (
+            spread_out(high),
+            uint32(FULL) if high > int32(NEAR) else uint32(0),
+            every(int32(int32(128) - limit)),
+            every(escape),
+            every(limit),
+            uint32(FLAGS) if zero_code != int32(0) else uint32(0),
+        )
+        masks, row = as_u8(tmp), padded(n)
+        rest_at = int32(int32(HEADER) + int32(int32(rows) * row))
+        codes_at = int32(rest_at + parts_bytes(n, int32(rest_bits)))
+        quarter, i = int32(whole_groups(n) >> int32(5)), int32(cuda.threadIdx.x)
+        while i < quarter:
+            a, r = put_eight(x, i, dst, masks, n, p)
+            b, s = put_eight(x, int32(i + quarter), dst, masks, n, p)
+            c, t = put_eight(x, int32(i + int32(quarter << int32(1))), dst, masks, n, p)
+            d, u = put_eight(x, int32(i + int32(quarter * int32(3))), dst, masks, n, p)
+            put_fields(dst, rest_at, int32(rest_bits), quarter, i, r, s, t, u)
+            put_fields(dst, codes_at, k, quarter, i, a, b, c, d)
+            i = int32(i + int32(cuda.blockDim.x))
+        if escapes != int32(0):
+            cuda.syncthreads()
+            put_escapes(x, n, dst, int32(codes_at + parts_bytes(n, k)), escapes, tmp)
+
+    @cuda.jit(device=True)
+    def get_eight(src, i, codes, rest, n, masks, x, p):
+        # Eight words but for the exponents that escaped, and which these are.
+        top, zero, escape = p
+        a, b = halves(codes)
+        a, b = (
+            uint32(uint32(a + escape) & uint32(FLAGS)),
+            uint32(uint32(b + escape) & uint32(FLAGS)),
+        )
+        inside = int32(n - int32(i << int32(3)))
+        far = uint32(weighed(a, b) >> uint32(7))
+        if inside < int32(8):  # behind the words src may hold anything
+            far = uint32(
+                far & uint32(uint32(uint32(1) << uint32(max(inside, int32(0)))) - uint32(1))
+            )
+        masks[i] = uint8(far)
+        if int32(i << int32(3)) < padded(n):
+            join(src, padded(n), i, codes, rest, top, zero, x)
+
+    @cuda.jit(device=True)
+    def get_escapes(x, n, src, at, escapes, tmp):
+        # Put in the exponents of escaped words: whether positions or count are wrong.
+        positions, exponents = as_u16(src), int32(at + int32(escapes << int32(1)))
+        wrong, base, done = int32(0), int32(0), int32(0)
+        while base < int32(whole_groups(n) >> int32(5)):
+            mask, j, total = next_escapes(tmp, base, n, tmp)
+            j = int32(j + done)
+            while mask != uint32(0):
+                i = int32(int32(int32(base + int32(cuda.threadIdx.x)) << int32(5)) + lowest(mask))
+                mask = uint32(mask & uint32(mask - uint32(1)))
+                good = j < escapes
+                if good:
+                    good = int32(positions[int32(int32(at >> int32(1)) + j)]) == i
+                if good:
+                    place = int32(exponents + int32(j * int32(exponent_bytes)))
+                    exponent = uint32(src[place])
+                    if wide:
+                        upper = uint32(src[int32(place + int32(1))])
+                        exponent = uint32(exponent | uint32(upper << uint32(8)))
+                    exponent = of_words(uint32(exponent & uint32(field)))
+                    kept = of_words(of_words(x[i]) & of_words(others))
+                    x[i] = narrow(of_words(kept | of_words(exponent << of_words(mantissa_bits))))
+                else:
+                    wrong = int32(1)
+                j = int32(j + int32(1))
+            done = int32(done + total)
+            base = int32(base + int32(cuda.blockDim.x))
+        return wrong if done == escapes else int32(1)
 
     @cuda.jit(device=True)
     def decode(src, nbytes, x, n, tmp, a0, a1, a2, a3, first):
         if nbytes < int32(HEADER):
             return int32(-1)
-        exponent_bits, mantissa_bits = int32(a0), int32(a1)
-        wide_exponents = exponent_bits > int32(8)
-        k, zero_code = int32(src[int32(0)]), int32(src[int32(1)])
-        high = int32(int32(src[int32(2)]) | int32(int32(src[int32(3)]) << int32(8)))
-        escapes = int32(int32(src[int32(4)]) | int32(int32(src[int32(5)]) << int32(8)))
-        beyond = int32(int32(src[int32(6)]) | int32(src[int32(7)]))
-        if k < int32(3) or k > int32(4) or zero_code > int32(1) or beyond != int32(0):
+        head, escapes = uint32(as_u32(src)[int32(0)]), uint32(as_u32(src)[int32(1)])
+        k, zero_code = int32(head & uint32(255)), int32(uint32(head >> uint32(8)) & uint32(255))
+        high = int32(head >> uint32(16))
+        if k < int32(3) or k > int32(4) or zero_code > int32(1) or escapes > uint32(n):
             return int32(-1)
-        if int32(high >> exponent_bits) != int32(0):
+        escapes, row = int32(escapes), padded(n)
+        rest_at = int32(int32(HEADER) + int32(int32(rows) * row))
+        codes_at = int32(rest_at + parts_bytes(n, int32(rest_bits)))
+        at = int32(codes_at + parts_bytes(n, k))
+        if high > int32(field) or nbytes != int32(at + int32(escapes * int32(2 + exponent_bytes))):
             return int32(-1)
-        fixed = fixed_bytes(n, mantissa_bits, k)
-        each = int32(4) if wide_exponents else int32(3)
-        if nbytes != int32(fixed + int32(escapes * each)):
-            return int32(-1)
-        codes_at = int32(fixed - parts_bytes(n, k))
         escape = int32(int32(int32(1) << k) - int32(1))
-        zero = int32(escape - int32(1)) if zero_code != int32(0) else int32(ZERO)
-        one, shift = wide(1), wide(mantissa_bits)
-        field = wide(wide(one << wide(exponent_bits)) - one)
-        low = wide(wide(one << shift) - one)
-        thread, step = int32(cuda.threadIdx.x), int32(cuda.blockDim.x)
-        coded, i = int32(0), thread
-        while i < n:
-            code = int32(get_parts(src, codes_at, k, i, n))
-            coded = int32(coded + int32(code == escape))
-            rest = get_rest(src, i, n, mantissa_bits)
-            exponent = wide(0)
-            if code != zero:
-                exponent = wide(wide(wide(high) - wide(code)) & field)
-            sign = wide(wide(rest & wide(one << shift)) << wide(exponent_bits))
-            x[i] = narrow(wide(wide(wide(rest & low) | sign) | wide(exponent << shift)))
-            i = int32(i + step)
-        coded = block_sum(coded, tmp)
-        if coded != escapes:
-            return int32(-1)
-        positions, wrong, j = as_u16(src), int32(0), thread
-        at_positions = int32(fixed >> int32(1))
-        at_exponents = int32(fixed + int32(escapes << int32(1)))
-        while j < escapes:
-            i, before = int32(positions[int32(at_positions + j)]), int32(-1)
-            if j > int32(0):
-                before = int32(positions[int32(int32(at_positions + j) - int32(1))])
-            good = before < i and i < n
-            if good:
-                good = int32(get_parts(src, codes_at, k, i, n)) == escape
-            if not good:
-                wrong = int32(1)
-            else:
-                exponent = wide(src[int32(at_exponents + j)])
-                if wide_exponents:
-                    place = int32(at_exponents + int32(j << int32(1)))
-                    upper = wide(wide(src[int32(place + int32(1))]) << wide(8))
-                    exponent = wide(wide(src[place]) | upper)
-                kept = wide(wide(x[i]) & wide(~wide(field << shift)))
-                x[i] = narrow(wide(kept | wide(wide(exponent & field) << shift)))
-            j = int32(j + step)
-        if cuda.syncthreads_or(wrong):
+        zero = int32(escape - int32(1)) if zero_code != int32(0) else int32(NO_CODE)
+        zero_quad = uint32(zero) if wide else every(zero)
+        p = spread_out(high), zero_quad, every(int32(int32(128) - escape))
+        quarter, i = int32(whole_groups(n) >> int32(5)), int32(cuda.threadIdx.x)
+        masks = as_u8(tmp)
+        while i < quarter:
+            a, b, c, d = get_fields(src, codes_at, k, quarter, i)
+            r, s, t, u = get_fields(src, rest_at, int32(rest_bits), quarter, i)
+            get_eight(src, i, a, r, n, masks, x, p)
+            get_eight(src, int32(i + quarter), b, s, n, masks, x, p)
+            get_eight(src, int32(i + int32(quarter << int32(1))), c, t, n, masks, x, p)
+            get_eight(src, int32(i + int32(quarter * int32(3))), d, u, n, masks, x, p)
+            i = int32(i + int32(cuda.blockDim.x))
+        cuda.syncthreads()
+        if cuda.syncthreads_or(get_escapes(x, n, src, at, escapes, tmp)):
             return int32(-1)
         return int32(0)
 
-    return *in_one_step(encode), decode
+    return measure, write, decode
+
+
+def _either(first: Layout, second: Layout, narrow: Any) -> TileFunctions:
+    # The functions of the layout whose mantissa has a1 bits.
+    measure_first, write_first, decode_first = _tile(first, narrow)
+    measure_second, write_second, decode_second = _tile(second, narrow)
+    bits = first.mantissa_bits
+
+    @cuda.jit(device=True)
+    def measure(x, n, dst, tmp, a0, a1, a2, a3, first):
+        if int32(a1) == int32(bits):
+            return measure_first(x, n, dst, tmp, a0, a1, a2, a3, first)
+        return measure_second(x, n, dst, tmp, a0, a1, a2, a3, first)
+
+    @cuda.jit(device=True)
+    def write(x, n, dst, tmp, state, a0, a1, a2, a3, first):
+        if int32(a1) == int32(bits):
+            write_first(x, n, dst, tmp, state, a0, a1, a2, a3, first)
+        else:
+            write_second(x, n, dst, tmp, state, a0, a1, a2, a3, first)
+
+    @cuda.jit(device=True)
+    def decode(src, nbytes, x, n, tmp, a0, a1, a2, a3, first):
+        if int32(a1) == int32(bits):
+            return decode_first(src, nbytes, x, n, tmp, a0, a1, a2, a3, first)
+        return decode_second(src, nbytes, x, n, tmp, a0, a1, a2, a3, first)
+
+    return measure, write, decode
+
+
+def expk_tile(word: int, as_words: Any) -> TileFunctions:
+    """(measure, write, decode) for words of ``word`` bytes; contract: container.py.
+
+    a0..a2: exponent bits, mantissa bits, k or 0 for the cheaper.
+    """
+    layouts, narrow = LAYOUTS[word], WORD_TYPES[word]
+    if len(layouts) == 1:
+        return _tile(layouts[0], narrow)
+    return _either(layouts[0], layouts[1], narrow)

@@ -1,0 +1,58 @@
+"""The CUDA kernels' PTX in the interpreter, against the CPU twins: bytes, words, races, bounds."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("numba.cuda.extending", reason="numba-cuda is not installed")
+
+from bench.ptx.device import Kernels
+from bench.ptx.runs import TARGETS, Effort, check
+
+USUAL = Effort(shapes=False, damage=1, only=("sparse 60", "31 words"))
+"""Of one format, by default; all data, shapes and damage of all with the slow tests."""
+
+EVERY = [
+    pytest.param(name, dtype, id=f"{name}-{str(dtype).removeprefix('torch.')}")
+    for name, dtypes in TARGETS.items()
+    for dtype in dtypes
+]
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    """Of the architecture that has all instructions that the kernels choose from."""
+    return Kernels(90)
+
+
+def test_twins_agree(kernels):
+    found = check(kernels, "zvc", torch.bfloat16, USUAL)
+    assert found.failures == []
+    assert found.round_trips == len(USUAL.only)
+    assert found.damaged > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("name", "dtype"), EVERY)
+def test_twins_agree_on_all_data(kernels, name, dtype):
+    found = check(kernels, name, dtype)
+    assert found.failures == []
+    assert found.round_trips > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "dtype"), [("int8", torch.float32), ("fp8", torch.bfloat16)])
+def test_twins_agree_on_the_oldest_architecture(name, dtype):
+    found = check(Kernels(75), name, dtype, USUAL)
+    assert found.failures == []
+
+
+@pytest.mark.slow
+def test_a_broken_kernel_is_noticed():
+    kernels = Kernels(90)
+    text = kernels.ptx("zvc-2-encode")
+    kernels.replace("zvc-2-encode", text.replace("bar.sync \t0;", "", 1))
+    assert "bar.sync" in text
+    assert check(kernels, "zvc", torch.bfloat16, USUAL).failures
