@@ -206,7 +206,7 @@ def test_a_peer_says_whether_it_or_something_of_its_own_is_missing():
 
 def test_methods_change_a_model_as_they_say():
     assert [m.name for m in METHODS if m.checkpointed] == ["checkpoint", "checkpoint + save_on_cpu"]
-    assert set(methods.DEMO) == {"off", "lossless", "int8", "checkpoint"}
+    assert set(methods.DEMO) == {"off", "lossless", "remat", "int8", "checkpoint"}
     model = stack_task(1, n_steps=1).build()
     for method in ON_CPU.values():
         handle = method.switch_on(model, pins=False)

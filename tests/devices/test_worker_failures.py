@@ -57,7 +57,7 @@ _numbers = count()
 
 def engine_on(device, codec="zvc"):
     name = codec if isinstance(codec, str) else registered(codec)
-    return SwapEngine(SwapConfig(min_bytes=0, codec=name), device=device)
+    return SwapEngine(SwapConfig(min_bytes=0, codec=name, remat=False), device=device)
 
 
 def gradient(engine, x):

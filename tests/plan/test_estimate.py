@@ -293,7 +293,9 @@ def test_positions_and_bytes_are_the_engines(name, min_bytes):
     model, x, loss, target = SMALL[name]()
     trace = estimate(model, x, loss, target, hardware=MACHINE, device="cpu", min_bytes=min_bytes)
     targets = target if isinstance(target, tuple) else (target,)
-    with cswap.install(model, min_bytes=min_bytes, workers=0, codec=profiled) as handle:
+    with cswap.install(
+        model, min_bytes=min_bytes, workers=0, codec=profiled, remat=False
+    ) as handle:
         loss(model(x), *targets).backward()
     assert saved_by_engine(handle.engine.explain()) == saved_by(trace)
 
@@ -304,7 +306,7 @@ def test_casts_of_parameters_have_no_positions():
     options = {"hardware": MACHINE, "device": "cpu", "min_bytes": 0}
     with torch.autocast("cpu", dtype=torch.bfloat16):
         trace = estimate(model, x, loss, target, **options)
-        with cswap.install(model, min_bytes=0, workers=0, codec=profiled) as handle:
+        with cswap.install(model, min_bytes=0, workers=0, codec=profiled, remat=False) as handle:
             loss(model(x), target).backward()
     assert saved_by_engine(handle.engine.explain()) == saved_by(trace)
     assert {t.dtype for t in trace.tensors if t.saved >= 0} >= {"bfloat16"}
@@ -319,7 +321,7 @@ def test_what_the_loss_saves_has_positions_if_everything_is_swapped():
         min_bytes=0,
         swap_loss=True,
     )
-    with cswap.install(min_bytes=0, workers=0, codec=profiled) as handle:
+    with cswap.install(min_bytes=0, workers=0, codec=profiled, remat=False) as handle:
         loss(model(x), target).backward()
     assert saved_by_engine(handle.engine.explain()) == saved_by(trace)
     assert "_log_softmax" in {t.name for t in trace.tensors if t.saved >= 0}

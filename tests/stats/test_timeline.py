@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
@@ -83,7 +84,8 @@ def test_a_page_and_a_picture_are_made(recorded, tmp_path):
     assert result.exit_code == 0, result.output
     page = path.with_suffix(".html").read_text()
     assert "data:image/png;base64," in page
-    assert "http" not in page.replace("https://ui", "")  # opens without a network
+    text = re.sub(r"base64,[^\"]*", "", page)  # which may spell anything
+    assert "http" not in text.replace("https://ui", "")  # opens without a network
     picture = tmp_path / "step.png"
     result = CliRunner().invoke(cli.app, ["report", str(path), "--out", str(picture)])
     assert result.exit_code == 0, result.output

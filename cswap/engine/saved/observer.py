@@ -11,30 +11,45 @@ if TYPE_CHECKING:
     import torch
 
     from cswap.codecs.base import Codec
-    from cswap.engine.saved.packed import Kept
+    from cswap.engine.saved.packed import Kept, Token
     from cswap.engine.transfer.handle import Handle
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A tensor that autograd saved, and the handle that serves it.
+    """A tensor that autograd saved, and the handles that serve it.
 
     Attributes:
-        scope: path of the module that saved it now; the handle's site is the first that did.
+        scope: path of the module that saved it now; a handle's site is the first that did.
         dtype: its dtype.
         sizes: its shape.
-        handle: of the memory; says which codec was chosen.
+        handles: of its memory; of what it is computed from, if it is computed again. They say which
+            codecs were chosen.
     """
 
     scope: str
     dtype: torch.dtype
     sizes: torch.Size
-    handle: Handle
+    handles: tuple[Handle, ...]
+
+    def lossy(self) -> Handle | None:
+        """The first handle for which a lossy codec was chosen; None if all bits come back."""
+        for handle in self.handles:
+            if handle.sections and not handle.sections[0].codec.lossless:
+                return handle
+        return None
 
     def codec(self) -> Codec | None:
-        """The lossy codec chosen for it; None if it is kept, or encoded exactly."""
-        sections = self.handle.sections
-        return None if not sections or sections[0].codec.lossless else sections[0].codec
+        """The lossy codec chosen for it; None if all bits come back."""
+        handle = self.lossy()
+        return None if handle is None else handle.sections[0].codec
+
+
+def _sources(token: Token) -> tuple[Handle, ...]:
+    if not token.handle.recomputed or token.remat is None:
+        return (token.handle,)
+    inputs = (packed for packed in token.remat.inputs if isinstance(packed, PackedView))
+    return tuple(handle for packed in inputs for handle in _sources(packed.token))
 
 
 class Observer:
@@ -53,5 +68,5 @@ class Observer:
         """A tensor was saved in this scope."""
         seen = self.seen  # another thread may end the watch
         if seen is not None and isinstance(packed, PackedView):
-            # Not the token: what it stands for is to be freed as if nobody watched.
-            seen.append(Saved(scope, tensor.dtype, tensor.shape, packed.token.handle))
+            # Not the tokens: what they stand for is to be freed as if nobody watched.
+            seen.append(Saved(scope, tensor.dtype, tensor.shape, _sources(packed.token)))
