@@ -136,6 +136,14 @@ def test_in_backward_a_result_goes_with_its_user_whatever_the_device_has_done(ma
     assert machine.cuda.waits == waits  # the host has not waited for the device
 
 
+def test_what_is_fetched_ahead_before_its_size_is_known_comes_back(machine):
+    engine = machine.engine("zvc", budget=4096)  # two stay, the others' memory is let go at once
+    packed, values = machine.save(engine, 6, 512)
+    while packed:  # the first asks for the others, too
+        assert torch.equal(engine.unpack(packed.pop()), values.pop())
+    assert engine.stats.fallbacks == 0
+
+
 def test_raw_alone_has_its_dead_buried(machine):
     engine = machine.engine("raw")
     packed, _ = machine.save(engine, 8, MIB // 4)

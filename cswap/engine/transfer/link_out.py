@@ -137,9 +137,10 @@ class LinkOut:
         return checked_size(section.codec, sizes[0], bound)
 
     def _wanted(self, handle: Handle, section: Section) -> bool:
-        # Whether anybody may ask for it, and it is of the last attempt to move it.
-        on_its_way = handle.state in (State.LEAVING, State.STORED)
-        return on_its_way and handle.alive and handle.sections[section.index] is section
+        # Whether anybody may ask for it (or does: a fetch waits for its place), and it is of the last
+        # attempt to move it.
+        moves = handle.state not in (State.KEPT, State.RELEASED)
+        return moves and handle.alive and handle.sections[section.index] is section
 
     def _degrade(
         self, handle: Handle, section: Section, x: torch.Tensor, after: Event, error: Exception
@@ -147,7 +148,7 @@ class LinkOut:
         raw = get_codec("raw")
         if not self._wanted(handle, section):
             return
-        if handle.state is State.STORED:  # its own memory is gone
+        if handle.state is not State.LEAVING:  # its own memory is gone
             handle.error = CorruptEncodingError(f"codec {section.codec.name!r}: {error}")
         elif isinstance(error, MemoryError) or section.codec is raw:
             reason = "memory" if isinstance(error, MemoryError) else "raw:encode"
