@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,10 @@ def test_nothing_grows(tmp_path, codec):
         before = held(tmp_path)
         steps(STEPS - 200)
         stats = handle.stats
-        after = held(tmp_path)
+        after, deadline = held(tmp_path), time.monotonic() + 20
+        while any(after[k] > before[k] for k in before) and time.monotonic() < deadline:
+            handle.engine.collect()  # a worker may be at a tensor that nobody wants any more
+            after = held(tmp_path)
     assert stats.swapped > STEPS
     assert stats.disk_bytes == 0
     assert {k: after[k] for k in before if after[k] > before[k]} == {}

@@ -54,7 +54,8 @@ class Leaving:
                 if not self._sources:
                     return
                 oldest = self._sources[0]
-                wanted = oldest.handle.state is State.LEAVING
+                # An encoding that nobody can ask for is never made safe.
+                wanted = oldest.handle.state is State.LEAVING and oldest.handle.alive
                 if not oldest.read.query() or (wanted and not _safe(oldest.handle)):
                     return
                 self._remove_oldest()

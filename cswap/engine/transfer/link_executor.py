@@ -176,6 +176,7 @@ class LinkExecutor(Executor):
             for event in events if handle.event is None else [*events, handle.event]:
                 self._device.wait(event)
             self._device.pump()
+            self._leaving.let_go_read()  # what is older may have died meanwhile
             for section in handle.sections:
                 if section.writing is not None:
                     section.writing.exception()  # waits

@@ -137,8 +137,8 @@ class LinkOut:
         return checked_size(section.codec, sizes[0], bound)
 
     def _wanted(self, handle: Handle, section: Section) -> bool:
-        # Whether anybody may ask for it (or does: a fetch waits for its place), and it is of the last
-        # attempt to move it.
+        # Whether anybody may ask for it (or does: a fetch waits for its place), and it is of the
+        # last attempt to move it.
         moves = handle.state not in (State.KEPT, State.RELEASED)
         return moves and handle.alive and handle.sections[section.index] is section
 
