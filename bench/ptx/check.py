@@ -151,12 +151,11 @@ class Checker:
         source = self._place(payload, shift)
         out = self._device.memory.allocate(n * self._word, offset)
         out.data[:] = JUNK
-        status = self._device.damage.word
-        status.zero_()
+        self._device.status.zero_()
         x = torch.from_numpy(out.data).view(self._dtype)
         gpu.decode(self._format(), self._word, source, x, self._args(EncodeKey()), STREAM)
         words = out.data.view(UNSIGNED[self._word]).copy()
-        return words, int(status.item()), out.flags & 2 != 0
+        return words, int(self._device.status.item()), out.flags & 2 != 0
 
     def _encode_cpu(self, words: Words) -> Bytes:
         bound = self._codec.bound(self._dtype, words.size)

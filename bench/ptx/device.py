@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import re
 import threading
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -129,7 +129,7 @@ class Interpreted(gpu._Launcher):  # noqa: SLF001
         self._kernels.clear()
         self._controls = {}
         self.sizes = gpu.SizePool(lambda: self.tensor(2, torch.int64, fill=0))
-        self.damage = gpu.DamageWords(lambda: self.tensor(1, torch.int32, fill=0))
+        self.status = self.tensor(1, torch.int32, fill=0)
         self.reports: list[Report] = []
 
     def tensor(
@@ -170,14 +170,6 @@ class _Torch:
         @staticmethod
         def current_stream(_device: object = None) -> Any:
             return STREAM
-
-        @staticmethod
-        def is_current_stream_capturing() -> bool:
-            return False
-
-        @staticmethod
-        def stream(_stream: object) -> AbstractContextManager[None]:
-            return nullcontext()
 
     def __init__(self, device: Interpreted) -> None:
         self._device = device

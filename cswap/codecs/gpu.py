@@ -61,6 +61,8 @@ N_ARGS: Final = 4
 N_COUNTS: Final = 17
 """Of a profile, see `cswap_kernels.profile`."""
 
+_on_stream = torch.cuda.stream
+
 _U64: Final = (1 << 64) - 1
 
 TRIAL: Final = "profile-4-sample"
@@ -115,7 +117,7 @@ def encode(
 ) -> PinnedSize:
     """Launch an encode of x into out; the size comes when the stream has got there.
 
-    An encode cannot be part of a CUDA graph: two replays at a time would share control words.
+    An encode cannot be part of a CUDA graph, see `_Launcher.control`.
 
     Args:
         format_name: a key of `cswap_kernels.cuda.formats.FORMATS`.
@@ -129,8 +131,6 @@ def encode(
         UnsupportedError: a CUDA graph is being captured, or the kernel cannot be compiled.
     """
     launcher = _launcher(x.device.index)
-    if torch.cuda.is_current_stream_capturing():
-        raise UnsupportedError(f"format {format_name!r}: an encode cannot be captured.")
     size = launcher.sizes.take()
     n_words = x.nbytes // word
     values = (
@@ -169,7 +169,7 @@ def decode(
     nbytes = payload.numel()
     if payload.data_ptr() % 16 or nbytes % 16:
         payload = _aligned(payload, stream)
-    status = launcher.damage.word if stream is not None else _pinned_word()
+    status = launcher.status if stream is not None else _pinned_word()
     values = (
         payload.data_ptr(),
         nbytes,
@@ -221,43 +221,16 @@ def damage(index: int) -> Sequence[int]:
     The list grows. Decodes that have not run yet have noted nothing. Waits for nothing.
     """
     launcher = _launched.get(index)
-    return () if launcher is None else launcher.damage.found()
+    return () if launcher is None else launcher.damage()
 
 
 def _aligned(payload: torch.Tensor, stream: torch.cuda.Stream | None) -> torch.Tensor:
     # A copy in memory of the stream that reads it: the copy is let go before the kernel has run.
-    with torch.cuda.stream(stream):
+    with _on_stream(stream):
         nbytes = payload.numel()
         padded = torch.zeros(-(-nbytes // 16) * 16, dtype=torch.uint8, device=payload.device)
         padded[:nbytes] = payload
         return padded
-
-
-class DamageWords:
-    """Where decode kernels note a damaged tile. Thread-safe.
-
-    A word in which damage was found serves no new launch, and is not cleared: kernels that were
-    launched before may still write it.
-    """
-
-    def __init__(self, allocate: Callable[[], torch.Tensor]) -> None:
-        """Args: allocate: gives [1] i32, pinned, zero."""
-        self._allocate = allocate
-        self._lock = threading.Lock()
-        self._found: list[int] = []
-        self._retired: list[torch.Tensor] = []
-        self.word = allocate()
-
-    def found(self) -> Sequence[int]:
-        """The damaged tiles so far."""
-        if int(self.word.item()):
-            with self._lock:
-                bad = int(self.word.item())
-                if bad:
-                    self._found.append(bad - 1)
-                    self._retired.append(self.word)
-                    self.word = self._allocate()
-        return self._found
 
 
 class PinnedSize:
@@ -340,12 +313,36 @@ class _Launcher:
         self._lock = threading.Lock()
         self._controls: dict[int, torch.Tensor] = {}
         self.sizes = SizePool(lambda: torch.zeros(N_SIZES, dtype=torch.int64, pin_memory=True))
-        self.damage = DamageWords(_pinned_word)
+        self.status = _pinned_word()
+        self._damage: list[int] = []
+        self._retired: list[torch.Tensor] = []
         self._failed: dict[str, UnsupportedError] = {}
         _launched[index] = self
 
+    def damage(self) -> Sequence[int]:
+        """Damaged tiles that decodes on streams have met so far; the list grows.
+
+        A word in which damage was found serves no new launch, and is not cleared: kernels that were
+        launched before may still write it.
+        """
+        if int(self.status.item()):
+            with self._lock:
+                bad = int(self.status.item())
+                if bad:
+                    self._damage.append(bad - 1)
+                    self._retired.append(self.status)
+                    self.status = _pinned_word()
+        return self._damage
+
     def control(self, stream: torch.cuda.Stream | None) -> torch.Tensor:
-        """The control words of launches on a stream (zero between them)."""
+        """The control words of launches on a stream (zero between them).
+
+        Raises:
+            UnsupportedError: a CUDA graph is being captured. Two of its replays at a time would
+                share the words.
+        """
+        if torch.cuda.is_current_stream_capturing():
+            raise UnsupportedError("CUDA kernels: an encode cannot be captured in a CUDA graph.")
         stream = stream or torch.cuda.current_stream(self.device)
         found = self._controls.get(stream.cuda_stream)
         if found is None:
