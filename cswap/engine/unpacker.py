@@ -110,4 +110,5 @@ class Unpacker:
         backward: int = _current_backward()
         self._backward = backward
         if backward != NO_BACKWARD:
+            self._state.lanes.trim_scratch()  # nothing is encoded in backward
             torch.autograd.Variable._execution_engine.queue_callback(self._at_end)  # noqa: SLF001

@@ -85,6 +85,16 @@ def test_a_graph_that_is_dropped_without_a_backward_gives_everything_back(worker
             time.sleep(reclaim.EVERY_S / 4)
 
 
+def test_encoders_memory_is_gone_when_backward_begins():
+    net, x, seen = layers(3), torch.randn(512, 256), []
+    with cswap.install(net, workers=0, codec="zvc", min_bytes=0) as handle:
+        loss = net(x).sum()
+        assert handle.engine.scratch_bytes > 0
+        net[0].weight.register_hook(lambda _: seen.append(handle.engine.scratch_bytes))
+        loss.backward()
+    assert seen == [0]
+
+
 def test_memory_that_was_not_swapped_goes_with_the_graph_at_once():
     x = torch.randn(1 << 16, requires_grad=True)
     with cswap.swapping(keep_last=100, min_bytes=0) as engine:

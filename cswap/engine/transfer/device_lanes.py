@@ -139,6 +139,11 @@ class Lane:
         else:
             self.device.trim(max(idle_bytes, self.device.backlog_bytes // IDLE_BACKLOGS))
 
+    def trim_scratch(self) -> None:
+        """Keep no idle encoders' memory, where it is the memory that backward decodes into."""
+        if self.device.unified:
+            self.device.trim(0)
+
     def close(self) -> None:
         """Keep nothing for reuse."""
         self.host.close()
@@ -214,6 +219,11 @@ class Lanes:
         """Keep no more than so many bytes for reuse in each pool."""
         for lane in self._made():
             lane.trim(idle_bytes)
+
+    def trim_scratch(self) -> None:
+        """See `Lane.trim_scratch`."""
+        for lane in self._made():
+            lane.trim_scratch()
 
     def close(self) -> None:
         """Keep nothing for reuse."""
