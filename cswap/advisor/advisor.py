@@ -162,7 +162,14 @@ class Advisor:
                 trial_at(used, step_s, self._costs)
 
     def choose(
-        self, x: torch.Tensor, site: Site, position: int, *, lossy_ok: bool, may_keep: bool
+        self,
+        x: torch.Tensor,
+        site: Site,
+        position: int,
+        *,
+        lossy_ok: bool,
+        may_keep: bool,
+        uses: int = 1,
     ) -> Advice:
         """Choose for x [n], flat, saved at this call site and position of the step.
 
@@ -172,6 +179,7 @@ class Advisor:
             position: number of the saved tensor in the step.
             lossy_ok: whether a lossy codec may be chosen.
             may_keep: whether the tensor may stay in place, if no codec is worth its time.
+            uses: how often such a tensor was saved since the last call, this time included.
 
         Raises:
             ConfigError: the user's own function named a codec that does not exist.
@@ -182,7 +190,7 @@ class Advisor:
             memory = self._sites.get(key)
             if memory is not None:
                 self._used.append(memory)
-                memory.uses += 1
+                memory.uses += uses
                 if memory.trial is not None:
                     codec, memory.trial = memory.trial, None
                     return Advice(codec, memory, costs)

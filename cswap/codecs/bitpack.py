@@ -10,7 +10,7 @@ from cswap.codecs.tiled import TiledCodec, TileFunctions
 from cswap.codecs.traits import CodecRate, CodecTraits, word_bits
 from cswap.schema.tensor import DTYPES, dtype_name
 from cswap_kernels.bitpack import bitpack_decode_cpu, bitpack_encode_cpu
-from cswap_kernels.tiles import tile_decoder, tile_encoder
+from cswap_kernels.tile_calls import tile_decoder, tile_encoder
 
 if TYPE_CHECKING:
     import torch

@@ -12,7 +12,7 @@ from cswap.codecs.traits import LOSSLESS, CodecRate, CodecTraits
 from cswap.schema.tensor import dtype_name
 from cswap_kernels.cast import cast_decode_cpu, cast_encode_cpu
 from cswap_kernels.floats import BFLOAT16, IEEE
-from cswap_kernels.tiles import tile_decoder, tile_encoder
+from cswap_kernels.tile_calls import tile_decoder, tile_encoder
 
 if TYPE_CHECKING:
     import torch

@@ -9,7 +9,7 @@ import numpy as np
 
 from cswap.codecs.tiled import TiledCodec, TileFunctions
 from cswap.codecs.traits import CodecRate, CodecTraits, word_bits
-from cswap_kernels.tiles import tile_decoder, tile_encoder
+from cswap_kernels.tile_calls import tile_decoder, tile_encoder
 from cswap_kernels.zvc_plus import zvc_plus_decode_cpu, zvc_plus_encode_cpu
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class ZvcPlus(TiledCodec):
     def tile_args(self, dtype: DType, key: EncodeKey) -> NDArray[np.uint64]:
         """[2 + k] u64: addresses of X's two tile functions, then the k arguments of X."""
         x = self._held.setdefault(dtype.name, self._second.tile_functions(dtype))
-        addresses = [x.encode.__wrapper_address__(), x.decode.__wrapper_address__()]
+        addresses = [x.encode.address, x.decode.address]
         own = self._second.tile_args(dtype, key)
         return np.concatenate((np.array(addresses, np.uint64), own))
 

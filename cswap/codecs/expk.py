@@ -12,7 +12,7 @@ from cswap.codecs.traits import CodecRate, CodecTraits, word_bits
 from cswap.errors import ConfigError
 from cswap.schema.tensor import DTYPES, dtype_name
 from cswap_kernels.expk import expk_decode_cpu, expk_encode_cpu
-from cswap_kernels.tiles import tile_decoder, tile_encoder
+from cswap_kernels.tile_calls import tile_decoder, tile_encoder
 
 if TYPE_CHECKING:
     import torch

@@ -10,7 +10,7 @@ from cswap.codecs.lossy import LossyTiledCodec, fixed_rate, float_kind
 from cswap.codecs.tiled import TileFunctions
 from cswap.codecs.traits import CodecRate, CodecTraits
 from cswap_kernels.int4 import int4_decode_cpu, int4_encode_cpu
-from cswap_kernels.tiles import tile_decoder, tile_encoder
+from cswap_kernels.tile_calls import tile_decoder, tile_encoder
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -8,7 +8,7 @@ from cswap.codecs.lossy import LossyTiledCodec, fixed_rate
 from cswap.codecs.tiled import TileFunctions
 from cswap.codecs.traits import CodecRate, CodecTraits
 from cswap_kernels.mxfp8 import mxfp8_decode_cpu, mxfp8_encode_cpu
-from cswap_kernels.tiles import tile_decoder, tile_encoder
+from cswap_kernels.tile_calls import tile_decoder, tile_encoder
 
 if TYPE_CHECKING:
     from cswap.schema.tensor import DType

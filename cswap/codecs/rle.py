@@ -8,7 +8,7 @@ from cswap.codecs.sparse import SparseTiledCodec
 from cswap.codecs.tiled import TileFunctions
 from cswap.codecs.traits import CodecRate, CodecTraits, word_bits
 from cswap_kernels.rle import rle_decode_cpu, rle_encode_cpu
-from cswap_kernels.tiles import tile_decoder, tile_encoder
+from cswap_kernels.tile_calls import tile_decoder, tile_encoder
 
 if TYPE_CHECKING:
     from cswap.schema.tensor import DType, TensorProfile

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from cswap.schema.tensor import DType
-    from cswap_kernels.tiles import TileFunction
+    from cswap_kernels.tile_calls import TileFunction
 
 MAX_RATIO: Final = 2 * max(TILE_WORDS[w] * w for w in TILE_WORDS) // 8
 """A tile of up to 16 KiB takes at least its directory entry of 8 bytes."""
@@ -119,7 +119,7 @@ class TiledCodec(Codec):
         if x.is_cuda:
             return self._encode_cuda(x, out, d, key, stream)
         words, target = words_of(x), bytes_of(out)
-        encode = self.tile_functions(d).encode
+        encoder = self.tile_functions(d).encode.address
         args = self.tile_args(d, key)
         n_tiles = count_tiles(words.size, d.word)
         start = directory_bytes(n_tiles)
@@ -129,13 +129,13 @@ class TiledCodec(Codec):
         ranges = split(n_tiles, _threads(stream), shape)
         if len(ranges) == 1:
             return int(
-                encode_range(encode, words, target, directory, args, 0, n_tiles, tile, start)
+                encode_range(encoder, words, target, directory, args, 0, n_tiles, tile, start)
             )
         queue = np.array([0, 0, start])
 
         def job(_index: int, _first: int, _last: int) -> None:
             scratch = np.empty(CHUNK * segment_capacity(d.word) + SLACK, np.uint8)
-            encode_chunks(encode, words, target, directory, args, tile, queue, scratch)
+            encode_chunks(encoder, words, target, directory, args, tile, queue, scratch)
 
         run_ranges(job, ranges)
         return int(queue[-1])
@@ -158,11 +158,11 @@ class TiledCodec(Codec):
         words, source = words_of(out), bytes_of(payload)
         if payload.data_ptr() % ALIGN:
             source = source.copy()
-        decode = self.tile_functions(d).decode
+        decoder = self.tile_functions(d).decode.address
         args = self.tile_args(d, EncodeKey())
 
         def job(_index: int, first: int, last: int) -> int:
-            return int(decode_range(decode, source, words, args, first, last, TILE_WORDS[d.word]))
+            return int(decode_range(decoder, source, words, args, first, last, TILE_WORDS[d.word]))
 
         shape = SHAPES.get(f"{self.name}-decode", DEFAULT_SHAPE)
         ranges = split(n_tiles, _threads(stream), shape)

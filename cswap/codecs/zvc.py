@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from cswap.codecs.sparse import SparseTiledCodec
 from cswap.codecs.tiled import TileFunctions
 from cswap.codecs.traits import CodecRate, CodecTraits, word_bits
-from cswap_kernels.tiles import tile_decoder, tile_encoder
+from cswap_kernels.tile_calls import tile_decoder, tile_encoder
 from cswap_kernels.zvc import zvc_decode_cpu, zvc_encode_cpu
 
 if TYPE_CHECKING:

@@ -15,10 +15,11 @@ from cswap.advisor.call_site import Site
 from cswap.codecs.layout import flatten
 from cswap.codecs.registry import get_codec
 from cswap.codecs.warmup import warm
-from cswap.engine.recipes import Recipe, RecipeBook, producer
+from cswap.engine.recipes import Place, Recipe, RecipeBook, producer
 from cswap.engine.saved.aliases import is_result, make_token
 from cswap.engine.saved.eligibility import bytes_of, is_tracing, reason_to_keep
 from cswap.engine.saved.packed import Kept, PackedView
+from cswap.engine.saved.rest import Rest
 from cswap.engine.transfer.handle import State
 from cswap.log import log
 
@@ -56,6 +57,9 @@ class Packer:
         self._budget_bytes = state.window.budget_bytes
         self._recomputer = state.recomputer
         self._remat = _computes_again(state.config)
+        self._resting, self._gone = state.resting, state.resting.gone
+        # Where encodings have a limit, prices follow the demand of every tensor in every step.
+        self._may_rest = state.config.policy == "auto" and state.config.host_limit is None
         self._warned_of_capture = False
 
     def pack(self, tensor: torch.Tensor) -> Kept | PackedView:
@@ -69,16 +73,18 @@ class Packer:
         nbytes = tensor.nbytes
         if nbytes < self._min_bytes or not nbytes:
             return self._keep(tensor, "small")
-        if self._deaths or self._state.interrupted:
+        if self._deaths or self._gone or self._state.interrupted:
             self._state.tidy()
         scope, operator = self._scopes.stack[-1], self._scopes.operator
-        recipe = self.book.expected(tensor, scope, operator)
-        if recipe is None:
-            recipe = self._recipe(tensor, scope, operator)
-        if recipe.keep is not None:
-            return self._keep(tensor, recipe.keep)
-        packed = self._pack(tensor, recipe)
+        place = self.book.expected(tensor, scope, operator)
+        if place is None:
+            place = self._place(tensor, scope, operator)
+        if place.recipe.keep is not None:
+            return self._keep(tensor, place.recipe.keep)
         observer = self._state.observer
+        if place.rest is not None and observer.seen is None and self._rests(place.rest):
+            return self._leave(tensor, place)
+        packed = self._pack(tensor, place)
         if observer.seen is not None:
             observer.note(scope.path, tensor, packed)
         return packed
@@ -106,15 +112,13 @@ class Packer:
 
     # ----------------------------------------------------------------- recipes
 
-    def _recipe(self, tensor: torch.Tensor, scope: Scope, operator: str) -> Recipe:
+    def _place(self, tensor: torch.Tensor, scope: Scope, operator: str) -> Place:
         recipe = self.book.known(tensor, scope, operator)
         if recipe is None or recipe.keep == "parameter":
             # Which tensors are parameters is asked anew: they look like others of their size.
             recipe = self._make_recipe(tensor, scope, operator)
-            self.book.learn(recipe, tensor, operator)
-        else:
-            self.book.place(recipe)
-        return recipe
+            return self.book.learn(recipe, tensor, operator)
+        return self.book.place(recipe)
 
     def _make_recipe(self, tensor: torch.Tensor, scope: Scope, operator: str) -> Recipe:
         state = self._state
@@ -139,7 +143,26 @@ class Packer:
 
     # ----------------------------------------------------------------- handles
 
-    def _pack(self, tensor: torch.Tensor, recipe: Recipe) -> Kept | PackedView:
+    def _rests(self, rest: Rest) -> bool:
+        return rest.lasts(self._order.step) and not self._state.follower.follows
+
+    def _leave(self, tensor: torch.Tensor, place: Place) -> Kept:
+        # See Note [a tensor that rests].
+        if place.shares:
+            self._counters.share()
+            return self.pass_through(tensor)
+        with self._lock:
+            position = self._order.next_position()
+        if position == 0:
+            self._begin_choices()
+        return self._resting.add(tensor, tensor.nbytes)
+
+    def _begin_choices(self) -> None:
+        self._state.follower.begin_step()
+        self._state.advisor.begin_step(self._counters.exposed_s + self._state.lanes.stalled_s)
+
+    def _pack(self, tensor: torch.Tensor, place: Place) -> Kept | PackedView:
+        recipe = place.recipe
         lane = recipe.lane
         assert lane is not None  # or it would stay
         if lane.may_capture and lane.device.is_capturing():
@@ -153,10 +176,10 @@ class Packer:
             if found is None:
                 position, step = self._order.next_position(), self._order.step
         if found is not None:
+            place.rest, place.shares = found.rest, True
             return self._share(found, tensor)
         if position == 0:
-            self._state.follower.begin_step()
-            self._state.advisor.begin_step(self._counters.exposed_s + self._state.lanes.stalled_s)
+            self._begin_choices()
         try:
             token = make_token(tensor, lane)
         except RuntimeError:  # a storage that is smaller than its tensor says, as FSDP makes them
@@ -181,7 +204,7 @@ class Packer:
         elif self._window.open:
             self._hold_in_window(token)
         else:
-            self._swap_out(token)
+            self._send(token, place)
         if lane.step_bytes is not None:
             lane.hold_step()
         return packed
@@ -241,6 +264,14 @@ class Packer:
 
     # -------------------------------------------------------------------- send
 
+    def _send(self, token: Token, place: Place) -> None:
+        before = None if place.shares else place.rest
+        place.rest, place.shares = None, False
+        paid = self._swap_out(token, 1 if before is None else before.steps)
+        if not paid and self._may_rest:
+            step = token.handle.step
+            place.rest = token.rest = Rest(step + 1) if before is None else before.longer(step)
+
     def _hold_in_window(self, token: Token) -> None:
         handle = token.handle
         self._counters.stay("budget", handle.raw_nbytes)
@@ -253,38 +284,47 @@ class Packer:
             # Tensors on their way out count, too: the budget is a limit, not a goal.
             token.lane.hold_within(max(0, self._budget_bytes - self._window.nbytes))
 
-    def _swap_out(self, token: Token) -> None:
+    def _swap_out(self, token: Token, uses: int = 1) -> bool:
+        # Whether something was worth its time. uses: see `Advisor.choose`.
         handle, source = token.handle, token.source
         if handle.state is not State.KEPT or source is None:
-            return
+            return True
         if handle.pinned:
             self._counters.stay("saved_again", handle.raw_nbytes)
-            return
+            return True
         if handle.modified():
             self._counters.stay("modified", handle.raw_nbytes)  # unpack has to raise
-            return
+            return True
         if token.remat is not None:
             if self._recomputer.is_worth(token):
                 token.lane.executor.recompute_later(handle)
-                return
+                return True
             token.remat = None
         x = flatten(source) if handle.gathered else source
-        codec = self._choose(handle, x, may_keep=token.lane.may_keep)
+        codec = self._choose(handle, x, uses, may_keep=token.lane.may_keep)
         if codec is None:
             handle.lossy_ok = False
             self._counters.stay("does_not_pay", handle.raw_nbytes)
-            return
+            return False
         handle.lossy_ok = not codec.lossless
         compile_s = warm(codec, x.dtype, x.device)
         if compile_s:
             self._counters.compiled(compile_s)
         token.lane.executor.swap_out(handle, x, codec)
+        return True
 
-    def _choose(self, handle: Handle, x: torch.Tensor, *, may_keep: bool) -> Codec | None:
+    def _choose(
+        self, handle: Handle, x: torch.Tensor, uses: int, *, may_keep: bool
+    ) -> Codec | None:
         assert handle.site is not None  # set where the handle is made
         try:
             handle.advice = self._state.advisor.choose(
-                x, handle.site, handle.position, lossy_ok=handle.lossy_ok, may_keep=may_keep
+                x,
+                handle.site,
+                handle.position,
+                lossy_ok=handle.lossy_ok,
+                may_keep=may_keep,
+                uses=uses,
             )
         except Exception as error:
             self._counters.fall_back("advisor", error)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from cswap.engine.saved.module_stack import Scope
+    from cswap.engine.saved.rest import Rest
     from cswap.engine.transfer.device_lanes import Lane
 
 MOST_RECIPES: Final = 1 << 14
@@ -60,6 +61,21 @@ class Recipe:
     lossy_ok: bool = False
 
 
+@dataclass(slots=True, eq=False)
+class Place:
+    """One position in the sequence of tensors that a thread saves in a step.
+
+    Attributes:
+        recipe: of the tensor that was saved here last.
+        rest: see Note [a tensor that rests] in rest.py; None: the tensor does not rest.
+        shares: it rests because the tensor rests whose memory it shares.
+    """
+
+    recipe: Recipe
+    rest: Rest | None = None
+    shares: bool = False
+
+
 class RecipeBook:
     """Recipes by position in the step, and by call site. One sequence per thread."""
 
@@ -73,14 +89,15 @@ class RecipeBook:
         """Expect the first tensor of a step in this thread."""
         self._here.next = 0
 
-    def expected(self, tensor: torch.Tensor, scope: Scope, operator: str) -> Recipe | None:
-        """The recipe of this tensor if it is the one that comes next; counts it."""
+    def expected(self, tensor: torch.Tensor, scope: Scope, operator: str) -> Place | None:
+        """The place of this tensor if it is the one that comes next; counts it."""
         here = self._here
         n = here.next
         here.next = n + 1
-        if n >= len(here.recipes):
+        if n >= len(here.places):
             return None
-        recipe = here.recipes[n]
+        place = here.places[n]
+        recipe = place.recipe
         if (
             recipe.scope is scope
             and recipe.dtype is tensor.dtype
@@ -89,28 +106,29 @@ class RecipeBook:
             and recipe.device == tensor.device
             and (not self._by_role or recipe.role == (operator, producer(tensor)))
         ):
-            return recipe
+            return place
         return None
 
     def known(self, tensor: torch.Tensor, scope: Scope, operator: str) -> Recipe | None:
         """The recipe of such a tensor, wherever in a step it comes."""
         return self._known.get(self._key(tensor, scope, operator))
 
-    def learn(self, recipe: Recipe, tensor: torch.Tensor, operator: str) -> None:
+    def learn(self, recipe: Recipe, tensor: torch.Tensor, operator: str) -> Place:
         """Remember the recipe of the tensor that was asked for last."""
         if len(self._known) >= MOST_RECIPES:
             self._known.clear()
         self._known[self._key(tensor, recipe.scope, operator)] = recipe
-        self.place(recipe)
+        return self.place(recipe)
 
-    def place(self, recipe: Recipe) -> None:
+    def place(self, recipe: Recipe) -> Place:
         """This recipe is the one to be expected where the last tensor was."""
-        here = self._here
+        here, place = self._here, Place(recipe)
         n = here.next - 1
-        if n < len(here.recipes):
-            here.recipes[n] = recipe
-        elif n == len(here.recipes) and n < MOST_RECIPES:
-            here.recipes.append(recipe)
+        if n < len(here.places):
+            here.places[n] = place
+        elif n == len(here.places) and n < MOST_RECIPES:
+            here.places.append(place)
+        return place
 
     def role(self, tensor: torch.Tensor, operator: str) -> tuple[str, str]:
         """See `Recipe`."""
@@ -129,7 +147,7 @@ class RecipeBook:
 class _Sequence(threading.local):
     def __init__(self) -> None:
         self.next = 0
-        self.recipes: list[Recipe] = []
+        self.places: list[Place] = []
 
 
 def producer(tensor: torch.Tensor) -> str:

@@ -15,6 +15,7 @@ from cswap.engine.saved.eligibility import OwnedStorages
 from cswap.engine.saved.module_stack import ScopeStack
 from cswap.engine.saved.observer import Observer
 from cswap.engine.saved.reclaim import Reclaimer
+from cswap.engine.saved.resting import RestingTensors
 from cswap.engine.transfer.device_lanes import Lanes, disk_store, optional_int
 from cswap.stats.counters import Counters
 
@@ -49,6 +50,7 @@ class EngineState:
         order: positions in the step, and the order of backward.
         window: tensors that stay, within the budget.
         reclaimer: handles that nobody can ask for any more.
+        resting: tensors that stay, without handles.
         recomputer: computes tensors again.
         interrupted: an interrupt has ended our code somewhere: sums may be off by one tensor.
     """
@@ -80,6 +82,7 @@ class EngineState:
         self.order = StepOrder()
         self.window = BudgetWindow(optional_int(config.budget), config.keep_last)
         self.reclaimer = Reclaimer(self._release)
+        self.resting = RestingTensors(self.counters)
         self.interrupted = False
         self.recomputer = Recomputer(self)
 
@@ -97,6 +100,7 @@ class EngineState:
         """Release the dead. After an interrupt, add up again."""
         try:
             self.reclaimer.collect()
+            self.resting.collect()
             if self.interrupted:
                 self._add_up_again()
                 self.interrupted = False
@@ -111,6 +115,5 @@ class EngineState:
                 handles = list(self.aliases)
                 self.window.recount()
             self.lanes.recount(handles)
-            self.counters.recount(
-                device=sum(h.device_bytes for h in handles), host=sum(h.host_bytes for h in handles)
-            )
+            on_device = sum(h.device_bytes for h in handles) + self.resting.nbytes
+            self.counters.recount(device=on_device, host=sum(h.host_bytes for h in handles))

@@ -78,6 +78,18 @@ class Counters:
         if self.timeline is not None:
             self._draw()
 
+    def rest(self, nbytes: int) -> None:
+        """A tensor was saved where nothing has been worth its time: it stays, uncompared."""
+        with self._lock:
+            self.packed += 1
+            entry = self.kept["does_not_pay"]
+            entry[0] += 1
+            entry[1] += nbytes
+            self._device_bytes += nbytes
+            self._note_peaks()
+        if self.timeline is not None:
+            self._draw()
+
     def hold(self, *, device: int = 0, host: int = 0) -> None:
         """The engine holds that many bytes more (or fewer)."""
         with self._lock:

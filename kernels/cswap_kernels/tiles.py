@@ -3,9 +3,7 @@
 A format contributes two *tile functions*; everything around them (splitting into tiles, storing a
 tile raw when its encoding would not shrink, bounds checks on the way back) is here, once.
 
-Tile functions are compiled per word type and handed to the loops as first-class function pointers:
-the loops are compiled once and cached on disk, and formats compose ("zvc+expk") without a loop
-per pair. The indirect call costs about 30 ns per tile.
+Tile functions are compiled per word type and handed to the loops as addresses, see tile_calls.py.
 
     encode_tile(words [n] u8|u16|u32|u64, dst u8, args [k] u64, first i64) -> i64
         Encodes one tile into the start of dst; returns its bytes, or -1 for "store it raw".
@@ -19,20 +17,16 @@ args holds the format's parameters; first is the index of the tile's first word 
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from numba import types
-from numba.extending import typeof_impl
 
 from cswap_kernels.jit import njit
 from cswap_kernels.queue import take, wait_and_add
+from cswap_kernels.tile_calls import call_decoder, call_encoder
 from cswap_kernels.words import copy_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
 
 TILE_WORDS: Final = {1: 8192, 2: 8192, 4: 4096, 8: 2048}
@@ -51,55 +45,6 @@ RAW: Final = 0x80000000
 
 CHUNK: Final = 16
 """Tiles that a thread takes at a time: 256 KiB, a quarter of a core's second-level cache."""
-
-_WORD_TYPES: Final[dict[int, Any]] = {
-    1: types.uint8,
-    2: types.uint16,
-    4: types.uint32,
-    8: types.uint64,
-}
-_BYTES = types.Array(types.uint8, 1, "C")
-_ARGS = types.Array(types.uint64, 1, "C")
-
-
-class TileFunction(types.WrapperAddressProtocol):  # type: ignore[misc]
-    """A compiled tile function that the loops below can be given as an argument."""
-
-    def __init__(self, function: Any, signature: Any) -> None:
-        function.compile(signature)
-        compiled = function.overloads[signature.args]
-        self._library = compiled.library  # keeps the machine code alive
-        name = compiled.fndesc.llvm_cfunc_wrapper_name
-        self._address = compiled.library.get_pointer_to_function(name)
-        self._signature = signature
-        self.numba_type = types.FunctionType(signature)
-
-    def __wrapper_address__(self) -> int:
-        """Address of the machine code; asked for by Numba."""
-        return int(self._address)
-
-    def signature(self) -> Any:
-        """Numba signature; asked for by Numba."""
-        return self._signature
-
-
-@typeof_impl.register(TileFunction)
-def _typeof_tile_function(value: TileFunction, _context: Any) -> Any:
-    return value.numba_type  # Numba's own way builds the type anew at every call
-
-
-@cache
-def tile_encoder(function: Callable[..., int], word: int) -> TileFunction:
-    """Compile (or load from the disk cache) an ``encode_tile`` for words of ``word`` bytes."""
-    words = types.Array(_WORD_TYPES[word], 1, "C")
-    return TileFunction(function, types.int64(words, _BYTES, _ARGS, types.int64))
-
-
-@cache
-def tile_decoder(function: Callable[..., int], word: int) -> TileFunction:
-    """Compile (or load from the disk cache) a ``decode_tile`` for words of ``word`` bytes."""
-    words = types.Array(_WORD_TYPES[word], 1, "C")
-    return TileFunction(function, types.int64(_BYTES, words, _ARGS, types.int64))
 
 
 def count_tiles(n_words: int, word: int) -> int:
@@ -124,9 +69,10 @@ def container_bound(n_words: int, word: int) -> int:
 
 
 @njit(nogil=True, cache=True)
-def encode_range(encode_tile, words, out, directory, args, first_tile, last_tile, tile_words, base):
+def encode_range(encoder, words, out, directory, args, first_tile, last_tile, tile_words, base):
     """Encode tiles [first_tile, last_tile) into out, densely from byte ``base`` on.
 
+    encoder is the address of a compiled encode_tile.
     Writes their entries of the directory [n_tiles, 2] u32; returns the byte after the last
     segment. out must have room for all of them raw, plus SLACK bytes.
     """
@@ -136,7 +82,7 @@ def encode_range(encode_tile, words, out, directory, args, first_tile, last_tile
         first = tile * tile_words
         x = words[first : min(first + tile_words, words.size)]  # [n]
         raw_bytes = x.size * itemsize
-        nbytes = encode_tile(x, out[cursor:], args, first)
+        nbytes = call_encoder(encoder, x, out[cursor:], args, first)
         if nbytes < 0 or nbytes >= raw_bytes:
             nbytes = raw_bytes
             copy_bytes(out[cursor:], x)
@@ -151,7 +97,7 @@ def encode_range(encode_tile, words, out, directory, args, first_tile, last_tile
 
 
 @njit(nogil=True, cache=True)
-def encode_chunks(encode_tile, words, out, directory, args, tile_words, queue, scratch):
+def encode_chunks(encoder, words, out, directory, args, tile_words, queue, scratch):
     """Encode chunks of tiles, densely from the queue's value on, until none is left.
 
     To be called by any number of threads with the same queue, each with a scratch of its own:
@@ -166,7 +112,7 @@ def encode_chunks(encode_tile, words, out, directory, args, tile_words, queue, s
             return
         last_tile = min(first_tile + CHUNK, n_tiles)
         nbytes = encode_range(
-            encode_tile, words, scratch, directory, args, first_tile, last_tile, tile_words, 0
+            encoder, words, scratch, directory, args, first_tile, last_tile, tile_words, 0
         )
         start = wait_and_add(queue, chunk, nbytes)
         for tile in range(first_tile, last_tile):
@@ -175,8 +121,11 @@ def encode_chunks(encode_tile, words, out, directory, args, tile_words, queue, s
 
 
 @njit(nogil=True, cache=True)
-def decode_range(decode_tile, payload, words, args, first_tile, last_tile, tile_words):
-    """Decode tiles [first_tile, last_tile) into words; return -1, or the first corrupt tile."""
+def decode_range(decoder, payload, words, args, first_tile, last_tile, tile_words):
+    """Decode tiles [first_tile, last_tile) into words; return -1, or the first corrupt tile.
+
+    decoder is the address of a compiled decode_tile.
+    """
     n_tiles = (words.size + tile_words - 1) // tile_words
     directory = payload[: 8 * n_tiles].view(np.uint32)  # [n_tiles, 2] u32
     lowest = (8 * n_tiles + 15) & ~np.int64(15)
@@ -195,7 +144,7 @@ def decode_range(decode_tile, payload, words, args, first_tile, last_tile, tile_
             if nbytes != x.size * itemsize:
                 return tile
             copy_bytes(x, segment)
-        elif decode_tile(segment, x, args, first) != 0:
+        elif call_decoder(decoder, segment, x, args, first) != 0:
             return tile
     return -1
 

@@ -6,15 +6,13 @@ See docs/format/compose.md. X's tile functions are called by their addresses, wh
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from cswap_kernels.jit import njit
 from cswap_kernels.simd import OVERSHOOT
+from cswap_kernels.tile_calls import call_decoder, call_encoder
 from cswap_kernels.tiles import SLACK
 from cswap_kernels.words import copy_bytes, put, word_bytes
 from cswap_kernels.zvc import mask_bytes, pack, read_mask, unpack, write_mask
@@ -32,25 +30,6 @@ MASK: Final = 1
 
 VERBATIM: Final = 2
 """Bit of the flags: the words that are not zero are stored as they are, X did not shrink them."""
-
-
-def _emit_call(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    # args[0] is the address of a tile function, the others are its arguments.
-    kinds = [context.get_value_type(kind) for kind in signature.args[1:]]
-    function = ir.FunctionType(context.get_value_type(signature.return_type), kinds)
-    return builder.call(builder.inttoptr(args[0], function.as_pointer()), args[1:])
-
-
-@intrinsic
-def call_encoder(typing: Any, address: Any, words: Any, dst: Any, args: Any, first: Any) -> Any:
-    """Call the ``encode_tile`` at an address."""
-    return types.int64(types.uint64, words, dst, args, types.int64), _emit_call
-
-
-@intrinsic
-def call_decoder(typing: Any, address: Any, src: Any, words: Any, args: Any, first: Any) -> Any:
-    """Call the ``decode_tile`` at an address."""
-    return types.int64(types.uint64, src, words, args, types.int64), _emit_call
 
 
 @njit(nogil=True, cache=True)

@@ -38,7 +38,7 @@ from cswap.config import SwapConfig
 from cswap.errors import ConfigError
 from cswap.testing import check_codec
 from cswap_kernels.jit import njit
-from cswap_kernels.tiles import tile_decoder, tile_encoder
+from cswap_kernels.tile_calls import tile_decoder, tile_encoder
 
 N = 1 << 18
 FAST = {"cpu": CodecRate(20e9, 20e9)}

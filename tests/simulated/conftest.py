@@ -15,14 +15,8 @@ else:
     from numba import cuda
 
     from cswap_kernels.cuda.container import CONTROL_WORDS, decode_kernel, encode_kernel
-    from cswap_kernels.tiles import (
-        SLACK,
-        decode_range,
-        directory_bytes,
-        encode_range,
-        tile_decoder,
-        tile_encoder,
-    )
+    from cswap_kernels.tile_calls import tile_decoder, tile_encoder
+    from cswap_kernels.tiles import SLACK, decode_range, directory_bytes, encode_range
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -48,8 +42,8 @@ class Twins:
         self.word, self.tile, self.threads = word, tile, threads
         self._encode = cuda.jit(encode_kernel(make_tile, word, tile))
         self._decode = cuda.jit(decode_kernel(make_tile, word, tile))
-        self._encode_cpu = tile_encoder(encode_cpu, word)
-        self._decode_cpu = tile_decoder(decode_cpu, word)
+        self._encode_cpu = tile_encoder(encode_cpu, word).address
+        self._decode_cpu = tile_decoder(decode_cpu, word).address
 
     def n_tiles(self, n):
         return -(-n // self.tile)

@@ -15,7 +15,7 @@ from cswap_kernels.int4 import int4_decode_cpu, int4_encode_cpu
 from cswap_kernels.int8 import int8_decode_cpu, int8_encode_cpu
 from cswap_kernels.mxfp8 import mxfp8_decode_cpu, mxfp8_encode_cpu
 from cswap_kernels.rle import rle_decode_cpu, rle_encode_cpu
-from cswap_kernels.tiles import tile_decoder, tile_encoder
+from cswap_kernels.tile_calls import tile_decoder, tile_encoder
 from cswap_kernels.zvc_plus import ADDRESSES, zvc_plus_decode_cpu, zvc_plus_encode_cpu
 
 INNER = {
@@ -36,7 +36,7 @@ class Composed:
     def __init__(self, twins, name, **options):
         maker, encode, decode, self.args = INNER[name]
         self.held = tile_encoder(encode, 4), tile_decoder(decode, 4)
-        addresses = [f.__wrapper_address__() for f in self.held]
+        addresses = [f.address for f in self.held]
         assert len(addresses) == ADDRESSES
         self.twins = twins(maker, zvc_plus_encode_cpu, zvc_plus_decode_cpu, 4, **options)
         self.on_cpu = (*addresses, *self.args)

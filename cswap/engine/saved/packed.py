@@ -12,6 +12,7 @@ from cswap.errors import InternalError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from cswap.engine.saved.rest import Rest
     from cswap.engine.transfer.device_lanes import Lane
     from cswap.engine.transfer.handle import Handle
     from cswap.remat.record import Remat
@@ -55,9 +56,10 @@ class Token:
         source: see `Owner`.
         result: see `Owner`.
         remat: see `Owner`.
+        rest: of its place in the step, if its tensor stays for some steps (see rest.py).
     """
 
-    __slots__ = ("__weakref__", "handle", "lane", "remat", "result", "source")
+    __slots__ = ("__weakref__", "handle", "lane", "remat", "rest", "result", "source")
 
     def __init__(self, handle: Handle, source: torch.Tensor, lane: Lane) -> None:
         self.handle = handle
@@ -65,6 +67,7 @@ class Token:
         self.source: torch.Tensor | None = source
         self.result: torch.Tensor | None = None
         self.remat: Remat | None = None
+        self.rest: Rest | None = None
         handle.token = weakref.ref(self)
 
 

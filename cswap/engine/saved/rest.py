@@ -1,0 +1,45 @@
+"""Where the tensor stays, for several steps on end, because no codec is worth its time.
+
+Note [a tensor that rests]
+~~~~~~~~~~~~~~~~~~~~~~~~~~
+Where the advisor leaves a tensor in place, it will do so in the next steps, too: values and prices
+change slowly. So the place in the step where it was saved rests. The tensor that is saved there in
+the next steps gets no handle, which could be swapped, and the advisor is not asked. It is counted,
+and that is all. After `FIRST_STEPS` it goes the whole way again, with a new sample of its values;
+if it stays then, too, the place rests for twice as many steps, up to `MOST_STEPS`.
+
+A tensor that shares the memory of one that rests has to rest as long: the memory stays for one of
+them, so nothing is gained by swapping the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+FIRST_STEPS: Final = 8
+"""Steps for which a place rests at first."""
+
+MOST_STEPS: Final = 64
+"""Most steps for which a place rests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """A place in the step whose tensor stays.
+
+    Attributes:
+        since: first step in which it rests.
+        steps: for how many.
+    """
+
+    since: int
+    steps: int = FIRST_STEPS
+
+    def lasts(self, step: int) -> bool:
+        """Whether the place rests in this step."""
+        return step < self.since + self.steps
+
+    def longer(self, step: int) -> Rest:
+        """The rest of a place whose tensor stays again."""
+        return Rest(step + 1, min(2 * self.steps, MOST_STEPS))

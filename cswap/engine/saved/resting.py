@@ -1,0 +1,65 @@
+"""Accounts of the tensors that stay for several steps.
+
+See Note [a tensor that rests] in rest.py.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING
+
+from cswap.engine.saved.packed import Kept
+
+if TYPE_CHECKING:
+    import torch
+
+    from cswap.stats.counters import Counters
+
+class Resting(Kept):
+    """A tensor that stays and is counted while autograd holds it."""
+
+    __slots__ = ("__weakref__",)
+
+
+class _Reference(weakref.ref[Resting]):
+    """Notices when autograd lets go. Its callback is a deque's ``append``, as in reclaim.py."""
+
+    __slots__ = ("nbytes",)
+
+    nbytes: int
+
+
+class RestingTensors:
+    """Counts the tensors of one engine that rest."""
+
+    def __init__(self, counters: Counters) -> None:
+        """Args: counters: the engine's."""
+        self._counters = counters
+        self._alive: set[_Reference] = set()
+        self.gone: deque[weakref.ref[Resting]] = deque()
+
+    def add(self, tensor: torch.Tensor, nbytes: int) -> Resting:
+        """Count a tensor until autograd lets go of the object that this returns."""
+        resting = Resting(tensor.detach(), tensor._version)  # noqa: SLF001
+        reference = _Reference(resting, self.gone.append)
+        reference.nbytes = nbytes
+        self._alive.add(reference)
+        self._counters.rest(nbytes)
+        return resting
+
+    def collect(self) -> None:
+        """Count off those that autograd has let go of."""
+        while self.gone:
+            try:
+                reference = self.gone.popleft()
+            except IndexError:  # another thread took it
+                return
+            assert isinstance(reference, _Reference)
+            self._alive.discard(reference)
+            self._counters.hold(device=-reference.nbytes)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of those that are alive."""
+        return sum(reference.nbytes for reference in self._alive.copy())

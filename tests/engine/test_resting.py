@@ -1,0 +1,157 @@
+"""Tensors that stay because no codec is worth its time rest for several steps."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import cswap
+from cswap.engine.saved.rest import FIRST_STEPS, MOST_STEPS, Rest
+
+OPTIONS: dict[str, Any] = {"min_bytes": 0, "workers": 0, "remat": False}
+
+
+class Scaled(nn.Module):
+    """Saves one tensor, twice: as both factors of a product."""
+
+    def forward(self, x):
+        y = x * 2.0
+        return (y * y.view(-1).view_as(y)).sum()
+
+
+def dense(n=1 << 12, seed=0):
+    """Bytes that no lossless codec shrinks."""
+    bits = torch.randint(-(2**31), 2**31 - 1, (n,), generator=torch.Generator().manual_seed(seed))
+    return bits.to(torch.int32).bitwise_and_(~0x40000000).view(torch.float32).requires_grad_()
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Positions for which the advisor was asked, in order."""
+    from cswap.advisor.advisor import Advisor
+
+    positions, choose = [], Advisor.choose
+
+    def noted(self, x, site, position, **options):
+        positions.append(position)
+        return choose(self, x, site, position, **options)
+
+    monkeypatch.setattr(Advisor, "choose", noted)
+    return positions
+
+
+def test_a_tensor_that_stays_rests_and_is_counted(asked):
+    model, x = Scaled(), dense()
+    with cswap.install(model, **OPTIONS) as handle:
+        for step in range(FIRST_STEPS + 1):
+            loss = model(x)
+            assert handle.stats.device_bytes == x.nbytes
+            loss.backward()
+            del loss
+            stats = handle.stats
+            assert (stats.packed, stats.deduplicated) == (2 * step + 2, step + 1)
+            assert stats.kept_bytes_by_reason == {"does_not_pay": (step + 1) * x.nbytes}
+            assert stats.device_bytes == 0
+        assert asked == [0]
+        assert stats.peak_saved_bytes == x.nbytes
+        model(x).backward()
+        assert asked == [0, 0]
+
+
+def test_rests_grow_longer():
+    rest, step, lengths = Rest(1), 0, []
+    for _ in range(6):
+        start = step
+        while rest.lasts(step + 1):
+            step += 1
+        lengths.append(step - start)
+        step += 1
+        rest = rest.longer(step)
+    assert lengths == [8, 16, 32, 64, 64, 64]
+    assert (lengths[0], lengths[-1]) == (FIRST_STEPS, MOST_STEPS)
+
+
+def test_a_tensor_that_becomes_sparse_is_swapped_after_its_rest():
+    n = 1 << 19  # decoding zeros takes less time than the memory is worth
+    model, sparse = Scaled(), torch.zeros(n, requires_grad=True)
+    with cswap.install(model, **OPTIONS) as handle:
+        model(dense(n)).backward()
+        for _ in range(FIRST_STEPS):
+            model(sparse).backward()
+        assert handle.stats.swapped == 0
+        model(sparse).backward()
+        assert handle.stats.swapped == 1
+
+
+def test_another_tensor_in_its_place_does_not_rest(asked):
+    model = Scaled()
+    with cswap.install(model, **OPTIONS):
+        model(dense()).backward()
+        model(dense(1 << 13)).backward()
+        assert asked == [0, 0]
+
+
+def test_gradients_are_those_without_cswap():
+    model, x = Scaled(), dense()
+    model(x).backward()
+    want, x.grad = x.grad, None
+    with cswap.install(model, **OPTIONS):
+        for _ in range(3):
+            loss = model(x)
+            loss.backward(retain_graph=True)
+            assert torch.equal(x.grad, want)
+            x.grad = None
+            loss.backward()
+            assert torch.equal(x.grad, want)
+            x.grad = None
+
+
+def test_a_resting_tensor_that_is_written_into_raises():
+    class Written(nn.Module):
+        def forward(self, x, *, write):
+            y = x * 2.0
+            out = y.square()
+            if write:
+                y.add_(1)
+            return out.sum()
+
+    model, x = Written(), dense()
+    with cswap.install(model, **OPTIONS):
+        model(x, write=False).backward()
+        loss = model(x, write=True)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+def test_a_graph_that_is_dropped_is_counted_off():
+    model, x = Scaled(), dense()
+    with cswap.install(model, **OPTIONS) as handle:
+        model(x).backward()
+        loss = model(x)
+        assert handle.stats.device_bytes == x.nbytes
+        del loss
+        assert handle.stats.device_bytes == 0
+
+
+def test_an_interrupted_count_is_made_again():
+    model, x = Scaled(), dense()
+    with cswap.install(model, **OPTIONS) as handle:
+        model(x).backward()
+        loss = model(x)
+        handle.engine.counters.hold(device=-123)
+        handle.engine._state.interrupted = True
+        assert handle.stats.device_bytes == x.nbytes
+        del loss
+        assert handle.stats.device_bytes == 0
+
+
+@pytest.mark.parametrize("limit", [{"host_limit": 1 << 30}, {"budget": 1 << 30}])
+def test_nothing_rests_where_a_limit_decides(limit):
+    model, x = Scaled(), dense()
+    with cswap.install(model, **OPTIONS, **limit) as handle:
+        for _ in range(3):
+            model(x).backward()
+        places = handle.engine._packer.book._here.places
+        assert places
+        assert all(place.rest is None for place in places)
