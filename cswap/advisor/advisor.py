@@ -185,7 +185,8 @@ class Advisor:
             ConfigError: the user's own function named a codec that does not exist.
         """
         key = (position, site.scope, x.dtype, x.numel(), lossy_ok)
-        costs = self._costs_on(x.device.type)
+        kind = x.device.type
+        costs = self._costs.get(kind) or self._costs_on(kind)
         with self._lock:
             memory = self._sites.get(key)
             if memory is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import abc
 import operator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final, Protocol
 
 import torch
@@ -355,6 +356,7 @@ def _takes(out: torch.Tensor, bound: int, device: torch.device) -> bool:
     )
 
 
+@cache
 def word_dtype(dtype: torch.dtype) -> DType:
     """The schema's description of a torch dtype.
 

@@ -139,6 +139,21 @@ def copy_bytes(target: torch.Tensor, source: torch.Tensor, nbytes: int) -> None:
         target_bytes[:nbytes].copy_(source_bytes[:nbytes], non_blocking=True)
 
 
+def address_of(x: torch.Tensor, word: int = 1) -> int:
+    """Address of the memory of a flat CPU tensor, for a kernel that reads words of it.
+
+    Raises:
+        UnsupportedError: the memory is not contiguous, or the address is no multiple of ``word``.
+    """
+    address = x.data_ptr()
+    if address % word or not x.is_contiguous() or not x.is_cpu:
+        raise UnsupportedError(
+            f"tensor at address {address:#x} of {x.device}: must be contiguous on the CPU, "
+            f"aligned to {word} bytes."
+        )
+    return address
+
+
 def bytes_of(x: torch.Tensor) -> NDArray[Any]:
     """The bytes of a flat CPU tensor as a numpy array that shares its memory."""
     return x.view(torch.uint8).numpy()

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import numpy as np
 
 from cswap.codecs import gpu
-from cswap.codecs.base import Codec, EncodeKey, LateSize, Stream, word_dtype
-from cswap.codecs.layout import bytes_of, words_of
+from cswap.codecs.base import DEFAULT_KEY, Codec, EncodeKey, LateSize, Stream, word_dtype
+from cswap.codecs.layout import address_of, bytes_of, words_of
 from cswap.codecs.parallel import DEFAULT_SHAPE, SHAPES, run_ranges, split
 from cswap.errors import CorruptEncodingError, UnsupportedError
+from cswap_kernels.tile_calls import WORD_LIKE
 from cswap_kernels.tiles import (
     ALIGN,
     CHUNK,
@@ -22,10 +23,11 @@ from cswap_kernels.tiles import (
     TILE_WORDS,
     container_bound,
     count_tiles,
+    decode_at,
     decode_range,
     directory_bytes,
+    encode_at,
     encode_chunks,
-    encode_range,
     segment_capacity,
 )
 
@@ -111,31 +113,25 @@ class TiledCodec(Codec):
     ) -> int | LateSize:
         """See `Codec.encode_flat`."""
         d = word_dtype(x.dtype)
-        if container_bound(x.nbytes // d.word, d.word) > MAX_BYTES:
-            raise UnsupportedError(
-                f"tensor of {x.nbytes} bytes: the tile directory reaches {MAX_BYTES}. "
-                "Encode it in parts."
-            )
+        n_words, n_tiles, directory_nbytes = _tiles_of(x.nbytes, d.word)
         if x.is_cuda:
             return self._encode_cuda(x, out, d, key, stream)
-        words, target = words_of(x), bytes_of(out)
-        encoder = self.tile_functions(d).encode.address
-        args = self.tile_args(d, key)
-        n_tiles = count_tiles(words.size, d.word)
-        start = directory_bytes(n_tiles)
-        directory = target[: n_tiles * ENTRY].view(np.uint32)  # [n_tiles, 2]
-        target[n_tiles * ENTRY : start] = 0  # defined padding: equal inputs give equal bytes
+        encoder, args = self.tile_functions(d).encode.address, self.tile_args(d, key)
         tile, shape = TILE_WORDS[d.word], SHAPES.get(f"{self.name}-encode", DEFAULT_SHAPE)
-        ranges = split(n_tiles, _threads(stream), shape)
-        if len(ranges) == 1:
-            return int(
-                encode_range(encoder, words, target, directory, args, 0, n_tiles, tile, start)
-            )
-        queue = np.array([0, 0, start])
+        threads = _threads(stream)
+        if threads == 1 or n_tiles < 2 * shape.least:
+            source, target = address_of(x, d.word), address_of(out)
+            like, capacity = WORD_LIKE[d.word], out.numel()
+            return int(encode_at(encoder, like, source, n_words, target, capacity, args, tile))
+        ranges = split(n_tiles, threads, shape)
+        words, memory = words_of(x), bytes_of(out)
+        directory = memory[: n_tiles * ENTRY].view(np.uint32)  # [n_tiles, 2]
+        memory[n_tiles * ENTRY : directory_nbytes] = 0  # equal inputs give equal bytes
+        queue = np.array([0, 0, directory_nbytes])
 
         def job(_index: int, _first: int, _last: int) -> None:
             scratch = np.empty(CHUNK * segment_capacity(d.word) + SLACK, np.uint8)
-            encode_chunks(encoder, words, target, directory, args, tile, queue, scratch)
+            encode_chunks(encoder, words, memory, directory, args, tile, queue, scratch)
 
         run_ranges(job, ranges)
         return int(queue[-1])
@@ -145,30 +141,35 @@ class TiledCodec(Codec):
     ) -> None:
         """See `Codec.decode_flat`."""
         d = word_dtype(out.dtype)
-        n_tiles = count_tiles(out.nbytes // d.word, d.word)
-        if payload.numel() < directory_bytes(n_tiles):
+        n_words, n_tiles, directory_nbytes = _tiles_of(out.nbytes, d.word)
+        if payload.numel() < directory_nbytes:
             raise CorruptEncodingError(
                 f"encoding of {payload.numel()} bytes is shorter than its directory of {n_tiles} "
                 "tiles."
             )
         if out.is_cuda:
-            args = self.cuda_args(d, EncodeKey()).tolist()
+            args = self.cuda_args(d, DEFAULT_KEY).tolist()
             gpu.decode(self.cuda_format, d.word, payload, out, args, cuda_stream(stream))
             return
-        words, source = words_of(out), bytes_of(payload)
         if payload.data_ptr() % ALIGN:
-            source = source.copy()
-        decoder = self.tile_functions(d).decode.address
-        args = self.tile_args(d, EncodeKey())
+            payload = payload.clone()
+        decoder, args = self.tile_functions(d).decode.address, self.tile_args(d, DEFAULT_KEY)
+        tile, shape = TILE_WORDS[d.word], SHAPES.get(f"{self.name}-decode", DEFAULT_SHAPE)
+        threads = _threads(stream)
+        if threads == 1 or n_tiles < 2 * shape.least:
+            source, target = address_of(payload), address_of(out, d.word)
+            like, nbytes = WORD_LIKE[d.word], payload.numel()
+            bad = decode_at(decoder, like, source, nbytes, target, n_words, args, tile)
+        else:
+            words, memory = words_of(out), bytes_of(payload)
 
-        def job(_index: int, first: int, last: int) -> int:
-            return int(decode_range(decoder, source, words, args, first, last, TILE_WORDS[d.word]))
+            def job(_index: int, first: int, last: int) -> int:
+                return int(decode_range(decoder, memory, words, args, first, last, tile))
 
-        shape = SHAPES.get(f"{self.name}-decode", DEFAULT_SHAPE)
-        ranges = split(n_tiles, _threads(stream), shape)
-        bad = [t for t in run_ranges(job, ranges) if t >= 0]
-        if bad:
-            raise CorruptEncodingError(f"codec {self.name!r}: tile {bad[0]} is damaged.")
+            found = run_ranges(job, split(n_tiles, threads, shape))
+            bad = next((t for t in found if t >= 0), -1)
+        if bad >= 0:
+            raise CorruptEncodingError(f"codec {self.name!r}: tile {bad} is damaged.")
 
     def _encode_cuda(
         self, x: torch.Tensor, out: torch.Tensor, d: DType, key: EncodeKey, stream: Stream | None
@@ -189,6 +190,22 @@ NO_ARGS: Final[NDArray[Any]] = np.zeros(1, np.uint64)
 def cuda_stream(stream: Stream | None) -> torch.cuda.Stream | None:
     """The stream of a call whose tensors are on a GPU."""
     return cast("torch.cuda.Stream | None", stream)
+
+
+@lru_cache(maxsize=4096)
+def _tiles_of(nbytes: int, word: int) -> tuple[int, int, int]:
+    """Words, tiles and bytes of the directory of a tensor of so many bytes.
+
+    Raises:
+        UnsupportedError: the directory cannot count so many bytes.
+    """
+    n_words = nbytes // word
+    if container_bound(n_words, word) > MAX_BYTES:
+        raise UnsupportedError(
+            f"tensor of {nbytes} bytes: the tile directory reaches {MAX_BYTES}. Encode it in parts."
+        )
+    n_tiles = count_tiles(n_words, word)
+    return n_words, n_tiles, directory_bytes(n_tiles)
 
 
 def _threads(stream: Stream | None) -> int:

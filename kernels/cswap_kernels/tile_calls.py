@@ -1,8 +1,10 @@
-"""Tile functions, compiled, and called by the address of their machine code.
+"""Tile functions, compiled, and called by the address of their machine code; arrays by address.
 
 An address is an integer: the loops of tiles.py are compiled once for all formats, formats compose
 ("zvc+expk") without a loop per pair, and a call from Python costs no more than its other arguments.
-(Numba's own first-class functions cost about 50 Python calls each time one is passed.)
+(Numba's own first-class functions cost about 50 Python calls each time one is passed.) For the same
+reason a tensor's memory can be passed as an address and a length: to make a NumPy array of it takes
+longer than a kernel needs for 16 KiB.
 """
 
 from __future__ import annotations
@@ -10,9 +12,12 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
+from numba.np import arrayobj
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,6 +28,9 @@ _WORD_TYPES: Final[dict[int, Any]] = {
     4: types.uint32,
     8: types.uint64,
 }
+WORD_LIKE: Final = {1: np.uint8(0), 2: np.uint16(0), 4: np.uint32(0), 8: np.uint64(0)}
+"""For `array_at`: any value of the word type, by bytes per word."""
+
 _BYTES = types.Array(types.uint8, 1, "C")
 _ARGS = types.Array(types.uint64, 1, "C")
 
@@ -74,3 +82,25 @@ def call_encoder(typing: Any, address: Any, words: Any, dst: Any, args: Any, fir
 def call_decoder(typing: Any, address: Any, src: Any, words: Any, args: Any, first: Any) -> Any:
     """Call the ``decode_tile`` at an address."""
     return types.int64(address, src, words, args, types.int64), _emit_call
+
+
+def _emit_array(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    kind = signature.return_type
+    word = context.get_data_type(kind.dtype)
+    itemsize = context.get_constant(types.intp, context.get_abi_sizeof(word))
+    array = arrayobj.make_array(kind)(context, builder)
+    arrayobj.populate_array(
+        array,
+        data=builder.inttoptr(args[1], word.as_pointer()),
+        shape=cgutils.pack_array(builder, [args[2]]),
+        strides=cgutils.pack_array(builder, [itemsize]),
+        itemsize=itemsize,
+        meminfo=None,
+    )
+    return array._getvalue()  # noqa: SLF001 Numba has no other name for it
+
+
+@intrinsic
+def array_at(typing: Any, like: Any, address: Any, length: Any) -> Any:
+    """The array [length] of like's type at an address; its memory is the caller's business."""
+    return types.Array(like, 1, "C")(like, types.intp, types.intp), _emit_array

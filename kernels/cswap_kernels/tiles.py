@@ -17,13 +17,14 @@ args holds the format's parameters; first is the index of the tile's first word 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from cswap_kernels.jit import njit
 from cswap_kernels.queue import take, wait_and_add
-from cswap_kernels.tile_calls import call_decoder, call_encoder
+from cswap_kernels.tile_calls import array_at, call_decoder, call_encoder
 from cswap_kernels.words import copy_bytes
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ def segment_capacity(word: int) -> int:
     return TILE_WORDS[word] * word
 
 
+@lru_cache(maxsize=4096)
 def container_bound(n_words: int, word: int) -> int:
     """Largest payload, in bytes: every tile raw."""
     n_tiles = count_tiles(n_words, word)
@@ -94,6 +96,22 @@ def encode_range(encoder, words, out, directory, args, first_tile, last_tile, ti
         out[cursor + nbytes : after] = 0  # no stale bytes: the same tensor, the same stream
         cursor = after
     return cursor
+
+
+@njit(nogil=True, cache=True)
+def encode_at(encoder, like, source, n_words, target, capacity, args, tile_words):
+    """Encode the n_words words at address ``source`` to a whole payload at address ``target``.
+
+    like is a word; capacity the bytes at target, at least `container_bound` and SLACK. Returns the
+    payload's bytes.
+    """
+    words = array_at(like, source, n_words)
+    out = array_at(np.uint8(0), target, capacity)
+    n_tiles = (n_words + tile_words - 1) // tile_words
+    start = (8 * n_tiles + 15) & ~np.int64(15)
+    out[8 * n_tiles : start] = 0  # defined padding: equal inputs give equal bytes
+    directory = out[: 8 * n_tiles].view(np.uint32)
+    return encode_range(encoder, words, out, directory, args, 0, n_tiles, tile_words, start)
 
 
 @njit(nogil=True, cache=True)
@@ -147,6 +165,19 @@ def decode_range(decoder, payload, words, args, first_tile, last_tile, tile_word
         elif call_decoder(decoder, segment, x, args, first) != 0:
             return tile
     return -1
+
+
+@njit(nogil=True, cache=True)
+def decode_at(decoder, like, source, nbytes, target, n_words, args, tile_words):
+    """Decode the payload of nbytes bytes at address ``source`` to n_words words at ``target``.
+
+    The payload has a whole directory and begins at a multiple of ALIGN. Returns -1, or the first
+    corrupt tile.
+    """
+    payload = array_at(np.uint8(0), source, nbytes)
+    words = array_at(like, target, n_words)
+    n_tiles = (n_words + tile_words - 1) // tile_words
+    return decode_range(decoder, payload, words, args, 0, n_tiles, tile_words)
 
 
 def as_words(data: NDArray[Any], word: int) -> NDArray[Any]:

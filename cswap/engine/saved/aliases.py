@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import weakref
 from bisect import bisect_left, bisect_right, insort
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -86,12 +87,16 @@ class _Regions:
         handles.append(handle)
 
     def discard(self, handle: Handle) -> None:
+        if handle.whole:
+            if handle in self._whole:
+                self._whole.remove(handle)
+            return
         start = first_byte(handle)
-        handles = self._whole if handle.whole else self._by_start.get(start, [])
+        handles = self._by_start.get(start, [])
         if handle not in handles:
             return
         handles.remove(handle)
-        if not handles and not handle.whole:
+        if not handles:
             del self._by_start[start]
             del self._starts[bisect_left(self._starts, start)]
 
@@ -203,10 +208,15 @@ def _part_token(x: torch.Tensor, whole: int, version: int, lane: Lane, *, is_vie
 
 def _flat_token(x: torch.Tensor, start: int, numel: int, version: int, lane: Lane) -> Token:
     source = x.as_strided((numel,), (1,), start)
-    meta = TensorMeta(dtype_name(x.dtype), (numel,), (1,))
+    meta = _flat_meta(x.dtype, numel)
     nbytes = numel * x.element_size()
     handle = Handle(meta, start=start, gathered=False, version=version, raw_nbytes=nbytes)
     return Token(handle, source, lane)
+
+
+@lru_cache(maxsize=4096)
+def _flat_meta(dtype: torch.dtype, numel: int) -> TensorMeta:
+    return TensorMeta(dtype_name(dtype), (numel,), (1,))
 
 
 def first_byte(handle: Handle) -> int:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from cswap.stats.counters import Counters
 
+
 class Resting(Kept):
     """A tensor that stays and is counted while autograd holds it."""
 
