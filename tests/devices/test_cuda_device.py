@@ -343,7 +343,11 @@ def test_what_computation_waits_on_the_device_is_timed_now_and_then(device):
 
 
 def test_when_staging_memory_is_full_the_computing_thread_waits(device, monkeypatch):
-    late = types.SimpleNamespace(value=lambda: 1 << 14)  # a size that the device tells
+    def value():
+        time.sleep(0.01)  # else the watcher may know every size before the next pack asks
+        return 1 << 14
+
+    late = types.SimpleNamespace(value=value)  # a size that the device tells
     monkeypatch.setattr("cswap.codecs.tiled.TiledCodec.encode_flat", lambda *_, **__: late)
     device.backlog_bytes = 0
     engine = SwapEngine(SwapConfig(codec="zvc", min_bytes=0), device=device)
