@@ -8,16 +8,10 @@ computing threads do as they pass, at the price of a query, and one thread does 
 pass (the computation may be waiting on the host, or be done). That thread sleeps until the oldest
 event has fired, and a little longer, so that it finds several callbacks due at a time: each time
 that it wakes it competes with the computing thread for the interpreter.
-
-Note [events are used again]
-~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-An event is recorded on one stream only. So when it is recorded again, whoever still waits for its
-earlier point waits for a later one of the same stream: longer, but not for less.
 """
 
 from __future__ import annotations
 
-import atexit
 import threading
 import time
 import weakref
@@ -29,6 +23,8 @@ import torch
 
 from cswap.codecs import gpu
 from cswap.devices.base import Device, Event, Role
+from cswap.devices.cuda_callbacks import COALESCE_S, Callbacks
+from cswap.devices.cuda_events import CudaEvent, Gone, cuda_event
 from cswap.devices.pinned import pinned, pinned_size
 from cswap.errors import InternalError, without_frames
 from cswap.log import log
@@ -60,85 +56,6 @@ TIME_EVERY: Final = 8
 ASK_EVERY: Final = 32
 """Questions for room between two looks at the allocator, which take longer than a launch."""
 
-COALESCE_S: Final = 2e-4
-"""How long the thread sleeps after an event has fired, to find more callbacks due."""
-
-END_S: Final = 10.0
-"""How long an exiting process waits for the thread."""
-
-
-class CudaEvent:
-    """Fires when the device has run the job; settles when the callbacks have run, too.
-
-    Attributes:
-        recorded: torch's event.
-        stream: that it was recorded on.
-        error: what the job raised while it issued its work.
-        pending: callbacks that have not run yet.
-        gone: gives torch's event back when this object goes.
-    """
-
-    __slots__ = (
-        "__weakref__",
-        "_device",
-        "_started",
-        "error",
-        "gone",
-        "pending",
-        "recorded",
-        "stream",
-    )
-
-    gone: _Gone
-
-    def __init__(
-        self, device: CudaDevice, recorded: torch.cuda.Event, stream: torch.cuda.Stream
-    ) -> None:
-        self._device = device
-        self._started: torch.cuda.Event | None = None
-        self.recorded = recorded
-        self.stream = stream
-        self.error: BaseException | None = None
-        self.pending = 0
-
-    def query(self) -> bool:
-        """See `Event.query`."""
-        return bool(self.recorded.query())  # type: ignore[no-untyped-call]
-
-    @property
-    def measured(self) -> bool:
-        """See `Event.measured`."""
-        return self._started is not None
-
-    @property
-    def elapsed_s(self) -> float:
-        """See `Event.elapsed_s`."""
-        return 0.0 if self._started is None else self._started.elapsed_time(self.recorded) / 1e3
-
-    @property
-    def span_s(self) -> tuple[float, float]:
-        """See `Event.span_s`: by the moment at which the host knew the device's clock."""
-        if self._started is None:
-            return 0.0, 0.0
-        event, at_s = self._device.origin
-        return (
-            at_s + event.elapsed_time(self._started) / 1e3,
-            at_s + event.elapsed_time(self.recorded) / 1e3,
-        )
-
-    def start(self) -> None:
-        """The job begins here on the stream; its time is measured."""
-        self._started = _event(timing=True)
-        self._started.record(self.stream)
-
-
-class _Gone(weakref.ref[CudaEvent]):
-    """Is put on a list when its event goes; no Python code runs where that happens."""
-
-    __slots__ = ("recorded",)
-
-    recorded: torch.cuda.Event
-
 
 class CudaDevice(Device):
     """One GPU. Thread-safe: autograd calls unpack from threads of its own."""
@@ -168,7 +85,7 @@ class CudaDevice(Device):
             self._allocate_scratch, enough_bytes=self.backlog_bytes, discard=self._discard
         )
         self._here = threading.local()
-        self._callbacks = _Callbacks(self)
+        self._callbacks = Callbacks(index)
         self._relief: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._pageable = False
         self._joined = 0
@@ -257,7 +174,7 @@ class CudaDevice(Device):
     def origin(self) -> tuple[torch.cuda.Event, float]:
         """An event of this device, and when it fired by the host's clock."""
         if self._origin is None:
-            event = _event(timing=True)
+            event = cuda_event(timing=True)
             event.record(torch.cuda.current_stream(self.device))
             event.synchronize()
             self._origin = event, time.perf_counter()
@@ -266,16 +183,16 @@ class CudaDevice(Device):
     def _new_event(self, stream: torch.cuda.Stream, *, timing: bool = False) -> CudaEvent:
         # See Note [events are used again].
         if timing:
-            return CudaEvent(self, _event(timing=True), stream)
+            return CudaEvent(self, cuda_event(timing=True), stream)
         used = self._events.get(stream.cuda_stream)
         if used is None:
             used = self._events.setdefault(stream.cuda_stream, deque())
         try:
-            recorded = cast("_Gone", used.popleft()).recorded
+            recorded = cast("Gone", used.popleft()).recorded
         except IndexError:
-            recorded = _event()
+            recorded = cuda_event()
         event = CudaEvent(self, recorded, stream)
-        event.gone = _Gone(event, used.append)
+        event.gone = Gone(event, used.append)
         event.gone.recorded = recorded
         return event
 
@@ -401,103 +318,6 @@ class CudaDevice(Device):
             return allocate()
         except torch.cuda.OutOfMemoryError as error:
             raise MemoryError(str(error)) from None
-
-
-class _Callbacks:
-    """Callbacks of one device, by the stream of their event. Thread-safe."""
-
-    def __init__(self, device: CudaDevice) -> None:
-        self._index = device.index
-        self._due: dict[int, deque[tuple[CudaEvent, Callable[[], None]]]] = {}
-        self._running = threading.RLock()
-        self._counting = threading.Lock()
-        self._wanted = threading.Event()
-        self._stopping = False
-        self._thread: threading.Thread | None = None
-        _all_callbacks.add(self)
-
-    def add(self, event: CudaEvent, callback: Callable[[], None]) -> None:
-        """Run the callback once the event has fired. Events of one stream fire in order."""
-        with self._counting:
-            event.pending += 1
-        self._due.setdefault(event.stream.cuda_stream, deque()).append((event, callback))
-        if not self._wanted.is_set():
-            self._wanted.set()
-            self._start()
-
-    def run_due(self) -> None:
-        """Run the callbacks whose event has fired, unless another thread is at it."""
-        if not self._wanted.is_set() or not self._running.acquire(blocking=False):
-            return
-        try:
-            for due in list(self._due.values()):
-                while due and due[0][0].query():
-                    self._call(*due.popleft())
-        finally:
-            self._running.release()
-
-    def run_all(self) -> None:
-        """Run the callbacks whose event has fired, those of other threads included."""
-        with self._running:
-            self.run_due()
-
-    def _call(self, event: CudaEvent, callback: Callable[[], None]) -> None:
-        try:
-            callback()
-        except Exception as error:
-            log.exception("a callback failed")
-            event.error = event.error or without_frames(error)
-        finally:
-            with self._counting:
-                event.pending -= 1
-
-    def _start(self) -> None:
-        if self._thread is None and not self._stopping:
-            with self._counting:
-                if self._thread is None:
-                    name = f"cswap-cuda{self._index}"
-                    self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-                    self._thread.start()
-
-    def _run(self) -> None:
-        torch.cuda.set_device(self._index)
-        while not self._stopping:
-            self._wanted.wait()
-            self._next()
-
-    def _next(self) -> None:  # a frame of its own: nothing of the last callback stays alive
-        heads = [due[0][0] for due in list(self._due.values()) if due]
-        if heads:
-            heads[0].recorded.synchronize()
-            time.sleep(COALESCE_S)
-            self.run_due()
-        elif not self._stopping:
-            self._wanted.clear()
-            if any(self._due.values()):  # added meanwhile
-                self._wanted.set()
-
-    def end(self) -> None:
-        """Stop before the interpreter goes: a thread inside torch would take the process down."""
-        self._stopping = True
-        self._wanted.set()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(END_S)
-
-
-_all_callbacks: weakref.WeakSet[_Callbacks] = weakref.WeakSet()
-
-
-def _end_all() -> None:
-    for callbacks in list(_all_callbacks):
-        callbacks.end()
-
-
-atexit.register(_end_all)
-
-
-def _event(*, timing: bool = False) -> torch.cuda.Event:
-    # blocking: a thread that waits sleeps instead of spinning
-    return torch.cuda.Event(enable_timing=timing, blocking=True)  # type: ignore[no-untyped-call]
 
 
 def _own(event: Event) -> CudaEvent:

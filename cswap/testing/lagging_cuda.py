@@ -398,6 +398,7 @@ def installed(cuda: LaggingCuda, patch: Any) -> Iterator[Any]:
     """Let `CudaDevice` run on the stand-in; yields one. ``patch``: pytest's monkeypatch."""
     from cswap.codecs import layout
     from cswap.devices import cuda as module
+    from cswap.devices import cuda_callbacks, cuda_events
     from cswap.engine.transfer import link_back, link_out
 
     real, copy_bytes = torch, layout.copy_bytes
@@ -410,12 +411,13 @@ def installed(cuda: LaggingCuda, patch: Any) -> Iterator[Any]:
         cuda.touch(target.view(real.uint8)[:nbytes], writes=True, text="copy")
         copy_bytes(target, source, nbytes)
 
-    patch.setattr(module, "torch", stand_in)
+    for user in (module, cuda_callbacks, cuda_events):
+        patch.setattr(user, "torch", stand_in)
     for user in (link_out, link_back):
         patch.setattr(user, "copy_bytes", copy)
     patch.setattr(real.Tensor, "record_stream", lambda x, s: cuda.record_stream(x, s))
     patch.setattr(module.CudaDevice, "kind", "cpu")  # of the tensors that the engine gives it
-    patch.setattr("cswap.devices.cuda._Callbacks._start", lambda _: None)  # they run in `pump`
+    patch.setattr(cuda_callbacks.Callbacks, "_start", lambda _: None)  # they run in `pump`
     device = module.CudaDevice(0)
     patch.setattr(device, "host_memory", lambda n: cuda.empty(n, dtype=real.uint8), raising=True)
     yield device

@@ -121,13 +121,14 @@ class FakeCuda:
 
 @pytest.fixture
 def cuda(monkeypatch):
-    from cswap.devices import cuda as module
+    from cswap.devices import cuda, cuda_callbacks, cuda_events
 
     fake, real = FakeCuda(), torch
     stand_in = types.SimpleNamespace(
         cuda=fake, device=lambda *_: real.device("cpu"), empty=real.empty, uint8=real.uint8
     )
-    monkeypatch.setattr(module, "torch", stand_in)
+    for user in (cuda, cuda_callbacks, cuda_events):
+        monkeypatch.setattr(user, "torch", stand_in)
     monkeypatch.setattr(real.Tensor, "record_stream", lambda x, s: fake.record_stream(x, s))
     return fake
 

@@ -1,0 +1,119 @@
+"""Callbacks that run once an event of a CUDA device has fired."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from cswap.errors import without_frames
+from cswap.log import log
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cswap.devices.cuda_events import CudaEvent
+
+COALESCE_S: Final = 2e-4
+"""How long the thread sleeps after an event has fired, to find more callbacks due."""
+
+END_S: Final = 10.0
+"""How long an exiting process waits for the thread."""
+
+
+class Callbacks:
+    """Callbacks of one device, by the stream of their event. Thread-safe."""
+
+    def __init__(self, index: int) -> None:
+        """Args: index: of the device."""
+        self._index = index
+        self._due: dict[int, deque[tuple[CudaEvent, Callable[[], None]]]] = {}
+        self._running = threading.RLock()
+        self._counting = threading.Lock()
+        self._wanted = threading.Event()
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+        _all_callbacks.add(self)
+
+    def add(self, event: CudaEvent, callback: Callable[[], None]) -> None:
+        """Run the callback once the event has fired. Events of one stream fire in order."""
+        with self._counting:
+            event.pending += 1
+        self._due.setdefault(event.stream.cuda_stream, deque()).append((event, callback))
+        if not self._wanted.is_set():
+            self._wanted.set()
+            self._start()
+
+    def run_due(self) -> None:
+        """Run the callbacks whose event has fired, unless another thread is at it."""
+        if not self._wanted.is_set() or not self._running.acquire(blocking=False):
+            return
+        try:
+            for due in list(self._due.values()):
+                while due and due[0][0].query():
+                    self._call(*due.popleft())
+        finally:
+            self._running.release()
+
+    def run_all(self) -> None:
+        """Run the callbacks whose event has fired, those of other threads included."""
+        with self._running:
+            self.run_due()
+
+    def _call(self, event: CudaEvent, callback: Callable[[], None]) -> None:
+        try:
+            callback()
+        except Exception as error:
+            log.exception("a callback failed")
+            event.error = event.error or without_frames(error)
+        finally:
+            with self._counting:
+                event.pending -= 1
+
+    def _start(self) -> None:
+        if self._thread is None and not self._stopping:
+            with self._counting:
+                if self._thread is None:
+                    name = f"cswap-cuda{self._index}"
+                    self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+                    self._thread.start()
+
+    def _run(self) -> None:
+        torch.cuda.set_device(self._index)
+        while not self._stopping:
+            self._wanted.wait()
+            self._next()
+
+    def _next(self) -> None:  # a frame of its own: nothing of the last callback stays alive
+        heads = [due[0][0] for due in list(self._due.values()) if due]
+        if heads:
+            heads[0].recorded.synchronize()
+            time.sleep(COALESCE_S)
+            self.run_due()
+        elif not self._stopping:
+            self._wanted.clear()
+            if any(self._due.values()):  # added meanwhile
+                self._wanted.set()
+
+    def end(self) -> None:
+        """Stop before the interpreter goes: a thread inside torch would take the process down."""
+        self._stopping = True
+        self._wanted.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(END_S)
+
+
+_all_callbacks: weakref.WeakSet[Callbacks] = weakref.WeakSet()
+
+
+def _end_all() -> None:
+    for callbacks in list(_all_callbacks):
+        callbacks.end()
+
+
+atexit.register(_end_all)
