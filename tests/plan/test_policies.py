@@ -303,13 +303,64 @@ def optimum(simulator):
     return best
 
 
-def test_joint_is_close_to_trying_everything():
+class Graph:
+    """Layers with residual sums, masks and workspaces, of random sizes, times and ratios."""
+
+    MOST_SAVED = 6
+
+    def __init__(self, rng):
+        self._rng, self._tensors, self._n_saved = rng, [], 0
+        n = int(rng.integers(3, 5))
+        hidden, forward, extra = [self._tensor(self._size(), saved=True)], [], []
+        for i in range(n):
+            inputs, outputs = [hidden[-1]], [self._tensor(self._size(), saved=rng.random() < 0.8)]
+            if len(hidden) > 1 and rng.random() < 0.4:
+                inputs.append(hidden[int(rng.integers(len(hidden) - 1))])
+            if rng.random() < 0.4:
+                outputs.append(self._tensor(self._bytes(outputs[0]) // 8 + 1, saved=True))
+            forward.append(self._operator(f"f{i}", "forward", 0.03, inputs, outputs))
+            hidden.append(outputs[0])
+            extra.append(outputs[1:])
+        gradient = self._tensor(self._bytes(hidden[-1]))
+        backward = [self._operator("loss", "forward", 0.002, [hidden[-1]], [gradient])]
+        for i in reversed(range(n)):
+            before = self._tensor(self._bytes(hidden[i]))
+            inputs = [gradient, *extra[i], *([hidden[i]] if self._is_saved(hidden[i]) else [])]
+            backward.append(self._operator(f"b{i}", "backward", 0.06, inputs, [before]))
+            gradient = before
+        self.trace = Trace((*forward, *backward), tuple(self._tensors), name="graph")
+
+    def _size(self):
+        return int(self._rng.integers(1, 64)) * MIB // 4
+
+    def _bytes(self, tensor):
+        return self._tensors[tensor].nbytes
+
+    def _is_saved(self, tensor):
+        return self._tensors[tensor].saved >= 0
+
+    def _tensor(self, nbytes, *, saved=False):
+        position = -1
+        if saved and self._n_saved < self.MOST_SAVED:
+            position, self._n_saved = self._n_saved, self._n_saved + 1
+        ratios = {"zvc": float(self._rng.uniform(1, 4)), "int8": 3.9}
+        self._tensors.append(TraceTensor(nbytes, saved=position, ratios=ratios))
+        return len(self._tensors) - 1
+
+    def _operator(self, name, phase, longest_s, inputs, outputs):
+        seconds = float(self._rng.uniform(1e-3, longest_s))
+        workspace = int(self._rng.integers(0, 16)) * MIB // 4 * int(self._rng.random() < 0.5)
+        return TraceOperator(name, "conv", phase, seconds, tuple(inputs), tuple(outputs), workspace)
+
+
+@pytest.mark.parametrize("count", [10, pytest.param(100, marks=[pytest.mark.slow])])
+def test_joint_is_close_to_trying_everything(count):
     rng = np.random.default_rng(7)
     gaps = []
-    for _ in range(50):
-        trace = network(rng, 4)
+    for _ in range(count):
+        trace = Graph(rng).trace
         budget = between(trace, float(rng.uniform(0.1, 0.8)))
-        problem = Problem(trace, MACHINE, budget, deadline=time.monotonic() + 0.3)
+        problem = Problem(trace, MACHINE, budget, deadline=time.monotonic() + 2.0)
         plan = planner._solve(problem, "joint")
         result = simulate(trace, MACHINE, plan, budget)
         best = optimum(problem.simulator)
@@ -317,7 +368,7 @@ def test_joint_is_close_to_trying_everything():
             continue  # nothing fits
         assert result.feasible
         gaps.append(result.step_s / best - 1)
-    assert len(gaps) > 30
+    assert len(gaps) > 0.8 * count
     assert max(gaps) <= 0.02
 
 

@@ -75,7 +75,8 @@ def solve(problem: Problem) -> Plan:
     best = search.best
     assert best.action is not None
     assert best.codec is not None
-    return problem.simulator.to_plan(best.action, best.codec, best.prefetch, "joint")
+    # Candidates were judged with swap-ins as early as memory allows, and a plan can say that.
+    return problem.simulator.to_plan(best.action, best.codec, None, "joint")
 
 
 class _Joint:
