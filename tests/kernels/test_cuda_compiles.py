@@ -31,10 +31,6 @@ MAX_SHARED_BYTES = 48 << 10
 """Of static shared memory; what every architecture gives without asking."""
 
 
-ENDS = (compiler.ARCHITECTURES[0], compiler.ARCHITECTURES[-1])
-"""The oldest and the newest; all of them take minutes."""
-
-
 def linked(ptx, architectures):
     """Machine code for some architectures; the linker lets go of the interpreter's lock."""
     with ThreadPoolExecutor(2) as pool:
@@ -48,8 +44,8 @@ def test_kernel_compiles_for_every_architecture(name, word, direction):
 
 
 @pytest.mark.parametrize(("name", "word", "direction"), ONE_WORD)
-def test_kernel_compiles_for_the_oldest_and_the_newest_architecture(name, word, direction):
-    check_kernel(name, word, direction, ENDS)
+def test_kernel_compiles_for_the_oldest_architecture(name, word, direction):
+    check_kernel(name, word, direction, compiler.ARCHITECTURES[:1])
 
 
 def check_kernel(name, word, direction, architectures):

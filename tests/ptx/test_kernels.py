@@ -10,8 +10,13 @@ pytest.importorskip("numba.cuda.extending", reason="numba-cuda is not installed"
 from bench.ptx.device import Kernels
 from bench.ptx.runs import TARGETS, Effort, check
 
-USUAL = Effort(shapes=False, damage=1, only=("sparse 60", "31 words"))
-"""Of one format, by default; all data, shapes and damage of all with the slow tests."""
+USUAL = Effort(shapes=False, damage=1, only=("sparse 60",))
+"""By default; all data, shapes and damage with the slow tests."""
+
+ALONE = [name for name in TARGETS if "+" not in name and ":" not in name]
+"""Formats that every kernel is made of; what compositions add is what `TOGETHER` adds."""
+
+TOGETHER = "zvc+expk"
 
 EVERY = [
     pytest.param(name, dtype, id=f"{name}-{str(dtype).removeprefix('torch.')}")
@@ -26,8 +31,9 @@ def kernels():
     return Kernels(90)
 
 
-def test_twins_agree(kernels):
-    found = check(kernels, "zvc", torch.bfloat16, USUAL)
+@pytest.mark.parametrize("name", [*ALONE, TOGETHER])
+def test_twins_agree(kernels, name):
+    found = check(kernels, name, TARGETS[name][0], USUAL)
     assert found.failures == []
     assert found.round_trips == len(USUAL.only)
     assert found.damaged > 0
