@@ -104,7 +104,7 @@ class Randomness:
     def now(gpus: frozenset[torch.device]) -> Randomness:
         """The current states, including those of these GPUs."""
         states = tuple((gpu, torch.cuda.get_rng_state(gpu)) for gpu in gpus)
-        legacy = np.random.get_state()  # noqa: NPY002 - it is what the user's code may use
+        legacy = np.random.get_state()  # noqa: NPY002 - the user's code may use it
         return Randomness(random.getstate(), legacy, torch.get_rng_state(), states)
 
     def restore(self) -> None:
