@@ -308,11 +308,11 @@ def checked_bound(codec: Codec, dtype: torch.dtype, numel: int) -> int:
 
 
 def checked_size(codec: Codec, size: int | LateSize, bound: int) -> int:
-    """The size that ``codec.encode_flat`` returned, in bytes; a late one is asked for.
+    """The size that ``codec.encode_flat`` returned, in bytes; a `LateSize` is read.
 
     Raises:
-        InternalError: it is not an int >= 0, or above the bound. A reader would then read memory
-            that does not belong to the encoding.
+        InternalError: the size is not an int >= 0, or is above the bound. A reader would then read
+            memory that does not belong to the encoding.
     """
     nbytes: object = size.value() if hasattr(size, "value") else size
     if not hasattr(nbytes, "__index__") or not 0 <= operator.index(nbytes) <= bound:

@@ -209,7 +209,7 @@ def _checked(made: object, name: str) -> Codec:
 
 
 def _warn_once(name: str, error: Exception) -> None:
-    # A built-in codec whose package is not installed is nothing to warn of.
+    # No warning for a built-in codec whose package is not installed.
     if name in _BUILT_IN or name in _warned:
         log.debug("codec %r cannot be made: %s", name, error)
         return

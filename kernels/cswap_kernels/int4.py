@@ -4,7 +4,7 @@
     s = (hi - lo) / 15 or / 14, rounded up to a bfloat16; z = floor(lo / s)
     q = floor(x / s - z + u), u uniform in [0, 1), so that x_hat is x on average;  |x - x_hat| <= s
 
-0 is a multiple of s, so it stays 0. In a group without negative values nothing else becomes 0:
+0 is a multiple of s, so it stays 0. In a group without negative values no other value becomes 0:
 ReLU's backward pass tells where its input was positive by where its output is not 0. What would
 become 0 becomes s, and so is too large on average. In other groups, which are no ReLU's output,
 that bias would cost more than it gains.

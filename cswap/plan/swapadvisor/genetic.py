@@ -65,7 +65,7 @@ class Search:
     """
 
     def __init__(self, graph: Graph, demand: Demand, capacity: int, seed: int) -> None:
-        """Prepare a search; it starts from the trace's order and classes of several widths."""
+        """Prepare a search from the trace's own order and classes of several widths."""
         self._graph, self._demand, self._capacity = graph, demand, capacity
         self._rng = np.random.default_rng(seed)
         self._worst_s = float(graph.seconds.sum() + graph.d2h_s.sum() + graph.h2d_s.sum())
@@ -73,8 +73,7 @@ class Search:
         self.people: list[Individual] = []
 
     def run(self, stopped: Callable[[], bool], evaluations: int | None = None) -> None:
-        """Run generations until ``stopped()`` or the limit of evaluations (default
-        `EVALUATIONS`)."""
+        """Run generations until ``stopped()`` or the limit of evaluations is reached."""
         limit = EVALUATIONS if evaluations is None else evaluations
         self.people = list(self._first(stopped))
         while not stopped() and self.evaluations < limit and len(self.people) > 1:
