@@ -1,4 +1,4 @@
-"""How long a step's swaps would take on a simulated GPU."""
+"""Duration of a step's swaps on a simulated GPU."""
 
 from __future__ import annotations
 
@@ -35,5 +35,5 @@ def swap_s(
 
 
 def raw_s(nbytes: float, hardware: Hardware) -> float:
-    """Seconds to copy so many bytes out and back."""
+    """Seconds to copy a number of bytes out and back."""
     return nbytes / hardware.d2h_bytes_per_s + nbytes / hardware.h2d_bytes_per_s

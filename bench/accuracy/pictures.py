@@ -23,7 +23,7 @@ COLOURS: Final = {
     "fp8": "#e69f00",
     "int4": "#d55e00",
 }
-"""Okabe and Ito's, which colour-blind readers can tell apart."""
+"""Okabe and Ito's palette, which colour-blind readers can distinguish."""
 
 GPU: Final = GPUS[0]
 """The others change the latencies, but hardly their reduction."""
@@ -164,4 +164,4 @@ DRAWN: Final[dict[str, Callable[[dict[str, Any], Path], None]]] = {
     "heat": heat,
     "curves": curves,
 }
-"""Name of the file to what draws it."""
+"""Function that draws each picture, by name of the file."""

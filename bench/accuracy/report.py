@@ -41,7 +41,7 @@ NO_MARGIN: Final = (
 
 
 def notes(document: dict[str, Any]) -> list[str]:
-    """What a reader of the table has to know, limits of this run first."""
+    """Notes for readers of the table, beginning with the limits of this run."""
     settings = document["settings"]
     found = []
     if settings["quick"]:

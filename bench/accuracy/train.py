@@ -25,7 +25,7 @@ POLICIES: Final[dict[str, dict[str, Any] | None]] = {
     "fp8": {"lossy": "fp8"},
     "int4": {"lossy": "int4"},
 }
-"""Name to the options of `cswap.install`; None: not installed."""
+"""Options of `cswap.install` by policy; None: not installed."""
 
 SETTLING: Final = 3
 """Steps whose bytes are not counted: the advisor is still learning."""
@@ -155,7 +155,7 @@ def train(
 
 @contextmanager
 def repeatable() -> Iterator[None]:
-    """Within it, figures do not depend on how busy the machine is.
+    """A context in which figures do not depend on the load of the machine.
 
     The advisor then does not correct its estimates by measured times. A tensor that backward wants
     before its lossy encode has ended gets the codec's values all the same.

@@ -23,7 +23,7 @@ CONFIDENCE: Final = 0.90
 one-sided tests of equivalence (Schuirmann 1987)."""
 
 FEWEST_SEEDS: Final = 5
-"""With fewer pairs nothing is decided."""
+"""With fewer pairs, the verdict is always undecided."""
 
 
 @dataclass(frozen=True, slots=True)

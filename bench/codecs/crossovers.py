@@ -1,4 +1,4 @@
-"""From which share of zeros on another sparse codec is better, out of the sparsity sweep."""
+"""The shares of zeros at which another sparse codec becomes better, from the sparsity sweep."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a codec takes at one share of zeros; less is better.
+    """Time or encoded size of a codec at one share of zeros; less is better.
 
     Attributes:
         low: 20 % quantile of a time; of an encoded size the value itself.
@@ -33,7 +33,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Crossover:
-    """Where two codecs change places.
+    """A share of zeros at which two codecs change places.
 
     Attributes:
         dtype: of the sweep.

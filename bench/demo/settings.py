@@ -1,4 +1,4 @@
-"""What the demo was asked to do, checked before anything runs."""
+"""The options of the demo, checked before anything runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 MODELS = ("cnn", "gpt")
 MODES = ("off", "lossless", "remat", "int8", "checkpoint")
-# fixed: another number of threads sums in another order, so results of two machines would differ
+# fixed, because the number of threads changes the order of sums, and so results between machines
 N_THREADS = 2
 
 

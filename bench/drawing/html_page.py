@@ -1,4 +1,4 @@
-"""Results as one HTML page that needs nothing else: style and pictures are in it."""
+"""Results as one self-contained HTML page: it includes style and pictures."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ class Picture:
 
     Attributes:
         title: above it.
-        alt: what it shows, for who does not see it.
-        path: of the file.
+        alt: description for readers who do not see it.
+        path: path of the file.
     """
 
     title: str

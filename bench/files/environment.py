@@ -1,4 +1,4 @@
-"""Where and how a result was made: machine, versions, commit, command."""
+"""The environment of a result: machine, versions, commit, command."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def result_files(folder: Path) -> list[Path]:
 
 
 def _lines(one: Check) -> list[str]:
-    # What is wrong with a result, and the command that makes it.
+    # The state of a result, and the command that makes it again.
     since = "" if one.commits is None else f" in {one.commits} commits"
     why = one.why or f"{len(one.changed)} files changed since{since}: {_by_folder(one.changed)}"
     measured = f"{one.name}, measured at {one.commit[:7] or 'an unknown commit'}"

@@ -1,4 +1,4 @@
-"""`python -m bench overhead`: what the hooks themselves cost, beyond codecs and copies."""
+"""`python -m bench overhead`: the cost of the hooks themselves, beyond codecs and copies."""
 
 from __future__ import annotations
 

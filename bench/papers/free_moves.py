@@ -65,7 +65,7 @@ class FreeMoves:
     """The simulation; `run` once.
 
     Args:
-        trace: of the step; what is resident in it stays.
+        trace: the step; its resident bytes stay.
         hardware: the link.
         budget_bytes: device memory, resident bytes included.
         ahead: operators.

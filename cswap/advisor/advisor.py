@@ -56,7 +56,7 @@ EARLY: Final = "its values are not known yet"
 
 _BEFORE_PROFILE: Final = ("bitpack", "zvc", RAW)
 """Until a tensor's profile has arrived, the first of these codecs that takes it encodes it: they
-are fast and never enlarge a tensor by much, whatever its values."""
+are fast and never enlarge a tensor by much."""
 
 _SiteKey = tuple[int, str, "torch.dtype", int, bool]
 

@@ -29,7 +29,7 @@ SURVIVING: Final = 0.5
 
 
 class ZvcPlus(TiledCodec):
-    """Zeros come back exactly, whatever X does to the rest; lossless if X is lossless.
+    """Zeros come back exactly, also with a lossy X. The codec is lossless if X is lossless.
 
     Args:
         zvc: the codec ``zvc``, whose rates count for the composition.

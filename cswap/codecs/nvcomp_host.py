@@ -167,7 +167,7 @@ def _zstd(codec: str) -> Decoder:
 
     def decode(segment: memoryview, nbytes: int) -> bytes:
         try:
-            # decompress() allocates what the frame claims, so ask the frame first.
+            # decompress() allocates the size that the frame claims, so check it first.
             claimed = zstd.frame_content_size(segment)
             if claimed not in (-1, nbytes):
                 raise CorruptEncodingError(

@@ -1,4 +1,4 @@
-"""Memory that shows what was done to it."""
+"""Memory that shows which bytes were written, and tools to compare bits."""
 
 from __future__ import annotations
 

@@ -169,7 +169,8 @@ def widen_piece(words, first, n, kind, x):
 def narrow_piece(x, words, first, n, kind):
     """Inverse of `widen_piece`; rounds to nearest even. NaN becomes one NaN in words of 2 bytes.
 
-    float16 saturates at its largest number: the middle of a step may lie above what was encoded.
+    float16 saturates at its largest number: the middle of a step may exceed the largest encoded
+    value.
     """
     if words.itemsize == 8:
         for i in range(np.uint64(n)):
