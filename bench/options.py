@@ -60,7 +60,7 @@ def writable_file(file: Path) -> Path:
     """The path of a file whose folder is made if there is none: known before anything runs.
 
     Raises:
-        ConfigError: it cannot be written.
+        ConfigError: the file cannot be written.
     """
     writable_folder(file.parent)
     try:

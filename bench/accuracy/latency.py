@@ -20,7 +20,7 @@ def swap_s(
 
     Args:
         by_codec: raw and encoded bytes per step.
-        eligible_bytes: of all tensors that could be swapped.
+        eligible_bytes: bytes of all tensors that could be swapped.
         hardware: simulated; a codec without a rate there takes the rate of zvc.
     """
     staying = eligible_bytes - sum(c["raw"] for c in by_codec.values())

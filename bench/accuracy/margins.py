@@ -42,7 +42,7 @@ def parse(text: str, models: Sequence[str]) -> dict[str, float]:
 
     Args:
         text: ``MODEL=NATS`` or NATS for all models, separated by commas.
-        models: that are trained.
+        models: the trained models.
 
     Raises:
         ConfigError: an unknown model, or no number above 0.

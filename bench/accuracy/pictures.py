@@ -30,7 +30,7 @@ GPU: Final = GPUS[0]
 
 MARKERS: Final = {"cnn": "o", "vit": "s", "gpt": "^"}
 NOT_USED: Final = "not used"
-"""In the heat map, for a policy whose lossy codec took no tensor."""
+"""Cell of the heat map for a policy whose lossy codec took no tensor."""
 
 EXACT: Final = 1e-8
 """Errors are drawn as at least this much, since the colours' scale is logarithmic."""

@@ -30,7 +30,7 @@ def make(name: str, *, quick: bool, n_steps: int | None, data: Images | Text | N
     """The task of one model of `STEPS`.
 
     Args:
-        name: of the model.
+        name: name of the model.
         quick: a few steps, in which nothing is learned.
         n_steps: None takes the task's own number.
         data: to train on; None takes the digits, or Python sources.

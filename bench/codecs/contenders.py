@@ -48,7 +48,7 @@ class Row:
         ratio: raw over encoded bytes.
         encode_gb_per_s: raw bytes per second, in 1e9.
         decode_gb_per_s: raw bytes per second, in 1e9.
-        encode_of_memcpy: as a fraction of memcpy's rate in the same rounds.
+        encode_of_memcpy: encode rate as a fraction of memcpy's rate in the same rounds.
         decode_of_memcpy: likewise.
         encode: seconds.
         decode: seconds.

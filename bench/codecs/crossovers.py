@@ -36,8 +36,8 @@ class Crossover:
     """A share of zeros at which two codecs change places.
 
     Attributes:
-        dtype: of the sweep.
-        data: how its zeros lie.
+        dtype: dtype of the sweep.
+        data: arrangement of its zeros.
         quantity: one of QUANTITIES.
         below: codec that is better with fewer zeros.
         above: codec that is better with more.
@@ -105,7 +105,7 @@ def _cost(row: dict[str, Any], quantity: str) -> Cost:
 def crossings(
     x: Sequence[float], a: Sequence[Cost], b: Sequence[Cost]
 ) -> Iterator[tuple[float, float, bool]]:
-    """Where the lower one of two curves becomes the higher one.
+    """Yield the points at which the lower one of two curves becomes the higher one.
 
     Points at which the ranges overlap decide nothing: a change counts between two points where the
     curves are clearly apart. It lies where their medians, joined by lines, first meet in between.

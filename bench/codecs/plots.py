@@ -49,8 +49,8 @@ def draw(document: dict[str, Any], folder: Path, stem: str) -> list[Path]:
 
     Args:
         document: the result file's content.
-        folder: where to write.
-        stem: of the result file's name.
+        folder: folder of the pictures.
+        stem: stem of the result file's name.
 
     Returns:
         The written paths.

@@ -24,8 +24,8 @@ class DemoSettings:
 
     Attributes:
         out: folder for results.json and the picture; created if missing.
-        models: which of MODELS to train.
-        modes: which of MODES to compare; "off" is always among them.
+        models: names of MODELS to train.
+        modes: names of MODES to compare; "off" is always among them.
         n_steps: training steps per model; None takes each model's own number.
         seed: first of the seeds; the spread uses this one and the next two.
         quick: tiny models and a few steps, to see that everything works.

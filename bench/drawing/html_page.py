@@ -68,8 +68,8 @@ class Grid:
     """A table.
 
     Attributes:
-        headings: of its columns.
-        rows: of as many cells.
+        headings: headings of its columns.
+        rows: rows with one cell per column.
         title: above it.
         notes: paragraphs below it.
     """
@@ -105,7 +105,7 @@ class Section:
     """A part of a page.
 
     Attributes:
-        title: of the part; empty for a page of one.
+        title: title of the part; empty for a page of one.
         where: machine, versions, command.
         tables: in their order.
         notes: paragraphs below the tables.

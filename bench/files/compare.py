@@ -75,7 +75,7 @@ class Line:
         a: figure in the first file; None if it has none, for instance after a diverged run.
         b: figure in the second file; likewise.
         ratio: b over a; None where a is 0 or one of them is None.
-        verdict: of b against a.
+        verdict: verdict on b against a.
     """
 
     key: tuple[str, ...]
@@ -132,7 +132,7 @@ def compare(a: Document, b: Document, kind: Kind) -> Comparison:
     """Compare two documents of one kind.
 
     Raises:
-        ResultFileError: they have no row in common, or rows that cannot be read.
+        ResultFileError: the files have no row in common, or a row cannot be read.
     """
     rows_a, rows_b = rows_of(kind, a), rows_of(kind, b)
     common = [key for key in rows_a if key in rows_b]

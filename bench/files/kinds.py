@@ -73,7 +73,7 @@ def load(path: Path) -> Document:
     """Read a result file.
 
     Raises:
-        ResultFileError: it cannot be read, or is no JSON object with an environment.
+        ResultFileError: the file cannot be read, or is not a JSON object with an environment.
     """
     found = read_object(path, "file", ResultFileError)
     if not isinstance(found.get("environment"), dict):
@@ -102,10 +102,10 @@ def understood(path: Path) -> Iterator[None]:
 
 
 def kind_of(document: Document, path: Path) -> Kind:
-    """The kind of a document, by its own word or by its keys.
+    """The kind of a document, by its field ``kind`` or by its keys.
 
     Raises:
-        ResultFileError: of no kind known here.
+        ResultFileError: the kind is unknown.
     """
     named = document.get("kind", _part(document))
     for kind in KINDS:

@@ -34,9 +34,9 @@ class Check:
     """One result file against today's code.
 
     Attributes:
-        name: of the file, below the repository's root.
-        commit: that it was measured at; "" if unknown.
-        command: that makes the result.
+        name: name of the file, relative to the repository's root.
+        commit: commit of the measurement; "" if unknown.
+        command: command that makes the result.
         changed: files that differ, are gone, or are new since then.
         why: the reason why nothing could be compared; "" if something was.
         commits: number of later commits that touch the changed files; None without git.

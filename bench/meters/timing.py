@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 SETTLE_S: Final = 0.02
-"""Before each run: torch's threads spin for a while after an operation, on cores that the next
+"""Pause before each run: torch's threads spin after an operation, on cores that the next
 contender's threads need.
 """
 

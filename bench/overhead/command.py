@@ -33,7 +33,7 @@ REPEATS: Final = 500
 MIB: Final = 1 << 20
 DEFAULT_OUT: Final = Path("bench/results/cpu/overhead.json")
 VERSION: Final = 2
-"""Of the result file; 1 had no peers: no `rows`."""
+"""Version of the result file. 1 had no peers and no `rows`."""
 
 
 def _identity(x: torch.Tensor) -> torch.Tensor:

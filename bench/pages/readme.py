@@ -153,7 +153,7 @@ def peers_table() -> str:
 
 
 def crossovers_table() -> str:
-    """Where sparse codecs change places."""
+    """The shares of zeros at which sparse codecs change places."""
     return _synthetic(codec_report.crossover_lines(_load("codecs.json")))
 
 
@@ -170,7 +170,7 @@ def _synthetic(lines: list[list[str]]) -> str:
 
 
 def codec_pictures() -> str:
-    """Those that lie beside the result file."""
+    """The pictures beside the result file."""
     return codec_report.picture_links(RESULTS, "codecs") or "No pictures have been drawn yet."
 
 

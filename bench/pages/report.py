@@ -45,8 +45,8 @@ class Result:
     """One result file.
 
     Attributes:
-        path: of the file.
-        name: under the folder.
+        path: path of the file.
+        name: path relative to the folder.
         document: its content.
         canonical: path of a file of its kind among the committed results.
     """

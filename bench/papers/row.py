@@ -28,9 +28,9 @@ class Row:
     Attributes:
         system: the paper's system.
         what: the quantity, with model and batch.
-        unit: of both figures: ``%``, ``x``, ``GB``, ``GiB``, ``samples/s``, ``batch``, ``rho``.
-        published: as the paper gives it; None: it gives none.
-        ours: None: not to be had here (``why`` says so).
+        unit: unit of both: ``%``, ``x``, ``GB``, ``GiB``, ``samples/s``, ``batch``, ``rho``.
+        published: the paper's figure; None: the paper gives none.
+        ours: our figure; None: it cannot be had here (``why`` gives the reason).
         protocol: machine, batch, policy and definition.
         why: why the two differ, in words.
         published_is: the kind of the published figure: a mean, a maximum, "up to", one figure.
@@ -61,7 +61,7 @@ class Cell:
     """Work that makes some rows.
 
     Attributes:
-        key: by which a file knows that it is done.
+        key: key under which a file stores the finished work.
         run: does it.
     """
 

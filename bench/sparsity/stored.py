@@ -96,11 +96,11 @@ def as_measured(
 
     Args:
         trace: a trace of that model, with any batch and image size.
-        model: of the runs.
+        model: model of the runs.
         activation: ``relu`` or ``leaky``; GPT-2's is ``own``.
         checkpoint: which; default: the last.
         lossy: whether lossy codecs have ratios, too, and so may be planned.
-        file: of `python -m bench sparsity`.
+        file: a file of `python -m bench sparsity`.
 
     Raises:
         TraceError: there is no such run.

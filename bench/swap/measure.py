@@ -36,7 +36,7 @@ class Row:
         time_of_off_spread: quartiles of those quotients.
         peak_saved_bytes: most bytes that saved tensors held in a step, copies of them included.
         peak_of_off: the same over off's.
-        held_bytes: those held between forward and backward once everything was encoded.
+        held_bytes: bytes held between forward and backward, after all encodes.
         heap_peak_bytes: largest growth of malloc's allocated bytes in a step, over the bytes before
             the method was switched on; None if the C library does not report them.
         moved_bytes: raw bytes of the model's saved tensors, without parameters.
@@ -65,10 +65,10 @@ class Row:
 
 
 class Copies:
-    """As many bytes as a step saves, copied from memory to memory and back.
+    """Copies the bytes that a step saves, from memory to memory and back.
 
     Args:
-        nbytes: of one direction.
+        nbytes: bytes of one direction.
     """
 
     def __init__(self, nbytes: int) -> None:

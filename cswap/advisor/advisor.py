@@ -209,9 +209,9 @@ class Advisor:
         Args:
             site: the call site.
             position: number of the saved tensor in the step.
-            nbytes: of the tensor.
+            nbytes: bytes of the tensor.
             device_s: seconds that it takes.
-            kind: of the device: "cpu" or "cuda".
+            kind: kind of device: "cpu" or "cuda".
         """
         price = self._costs_on(kind).price_s_per_byte
         stay = candidate(KEEP, nbytes, 1.0, 0.0, price)

@@ -130,7 +130,7 @@ class Codec(abc.ABC):
     else.
 
     Attributes:
-        name: as `get_codec` takes it, parameters included.
+        name: name for `get_codec`, parameters included.
         lossless: whether decode returns every bit.
         max_ratio: no encoding is smaller than raw bytes / max_ratio, less a constant. A stream that
             claims more is corrupt. The limit keeps a hostile header from allocating memory.
@@ -196,7 +196,7 @@ class Codec(abc.ABC):
             out: [>= bound] uint8 to encode into, on the tensor's device, or pinned host memory for
                 a tensor on a GPU. The encoding is a view of it. Default: newly allocated.
             key: names this encode for stochastic rounding.
-            stream: where to run. Default: immediately, with all threads.
+            stream: stream of the work. Default: run immediately, with all threads.
 
         Raises:
             UnsupportedError: the codec does not take this dtype, device or layout; or the argument
@@ -237,7 +237,7 @@ class Codec(abc.ABC):
         Args:
             encoding: result of `encode` or of `Encoding.from_bytes`.
             out: tensor of the same dtype and sizes to write to. Default: newly allocated.
-            stream: where to run. Default: immediately, with all threads.
+            stream: stream of the work. Default: run immediately, with all threads.
 
         Raises:
             CorruptEncodingError: the encoding is damaged or was made by another codec.

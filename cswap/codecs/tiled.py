@@ -183,7 +183,7 @@ class TiledCodec(Codec):
 
 
 NO_ARGS: Final[NDArray[Any]] = np.zeros(1, np.uint64)
-"""For formats without parameters."""
+"""Arguments of formats without parameters."""
 
 
 def cuda_stream(stream: Stream | None) -> torch.cuda.Stream | None:

@@ -55,7 +55,7 @@ class Case:
 
     Attributes:
         op: PyTorch's OpInfo.
-        dtype: of its inputs.
+        dtype: dtype of its inputs.
     """
 
     op: Any
@@ -116,7 +116,7 @@ def check_operator(
 
     Args:
         case: operator and dtype.
-        device: where to run it.
+        device: device on which it runs.
         codecs_of: codecs to swap a sample with, by the sample's index.
         most_samples: largest number of samples; default: all.
 

@@ -46,7 +46,7 @@ _LEAST_SCALE = 0x00800000  # 2**-126, the smallest normal number
 
 @njit(nogil=True, inline="always")
 def magnitudes_of(x, first, n):
-    """Of x[first : first + n]: bits of max |x|, sum of biased exponents, non-zeros."""
+    """Statistics of x[first : first + n]: bits of max |x|, sum of biased exponents, non-zeros."""
     top = np.uint32(0)
     exponents = np.uint32(0)
     n_nonzero = np.uint32(0)
