@@ -382,6 +382,7 @@ class _Launcher:
         )
 
     def _load(self, name: str, shape: LaunchShape) -> _Loaded:
+        # One thread compiles a kernel; other threads wait for it and take the result.
         with self._lock:
             found = self._kernels.get(name)
             if found is None or found.shape != shape:

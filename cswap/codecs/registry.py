@@ -83,6 +83,7 @@ MOST_PARTS: Final = 8
 
 _INTEGER: Final = re.compile(r"0|-?[1-9][0-9]{0,8}")
 
+# Reentrant: `get_codec` holds it while it makes a composition, which calls `get_codec` again.
 _lock = threading.RLock()
 _registered: dict[str, Factory] = {}
 _made: dict[str, Codec] = {}

@@ -25,6 +25,7 @@ class Counters:
     """
 
     def __init__(self) -> None:
+        # Workers, backward threads and the computing thread count at the same time.
         self._lock = threading.Lock()
         self.kept: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
         self.host_is_device = False

@@ -184,7 +184,7 @@ class _Joint:
         self._judge(make(high))
 
     def by_price(self) -> None:
-        """For several prices of the link, find the lowest price of memory that makes the step fit."""
+        """For several prices of the link, find the lowest price of memory for a feasible step."""
         gap_bytes = self._simulator.nbytes * self._gap_s
         highest = float(np.max(self._codec_s.max(axis=1) + self._link_s.max(axis=1), initial=0.0))
         most = highest / max(float(np.min(gap_bytes[gap_bytes > 0], initial=np.inf)), 1e-30)
