@@ -74,7 +74,7 @@ def main(
         bool, typer.Option("--quick", help="A few steps, two seeds: decides nothing.")
     ] = False,
     again: Annotated[
-        bool, typer.Option("--again", help="Keep nothing of the results in the folder.")
+        bool, typer.Option("--again", help="Discard the results in the folder.")
     ] = False,
     only_pilot: Annotated[
         bool,

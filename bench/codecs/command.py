@@ -54,10 +54,10 @@ def main(
     families: Annotated[
         str, typer.Option(help=f"Some of {', '.join(FAMILIES)}; default: all.")
     ] = "",
-    kinds: Annotated[str, typer.Option(help=f"Of recorded: some of {', '.join(KINDS)}.")] = "",
+    kinds: Annotated[str, typer.Option(help=f"Recorded kinds: some of {', '.join(KINDS)}.")] = "",
     threads: Annotated[
         int | None,
-        typer.Option(help=f"Of codecs and memcpy alike; default: {N_THREADS}, or 1 if quick."),
+        typer.Option(help=f"For codecs and memcpy; default: {N_THREADS}, or 1 if quick."),
     ] = None,
     quick: Annotated[bool, typer.Option(help="Small and short, to see that it works.")] = False,
     codecs: Annotated[str, typer.Option(help="Only these, comma-separated; default: all.")] = "",

@@ -250,8 +250,10 @@ def _common_kind(a: tuple[Document, Path], b: tuple[Document, Path]) -> Kind:
 
 
 def main(
-    first: Annotated[Path, typer.Argument(metavar="A.json", help="Compared with ...")],
-    second: Annotated[Path, typer.Argument(metavar="B.json", help="... this one.")],
+    first: Annotated[Path, typer.Argument(metavar="A.json", help="The base result file.")],
+    second: Annotated[
+        Path, typer.Argument(metavar="B.json", help="The result file to compare with it.")
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="JSON instead of tables.")] = False,
 ) -> None:
     """Compare two result files of the same command: B against A."""

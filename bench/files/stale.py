@@ -133,9 +133,9 @@ def _by_folder(files: Sequence[str]) -> str:
 
 
 def main(
-    folder: Annotated[Path, typer.Argument(help="With result files; subfolders count.")] = ROOT
-    / "bench"
-    / "results",
+    folder: Annotated[
+        Path, typer.Argument(help="Folder of result files, with its subfolders.")
+    ] = ROOT / "bench" / "results",
 ) -> None:
     """List results that are older than the code that they measure; exit 1 if there are any."""
     files = result_files(folder)

@@ -30,7 +30,7 @@ def main(
     ),
     models: Annotated[str, typer.Option(help=f"Some of {', '.join(RUNS)}.")] = ",".join(RUNS),
     quick: Annotated[bool, typer.Option("--quick", help="Two steps each, as a test.")] = False,
-    again: Annotated[bool, typer.Option("--again", help="Keep nothing of the file.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Discard the file's results.")] = False,
 ) -> None:
     """Train each model briefly with ReLU and with LeakyReLU, and measure its saved tensors."""
     wanted = _wanted(models, quick=quick)

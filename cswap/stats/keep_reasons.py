@@ -27,7 +27,7 @@ REASONS: Final[dict[str, Reason]] = {
         "weights, buffers, their views and casts", "none: they exist anyway and are never moved"
     ),
     "does_not_pay": Reason(
-        "no codec admitted makes it small enough for its time", 'allow lossy="int8", or name codec='
+        "no admitted codec is worth its time", 'allow lossy="int8", or name codec='
     ),
     "budget": Reason(
         "among the newest tensors, which budget= or keep_last= keeps",
@@ -47,7 +47,8 @@ REASONS: Final[dict[str, Reason]] = {
         "changed in place after it was saved", "replace the in-place operator, if it matters"
     ),
     "dropped": Reason(
-        "let go before its encode was done", "none: no backward wanted it (use torch.no_grad())"
+        "dropped before its encode was finished",
+        "none: no backward wanted it (use torch.no_grad())",
     ),
     "layout": Reason(
         "sparse, quantised, or of a dtype that no codec knows", "none: these are not swapped"
@@ -59,7 +60,7 @@ REASONS: Final[dict[str, Reason]] = {
     ),
     "wrapped": Reason("inside of vmap, jvp or another function transform", "none"),
     "storage": Reason(
-        "its storage is smaller than it says, as FSDP leaves it", "none: its memory is not there"
+        "its storage is smaller than its sizes need, as under FSDP", "none: its memory is not there"
     ),
     "device": Reason("neither on a CPU nor on CUDA", "none: other devices are not swapped"),
     "tracing": Reason(

@@ -164,8 +164,8 @@ class DiskStore:
         return self._limit is not None and self.in_use_bytes + nbytes > self._limit
 
     def _reserve(self, nbytes: int, checksum: int) -> DiskFile | None:
-        # The lock covers the accounts only: files are written and deleted without it, so that a
-        # slow disk does not block other threads.
+        # The lock covers the accounts and the making of the folder. Files are written and deleted
+        # without it, so that a slow disk does not block other threads.
         with self._lock:
             if self._is_full(nbytes):
                 return None
