@@ -30,7 +30,7 @@ class Verdict:
             lossy gradient is not finite although the exact gradient is.
         cosine: cosine of the angle between the exact and the lossy gradients; NaN if the error is
             infinite.
-        codecs: pairs of a module class and the lossy codec of a tensor that it saved.
+        codecs: pairs of a module class and the lossy codec of a tensor that it saved first.
     """
 
     error: float

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def solve(problem: Problem) -> Plan:
-    """Swap one tensor after the other, raw: always the one absent longest at the worst operator."""
+    """Swap raw, one tensor after the other: at the worst operator, the one needed last."""
     simulator = problem.simulator
     residency = Residency.of(simulator)
     action = np.zeros(len(simulator.saved), np.int8)
