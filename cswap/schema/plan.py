@@ -170,7 +170,7 @@ def _decision(key: Any, value: Any) -> Decision:
     swap = _CHECK.one_of(f"{where}.action", entry["action"], ACTIONS) == "swap"
     codec, module = entry.get("codec"), entry.get("module", "")
     if codec is not None and not (swap and codec and isinstance(codec, str)):
-        raise ConfigError(f"{where}.codec={shown(codec)}: must be a name; only 'swap' takes one.")
+        raise ConfigError(f"{where}.codec={shown(codec)}: must be a name, with 'swap' only.")
     for name, least in (("prefetch", 0), ("section_bytes", 1), ("nbytes", 0)):
         if entry.get(name) is not None:
             _CHECK.count(f"{where}.{name}", entry[name], least)
