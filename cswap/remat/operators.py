@@ -6,8 +6,9 @@ every row bit by bit. If a node of another version of torch lacks an attribute, 
 not run again.
 
 Not in the table: random draws, matrix products and convolutions, writes in place (except of
-operators that save their result), operators that are not deterministic on a GPU, and operators for
-which another kernel would run than before: `native_dropout` (used on GPUs) and cuDNN's batch norm.
+operators that save their result), and operators that are not deterministic on a GPU. Also not in
+the table are `native_dropout` (used on GPUs) and cuDNN's batch norm, for which another kernel would
+run than before.
 """
 
 from __future__ import annotations

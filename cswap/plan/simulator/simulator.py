@@ -31,11 +31,13 @@ _NAMES: Final[tuple[Action, ...]] = ("keep", "swap", "recompute")
 CAUSES: Final = ("swap_in", "swap_out", "memory", "codec", "recompute")
 """Causes for which computation waited or ran slower.
 
-swap_in: computation waited for the copy of a tensor that it reads. swap_out: it waited for room
-while a D2H copy ran, or for a swap-in that cannot begin before the tensor has left. codec: it
-waited for a decode, or for room while only the codec ran, or it lost speed to the codec. memory: it
-waited for room for a swap-in, or for room in any other case. recompute: forward operators ran
-again.
+* swap_in: computation waited for the copy of a tensor that it reads.
+* swap_out: it waited for room while a D2H copy ran, or for a swap-in that cannot begin before the
+  tensor has left.
+* codec: it waited for a decode or, while only the codec ran, for room; or it lost speed to the
+  codec.
+* memory: it waited for room for a swap-in, or for room in any other case.
+* recompute: forward operators ran again.
 """
 
 
