@@ -37,22 +37,23 @@ COMMANDS = {
     "readme": "bench.pages.readme",
     "gpu": "bench.gpu.command",
 }
-"""Names, and the modules that do it."""
+"""Commands, and the modules that run them."""
 
 
 GO_ON = "the same command goes on from here. With --again it begins anew"
 AFTER_CTRL_C = {
     **dict.fromkeys(("swap", "codecs", "plans", "sparsity", "papers", "schedule"), GO_ON),
-    "gpu": "what was measured is written",
+    "gpu": "all finished measurements are written",
 }
-"""What becomes of an interrupted command; of others nothing is kept. (demo, accuracy say it.)"""
+"""Message after an interrupt, by command. Other commands keep nothing, except demo and accuracy,
+which print their own message."""
 
 
 class LazyGroup(TyperGroup):
-    """Imports commands one by one: what one benchmark needs must not stop another."""
+    """Imports commands one by one: a missing package of one benchmark must not stop another."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; say what was wrong with it, or after Ctrl-C what became of it."""
+        """Run the command; print its error, or after Ctrl-C the state of its results."""
         try:
             return super().invoke(ctx)
         except CswapError as error:
@@ -64,7 +65,7 @@ class LazyGroup(TyperGroup):
             raise typer.Exit(INTERRUPTED) from None
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the commands whose module is there."""
+        """Return the commands whose module exists."""
         return [name for name, module in COMMANDS.items() if find_spec(module)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -76,10 +77,10 @@ class LazyGroup(TyperGroup):
         return typer.main.get_command(app)
 
 
-# A calibration in the background would disturb what is measured, and change choices on the way.
+# A calibration in the background would disturb measurements and change the advisor's choices.
 os.environ.setdefault("CSWAP_CALIBRATE", "0")
-# Read when torch loads OpenMP, whose threads wait for one another in a busy loop by default: on a
-# machine busy with other work that made training five times slower.
+# torch reads this when it loads OpenMP. OpenMP's threads wait for each other in a busy loop by
+# default. On a machine with other work, this made training five times slower.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 app = typer.Typer(cls=LazyGroup, no_args_is_help=True, add_completion=False)

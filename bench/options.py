@@ -1,4 +1,4 @@
-"""What commands ask of their options."""
+"""Checks of options that several commands share."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 INTERRUPTED: Final = 130
-"""Exit code: what a shell reports for a process that Ctrl-C ended."""
+"""Exit code that a shell reports for a process that Ctrl-C ended."""
 
 Again = Annotated[bool, typer.Option("--again", help="Do not go on with an unfinished run.")]
-"""Of commands that keep what is done in a file beside the result (`bench.files.resumable`)."""
+"""Option of commands that keep finished parts in a file (`bench.files.resumable`)."""
 
 
 def names(option: str, text: str, known: Sequence[str]) -> list[str]:
@@ -60,7 +60,7 @@ def writable_file(file: Path) -> Path:
     """The path of a file whose folder is made if there is none: known before anything runs.
 
     Raises:
-        ConfigError: it cannot be written.
+        ConfigError: the file cannot be written.
     """
     writable_folder(file.parent)
     try:

@@ -1,1 +1,1 @@
-"""`python -m bench accuracy`: what lossy swapping costs in accuracy, and buys in latency."""
+"""`python -m bench accuracy`: accuracy lost and latency saved by lossy swapping."""

@@ -74,7 +74,7 @@ def main(
         bool, typer.Option("--quick", help="A few steps, two seeds: decides nothing.")
     ] = False,
     again: Annotated[
-        bool, typer.Option("--again", help="Keep nothing of the results in the folder.")
+        bool, typer.Option("--again", help="Discard the results in the folder.")
     ] = False,
     only_pilot: Annotated[
         bool,
@@ -90,7 +90,7 @@ def main(
     On handwritten digits and Python sources, or on your own data set (--data; give --out, too, so
     that its results do not replace those).
     """
-    torch.set_num_threads(1)  # the models are so small that a second thread costs time
+    torch.set_num_threads(1)  # the models are small: a second thread would make them slower
     console = Console()
     n_steps = QUICK["steps"] if quick and steps is None else steps
     if data and not out:
@@ -132,7 +132,7 @@ def _finished(
     *,
     again: bool,
 ) -> dict[str, Any]:
-    # Trained, compared, written and shown, as far as it got.
+    # Train, compare, write and show the results, also those of an interrupted run.
     document = _started(folder, settings, again=again)
     try:
         with repeatable():

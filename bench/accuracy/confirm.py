@@ -1,8 +1,8 @@
-"""Whether committed accuracy results hold for today's code: the first steps, repeated.
+"""Checks by a repetition of the first steps that committed accuracy results hold for today's code.
 
-A change of the code around a codec makes the results older than the code. If the training losses
-of the first steps have the same bits under every policy, the codecs still give the same values,
-and the results stand: their file then records the digests of today's code.
+A change of the code around a codec makes the results older than the code. The check repeats the
+first training steps under every policy. If their losses have the same bits, the codecs still give
+the same values, and the results are valid. The file then records the digests of today's code.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 STEPS: Final = 12
-"""Of each model's first seed. They hold the guard's first check, in the second step."""
+"""Number of repeated steps of each model's first seed. The guard's first check is in the second."""
 
 
 def command(file: Path, console: Console) -> None:
@@ -56,7 +56,7 @@ def command(file: Path, console: Console) -> None:
 
 
 def _different(document: dict[str, Any], model: str) -> list[str]:
-    # Policies whose first losses are not those of the file.
+    # Policies whose first losses differ from the file's.
     settings = document["settings"]
     task = make(model, quick=False, n_steps=settings["steps"])
     with repeatable():

@@ -1,4 +1,4 @@
-"""How far gradients are off, by class of module, at the same weights on the same batch."""
+"""Errors of gradients by class of module, at the same weights on the same batch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from bench.workloads.tasks import Task
 
 MOST_STEPS: Final = 8
-"""Steps after which a policy that has used no lossy codec counts as having no error to show."""
+"""A policy that has used no lossy codec after this number of steps has no error to report."""
 
 Errors = dict[str, float]
 
@@ -26,8 +26,8 @@ Errors = dict[str, float]
 def errors(model: Net, task: Task, policies: Sequence[str], seed: int) -> dict[str, Errors | None]:
     """By policy and class of module: relative error of its parameters' gradients, all together.
 
-    ``||g - g_off|| / ||g_off||``. None for a policy with a lossy codec that did not use it in
-    `MOST_STEPS` steps: its gradients would be exact, which is no property of the codec.
+    ``||g - g_off|| / ||g_off||``. None for a policy that did not use its lossy codec in
+    `MOST_STEPS` steps: its gradients are exact, which says nothing about the codec.
     """
     exact = _by_class(model, task, None, seed)
     assert exact is not None

@@ -1,4 +1,4 @@
-"""How long a step's swaps would take on a simulated GPU."""
+"""Duration of a step's swaps on a simulated GPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def swap_s(
 
     Args:
         by_codec: raw and encoded bytes per step.
-        eligible_bytes: of all tensors that could be swapped.
+        eligible_bytes: bytes of all tensors that could be swapped.
         hardware: simulated; a codec without a rate there takes the rate of zvc.
     """
     staying = eligible_bytes - sum(c["raw"] for c in by_codec.values())
@@ -35,5 +35,5 @@ def swap_s(
 
 
 def raw_s(nbytes: float, hardware: Hardware) -> float:
-    """Seconds to copy so many bytes out and back."""
+    """Seconds to copy a number of bytes out and back."""
     return nbytes / hardware.d2h_bytes_per_s + nbytes / hardware.h2d_bytes_per_s

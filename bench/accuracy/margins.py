@@ -1,8 +1,8 @@
 """The margin of each task: the mean loss that would not matter, stated before the comparison.
 
-It is half the standard deviation that the seed alone causes in the validation loss of plain
-training, so a policy that costs as much as one standard deviation of the seeds lies beyond it. The
-spread comes from pilot runs without cswap, whose seeds the comparison does not use:
+The margin is half the standard deviation of the validation loss of plain training over seeds. So a
+policy that costs one standard deviation of the seeds lies beyond the margin.
+The standard deviation comes from pilot runs without cswap, whose seeds the comparison does not use:
 ``python -m bench accuracy --pilot`` makes them and writes ``pilot.json``.
 """
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 SHARE: Final = 0.5
-"""Of the seeds' standard deviation."""
+"""Margin as a share of the seeds' standard deviation."""
 
 PILOT_SEEDS: Final = range(100, 108)
 
@@ -42,7 +42,7 @@ def parse(text: str, models: Sequence[str]) -> dict[str, float]:
 
     Args:
         text: ``MODEL=NATS`` or NATS for all models, separated by commas.
-        models: that are trained.
+        models: the trained models.
 
     Raises:
         ConfigError: an unknown model, or no number above 0.

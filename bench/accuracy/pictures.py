@@ -23,14 +23,14 @@ COLOURS: Final = {
     "fp8": "#e69f00",
     "int4": "#d55e00",
 }
-"""Okabe and Ito's, which colour-blind readers can tell apart."""
+"""Okabe and Ito's palette, which colour-blind readers can distinguish."""
 
 GPU: Final = GPUS[0]
 """The others change the latencies, but hardly their reduction."""
 
 MARKERS: Final = {"cnn": "o", "vit": "s", "gpt": "^"}
 NOT_USED: Final = "not used"
-"""In the heat map, for a policy whose lossy codec took no tensor."""
+"""Cell of the heat map for a policy whose lossy codec took no tensor."""
 
 EXACT: Final = 1e-8
 """Errors are drawn as at least this much, since the colours' scale is logarithmic."""
@@ -164,4 +164,4 @@ DRAWN: Final[dict[str, Callable[[dict[str, Any], Path], None]]] = {
     "heat": heat,
     "curves": curves,
 }
-"""Name of the file to what draws it."""
+"""Function that draws each picture, by name of the file."""

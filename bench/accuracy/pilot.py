@@ -34,13 +34,13 @@ def command(
 ) -> None:
     """Train every model from `PILOT_SEEDS`, write the file and show it.
 
-    An unfinished run in the folder is gone on with.
+    An unfinished run in the folder is continued.
 
     Args:
-        settings: of the command: models, data, steps, quick.
-        folder: of the file.
-        data: to train on; None takes each task's own.
-        console: for progress and the table.
+        settings: settings of the command: models, data, steps, quick.
+        folder: folder of the file.
+        data: training data; None takes each task's own.
+        console: shows progress and the table.
     """
     asked = {key: settings[key] for key in ("models", "data", "steps", "quick")}
     partial = Partial(folder / FILE, kind="accuracy pilot", version=VERSION, settings=asked)

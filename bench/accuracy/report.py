@@ -21,7 +21,7 @@ COLUMNS: Final = (
     *("accuracy %", f"change {_CI}", "bits", "MiB held", *(f"swap ms on {g}*" for g in GPUS)),
 )
 TERMINAL: Final = (0, 1, 3, 4, 5, 6, 8, 9)
-"""Of COLUMNS: those that a terminal has room for."""
+"""The columns, of COLUMNS, that fit into a terminal."""
 
 NOTE: Final = (
     "Change: mean paired difference from plain training over matched seeds, with its interval "
@@ -41,7 +41,7 @@ NO_MARGIN: Final = (
 
 
 def notes(document: dict[str, Any]) -> list[str]:
-    """What a reader of the table has to know, limits of this run first."""
+    """Notes for readers of the table, beginning with the limits of this run."""
     settings = document["settings"]
     found = []
     if settings["quick"]:
@@ -99,7 +99,7 @@ def _latency(simulated: dict[str, float] | None) -> str:
 
 
 def table(document: dict[str, Any]) -> Table:
-    """For a terminal: the columns that fit."""
+    """Return the table for a terminal, with the columns that fit."""
     document = current(document)
     headings = (COLUMNS[i] for i in TERMINAL)
     caption = " ".join(notes(document))
@@ -110,7 +110,7 @@ def table(document: dict[str, Any]) -> Table:
 
 
 def markdown(document: dict[str, Any]) -> str:
-    """The same for README and docs."""
+    """Return the table for README and docs."""
     document = current(document)
     lines = [" | ".join(COLUMNS), " | ".join("---" for _ in COLUMNS)]
     lines += [" | ".join(row) for row in rows(document)]

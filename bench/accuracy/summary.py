@@ -1,4 +1,4 @@
-"""From runs to a row per model and policy."""
+"""Summarises runs in a row per model and policy."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from bench.workloads.tasks import Task
 
 STEPS: Final = {"cnn": 150, "vit": 300, "gpt": 200}
-"""Training steps. The losses and accuracies of plain training show what a task learns in them."""
+"""Training steps by model. The losses of plain training show the learning in these steps."""
 
 VIT: Final = VitShape(n_layers=2, width=64, patch=8)
 """A patch of the enlarged digits is 2.7 pixels of the original 8 x 8 ones wide."""
@@ -30,7 +30,7 @@ def make(name: str, *, quick: bool, n_steps: int | None, data: Images | Text | N
     """The task of one model of `STEPS`.
 
     Args:
-        name: of the model.
+        name: name of the model.
         quick: a few steps, in which nothing is learned.
         n_steps: None takes the task's own number.
         data: to train on; None takes the digits, or Python sources.

@@ -25,7 +25,7 @@ POLICIES: Final[dict[str, dict[str, Any] | None]] = {
     "fp8": {"lossy": "fp8"},
     "int4": {"lossy": "int4"},
 }
-"""Name to the options of `cswap.install`; None: not installed."""
+"""Options of `cswap.install` by policy; None: not installed."""
 
 SETTLING: Final = 3
 """Steps whose bytes are not counted: the advisor is still learning."""
@@ -38,10 +38,10 @@ class Run:
     Attributes:
         losses: per step.
         validation_loss: mean, in nats, after the last step.
-        accuracy: of validation, 0 to 1.
+        accuracy: validation accuracy, 0 to 1.
         same_bits: whether loss and every parameter had the bits of plain training at every step.
-        eligible_bytes: of the tensors that could be swapped in a step.
-        held_bytes: of the encodings in their place, and of the tensors among them that stay.
+        eligible_bytes: bytes of the tensors that could be swapped in a step.
+        held_bytes: bytes of the encodings in their place, and of those tensors that stay.
         by_codec: raw and encoded bytes per step, by codec.
     """
 
@@ -139,7 +139,7 @@ def train(
     Args:
         task: data, model and schedule.
         policies: names of `POLICIES`; the first is "off".
-        seed: of weights, batches and dropout masks.
+        seed: seed of weights, batches and dropout masks.
         on_step: called after each step of all policies.
         most_steps: stop after so many steps of the task's schedule; None trains to its end.
     """
@@ -155,7 +155,7 @@ def train(
 
 @contextmanager
 def repeatable() -> Iterator[None]:
-    """Within it, figures do not depend on how busy the machine is.
+    """A context in which figures do not depend on the load of the machine.
 
     The advisor then does not correct its estimates by measured times. A tensor that backward wants
     before its lossy encode has ended gets the codec's values all the same.

@@ -23,7 +23,7 @@ CONFIDENCE: Final = 0.90
 one-sided tests of equivalence (Schuirmann 1987)."""
 
 FEWEST_SEEDS: Final = 5
-"""With fewer pairs nothing is decided."""
+"""With fewer pairs, the verdict is always undecided."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Interval:
     """Paired differences over matched seeds: the policy's value minus that of plain training.
 
     Attributes:
-        mean: of the differences; NaN if one of the values is not finite.
+        mean: mean of the differences; NaN if one of the values is not finite.
         low, high: ends of the `CONFIDENCE` interval (Student's t); None with fewer than two pairs
             or with a value that is not finite.
         pairs: number of seeds.

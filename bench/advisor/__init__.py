@@ -1,1 +1,1 @@
-"""`python -m bench advisor`: what the advisor's choices cost, against the best there were."""
+"""`python -m bench advisor`: cost of the advisor's choices, against the best choices."""

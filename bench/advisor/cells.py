@@ -1,10 +1,12 @@
-"""Model times machine: what each way to choose costs there.
+"""Cells of model and machine: the cost of each way to choose codecs.
 
-On this CPU all times of codecs are measured, and the cost of a step is as the engine has it there:
-``device time + price * bytes``, and what hooks cost per swapped tensor. On a GPU of a hardware
-profile times are simulated: bytes are true, the tensors are those of a batch `SCALE` times larger,
-codecs run at the profile's rates, forward takes its FLOPs at its achievable rate, and the cost of a
-step is CSwap+'s: device time and what the link takes beyond the computation that hides it.
+On this CPU all times of codecs are measured. The cost of a step is the engine's: ``device time +
+price * bytes``, plus the cost of hooks per swapped tensor.
+
+On a GPU of a hardware profile, times are simulated. Encoded sizes are measured, for a batch `SCALE`
+times larger. Codecs run at the profile's rates, and forward runs at the profile's achievable FLOP
+rate. The cost of a step is CSwap+'s: device time plus the time on the link that computation does
+not hide.
 """
 
 from __future__ import annotations
@@ -37,10 +39,10 @@ Option = tuple[float, float]
 """Seconds on the device, encoded bytes."""
 
 SCALE: Final = 256
-"""Digits are small: a GPU is given a batch this many times larger."""
+"""The images are small, so the GPU gets a batch this many times larger."""
 
 ROUNDS: Final = 8
-"""Steps that the advisor is given to learn from what it measures."""
+"""Number of steps in which the advisor learns from its measurements."""
 
 PRICES: Final = 400
 """Prices that the oracle tries besides the exact ones."""
@@ -51,12 +53,12 @@ class Cell(Protocol):
 
     @property
     def machine(self) -> str:
-        """Its name."""
+        """Name of the machine."""
         ...
 
     @property
     def simulated(self) -> bool:
-        """Whether its times are."""
+        """Whether its times are simulated."""
         ...
 
     def options(self, mode: str) -> list[dict[str, Option]]:
@@ -102,7 +104,7 @@ class ThisCpu:
         return sum(seconds + DEFAULT_PRICE_S_PER_BYTE * nbytes for seconds, nbytes in chosen)
 
     def advised(self, mode: str) -> list[str]:
-        """See `Cell.advised`: the engine's own advisor, told what each of its choices came to."""
+        """See `Cell.advised`: the engine's own advisor, which gets the result of each choice."""
         advisor = Advisor(SwapConfig(lossy="off" if mode == "lossless" else mode), None)
         for _ in range(ROUNDS):
             advisor.begin_step(0.0)
@@ -151,11 +153,11 @@ class SimulatedGpu:
 
     @property
     def rates(self) -> tuple[float, float]:
-        """Of the link, out and in, in bytes per second."""
+        """Rates of the link, out and in, in bytes per second."""
         return self.hardware.d2h_bytes_per_s, self.hardware.h2d_bytes_per_s
 
     def device_s(self, codec: str, nbytes: float) -> tuple[float, float]:
-        """Seconds of encode and decode of so many raw bytes."""
+        """Seconds of encode and decode of a number of raw bytes."""
         if codec == "raw":
             return 0.0, 0.0
         rate = self.hardware.codecs[codec]

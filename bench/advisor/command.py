@@ -49,7 +49,7 @@ def main(
     torch.set_num_threads(N_THREADS)
     where = environment("advisor")
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["CSWAP_CACHE_DIR"] = folder  # a calibration of this moment, and only that
+        os.environ["CSWAP_CACHE_DIR"] = folder  # a fresh calibration, and no stored one
         result = {"kind": "advisor", "version": 1, "environment": where, **measure(quick=quick)}
     write(out, result)
     draw(result["cells"], out.with_suffix(".png"))

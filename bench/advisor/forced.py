@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from cswap.engine.engine import SwapEngine
 
 WARM: Final = 6
-"""Steps per codec that are not counted: kernels compile, the advisor learns."""
+"""Uncounted first steps per codec, in which kernels are compiled and the advisor learns."""
 
 
 def run(model: str, *, steps: int, quick: bool) -> dict[str, dict[str, float]]:
-    """Per codec (raw where it does not take a tensor), what a step costs.
+    """Cost of a step per codec; tensors that the codec does not take go raw.
 
     Device seconds of encodes and decodes, bytes held, the cost of both and of the hooks, and the
     milliseconds of the step, which the cost does not use.
@@ -73,5 +73,5 @@ def _spent(engine: SwapEngine) -> tuple[float, float, int]:
 
 
 def _staying_bytes(engine: SwapEngine) -> float:
-    # What could have been swapped in this step and was left where it is, raw.
+    # Raw bytes of tensors that could have been swapped in this step but stayed.
     return sum(e.profile.nbytes for e in engine.explain() if e.codec == KEEP and e.profile)

@@ -1,4 +1,4 @@
-"""How close ratios predicted from a sample come to the true ones."""
+"""Errors of ratios that are predicted from a sample."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def errors(
 
 
 def summary(by_model: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, dict[str, float]]:
-    """By codec, over all models: median and largest absolute relative error, and how many."""
+    """By codec, over all models: median and largest absolute relative error, number of tensors."""
     names = sorted({name for errors_ in by_model.values() for name in errors_})
     found = {}
     for name in names:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MIN_BYTES: Final = 64 << 10
-"""As the engine's default on a CPU."""
+"""The engine's default on a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Saved:
 
     Attributes:
         x: its elements, [n] flat, a copy.
-        forward_share: of forward's time that passes until the next one is saved.
+        forward_share: share of forward's time until the next tensor is saved.
     """
 
     x: Tensor
@@ -40,7 +40,7 @@ class Recording:
 
     Attributes:
         model: name of its task.
-        tensors: what it saved, parameters and small ones left out, each storage once.
+        tensors: its saved tensors without parameters and small tensors, each storage once.
         forward_flops: floating-point operations of forward.
     """
 

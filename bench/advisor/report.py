@@ -27,7 +27,7 @@ KEYS = {
 
 
 def tables(result: dict[str, Any]) -> Iterator[Table]:
-    """For a terminal."""
+    """Return the tables for a terminal."""
     table = Table(title="Cost of a step over the oracle's (* simulated)")
     for column in ("model", "machine", "mode", "oracle ms", *KEYS, "which static"):
         table.add_column(column)

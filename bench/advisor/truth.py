@@ -1,4 +1,4 @@
-"""What every codec really does to every recorded tensor: bytes, and seconds on this CPU."""
+"""Measured bytes, and seconds on this CPU, of every codec on every recorded tensor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 LOSSLESS: Final = (RAW, *lossless_candidates())
 MODES: Final = {"lossless": LOSSLESS, "int8": (*LOSSLESS, *lossy_candidates("int8"))}
-"""What the advisor may choose from, by value of the option ``lossy``."""
+"""Codecs that the advisor may choose, by value of the option ``lossy``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +24,9 @@ class Outcome:
     """One codec on one tensor.
 
     Attributes:
-        nbytes: of the encoding.
-        encode_s: seconds on this CPU, one thread.
-        decode_s: the same back.
+        nbytes: bytes of the encoding.
+        encode_s: encode seconds on this CPU, one thread.
+        decode_s: decode seconds on this CPU, one thread.
     """
 
     nbytes: int
@@ -35,7 +35,7 @@ class Outcome:
 
 
 def outcomes(recording: Recording, *, repeat: int) -> list[Mapping[str, Outcome]]:
-    """Per tensor, what every codec that takes it does."""
+    """Per tensor, the outcome of every codec that takes it."""
     found: list[Mapping[str, Outcome]] = []
     for saved in recording.tensors:
         of_tensor = {}

@@ -1,1 +1,1 @@
-"""`python -m bench codecs`: rates and ratios of codecs, beside libraries that do the same."""
+"""`python -m bench codecs`: rates and ratios of codecs, beside other compression libraries."""

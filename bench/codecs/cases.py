@@ -1,7 +1,7 @@
-"""What codecs are measured on: recorded tensors, and synthetic ones by sparsity, values and size.
+"""The test data for codecs: recorded tensors, and synthetic ones by sparsity, values and size.
 
-A case makes its tensor when its turn comes, from a seed of its own: what is measured before it, or
-left out, does not change its bytes.
+A case makes its tensor when its turn comes, from a seed of its own. So earlier or omitted cases do
+not change its bytes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FAMILIES: Final = ("recorded", "sparsity", "values", "sizes")
 OWN: Final = "own"
 
 SHARES: Final = tuple(i / 10 for i in range(11))
-"""Of zeros, in the sparsity sweep; quick takes every fifth."""
+"""Shares of zeros in the sparsity sweep; quick takes every fifth."""
 
 RUN: Final = 64
 """Mean length, in elements, of runs of whichever is rarer, zeros or values."""
@@ -43,7 +43,7 @@ SIZES: Final = tuple(4 * KIB * 4**i for i in range(10))
 QUICK_LARGEST: Final = MIB
 N_DISTINCT: Final = 16
 DEGREES: Final = 3
-"""Of freedom of Student's t: finite variance, infinite kurtosis."""
+"""Degrees of freedom of Student's t: finite variance, infinite kurtosis."""
 
 VOCABULARY: Final = 50257
 """Token ids: as many as GPT-2 has."""
@@ -61,9 +61,9 @@ class Case:
 
     Attributes:
         family: one of FAMILIES, or OWN.
-        data: what is in it.
-        nbytes: of the tensor.
-        make: returns it, [n], contiguous.
+        data: kind of its content.
+        nbytes: bytes of the tensor.
+        make: makes the tensor, [n], contiguous.
         codecs: names; empty for all that take the dtype, and blosc2.
         zeros: share of zero elements, in the sparsity sweep.
     """
@@ -77,15 +77,15 @@ class Case:
 
     @property
     def needed_bytes(self) -> int:
-        """Upper estimate of what measuring takes: tensor, buffers, an encoding per codec.
+        """Upper estimate of the memory for the measurement: tensor, buffers, an encoding per codec.
 
-        Making one takes some copies, too.
+        Making the tensor takes some copies, too.
         """
         return self.nbytes * (5 + len(self.codecs))
 
 
 def of_data_sets(family: str, data_sets: Sequence[DataSet]) -> list[Case]:
-    """Cases of tensors that are there already."""
+    """Cases of existing tensors."""
     return [Case(family, d.kind, d.tensor.nbytes, partial(getattr, d, "tensor")) for d in data_sets]
 
 

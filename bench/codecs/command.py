@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 DEFAULT_OUT: Final = Path("bench/results/cpu/codecs.json")
 
 VERSION: Final = 2
-"""Of the result file. 1 had recorded tensors only, and rows without key, family and zeros."""
+"""Version of the result file. 1 had only recorded tensors, and rows without key, family and
+zeros."""
 
 
 def main(
@@ -53,15 +54,17 @@ def main(
     families: Annotated[
         str, typer.Option(help=f"Some of {', '.join(FAMILIES)}; default: all.")
     ] = "",
-    kinds: Annotated[str, typer.Option(help=f"Of recorded: some of {', '.join(KINDS)}.")] = "",
+    kinds: Annotated[str, typer.Option(help=f"Recorded kinds: some of {', '.join(KINDS)}.")] = "",
     threads: Annotated[
         int | None,
-        typer.Option(help=f"Of codecs and memcpy alike; default: {N_THREADS}, or 1 if quick."),
+        typer.Option(help=f"For codecs and memcpy; default: {N_THREADS}, or 1 if quick."),
     ] = None,
     quick: Annotated[bool, typer.Option(help="Small and short, to see that it works.")] = False,
     codecs: Annotated[str, typer.Option(help="Only these, comma-separated; default: all.")] = "",
     tensors: Annotated[str, typer.Option(help="Measure on the tensors of this file.")] = "",
-    script: Annotated[str, typer.Option("--record", help="On what this script saves.")] = "",
+    script: Annotated[
+        str, typer.Option("--record", help="On the tensors that this script saves.")
+    ] = "",
     plots_only: Annotated[
         bool, typer.Option("--plots-only", help="Draw the result file's pictures anew.")
     ] = False,
@@ -70,9 +73,9 @@ def main(
     """Measure ratio and speed of every codec on recorded and synthetic tensors, or on your own.
 
     Your own come from a file (--tensors, of torch, safetensors or numpy) or from a script (--record
-    runs it and keeps what autograd saves). Only a whole run has a default result file: everything
-    else is written only where --out says. Pictures lie beside the result file.
-    An interrupted run goes on when the same command is repeated.
+    runs it and keeps its saved tensors). Only a whole run has a default result file: everything
+    else is written only where --out says. Pictures lie beside the result file. An interrupted run
+    goes on when the same command is repeated.
     """
     console = Console()
     n_threads = (1 if quick else N_THREADS) if threads is None else threads
@@ -160,7 +163,7 @@ def _cases(settings: dict[str, Any]) -> list[Case]:
 def _measure(
     cases: list[Case], settings: dict[str, Any], partial: Partial, console: Console
 ) -> tuple[list[Row], list[str]]:
-    # What does not fit into this machine's memory is taken down as skipped.
+    # Cases that do not fit into this machine's memory are recorded as skipped.
     rounds, only = 2 if settings["quick"] else settings["rounds"], tuple(settings["codecs"])
     rows: list[Row] = []
     skipped = []

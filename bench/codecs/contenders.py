@@ -1,4 +1,4 @@
-"""Codecs and peers on one tensor: encoded size, rates beside memcpy's, and what comes back."""
+"""Codecs and peers on one tensor: encoded size, rates beside memcpy's, and the decoding error."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ MEMCPY: Final = "memcpy"
 BLOSC: Final = "blosc2"
 
 READING_BYTES: Final = 4 << 20
-"""A reading of the clock covers about so many bytes of memcpy: 4 KiB alone take less than a
-microsecond, and the clock's own calls would be measured."""
+"""Bytes of memcpy per reading of the clock. 4 KiB alone take less than a microsecond, so the
+clock's own calls would be measured."""
 
 MOST_REPEATS: Final = 256
 
 CHUNK: Final = 1 << 24
-"""Elements that are compared in double precision at a time."""
+"""Number of elements that are compared in double precision at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +48,11 @@ class Row:
         ratio: raw over encoded bytes.
         encode_gb_per_s: raw bytes per second, in 1e9.
         decode_gb_per_s: raw bytes per second, in 1e9.
-        encode_of_memcpy: as a fraction of memcpy's rate in the same rounds.
+        encode_of_memcpy: encode rate as a fraction of memcpy's rate in the same rounds.
         decode_of_memcpy: likewise.
         encode: seconds.
         decode: seconds.
-        relative_rms_error: of what comes back; 0 if lossless.
+        relative_rms_error: error of the decoded values; 0 if lossless.
     """
 
     key: str
@@ -208,7 +208,7 @@ def _row(
 
 
 def _error(x: torch.Tensor, back: torch.Tensor, contender: Contender) -> float:
-    back.view(torch.uint8).fill_(1)  # another contender's result must not pass for this one's
+    back.view(torch.uint8).fill_(1)  # a result of another contender must not count for this one
     contender.decode()
     if contender.lossless:
         if not torch.equal(x.view(torch.uint8), back.view(torch.uint8)):

@@ -1,4 +1,4 @@
-"""From which share of zeros on another sparse codec is better, out of the sparsity sweep."""
+"""The shares of zeros at which another sparse codec becomes better, from the sparsity sweep."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a codec takes at one share of zeros; less is better.
+    """Time or encoded size of a codec at one share of zeros; less is better.
 
     Attributes:
         low: 20 % quantile of a time; of an encoded size the value itself.
@@ -33,11 +33,11 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Crossover:
-    """Where two codecs change places.
+    """A share of zeros at which two codecs change places.
 
     Attributes:
-        dtype: of the sweep.
-        data: how its zeros lie.
+        dtype: dtype of the sweep.
+        data: arrangement of its zeros.
         quantity: one of QUANTITIES.
         below: codec that is better with fewer zeros.
         above: codec that is better with more.
@@ -105,7 +105,7 @@ def _cost(row: dict[str, Any], quantity: str) -> Cost:
 def crossings(
     x: Sequence[float], a: Sequence[Cost], b: Sequence[Cost]
 ) -> Iterator[tuple[float, float, bool]]:
-    """Where the lower one of two curves becomes the higher one.
+    """Yield the points at which the lower one of two curves becomes the higher one.
 
     Points at which the ranges overlap decide nothing: a change counts between two points where the
     curves are clearly apart. It lies where their medians, joined by lines, first meet in between.

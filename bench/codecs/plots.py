@@ -49,11 +49,11 @@ def draw(document: dict[str, Any], folder: Path, stem: str) -> list[Path]:
 
     Args:
         document: the result file's content.
-        folder: where to write.
-        stem: of the result file's name.
+        folder: folder of the pictures.
+        stem: stem of the result file's name.
 
     Returns:
-        What was written.
+        The written paths.
     """
     figures = {
         "pareto": _pareto(document["rows"]),
@@ -75,7 +75,7 @@ def round_trip_gb_per_s(row: dict[str, Any]) -> float:
 
 
 def front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Those that no other one beats in both coordinates, in the order of the first.
+    """The points that no other point beats in both coordinates, in the order of the first.
 
     >>> front([(1, 5), (2, 4), (3, 1), (2, 2), (3, 3)])
     [(1, 5), (2, 4), (3, 3)]

@@ -86,7 +86,7 @@ def _collect(
     take: Callable[[tuple[Tensor, ...], Tensor], Tensor],
     nbytes: int,
 ) -> Tensor:
-    # Runs fresh batches; what `take` makes of each module's inputs and output is put together.
+    # Run fresh batches, and join the results of `take` on each module's inputs and output.
     pieces: list[Tensor] = []
 
     def hook(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -139,7 +139,7 @@ def _gradients(net: Net, task: Task, nbytes: int) -> Tensor:
     step = 1000
     while sum(p.numel() * p.element_size() for p in pieces) < nbytes:
         inputs, targets = task.batch(0, step)
-        inputs.requires_grad_()  # or torch warns of the hook on what reads them
+        inputs.requires_grad_()  # otherwise torch warns about the hook
         functional.cross_entropy(net(inputs), targets).backward()
         step += 1
     for handle in handles:

@@ -21,7 +21,7 @@ PICTURES: Final = {
     "sparsity-float32": "Ratio and rates against the share of zeros, float32",
     "sparsity-bfloat16": "The same for bfloat16",
 }
-"""What `bench.codecs.plots.draw` may write, and what it shows."""
+"""Pictures that `bench.codecs.plots.draw` may write, and their descriptions."""
 
 _WORDS: Final = {"ratio": "ratio", "encode": "encode rate", "decode": "decode rate"}
 

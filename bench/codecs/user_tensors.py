@@ -48,7 +48,7 @@ def load(path: str) -> list[DataSet]:
             f"--tensors {path!r}: cannot be read: it is damaged, or holds more than tensors, lists "
             "and dicts, and to load that would run its code. Save tensors, or a state_dict."
         ) from error
-    except Exception as error:  # readers raise whatever they like
+    except Exception as error:  # readers may raise any error
         raise ConfigError(f"--tensors {path!r}: cannot be read: {_first_line(error)}") from error
     if not found:
         raise ConfigError(f"--tensors {path!r}: no tensor in it.")
@@ -61,7 +61,7 @@ def _first_line(error: BaseException) -> str:
 
 def _torch(file: Path) -> Any:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of old formats: what matters is an error
+        warnings.simplefilter("ignore")  # warnings on old formats do not matter; errors do
         return torch.load(file, map_location="cpu", weights_only=True)
 
 
@@ -111,7 +111,7 @@ def _data_set(name: str, x: Tensor, path: str) -> DataSet:
 
 
 def record(script: str) -> list[DataSet]:
-    """Run a script as ``python SCRIPT`` would, and keep what its autograd saves.
+    """Run a script as ``python SCRIPT`` would, and keep its saved tensors.
 
     Each storage of `MIN_BYTES` or more once per version, parameters left out, up to `RECORD_LIMIT`
     bytes.
@@ -148,10 +148,10 @@ class _Recorder:
     def __init__(self) -> None:
         self.found: list[DataSet] = []
         self._nbytes = 0
-        self._seen: dict[tuple[int, int], Tensor] = {}  # the tensors keep their addresses taken
+        self._seen: dict[tuple[int, int], Tensor] = {}  # held: no address is reused
 
     def pack(self, x: Tensor) -> Tensor:
-        """Autograd's pack hook: leaves x as it is."""
+        """Autograd's pack hook: returns x unchanged."""
         owned = isinstance(x, torch.nn.Parameter) or (x.is_leaf and x.requires_grad)
         fits = x.nbytes >= MIN_BYTES and self._nbytes + x.nbytes <= RECORD_LIMIT
         key = (x.untyped_storage().data_ptr(), x._version)  # noqa: SLF001

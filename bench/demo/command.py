@@ -24,6 +24,7 @@ def main(
     settings = DemoSettings.parse(
         out=out, models=models, modes=modes, steps=steps, seed=seed, quick=quick
     )
-    from bench.demo.run import run  # imports torch: two seconds that a wrong option need not wait
+    # Imported after the checks, because it imports torch, which takes two seconds.
+    from bench.demo.run import run
 
     raise typer.Exit(run(settings))

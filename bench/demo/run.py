@@ -1,4 +1,4 @@
-"""Runs the demo: trains, compares, and writes down what came out, also when it is interrupted."""
+"""Runs the demo: trains, compares, and writes the results, also after an interrupt."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ VERSION = 1  # of results.json
 
 
 class Demo:
-    """One run of the demo and what it has found so far."""
+    """One run of the demo, with its results so far."""
 
     def __init__(self, settings: DemoSettings, console: Console) -> None:
         self.settings, self.console = settings, console
@@ -49,7 +49,7 @@ class Demo:
     def _warm_up(self, task: Task) -> None:
         """Do one step per mode on a throw-away model.
 
-        What compiling kernels costs is thus reported, and not mistaken for run time.
+        So the time of compiling kernels is reported separately, not as run time.
         """
         for mode in self.settings.modes:
             started_s = time.perf_counter()
@@ -121,7 +121,7 @@ def run(settings: DemoSettings, console: Console | None = None) -> int:
     """Run the demo and write its files.
 
     Returns:
-        0, or 130 if interrupted; the files then hold what was found until then.
+        0, or 130 if interrupted; the files then hold the results so far.
     """
     console = console or Console()
     torch.set_num_threads(N_THREADS)

@@ -1,4 +1,4 @@
-"""What the demo was asked to do, checked before anything runs."""
+"""The options of the demo, checked before anything runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 MODELS = ("cnn", "gpt")
 MODES = ("off", "lossless", "remat", "int8", "checkpoint")
-# fixed: another number of threads sums in another order, so results of two machines would differ
+# fixed, because the number of threads changes the order of sums, and so results between machines
 N_THREADS = 2
 
 
@@ -24,8 +24,8 @@ class DemoSettings:
 
     Attributes:
         out: folder for results.json and the picture; created if missing.
-        models: which of MODELS to train.
-        modes: which of MODES to compare; "off" is always among them.
+        models: names of MODELS to train.
+        modes: names of MODES to compare; "off" is always among them.
         n_steps: training steps per model; None takes each model's own number.
         seed: first of the seeds; the spread uses this one and the next two.
         quick: tiny models and a few steps, to see that everything works.

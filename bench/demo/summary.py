@@ -1,4 +1,4 @@
-"""From the logs of the demo's runs to rows, a seed-to-seed spread and one JSON file."""
+"""Makes rows, a seed-to-seed spread and one JSON file from the logs of the demo's runs."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def _number(value: float | None, form: str, factor: float = 1) -> str:
 
 
 def spread_line(model: str, spread: dict[str, Any]) -> str:
-    """Say in one line what int8 and what the seed did to the validation loss."""
+    """Return one line on the effect of int8, and of the seed, on the validation loss."""
     verdict = "below" if spread["int8_within_spread"] else "NOT below"
     return (
         f"{model}: int8 moved the validation loss by at most {spread['max_abs_difference']:.4f}, "
@@ -65,7 +65,7 @@ def spread_line(model: str, spread: dict[str, Any]) -> str:
 
 
 def heap_lines(rows: Sequence[Row]) -> list[str]:
-    """Say per model what malloc counted in one step: everything, not just saved tensors."""
+    """Return a line per model on all memory that malloc allocated in one step."""
     peaks: dict[str, list[str]] = {}
     for row in rows:
         if row.heap_peak_bytes is not None:
@@ -78,7 +78,7 @@ def heap_lines(rows: Sequence[Row]) -> list[str]:
 
 
 def fallback_lines(rows: Sequence[Row]) -> list[str]:
-    """Say where cswap took a slower path after a failure: the figures are then not its own."""
+    """Return a line for each run in which cswap took a slower path after a failure."""
     return [
         f"{row.model}, {row.mode}: {row.fallbacks} times cswap fell back to a slower path; "
         "see fallbacks_by_reason in results.json."

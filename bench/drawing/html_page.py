@@ -1,4 +1,4 @@
-"""Results as one HTML page that needs nothing else: style and pictures are in it."""
+"""Results as one self-contained HTML page: it includes style and pictures."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ class Grid:
     """A table.
 
     Attributes:
-        headings: of its columns.
-        rows: of as many cells.
+        headings: headings of its columns.
+        rows: rows with one cell per column.
         title: above it.
         notes: paragraphs below it.
     """
@@ -86,8 +86,8 @@ class Picture:
 
     Attributes:
         title: above it.
-        alt: what it shows, for who does not see it.
-        path: of the file.
+        alt: description for readers who do not see it.
+        path: path of the file.
     """
 
     title: str
@@ -105,7 +105,7 @@ class Section:
     """A part of a page.
 
     Attributes:
-        title: of the part; empty for a page of one.
+        title: title of the part; empty for a page of one.
         where: machine, versions, command.
         tables: in their order.
         notes: paragraphs below the tables.

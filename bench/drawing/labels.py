@@ -22,9 +22,9 @@ def place(axes: Axes, labels: Iterable[tuple[float, float, str]], size: float = 
     height per character.
 
     Args:
-        axes: where the points are.
+        axes: axes of the points.
         labels: (x, y, word), in the axes' own coordinates.
-        size: of the font, in points.
+        size: size of the font, in points.
     """
     scale = axes.figure.dpi / 72
     height = 1.15 * size * scale

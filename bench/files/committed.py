@@ -1,4 +1,4 @@
-"""Where tables read their figures from: the committed result files, or those of a folder."""
+"""The source of the tables' figures: the committed result files, or those of a folder."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def as_markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def where(data: dict[str, Any], file: str) -> str:
-    """The sentence below a table that says what made its figures."""
+    """The sentence below a table that names the command and machine of its figures."""
     e = data["environment"]
     given = _FILES.get()
     shown = f"bench/results/cpu/{file}" if given is None else given[0][file].name

@@ -28,7 +28,7 @@ NOTE: Final = (
 
 
 class Verdict(str, Enum):
-    """What can be said of one figure of both files."""
+    """Verdicts on one figure of two files."""
 
     FASTER = "faster"
     SLOWER = "slower"
@@ -71,11 +71,11 @@ class Line:
 
     Attributes:
         key: names the row.
-        measure: what was measured.
-        a: in the first file; None where it has no figure, as of a run that diverged.
-        b: in the second; likewise.
+        measure: name of the measure.
+        a: figure in the first file; None if it has none, for instance after a diverged run.
+        b: figure in the second file; likewise.
         ratio: b over a; None where a is 0 or one of them is None.
-        verdict: of b against a.
+        verdict: verdict on b against a.
     """
 
     key: tuple[str, ...]
@@ -92,10 +92,10 @@ class Comparison:
 
     Attributes:
         kind: the command.
-        environment: what differs of the environments, as (name, in A, in B).
-        lines: of the rows that both have.
-        only_a: keys of the rows that only the first has.
-        only_b: likewise.
+        environment: differences of the environments, as (name, in A, in B).
+        lines: lines of the rows that both files have.
+        only_a: keys of the rows that only the first file has.
+        only_b: keys of the rows that only the second file has.
     """
 
     kind: str
@@ -132,7 +132,7 @@ def compare(a: Document, b: Document, kind: Kind) -> Comparison:
     """Compare two documents of one kind.
 
     Raises:
-        ResultFileError: they have no row in common, or rows that cannot be read.
+        ResultFileError: the files have no row in common, or a row cannot be read.
     """
     rows_a, rows_b = rows_of(kind, a), rows_of(kind, b)
     common = [key for key in rows_a if key in rows_b]
@@ -203,7 +203,7 @@ def _flat(fields: Fields, before: str = "") -> dict[str, str]:
 
 def _show(found: Comparison, console: Console) -> None:
     if found.environment:
-        table = Table(title="What differs of the environment", box=box.SIMPLE_HEAD)
+        table = Table(title="Differences of the environment", box=box.SIMPLE_HEAD)
         for heading in ("", "A", "B"):
             table.add_column(heading)
         for difference in found.environment:
@@ -250,8 +250,10 @@ def _common_kind(a: tuple[Document, Path], b: tuple[Document, Path]) -> Kind:
 
 
 def main(
-    first: Annotated[Path, typer.Argument(metavar="A.json", help="Compared with ...")],
-    second: Annotated[Path, typer.Argument(metavar="B.json", help="... this one.")],
+    first: Annotated[Path, typer.Argument(metavar="A.json", help="The base result file.")],
+    second: Annotated[
+        Path, typer.Argument(metavar="B.json", help="The result file to compare with it.")
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="JSON instead of tables.")] = False,
 ) -> None:
     """Compare two result files of the same command: B against A."""

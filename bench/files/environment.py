@@ -1,4 +1,4 @@
-"""Where and how a result was made: machine, versions, commit, command."""
+"""The environment of a result: machine, versions, commit, command."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def environment(kind: str) -> dict[str, object]:
     """The facts that a reader needs to judge or repeat a measurement, as JSON-able values.
 
     Args:
-        kind: of the result, as in `bench.files.measured_code.MEASURED`: the code whose digests are
-            recorded.
+        kind: kind of the result, a key of `bench.files.measured_code.MEASURED`. It selects the code
+            whose digests are recorded.
     """
     load_average = list(os.getloadavg()) if hasattr(os, "getloadavg") else None
     return {

@@ -1,4 +1,4 @@
-"""Kinds of result files: how one is told, where its rows are, what names and what measures a row.
+"""Kinds of result files: their marks, the place of their rows, the rows' keys and measures.
 
 `compare`, `report` and the test of the committed files all go by this table.
 """
@@ -55,10 +55,10 @@ class Kind:
         name: the command; parts of `gpu` have names of their own.
         marks: keys that only this kind's documents have, for those that do not name their kind;
             none where all documents name it.
-        rows: of a document.
-        key: fields that name a row; those that are missing or None are left out.
-        measures: what is compared.
-        file: its name among the committed results.
+        rows: returns the rows of a document.
+        key: fields that name a row; fields that are missing or None are left out.
+        measures: the figures that are compared.
+        file: name of the file among the committed results.
     """
 
     name: str
@@ -73,7 +73,7 @@ def load(path: Path) -> Document:
     """Read a result file.
 
     Raises:
-        ResultFileError: it cannot be read, or is no JSON object with an environment.
+        ResultFileError: the file cannot be read, or is not a JSON object with an environment.
     """
     found = read_object(path, "file", ResultFileError)
     if not isinstance(found.get("environment"), dict):
@@ -85,10 +85,10 @@ def load(path: Path) -> Document:
 
 @contextmanager
 def understood(path: Path) -> Iterator[None]:
-    """Within it, tables and pictures are made of a file's content: what it lacks is its error.
+    """A context for making tables and pictures of a file; missing fields become its error.
 
     Raises:
-        ResultFileError: something is missing, or of another type than a benchmark writes.
+        ResultFileError: a field is missing, or has another type than a benchmark writes.
     """
     try:
         yield
@@ -102,10 +102,10 @@ def understood(path: Path) -> Iterator[None]:
 
 
 def kind_of(document: Document, path: Path) -> Kind:
-    """The kind of a document, by its own word or by its keys.
+    """The kind of a document, by its field ``kind`` or by its keys.
 
     Raises:
-        ResultFileError: of no kind known here.
+        ResultFileError: the kind is unknown.
     """
     named = document.get("kind", _part(document))
     for kind in KINDS:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 SUFFIXES: Final = (".py", ".json")
-"""Of the files that count in a folder."""
+"""Suffixes of the files that count in a folder."""
 
 _CODECS: Final = ("cswap/codecs", "kernels/cswap_kernels")
 _PROFILER: Final = ("cswap/profiler.py", "cswap/schema/tensor.py")
@@ -61,12 +61,12 @@ MEASURED: Final[dict[str, tuple[str, ...]]] = {
     "papers": (*_PLANNER, "bench/papers"),
     "gpu": (*_ENGINE, "bench/gpu", "bench/workloads/large_models.py"),
 }
-"""By kind of result (`bench.files.kinds`), or its first word: files and folders that its figures
-depend on.
+"""Files and folders that a result's figures depend on, by kind of result (`bench.files.kinds`) or
+by the first word of the kind.
 
-Accuracy depends on the values that codecs give back and on the rules of where a lossy one may be
-used, not on how the engine moves them. Code that only words, tabulates or draws the figures is left
-out. A kind whose figures come from another result file names that file.
+Accuracy depends on the decoded values and on the rules for lossy codecs, not on the engine's moves.
+Code that only words, tabulates or draws the figures is not included. A kind whose figures come from
+another result file names that file.
 """
 
 

@@ -1,7 +1,7 @@
-"""Long benchmarks go on where they were interrupted: what is done lies in a file beside the result.
+"""Long benchmarks continue after an interrupt: a file beside the result holds the finished parts.
 
-The result file itself is written once everything is there, so that a committed one is never half
-a run.
+The result file itself is written when all parts are finished, so a committed file is never
+incomplete.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ class Partial:
     Args:
         out: the result file; the unfinished one has SUFFIX instead of its own. None: no file.
         kind: the command's name.
-        version: of the document's form.
-        settings: what was asked for, as JSON-able values. An unfinished file of other settings, of
-            another version or of other code is begun anew: its figures would not be of one
+        version: version of the document's format.
+        settings: the options, as JSON-able values. An unfinished file with other settings, another
+            version or other code is not continued, because its figures would be from another
             experiment.
-        again: begin anew in any case.
+        again: whether to begin again in any case.
 
     Attributes:
-        document: what is in it; a command adds its own keys.
-        went_on: how many parts were done already.
+        document: the content; a command adds its own keys.
+        went_on: number of parts that were finished before.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Partial:
         self.went_on = len(self.document["done"])
 
     def part(self, name: str, make: Callable[[], Any]) -> Any:
-        """What ``make`` returns (JSON-able), made only if an earlier run has not."""
+        """Return the JSON-able result of ``make``, which is called unless an earlier run has it."""
         done = self.document["done"]
         if name not in done:
             done[name] = make()
@@ -73,7 +73,7 @@ class Partial:
         return done[name]
 
     def finish(self, **fields: Any) -> dict[str, Any]:
-        """Write the result: everything but the parts, which ``fields`` hold in their final form."""
+        """Write the result without the parts; ``fields`` hold the parts in their final form."""
         kept = {key: value for key, value in self.document.items() if key != "done"}
         document = {**kept, **fields, "complete": True}
         if self.out is not None and self.path is not None:
@@ -85,12 +85,12 @@ class Partial:
 def stored(
     path: Path, types: Mapping[str, type] = MappingProxyType({}), **same: Any
 ) -> dict[str, Any] | None:
-    """The document at a path; None if there is none that can be read and has these fields.
+    """Read the document at a path; None if it cannot be read or its fields do not match.
 
     Args:
-        path: of a JSON file; one that cannot be read is worth no more than none.
-        types: of fields that it must have, too.
-        same: fields and what they must be, so that what is added belongs to the same experiment.
+        path: path of a JSON file.
+        types: types of further fields that it must have.
+        same: values of fields. They must match, so that new parts belong to the same experiment.
     """
     try:
         found = read_object(path, "file")

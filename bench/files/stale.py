@@ -34,9 +34,9 @@ class Check:
     """One result file against today's code.
 
     Attributes:
-        name: of the file, below the repository's root.
-        commit: that it was measured at; "" if unknown.
-        command: that makes the result.
+        name: name of the file, relative to the repository's root.
+        commit: commit of the measurement; "" if unknown.
+        command: command that makes the result.
         changed: files that differ, are gone, or are new since then.
         why: the reason why nothing could be compared; "" if something was.
         commits: number of later commits that touch the changed files; None without git.
@@ -114,7 +114,7 @@ def result_files(folder: Path) -> list[Path]:
 
 
 def _lines(one: Check) -> list[str]:
-    # What is wrong with a result, and the command that makes it.
+    # The state of a result, and the command that makes it again.
     since = "" if one.commits is None else f" in {one.commits} commits"
     why = one.why or f"{len(one.changed)} files changed since{since}: {_by_folder(one.changed)}"
     measured = f"{one.name}, measured at {one.commit[:7] or 'an unknown commit'}"
@@ -133,9 +133,9 @@ def _by_folder(files: Sequence[str]) -> str:
 
 
 def main(
-    folder: Annotated[Path, typer.Argument(help="With result files; subfolders count.")] = ROOT
-    / "bench"
-    / "results",
+    folder: Annotated[
+        Path, typer.Argument(help="Folder of result files, with its subfolders.")
+    ] = ROOT / "bench" / "results",
 ) -> None:
     """List results that are older than the code that they measure; exit 1 if there are any."""
     files = result_files(folder)

@@ -1,10 +1,10 @@
-"""Counting the bytes that saved tensors hold, and checking that against the allocator's own books.
+"""Counts the bytes that saved tensors hold, and checks them against the allocator's own counts.
 
 Two independent counts, both the same for every mode:
 
-* `SavedBytes` sees each tensor that autograd packs or unpacks, wherever a mode's own hooks then put
-  it, and follows its storage with a weak reference until the last owner lets go. Storages are
-  counted once, at their full size. What an engine holds beside them is added.
+* `SavedBytes` sees each tensor that autograd packs or unpacks, under any hooks of a mode. It
+  follows the storage with a weak reference until the last owner drops it. Each storage counts
+  once, at its full size. Further bytes that an engine holds are added.
 * `heap_bytes` asks glibc how many bytes are allocated: by torch, numpy, Numba and Python alike,
   saved or not.
 """
@@ -54,11 +54,11 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What an engine holds.
+    """The bytes that an engine holds.
 
     Attributes:
-        device_bytes: in tensors as they were saved, or decoded again.
-        host_bytes: in encodings.
+        device_bytes: bytes of original and decoded tensors.
+        host_bytes: bytes of encodings.
     """
 
     device_bytes: int = 0
@@ -66,12 +66,12 @@ class Held:
 
 
 class SavedBytes:
-    """Live bytes of the storages that autograd saved, plus what an engine holds beside them.
+    """Live bytes of the storages that autograd saved, plus further bytes that an engine holds.
 
     Args:
-        parameters: what the model owns; not counted.
-        inputs: what outlives the step, too, but is a saved tensor: counted in `raw_bytes` only.
-        held: what the mode's engine says it holds now; asked at each sample.
+        parameters: the model's tensors, which are not counted.
+        inputs: saved tensors that outlive the step; they count only in `raw_bytes`.
+        held: returns the bytes that the mode's engine holds now; called at each sample.
 
     Attributes:
         curve: bytes held over time.
@@ -83,22 +83,22 @@ class SavedBytes:
     ) -> None:
         self.curve = Curve()
         self.raw_bytes = 0
-        self._outside = [*parameters, *inputs]  # held, so that their addresses stay theirs
+        self._outside = [*parameters, *inputs]  # held, so that their addresses are not reused
         self._inputs = {
             x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in inputs
         }
         self._owned = {x.untyped_storage().data_ptr() for x in self._outside}
         self._held = held
         self._live: dict[int, int] = {}  # address of the storage's C++ object -> its bytes
-        # A storage may die on a worker's thread, or within a garbage collection that _note
-        # triggers; and the worker may hold an engine's lock then, so nobody may ask an engine for
-        # anything while holding this one.
+        # Reentrant, because a storage may die within a garbage collection that _note triggers. A
+        # storage may also die on a worker's thread that holds an engine's lock. So no code may call
+        # an engine while it holds this lock: that could deadlock.
         self._lock = threading.RLock()
         self._start_s = time.perf_counter()
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Count what is packed and unpacked in this block, inside the hooks already installed.
+        """Count the tensors packed and unpacked in this block, inside the hooks already installed.
 
         autograd calls only the innermost pair of hooks, so this one passes every call on to the
         pair below it.
@@ -206,7 +206,7 @@ class HeapSampler:
     """Samples `heap_bytes` on a thread of its own while the block runs, as growth over a baseline.
 
     Args:
-        baseline_bytes: what `heap_bytes` said before the mode was switched on.
+        baseline_bytes: the value of `heap_bytes` before the mode was switched on.
     """
 
     def __init__(self, baseline_bytes: int) -> None:

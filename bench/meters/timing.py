@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 SETTLE_S: Final = 0.02
-"""Before each run: torch's threads spin for a while after an operation, on cores that the next
+"""Pause before each run: torch's threads spin after an operation, on cores that the next
 contender's threads need.
 """
 
@@ -42,11 +42,10 @@ def interleaved(
     """Time every contender once per round; the rounds of the warm-up are not counted.
 
     Args:
-        contenders: what to run, by name.
+        contenders: functions to run, by name.
         rounds: counted rounds.
         warmup: rounds before them.
-        repeats: calls per reading of the clock, for what is too short for one; a timing is of one
-            call.
+        repeats: calls per reading of the clock, for short functions; a timing is of one call.
     """
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for round_ in range(warmup + rounds):

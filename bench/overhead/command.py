@@ -1,4 +1,4 @@
-"""`python -m bench overhead`: what the hooks themselves cost, beyond codecs and copies."""
+"""`python -m bench overhead`: the cost of the hooks themselves, beyond codecs and copies."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ REPEATS: Final = 500
 MIB: Final = 1 << 20
 DEFAULT_OUT: Final = Path("bench/results/cpu/overhead.json")
 VERSION: Final = 2
-"""Of the result file; 1 had no peers: no `rows`."""
+"""Version of the result file. 1 had no peers and no `rows`."""
 
 
 def _identity(x: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What a saved tensor costs with each pair of hooks, whole: cswap's and others', taking turns."""
+"""The whole cost of a saved tensor with each pair of hooks, cswap's and others', in turns."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ Hooks = tuple["Callable[[Tensor], Any]", "Callable[[Any], Tensor]"]
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one call of pack and one of unpack take together.
+    """The time of one call of pack and one of unpack together.
 
     Attributes:
-        hooks: whose.
-        tensor: its size.
+        hooks: name of the pair of hooks.
+        tensor: size of the tensor.
         us: median microseconds; None if it cannot be measured here.
         low_us: 20 % quantile over the rounds.
         high_us: 80 % quantile.

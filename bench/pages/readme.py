@@ -37,7 +37,7 @@ PICTURES: Final = {
         for n in codec_report.PICTURES
     },
 }
-"""Committed pictures, and where pages show them."""
+"""Committed pictures, and the paths of their copies in docs."""
 
 MIB: Final = 1 << 20
 
@@ -48,7 +48,7 @@ _SHOWN: Final = {
     "index": ("bitpack", "lz4", "zstd", "blosc2"),
     "token": ("bitpack", "lz4", "zstd", "blosc2"),
 }
-"""What the README's table shows; docs/benchmarks.md has everything."""
+"""Codecs in the README's table, by kind of data; docs/benchmarks.md has all."""
 
 
 def demo_table() -> str:
@@ -153,7 +153,7 @@ def peers_table() -> str:
 
 
 def crossovers_table() -> str:
-    """Where sparse codecs change places."""
+    """The shares of zeros at which sparse codecs change places."""
     return _synthetic(codec_report.crossover_lines(_load("codecs.json")))
 
 
@@ -170,19 +170,19 @@ def _synthetic(lines: list[list[str]]) -> str:
 
 
 def codec_pictures() -> str:
-    """Those that lie beside the result file."""
+    """The pictures beside the result file."""
     return codec_report.picture_links(RESULTS, "codecs") or "No pictures have been drawn yet."
 
 
 def overhead_table() -> str:
-    """What the hooks cost."""
+    """The cost of the hooks."""
     data = _load("overhead.json")
     rows = [[name, f"{us:.1f}"] for name, us in data["microseconds"].items()]
     return _markdown(["pack + unpack of", "us"], rows) + "\n\n" + _where(data, "overhead.json")
 
 
 def hooks_table() -> str:
-    """What hooks cost whole, cswap's and others'."""
+    """The whole cost of hooks, cswap's and others'."""
     data = _load("overhead.json")
     if "rows" not in data:
         return "Not in `bench/results/cpu/overhead.json` yet: `python -m bench overhead` adds it."
@@ -205,7 +205,7 @@ def swap_table() -> str:
 
 
 def advisor_table() -> str:
-    """What the advisor's choices cost, against the best there were."""
+    """The cost of the advisor's choices, against the best choices."""
     data = _load("advisor.json")
     keys = ("advisor_s", "best_static_s", "cswap_plus_s", "raw_s")
     rows = [
@@ -253,7 +253,7 @@ def forced_table() -> str:
 
 
 def accuracy_table() -> str:
-    """What lossy swapping cost in accuracy."""
+    """The effect of lossy swapping on accuracy."""
     data = _load("accuracy/results.json")
     return markdown(data) + "\n" + _where(data, "accuracy/results.json")
 

@@ -45,10 +45,10 @@ class Result:
     """One result file.
 
     Attributes:
-        path: of the file.
-        name: under the folder.
-        document: what is in it.
-        canonical: where a file of its kind lies among the committed results.
+        path: path of the file.
+        name: path relative to the folder.
+        document: its content.
+        canonical: path of a file of its kind among the committed results.
     """
 
     path: Path
@@ -116,7 +116,7 @@ def _tables(result: Result) -> tuple[list[Grid], list[str]]:
             except NotReadError:
                 continue  # a table of another file
             except ResultFileError as error:
-                # A partial or an older file may lack what a table shows.
+                # A partial or an older file may lack fields of a table.
                 if result.canonical in read:
                     notes.append(f"Table {name!r}: cannot be made: {error}")
                 continue

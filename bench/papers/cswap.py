@@ -47,7 +47,8 @@ if TYPE_CHECKING:
 ACTIVATIONS: Final = {"relu": nn.ReLU, "leaky": nn.LeakyReLU}
 AMPLE: Final = 1 << 42
 EPOCHS: Final = 50
-"""Of a dense network's training, over which the rate slides: as long as CSwap+'s accuracy runs."""
+"""Epochs of a dense network's training, over which the rate slides; CSwap+'s accuracy runs had
+as many."""
 
 VGG_CODEC_S: Final = 66e-3
 """Encodes and decodes of one iteration of VGG-16 with the tuned launch (CSWAP, Fig. 12)."""

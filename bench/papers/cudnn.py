@@ -1,4 +1,4 @@
-"""A torch trace as a framework on cuDNN would have had it: what vDNN's memory figures are about."""
+"""Converts a torch trace to the memory use of a framework on cuDNN, as in vDNN's figures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ def as_cudnn(trace: Trace) -> Trace:
     """The trace without the memory that torch alone needs.
 
     cuDNN's pooling keeps no indices, its dropout no mask of torch's kind: integers and bools take
-    no bytes. Branches write straight into the map that joins them: what ``cat`` reads takes none.
+    no bytes. Branches write directly
+    into the map that joins them: inputs of ``cat`` take none.
     """
     joined = {
         tensor

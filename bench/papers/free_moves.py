@@ -35,7 +35,7 @@ class Moves:
         compute_s: seconds of its operators alone.
         out_bytes: copied to the host.
         in_bytes: copied back.
-        gradient_bytes: of ``out_bytes``, those of gradients.
+        gradient_bytes: the part of ``out_bytes`` that belongs to gradients.
     """
 
     step_s: float
@@ -65,7 +65,7 @@ class FreeMoves:
     """The simulation; `run` once.
 
     Args:
-        trace: of the step; what is resident in it stays.
+        trace: the step; its resident bytes stay.
         hardware: the link.
         budget_bytes: device memory, resident bytes included.
         ahead: operators.

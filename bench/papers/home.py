@@ -102,7 +102,7 @@ def _batches(model: str, largest: dict[str, int]) -> list[Row]:
 
 
 def _speeds(model: str, hardware: Hardware, largest: dict[str, int]) -> list[Row]:
-    # All three must run: vDNN has the least room, since it keeps what is no input of a layer.
+    # All three must run. vDNN has the least room, because it keeps tensors that no layer reads.
     batch = min(largest[policy] for policy in POLICIES[1:])
     seconds = {policy: step_s(model, hardware, policy, batch) for policy in POLICIES[1:]}
     home_s = seconds["home"]

@@ -77,7 +77,7 @@ class Blocks:
         )
 
     def second_reduction(self, c_in: int) -> Branches:
-        """To half the size; c_in to c_in + 512 channels."""
+        """A block that halves the size; c_in to c_in + 512 channels."""
         three = [self.conv(c_in, 192, 1), self.conv(192, 320, 3, 2)]
         seven = [self.conv(c_in, 192, 1), *self._seven(192, 192, 192), self.conv(192, 192, 3, 2)]
         return Branches([_chain(three), _chain(seven), nn.MaxPool2d(3, 2)])

@@ -1,7 +1,7 @@
 """The six networks as CSWAP, CSwap+ and HOME seem to have run them, on the meta device.
 
-The papers give no shapes. Where the zoo's default contradicts what they measured, another usual
-form of the network is taken, chosen by their samples per second and share of transfers:
+The papers give no shapes. Where the zoo's default contradicts their measurements, another
+usual form of the network is taken, chosen by their samples per second and share of transfers:
 
 * AlexNet for CIFAR-10: 77 000 samples/s under vDNN leave some 90 MFLOP per sample and step. That is
   the usual small one (11 x 11 stem with stride 4, 2 x 2 pooling, one linear layer).

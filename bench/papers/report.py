@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLOURS: Final = {"vDNN": "#9aa0a6", "published": "#d93025", "ours": "#1a73e8"}
-"""As `bench.demo.pictures` has them; markers differ, too."""
+"""Colours as in `bench.demo.pictures`; markers differ, too."""
 
 SHORT: Final = {
     "alexnet": "AlexNet",
@@ -31,10 +31,10 @@ HEADINGS: Final = (
     *("system", "quantity", "published", "published as", "ours", "ours is", "fitted to a paper"),
     *("protocol", "why they differ"),
 )
-"""Of the Markdown table."""
+"""Headings of the Markdown table."""
 
 ORDER: Final = ("vDNN", "CSwap+ means", "CSwap+", "HOME means", "HOME", "SwapAdvisor", "tvDNN")
-"""Of the systems in the table; means and maxima stand before the networks."""
+"""Order of the systems in the table; means and maxima come before the networks."""
 
 OF_NETWORKS: Final = ("gain", "absolute")
 """Kinds of CSwap+'s rows that have a table of their own."""
@@ -56,7 +56,7 @@ def figure(value: float | None, unit: str) -> str:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> Table:
-    """For the terminal."""
+    """Return the table for the terminal."""
     found = Table(title="Published, and ours")
     for heading in ("system", "quantity", "published", "as", "ours", "is"):
         found.add_column(heading)

@@ -26,16 +26,16 @@ class Row:
     """A published figure and ours.
 
     Attributes:
-        system: whose.
-        what: which quantity, with model and batch.
-        unit: of both figures: ``%``, ``x``, ``GB``, ``GiB``, ``samples/s``, ``batch``, ``rho``.
-        published: as the paper gives it; None: it gives none.
-        ours: None: not to be had here (``why`` says so).
+        system: the paper's system.
+        what: the quantity, with model and batch.
+        unit: unit of both: ``%``, ``x``, ``GB``, ``GiB``, ``samples/s``, ``batch``, ``rho``.
+        published: the paper's figure; None: the paper gives none.
+        ours: our figure; None: it cannot be had here (``why`` gives the reason).
         protocol: machine, batch, policy and definition.
         why: why the two differ, in words.
         published_is: the kind of the published figure: a mean, a maximum, "up to", one figure.
         ours_is: the kind of ours, and whether it is simulated, computed or measured.
-        fitted: what of ours was chosen to come near a published figure; "" for nothing.
+        fitted: values of ours that were chosen to come near a published figure; "" for none.
         details: more figures of the same cell, for the file.
     """
 
@@ -61,7 +61,7 @@ class Cell:
     """Work that makes some rows.
 
     Attributes:
-        key: by which a file knows that it is done.
+        key: key under which a file stores the finished work.
         run: does it.
     """
 

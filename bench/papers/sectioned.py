@@ -1,4 +1,4 @@
-"""Operators and tensors cut along the batch: tvDNN-style sectioning of what an operator touches.
+"""Operators and tensors cut along the batch: tvDNN-style sections of an operator's tensors.
 
 The simulator cuts tensors that are moved; an operator still needs all of its inputs at
 once. Here every operator becomes one per section of the batch, which is exact for networks without
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def by_sections(trace: Trace, count: int, launch_s: float) -> Trace:
     """The trace with everything that has the batch as its first extent in ``count`` sections.
 
-    Each operator takes 1 / count of its time (plus a launch); what has no batch, such as a
-    gradient of weights, is made by its first section and added to by the others.
+    Each section of an operator takes 1 / count of its time, plus a launch. The first section makes
+    tensors without a batch, such as a gradient of weights; the others add to them.
 
     Args:
         trace: with shapes; its batch must be a multiple of ``count``.

@@ -29,7 +29,7 @@ ZEROS: Final = tuple(0.2 + 0.025 * i for i in range(25))
 """Shares of zeros, over the range that the paper fits (`cswap.advisor.cswap_plus.SPARSITIES`)."""
 
 REPEATS: Final = 5
-"""Of each measurement; the fastest counts, since others use the machine, too."""
+"""Repetitions of each measurement; the fastest counts, because others use the machine, too."""
 
 HELD_OUT: Final = 3
 """Every so many measurements, one is not used for the fit."""

@@ -34,10 +34,10 @@ SMALL_BYTES: Final = 4 * 10**9
 """The paper's 4 GB."""
 
 AHEAD: Final = (4, 16, 64, 256)
-"""Operators by which copies back start early, tried in turn; the fastest step counts."""
+"""Leads of copies back, in operators. Each is tried; the fastest step counts."""
 
 SMALL_SECTIONS: Final = 64
-"""Of the batch, in `SMALL_BYTES`."""
+"""Sections of the batch, in `SMALL_BYTES`."""
 
 SECTIONS: Final = {256: 16, 512: 32}
 POLICIES: Final = ("tvdnn-heuristic", "tvdnn-ilp")

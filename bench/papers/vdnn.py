@@ -63,8 +63,8 @@ def _vgg() -> list[Row]:
 
 
 def _loss() -> Row:
-    # With the fastest algorithms all that is moved must be hidden by layers; memory is not the
-    # bound in the layerwise model, so that the loss is what offloading itself costs.
+    # With the fastest algorithms, layers must hide all copies. Memory is not the limit in the
+    # layerwise model, so the loss is the cost of offloading itself.
     found = _layers(_features("vgg16", 256, "none"))
     loss_percent = 100 * (1 - found.compute_s / found.step_s)
     trace = as_cudnn(_whole("vgg16", 256, "none"))

@@ -26,7 +26,7 @@ from cswap.report.terminal import literal
 MODELS: Final = (("vgg16", 128), ("resnet50", 128), ("gpt2", 16))
 GPUS: Final = ("v100-pcie3", "a100-pcie4", "h200-pcie5")
 SHARES: Final = (0.75, 0.5, 0.25, 0.1)
-"""Of the way from the smallest feasible budget to what the step uses unswapped."""
+"""Budgets, as shares of the way from the smallest feasible budget to the unswapped peak."""
 
 DEFAULT_OUT: Final = Path("bench/results/cpu/plans.json")
 

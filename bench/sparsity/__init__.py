@@ -1,1 +1,1 @@
-"""`python -m bench sparsity`: what tensors are like in real training, for traces without values."""
+"""`python -m bench sparsity`: tensor values of real training, for traces without values."""

@@ -1,4 +1,4 @@
-"""`python -m bench sparsity`: what saved tensors are like, measured in short training runs."""
+"""`python -m bench sparsity`: values of saved tensors, measured in short training runs."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def main(
     ),
     models: Annotated[str, typer.Option(help=f"Some of {', '.join(RUNS)}.")] = ",".join(RUNS),
     quick: Annotated[bool, typer.Option("--quick", help="Two steps each, as a test.")] = False,
-    again: Annotated[bool, typer.Option("--again", help="Keep nothing of the file.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Discard the file's results.")] = False,
 ) -> None:
-    """Train each model with ReLU and with LeakyReLU for a little while, and look."""
+    """Train each model briefly with ReLU and with LeakyReLU, and measure its saved tensors."""
     wanted = _wanted(models, quick=quick)
     writable_file(out)
     document = _started(out, again=again)
@@ -84,7 +84,7 @@ def _one(run: Run, activation: str, on_checkpoint: Any) -> dict[str, Any]:
 
 
 def table(document: dict[str, Any]) -> Table:
-    """Zero fractions of what vDNN's family moves, first and last checkpoint."""
+    """Zero fractions of the tensors that vDNN's family moves, at the first and last checkpoint."""
     shown = Table(title="Zeros among the inputs of convolutions and pooling (weighted by bytes)")
     for heading in ("model", "activation", "loss", "zeros before", "after", "zvc ratio after"):
         shown.add_column(heading)

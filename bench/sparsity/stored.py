@@ -26,7 +26,7 @@ _PROFILE: Final = (
     *("zero_fraction", "spread_1", "spread_3", "spread_7", "spread_15", "int_bits"),
     *("spread_nonzero_1", "spread_nonzero_3", "spread_nonzero_7", "spread_nonzero_15"),
 )
-"""What is kept of a profile: zeros, and the spread of exponents."""
+"""Stored fields of a profile: zeros, and the spread of exponents."""
 
 
 def packed(checkpoints: Sequence[Sequence[Values]]) -> list[dict[str, Any]]:
@@ -79,7 +79,7 @@ def unpacked(run: dict[str, Any], checkpoint: int) -> tuple[Values, ...]:
 
 
 def n_checkpoints(model: str, activation: str, file: Path = FILE) -> int:
-    """How often that run was looked at."""
+    """Number of checkpoints of a run."""
     return len(_run(model, activation, file)["at_steps"])
 
 
@@ -95,12 +95,12 @@ def as_measured(
     """The trace with the values that the committed runs measured.
 
     Args:
-        trace: of that model, whatever its batch and images.
-        model: of the runs.
+        trace: a trace of that model, with any batch and image size.
+        model: model of the runs.
         activation: ``relu`` or ``leaky``; GPT-2's is ``own``.
         checkpoint: which; default: the last.
         lossy: whether lossy codecs have ratios, too, and so may be planned.
-        file: of `python -m bench sparsity`.
+        file: a file of `python -m bench sparsity`.
 
     Raises:
         TraceError: there is no such run.

@@ -1,9 +1,9 @@
-"""Short real training runs, and what their saved tensors are like along the way.
+"""Short real training runs that measure the values of saved tensors at checkpoints.
 
 The models are the zoo's at 32 x 32, on scikit-learn's digits in three equal channels, and a GPT-2
-of four blocks on Python source (its bytes as tokens). Neither is what the papers trained on: what
-is taken from here is how sparse and how compressible each layer's tensors are after a little
-learning, instead of nothing.
+of four blocks on Python source (its bytes as tokens). The papers
+trained on other data. The runs give an estimate of each layer's sparsity and compressibility after
+a little learning, where no other data is available.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CODECS: Final = (
     *("zvc", "csr", "rle", "zvc+expk", "expk", "bitpack", "bf16", "fp16"),
     *("int8", "fp8", "mxfp8", "int4", "zvc+int8", "zvc+fp8", "zvc+int4"),
 )
-"""Whose ratios are measured: those that hardware profiles have rates for."""
+"""Codecs whose ratios are measured: the codecs that have rates in hardware profiles."""
 
 ACTIVATIONS: Final = {"relu": nn.ReLU, "leaky": nn.LeakyReLU}
 CHECKPOINTS: Final = 4
@@ -41,10 +41,10 @@ class Run:
     """One training run.
 
     Attributes:
-        model: of the zoo.
-        steps: optimizer steps; measured before the first, after the last and twice in between.
+        model: name of a model of the zoo.
+        steps: optimizer steps. Checkpoints are before the first, after the last, and twice between.
         batch: samples per step.
-        lr: of Adam.
+        lr: learning rate of Adam.
     """
 
     model: str
@@ -65,18 +65,18 @@ RUNS: Final = {
         Run("gpt2", 60, 4, 1e-3),
     )
 }
-"""ResNet: the papers do not say which; ResNet-50, of fewer steps than the others, since each takes
-seconds. SqueezeNet: 1.0."""
+"""Runs by model. The papers do not define their ResNet; it is ResNet-50 here. It has fewer steps
+than the others, because a step takes seconds. SqueezeNet is version 1.0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What was measured at one moment of a run.
+    """The measurements at one moment of a run.
 
     Attributes:
-        step: optimizer steps done.
+        step: number of optimizer steps done.
         loss: training loss of the batch, in nats.
-        values: of every saved tensor.
+        values: values of every saved tensor.
     """
 
     step: int
@@ -88,12 +88,12 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 def train(run: Run, activation: str, *, seed: int = 0) -> Iterator[Checkpoint]:
-    """Train and yield what is measured, checkpoint by checkpoint.
+    """Train and yield the measurements of each checkpoint.
 
     Args:
-        run: of which model, for how long.
-        activation: of `ACTIVATIONS`; GPT-2 has its own.
-        seed: of weights and batches.
+        run: the model and its number of steps.
+        activation: a key of `ACTIVATIONS`; GPT-2 has its own.
+        seed: seed of weights and batches.
     """
     torch.manual_seed(seed)
     model, batches = _task(run, activation, seed)

@@ -36,11 +36,11 @@ class Row:
         time_of_off_spread: quartiles of those quotients.
         peak_saved_bytes: most bytes that saved tensors held in a step, copies of them included.
         peak_of_off: the same over off's.
-        held_bytes: those held between forward and backward once everything was encoded.
-        heap_peak_bytes: most that malloc gave out in a step above what it had before the method
-            was switched on; None where the C library does not say.
-        moved_bytes: raw bytes of what the model saves, parameters left out.
-        ratio: of that over what was held of it; 1 without encoding.
+        held_bytes: bytes held between forward and backward, after all encodes.
+        heap_peak_bytes: largest growth of malloc's allocated bytes in a step, over the bytes before
+            the method was switched on; None if the C library does not report them.
+        moved_bytes: raw bytes of the model's saved tensors, without parameters.
+        ratio: these bytes over the bytes held for them; 1 without encoding.
         bit_equal: loss and every gradient had the bits of off in every step.
         max_grad_diff: largest absolute difference of a gradient element from off's.
         fallbacks: times that cswap took a slower path after a failure.
@@ -65,10 +65,10 @@ class Row:
 
 
 class Copies:
-    """As many bytes as a step saves, copied from memory to memory and back.
+    """Copies the bytes that a step saves, from memory to memory and back.
 
     Args:
-        nbytes: of one direction.
+        nbytes: bytes of one direction.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -77,7 +77,7 @@ class Copies:
         self.seconds: list[float] = []
 
     def run(self) -> None:
-        """Copy once there and once back, and take the time down."""
+        """Copy once there and once back, and note the seconds."""
         start_s = time.perf_counter()
         self._there.copy_(self._here)
         self._here.copy_(self._there)
@@ -90,8 +90,8 @@ def train(
     """Rows of one model, as JSON-able values.
 
     Args:
-        task: what to train, and how many steps.
-        methods: by name; off is the first.
+        task: the model and its number of steps.
+        methods: methods by name; off is the first.
         on_step: called after every step of all methods.
     """
     failures = {method: _failure(task, method) for method in methods}
@@ -115,7 +115,7 @@ def train(
 
 
 def _failure(task: Task, method: str) -> str | None:
-    # One step on a model of its own: kernels are compiled, and what cannot run here says why.
+    # One step on a separate model compiles kernels, and shows why a method cannot run here.
     try:
         replica = Replica(task, method, SEED)
         try:

@@ -71,7 +71,7 @@ def _mib(nbytes: int | None) -> str:
 
 
 def table(document: dict[str, Any]) -> Table:
-    """For a terminal."""
+    """Return the table for a terminal."""
     found = Table(title="Training steps", caption=NOTE, box=box.SIMPLE_HEAD, collapse_padding=True)
     for heading in HEADINGS:
         found.add_column(heading, justify="left" if heading in HEADINGS[:2] else "right")

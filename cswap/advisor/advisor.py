@@ -56,7 +56,7 @@ EARLY: Final = "its values are not known yet"
 
 _BEFORE_PROFILE: Final = ("bitpack", "zvc", RAW)
 """Until a tensor's profile has arrived, the first of these codecs that takes it encodes it: they
-are fast and never enlarge a tensor by much, whatever its values."""
+are fast and never enlarge a tensor by much."""
 
 _SiteKey = tuple[int, str, "torch.dtype", int, bool]
 
@@ -218,9 +218,9 @@ class Advisor:
         Args:
             site: the call site.
             position: number of the saved tensor in the step.
-            nbytes: of the tensor.
+            nbytes: bytes of the tensor.
             device_s: seconds that it takes.
-            kind: of the device: "cpu" or "cuda".
+            kind: kind of device: "cpu" or "cuda".
         """
         price = self._costs_on(kind).price_s_per_byte
         stay = candidate(KEEP, nbytes, 1.0, 0.0, price)

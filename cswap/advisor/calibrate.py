@@ -55,7 +55,7 @@ def steps(kind: str, *, again: bool = False) -> Iterator[str]:
         Name of each codec once it is measured; at last `LINK`.
 
     Args:
-        kind: of device; "cpu" or "cuda".
+        kind: kind of device; "cpu" or "cuda".
         again: repeat the steps of an earlier run, too.
 
     Raises:
@@ -101,8 +101,8 @@ def measure(name: str, kind: str) -> CodecTimes:
     """Measure the times of a codec on this machine, in a few tenths of a second.
 
     Args:
-        name: of the codec.
-        kind: of device.
+        name: name of the codec.
+        kind: kind of device.
 
     Raises:
         UnsupportedError: there is no such device here, or the codec takes no tensors on it.

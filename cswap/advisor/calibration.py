@@ -117,7 +117,7 @@ def stored(kind: str, *, partial: bool = False) -> Calibration | None:
     """This machine's usable calibration for that kind of device; None if there is none.
 
     Args:
-        kind: of device.
+        kind: kind of device.
         partial: whether an interrupted calibration is usable.
     """
     found = _read(kind, folder())

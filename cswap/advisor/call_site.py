@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where a tensor was saved, as far as cswap can tell.
+    """The place where a tensor was saved, as far as cswap can tell.
 
     Attributes:
         scope: path of the module; "" outside of modules.

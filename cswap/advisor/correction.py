@@ -195,7 +195,7 @@ class TimeCorrections:
         Args:
             codec: its name.
             predicted_s: without corrections.
-            measured_s: of the round trip.
+            measured_s: measured seconds of the round trip.
             of_device: whether the prediction rests on known rates, so that the error tells about
                 the device, too.
         """

@@ -51,7 +51,7 @@ def candidate(
         raw_nbytes: bytes of the tensor.
         ratio: predicted; a value below 1 counts as 1, since tiles that would grow are stored raw.
         device_s: predicted seconds of encode and decode.
-        price_s_per_byte: of an encoded byte.
+        price_s_per_byte: price of an encoded byte.
 
     >>> round(candidate("zvc", 1000, 4.0, 1e-6, 1e-9).cost_s, 9)
     1.25e-06

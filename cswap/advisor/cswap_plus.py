@@ -39,7 +39,7 @@ class Swap:
 
     Attributes:
         nbytes: raw bytes.
-        d2h_bytes_per_s, h2d_bytes_per_s: of the link, as measured.
+        d2h_bytes_per_s, h2d_bytes_per_s: measured rates of the link.
         forward_s, backward_s: seconds of the layer that hide the swap-out, and the swap-in.
     """
 

@@ -35,7 +35,7 @@ class TimeModel:
     branches, which is largest where half of the words are zero.
 
     Attributes:
-        overhead_s: seconds per tensor, whatever its size.
+        overhead_s: seconds per tensor, independent of its size.
         s_per_byte: seconds per raw byte.
         s_per_nonzero_byte: additional seconds per raw byte of words that are not zero.
         s_per_mixed_byte: additional seconds per raw byte, times 4 z (1 - z) for a zero fraction z.

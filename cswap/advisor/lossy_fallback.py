@@ -122,7 +122,7 @@ class Milder:
         return (kind, lossy_part(codec)) not in self._forbidden
 
     def forbid(self, kind: str, codec: str) -> str:
-        """From now on modules of class ``kind`` use a milder codec than ``codec``.
+        """Make modules of class ``kind`` use a milder codec than ``codec`` from now on.
 
         Returns:
             The name that replaces its lossy part, or ``"lossless"``.

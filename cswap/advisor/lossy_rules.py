@@ -1,4 +1,4 @@
-"""Tensors that are never encoded lossily, whatever the options."""
+"""Tensors that are never encoded lossily, under any options."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Pricing(Protocol):
     """A pricing rule; the advisor takes the cheapest candidate.
 
     Attributes:
-        reason: of the choice, in words.
+        reason: reason of the choice, in words.
         explores: whether the advisor may try codecs to learn their times.
         per_epoch: whether the advisor samples values once per epoch only.
     """

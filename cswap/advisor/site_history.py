@@ -52,13 +52,13 @@ class Explanation:
     Attributes:
         position: number of the tensor among those saved in a step.
         site: place in the model.
-        profile: of the last sample; None if the choice did not depend on one.
+        profile: profile of the last sample; None if the choice did not depend on one.
         candidates: predicted costs, cheapest first; empty if there was no choice.
         codec: the choice.
-        reason: of the choice, in words.
+        reason: reason of the choice, in words.
         price_s_per_byte: price of an encoded byte at the time of the choice.
         measured: outcome by codec.
-        switches: how often the choice has changed.
+        switches: number of changes of the choice.
     """
 
     position: int
@@ -109,11 +109,11 @@ class SiteMemory:
         explanation: the last decision.
         codec: its codec; None if the tensor stays.
         uses: number of uses since the last sample.
-        version: of the prices and corrections at the last decision.
+        version: version of the prices and corrections at the last decision.
         pending: a sample that has not arrived yet.
         stale: whether the ratio has changed since the sample was taken.
         trial: a codec to try once.
-        switches: how often the choice has changed.
+        switches: number of changes of the choice.
         epoch: epoch of the last sample.
     """
 

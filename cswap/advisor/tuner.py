@@ -71,9 +71,9 @@ class TuneResult:
 
     Attributes:
         codec: its name.
-        kind: of device.
+        kind: kind of device.
         shape: the shape to use: the best one, or the default if that is about as fast.
-        seconds: of encode and decode with ``shape``, in the last comparison.
+        seconds: seconds of encode and decode with ``shape``, in the last comparison.
         default: the default shape.
         default_s: seconds with ``default``, in the same comparison.
         guided_s: fewest seconds in the search.
@@ -103,9 +103,9 @@ def tune(
 
     Args:
         codec: name of a tiled codec.
-        kind: of device, "cpu" or "cuda".
+        kind: kind of device, "cpu" or "cuda".
         budget: number of samples; the first `RANDOM_SAMPLES` are random, the default among them.
-        seed: of the search.
+        seed: seed of the search.
         baseline: whether to search at random as well, for comparison.
         progress: called with the number of samples taken.
 

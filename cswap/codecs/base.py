@@ -131,7 +131,7 @@ class Codec(abc.ABC):
     else.
 
     Attributes:
-        name: as `get_codec` takes it, parameters included.
+        name: name for `get_codec`, parameters included.
         lossless: whether decode returns every bit.
         max_ratio: no encoding is smaller than raw bytes / max_ratio, less a constant. A stream that
             claims more is corrupt. The limit keeps a hostile header from allocating memory.
@@ -197,7 +197,7 @@ class Codec(abc.ABC):
             out: [>= bound] uint8 to encode into, on the tensor's device, or pinned host memory for
                 a tensor on a GPU. The encoding is a view of it. Default: newly allocated.
             key: names this encode for stochastic rounding.
-            stream: where to run. Default: immediately, with all threads.
+            stream: stream of the work. Default: run immediately, with all threads.
 
         Raises:
             UnsupportedError: the codec does not take this dtype, device or layout; or the argument
@@ -238,7 +238,7 @@ class Codec(abc.ABC):
         Args:
             encoding: result of `encode` or of `Encoding.from_bytes`.
             out: tensor of the same dtype and sizes to write to. Default: newly allocated.
-            stream: where to run. Default: immediately, with all threads.
+            stream: stream of the work. Default: run immediately, with all threads.
 
         Raises:
             CorruptEncodingError: the encoding is damaged or was made by another codec.
@@ -309,11 +309,11 @@ def checked_bound(codec: Codec, dtype: torch.dtype, numel: int) -> int:
 
 
 def checked_size(codec: Codec, size: int | LateSize, bound: int) -> int:
-    """The size that ``codec.encode_flat`` returned, in bytes; a late one is asked for.
+    """The size that ``codec.encode_flat`` returned, in bytes; a `LateSize` is read.
 
     Raises:
-        InternalError: it is not an int >= 0, or above the bound. A reader would then read memory
-            that does not belong to the encoding.
+        InternalError: the size is not an int >= 0, or is above the bound. A reader would then read
+            memory that does not belong to the encoding.
     """
     nbytes: object = size.value() if hasattr(size, "value") else size
     if not hasattr(nbytes, "__index__") or not 0 <= operator.index(nbytes) <= bound:

@@ -29,7 +29,7 @@ SURVIVING: Final = 0.5
 
 
 class ZvcPlus(TiledCodec):
-    """Zeros come back exactly, whatever X does to the rest; lossless if X is lossless.
+    """Zeros come back exactly, also with a lossy X. The codec is lossless if X is lossless.
 
     Args:
         zvc: the codec ``zvc``, whose rates count for the composition.
@@ -73,7 +73,7 @@ class ZvcPlus(TiledCodec):
 
 
 def why_not_composed(first: Codec, second: Codec) -> str | None:
-    """Why there is no codec ``first+second``; None if there is one."""
+    """The reason why a codec ``first+second`` does not exist; None if it exists."""
     if first.name != FIRST:
         return f"{first.name!r} leaves nothing to a second codec; only {FIRST!r} does"
     if not isinstance(second, TiledCodec):
@@ -122,10 +122,10 @@ def _ratio_after_zvc(
 
 
 def survivors(profile: TensorProfile) -> TensorProfile:
-    """Profile of the words that are not zero, as far as the profile of all words tells.
+    """Profile of the nonzero words, derived from the profile of all words.
 
-    Fractions become shares of the survivors. A word that repeats the one before it is taken for a
-    zero as long as there are zeros left to explain it.
+    Fractions become shares of the survivors. Repeated words count as zeros as far as the number of
+    zeros allows.
 
     >>> from cswap.schema.tensor import TensorProfile
     >>> found = survivors(TensorProfile("float32", 1000, 64, zero_fraction=0.75))

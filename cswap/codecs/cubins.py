@@ -1,10 +1,10 @@
-"""Machine code of CUDA kernels, kept on disk: compiling a kernel takes a second or more.
+"""Keeps the machine code of CUDA kernels on disk, because compiling one takes a second or more.
 
-It is in the cache folder, or in a file that ``python -m bench gpu build`` has made on any machine
-and that the environment variable CSWAP_KERNELS names: a zip archive with one record per kernel.
-Its comment is the digest of the sources: kernels of other sources are not taken.
+The code is in the cache folder, or in the file that the environment variable CSWAP_KERNELS names.
+``python -m bench gpu build`` makes such a file on any machine: a zip archive with one record per
+kernel. The archive's comment is the digest of the sources. Kernels of other sources are not used.
 
-Who may have written either: see Note [who may write the cache].
+Note [who may write the cache] explains which files are trusted.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from cswap_kernels.cuda.compiler import Cubin
 
 VARIABLE: Final = "CSWAP_KERNELS"
-"""Of the environment: a file with kernels."""
+"""Environment variable that names a file with kernels."""
 
 
 def key(name: str, threads: int) -> str:
-    """What a kernel for blocks of so many threads is called here.
+    """The key of a kernel that is compiled for blocks of this number of threads.
 
     >>> key("zvc+int8-4-encode", 256)
     'zvc_int8-4-encode-256'
@@ -42,12 +42,12 @@ def key(name: str, threads: int) -> str:
 
 
 def cached(name: str, architecture: int, compile_now: Callable[[], Cubin]) -> Cubin:
-    """The kernel of that name from CSWAP_KERNELS or the cache folder, else compiled and put there.
+    """Return a kernel from CSWAP_KERNELS or the cache folder; else compile it and store it there.
 
-    A cache that cannot be read or written is as good as none; the log says so once.
+    A cache that cannot be read or written is ignored, with one message in the log.
 
     Raises:
-        ConfigError: CSWAP_KERNELS names no file with kernels, or one that others may write.
+        ConfigError: CSWAP_KERNELS names a file that has no kernels, or that others may write.
     """
     from cswap_kernels.cuda.compiler import fingerprint
 
@@ -68,7 +68,7 @@ def cached(name: str, architecture: int, compile_now: Callable[[], Cubin]) -> Cu
 
 
 def folder() -> Path:
-    """Where compiled kernels are kept."""
+    """The folder of compiled kernels."""
     return cache_folder.root() / "kernels"
 
 
@@ -82,7 +82,7 @@ def write_file(path: Path, kernels: Mapping[tuple[str, int], Cubin]) -> None:
         for (name, architecture), made in sorted(kernels.items()):
             archive.writestr(_member(name, architecture), _record(made))
     path.write_bytes(memory.getvalue())
-    path.chmod(0o600)  # others could have written it otherwise, see cache_folder.py
+    path.chmod(0o600)  # a file that others may write is refused, see cache_folder.py
 
 
 def _member(name: str, architecture: int) -> str:
@@ -99,7 +99,7 @@ def _from_file(member: str) -> Cubin | None:
 
 @cache
 def _opened(path: str) -> zipfile.ZipFile | None:
-    # None if the kernels in it are of other sources than this package's.
+    # None if its kernels were built from other sources than this package's.
     from cswap_kernels.cuda.compiler import sources
 
     data = cache_folder.read(Path(path).expanduser().absolute())
@@ -131,7 +131,8 @@ def _record(made: Cubin) -> bytes:
 
 
 def _parsed(text: bytes) -> Cubin | None:
-    # None if it is damaged: it is made anew. Machine code with a flipped bit must not run.
+    # None if the record is damaged: the kernel is then compiled again. Machine code with a flipped
+    # bit must not run.
     from cswap_kernels.cuda.compiler import Cubin
 
     try:

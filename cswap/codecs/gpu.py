@@ -1,8 +1,9 @@
-"""Launches the CUDA twins: from a format's name and tensors to a kernel on a stream.
+"""Launches the CUDA twins: runs the kernel of a format on tensors, on a stream.
 
-Kernels are compiled by Numba when they are first needed (seconds; kept on disk or compiled
-beforehand, see cubins.py) and launched through the driver, which costs a few microseconds.
-Nothing here waits for the device, except a decode without a stream: that has to report damage.
+Numba compiles a kernel when it is first needed. This takes seconds; cubins.py keeps kernels on disk
+or takes precompiled ones. The driver launches kernels, which costs a few microseconds. The module
+never waits for the device, with one exception: a decode without a stream waits, because it has to
+report damage.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LaunchShape:
-    """How a kernel is launched: what a tuner chooses.
+    """The launch parameters that a tuner chooses.
 
     Attributes:
-        threads: per block: 32, 64, ... 1024.
-        blocks_per_sm: blocks per multiprocessor; each takes tiles in turn.
+        threads: threads per block: 32, 64, ... 1024.
+        blocks_per_sm: blocks per multiprocessor. The blocks take tiles in turn.
     """
 
     threads: int = 256
@@ -54,26 +55,26 @@ SHAPES: Final[dict[str, LaunchShape]] = {}
 """Launch shapes other than the default, by kernel: "zvc-4-encode"."""
 
 N_SIZES: Final = 1024
-"""Words that are pinned at a time."""
+"""Number of words that are pinned at once."""
 
 N_ARGS: Final = 4
 
 N_COUNTS: Final = 17
-"""Of a profile, see `cswap_kernels.profile`."""
+"""Number of counts in a profile, see `cswap_kernels.profile`."""
 
 _on_stream = torch.cuda.stream
 
 _U64: Final = (1 << 64) - 1
 
 TRIAL: Final = "profile-4-sample"
-"""The kernel that is compiled to see whether any can be; profiling needs it anyway."""
+"""The kernel that is compiled to test the compiler; profiling needs it anyway."""
 
 _NEEDED: Final = ("cuda.core", "numba.cuda.extending", "cswap_kernels.cuda.formats")
 
 
 @cache
 def missing() -> str | None:
-    """Why kernels cannot run here, or None if they can."""
+    """The reason why kernels cannot run here; None if they can."""
     if not torch.cuda.is_available():
         return "torch sees no CUDA device"
     try:
@@ -85,7 +86,8 @@ def missing() -> str | None:
 
 
 def _cannot_compile() -> str | None:
-    # One kernel tells: without libnvvm or nvJitLink each would fail, seconds later.
+    # One kernel is a sufficient test: without libnvvm or nvJitLink, every kernel would fail, each
+    # after seconds.
     major, minor = torch.cuda.get_device_capability()
     try:
         unwatched(_compiled, TRIAL, 10 * major + minor, DEFAULT_SHAPE.threads)
@@ -115,7 +117,7 @@ def encode(
     args: Sequence[int],
     stream: torch.cuda.Stream | None,
 ) -> PinnedSize:
-    """Launch an encode of x into out; the size comes when the stream has got there.
+    """Launch an encode of x into out; the size is known when the stream has run it.
 
     An encode cannot be part of a CUDA graph, see `_Launcher.control`.
 
@@ -125,7 +127,7 @@ def encode(
         x: [n] flat, on the device.
         out: uint8, 16-byte aligned, on the device or pinned on the host, of the codec's bound.
         args: the format's parameters, at most four.
-        stream: default: the current one.
+        stream: CUDA stream; default: the current stream.
 
     Raises:
         UnsupportedError: a CUDA graph is being captured, or the kernel cannot be compiled.
@@ -158,7 +160,8 @@ def decode(
 ) -> None:
     """Launch a decode of payload [nbytes] into out [n].
 
-    Without a stream this waits, and raises; with one, damage is noted for `damage`.
+    Without a stream, the call waits for the decode and raises an error for damage. With a stream,
+    it does not wait, and `damage` reports damaged tiles later.
 
     Raises:
         CorruptEncodingError: a tile is damaged.
@@ -191,14 +194,16 @@ def decode(
 def profile(
     x: torch.Tensor, word: int, pieces: int, piece_words: int, layout: Sequence[int]
 ) -> torch.Tensor:
-    """Launch the profiler on the current stream; [17] i64 pinned counts, there when it has run.
+    """Launch the profiler on the current stream; return [17] i64 pinned counts.
+
+    The counts are valid when the stream has run the profiler.
 
     Args:
         x: [n] flat, on the device.
         word: bytes per word.
-        pieces: sampled, spread evenly.
-        piece_words: words of each.
-        layout: as `cswap_kernels.profile` explains.
+        pieces: number of sampled pieces, spread evenly.
+        piece_words: words of each piece.
+        layout: see `cswap_kernels.profile`.
     """
     launcher = _launcher(x.device.index)
     n_words = x.nbytes // word
@@ -211,21 +216,21 @@ def profile(
 
 
 def wait(device: torch.device) -> None:
-    """Block until the device's current stream has run what was launched."""
+    """Block until the device's current stream has run all launched work."""
     torch.cuda.current_stream(device).synchronize()
 
 
 def damage(index: int) -> Sequence[int]:
-    """Indices of damaged tiles that decodes on streams of this device have met in this process.
+    """Indices of damaged tiles that decodes on this device's streams have found in this process.
 
-    The list grows. Decodes that have not run yet have noted nothing. Waits for nothing.
+    The list grows. Decodes that have not run yet are not included. The call never waits.
     """
     launcher = _launched.get(index)
     return () if launcher is None else launcher.damage()
 
 
 def _aligned(payload: torch.Tensor, stream: torch.cuda.Stream | None) -> torch.Tensor:
-    # A copy in memory of the stream that reads it: the copy is let go before the kernel has run.
+    # The copy is allocated on the stream that reads it, because it is freed before the kernel runs.
     with _on_stream(stream):
         nbytes = payload.numel()
         padded = torch.zeros(-(-nbytes // 16) * 16, dtype=torch.uint8, device=payload.device)
@@ -245,7 +250,7 @@ class PinnedSize:
 
     @property
     def address(self) -> int:
-        """Of the word, while nobody has asked for its value."""
+        """Address of the word; 0 after its value was read."""
         return 0 if self._slot is None else self._slot.address
 
     def value(self) -> int:
@@ -268,16 +273,16 @@ class _Slot:
 
 
 class SizePool:
-    """Pinned words for sizes. One that was let go unread is lost: a kernel may still write it."""
+    """Pinned words for sizes. A word dropped unread is not reused: a kernel may still write it."""
 
     def __init__(self, allocate: Callable[[], torch.Tensor]) -> None:
-        """Args: allocate: gives [k] i64, pinned."""
+        """Args: allocate: returns [k] i64, pinned."""
         self._allocate = allocate
         self._lock = threading.Lock()
         self._free: list[_Slot] = []
 
     def take(self) -> PinnedSize:
-        """A word that nobody else uses."""
+        """Take a free word."""
         with self._lock:
             if not self._free:
                 numbers = self._allocate().numpy()
@@ -285,7 +290,7 @@ class SizePool:
             return PinnedSize(self, self._free.pop())
 
     def give_back(self, slot: _Slot) -> None:
-        """The word was read."""
+        """Return a word after its value was read."""
         with self._lock:
             self._free.append(slot)
 
@@ -297,7 +302,7 @@ class _Loaded:
 
 
 class _Launcher:
-    """Kernels loaded on one device, and what they need beside their arguments."""
+    """The kernels loaded on one device, and the device memory that they share."""
 
     def __init__(self, index: int) -> None:
         from cuda.bindings import driver
@@ -320,10 +325,10 @@ class _Launcher:
         _launched[index] = self
 
     def damage(self) -> Sequence[int]:
-        """Damaged tiles that decodes on streams have met so far; the list grows.
+        """Damaged tiles that decodes on streams have found so far; the list grows.
 
-        A word in which damage was found serves no new launch, and is not cleared: kernels that were
-        launched before may still write it.
+        A status word with damage is not cleared or used again, because kernels that were launched
+        before may still write it. New launches get a new word.
         """
         if int(self.status.item()):
             with self._lock:
@@ -338,8 +343,8 @@ class _Launcher:
         """The control words of launches on a stream (zero between them).
 
         Raises:
-            UnsupportedError: a CUDA graph is being captured. Two of its replays at a time would
-                share the words.
+            UnsupportedError: a CUDA graph is being captured. Two replays of it at the same time
+                would share the words.
         """
         if torch.cuda.is_current_stream_capturing():
             raise UnsupportedError("CUDA kernels: an encode cannot be captured in a CUDA graph.")
@@ -377,6 +382,7 @@ class _Launcher:
         )
 
     def _load(self, name: str, shape: LaunchShape) -> _Loaded:
+        # One thread compiles a kernel; other threads wait for it and take the result.
         with self._lock:
             found = self._kernels.get(name)
             if found is None or found.shape != shape:

@@ -53,8 +53,8 @@ class HostCodec(Codec):
     def block_decoder(self) -> Callable[[Bytes, int], bytes]:
         """A function that decodes a block of at most the given raw bytes, for one thread alone.
 
-        It allocates no more than that, whatever the block claims. It raises CorruptEncodingError
-        if the block cannot be decoded.
+        It allocates no more than that, also if the block claims more. It raises
+        CorruptEncodingError if the block cannot be decoded.
         """
 
     def supports(self, dtype: torch.dtype, device: str = "cpu") -> bool:
@@ -165,7 +165,7 @@ class Zstd(HostCodec):
 
         def decode(segment: Bytes, raw_bytes: int) -> bytes:
             try:
-                # decompress() allocates what the frame claims, so ask the frame first.
+                # decompress() allocates the size that the frame claims, so check it first.
                 claimed = zstd.frame_content_size(segment)
                 if claimed != raw_bytes:
                     raise CorruptEncodingError(

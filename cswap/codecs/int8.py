@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Int8(LossyTiledCodec):
     """Error: half the step of the group, (max - min) / 510, where 0 counts as one of its values.
 
-    A value that is not 0 but below half a step becomes a whole step, if its sign has codes.
+    A nonzero value below half a step becomes a whole step, if its sign has codes.
     """
 
     name = "int8"

@@ -29,14 +29,14 @@ _BFLOAT16_MANTISSA_BITS: Final = 7
 
 
 def float_kind(dtype: DType) -> int:
-    """Code by which kernels know the float format of the words of one of `FLOATS`."""
+    """The kernels' code of the float format of a dtype in `FLOATS`."""
     return BFLOAT16 if dtype.mantissa_bits == _BFLOAT16_MANTISSA_BITS else IEEE
 
 
 def fixed_rate(bits: float) -> Callable[[TensorProfile], float]:
-    """Predicted ratio of a codec that takes so many bits per word, whatever the values.
+    """Predicted ratio of a codec that takes a fixed number of bits per word for all values.
 
-    A tile that holds NaN or an infinity is stored raw: one that the sample has seen means ratio 1.
+    A tile with NaN or an infinity is stored raw. So the ratio is 1 if the sample has such a value.
     """
 
     def ratio(profile: TensorProfile) -> float:

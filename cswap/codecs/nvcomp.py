@@ -1,7 +1,7 @@
 """``nvcomp-...``: NVIDIA's codecs, on a CUDA device (docs/format/nvcomp.md).
 
-Nothing here waits for the device but `NvcompSize.value`, which is called when the encode is over,
-and calls without a stream, which have to be complete when they return.
+Only two kinds of calls wait for the device: `NvcompSize.value`, which the engine calls when the
+encode has ended, and calls without a stream, which must be complete when they return.
 """
 
 from __future__ import annotations
@@ -32,24 +32,25 @@ if TYPE_CHECKING:
     from cswap.schema.tensor import DType
 
 ALIGN: Final = 16
-"""What the most demanding of nvCOMP's algorithms wants of an address."""
+"""Alignment of addresses in bytes: the strictest requirement among nvCOMP's algorithms."""
 
 CONTAINER_BYTES: Final = 256
 CHUNK_OVERHEAD: Final = 2 * TABLE_ENTRY + ALIGN
-"""More than nvCOMP adds to a payload and to each of its chunks: room for checksums is in it."""
+"""CONTAINER_BYTES and CHUNK_OVERHEAD are upper bounds of the bytes that nvCOMP adds to a payload
+and to each of its chunks, with space for checksums."""
 
 
 class NvcompCodec(Codec):
-    """Base of nvCOMP's codecs: a family gives nvCOMP's name of it and its options.
+    """Base of nvCOMP's codecs. A subclass sets nvCOMP's name of the algorithm and its options.
 
     Attributes:
-        algorithm: as nvCOMP names it.
-        max_chunk_bytes: the most that a chunk of CHUNK_BYTES may become
+        algorithm: nvCOMP's name of the algorithm.
+        max_chunk_bytes: largest encoding of a chunk of CHUNK_BYTES
             (nvcompBatched...CompressGetMaxOutputChunkSize of 6.0.0.12).
     """
 
     lossless = True
-    max_ratio = CHUNK_BYTES // TABLE_ENTRY  # a chunk costs its entry in the tables at least
+    max_ratio = CHUNK_BYTES // TABLE_ENTRY  # a chunk takes at least its entry in the tables
 
     algorithm: str
     max_chunk_bytes: int
@@ -59,7 +60,7 @@ class NvcompCodec(Codec):
 
     @abc.abstractmethod
     def options(self, dtype: DType) -> dict[str, object] | None:
-        """Options of nvCOMP's for words of a dtype; None if the codec does not take it."""
+        """Options for nvCOMP and words of a dtype; None if the codec does not take the dtype."""
 
     def has_outliers(self, x: torch.Tensor) -> torch.Tensor | None:
         """[] bool, on x's device: whether x must be stored raw. None: never."""
@@ -71,7 +72,7 @@ class NvcompCodec(Codec):
         return device == "cuda" and found is not None and self.options(found) is not None
 
     def bound(self, dtype: torch.dtype, numel: int) -> int:
-        """What nvCOMP may need while it encodes. What is kept is no longer than the raw bytes."""
+        """Bytes that nvCOMP may need during encode. The payload is at most the raw bytes."""
         n_chunks = -(-numel * dtype.itemsize // CHUNK_BYTES)
         return CONTAINER_BYTES + n_chunks * (self.max_chunk_bytes + CHUNK_OVERHEAD)
 
@@ -89,7 +90,7 @@ class NvcompCodec(Codec):
         given = cuda_stream(stream)
         with running_on(given, x.device) as own:
             source = _aligned(x.view(torch.uint8))
-            # nvCOMP takes memory of the device only, and `out` may be the host's.
+            # nvCOMP takes only device memory, and `out` may be host memory.
             direct = out.device == x.device
             target = out if direct else torch.empty(out.numel(), dtype=torch.uint8, device=x.device)
             encoded = self._coder(x, own).encode(source, target)
@@ -102,7 +103,7 @@ class NvcompCodec(Codec):
     def decode_flat(
         self, payload: torch.Tensor, out: torch.Tensor, *, stream: Stream | None
     ) -> None:
-        """See `Codec.decode_flat`. With a stream, the payload's header is not looked at."""
+        """See `Codec.decode_flat`. With a stream, the payload's header is not checked."""
         nbytes = out.nbytes
         if payload.numel() != nbytes and not HEADER_BYTES <= payload.numel() < nbytes:
             raise CorruptEncodingError(
@@ -119,7 +120,7 @@ class NvcompCodec(Codec):
             if payload.numel() == nbytes:
                 raw_out.copy_(payload, non_blocking=True)
             else:
-                if given is None:  # nvCOMP trusts a payload, so what can be checked is
+                if given is None:  # nvCOMP checks nothing, so the header is checked here
                     self._check_header(payload, nbytes)
                 target = raw_out if _is_aligned(raw_out) else torch.empty_like(raw_out)
                 self._coder(out, own).decode(_aligned(payload), target)
@@ -129,7 +130,7 @@ class NvcompCodec(Codec):
             own.synchronize()
 
     def _check_header(self, payload: torch.Tensor, nbytes: int) -> None:
-        # Waits for the payload.
+        # Waits for the payload's first bytes.
         head = bytes(payload[:HEADER_BYTES].cpu().tolist())
         chunk_nbytes = read_header(head, payload.numel(), nbytes).chunk_nbytes
         if chunk_nbytes != CHUNK_BYTES:
@@ -158,7 +159,7 @@ class NvcompCodec(Codec):
         return nvcomp_library.coder(make, f"{self.name} {dtype.name}", index, stream.cuda_stream)
 
     def _outliers(self, x: torch.Tensor) -> torch.Tensor | None:
-        # On its way to the host, in the order of the stream.
+        # Copied to the host in the order of the stream.
         found = self.has_outliers(x)
         if found is None:
             return None
@@ -169,14 +170,14 @@ class NvcompCodec(Codec):
 
 @dataclass(slots=True)
 class NvcompSize:
-    """A `LateSize`. Stores the tensor raw if nvCOMP's payload is no shorter, or not allowed.
+    """A `LateSize`. It stores the tensor raw if nvCOMP's payload is not shorter or is not allowed.
 
     Attributes:
-        encoded: nvCOMP's array; None once the size is known.
-        source: [n] uint8, the raw bytes, as they were when the encode began.
-        target: uint8, where nvCOMP writes.
-        out: uint8, where the payload belongs.
-        outliers: [] bool on the host, or None: whether it must be stored raw.
+        encoded: nvCOMP's array; None after the size is known.
+        source: [n] uint8, the raw bytes at the begin of the encode.
+        target: uint8, memory that nvCOMP writes.
+        out: uint8, memory of the final payload.
+        outliers: [] bool on the host: whether the tensor must be stored raw; None: never.
     """
 
     encoded: Any
@@ -202,9 +203,9 @@ class NvcompSize:
 
 
 class Ans(NvcompCodec):
-    """nvCOMP ANS: entropy coding. Of floats: the exponents; ``nvcomp-ans:1``: of all bytes."""
+    """nvCOMP ANS: entropy coding of floats' exponents; ``nvcomp-ans:1`` codes all bytes."""
 
-    persistent = False  # NVIDIA has changed the stream before and says so of 6.0
+    persistent = False  # NVIDIA changed the stream before, and again in 6.0
     algorithm = "ANS"
     max_chunk_bytes = 92720
 
@@ -218,27 +219,27 @@ class Ans(NvcompCodec):
         super().__init__()
 
     def options(self, dtype: DType) -> dict[str, object]:
-        """By dtype, as what nvCOMP takes for floats."""
+        """The data type that stands for the dtype."""
         return {"data_type": "|u1" if self._bytewise else _ans_type(dtype)}
 
 
 def _ans_type(dtype: DType) -> str:
     if dtype.name == "float8_e4m3fn":
         return "|f1"
-    # bfloat16 too: nvCOMP documents <f2 as meant for every format of 16 bits.
+    # Also for bfloat16: nvCOMP's documentation defines <f2 for every format of 16 bits.
     return {2: "<f2", 4: "<f4"}.get(dtype.word, "|u1") if dtype.kind == "float" else "|u1"
 
 
 BYTEWISE_FROM: Final = {"bfloat16": 0.3, "float16": 0.2, "float32": 0.2}
 """Share of zeros from which ANS of bytes is smaller than ANS of exponents.
 
-Source: entropies of normally distributed values with that many zeros among them, computed. They
-cross at 0.28 for bfloat16 and at 0.17 for the others.
+Source: computed entropies of normally distributed values with a share of zeros. They cross at 0.28
+for bfloat16 and at 0.17 for the others.
 """
 
 
 def ans_for(dtype: torch.dtype, zeros: float | None) -> str:
-    """Name of the ANS codec for a tensor of which a share of ``zeros`` is 0 (None: not known).
+    """Name of the ANS codec for a tensor with a share of ``zeros`` (None: not known).
 
     >>> ans_for(torch.bfloat16, 0.1), ans_for(torch.bfloat16, 0.6)
     ('nvcomp-ans', 'nvcomp-ans:1')
@@ -280,7 +281,8 @@ class Cascaded(NvcompCodec):
 
     def options(self, dtype: DType) -> dict[str, object]:
         """Words as unsigned integers, so that every bit comes back."""
-        # All three: without FOR, 6.0.0.12 refuses its default mode, and Python's default lacks it.
+        # All three encodings: without FOR, 6.0.0.12 refuses its default mode, and Python's default
+        # has no FOR.
         known = nvcomp_library.library().CascadedFineGrainedEncoding
         encodings = int(known.DELTA) | int(known.RLE) | int(known.FOR)
         return {"data_type": _unsigned(dtype.word), "fine_grained_encodings": encodings}
@@ -294,13 +296,13 @@ class Lz4(NvcompCodec):
     max_chunk_bytes = 65800
 
     def options(self, dtype: DType) -> dict[str, object]:
-        """What matches are aligned to; any LZ4 decodes the result."""
+        """The data type sets the alignment of matches. Every LZ4 decoder decodes the result."""
         return {"data_type": _unsigned(min(dtype.word, 4))}
 
 
 class _WithoutOptions(NvcompCodec):
     def options(self, dtype: DType) -> dict[str, object]:
-        """None of its own: bytes are bytes."""
+        """No options: the algorithm encodes bytes of any dtype."""
         return {}
 
 
@@ -340,7 +342,7 @@ DEFAULT_STEP_EXPONENT: Final = -10
 
 
 class BitcompLossy(NvcompCodec):
-    """nvCOMP Bitcomp of values rounded to multiples of 2**k, k from ``:k``; error: half of that."""
+    """nvCOMP Bitcomp of values rounded to multiples of 2**k, for ``:k``; error: 2**(k-1)."""
 
     lossless = False
     algorithm = "Bitcomp"
@@ -360,7 +362,7 @@ class BitcompLossy(NvcompCodec):
         super().__init__()
 
     def options(self, dtype: DType) -> dict[str, object] | None:
-        """Floats that nvCOMP can do arithmetic on and that have the step as a normal number."""
+        """Options for floats that nvCOMP supports and in which the step is a normal number."""
         real = {"float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
         if dtype.name not in real:
             return None
@@ -375,10 +377,10 @@ class BitcompLossy(NvcompCodec):
         }
 
     def has_outliers(self, x: torch.Tensor) -> torch.Tensor:
-        """Not finite, or too many steps from 0 for a signed integer of the word's size."""
+        """Whether a value is not finite, or its steps overflow an integer of the word's size."""
         limit = self.step * 2.0 ** (8 * x.itemsize - 2)
         low, high = torch.aminmax(x)
-        return ~((high.double() < limit) & (low.double() > -limit))  # NaN is neither
+        return ~((high.double() < limit) & (low.double() > -limit))  # both are False for NaN
 
 
 def _unsigned(word: int) -> str:
@@ -386,7 +388,7 @@ def _unsigned(word: int) -> str:
 
 
 def on_gpu(x: torch.Tensor) -> bool:
-    """Whether a tensor is where nvCOMP works."""
+    """Whether a tensor is on a GPU, where nvCOMP works."""
     return x.is_cuda
 
 

@@ -1,6 +1,6 @@
-"""Decodes on the host what nvCOMP encoded on a GPU, where others know the algorithm too.
+"""Decodes nvCOMP payloads on the host, for algorithms that other packages implement.
 
-The layout of nvCOMP's container, and how it was found out: docs/format/nvcomp.md.
+docs/format/nvcomp.md describes the layout of nvCOMP's container and the way it was found.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     Decoder = Callable[[memoryview, int], bytes]
-    """From a chunk's stream and its raw bytes to these; fewer if the stream holds fewer."""
+    """A function of a chunk's stream and number of raw bytes that returns the raw bytes. It returns
+    fewer bytes if the stream holds fewer."""
 
 MAGIC: Final = 0x52911327
 
-# magic, major and minor version, algorithm, bytes of all chunks, raw bytes, chunks, raw bytes of
-# a chunk, where the first chunk begins
+# magic, major and minor version, algorithm, bytes of all chunks, raw bytes, number of chunks, raw
+# bytes of a chunk, offset of the first chunk
 _HEADER: Final = struct.Struct("<IBBHQQQQI")
 HEADER_BYTES: Final = _HEADER.size
 
@@ -35,11 +36,11 @@ class Header:
     """The first bytes of a container.
 
     Attributes:
-        nbytes: of all chunks and what lies between them.
-        raw_nbytes: what they decode to.
-        n_chunks: how many.
-        chunk_nbytes: raw bytes of each but the last.
-        start: where in the container the first chunk begins.
+        nbytes: bytes of all chunks and of the padding between them.
+        raw_nbytes: raw bytes of all chunks.
+        n_chunks: number of chunks.
+        chunk_nbytes: raw bytes of each chunk but the last.
+        start: offset of the first chunk in the container.
     """
 
     nbytes: int
@@ -50,15 +51,15 @@ class Header:
 
 
 def read_header(head: bytes | memoryview, payload_nbytes: int, raw_nbytes: int) -> Header:
-    """The header of a container that should hold ``raw_nbytes`` in ``payload_nbytes``.
+    """Read and check the header of a container.
 
     Args:
         head: at least the first HEADER_BYTES of the payload.
         payload_nbytes: length of the whole payload.
-        raw_nbytes: what it is expected to decode to.
+        raw_nbytes: expected number of raw bytes.
 
     Raises:
-        CorruptEncodingError: it is no container, or of other sizes.
+        CorruptEncodingError: the payload is not a container, or its sizes are wrong.
     """
     if len(head) < HEADER_BYTES:
         raise CorruptEncodingError(
@@ -87,11 +88,11 @@ def decode_on_host(codec: str, payload: bytes | bytearray | memoryview, nbytes: 
 
     Args:
         codec: "nvcomp-lz4", "nvcomp-zstd", "nvcomp-snappy" or "nvcomp-deflate".
-        payload: in host memory. What comes from elsewhere has had its checksum compared.
+        payload: the payload, in host memory. A payload from outside must have passed the checksum.
         nbytes: raw bytes of the tensor's flat elements.
 
     Raises:
-        ConfigError: no decoder for the host is known, or its package is missing.
+        ConfigError: no host decoder exists for the codec, or its package is missing.
         CorruptEncodingError: ``payload`` does not hold ``nbytes`` raw bytes.
     """
     decode = chunk_decoder(codec)
@@ -113,7 +114,7 @@ def decode_on_host(codec: str, payload: bytes | bytearray | memoryview, nbytes: 
 
 
 def _segments(view: memoryview, header: Header) -> list[memoryview]:
-    # Each chunk's stream, in order.
+    # The streams of all chunks, in order.
     n = header.n_chunks
     numbers = struct.unpack_from(f"<{2 * n}Q", view, header.start - TABLE_ENTRY * n)
     starts, lengths = numbers[:n], numbers[n:]
@@ -133,7 +134,7 @@ def chunk_decoder(codec: str) -> Decoder:
     """The function that decodes one chunk (a RAW stream, in nvCOMP's words).
 
     Raises:
-        ConfigError: none is known, or its package is missing.
+        ConfigError: no host decoder exists for the codec, or its package is missing.
     """
     make = _DECODERS.get(codec)
     if make is None:
@@ -144,7 +145,7 @@ def chunk_decoder(codec: str) -> Decoder:
 
 
 def can_decode_on_host(codec: str) -> bool:
-    """Whether a decoder for the host is known; its package may be missing."""
+    """Whether a host decoder exists for the codec; its package may be missing."""
     return codec in _DECODERS
 
 
@@ -166,7 +167,7 @@ def _zstd(codec: str) -> Decoder:
 
     def decode(segment: memoryview, nbytes: int) -> bytes:
         try:
-            # decompress() allocates what the frame claims, so ask the frame first.
+            # decompress() allocates the size that the frame claims, so check it first.
             claimed = zstd.frame_content_size(segment)
             if claimed not in (-1, nbytes):
                 raise CorruptEncodingError(
@@ -183,7 +184,7 @@ def _snappy(codec: str) -> Decoder:
     cramjam = _needed("cramjam", codec)
 
     def decode(segment: memoryview, nbytes: int) -> bytes:
-        claimed = _varint(segment)  # decompress_raw() allocates it
+        claimed = _varint(segment)  # checked, because decompress_raw() allocates this size
         if claimed != nbytes:
             raise CorruptEncodingError(
                 f"codec {codec!r}: stream claims {claimed} bytes, {nbytes} expected."
@@ -197,7 +198,7 @@ def _snappy(codec: str) -> Decoder:
 
 
 def _varint(segment: memoryview) -> int:
-    # Seven bits a byte, the lowest first, the high bit set where more follow.
+    # Seven bits per byte, lowest first. The high bit is set if more bytes follow.
     value = 0
     for index, byte in enumerate(segment[:5]):
         value |= (byte & 0x7F) << (7 * index)
@@ -210,7 +211,7 @@ def _deflate(codec: str) -> Decoder:
     def decode(segment: memoryview, nbytes: int) -> bytes:
         stream = zlib.decompressobj(-zlib.MAX_WBITS)  # negative: no zlib header around it
         try:
-            # 1 more than is expected, to see whether there is more.
+            # One byte more than expected, to detect a longer stream.
             return stream.decompress(segment, nbytes + 1)
         except zlib.error as error:
             raise CorruptEncodingError(f"codec {codec!r}: {error}") from error

@@ -1,6 +1,6 @@
-"""nvCOMP's Python library: whether it can be used here, its scratch memory, its codec objects.
+"""nvCOMP's Python library: a check that it works here, its scratch memory, its codec objects.
 
-nvCOMP is proprietary and optional: imported when a codec that needs it is asked for.
+nvCOMP is proprietary and optional. It is imported when a codec that needs it is requested.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     """Keyword arguments of ``nvidia.nvcomp.Codec``."""
 
 WANTED: Final = "6.0."
-"""Enumerations, options and the stream of ANS changed between 5 and 6.0: no other version."""
+"""The required version. Enumerations, options and the stream of ANS changed between 5 and 6.0."""
 
 CHUNK_BYTES: Final = 1 << 16
-"""Raw bytes that nvCOMP encodes independently of others: its default."""
+"""Raw bytes of a chunk, which nvCOMP encodes independently of others: nvCOMP's default."""
 
 MAX_CONFIGS: Final = 512
-"""Sizes that a codec object remembers the configuration of."""
+"""Number of sizes for which a codec object keeps the configuration."""
 
 
 @cache
 def missing() -> str | None:
-    """Why nvCOMP cannot be used here and what to do, or None. Starts nothing on a GPU."""
+    """The reason why nvCOMP cannot be used here, with a remedy; else None. Uses no GPU."""
     extra = f"cuda{(torch.version.cuda or '13').partition('.')[0]}"
     install = f"pip install 'cswap[{extra}]'"
     try:
@@ -51,11 +51,11 @@ def missing() -> str | None:
 
 
 def require(codec: str) -> None:
-    """Refuse to go on where nvCOMP cannot be used.
+    """Raise an error if nvCOMP cannot be used.
 
     Raises:
-        ConfigError: names what is missing and what to install. Its cause is an ImportError, as
-            with every missing package: what asked for the codec need not be wrong.
+        ConfigError: names the missing part and the remedy. Its cause is an ImportError, as with
+            every missing package, because the request for the codec itself may be right.
     """
     reason = missing() or _refusal()
     if reason is not None:
@@ -64,7 +64,7 @@ def require(codec: str) -> None:
 
 @cache
 def _refusal() -> str | None:
-    # What nvCOMP itself says against this machine: a driver that is too old, for instance.
+    # nvCOMP's own reason against this machine, such as an old driver.
     try:
         library().Codec(algorithm="LZ4", device_id=torch.cuda.current_device())
     except RuntimeError as error:
@@ -74,20 +74,20 @@ def _refusal() -> str | None:
 
 @cache
 def library() -> Any:
-    """The module ``nvidia.nvcomp``, which from now on takes its scratch memory from torch."""
+    """Import ``nvidia.nvcomp`` and make it take its scratch memory from torch."""
     nvcomp = importlib.import_module("nvidia.nvcomp")
     nvcomp.set_device_allocator(SCRATCH.allocate)
-    # Left to the end of the process, nvCOMP lets go of it when there is no interpreter any more,
-    # and the process dies.
+    # Without this, nvCOMP releases the allocator after the end of the interpreter, and the process
+    # crashes.
     atexit.register(nvcomp.set_device_allocator, None)
     return nvcomp
 
 
 class Scratch:
-    """Device memory that nvCOMP takes for itself, from torch's caching allocator.
+    """nvCOMP's scratch memory, taken from torch's caching allocator.
 
-    By itself nvCOMP would use cudaMallocAsync: a second pool, which torch's never gets back.
-    Concerns every use of nvCOMP in this process.
+    By default nvCOMP uses cudaMallocAsync, a second pool whose memory torch cannot reuse. The
+    setting applies to every use of nvCOMP in this process.
     """
 
     def __init__(self) -> None:
@@ -102,18 +102,18 @@ class Scratch:
 
     @property
     def peak_bytes(self) -> int:
-        """The most bytes that it held at a time."""
+        """Maximum of ``in_use_bytes``."""
         return self._peak_bytes
 
     def allocate(self, nbytes: int, stream: Any) -> Block:
-        """What nvCOMP calls. ``stream``: its own kind, with ``ptr`` and ``device``."""
+        """Allocate a block for nvCOMP. ``stream``: nvCOMP's, with ``ptr`` and ``device``."""
         address = torch.cuda.caching_allocator_alloc(nbytes, stream.device, stream.ptr)
         self._count(nbytes)
         block = Block(address)
-        # Runs when nvCOMP lets go of the block. The memory returns to its stream's pool, so what
-        # that stream has still to do with it comes before the next use.
+        # Runs when nvCOMP releases the block. The memory returns to its stream's pool. So pending
+        # work of this stream on it comes before the next use.
         end = weakref.finalize(block, self._free, address, nbytes)
-        end.atexit = False  # by then the allocator may be gone
+        end.atexit = False  # the allocator may be gone at exit
         return block
 
     def _free(self, address: int, nbytes: int) -> None:
@@ -127,7 +127,7 @@ class Scratch:
 
 
 class Block:
-    """A piece of scratch memory. Freed with its last reference."""
+    """A block of scratch memory. It is freed with its last reference."""
 
     __slots__ = ("__weakref__", "ptr")
 
@@ -160,14 +160,14 @@ class Coder:
         return self._codec.encode(array, out=out, compression_config=config)
 
     def decode(self, payload: torch.Tensor, out: torch.Tensor) -> None:
-        """Decode payload into out [n] uint8. Waits for nothing, and so notices no damage."""
+        """Decode payload into out [n] uint8. Never waits, and so does not detect damage."""
         _, config = self._config(out.numel())
         array = self._nvcomp.as_array(payload, cuda_stream=self._stream)
-        # `out` is a foreign buffer to nvCOMP: one of its own arrays it would resize.
+        # `out` is passed as a foreign buffer, because nvCOMP would resize an array of its own.
         self._codec.decode(array, data_type="|u1", out=out, decompression_config=config)
 
     def _config(self, nbytes: int) -> tuple[Any, Any]:
-        # Made from a size, not from a payload: that would wait for the stream.
+        # Made from a size, because a configuration from a payload would wait for the stream.
         found = self._configs.get(nbytes)
         if found is None:
             if len(self._configs) >= MAX_CONFIGS:
@@ -189,10 +189,10 @@ def coder(make: Callable[[], Options], key: str, device: int, stream: int) -> Co
     """This thread's `Coder` for a device and a stream.
 
     Args:
-        make: gives the options, should it have to be made.
-        key: names these options.
-        device: its index.
-        stream: its address; not 0, which nvCOMP's arrays do not tell from none at all.
+        make: returns the options; called if the coder does not exist yet.
+        key: name of these options.
+        device: index of the device.
+        stream: address of the stream; must not be 0, which nvCOMP's arrays treat as no stream.
     """
     found = _coders.made.get((key, device, stream))
     if found is None:
@@ -204,7 +204,7 @@ def coder(make: Callable[[], Options], key: str, device: int, stream: int) -> Co
 def running_on(
     stream: torch.cuda.Stream | None, device: torch.device
 ) -> Iterator[torch.cuda.Stream]:
-    """A stream with an address, after ``stream`` (None: the current one) and before its future."""
+    """Yield a stream with an address; its work runs between past and later work of ``stream``."""
     caller = stream or torch.cuda.current_stream(device)
     own = caller if caller.cuda_stream else _own_stream(device.index, "default")
     if own is not caller:
@@ -216,7 +216,7 @@ def running_on(
 
 
 def copy_now(out: torch.Tensor, source: torch.Tensor) -> None:
-    """Copy when both are at rest, and wait for it, but for nothing else on the device."""
+    """Copy between tensors that no work uses; wait for the copy and for nothing else."""
     device = source.device
     stream = _own_stream(device.index, "copy")
     with torch.cuda.stream(stream):

@@ -87,7 +87,8 @@ def _threads() -> ThreadPoolExecutor:
 
 
 def _forget_pool() -> None:
-    # A forked child inherits the pool's state, but none of its threads.
+    # A forked child inherits the pool's state, but none of its threads. The lock is replaced, too,
+    # because a thread of the parent may have held it during the fork.
     global _pool, _lock
     _pool, _lock = None, threading.Lock()
 

@@ -1,4 +1,4 @@
-"""``raw``: the bytes as they are, so that a move without encoding is a codec, too."""
+"""``raw``: the unchanged bytes, so that a move without encoding is a codec, too."""
 
 from __future__ import annotations
 

@@ -83,6 +83,7 @@ MOST_PARTS: Final = 8
 
 _INTEGER: Final = re.compile(r"0|-?[1-9][0-9]{0,8}")
 
+# Reentrant: `get_codec` holds it while it makes a composition, which calls `get_codec` again.
 _lock = threading.RLock()
 _registered: dict[str, Factory] = {}
 _made: dict[str, Codec] = {}
@@ -209,7 +210,7 @@ def _checked(made: object, name: str) -> Codec:
 
 
 def _warn_once(name: str, error: Exception) -> None:
-    # A built-in codec whose package is not installed is nothing to warn of.
+    # No warning for a built-in codec whose package is not installed.
     if name in _BUILT_IN or name in _warned:
         log.debug("codec %r cannot be made: %s", name, error)
         return

@@ -42,7 +42,7 @@ MAX_RATIO: Final = 2 * max(TILE_WORDS[w] * w for w in TILE_WORDS) // 8
 """A tile of up to 16 KiB takes at least its directory entry of 8 bytes."""
 
 MAX_BYTES: Final = ALIGN << 32
-"""Directory entries count in units of ALIGN, with 32 bits."""
+"""Largest payload: directory entries are 32-bit counts of ALIGN bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ class TiledCodec(Codec):
 
 
 NO_ARGS: Final[NDArray[Any]] = np.zeros(1, np.uint64)
-"""For formats without parameters."""
+"""Arguments of formats without parameters."""
 
 
 def cuda_stream(stream: Stream | None) -> torch.cuda.Stream | None:

@@ -39,7 +39,7 @@ class CodecRate:
     Attributes:
         encode_bytes_per_s: raw bytes per second; infinite if encoding takes no time.
         decode_bytes_per_s: raw bytes per second; infinite if decoding takes no time.
-        overhead_s: seconds per tensor and direction, whatever the size.
+        overhead_s: seconds per tensor and direction, independent of the size.
 
     Raises:
         ConfigError: a rate is not positive, or the overhead is negative or infinite.

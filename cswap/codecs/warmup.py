@@ -16,7 +16,7 @@ _WARM: set[tuple[str, torch.dtype, torch.device]] = set()
 """Codecs whose kernels this process has compiled or loaded from the disk cache."""
 
 NUMEL: Final = 64
-"""Elements of the tensor that is encoded and decoded for this."""
+"""Elements of the tensor that is encoded and decoded to warm a codec."""
 
 
 def warm(codec: Codec, dtype: torch.dtype, device: torch.device) -> float:

@@ -1,4 +1,4 @@
-"""One call's gradients with lossy saved tensors against those with exact ones."""
+"""Compares the gradients of one module call: lossy saved tensors against exact ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cswap.guard.module_rerun import Call
 
 REPEATABLE: Final = 1e-3
-"""Relative difference of the two forwards' outputs up to which they count as the same."""
+"""The outputs of the two forwards count as the same up to this relative difference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +26,11 @@ class Verdict:
     """How much the lossy saved tensors changed the gradients.
 
     Attributes:
-        error: relative error of all gradients of the module together; infinite if one is no
-            number although the exact one is.
-        cosine: of the angle between the two; nan if the error is infinite.
-        codecs: the lossy codecs that were at work, by class of the module that chose them.
+        error: relative error of all gradients of the module, taken as one vector; infinite if a
+            lossy gradient is not finite although the exact gradient is.
+        cosine: cosine of the angle between the exact and the lossy gradients; NaN if the error is
+            infinite.
+        codecs: pairs of a module class and the lossy codec of a tensor that it saved first.
     """
 
     error: float
@@ -41,15 +42,15 @@ def compare(call: Call, saved: Iterable[Saved]) -> Verdict | None:
     """Run a call exactly and lossily, and compare the gradients.
 
     Args:
-        call: with the gradients of its outputs.
-        saved: what it saved, in order.
+        call: a recorded call, with the gradients of its outputs.
+        saved: the tensors that the call saved, in order.
 
     Returns:
-        None if there is nothing to say: no lossy codec took part, the exact gradients are zero
-        or no numbers.
+        None if no comparison is possible: no lossy codec took part, or the exact gradients are
+        zero or not finite.
 
     Raises:
-        UnsupportedError: two runs give two results.
+        UnsupportedError: the outputs of the two runs differ.
     """
     lossy = _Lossy(saved)
     exact_run, lossy_run = call.run(_as_it_is), call.run(lossy)
@@ -68,7 +69,7 @@ def _as_it_is(x: torch.Tensor) -> torch.Tensor:
 
 
 class _Lossy:
-    """Pack: what the engine's choice of codec would make of each saved tensor."""
+    """A pack hook: encodes and decodes each saved tensor with the codec that the engine chose."""
 
     def __init__(self, saved: Iterable[Saved]) -> None:
         self._expected: defaultdict[tuple[torch.dtype, torch.Size], deque[Saved]] = defaultdict(
@@ -94,7 +95,7 @@ class _Lossy:
 
 @dataclass(frozen=True, slots=True)
 class _Distance:
-    """Of two lists of tensors, each taken as one long vector: the norms, and what follows."""
+    """The norms of two lists of tensors and of their difference; each list is one long vector."""
 
     exact: float
     lossy: float

@@ -1,16 +1,20 @@
-"""The accuracy guard: now and then, what lossy saved tensors do to one module's gradients.
+"""The accuracy guard: measures, at intervals, the error of one module's gradients.
 
-Note [how the guard goes about it]
-~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-A check takes three steps of training. In the first, it is noted which modules save tensors that
-are encoded lossily. In the second, one of them is called, and copied (rerun.py); tensor hooks copy
-the gradients of its outputs when backward comes by. When the third begins, no activation is alive:
-the module's forward and backward run twice again, with exact and with lossy saved tensors, and
-their gradients are compared. On all other steps one integer is compared with another.
+The error is caused by saved tensors that are encoded lossily.
 
-The codec of a tensor is chosen where it is saved first. So a module whose gradients are bad sends
-the classes of its saved tensors, not necessarily its own class, to a milder codec. It is looked at
-again at once, until it is fine or nothing lossy is left. Nothing ever goes back.
+Note [how the guard works]
+~~~~~~~~~~~~~~~~~~~~~~~~~~
+A check takes three training steps. During the first step the guard records which modules save
+tensors that are encoded lossily. During the second step it copies one of these modules when the
+module is called (module_rerun.py). Tensor hooks copy the gradients of the module's outputs during
+backward. When the third step begins, no activation is alive. The guard then runs the module's
+forward and backward twice, once with exact and once with lossy saved tensors, and compares the
+gradients. On all other steps the guard compares two integers and does nothing else.
+
+The codec of a tensor is chosen by the module that saves the tensor first. So a module with a
+large gradient error moves the classes that chose the codecs, not necessarily its own class, to a
+milder codec. The guard checks the module again at once, until the error is within the limit or no
+lossy codec is left. A class never returns to a harsher codec.
 """
 
 from __future__ import annotations
@@ -43,19 +47,20 @@ if TYPE_CHECKING:
     from cswap.guard.gradient_check import Verdict
 
 FIRST_CHECK: Final = 2
-"""Step of the first check, whatever the interval: trouble should show early."""
+"""Step of the first check, for every interval: a large error should show early."""
 
 MAX_STEPS_UNTIL_CALL: Final = 1
-"""Steps after that for which a module is waited for that was not called in it."""
+"""A check waits this many further steps for a module that is not called in the first."""
 
 MAX_STEPS_UNTIL_BACKWARD: Final = 66
-"""Steps that gradients may take to come: losses are accumulated, or one has no backward. One more
-is a prime: of a model that is called k times between backwards, the next is another of these."""
+"""Steps that a check waits for gradients. A loss may be accumulated over several calls, or a call
+may have no backward. The check ends one step later, after 67 steps. 67 is a prime: if a model is
+called k times between two backwards, the next check is likely to meet another of the k calls."""
 
 
 @dataclass(slots=True)
 class _Probe:
-    """One check under way: hooks on a module, then its call, then the gradients."""
+    """One check in progress. It has hooks on a module, then the call, then the gradients."""
 
     path: str
     armed_at: int
@@ -72,17 +77,17 @@ class _Probe:
 
 
 def make_guard(model: torch.nn.Module, engine: SwapEngine) -> Guard | None:
-    """The guard of a model's steps; None if nothing is lossy, or it is not wanted."""
+    """A guard for a model; None if no lossy codec is admitted or ``guard_every`` is 0."""
     if not engine.advisor.may_use_lossy or not engine.config.guard_every:
         return None
     return Guard(model, engine)
 
 
 class Guard:
-    """Checks one leaf module of a model every so many steps. See the Note."""
+    """Checks one leaf module of a model every ``guard_every`` steps. See the Note."""
 
     def __init__(self, model: torch.nn.Module, engine: SwapEngine) -> None:
-        """Args: model: whose steps these are; engine: that swaps what it saves."""
+        """Args: model: the model to check; engine: the engine that swaps its saved tensors."""
         config = engine.config
         self._leaves = {
             path: module
@@ -112,7 +117,7 @@ class Guard:
             return
         try:
             self._advance()
-        except Exception as error:  # whatever it is, training goes on
+        except Exception as error:  # a fault of the guard must not stop the training
             self._fail("the guard itself", error)
             self.remove()
         finally:
@@ -160,7 +165,7 @@ class Guard:
         return not probe.call.gradients and waited <= MAX_STEPS_UNTIL_BACKWARD
 
     def _survey(self, seen: Iterable[Saved]) -> None:
-        # Which leaves save lossily now, by class.
+        # The leaf modules whose saved tensors are encoded lossily now, by class.
         found: defaultdict[str, dict[str, None]] = defaultdict(dict)
         for saved in seen:
             if saved.scope in self._leaves and saved.codec() is not None:
@@ -170,7 +175,7 @@ class Guard:
     def _arm(self) -> None:
         again, self._again = self._again, None
         path = again if again in self._leaves else self._choose()
-        if path is None:  # nothing lossy has been seen: look again, less and less often
+        if path is None:  # no lossy tensor was seen: double the interval until the next survey
             self._gap = min(2 * self._gap, self._every)
             self._due = self._step + self._gap
             self._observer.seen = [] if self._gap == 1 else None
@@ -189,7 +194,7 @@ class Guard:
         self._next = self._step + 1
 
     def _choose(self) -> str | None:
-        # Classes take turns: the least often asked first.
+        # Classes take turns: the class that was checked least often comes first.
         paths = {
             kind: usable
             for kind, known in self._lossy.items()
@@ -219,7 +224,7 @@ class Guard:
     def _leave(self, probe: _Probe, _module: torch.nn.Module, _args: Any, output: Any) -> None:
         if torch.compiler.is_compiling() or probe.call is None or not probe.handles:
             return
-        probe.remove()  # this call, no other
+        probe.remove()  # the hooks are for this call only
         seen = self._observer.seen or []
         probe.saved = [s for s in seen[probe.begin :] if s.scope == probe.path]
         try:
@@ -254,7 +259,7 @@ class Guard:
     def _grow_milder(self, path: str, verdict: Verdict) -> None:
         worst = harshest(lossy_part(codec) for _, codec in verdict.codecs)
         for kind in sorted(k for k, codec in verdict.codecs if lossy_part(codec) == worst):
-            if not self._milder.allows(kind, worst):  # tensors encoded before that
+            if not self._milder.allows(kind, worst):  # encoded before it was forbidden
                 continue
             what = f"{kind or 'no module'}: {worst} -> {self._milder.forbid(kind, worst)}"
             self._counters.grow_milder(what)
@@ -273,11 +278,11 @@ class Guard:
 
     def _fail(self, what: str, error: Exception) -> None:
         log.debug("guard: %s cannot be checked", what, exc_info=error)
-        self._counters.fall_back("guard", f"{what}: {error}", "what it concerns is not checked")
+        self._counters.fall_back("guard", f"{what}: {error}", "the guard does not check it")
 
 
 def is_busy() -> bool:
-    """Whether this is no moment to run anything beside what the user runs."""
+    """Whether a check would disturb the user's run: no gradients, tracing, counting, or capture."""
     if not torch.is_grad_enabled() or is_tracing():
         return True
     if torch._C._len_torch_dispatch_stack() > 0:  # noqa: SLF001 - something counts operators
@@ -289,7 +294,7 @@ def is_busy() -> bool:
 def _ask_for_gradients(
     call: Call, outputs: tuple[torch.Tensor | None, ...]
 ) -> list[RemovableHandle]:
-    # The user's graph may outlive the check: the hooks are to be removed.
+    # The user's graph may live longer than the check, so the caller removes these hooks.
     wanted = [(i, x) for i, x in enumerate(outputs) if x is not None]
     if not wanted:
         raise UnsupportedError("it returns nothing that can be differentiated")
@@ -301,7 +306,7 @@ def _ask_for_gradients(
 
 
 def _note_gradient(call: Call, index: int, gradient: torch.Tensor) -> None:
-    # Runs in backward. Only the first gradient: a second backward's is as good.
+    # Runs in backward. The first gradient is enough: a second backward adds nothing to the check.
     if torch.compiler.is_compiling() or index in call.gradients:
         return
     try:

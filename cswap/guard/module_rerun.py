@@ -1,14 +1,16 @@
-"""One call of one module, kept so that it can be run again: exactly, or with lossy saved tensors.
+"""Keeps one call of one module, to run it again with exact or with lossy saved tensors.
 
 Note [a call that is run again]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-Nothing of the user's is touched: arguments, parameters, buffers and tensors in plain attributes
-are copied when the module is called, to host memory, so that no device memory is held at the peak
-of the step, and an optimizer that works inside backward, or sharding that takes the parameters
-away, changes nothing. The module is copied, shallowly, by `nn.Module`'s own protocol for replicas;
-hooks on it do not run, attributes that forward assigns stay on the copy. Each run has copies of
-all of it, and a graph of its own; random numbers, autocast and grad mode are those of the call,
-and the random numbers of everybody else are put back.
+The user's objects are never changed. When the module is called, its arguments, parameters, buffers
+and tensors in plain attributes are copied to host memory. So the copies hold no device memory at
+the peak of the step. They also stay valid if an optimizer works inside backward, or if sharding
+frees the parameters.
+
+The module is copied shallowly by `nn.Module`'s own protocol for replicas. Hooks on the copy do not
+run, and attributes that forward assigns stay on the copy. Each run has copies of everything and a
+graph of its own. Random numbers, autocast and grad mode are those of the call. After the run the
+random generators get their previous states back.
 """
 
 from __future__ import annotations
@@ -37,10 +39,10 @@ _PLAIN: Final = (
     type(None), bool, int, float, complex, str, bytes, slice, torch.dtype, torch.device,
     torch.Size, torch.memory_format,
 )  # fmt: skip
-"""Arguments that may be shared with a second run: nothing can be changed in them."""
+"""Types of arguments that runs may share, because their values cannot be changed."""
 
 _OWN: Final = mark(lambda: None)
-"""In place of a ``forward`` that the class has."""
+"""Stands for the ``forward`` of the class, where the instance has none of its own."""
 
 _CONTAINERS: Final = (list, dict, set, deque)
 
@@ -49,12 +51,12 @@ _DEVICES: Final = ("cpu", "cuda")
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A tensor as it was, in host memory.
+    """A copy of a tensor in host memory.
 
     Attributes:
-        data: its values; layout kept where it is dense.
-        device: where it was.
-        requires_grad: whether it took part in differentiation.
+        data: its values; a dense layout is kept.
+        device: the device of the original.
+        requires_grad: whether the original took part in differentiation.
     """
 
     data: torch.Tensor
@@ -63,10 +65,11 @@ class Copy:
 
     @staticmethod
     def of(tensor: torch.Tensor) -> Copy:
-        """A copy; on a GPU it waits for the values.
+        """Copy a tensor; for a GPU tensor, wait until its values are there.
 
         Raises:
-            UnsupportedError: a subclass, not strided, on another device, or without memory.
+            UnsupportedError: the tensor is of a subclass, not strided, on another kind of device,
+                or its memory was freed.
         """
         plain = type(tensor) in (torch.Tensor, Parameter) and tensor.layout is torch.strided
         if not plain or tensor.device.type not in _DEVICES:
@@ -80,17 +83,17 @@ class Copy:
         return Copy(data, tensor.device, tensor.requires_grad)
 
     def fresh(self) -> torch.Tensor:
-        """A new tensor on the device, which anything may be done to."""
+        """A new tensor on the original's device; the caller may change it."""
         return self.data.to(self.device, copy=True)
 
     def leaf(self) -> torch.Tensor:
-        """The same, to be differentiated with respect to if the original was."""
+        """A new leaf tensor; it requires gradients if the original did."""
         return self.fresh().requires_grad_(self.requires_grad)
 
 
 @dataclass(frozen=True, slots=True)
 class Randomness:
-    """The state of all generators that a forward may use by default."""
+    """The states of the default random generators, which a forward may use."""
 
     python: Any
     numpy: Any
@@ -99,13 +102,13 @@ class Randomness:
 
     @staticmethod
     def now(gpus: frozenset[torch.device]) -> Randomness:
-        """As it is, with that of these GPUs."""
+        """The current states, including those of these GPUs."""
         states = tuple((gpu, torch.cuda.get_rng_state(gpu)) for gpu in gpus)
-        legacy = np.random.get_state()  # noqa: NPY002 - it is what the user's code may use
+        legacy = np.random.get_state()  # noqa: NPY002 - the user's code may use it
         return Randomness(random.getstate(), legacy, torch.get_rng_state(), states)
 
     def restore(self) -> None:
-        """Make it so again."""
+        """Set the generators to these states."""
         random.setstate(self.python)
         np.random.set_state(self.numpy)  # noqa: NPY002
         torch.set_rng_state(self.cpu)
@@ -123,22 +126,22 @@ class Autocast:
 
     @staticmethod
     def now(kind: str) -> Autocast:
-        """As it is."""
+        """The current state for this kind of device."""
         enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
         return Autocast(kind, enabled, dtype)
 
     def context(self, *, enabled: bool) -> torch.autocast:
-        """Makes it so; without a cache, which would outlive the run."""
+        """A context with this state. It has no cache, because a cache would outlive the run."""
         return torch.autocast(self.kind, self.dtype, enabled=enabled, cache_enabled=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What came of one run.
+    """The results of one run.
 
     Attributes:
-        outputs: of forward, those that are differentiable; None for the others.
-        gradients: with respect to inputs and parameters; None where there is none.
+        outputs: outputs of forward; None for those that are not differentiable.
+        gradients: gradients of inputs and parameters; None where there is none.
     """
 
     outputs: tuple[torch.Tensor | None, ...]
@@ -149,16 +152,16 @@ class Call:
     """One call of one module. See Note [a call that is run again].
 
     Attributes:
-        gradients: of the outputs, by index, as they arrive in backward.
+        gradients: gradients of the outputs, by index of the output. Backward adds them.
     """
 
     def __init__(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
-        """Args: module: about to be called with args and kwargs.
+        """Args: module: the module that is about to be called with args and kwargs.
 
         Raises:
-            UnsupportedError: something here cannot be copied.
+            UnsupportedError: an argument, a parameter or another tensor cannot be copied.
         """
         if not is_marked(module.__dict__.get("forward", _OWN)):
             raise UnsupportedError("its forward has been replaced on the instance")
@@ -194,17 +197,17 @@ class Call:
             yield from group.values()
 
     def run(self, pack: Callable[[torch.Tensor], torch.Tensor]) -> Run:
-        """Forward and backward again.
+        """Run forward and backward again.
 
         Args:
-            pack: what backward gets instead of each tensor that is saved; parameters are not
-                asked about.
+            pack: returns the tensor that backward gets in place of a saved tensor. It is not
+                called for parameters.
         """
         with torch.inference_mode(mode=False), torch.enable_grad(), self._same_randomness():
             module, targets, owned = self._fresh_module()
             leaves = [c.leaf() if isinstance(c, Copy) else c for c in self._inputs]
             targets += [x for x in leaves if isinstance(x, torch.Tensor) and x.requires_grad]
-            # Not the leaves themselves: these must not be changed in place, activations may be.
+            # Clones, because forward may change its arguments in place, but not a leaf.
             flat = [x.clone() if isinstance(x, torch.Tensor) else x for x in leaves]
             args, kwargs = pytree.tree_unflatten(flat, self._spec)
 
@@ -232,7 +235,7 @@ class Call:
         )
 
     def _fresh_module(self) -> tuple[torch.nn.Module, list[torch.Tensor], frozenset[int]]:
-        # The module for one run; of its tensors those to differentiate; all of their storages.
+        # Returns the module for one run, its tensors that need gradients, and all storages it owns.
         module, targets, storages = _replica(self._module), [], set()
         for name, kept in {**self._parameters, **self._buffers, **self._attributes}.items():
             value: torch.Tensor | None = None
@@ -260,7 +263,7 @@ class Call:
 
     @contextmanager
     def _autocasting(self, *, as_then: bool) -> Iterator[None]:
-        # As it was in forward; or not at all: backward has its own dtypes.
+        # The state of the call during forward. Off during backward, which has its own dtypes.
         with ExitStack() as stack:
             for state in self._autocast:
                 stack.enter_context(state.context(enabled=as_then and state.enabled))
@@ -268,13 +271,13 @@ class Call:
 
 
 def differentiable(output: Any) -> tuple[torch.Tensor | None, ...]:
-    """A module's outputs, None in place of what has no gradient."""
+    """A module's outputs; None in place of an output that has no gradient."""
     flat, _ = pytree.tree_flatten(output)
     return tuple(x if isinstance(x, torch.Tensor) and x.requires_grad else None for x in flat)
 
 
 def _replica(module: torch.nn.Module) -> torch.nn.Module:
-    # Without parameters. Modules know this protocol: `nn.DataParallel` uses it.
+    # A copy without parameters. `nn.DataParallel` uses the same protocol of modules.
     replica: torch.nn.Module = type(module)._replicate_for_data_parallel(module)  # type: ignore[no-untyped-call]  # noqa: SLF001
     replica.__dict__ = without_patches(replica.__dict__)
     for name, value in replica.__dict__.items():

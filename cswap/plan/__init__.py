@@ -1,4 +1,4 @@
-"""Planning: published systems and ours as policies, judged by one simulator. Needs no torch.
+"""Planning: policies of published systems and our own, compared in one simulator. Needs no torch.
 
 The package itself can be called: ``cswap.plan(trace, hardware, budget, policy)`` is
 `cswap.plan.planner.plan`.

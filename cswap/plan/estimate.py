@@ -1,9 +1,9 @@
-"""A trace without a run: shapes from fake tensors, durations from a machine's roofline.
+"""Estimates a trace without a run: shapes from fake tensors, durations from a roofline model.
 
-No memory is touched and nothing is computed, so a step that needs 30 GB is traced on a laptop in
-seconds. The operators are those that torch would run: under ``device="cuda"`` dropout and
-attention are the fused ones that it takes there. What it chooses by looking at a GPU it does not
-choose here: batch norm and LSTM layers are torch's own, not cuDNN's.
+The estimate allocates no memory and computes no values, so a laptop traces a step of 30 GB in
+seconds. The operators are those that torch would run. Under ``device="cuda"``, dropout and
+attention are torch's fused operators. Choices that torch makes only on a real GPU are not
+reproduced: batch norm and LSTM layers use torch's own operators, not cuDNN's.
 """
 
 from __future__ import annotations
@@ -43,10 +43,11 @@ if TYPE_CHECKING:
     from cswap.schema.trace import Trace
 
 LAUNCH_S: Final = 4e-6
-"""Added to every operator: starting a kernel and the gap before the next one, on a GPU."""
+"""Seconds added to every operator for the start of a kernel and the gap before the next, on a
+GPU."""
 
 OPTIMIZERS: Final = {"none": 0, "sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
-"""Tensors of state per parameter, by name of the optimizer."""
+"""Number of state tensors per parameter, by name of the optimizer."""
 
 _NEEDS_VALUES: Final = (
     fake_tensor.DataDependentOutputException,
@@ -57,23 +58,23 @@ _NEEDS_VALUES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class EstimateOptions:
-    """How `estimate` reckons.
+    """Options of `estimate`.
 
     Attributes:
-        optimizer: one of `OPTIMIZERS`, as one fused operator at the step's end; its state is
-            resident. ``none``: gradients still live until then.
-        device: whose operators and defaults to take, ``cuda`` or ``cpu``.
-        min_bytes: smallest saved tensor that has a position. It must be that of the engine that is
-            to run the plan; default: its default for the device.
-        workspace: what convolutions take while they run: ``none`` or ``fft``, see
-            `cswap.plan.tracing.operators.workspace_of`.
-        swap_loss: whether what the loss function saves has positions, too. It has under
-            ``cswap.install()``; it has not under ``cswap.install(model)``.
+        optimizer: one of `OPTIMIZERS`. It is one fused operator at the end of the step, and its
+            state is resident. ``none``: there is no state, but gradients still live until the end.
+        device: ``cuda`` or ``cpu``; sets the operators and the defaults.
+        min_bytes: bytes of the smallest saved tensor that gets a position. It must equal the
+            setting of the engine that runs the plan; default: the engine's default for the device.
+        workspace: model of the memory that convolutions hold while they run: ``none`` or ``fft``,
+            see `cswap.plan.tracing.operators.workspace_of`.
+        swap_loss: whether tensors that the loss function saves get positions, too. They do under
+            ``cswap.install()``, and they do not under ``cswap.install(model)``.
         launch_s: seconds added to every operator.
-        parameters: whether parameters are tensors of the trace (of role ``parameter``, each updated
-            as soon as its gradient is there) instead of resident bytes, for planners that may swap
-            them. The optimizer's state stays resident.
-        name: of the trace; default: the model's class.
+        parameters: whether parameters are tensors of the trace instead of resident bytes, for
+            planners that may swap them. Their role is ``parameter``, and each is updated as soon as
+            its gradient is there. The optimizer's state stays resident.
+        name: name of the trace; default: the model's class.
     """
 
     optimizer: str = "sgd"
@@ -87,10 +88,10 @@ class EstimateOptions:
 
     @staticmethod
     def parse(options: Mapping[str, Any]) -> EstimateOptions:
-        """Checked options.
+        """Check options.
 
         Raises:
-            TraceError: no such option, or a wrong value.
+            TraceError: an option does not exist, or its value is wrong.
         """
         known = [f.name for f in dataclasses.fields(EstimateOptions)]
         for name in options:
@@ -117,18 +118,18 @@ def estimate(
     hardware: Any,
     **options: Any,
 ) -> Trace:
-    """The trace of one training step, reckoned.
+    """Estimate the trace of one training step.
 
     Args:
-        model: any module, on any device, the meta device included; it is not changed.
-        inputs: one batch: a tensor or a tuple of arguments; only shapes and dtypes matter.
+        model: any module on any device, also the meta device. It is not changed.
+        inputs: one batch: a tensor or a tuple of arguments. Only shapes and dtypes matter.
         loss: called as ``loss(output, *targets)``; returns a scalar.
         targets: a tensor or a tuple.
-        hardware: what `load_hardware` takes; durations hold for it.
-        **options: of `EstimateOptions`.
+        hardware: any argument of `load_hardware`; the durations are for this machine.
+        **options: fields of `EstimateOptions`.
 
     Raises:
-        TraceError: an option is wrong, or the step looks at values, which fake tensors lack.
+        TraceError: an option is wrong, or the step reads values, which fake tensors lack.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())
     >>> trace = estimate(model, torch.empty(2, 8), torch.sum, hardware="v100-pcie3", min_bytes=0)
@@ -175,7 +176,7 @@ def _record(
             f"model={type(model).__name__}: this step depends on the values of tensors "
             f"({error}), which an estimate lacks. Measure it instead."
         ) from error
-    # reads parameter, gradient and state, writes parameter and state
+    # An update reads parameter, gradient and state, and writes parameter and state.
     n_accesses = 3 + 2 * OPTIMIZERS[chosen.optimizer] if chosen.optimizer != "none" else 0
     if moving:
         for name, parameter in moving:
@@ -188,7 +189,7 @@ def _record(
 
 
 def duration_s(operator: RecordedOperator, hardware: Hardware, launch_s: float) -> float:
-    """Seconds by the roofline: arithmetic or memory, whichever takes longer, plus the launch."""
+    """Seconds by the roofline: the longer of arithmetic and memory traffic, plus the launch."""
     if operator.kind == "optimizer" and not operator.bytes_moved:
         return 0.0
     rate = hardware.flops.get(operator.dtype) or hardware.flops["float32"]
@@ -197,7 +198,7 @@ def duration_s(operator: RecordedOperator, hardware: Hardware, launch_s: float) 
 
 
 def _fake(value: Any) -> Any:
-    """The same nest with fake tensors; one that occurs twice is one still."""
+    """Copy a nested value with fake tensors; a tensor that occurs twice stays one tensor."""
     made: dict[int, torch.Tensor] = {}
 
     def fake(tensor: torch.Tensor) -> torch.Tensor:
@@ -214,7 +215,7 @@ def _fake_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _fake_copy(model: torch.nn.Module) -> torch.nn.Module:
-    """The model with fake parameters and buffers; what is tied stays tied."""
+    """Copy the model with fake parameters and buffers; tied parameters stay tied."""
     memo: dict[int, Any] = {id(b): _fake_tensor(b) for b in model.buffers()}
     for parameter in model.parameters():
         fake = _fake_tensor(parameter.detach())
@@ -223,7 +224,7 @@ def _fake_copy(model: torch.nn.Module) -> torch.nn.Module:
 
 
 class _OperatorsOf(TorchFunctionMode):
-    """Takes the operators that torch takes on a device, though the fake tensors are on a CPU."""
+    """Selects the operators that torch runs on a device, though the fake tensors are on a CPU."""
 
     def __init__(self, device: str) -> None:
         super().__init__()
@@ -232,7 +233,7 @@ class _OperatorsOf(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Call ``func``, or what it comes to on a GPU."""
+        """Call ``func``, or the operator that replaces it on a GPU."""
         kwargs = kwargs or {}
         if self._is_cuda and func is functional.dropout:
             return _dropout(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Hardware profiles: data files that say how fast a machine computes, encodes and copies."""
+"""Hardware profiles: data files with the rates at which a machine computes, encodes and copies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FORMAT: Final = "cswap-hardware"
 VERSION: Final = 1
 
 LEAST_SHARE: Final = 1e-6
-"""Of a link or of computation, that something else leaves."""
+"""Smallest allowed share of a link's or of computation's speed that other work leaves."""
 
 MOST_FILE_BYTES: Final = 4 << 20
 
@@ -42,12 +42,12 @@ class Flops:
 
 @dataclass(frozen=True, slots=True)
 class CodecRate:
-    """Speed of one codec on the device, alone.
+    """Speed of one codec on a device that runs nothing else.
 
     Attributes:
-        encode_bytes_per_s: raw bytes.
-        decode_bytes_per_s: raw bytes.
-        overhead_s: added to every encode and to every decode (launches).
+        encode_bytes_per_s: raw bytes encoded per second.
+        decode_bytes_per_s: raw bytes decoded per second.
+        overhead_s: seconds added to every encode and to every decode for kernel launches.
     """
 
     encode_bytes_per_s: float
@@ -57,22 +57,23 @@ class CodecRate:
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """One machine, checked when it is made.
+    """One machine. The constructor checks the values.
 
     Attributes:
-        name: of the profile.
+        name: name of the profile.
         memory_bytes: device memory that a process can use.
-        flops: by dtype.
-        memory_bytes_per_s: device memory, read plus write.
-        d2h_bytes_per_s: device to host, pinned, alone.
-        h2d_bytes_per_s: host to device, pinned, alone.
-        duplex_factor: share of its rate that each direction keeps while both are busy; 1: both.
-        link_latency_s: before the bytes of one copy flow.
-        host_memory_bytes: what swapped tensors may take; 0: unlimited.
+        flops: floating-point rates by dtype.
+        memory_bytes_per_s: rate of device memory, reads plus writes.
+        d2h_bytes_per_s: rate of copies from device to pinned host memory, in one direction only.
+        h2d_bytes_per_s: rate of copies from pinned host memory to device, in one direction only.
+        duplex_factor: share of its rate that each direction keeps while both are busy; 1: full
+            rate in both.
+        link_latency_s: seconds before the bytes of one copy flow.
+        host_memory_bytes: host memory that swapped tensors may use; 0: unlimited.
         codec_tax: share of its speed that computation loses while a codec runs, 0 <= tax < 1.
-        codecs: by name; raw is not among them, it costs nothing.
-        measured: whether the figures were measured on the machine at hand.
-        sources: where each figure comes from, by field.
+        codecs: codec rates by name; raw has no entry, because it costs nothing.
+        measured: whether the figures were measured on this machine.
+        sources: the source of each figure, by field.
     """
 
     name: str
@@ -135,10 +136,11 @@ def list_hardware() -> list[str]:
 
 
 def load_hardware(value: Any) -> Hardware:
-    """A profile from a `Hardware`, a dict, the name of one that comes with cswap, or a path.
+    """A profile from a `Hardware`, a dict, the name of a profile in cswap, or a path.
 
     Raises:
-        HardwareError: no such profile or file, or a wrong field (named).
+        HardwareError: the profile or file does not exist, or a field is wrong (the message names
+            it).
 
     >>> load_hardware("v100-pcie3").d2h_bytes_per_s
     11700000000.0

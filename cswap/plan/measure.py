@@ -1,4 +1,4 @@
-"""A trace of a real step on the machine at hand: what ran, how long, what the values were like."""
+"""Measures the trace of a real step on this machine: operators, durations and tensor values."""
 
 from __future__ import annotations
 
@@ -34,23 +34,24 @@ SPREADS = (1, 3, 7, 15)
 """Names of `TensorProfile.spread`'s entries in a trace: ``spread_1`` and so on."""
 
 CYCLES_PER_S = 2e9
-"""At least as many as a GPU's clock has."""
+"""An upper bound of a GPU's clock rate."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasureOptions:
-    """How `measure` measures.
+    """Options of `measure`.
 
     Attributes:
-        warm_up: steps before, not measured; they also make the optimizer's state.
-        repeats: measured steps; an operator's duration is the median of them.
+        warm_up: unmeasured steps before the measured ones; they also create the optimizer's state.
+        repeats: measured steps; an operator's duration is the median over them.
         min_bytes: as in `EstimateOptions`; default: the engine's default for the device.
         swap_loss: as in `EstimateOptions`.
-        profiles: whether to profile every saved tensor, in one step more.
-        every_word: profile from all words instead of a sample: slow and exact.
-        codecs: whose ratios to measure on every saved tensor that they take, in that step.
-        name: of the trace; default: the model's class.
-        hardware: name of the machine; default: the device's.
+        profiles: whether to profile every saved tensor, in one additional step.
+        every_word: whether to profile all words instead of a sample, which is exact but slow.
+        codecs: codecs whose ratios are measured, in the additional step, on every saved tensor
+            that they accept.
+        name: name of the trace; default: the model's class.
+        hardware: name of the machine; default: the device's name.
     """
 
     warm_up: int = 2
@@ -65,11 +66,11 @@ class MeasureOptions:
 
     @staticmethod
     def parse(options: Mapping[str, Any]) -> MeasureOptions:
-        """Checked options.
+        """Check options.
 
         Raises:
-            TraceError: no such option, or a wrong value.
-            UnknownCodecError: no such codec.
+            TraceError: an option does not exist, or its value is wrong.
+            UnknownCodecError: a codec does not exist.
         """
         known = [f.name for f in dataclasses.fields(MeasureOptions)]
         for name in options:
@@ -94,18 +95,18 @@ def measure(
     optimizer: torch.optim.Optimizer | None = None,
     **options: Any,
 ) -> Trace:
-    """The trace of one training step, measured. The model trains while it is measured.
+    """Measure the trace of one training step. The model trains during the measurement.
 
-    Durations are the device's, one operator at a time: what Python and the hooks take between them
-    is not in them. Afterwards the gradients are None.
+    A duration is the time of one operator on the device. The time of Python and of the hooks
+    between operators is not included. Afterwards all gradients are None.
 
     Args:
-        model: on the device to be measured.
+        model: a model on the device to be measured.
         inputs: one batch, on the model's device: a tensor or a tuple of arguments.
         loss: called as ``loss(output, *targets)``; returns a scalar.
         targets: a tensor or a tuple.
-        optimizer: of the model's parameters; None: the step ends with backward.
-        **options: of `MeasureOptions`.
+        optimizer: optimizer of the model's parameters; None: the step ends with backward.
+        **options: fields of `MeasureOptions`.
 
     Raises:
         TraceError: an option is wrong, or the steps differ in their operators.
@@ -139,7 +140,7 @@ def measure(
 
 @dataclass(slots=True)
 class _Step:
-    """What is measured, again and again."""
+    """The step that is run repeatedly."""
 
     model: torch.nn.Module
     inputs: tuple[Any, ...]
@@ -158,7 +159,7 @@ class _Step:
         return tensors_in(values)
 
     def run(self, timer: _Timer | None, sampler: _Sampler | None = None) -> Recorder:
-        """One step under a recorder; with a timer, its operators have marks."""
+        """Run one step under a recorder; with a timer, its operators have marks."""
         self.forget_gradients()
         minimum = self.options.min_bytes
         recorder = Recorder(
@@ -190,27 +191,27 @@ class _Step:
 
 
 class _Timer:
-    """The CPU's clock: an operator is done when it returns."""
+    """Measures with the CPU's clock: an operator is finished when it returns."""
 
     def start(self) -> list[Any]:
-        """The beginning of an operator."""
+        """Note the start of an operator; returns its mark."""
         return [time.perf_counter()]
 
     def stop(self, mark: list[Any]) -> None:
-        """Its end."""
+        """Note the end of the operator with this mark."""
         mark.append(time.perf_counter())
 
     def seconds(self, marks: Sequence[list[Any]]) -> list[float]:
-        """Of each operator."""
+        """Seconds of each operator."""
         return [float(end - start) for start, end in marks]
 
 
 class _CudaTimer(_Timer):
-    """Events in the stream around each operator.
+    """Measures with events in the stream before and after each operator.
 
-    If the device waited for the host between an event and the kernel behind it, that wait would be
-    measured. It is first given nothing to do for as long as the host takes for a step; where the
-    host gets further behind than that, short operators look longer than they are.
+    If the device waited for the host between an event and the next kernel, the measurement would
+    include the wait. So the device first sleeps for the time that the host needs for a step. If the
+    host falls behind by more than that, short operators appear longer than they are.
     """
 
     def __init__(self, lead_s: float) -> None:
@@ -235,7 +236,7 @@ class _CudaTimer(_Timer):
 
 
 class _Sampler:
-    """Profile and ratios of what is saved, as the engine would swap it."""
+    """Takes profile and ratios of the bytes that the engine would swap for a saved tensor."""
 
     def __init__(self, options: MeasureOptions) -> None:
         self._options = options
@@ -243,7 +244,7 @@ class _Sampler:
     def __call__(
         self, tensor: torch.Tensor, region: SavedRegion
     ) -> tuple[dict[str, float], dict[str, float]]:
-        """Numbers of the profile, and ratio by codec."""
+        """Return the numbers of the profile, and the ratio by codec."""
         with _disable_current_modes(), torch.no_grad():
             x = _flat(tensor, region)
             found = _profile(x, self._options) if self._options.profiles else None

@@ -1,4 +1,4 @@
-"""From a trace, a machine and a budget to a plan, by any policy; and all of them in one table."""
+"""Makes a plan from a trace, a machine and a budget by any policy, and compares policies."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ POLICIES: Final[dict[str, str]] = {
     "cswap+": "cswap.plan.policies.cswap_plus",
     "joint": "cswap.plan.policies.joint",
 }
-"""Policy to the module whose ``solve`` makes its plan."""
+"""The module of each policy; its function ``solve`` makes the plan."""
 
 NEEDS: Final = {"tvdnn-ilp": "scipy"}
-"""Policy to the package without which it cannot be asked: ``pip install 'cswap[plan]'``."""
+"""The package that a policy needs, by policy: ``pip install 'cswap[plan]'``."""
 
 _CHECK: Final = Checks(ConfigError)
 
 UNBOUNDED: Final = ("oracle",)
-"""Policies that take as much memory as they like."""
+"""Policies without a memory limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +58,13 @@ class Row:
     """One policy in a comparison; every figure is simulated.
 
     Attributes:
-        policy: its name.
-        simulation: of its plan; None if there is none.
-        plan: what it made; None if it cannot fit the budget.
-        planning_s: wall time that it took.
-        slowdown: step time over that of the same step with enough memory; infinite without a plan.
-        error: why there is no plan; empty if there is one.
+        policy: name of the policy.
+        simulation: simulation of its plan; None if there is no plan.
+        plan: its plan; None if no plan of the policy fits the budget.
+        planning_s: wall time of planning.
+        slowdown: step time divided by the time of the same step with enough memory; infinite
+            without a plan.
+        error: the reason why there is no plan; empty if there is a plan.
     """
 
     policy: str
@@ -75,7 +76,7 @@ class Row:
 
 
 def available() -> list[str]:
-    """Policies of `POLICIES` for which everything is installed.
+    """Names in `POLICIES` whose packages are installed.
 
     >>> available()[:2]
     ['none', 'oracle']
@@ -99,23 +100,24 @@ def plan(
     stoppable: bool = True,
     progress: Report | None = None,
 ) -> Plan:
-    """The plan of a policy, in the budget.
+    """Make a plan within the budget, by one policy.
 
     Args:
         trace: a `Trace`, a dict, JSON text or a path.
         hardware: a `Hardware`, the name of a profile, a dict or a path.
-        budget: bytes of device memory for all of the step; None: all that the device has.
+        budget: bytes of device memory for the whole step; None: all memory of the device.
         policy: one of `POLICIES`.
-        seed: of every random choice.
-        time_limit: seconds after which the best so far is returned; None: the policy's own end.
+        seed: seed of every random choice.
+        time_limit: seconds after which the best plan so far is returned; None: the policy decides.
         recompute: whether the plan may recompute tensors; see `Problem.recompute`.
-        stoppable: whether the first Ctrl-C ends the search with the best plan so far (in the main
-            thread); else it raises KeyboardInterrupt, as anywhere.
+        stoppable: whether the first Ctrl-C in the main thread ends the search with the best plan so
+            far. Otherwise it raises KeyboardInterrupt as usual.
         progress: called with the fraction done and a text.
 
     Raises:
-        BudgetError: no plan of this policy fits; carries the smallest budget that any plan fits.
-        ConfigError: trace, hardware or an argument is wrong (named).
+        BudgetError: no plan of this policy fits. The error holds the smallest budget that some
+            plan fits.
+        ConfigError: the trace, the hardware or an argument is wrong (the message names it).
     """
     problem = _problem(trace, hardware, budget, seed, time_limit, recompute, progress)
     made = _solve(problem, policy, stoppable=stoppable)
@@ -136,23 +138,23 @@ def compare(
     stoppable: bool = True,
     progress: Report | None = None,
 ) -> list[Row]:
-    """Several policies on the same step, machine and budget.
+    """Compare several policies on the same step, machine and budget.
 
-    A policy that cannot fit has a row that says so.
+    If no plan of a policy fits, its row has no plan and gives the reason.
 
     Args:
         trace: as for `plan`.
         hardware: as for `plan`.
         budget: as for `plan`.
-        policies: names, in the order wanted; None: all that are here.
-        seed: of every random choice.
-        time_limit: seconds for each policy; None: its own end.
+        policies: names in the wanted order; None: all that are available.
+        seed: seed of every random choice.
+        time_limit: seconds for each policy; None: the policy decides.
         recompute: as for `plan`.
-        stoppable: as for `plan`; the policies left after Ctrl-C are not tried, and have no row.
+        stoppable: as for `plan`. Policies that are left after Ctrl-C are not run and have no row.
         progress: called with the fraction of all policies done and a text.
 
     Raises:
-        ConfigError: trace, hardware or an argument is wrong (named).
+        ConfigError: the trace, the hardware or an argument is wrong (the message names it).
     """
     names = available() if policies is None else list(policies)
     for name in names:
@@ -222,12 +224,12 @@ def _module(policy: str) -> Any:
 
 
 def _solve(problem: Problem, policy: str, *, stoppable: bool = True) -> Plan:
-    """The policy's plan; at a budget in which nothing runs the policy is not even asked."""
+    """Make the policy's plan; raise at once if no plan at all fits the budget."""
     module = _module(policy)
     if policy not in UNBOUNDED:
         smallest = smallest_feasible_budget(problem.trace, problem.hardware)
         if problem.budget_bytes < smallest:
-            raise BudgetError(problem.budget_bytes, smallest, "no plan runs in it.")
+            raise BudgetError(problem.budget_bytes, smallest, "no plan runs in this budget.")
     with interruptible(problem) if stoppable else nullcontext():
         made: Plan = module.solve(problem)
     return replace(made, policy=policy)
@@ -241,6 +243,6 @@ def _judged(problem: Problem, policy: str, made: Plan) -> Simulation:
 def _check(problem: Problem, policy: str, simulation: Simulation) -> None:
     if not simulation.feasible:
         broken = "; ".join(simulation.violations)
-        why = f"policy {policy!r} found no plan that runs in it ({broken})."
+        why = f"policy {policy!r} found no plan that runs in this budget ({broken})."
         smallest = smallest_feasible_budget(problem.trace, problem.hardware)
         raise BudgetError(problem.budget_bytes, smallest, why)

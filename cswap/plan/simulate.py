@@ -1,4 +1,4 @@
-"""One plan, simulated: step time, exposed time by cause, memory, and what it breaks."""
+"""Simulates one plan: step time, exposed time by cause, memory, and violated limits."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """What a plan costs, simulated.
+    """The simulated cost of a plan.
 
     Attributes:
         step_s: end of the last operator.
         compute_s: sum of the operators' durations; step_s = compute_s + sum of exposed.
-        exposed: seconds by cause, see `CAUSES`.
-        peak_bytes: most device memory at any time, resident bytes included.
-        average_bytes: device memory, mean over time.
-        host_peak_bytes: most host memory at any time.
-        link_bytes: copied, both directions together.
-        feasible: within the device and host budgets all along, nothing lost.
-        violations: what was broken, in words; empty if feasible.
-        timeline: what ran when; None unless asked for.
+        exposed: exposed seconds by cause, see `CAUSES`.
+        peak_bytes: maximum of device memory, resident bytes included.
+        average_bytes: mean of device memory over time.
+        host_peak_bytes: maximum of host memory.
+        link_bytes: bytes copied in both directions together.
+        feasible: whether the device and host budgets hold all the time and no tensor is lost.
+        violations: texts on the violated limits; empty if feasible.
+        timeline: the timeline of the step; None unless asked for.
     """
 
     step_s: float
@@ -81,18 +81,18 @@ def simulate(
     timeline: bool = False,
     drain: bool = False,
 ) -> Simulation:
-    """Simulate a plan; its sections and its order, too.
+    """Simulate a plan, with its sections and its order of operators.
 
     Args:
         trace: the step.
         hardware: the machine.
-        plan: what to do with each saved tensor; what it does not name is kept.
-        budget_bytes: device memory for all of the step; None: all that the device has.
-        timeline: also say what ran when.
+        plan: a decision for each saved tensor; tensors without a decision are kept.
+        budget_bytes: device memory for the whole step; None: all memory of the device.
+        timeline: whether to record a timeline.
         drain: as for `Simulator`.
 
     Raises:
-        ConfigError: the plan does not go with the trace or the hardware (named).
+        ConfigError: the plan does not fit the trace or the hardware (the message names the entry).
     """
     step = reordered(trace, plan.order) if plan.order else trace
     simulator = Simulator(step, hardware, budget_bytes, drain=drain)
@@ -116,9 +116,9 @@ def simulate(
 
 
 def smallest_feasible_budget(trace: Trace, hardware: Hardware) -> int:
-    """Least device memory in which some plan runs: every tensor that may leave does, uncompressed.
+    """The smallest device memory in which some plan runs: every swappable tensor is swapped raw.
 
-    Host memory is not looked at.
+    Host memory is not limited here.
     """
     return Simulator(trace, hardware).floor_bytes()
 
@@ -129,7 +129,7 @@ _Arrays = tuple["NDArray[np.int8]", "NDArray[np.int8]", "NDArray[np.int32]"]
 def _in_sections(
     whole: Simulator, plan: Plan, arrays: _Arrays, drain: bool
 ) -> tuple[Simulator, _Arrays]:
-    """The simulator of the cut trace, and each tensor's choice for each of its sections."""
+    """Return the simulator of the cut trace; each section has the choice of its tensor."""
     tensor = dict(zip(whole.saved, whole.swappable, strict=True))
     wanted = {tensor[k]: d.section_bytes for k, d in plan.decisions.items() if d.section_bytes}
     trace, origin = split(whole.trace, wanted)
@@ -161,5 +161,5 @@ def _violations(simulator: Simulator, record: Record) -> list[str]:
         limit = simulator.hardware.host_memory_bytes
         texts.append(f"host memory: {result.host_peak_bytes} bytes of {limit}")
     if flaws & state.LOST_ANCESTOR:
-        texts.append("recompute: a tensor that it starts from is gone and has no producer")
+        texts.append("recompute: an input of the recomputation is gone and has no producer")
     return texts

@@ -1,17 +1,23 @@
-"""What the values of a step's tensors are like, taken from one trace to another. Needs no torch.
+"""Copies tensor profiles and ratios from one trace to another. Needs no torch.
 
-An estimated trace has no values, and so no ratios: every codec would be planned as raw. A short
-real run of the same model, with a small batch or smaller images, has both (`measure` with
-``codecs=``); `with_values` gives them to the large step.
+An estimated trace has no values and so no ratios: a planner would treat every codec as raw. A short
+real run of the same model, with a small batch or smaller images, has profiles and ratios (`measure`
+with ``codecs=``). `with_values` copies them to the large step.
 
 Note [which tensor is like which]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-If every module that saves something is known, a tensor takes the values of the one with its name
-and signature (dtype, producer and forward readers by kind). Otherwise (other images take another
-stem, a deeper network has more blocks), and for what another device does by other operators, those
-of the one of its signature whose place among all of that signature is relatively nearest. What has
-no such partner stays without values. Ratios of integers depend on how large the feature map is that
-indices point into: they are taken only where one sample has the same shape.
+A tensor of the new trace takes the values of a partner in the known trace. Signature means dtype,
+kind of the producer and kinds of the forward readers.
+
+1. If the known trace has every module that saves a tensor, the partner is the tensor with the same
+   name and signature.
+2. Otherwise, or if there is no such tensor, the partner has the same signature, and its relative
+   position among all tensors of this signature is nearest. Rule 2 serves other image sizes (another
+   stem), deeper networks (more blocks), and devices that use other operators.
+
+A tensor without a partner stays without values. Ratios of integers depend on the size of the
+feature map that the indices point into. So a tensor of integers takes values only if one sample has
+the same shape in both traces.
 """
 
 from __future__ import annotations
@@ -34,19 +40,19 @@ _CHECK: Final = Checks(TraceError)
 
 FIXED_RATE_FAMILY: Final = "zfp"
 FIXED_RATE_MAX: Final = 32
-"""MAX of CSwap+'s rate P: bits of a float32."""
+"""Largest rate in bits per value: the bits of a float32. Codecs `zfp:P` have P < 32."""
 
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """What is known of one saved tensor.
+    """Profile and ratios of one saved tensor.
 
     Attributes:
-        name: of the tensor, such as ``features.0.convolution``.
+        name: name of the tensor, such as ``features.0.convolution``.
         signature: dtype, kind of its producer, kinds of its forward readers.
-        sample_shape: in elements, without the first extent, which is the batch; may be empty.
+        sample_shape: in elements, without the first extent (the batch); may be empty.
         profile: as `TraceTensor.profile`.
-        ratios: raw over encoded bytes by codec.
+        ratios: raw bytes over encoded bytes by codec.
     """
 
     name: str
@@ -57,7 +63,7 @@ class Values:
 
     @property
     def module(self) -> str:
-        """Path of the module that produced it."""
+        """Path of the module that produced the tensor."""
         return self.name.rpartition(".")[0]
 
     def to_dict(self) -> dict[str, Any]:
@@ -83,7 +89,7 @@ class Values:
 
 
 def values_of(trace: Trace) -> tuple[Values, ...]:
-    """What a trace knows of its saved tensors, in saved order.
+    """Profiles and ratios of a trace's saved tensors, in saved order.
 
     >>> from cswap.schema.trace import Trace, TraceOperator, TraceTensor
     >>> forward = TraceOperator("f", "conv", "forward", 1.0, (), (0,))
@@ -107,13 +113,13 @@ def with_values(
     """The trace with profiles and ratios of another step of the same model.
 
     Args:
-        trace: of which device, batch and image size ever.
-        known: of `values_of`; see Note [which tensor is like which].
-        codecs: whose ratios to take; None: all. A planner may pick any codec that has a ratio:
-            name the lossless ones, if nothing may be lost.
+        trace: a trace for any device, batch and image size.
+        known: a result of `values_of`; see Note [which tensor is like which].
+        codecs: codecs whose ratios are copied; None: all. A planner may choose any codec that has a
+            ratio. If no precision may be lost, name only lossless codecs.
 
     Raises:
-        TraceError: nothing of the trace resembles anything known.
+        TraceError: no tensor of the trace has a partner.
     """
     mine = values_of(trace)
     pairs = zip(_by_name(mine, known), _by_depth(mine, known), strict=True)
@@ -133,12 +139,12 @@ def with_values(
 def with_fixed_rates(trace: Trace, least: int = 3) -> Trace:
     """The trace with the ratios of fixed-rate zfp, 32 / P, for its saved float32 tensors.
 
-    No measurement is needed: the rate fixes the size. A plan may then lose precision.
+    No measurement is needed, because the rate fixes the size. A plan may then lose precision.
 
     Args:
-        trace: any.
-        least: smallest P that may be chosen, in bits per value; below 3 the exponents of zfp's
-            blocks of 4 values alone take more.
+        trace: any trace.
+        least: smallest P that may be chosen, in bits per value. Below 3 the exponents of zfp's
+            blocks of 4 values alone would need more bits.
     """
     rates = {f"{FIXED_RATE_FAMILY}:{p}": FIXED_RATE_MAX / p for p in range(least, FIXED_RATE_MAX)}
     tensors = list(trace.tensors)
@@ -154,7 +160,7 @@ def _saved(trace: Trace) -> list[int]:
 
 
 def _numbered(names: Sequence[str]) -> list[str]:
-    # Two outputs of one operator have one name.
+    # Two outputs of one operator have the same name. The second gets the suffix #2.
     seen: dict[str, int] = {}
     numbered = []
     for name in names:

@@ -1,4 +1,4 @@
-"""The machine at hand as a hardware profile: its calibration, and what its computation reaches."""
+"""A hardware profile of this machine, from its calibration and a timed matrix product."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from cswap.advisor.calibration import Calibration, CodecTimes
 
 SIDE: Final = {"cpu": 768, "cuda": 8192}
-"""Of the square matrices that are multiplied, by kind of device."""
+"""Side of the square matrices that are multiplied, by kind of device."""
 
 ROUNDS: Final = 7
 
 ZEROS: Final = 0.5
-"""Share of zeros for which a codec's rate is taken: a profile has one rate per codec."""
+"""Share of zeros at which a codec's rate is read: a hardware profile has one rate per codec."""
 
 
 def this_machine(kind: str = "cpu") -> Hardware:
     """A profile of this machine's device of that kind.
 
     Raises:
-        HardwareError: it has not been calibrated: `cswap calibrate` does that.
+        HardwareError: the device has not been calibrated. Run `cswap calibrate`.
     """
     found = stored(kind)
     if found is None or found.link is None:

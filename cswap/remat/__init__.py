@@ -1,7 +1,7 @@
-"""Rematerialisation: saved tensors that are computed again rather than stored.
+"""Rematerialisation: saved tensors are computed again instead of stored.
 
-`finder.Finder.find` looks at a tensor that autograd is about to save. If a cheap, deterministic
-operator made it from tensors that are held anyway, the result is a `record.Remat`: the operators
-to run again, and what they need. See docs/remat.md for the operators and for the cases in which
-nothing is found.
+`finder.Finder.find` examines a tensor that autograd is about to save. A cheap, deterministic
+operator may have made it from tensors that are held anyway. Then the result is a `record.Remat`:
+the operators to run again, and their inputs. docs/remat.md lists the operators, and the cases in
+which a tensor must be stored.
 """

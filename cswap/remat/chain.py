@@ -1,4 +1,4 @@
-"""A chain of operators while it is being found: `Chain`."""
+"""A chain of operators during its search: `Chain`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """An operand: the place where it is found, and how deep it lies.
+    """An operand: its place, and its depth.
 
     Attributes:
-        place: of an input, of a constant, or of a step's result.
-        index: among those of its place.
-        depth: operators between it and bytes that are held.
-        computed: whether its memory was made by a step, not held before.
+        place: whether the operand is an input, a constant, or the result of a step.
+        index: index among the operands of this place.
+        depth: number of operators between the operand and bytes that are held.
+        computed: whether a step made its memory.
     """
 
     place: Literal["input", "constant", "step"]
@@ -58,7 +58,7 @@ class Chain:
         self._steps: list[PlannedStep] = []
 
     def add_input(self, packed: object, depth: int) -> Value:
-        """A packed object, once however often it is needed."""
+        """Add a packed object; an object that is already an input is not added again."""
         for index, known in enumerate(self.inputs):
             if known is packed:
                 return Value("input", index, depth)
@@ -66,17 +66,17 @@ class Chain:
         return Value("input", len(self.inputs) - 1, depth)
 
     def add_constant(self, constant: Constant) -> Value:
-        """A copy or a number."""
+        """Add a copy or a number."""
         self.constants.append(constant)
         return Value("constant", len(self.constants) - 1)
 
     def add_step(self, step: PlannedStep, depth: int, *, computed: bool) -> Value:
-        """A step, after those that compute its operands. Args: see `Value`."""
+        """Add a step after the steps that compute its operands. Args: see `Value`."""
         self._steps.append(step)
         return Value("step", len(self._steps) - 1, depth, computed)
 
     def steps(self) -> tuple[Step, ...]:
-        """The steps, their operands by number: inputs first, then constants, then results."""
+        """The steps. Operands are numbers: inputs come first, then constants, then results."""
         first = {
             "input": 0,
             "constant": len(self.inputs),

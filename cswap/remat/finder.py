@@ -1,4 +1,4 @@
-"""Finds out how a saved tensor can be computed again: `Finder`."""
+"""Finds the operators that compute a saved tensor again: `Finder`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from cswap.remat.record import Remat
 
 DEFAULT_DEPTH: Final = 3
-"""Operators one after the other; recomputation must not cascade (a lesson of Coop, 2023)."""
+"""Largest number of operators in a row; recomputation must not cascade (a lesson of Coop, 2023)."""
 
 DEFAULT_PASSES: Final = 24
-"""Reads and writes of memory of the result's size."""
+"""Largest number of reads and writes of memory of the result's size."""
 
 
 class Finder:
-    """Looks at tensors inside of the pack hook. Has no state but its limits; thread-safe."""
+    """Examines tensors inside the pack hook. Its only state is its limits, so it is thread-safe."""
 
     def __init__(
         self,
@@ -34,27 +34,26 @@ class Finder:
         """A finder for one engine.
 
         Args:
-            depth_of: says of a packed object how many operators stand between it and bytes that
-                are held: 0 for a tensor that is kept or swapped, `Remat.depth` for one that is
-                computed again, None for an object of somebody else.
-            max_depth: operators one after the other; costs time at unpack.
-            max_passes: reads and writes of memory of the tensor's size, at most.
-            through_unsaved: whether values in between may be ones that nobody saved; see
-                `Remat.unseen`.
+            depth_of: returns the number of operators between a packed object and bytes that are
+                held: 0 for a tensor that is kept or swapped, `Remat.depth` for a tensor that is
+                computed again, None for an object that is not the engine's.
+            max_depth: largest number of operators in a row; each costs time at unpack.
+            max_passes: largest number of reads and writes of memory of the tensor's size.
+            through_unsaved: whether intermediate values may be unsaved; see `Remat.unseen`.
         """
         self._limits = Limits(depth_of, max_depth, max_passes, through_unsaved)
 
     def find(self, tensor: torch.Tensor) -> Remat | None:
-        """How to compute again the memory of a tensor that autograd is about to save.
+        """Find the operators that compute again the memory of a tensor that autograd is saving.
 
-        A tensor whose operator cannot run again costs about a microsecond, since nothing but the
-        types of two nodes is looked at.
+        A tensor whose operator cannot run again costs about a microsecond, because only the types
+        of two nodes are read.
 
         Args:
-            tensor: as autograd gives it to the pack hook, a plain `torch.Tensor`.
+            tensor: the argument of the pack hook, a plain `torch.Tensor`.
 
         Returns:
-            None: it has to be stored.
+            None if the tensor has to be stored.
         """
         base = tensor._base  # noqa: SLF001
         if base is None:
@@ -69,5 +68,5 @@ class Finder:
             return None
         try:
             return Search(self._limits, base).remat(node, row)
-        except (NotFoundError, AttributeError):  # another torch's nodes have other attributes
+        except (NotFoundError, AttributeError):  # nodes of other versions of torch may differ
             return None

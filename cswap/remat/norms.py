@@ -3,14 +3,15 @@
 Note [the epsilon of a norm]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 LayerNorm and the fused RMSNorm save their input, weights and statistics, but not epsilon. A norm
-with the right one gives the same statistics as were saved, bit by bit. The opposite holds as well:
-the output is a function of input, statistics and weights, element by element, so equal statistics
-mean an equal output, even if another epsilon gave them. That needs statistics of full precision:
-norms whose statistics are rounded to 16 bits do not run again.
-The epsilon that was right last time is tried first, then the usual ones. If none is right,
-bisection finds one: the reciprocal deviation falls as epsilon rises, in every row.
-On a GPU a comparison waits for the device. So there the epsilon of a weight is compared a few times
-and then taken as known.
+with the right epsilon gives the saved statistics, bit by bit. The converse holds as well: the
+output is a function of input, statistics and weights, element by element. So equal statistics mean
+an equal output, even if another epsilon gave them. This needs statistics of full precision: norms
+whose statistics are rounded to 16 bits do not run again.
+
+The last right epsilon is tried first, then the usual ones. If none of them is right, bisection
+finds one, because in every row the reciprocal deviation falls as epsilon rises. On a GPU a
+comparison waits for the device. So there the epsilon of a weight is compared a few times and then
+taken as known.
 """
 
 from __future__ import annotations
@@ -29,35 +30,36 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 Norm: TypeAlias = Callable[[float], tuple[torch.Tensor, torch.Tensor]]
-"""Gives the output and the reciprocal deviations for an epsilon."""
+"""A function of epsilon that returns the output and the reciprocal deviations."""
 
 USUAL: Final = (1e-5, 1e-6, 1e-12, 1e-8, 2.0**-23, 2.0**-52, 2.0**-7, 2.0**-10, 0.0)
-"""Of LayerNorm; of ViT and Llama; of BERT; then the machine epsilons, RMSNorm's default."""
+"""Epsilons of LayerNorm; of ViT and Llama; of BERT; others; and the machine epsilons, which are
+RMSNorm's default."""
 
 MOST_REMEMBERED: Final = 8
-"""Epsilons that are tried before `USUAL`."""
+"""Number of remembered epsilons besides those in `USUAL`."""
 
 TIMES_TO_COMPARE: Final = 4
-"""Comparisons after which a weight's epsilon is taken as known, on a GPU."""
+"""On a GPU, a weight's epsilon is taken as known after this number of comparisons."""
 
 LARGEST: Final = 1e300
-"""Bisection begins between 0 and this."""
+"""Upper end of the bisection, which starts from 0."""
 
 
 class Epsilons:
-    """Epsilons in the order in which they are to be tried; the last that was right comes first."""
+    """Epsilons in the order of trial; the last right one comes first."""
 
     def __init__(self) -> None:
         self._recent: tuple[float, ...] = USUAL
         self._of_weights: dict[int, tuple[StorageWeakRef, float, int]] = {}
 
     def learn(self, values: Iterable[float]) -> None:
-        """These are a model's: try them first."""
+        """Add the epsilons of a model, to be tried first."""
         for value in values:
             self.found(value)
 
     def found(self, value: float, weight: torch.Tensor | None = None) -> None:
-        """This one was right. Args: weight: of the norm; None: not to be remembered."""
+        """Note a right epsilon. Args: weight: the norm's weight; None: do not remember it."""
         recent = self._recent
         if recent[0] != value:
             others = [v for v in recent if v != value]
@@ -66,12 +68,12 @@ class Epsilons:
             storage = weight.untyped_storage()
             key = storage._cdata  # noqa: SLF001
             weak, known, times = self._of_weights.get(key, (None, value, 0))
-            if weak is None:  # keeps the key from being used for another storage
+            if weak is None:  # the reference prevents reuse of the key for another storage
                 weak = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
             self._of_weights[key] = (weak, value, times + 1 if known == value else 1)
 
     def known(self, weight: torch.Tensor | None) -> float | None:
-        """The epsilon of this weight's norm if it has been right often enough."""
+        """The epsilon of this weight's norm, if it was right `TIMES_TO_COMPARE` times."""
         if weight is None:
             return None
         found = self._of_weights.get(weight.untyped_storage()._cdata)  # noqa: SLF001
@@ -82,7 +84,7 @@ class Epsilons:
 
 
 EPSILONS: Final = Epsilons()
-"""Of all norms of this process."""
+"""The epsilons of all norms of this process."""
 
 
 def layer_norm(
@@ -99,12 +101,12 @@ def layer_norm(
         x: [..., *normalized_shape].
         weight: [*normalized_shape], or None.
         bias: [*normalized_shape], or None.
-        mean: of each row, as saved.
-        rstd: reciprocal standard deviation of each row, as saved.
+        mean: saved mean of each row.
+        rstd: saved reciprocal standard deviation of each row.
         normalized_shape: sizes of a row.
 
     Raises:
-        InternalError: no epsilon gives them.
+        InternalError: no epsilon gives these statistics.
     """
     waits = x.device.type != "cpu"
     known = EPSILONS.known(weight) if waits else None
@@ -116,7 +118,7 @@ def layer_norm(
             x, normalized_shape, weight, bias, eps
         )
         if not same_bits(mean_again, mean):
-            raise InternalError("layer_norm: the means of the same input are others")
+            raise InternalError("layer_norm: the means of the same input differ")
         return out, rstd_again
 
     return _with_epsilon(run, rstd, weight if waits else None)
@@ -145,7 +147,7 @@ def layer_norm_of_statistics(
     rstd: torch.Tensor,
     normalized_shape: Sequence[int],
 ) -> torch.Tensor:
-    """LayerNorm of an input that is not what it was, by its statistics; see `layer_norm`."""
+    """LayerNorm of a lossy input, computed from the saved statistics; see `layer_norm`."""
     out = (x - mean) * rstd
     if weight is not None:
         out = out * weight
@@ -155,7 +157,7 @@ def layer_norm_of_statistics(
 def rms_norm_of_statistics(
     x: torch.Tensor, weight: torch.Tensor | None, rstd: torch.Tensor, normalized_shape: list[int]
 ) -> torch.Tensor:
-    """RMSNorm of an input that is not what it was, by its statistics; see `layer_norm`."""
+    """RMSNorm of a lossy input, computed from the saved statistics; see `layer_norm`."""
     out = x * rstd
     return (out if weight is None else out * weight).to(x.dtype)
 
@@ -171,7 +173,7 @@ def _with_epsilon(run: Norm, rstd: torch.Tensor, weight: torch.Tensor | None) ->
 
 
 def _bisect(run: Norm, rstd: torch.Tensor) -> torch.Tensor:
-    # The bits of positive numbers are in the numbers' order: at most 64 rounds.
+    # Positive floats have the same order as their bits: bisection needs at most 64 rounds.
     low, high = _bits(0.0), _bits(LARGEST)
     while low <= high:
         middle = (low + high) // 2

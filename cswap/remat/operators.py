@@ -1,12 +1,14 @@
 """The operators that may run again, by the name of their autograd node.
 
-A row says where a node has its operator's arguments. They were found with
-``torchgen/packaged/autograd/derivatives.yaml`` and by looking at nodes; `tests/remat` checks every
-row bit by bit. Nodes of other versions of torch that lack an attribute give nothing.
+A row names the attributes of a node that hold its operator's arguments. The rows come from
+``torchgen/packaged/autograd/derivatives.yaml`` and from inspection of nodes; `tests/remat` checks
+every row bit by bit. If a node of another version of torch lacks an attribute, its operator does
+not run again.
 
-Left out: random draws, matrix products and convolutions, writes in place (except of operators
-that save their result), operators that are not deterministic on a GPU, and those for which another
-kernel would run than before: `native_dropout`, as on GPUs, and cuDNN's batch norm.
+Not in the table: random draws, matrix products and convolutions, writes in place (except of
+operators that save their result), and operators that are not deterministic on a GPU. Also not in
+the table are `native_dropout` (used on GPUs) and cuDNN's batch norm, for which another kernel would
+run than before.
 """
 
 from __future__ import annotations
@@ -35,12 +37,12 @@ _aten = torch.ops.aten
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """Where a node has one tensor argument.
+    """The source of one tensor argument of a node.
 
     Attributes:
-        slot: name of the saved tensor, or None: it is never saved.
-        edge: index among `next_functions`, from where an argument that was not saved is computed;
-            None: it has to be saved.
+        slot: name of the saved tensor; None: the node never saves it.
+        edge: index into `next_functions` of the node that computes an unsaved argument; None: the
+            argument has to be saved.
         optional: whether an empty slot means that the argument was not given.
     """
 
@@ -54,16 +56,16 @@ class Operator:
     """One row of the table.
 
     Attributes:
-        name: for people.
+        name: a name for display.
         function: takes the operands, then the constants, then ``extra``.
-        operands: tensors.
+        operands: tensor arguments.
         constants: names of saved numbers.
-        kind: what it does with memory.
+        kind: class of its memory traffic.
         extra: arguments that follow from the result: its dtype, or its dtype and strides.
         saves_result: whether the node saves its result, and so may have written in place.
         rounds_statistics: whether it is a norm whose statistics have the weights' dtype on a CPU.
-        trains: whether it runs again in training only.
-        inexact: takes the place of ``function`` where inputs have been through a lossy codec.
+        trains: whether it runs again only if it ran in training mode.
+        inexact: replaces ``function`` if inputs come from a lossy codec.
     """
 
     name: str
@@ -131,7 +133,7 @@ def _group_norm(
     return torch.native_group_norm(x, weight, bias, n, c, hxw, group, eps)[0]
 
 
-# A norm without a bias and one with a bias that is not trained have the same node: the bias has to
+# A norm without a bias and a norm with a frozen bias have the same node. So the bias is required to
 # be trained.
 _AFFINE: Final = (Operand("input"), Operand("weight"), Operand(None, 2))
 
@@ -153,7 +155,7 @@ _ROWS: Final[dict[str, Operator]] = {
         torch._prelu_kernel,  # noqa: SLF001
         (Operand("self"), Operand("weight")),
     ),
-    # Those that save their result.
+    # Operators that save their result.
     "ReluBackward0": Operator("relu", torch.relu, _UNSAVED, saves_result=True),
     "LeakyReluBackward1": Operator(
         "leaky_relu", functional.leaky_relu, _UNSAVED, ("negative_slope",), saves_result=True

@@ -1,12 +1,12 @@
-"""What is kept of a saved tensor that is computed again: `Remat`.
+"""The record of a saved tensor that is computed again: `Remat`.
 
-Note [what a Remat holds]
-~~~~~~~~~~~~~~~~~~~~~~~~~
-It holds packed objects of the inputs, copies of small leaves, numbers, and nothing else. It never
-holds a node of the graph or a tensor with a history. So it makes no cycle: an operator's saved
-input cannot refer to what is computed from it. It keeps its inputs as long as it lives, and it
-lives no longer than the node that saved the tensor. Backward runs that node before the one that
-saved the inputs, so inputs live no longer than they would without it.
+Note [the contents of a Remat]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+A Remat holds packed objects of the inputs, copies of small leaves, and numbers. It never holds a
+node of the graph or a tensor with a history. So it makes no cycle: an operator's saved input cannot
+refer to a result computed from it. A Remat keeps its inputs alive, and it lives no longer than the
+node that saved the tensor. Backward runs that node before the node that saved the inputs. So the
+inputs do not live longer because of the Remat.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ Constant: TypeAlias = torch.Tensor | complex
 Kind: TypeAlias = Literal["copy", "elementwise", "reduction"]
 
 VIEW: Final = "view"
-"""Operator of a step that touches no memory."""
+"""Name of the operator in steps that only make a view."""
 
 BIT_PATTERNS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Integers by the bytes of an element, to compare bits rather than values."""
+"""Integer dtypes by bytes of an element, to compare bits instead of values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +39,14 @@ class Step:
     """One operator to run again.
 
     Attributes:
-        operator: its name, for people.
-        function: runs it: tensors first, then ``constants``.
-        operands: indices of the tensors: an input's, or the number of inputs plus a step's;
-            None for an argument that was not given.
+        operator: name for display.
+        function: runs the operator; takes the tensors, then ``constants``.
+        operands: numbers of the tensors. Inputs are numbered first, then the record's constants,
+            then the results of steps. None for an argument that was not given.
         constants: the other arguments.
-        kind: what it does with memory.
+        kind: class of its memory traffic.
         last_use: operands that no later step needs.
-        inexact: runs instead of ``function`` if inputs are not bit by bit what they were.
+        inexact: runs instead of ``function`` if the bits of inputs have changed.
     """
 
     operator: str
@@ -60,13 +60,13 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where a tensor lies in its storage, and of what it is.
+    """Sizes, strides, dtype and device of a tensor.
 
     Attributes:
         sizes: per dimension.
         strides: per dimension, in elements.
-        dtype: of the elements.
-        device: where it is.
+        dtype: dtype of the elements.
+        device: device of the tensor.
     """
 
     sizes: torch.Size
@@ -76,28 +76,28 @@ class Layout:
 
     @staticmethod
     def of(tensor: torch.Tensor) -> Layout:
-        """That of a tensor."""
+        """The layout of a tensor."""
         return Layout(tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Remat:
-    """How to compute a saved tensor again, bit by bit.
+    """The operators and inputs that compute a saved tensor again, bit by bit.
 
-    The result is the *whole memory* of the saved tensor: that of the tensor itself, or of its base
-    if it is a view. It begins at the storage's first byte, as in the original, so a saved view has
-    the same sizes, strides and offset in it.
+    The result is the *whole memory* of the saved tensor: of the tensor itself, or of its base if it
+    is a view. It begins at the storage's first byte, as the original does. So a saved view has the
+    same sizes, strides and offset in it.
 
     Attributes:
         steps: operators in the order in which they run; the last one gives the result.
-        inputs: packed objects, as autograd holds them for the operators that saved them.
-        constants: copies of small leaves, and numbers. Operands count them after the inputs.
-        layout: of the result.
-        settings: under which the result has the same bits.
-        depth: operators one after the other, those inside of the inputs included.
-        passes: how often memory of the result's size is read or written, about.
-        unseen: values in between that no operator saved. Nobody can see whether something wrote
-            into them without telling autograd, see `Remat.agrees`.
+        inputs: packed objects, which autograd holds for the operators that saved them.
+        constants: copies of small leaves, and numbers. Operands number them after the inputs.
+        layout: layout of the result.
+        settings: settings of torch under which the result has the same bits.
+        depth: number of operators in a row, including those that compute the inputs again.
+        passes: approximate number of reads and writes of memory of the result's size.
+        unseen: number of intermediate values that no operator saved. A write into them that
+            autograd does not see cannot be detected, see `Remat.agrees`.
     """
 
     steps: tuple[Step, ...]
@@ -116,7 +116,7 @@ class Remat:
 
     @property
     def kind(self) -> Kind:
-        """The dearest kind of its operators."""
+        """The most expensive kind among its operators."""
         kinds = {step.kind for step in self.steps}
         if "reduction" in kinds:
             return "reduction"
@@ -132,14 +132,14 @@ class Remat:
 
         Args:
             inputs: the tensors of `inputs`, unpacked, in the same order. They are only read.
-            exact: whether they have the bits that they had. False after a lossy codec: norms are
-                then computed from their saved statistics, which no longer are the input's own.
+            exact: whether the inputs have their original bits. False after a lossy codec: then
+                norms use their saved statistics, which are not those of the changed input.
 
         Returns:
             A new tensor without a history, with `layout`, at the beginning of its own storage.
 
         Raises:
-            InternalError: the operators gave something else.
+            InternalError: the result has another shape, dtype or device.
         """
         values: list[Constant | None] = [*inputs, *self.constants]
         with SameBits(self.settings):
@@ -155,10 +155,10 @@ class Remat:
             return self._checked(result)
 
     def agrees(self, tensor: torch.Tensor, inputs: Sequence[torch.Tensor]) -> bool:
-        """Whether the result has the bits of the memory that the tensor was saved from.
+        """Whether the result has the same bits as the memory of the saved tensor.
 
-        A chain that agrees at a call site once does so until the model's code goes another way.
-        Only this finds ``y.data = other``, which autograd does not see.
+        A chain that agrees once at a call site agrees until the model's code takes another path.
+        Only this check finds ``y.data = other``, which autograd does not see.
 
         Args:
             tensor: memory of `layout`.
@@ -185,12 +185,12 @@ class Remat:
 def copy_with_strides(
     x: torch.Tensor, dtype: torch.dtype, strides: tuple[int, ...] | None
 ) -> torch.Tensor:
-    """A copy of these values in memory of its own.
+    """Copy a tensor into new memory.
 
     Args:
-        x: any strides.
-        dtype: of the copy.
-        strides: of the copy, in elements; None: those that ``x.to(dtype, copy=True)`` gives.
+        x: a tensor with any strides.
+        dtype: dtype of the copy.
+        strides: strides of the copy, in elements; None: those of ``x.to(dtype, copy=True)``.
     """
     if strides is None:
         return x.to(dtype, copy=True)

@@ -2,14 +2,14 @@
 
 Note [values, not memory]
 ~~~~~~~~~~~~~~~~~~~~~~~~~
-Autograd's nodes are functions of values. A node's inputs have the values that they had when it
-ran, whatever was written into their memory since. So an operator that wrote in place counts like
-another one. Three things have to be true for a tensor to be the result of its node:
+Autograd's nodes are functions of values. A node's inputs are the values at the time when the node
+ran; later writes into their memory do not change them. So an operator that wrote in place counts
+like any other. A tensor is the result of its node if three conditions hold:
 
-* No write that autograd does not know of came after it: its version is 0, or its node is saving
-  it at this moment. An address proves nothing, since it is used again once a tensor is gone.
-* The inputs are those of then. Those that were saved are: who unpacks them compares versions.
-  Those that were not saved are computed again themselves, and `Remat.unseen` counts them.
+* No unknown write came after the node: the tensor's version is 0, or its node is saving it at this
+  moment. An address proves nothing, because it is reused after a tensor is freed.
+* The inputs have their values of that time. For saved inputs this holds, because their unpack
+  compares versions. Unsaved inputs are computed again themselves, and `Remat.unseen` counts them.
 * The result has memory of its own, from the first byte of a storage to the last.
 """
 
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from cswap.remat.operators import Operand
 
 REDUCTION_PASSES: Final = 2
-"""Passes that a reduction makes beyond its operands and its result."""
+"""Number of passes of a reduction besides those over its operands and its result."""
 
 MOST_CONSTANT_SHARE: Final = 64
 """A leaf is copied if it is at most 1/MOST_CONSTANT_SHARE of the tensor that it saves."""
 
 
 class NotFoundError(Exception):
-    """This tensor has to be stored."""
+    """The tensor cannot be computed again and has to be stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,23 +56,24 @@ _rows: dict[type, Operator | View | None] = {}
 
 
 def row_of(node: Any) -> Operator | View | None:
-    """The row of a node in one of the two tables; None: it does not run again."""
-    # Every C++ node of a derivative formula has a Python type of its own, and its name.
+    """The row of a node in one of the two tables; None: its operator does not run again."""
+    # Every C++ node of a derivative formula has a Python type of its own, with its name.
     kind = type(node)
     try:
         return _rows[kind]
     except KeyError:
         pass
-    if issubclass(kind, torch.autograd.function.BackwardCFunction):  # a user's, and not for ever
+    if issubclass(kind, torch.autograd.function.BackwardCFunction):  # a user's, which may be freed
         return None
     row = _rows[kind] = operator_of(kind.__name__) or view_of(kind.__name__)
     return row
 
 
 def is_hopeless(node: Any, row: Operator | View) -> bool:
-    """Whether an argument that nobody saved comes from a node that cannot run again.
+    """Whether an unsaved argument comes from a node that cannot run again.
 
-    Asked before a search, since most tensors are such: sums of products, activations of products.
+    This is checked before a search, because it holds for most tensors, such as sums of products and
+    activations of products.
     """
     if isinstance(row, View):
         return _is_lost(node.next_functions[0][0])
@@ -107,10 +108,10 @@ class Search:
         self._unseen = self._passes = 0
 
     def remat(self, node: Any, row: Operator | View) -> Remat:
-        """The record for the result of a node.
+        """Find the record for the result of a node.
 
         Raises:
-            NotFoundError: there is none within the limits.
+            NotFoundError: no record exists within the limits.
         """
         if not self._has_own_memory() or not self._is_result(node, row):
             raise NotFoundError
@@ -138,7 +139,7 @@ class Search:
             return False
         try:
             nbytes = base.untyped_storage().nbytes()
-        except RuntimeError:  # it stands for another tensor, inside of vmap or jvp
+        except RuntimeError:  # a wrapper of another tensor, inside vmap or jvp
             return False
         return nbytes == layout.sizes.numel() * layout.dtype.itemsize
 
@@ -151,7 +152,7 @@ class Search:
             return False
         if node._raw_saved_result.data is not None:  # noqa: SLF001
             return False
-        try:  # Both are None while the node saves it; later the second raises.
+        try:  # Both are None while the node saves its result; later the second raises.
             return node._saved_result is None  # noqa: SLF001
         except RuntimeError:
             return False
@@ -166,7 +167,7 @@ class Search:
         strides: tuple[int, ...] | None,
         level: int,
     ) -> Value:
-        """Run a node's operator again. Args: strides: of its result, if they are known."""
+        """Add a node's operator as a step. Args: strides: strides of its result, if known."""
         if isinstance(row, View):
             return self._viewed(node, number, row, level)
         if level >= self._limits.max_depth:
@@ -195,7 +196,7 @@ class Search:
     def _viewed(self, node: Any, number: int, view: View, level: int) -> Value:
         below, below_number = node.next_functions[0]
         strides = None
-        if view.fresh:  # only `reshape` makes one, of a contiguous copy
+        if view.fresh:  # only `reshape` makes such a view, from a contiguous copy
             strides = _contiguous(node._saved_self_sym_sizes)  # noqa: SLF001
         operand = self._value(below, below_number, strides, level)
         constants = constants_of(view, node, number)
@@ -217,8 +218,8 @@ class Search:
         return self._value(below, number, strides, level + 1)
 
     def _value(self, node: Any, number: int, strides: tuple[int, ...] | None, level: int) -> Value:
-        """The output of a node whose consumer did not save it."""
-        if node is None:  # has no history, or was a number
+        """Find the output of a node that its consumer did not save."""
+        if node is None:  # the argument has no history, or was a number
             raise NotFoundError
         name = type(node).__name__
         if name == "AccumulateGrad":
@@ -232,7 +233,8 @@ class Search:
         if row is None or (number and isinstance(row, Operator)):
             raise NotFoundError
         if isinstance(row, Operator) and not (level == 1 and self._version == 1):
-            # At version 1 only the operator itself wrote, in place: its argument was as computed.
+            # At version 1 only the operator itself has written, in place. So its argument had the
+            # computed value.
             self._unseen += 1
         return self._made_by(node, number, row, strides, level)
 
@@ -240,7 +242,7 @@ class Search:
         depth = self._limits.depth_of(packed)
         if depth is not None:
             return self._chain.add_input(packed, depth)
-        # Numbers are saved as tensors that no hook gets.
+        # Autograd saves numbers as tensors without calling the pack hook.
         if type(packed) is not torch.Tensor or packed.dim() or packed.dtype not in _NUMBERS:
             raise NotFoundError
         if packed._version or packed.requires_grad:  # noqa: SLF001
@@ -248,7 +250,7 @@ class Search:
         return self._chain.add_constant(packed.item())
 
     def _leaf(self, variable: torch.Tensor) -> Value:
-        # Copied: the optimizer may change it before this is asked for.
+        # Copied, because the optimizer may change the leaf before backward needs it.
         if type(variable) not in _PLAIN or variable.layout is not torch.strided:
             raise NotFoundError
         nbytes = self._layout.sizes.numel() * self._layout.dtype.itemsize
@@ -271,7 +273,7 @@ class Search:
         if row.extra == "dtype":
             return (dtype,)
         if row.name == "clone" and strides is None:
-            raise NotFoundError  # the node does not say in which order it copied
+            raise NotFoundError  # the node does not store the order of the copy
         if row.name == "cast" and _device_below(node) != self._layout.device:
             raise NotFoundError
         return (dtype, strides)
@@ -293,7 +295,7 @@ class Search:
 
 
 _NUMBERS: Final = frozenset({torch.float64, torch.int64, torch.complex128, torch.bool})
-"""Dtypes of Python's numbers as torch wraps them."""
+"""Dtypes in which torch wraps Python's numbers."""
 
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 
@@ -301,10 +303,10 @@ _FULL: Final = frozenset({torch.float32, torch.float64})
 
 
 def _slot(node: Any, name: str) -> object:
-    """The packed object of a saved tensor; None: nothing is saved there, or no longer."""
+    """The packed object of a saved tensor; None: the slot is empty or was freed."""
     try:
         return getattr(node, f"_raw_saved_{name}").data
-    except AttributeError:  # a torch whose node has no such attribute
+    except AttributeError:  # the node of another version of torch
         raise NotFoundError from None
 
 

@@ -1,12 +1,12 @@
-"""The state of torch in which an operator gives the same bits as before.
+"""The settings of torch under which an operator gives the same bits as before.
 
 Note [settings that change bits]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-On a CPU an elementwise operator is cut into one piece per thread. The last elements of a piece are
-computed by scalar code, all others by vector code, and for sigmoid, SiLU and softplus the two
-differ in the last bit. So the number of threads has to be that of the forward. Whether oneDNN may
-be used decides which kernel of GELU runs. Autocast is off: autograd's nodes are below it, so every
-cast that it made is an operator of its own.
+On a CPU an elementwise operator is cut into one piece per thread. Scalar code computes the last
+elements of a piece, and vector code computes all others. For sigmoid, SiLU and softplus the two
+differ in the last bit. So the number of threads must equal that of the forward. The permission to
+use oneDNN decides which kernel of GELU runs. Autocast is off, because autograd's nodes are below
+it: every cast that it made is an operator of its own.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _set_onednn = torch._C._set_mkldnn_enabled  # noqa: SLF001
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings of the calling thread on which bits depend.
+    """The settings of the calling thread that affect bits.
 
     Attributes:
-        threads: for one operator on the CPU.
+        threads: number of threads of one operator on the CPU.
         onednn: whether operators may use oneDNN.
     """
 
@@ -37,11 +37,11 @@ class Settings:
 
     @staticmethod
     def current() -> Settings:
-        """Those of now."""
+        """The current settings."""
         return Settings(torch.get_num_threads(), bool(_get_onednn()))
 
     def apply(self) -> None:
-        """Make them those of the calling thread."""
+        """Set them for the calling thread."""
         if torch.get_num_threads() != self.threads:
             torch.set_num_threads(self.threads)
         if _get_onednn() != self.onednn:
@@ -49,7 +49,7 @@ class Settings:
 
 
 class SameBits:
-    """A ``with`` in which operators run as they did under ``settings``, without a history."""
+    """A context in which operators run under ``settings``, without a history."""
 
     __slots__ = ("_autocast", "_no_grad", "_outside", "_settings")
 

@@ -1,7 +1,7 @@
-"""Views in the middle of a chain, from the autograd nodes that made them.
+"""Views in the middle of a chain, rebuilt from the autograd nodes that made them.
 
-A saved tensor that is a view needs none of this: its base says where its memory comes from. But
-between two operators there is only the node.
+For a saved tensor that is a view, its base tells the origin of its memory. Between two operators of
+a chain there is only the node.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class View:
     Attributes:
         function: takes the tensor, then the constants.
         constants: names of saved numbers.
-        sizes: whether the sizes of the view come before them.
-        number: whether the number of the view comes last, as of one of several chunks.
-        fresh: whether its memory is always that of a copy made for it.
+        sizes: whether the sizes of the view come before the constants.
+        number: whether the number of the view comes last, such as the number of a chunk.
+        fresh: whether its memory is always a copy made for the view.
     """
 
     function: Callable[..., torch.Tensor]
@@ -81,7 +81,7 @@ _ROWS: Final[dict[str, View]] = {
 
 
 def view_of(name: str) -> View | None:
-    """The view that the autograd node of this name makes; None: it makes none."""
+    """The view made by the autograd node of this name; None: the node makes no view."""
     return _ROWS.get(name)
 
 
@@ -89,12 +89,12 @@ def constants_of(view: View, node: Any, number: int) -> tuple[object, ...]:
     """The arguments of a view's function after the tensor.
 
     Args:
-        view: of the node.
-        node: made the view.
-        number: of the view among the node's outputs.
+        view: the row of the node.
+        node: the node that made the view.
+        number: number of the view among the node's outputs.
 
     Raises:
-        AttributeError: this torch's node has no such attribute.
+        AttributeError: in this version of torch the node has no such attribute.
     """
     found: list[object] = []
     if view.sizes:
@@ -106,9 +106,9 @@ def constants_of(view: View, node: Any, number: int) -> tuple[object, ...]:
 
 
 def saved_number(node: Any, name: str) -> object:
-    """An argument that a node saved and that is no tensor.
+    """A saved argument of a node that is not a tensor.
 
-    Negative numbers of a symbolic integer come as their two's complement.
+    Negative symbolic integers are stored as their two's complement.
     """
     value = getattr(node, f"_saved_{name}")
     if type(value) is int and value >= 1 << 63:

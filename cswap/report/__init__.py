@@ -1,1 +1,1 @@
-"""What was done, for people to read: tables, plots, pages."""
+"""Reports: tables, plots and HTML pages."""

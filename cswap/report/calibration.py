@@ -34,7 +34,7 @@ def rows(found: Calibration) -> Iterator[tuple[str, ...]]:
 
 
 def notes(found: Calibration) -> Iterator[str]:
-    """Lines below the table: the link, and what was left out."""
+    """Lines below the table: the link, and the codecs that were not measured."""
     link = found.link
     if link is not None:
         out, back = link.d2h_bytes_per_s / 1e9, link.h2d_bytes_per_s / 1e9

@@ -32,11 +32,11 @@ _CHECK: Final = Checks(ConfigError)
 
 
 def load(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What `SwapEngine.save` wrote.
+    """Read a file of `SwapEngine.save`.
 
     Raises:
-        ConfigError: the file cannot be read, is of another kind or version, or a field is wrong
-            (named).
+        ConfigError: the file cannot be read, has another kind or version, or a field is wrong (the
+            message names it).
     """
     where = f"file={shown(os.fspath(path))}"
     record = read_object(path, "file")
@@ -121,7 +121,7 @@ def candidate_rows(record: dict[str, Any], position: int) -> Iterator[tuple[str,
 
 
 def summary(record: dict[str, Any]) -> str:
-    """Sites, how many have moved, and what the choices cost above the best."""
+    """One line: number of call sites, number swapped, and the total regret of the choices."""
     sites = record["sites"]
     swapped = [site for site in sites if site["codec"] != "keep"]
     regrets = [r for site in sites if (r := site.get("regret_s")) is not None]
@@ -134,7 +134,7 @@ def summary(record: dict[str, Any]) -> str:
 
 
 def notes(record: dict[str, Any]) -> list[str]:
-    """Why little was saved, a line each; files of older versions do not say."""
+    """Reasons why little memory was saved, one line each; empty for files of older versions."""
     return list(record.get("notes", ()))
 
 

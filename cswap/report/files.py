@@ -1,4 +1,4 @@
-"""Files that a command writes: refused before anything runs if that cannot work."""
+"""Output files of commands: a file that cannot be written is refused before anything runs."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 def check_writable(option: str, path: str) -> Path:
-    """The path, if a file can be written there. An existing file is left as it is.
+    """Check that a file can be written; return its path. An existing file is not changed.
 
     Args:
-        option: as the user writes it, for messages.
-        path: of a file in a folder that exists.
+        option: the option as the user writes it, for messages.
+        path: path of a file in an existing folder.
 
     Raises:
-        ConfigError: it cannot be written.
+        ConfigError: the file cannot be written.
     """
     file = Path(path)
     with writing(option, path):
@@ -36,7 +36,7 @@ def check_writable(option: str, path: str) -> Path:
 
 @contextmanager
 def writing(option: str, path: str) -> Iterator[None]:
-    """Within it, what goes wrong with the file is the option's error.
+    """Turn an error of writing the file into a ConfigError that names the option.
 
     Raises:
         ConfigError: the file cannot be written.

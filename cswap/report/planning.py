@@ -1,4 +1,4 @@
-"""A comparison of policies, and hardware profiles, as tables."""
+"""Tables that compare policies, and tables of hardware profiles."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HARDWARE_COLUMNS: Final = (
 
 
 def best(rows: Sequence[Row]) -> Plan:
-    """The plan of the shortest simulated step, the oracle's left out if there is another.
+    """The plan with the shortest simulated step; the oracle's only if there is no other.
 
     Raises:
         ConfigError: no policy found a plan.

@@ -1,4 +1,4 @@
-"""Tables on a terminal: a cell is text, whatever its characters mean to rich or a terminal."""
+"""Tables on a terminal. Cells are shown literally: no markup, no control characters."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def new_table(*columns: str) -> Table:
 
 
 def literal(text: str, style: str = "") -> Text:
-    r"""Text of which rich takes nothing for markup, links or emoji, nor the terminal for commands.
+    r"""Text that is shown literally: without rich's markup, links and emoji, or terminal commands.
 
     >>> literal("[red]conv\x1b[1m:smile:").plain
     '[red]conv\\x1b[1m:smile:'

@@ -1,4 +1,4 @@
-"""`cswap report`: a recorded timeline as a picture, or as a page that needs nothing else."""
+"""`cswap report`: a recorded timeline as a picture, or as a page in one file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COLOURS: Final = {
     "copy in": "#56b4e9",
     "wait": "#d55e00",
 }
-"""Okabe and Ito's, which colour-blind readers can tell apart."""
+"""Okabe and Ito's palette, which colour-blind readers can distinguish."""
 
 COLUMNS: Final = ("saved in", "tensors", "MiB", "encode ms", "decode ms", "copies ms", "waited ms")
 
@@ -51,7 +51,7 @@ img {{ max-width: 100% }}
 
 @dataclass(slots=True)
 class ModuleTotals:
-    """What one module's tensors took; seconds and bytes."""
+    """Totals of one module's tensors, in seconds and bytes."""
 
     tensors: int = 0
     nbytes: int = 0
@@ -62,10 +62,11 @@ class ModuleTotals:
 
 
 def load(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Events of a file that `Timeline.save` wrote.
+    """The events of a file that `Timeline.save` wrote.
 
     Raises:
-        ConfigError: it cannot be read, something else wrote it, or a field is wrong (named).
+        ConfigError: the file cannot be read, has another format, or a field is wrong (the message
+            names it).
     """
     where = f"file={shown(os.fspath(path))}"
     trace = read_object(path, "file")
@@ -100,7 +101,7 @@ def _check_event(where: str, value: Any) -> None:
 
 
 def by_module(events: list[dict[str, Any]]) -> dict[str, ModuleTotals]:
-    """Totals by where the tensors were saved, the longest wait first."""
+    """Totals by the module, operator or node that saved the tensors, longest wait first."""
     found: dict[str, ModuleTotals] = {}
     for event in events:
         if event["ph"] != "X":
@@ -121,7 +122,7 @@ def by_module(events: list[dict[str, Any]]) -> dict[str, ModuleTotals]:
 
 
 def summary(events: list[dict[str, Any]]) -> str:
-    """One line: how long, how busy each track was, how long computation waited."""
+    """One line: duration, busy time of each track, and the most bytes held."""
     spans = [event for event in events if event["ph"] == "X"]
     length_us = max(e["ts"] + e["dur"] for e in spans) - min(e["ts"] for e in spans)
     parts = []
@@ -200,7 +201,7 @@ def rows(events: list[dict[str, Any]]) -> list[tuple[str, ...]]:
 
 
 def page(events: list[dict[str, Any]], title: str) -> str:
-    """HTML with the picture inside: opens from disk, without a network."""
+    """An HTML page that contains the picture: it opens from disk, without a network."""
 
     def cells(tag: str, values: tuple[str, ...]) -> str:
         return "".join(f"<{tag}>{escape(visible(value))}</{tag}>" for value in values)

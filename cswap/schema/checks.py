@@ -1,4 +1,4 @@
-"""Checks of single values: what every record's fields have in common, with one way to say it."""
+"""Checks of single values that all records share, with uniform error messages."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ if TYPE_CHECKING:
 LARGEST: Final = sys.float_info.max
 
 MOST_COUNT: Final = (1 << 63) - 1
-"""What arrays hold: integers of 64 bits."""
+"""The largest integer that the arrays hold (64 bits)."""
 
 MOST_BYTES: Final = 1 << 48
-"""Of all tensors of a step. Encoded and moved both ways they still fit into `MOST_COUNT`."""
+"""Largest sum of the bytes of all tensors of a step. Multiples of it, such as the bytes moved in
+both directions, still fit into `MOST_COUNT`."""
 
 MOST_MEMORY: Final = 1 << 60
-"""Bytes of a machine's memory, or of a budget."""
+"""Largest number of bytes of a machine's memory, or of a budget."""
 
 MOST_SECONDS: Final = 1e9
-"""Thirty years. Sums of such times, and their quotients with any rate, are finite."""
+"""Largest time: about thirty years. Sums of such times, and quotients with any rate, are finite."""
 
 MOST_RATE: Final = 1e30
 LEAST_RATE: Final = 1e-6
-"""Of bytes or operations per second."""
+"""Smallest rate in bytes or operations per second; `MOST_RATE` is the largest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Checks:
     """Checks that raise one class of errors; ``where`` names the field.
 
     Attributes:
-        error: the class.
+        error: the class of the errors.
 
     >>> from cswap.errors import ConfigError
     >>> Checks(ConfigError).count("plan.order[1]", -1)
@@ -48,7 +49,7 @@ class Checks:
     error: type[ConfigError]
 
     def count(self, where: str, value: Any, least: int = 0, most: int = MOST_COUNT) -> int:
-        """An integer in these bounds; True and False are none."""
+        """Check an integer against bounds; True and False are not integers here."""
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             bounds = f">= {least}" if most == MOST_COUNT else f"from {least} to {most}"
             raise self.error(f"{where}={shown(value)}: must be an integer {bounds}.")
@@ -57,7 +58,7 @@ class Checks:
     def number(
         self, where: str, value: Any, least: float = -LARGEST, most: float = LARGEST
     ) -> float:
-        """A finite number in these bounds; True and False are none."""
+        """Check a finite number against bounds; True and False are not numbers here."""
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.error(f"{where}={shown(value)}: must be a number.")
         # Comparisons of integers with floats are exact: they do not overflow as conversions do.
@@ -68,35 +69,35 @@ class Checks:
         return value
 
     def seconds(self, where: str, value: Any) -> float:
-        """A time."""
+        """Check a time in seconds, from 0 to `MOST_SECONDS`."""
         return self.number(where, value, 0.0, MOST_SECONDS)
 
     def text(self, where: str, value: Any) -> str:
-        """A text."""
+        """Check that the value is text."""
         if not isinstance(value, str):
             raise self.error(f"{where}={shown(value)}: must be text.")
         return value
 
     def flag(self, where: str, value: Any) -> bool:
-        """True or False."""
+        """Check that the value is True or False."""
         if not isinstance(value, bool):
             raise self.error(f"{where}={shown(value)}: must be true or false.")
         return value
 
     def one_of(self, where: str, value: Any, known: Iterable[str]) -> str:
-        """One of the known words."""
+        """Check that the value is one of the known words."""
         if not isinstance(value, str) or value not in known:
             raise self.error(f"{where}={shown(value)}: must be one of {', '.join(known)}.")
         return value
 
     def items(self, where: str, value: Any) -> tuple[Any, ...]:
-        """A list's items."""
+        """Check that the value is a list or a tuple; return its items."""
         if not isinstance(value, list | tuple):
             raise self.error(f"{where}={shown(value)}: must be a list.")
         return tuple(value)
 
     def mapping(self, where: str, value: Any, of: str = "") -> dict[str, Any]:
-        """An object whose keys are text; ``of``: what it maps names to, for the message."""
+        """Check an object whose keys are text; ``of`` names its values in the message."""
         if not isinstance(value, Mapping):
             must = f"must map names to {of}" if of else "must be an object"
             raise self.error(f"{where}={shown(value)}: {must}.")
@@ -106,12 +107,12 @@ class Checks:
         return dict(value)
 
     def numbers(self, where: str, value: Any) -> dict[str, float]:
-        """Names and finite numbers."""
+        """Check an object that maps names to finite numbers."""
         found = self.mapping(where, value, "numbers")
         return {k: self.number(f"{where}[{shown(k)}]", v) for k, v in found.items()}
 
     def record(self, where: str, value: Any, kind: type) -> dict[str, Any]:
-        """The object's fields, named as those of the dataclass ``kind``; all without a default."""
+        """Check an object against a dataclass: no unknown field, every required field is there."""
         found = self.mapping(where, value)
         known = {f.name: f for f in fields(kind)}
         for name in found:

@@ -1,4 +1,4 @@
-"""A plan: for each saved tensor of a step, what to do with it. Plain data, JSON on disk."""
+"""A plan: one decision for each saved tensor of a step. Plain data, JSON on disk."""
 
 from __future__ import annotations
 
@@ -30,14 +30,16 @@ class Decision:
     """One saved tensor's entry.
 
     Attributes:
-        action: leave it on the device, swap it, or drop it and compute it again.
-        codec: with which codec to swap; None leaves that to the advisor (a simulation takes raw).
-        prefetch: how many saved tensors ahead of its own first backward use, in the order of first
-            backward uses, its swap-in may start; 0: on demand. None: as early as memory allows.
-        section_bytes: swap it in sections of that many raw bytes; None: in one piece.
-        module: path of the smallest module in which it is both made and read by forward: what has
-            to be recomputed as a whole if it is not to be held; "": none, or not known.
-        nbytes: its raw bytes, by which an engine knows that it is the one; None: not known.
+        action: "keep" leaves the tensor on the device, "swap" swaps it, "recompute" drops it and
+            computes it again.
+        codec: codec of the swap; None: the advisor chooses (a simulation takes raw).
+        prefetch: the swap-in may start this many saved tensors before the tensor's own first
+            backward use, in the order of first backward uses; 0: on demand. None: as early as
+            memory allows.
+        section_bytes: raw bytes of a section of the swap; None: the tensor is swapped in one piece.
+        module: path of the smallest module whose forward both makes and reads the tensor. To drop
+            the tensor, this whole module must be recomputed. "": none, or not known.
+        nbytes: raw bytes. An engine compares them with the tensor that it meets; None: not known.
     """
 
     action: Action
@@ -53,15 +55,15 @@ class Plan:
     """Decisions by position among the tensors that a step swaps or could swap.
 
     Attributes:
-        decisions: position to decision. What is not named is left to the advisor by the engine,
-            and kept by a simulation.
-        policy: what made it.
-        budget_bytes: device memory that it was made for; None: unknown.
-        hardware: name of the hardware profile that it was made for.
-        predicted: what the simulation says of it: ``step_s``, ``peak_bytes``, ...
-        trace_fingerprint: of the trace that it was made for.
+        decisions: decision by position. For a position without a decision, an engine asks the
+            advisor, and a simulation keeps the tensor.
+        policy: name of the policy that made the plan.
+        budget_bytes: device memory that the plan was made for; None: unknown.
+        hardware: name of the hardware profile that the plan was made for.
+        predicted: figures of the plan's simulation: ``step_s``, ``peak_bytes``, ...
+        trace_fingerprint: fingerprint of the trace that the plan was made for.
         order: the trace's operators in the order in which a simulation runs them; empty: the
-            trace's own. An engine runs the model's own order.
+            trace's own order. An engine always runs the model's own order.
     """
 
     decisions: Mapping[int, Decision] = field(default_factory=dict)
@@ -103,7 +105,8 @@ class Plan:
         """A plan from a `Plan`, a dict, JSON text, or the path of a JSON file.
 
         Raises:
-            ConfigError: unreadable, of an unknown version, or a wrong entry (named).
+            ConfigError: the plan cannot be read, its version is unknown, or an entry is wrong (the
+                message names it).
 
         >>> Plan.parse({"version": 1, "decisions": {"0": {"action": "keep"}}}).decisions[0].action
         'keep'
@@ -167,7 +170,7 @@ def _decision(key: Any, value: Any) -> Decision:
     swap = _CHECK.one_of(f"{where}.action", entry["action"], ACTIONS) == "swap"
     codec, module = entry.get("codec"), entry.get("module", "")
     if codec is not None and not (swap and codec and isinstance(codec, str)):
-        raise ConfigError(f"{where}.codec={shown(codec)}: a name, with 'swap' only.")
+        raise ConfigError(f"{where}.codec={shown(codec)}: must be a name, with 'swap' only.")
     for name, least in (("prefetch", 0), ("section_bytes", 1), ("nbytes", 0)):
         if entry.get(name) is not None:
             _CHECK.count(f"{where}.{name}", entry[name], least)

@@ -1,8 +1,8 @@
-"""The one reader of JSON: every file and text that cswap is given comes through here.
+"""The only reader of JSON: cswap reads every JSON file and text here.
 
-Size, depth and numbers are bounded, so that no file can exhaust memory, the stack or a float. What
-JSON leaves open is refused: a key that occurs twice, NaN and Infinity, anything but UTF-8. What the
-object must hold is for the caller to check (`cswap.schema.checks`).
+Size, depth and numbers are bounded, so that no file can exhaust memory, the stack or a float. The
+reader refuses input that JSON does not define clearly: duplicate keys, NaN and Infinity, and all
+encodings but UTF-8. The caller checks the content of the object (`cswap.schema.checks`).
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from cswap.display import short, shown
 from cswap.errors import ConfigError
 
 MOST_BYTES: Final = 256 << 20
-"""Of a file. A trace of a million operators has less."""
+"""Largest size of a file. A trace of a million operators is smaller."""
 
 MOST_DEPTH: Final = 32
-"""Of objects and lists in one another. Ours have at most eight."""
+"""Largest depth of nested objects and lists. Files of cswap have at most eight levels."""
 
 MOST_DIGITS: Final = 19
-"""Of an integer: those of 2**63. Larger numbers are written as floats."""
+"""Most digits of an integer: as many as 2**63 has. Larger numbers are written as floats."""
 
 
 def read_object(
     source: object, name: str, error: type[ConfigError] = ConfigError, *, most: int = MOST_BYTES
 ) -> dict[str, Any]:
-    """The object in a JSON file, or in JSON text, which begins with a brace.
+    """Read the object in a JSON file, or in JSON text, which begins with a brace.
 
     Args:
         source: the path or the text.
-        name: of the argument, for messages.
-        error: what to raise.
-        most: bytes that are read.
+        name: name of the argument, for messages.
+        error: class of the error to raise.
+        most: largest number of bytes of a file.
 
     Raises:
-        ConfigError: of class ``error``: it cannot be read, or is no JSON object.
+        ConfigError: of class ``error``: the source cannot be read, or is not a JSON object.
 
     >>> read_object('{"a": [1, 2.5]}', "plan")
     {'a': [1, 2.5]}
@@ -59,13 +59,13 @@ def read_object(
 
 
 def read_bytes(path: str | os.PathLike[str], most: int = MOST_BYTES) -> bytes:
-    """What is in a file.
+    """Read the bytes of a file.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it has more than ``most`` bytes, or there can be no such path.
+        OSError: the file cannot be read.
+        ValueError: the file has more than ``most`` bytes, or the path is not a valid path.
     """
-    with open(path, "rb") as file:  # noqa: PTH123 - Path() would say less of a path with a NUL
+    with open(path, "rb") as file:  # noqa: PTH123 - its error for a path with a NUL is clearer
         data = file.read(most + 1)
     if len(data) > most:
         raise ValueError(f"it has more than {most} bytes")
@@ -75,15 +75,16 @@ def read_bytes(path: str | os.PathLike[str], most: int = MOST_BYTES) -> bytes:
 def parse_object(
     text: str | bytes, where: str, error: type[ConfigError] = ConfigError
 ) -> dict[str, Any]:
-    """The object of a JSON text.
+    """Parse the object of a JSON text.
 
     Args:
-        text: in UTF-8, if it is bytes.
-        where: begins every message.
-        error: what to raise.
+        text: JSON text; bytes must be UTF-8.
+        where: begin of every message.
+        error: class of the error to raise.
 
     Raises:
-        ConfigError: of class ``error``: it is no JSON object, or beyond the bounds of this module.
+        ConfigError: of class ``error``: the text is not a JSON object, or exceeds the bounds of
+            this module.
     """
     try:
         plain = text.decode("utf-8") if isinstance(text, bytes) else text
@@ -138,7 +139,7 @@ def _constant(name: str) -> NoReturn:
 
 
 def _depth(value: Any) -> int:
-    # Level by level: what is nested deeply must not be walked by recursion.
+    # Level by level, because recursion into a deeply nested value could exhaust the stack.
     level, depth = [value], 0
     while level and depth <= MOST_DEPTH:
         depth += 1

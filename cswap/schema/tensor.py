@@ -1,6 +1,6 @@
-"""What a tensor is (dtype and layout) and what it is like (profile).
+"""Records of a tensor: dtype, layout, and a profile of its values.
 
-Records only, standard library only: planning and reporting read them without torch.
+The module needs only the standard library, so planning and reporting work without torch.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ Kind = Literal["float", "int", "uint", "bool", "other"]
 
 @dataclass(frozen=True, slots=True)
 class DType:
-    """A dtype as codecs see it: a row of equal words.
+    """A dtype in the view of codecs: a row of equal words.
 
     Attributes:
         name: torch's own name without the prefix, such as ``bfloat16``.
         itemsize: bytes of one element.
         word: bytes of one word; a complex element is two words of its real dtype.
-        kind: how a word is to be read.
-        exponent_bits: of one word; 0 unless ``kind`` is ``float``.
+        kind: interpretation of a word.
+        exponent_bits: exponent bits of one word; 0 unless ``kind`` is ``float``.
         mantissa_bits: stored mantissa bits of one word; 0 unless ``kind`` is ``float``.
     """
 
@@ -73,19 +73,19 @@ DTYPES: Final[dict[str, DType]] = {
 
 @cache
 def dtype_name(dtype: object) -> str:
-    """Torch's name of a dtype, as `DTYPES` has it: "float32" of torch.float32."""
+    """Torch's name of a dtype, the key of `DTYPES`: "float32" for torch.float32."""
     return str(dtype).removeprefix("torch.")
 
 
 @dataclass(frozen=True, slots=True)
 class TensorMeta:
-    """Layout of one tensor: all that is needed to build an equal one.
+    """Layout of one tensor: enough to build an equal tensor.
 
     Attributes:
         dtype: a key of `DTYPES`.
         sizes: shape, in elements.
         strides: in elements, one per size; 0 for an expanded dimension.
-        storage_offset: elements before the first, in the storage it came from.
+        storage_offset: elements before the first, in the original storage.
         device: torch's name of the device, such as ``cuda:1``.
     """
 
@@ -97,7 +97,7 @@ class TensorMeta:
 
     @property
     def numel(self) -> int:
-        """Number of elements that indexing can reach (an expanded one counts every time)."""
+        """Number of elements that indexing can reach; an expanded element counts every time."""
         return math.prod(self.sizes)
 
     @property
@@ -121,26 +121,26 @@ class TensorMeta:
 
 @dataclass(frozen=True, slots=True)
 class TensorProfile:
-    """What a sample says about a tensor's values.
+    """Statistics of a tensor's values, from a sample.
 
-    Fractions are of sampled words and lie in [0, 1].
+    Fractions refer to the sampled words and lie in [0, 1].
 
     Attributes:
         dtype: a key of `DTYPES`.
         nbytes: raw bytes of the whole tensor.
-        sampled: words looked at; 0 means that nothing is known.
-        zero_fraction: words whose bits are all zero (-0.0 is not).
-        repeat_fraction: words equal to the word before them, within a sampled piece.
-        spread: fraction of words (zeros included) whose exponent lies less than 1, 3, 7 and 15
-            below the largest of their piece. A sample's pieces are shorter than a tile, so this
-            is a little high; more so, the longer the tails. Empty unless floating.
-        spread_nonzero: the same among words that are not zero, as zvc would leave them.
+        sampled: number of sampled words; 0 means that nothing is known.
+        zero_fraction: fraction of words whose bits are all zero (-0.0 does not count).
+        repeat_fraction: fraction of words that equal the preceding word of their sampled piece.
+        spread: fractions of words (zeros included) whose exponent lies less than 1, 3, 7 and 15
+            below the largest of their piece. The pieces of a sample are shorter than a tile, so
+            the fractions are slightly too high, and more so with long tails. Empty unless floating.
+        spread_nonzero: the same fractions among nonzero words, which are the words that zvc keeps.
         int_bits: bits that (largest - smallest) of a piece needs, mean over sampled pieces;
             None unless integer or bool.
         non_finite: fraction of words that are NaN or infinite.
-        amax: largest finite magnitude seen; 0.0 unless floating.
-        zero_exponent: fraction of words whose exponent bits are all zero: 0.0, -0.0 (dropout
-            makes it of what was negative), denormals. 0.0 unless floating.
+        amax: largest finite magnitude in the sample; 0.0 unless floating.
+        zero_exponent: fraction of words whose exponent bits are all zero: 0.0, denormals, and
+            -0.0, which dropout makes from negative values. 0.0 unless floating.
     """
 
     dtype: str

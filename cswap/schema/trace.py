@@ -1,4 +1,4 @@
-"""A trace: what one training step did, operator by operator. Plain data, JSON on disk."""
+"""A trace: the operators and tensors of one training step. Plain data, JSON on disk."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ SOURCES: Final = ("measured", "estimated", "synthetic")
 
 LEAST_RATIO: Final = 2.0**-12
 MOST_RATIO: Final = 1e12
-"""Of raw over encoded bytes: a single element may become some kilobytes, but no more."""
+"""Bounds of the ratio of raw to encoded bytes. `LEAST_RATIO` allows a single element to become some
+kilobytes."""
 
 _CHECK: Final = Checks(TraceError)
 
@@ -37,15 +38,16 @@ class TraceTensor:
 
     Attributes:
         nbytes: raw bytes.
-        name: for people, such as ``features.0.input``.
-        module: path of the module that produced or saved it.
-        dtype: torch's name, without the prefix.
+        name: a name for display, such as ``features.0.input``.
+        module: path of the module that produced or saved the tensor.
+        dtype: torch's name without the prefix ``torch.``.
         shape: in elements; may be empty.
         role: one of `ROLES`.
-        saved: position among the swappable tensors that autograd saved, in pack order: the key of
-            plans. -1: not saved.
+        saved: position among the swappable tensors that autograd saved, in pack order. Plans use
+            it as their key. -1: not saved.
         profile: fields of `TensorProfile`, such as ``zero_fraction``; may be empty.
-        ratios: raw over encoded bytes by codec, measured or predicted; 1 where a codec is missing.
+        ratios: raw bytes over encoded bytes by codec, measured or predicted; 1 for a codec that is
+            missing.
     """
 
     nbytes: int
@@ -64,14 +66,15 @@ class TraceOperator:
     """One operator of the step.
 
     Attributes:
-        name: for people, such as ``features.0``.
+        name: a name for display, such as ``features.0``.
         kind: one of `KINDS`.
-        phase: one of `PHASES`; the loss counts as forward.
-        duration_s: seconds on the device, alone.
-        inputs: indices into `Trace.tensors` that it reads.
-        outputs: indices into `Trace.tensors` that it produces.
-        workspace_bytes: device memory that it holds while it runs, besides inputs and outputs.
-        module: path of its module.
+        phase: one of `PHASES`; the loss belongs to forward.
+        duration_s: seconds on a device that runs nothing else.
+        inputs: indices into `Trace.tensors` of the tensors that the operator reads.
+        outputs: indices into `Trace.tensors` of the tensors that the operator produces.
+        workspace_bytes: device memory that the operator holds while it runs, besides its inputs
+            and outputs.
+        module: path of the operator's module.
         flops: floating-point operations.
         bytes_moved: bytes of device memory read and written.
     """
@@ -90,23 +93,23 @@ class TraceOperator:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """One whole training step, checked when it is made.
+    """One whole training step. The constructor checks it.
 
-    A tensor lives from the start of its producer (of the step, if it has none) to the end of its
-    last user.
+    A tensor lives from the start of its producer to the end of its last user. A tensor without a
+    producer lives from the start of the step.
 
     Attributes:
-        operators: in execution order.
-        tensors: what they read and produce.
-        resident_bytes: device memory held all step long and not among ``tensors``: parameters,
-            their gradients, optimizer state.
-        name: of the model.
+        operators: operators in execution order.
+        tensors: the tensors that the operators read and produce.
+        resident_bytes: device memory that is held during the whole step and is not among
+            ``tensors``: parameters, their gradients, optimizer state.
+        name: name of the model.
         batch: samples of the step; 0: not known.
         source: one of `SOURCES`.
-        hardware: what the durations hold for.
+        hardware: name of the hardware that the durations are valid for.
 
     Raises:
-        TraceError: it contradicts itself (an index out of range, a use before production, ...).
+        TraceError: the trace contradicts itself (an index out of range, a use before production).
     """
 
     operators: tuple[TraceOperator, ...]
@@ -155,7 +158,8 @@ class Trace:
         """A trace from a `Trace`, a dict, JSON text, or the path of a JSON file.
 
         Raises:
-            TraceError: unreadable, of another format or version, or a wrong field (named).
+            TraceError: the trace cannot be read, has another format or version, or a field is
+                wrong (the message names it).
 
         >>> forward = TraceOperator("f", "other", "forward", 1.0, (), (0,))
         >>> trace = Trace((forward,), (TraceTensor(8),))
@@ -199,7 +203,7 @@ def _row(where: str, kind: type[_R], value: Any) -> _R:
 
 
 def _slim(data: dict[str, Any], kind: type) -> dict[str, Any]:
-    """Without the fields that have their default, which most of a long trace's have."""
+    """Leave out fields that have their default value. In a long trace most fields do."""
     defaults = {f.name: f.default for f in fields(kind)}
     return {k: v for k, v in data.items() if v != {} and (v != defaults[k] or k == "nbytes")}
 
@@ -258,7 +262,7 @@ def _check_positions(tensors: tuple[TraceTensor, ...]) -> None:
 
 
 def _check_order(trace: Trace) -> None:
-    """Every tensor has one producer at most, before its first use, and someone touches it."""
+    """Check that each tensor is used or produced, by one producer at most, before its first use."""
     producer: dict[int, int] = {}
     for index, operator in enumerate(trace.operators):
         for place, tensor in enumerate(operator.outputs):

@@ -19,12 +19,13 @@ class Counters:
     """The running counts behind `Stats`. Thread-safe.
 
     Attributes:
-        kept: tensors left where they are, by reason: how many, and their bytes.
+        kept: number and bytes of the tensors that stay on the device, by reason.
         host_is_device: see `Stats`.
-        timeline: to draw what happens on; None: nobody looks.
+        timeline: the timeline that records events; None: nothing is recorded.
     """
 
     def __init__(self) -> None:
+        # Workers, backward threads and the computing thread count at the same time.
         self._lock = threading.Lock()
         self.kept: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
         self.host_is_device = False
@@ -49,7 +50,7 @@ class Counters:
         self._peak_saved = 0
 
     def keep(self, reason: str, nbytes: int) -> None:
-        """A tensor was saved and left where it is."""
+        """Count a tensor that was saved and stays on the device."""
         with self._lock:
             self.packed += 1
             entry = self.kept[reason]
@@ -57,20 +58,20 @@ class Counters:
             entry[1] += nbytes
 
     def stay(self, reason: str, nbytes: int, by: int = 1) -> None:
-        """A tensor that was packed stays where it is after all (or ``by=-1``: does not)."""
+        """Count a packed tensor that stays on the device after all; ``by=-1`` takes this back."""
         with self._lock:
             entry = self.kept[reason]
             entry[0] += by
             entry[1] += by * nbytes
 
     def share(self) -> None:
-        """A tensor was saved that the engine holds already."""
+        """Count a saved tensor that the engine already holds."""
         with self._lock:
             self.packed += 1
             self.deduplicated += 1
 
     def admit(self, nbytes: int) -> None:
-        """A tensor was saved and is the engine's now."""
+        """Count a saved tensor that the engine takes over."""
         with self._lock:
             self.packed += 1
             self._device_bytes += nbytes
@@ -91,7 +92,7 @@ class Counters:
             self._draw()
 
     def hold(self, *, device: int = 0, host: int = 0) -> None:
-        """The engine holds that many bytes more (or fewer)."""
+        """Add to the bytes that the engine holds; negative numbers subtract."""
         with self._lock:
             self._device_bytes += device
             self._host_bytes += host
@@ -101,7 +102,7 @@ class Counters:
             self._draw()
 
     def recount(self, *, device: int, host: int) -> None:
-        """After an interrupt: the engine holds that many bytes, added up again."""
+        """Set the bytes that the engine holds, as added up again after an interrupt."""
         with self._lock:
             self._device_bytes, self._host_bytes = device, host
 
@@ -135,7 +136,7 @@ class Counters:
         host: int = 0,
         whole: bool = True,
     ) -> None:
-        """A section of a tensor is out; ``whole``: the last of it. Bytes held change, too."""
+        """Count a swapped-out section; ``whole``: it was the tensor's last. Updates bytes held."""
         with self._lock:
             self.swapped += whole
             entry = self.by_codec[codec]
@@ -150,50 +151,51 @@ class Counters:
             self._draw()
 
     def decoded(self, codec: str, decode_s: float) -> None:
-        """A part of a tensor was decoded."""
+        """Add the decode time of a section."""
         with self._lock:
             self.by_codec[codec].decode_s += decode_s
 
     def compiled(self, seconds: float) -> None:
-        """Kernels took that long to be compiled or loaded."""
+        """Add the time that compiling or loading kernels took."""
         with self._lock:
             self.compile_s += seconds
 
     def fetched(self, *, hit: bool, first: bool) -> None:
-        """An unpack found its tensor ready (or under way), or did not; only the first counts."""
+        """Count an unpack: a hit if its tensor was ready or on its way. Only the first counts."""
         if first:
             with self._lock:
                 self.prefetch_hits += hit
                 self.prefetch_misses += not hit
 
     def fall_back(self, what: str, why: object, then: str = "taking a slower path") -> None:
-        """Another, correct path is taken; said once in the log, counted always."""
+        """Count a failure after which a slower, correct path is taken; log the first of a kind."""
         with self._lock:
             self.fallbacks[what] += 1
             first = self.fallbacks[what] == 1
         if first:
-            # The text, not the error: whoever keeps the record would keep its frames.
+            # The text, not the error: a handler that keeps the record would keep the error's
+            # frames.
             log.warning("%s failed (%s); %s from here on.", what, str(why), then)
 
     def guarded(self, error: float, cosine: float) -> None:
-        """A module's gradients were compared: their relative error, and their cosine."""
+        """Add the result of one gradient comparison: relative error and cosine."""
         with self._lock:
             self.guard_checks += 1
             self.guard_worst_error = max(self.guard_worst_error, error)
             self.guard_worst_cosine = min(self.guard_worst_cosine, cosine)
 
     def grow_milder(self, what: str) -> None:
-        """A class of tensors went to a milder codec."""
+        """Count a class of tensors that moved to a milder codec."""
         with self._lock:
             self.guard_fallbacks[what] += 1
 
     def exposed(self, seconds: float) -> None:
-        """The computing thread encoded, decoded or waited that long."""
+        """Add the time that the computing thread spent encoding, decoding or waiting."""
         with self._lock:
             self.exposed_s += seconds
 
     def snapshot(self, disk_bytes: int = 0) -> Stats:
-        """The counts as they stand."""
+        """A snapshot of the current counts."""
         with self._lock:
             return Stats(
                 packed=self.packed,

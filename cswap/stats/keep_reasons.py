@@ -1,7 +1,7 @@
-"""Why a saved tensor stays where it is, in words; and what that means for memory.
+"""Texts for the reasons why saved tensors stay on the device.
 
-The engine counts reasons by name while it runs; words are found for them when somebody looks.
-`docs/troubleshooting.md` has a section for each.
+The engine counts reasons by name while it runs. This table gives their texts when they are shown.
+`docs/troubleshooting.md` has a section for each reason.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ class Reason(NamedTuple):
     """One name in `Stats.kept_by_reason`.
 
     Attributes:
-        why: in words.
-        remedy: what to change for it to be swapped.
+        why: the reason in words.
+        remedy: a change by which the tensor is swapped.
     """
 
     why: str
@@ -27,14 +27,15 @@ REASONS: Final[dict[str, Reason]] = {
         "weights, buffers, their views and casts", "none: they exist anyway and are never moved"
     ),
     "does_not_pay": Reason(
-        "no codec admitted makes it small enough for its time", 'allow lossy="int8", or name codec='
+        "no admitted codec is worth its time", 'allow lossy="int8", or name codec='
     ),
     "budget": Reason(
-        "among the newest, which budget= or keep_last= let stay", "lower budget= or keep_last="
+        "among the newest tensors, which budget= or keep_last= keeps",
+        "lower budget= or keep_last=",
     ),
     "wanted_early": Reason(
         "backward asked before its encode was done",
-        "usual for what was saved last; if it is most, raise workers=",
+        "usual for the tensors saved last; if it is most of them, raise workers=",
     ),
     "excluded": Reason("its module is excluded, or not included", "change exclude= or include="),
     "plan": Reason("the plan keeps it", "plan for a smaller budget, or install without plan="),
@@ -46,7 +47,8 @@ REASONS: Final[dict[str, Reason]] = {
         "changed in place after it was saved", "replace the in-place operator, if it matters"
     ),
     "dropped": Reason(
-        "let go before its encode was done", "none: no backward wanted it (use torch.no_grad())"
+        "dropped before its encode was finished",
+        "none: no backward wanted it (use torch.no_grad())",
     ),
     "layout": Reason(
         "sparse, quantised, or of a dtype that no codec knows", "none: these are not swapped"
@@ -58,11 +60,11 @@ REASONS: Final[dict[str, Reason]] = {
     ),
     "wrapped": Reason("inside of vmap, jvp or another function transform", "none"),
     "storage": Reason(
-        "its storage is smaller than it says, as FSDP leaves it", "none: its memory is not there"
+        "its storage is smaller than its sizes need, as under FSDP", "none: its memory is not there"
     ),
     "device": Reason("neither on a CPU nor on CUDA", "none: other devices are not swapped"),
     "tracing": Reason(
-        "saved while operators were being traced", "none: what the traced code saves later counts"
+        "saved while operators were being traced", "none: the traced code saves its tensors later"
     ),
     "capturing": Reason(
         "saved while a CUDA graph was being captured", "train without capturing a graph"

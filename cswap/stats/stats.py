@@ -20,10 +20,10 @@ class CodecStats:
 
     Attributes:
         count: encodes.
-        raw: bytes before.
-        encoded: bytes after.
-        encode_s: seconds of encodes on the device; on a CPU of one core.
-        decode_s: the same of decodes.
+        raw: bytes before encoding.
+        encoded: bytes after encoding.
+        encode_s: seconds that encodes took on the device; on a CPU, seconds of one core.
+        decode_s: the same for decodes.
     """
 
     count: int = 0
@@ -41,38 +41,39 @@ class CodecStats:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Snapshot of what an engine has done. Prints as a table.
+    """A snapshot of an engine's counts. Prints as a table.
 
     Attributes:
         packed: tensors that autograd saved.
-        swapped: of these, encoded and moved out.
-        deduplicated: of these, served by a tensor already held (same storage, same version).
-        kept_by_reason: of these, left where they were, by reason (`cswap.stats.keep_reasons`).
-        kept_bytes_by_reason: bytes of those; a tensor that is saved twice counts twice.
-        raw_bytes: bytes of the swapped ones before encoding.
-        encoded_bytes: and after.
+        swapped: packed tensors that were encoded and moved out.
+        deduplicated: packed tensors served by a tensor already held (same storage and version).
+        kept_by_reason: packed tensors that stayed on the device, by reason
+            (`cswap.stats.keep_reasons`).
+        kept_bytes_by_reason: bytes of these tensors; a tensor that is saved twice counts twice.
+        raw_bytes: bytes of the swapped tensors before encoding.
+        encoded_bytes: bytes of the swapped tensors after encoding.
         by_codec: totals per codec.
         device_bytes: bytes of device memory held now for saved tensors (small ones and parameters
             not counted).
         host_bytes: bytes of host memory held now for encodings.
-        peak_device_bytes: most of the first at any time.
-        peak_host_bytes: most of the second at any time.
-        peak_saved_bytes: most of their sum at any time.
+        peak_device_bytes: maximum of ``device_bytes``.
+        peak_host_bytes: maximum of ``host_bytes``.
+        peak_saved_bytes: maximum of their sum.
         disk_bytes: bytes on disk now.
-        host_is_device: whether tensors were swapped where host memory is the device's own (a CPU):
-            there only what codecs take off is gained.
-        prefetch_hits: unpacks that found their tensor decoded, or under way.
-        prefetch_misses: unpacks that had to fetch.
-        exposed_s: seconds that the computing thread spent encoding, decoding or waiting for it, and
-            that a GPU's computation waited for swaps.
-        compile_s: seconds spent compiling kernels or loading them from the disk cache; in no other
-            figure.
-        guard_checks: modules whose gradients were compared, lossy against exact.
-        guard_worst_error: largest relative error found; infinite if it was no number.
-        guard_worst_cosine: smallest cosine between the two.
-        guard_fallbacks: classes of tensors that went to a milder codec: "Linear: int4 -> fp8".
-        fallbacks: times that a slower but correct path was taken after a failure.
-        fallbacks_by_reason: the same, by what failed.
+        host_is_device: whether tensors were swapped on a CPU, where host memory is also the
+            device's memory. There the gain is only the bytes that codecs remove.
+        prefetch_hits: unpacks whose tensor was already decoded, or on its way.
+        prefetch_misses: unpacks that had to fetch their tensor.
+        exposed_s: seconds that the computing thread spent encoding, decoding or waiting for them,
+            plus seconds that a GPU's computation waited for swaps.
+        compile_s: seconds spent compiling kernels or loading them from the disk cache. No other
+            figure includes them.
+        guard_checks: modules whose lossy gradients were compared with exact gradients.
+        guard_worst_error: largest relative error found; infinite if a gradient was not finite.
+        guard_worst_cosine: smallest cosine between exact and lossy gradients.
+        guard_fallbacks: classes of tensors that moved to a milder codec: "Linear: int4 -> fp8".
+        fallbacks: number of failures after which a slower, correct path was taken.
+        fallbacks_by_reason: the same number for each part that failed.
     """
 
     packed: int = 0
@@ -103,7 +104,7 @@ class Stats:
 
     @property
     def ratio(self) -> float:
-        """Raw bytes over encoded bytes of what was swapped; 1.0 if nothing was."""
+        """Raw bytes over encoded bytes of the swapped tensors; 1.0 if none was swapped."""
         return self.raw_bytes / self.encoded_bytes if self.encoded_bytes else 1.0
 
     def to_dict(self) -> dict[str, Any]:
@@ -111,7 +112,7 @@ class Stats:
         return {**dataclasses.asdict(self), "ratio": self.ratio}
 
     def notes(self) -> list[str]:
-        """Why little memory was saved, largest reason first, and what to do; empty if much was."""
+        """Reasons and remedies if little memory was saved, largest first; else empty."""
         return notes(self)
 
     def __str__(self) -> str:
@@ -139,32 +140,33 @@ NOTHING: Final = (
 )
 
 LITTLE: Final = 0.25
-"""Share of what autograd saved that has to be gained; below that, notes say why it was not."""
+"""If the gain is below this share of the saved tensors' bytes, notes give the reasons."""
 
 MOST_SHOWN: Final = 3
-"""Reasons that notes name at most."""
+"""The largest number of reasons that notes name."""
 
 WORTH_SAYING: Final = 0.05
-"""Share of the whole below which a reason is not named."""
+"""A reason for less than this share of the bytes is not named."""
 
 
 def gained_bytes(stats: Stats) -> int:
-    """Bytes that swapping took off the device, over all steps.
+    """Bytes by which swapping reduced device memory, summed over all steps.
 
-    Where host memory is the device's own, what codecs took off; else all that was moved out.
+    On a CPU, host memory is device memory: only the bytes that codecs removed count. Elsewhere all
+    bytes that were moved out count.
     """
     return stats.raw_bytes - (stats.encoded_bytes if stats.host_is_device else 0)
 
 
 def notes(stats: Stats) -> list[str]:
-    """Why little memory was saved, and what to do about it; a line each.
+    """Reasons why little memory was saved, each with a remedy; one line per reason.
 
     Args:
-        stats: of an engine.
+        stats: the statistics of an engine.
 
     Returns:
-        Nothing if a quarter or more of the bytes that could be saved was. Bytes are sums over all
-        steps; parameters are not among what could be saved.
+        No lines if the gain is a quarter or more of the saved tensors' bytes. Bytes are sums over
+        all steps, without parameters.
     """
     if not stats.packed:
         return [NOTHING]
@@ -178,18 +180,18 @@ def notes(stats: Stats) -> list[str]:
     reasons = sorted(_reasons(stats, whole), reverse=True)
     shown = [(n, text) for n, text in reasons if n > WORTH_SAYING * whole][:MOST_SHOWN]
     if not shown:
-        return [head + "it is still on its way."]
+        return [head + "the rest is still on its way."]
     return [head + "the rest:", *(f"  {show_bytes(n)} {text}" for n, text in shown)]
 
 
 def _reasons(stats: Stats, whole: int) -> Iterator[tuple[int, str]]:
-    # Bytes, and what is said of them. Of parameters only where they are most of what is there.
+    # Pairs of bytes and text. Parameters are named only if they are more than all other bytes.
     for name, nbytes in stats.kept_bytes_by_reason.items():
         reason = REASONS[name]
         if name == "parameter" and nbytes <= whole:
             continue
         yield nbytes, f"kept: {name} ({reason.why}). Remedy: {reason.remedy}."
     if stats.host_is_device and stats.encoded_bytes:
-        why = f"ratio {stats.ratio:.2f}; on a CPU only what codecs take off is gained"
+        why = f"ratio {stats.ratio:.2f}; on a CPU the gain is only the bytes that codecs remove"
         remedy = 'lossy="int8"; see engine.explain() for ratios'
         yield stats.encoded_bytes, f"encoded ({why}). Remedy: {remedy}."

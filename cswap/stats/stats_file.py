@@ -30,7 +30,7 @@ def make_record(stats: Stats, explanations: list[Explanation]) -> dict[str, Any]
 
 
 def _finite(value: Any) -> Any:
-    # JSON has neither infinity nor NaN, which the guard's errors can be: they become null.
+    # JSON has neither infinity nor NaN. The guard's errors can be either, and become null.
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

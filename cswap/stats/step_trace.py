@@ -1,7 +1,7 @@
-"""What an engine did when: every pack, encode, copy, decode and wait of the steps recorded.
+"""The engine's timeline: every pack, encode, copy, decode and wait of the recorded steps.
 
 Exported as a Chrome trace (chrome://tracing, https://ui.perfetto.dev). Recording is off unless
-`SwapEngine.trace` is entered: it costs a few microseconds per job, and memory.
+`SwapEngine.trace` is entered. It costs a few microseconds per job, and memory.
 
 Source of the format: "Trace Event Format", Google, 2016.
 """
@@ -26,12 +26,12 @@ VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class SavedTensor:
-    """Which tensor an event is about.
+    """The tensor of an event.
 
     Attributes:
-        position: among those saved in its step.
+        position: its position among the tensors saved in its step.
         step: number of the step.
-        saved_in: module, operator or autograd node that it was saved in.
+        saved_in: module, operator or autograd node that saved it.
     """
 
     position: int
@@ -59,18 +59,18 @@ class Timeline:
         codec: str,
         nbytes: int,
     ) -> None:
-        """A job of a swap has run; a job whose times are not known is left out."""
+        """Add a finished job of a swap; a job without known times is left out."""
         start, end = span_s
         if end > start > 0:
             about = {"codec": codec, "bytes": nbytes, **tensor.to_dict()}
             self._add(name, track, start, end, about)
 
     def span(self, name: str, tensor: SavedTensor, start_s: float, end_s: float) -> None:
-        """The computing thread was busy with a swap, or waited for it."""
+        """Add a span in which the computing thread worked on a swap or waited for it."""
         self._add(name, "compute", start_s, end_s, tensor.to_dict())
 
     def count(self, at_s: float, *, device: int, host: int) -> None:
-        """The engine holds so many bytes now."""
+        """Add the numbers of bytes that the engine holds at this time."""
         entry = {"ph": "C", "name": "bytes", "ts": 1e6 * at_s, "pid": 1}
         with self._lock:
             self._events.append({**entry, "args": {"device": device, "host": host}})

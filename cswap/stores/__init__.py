@@ -1,1 +1,1 @@
-"""Where encodings rest: the host tier and the disk tier."""
+"""Stores of encodings: the host tier and the disk tier."""

@@ -2,15 +2,16 @@
 
 Note [when a spill folder goes]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-A store makes its folder when it is made; nothing keeps the store alive but those who use it.
+The constructor of a store makes its folder. Only the users of a store keep it alive.
 
-close()      the folder goes when no `DiskFile` is left that could be read: at once, or with the
-             last `release`. What is written later is written to a new folder, with the same end.
-collected    the folder goes with the store: whoever could read its files refers to the store.
-exit         the folder goes.
-killed       the folder stays, and the next store in the same parent directory removes it.
+close()      the folder is removed when no readable `DiskFile` is left: at once, or with the last
+             `release`. A later write makes a new folder, which is removed in the same way.
+collected    the folder is removed with the store. Each reader of its files refers to the store, so
+             no reader is left.
+exit         the folder is removed.
+killed       the folder stays. The next store in the same parent directory removes it.
 forked       the child begins without a folder and without files. It may read its parent's files
-             for as long as the parent keeps them, and deletes none of them.
+             as long as the parent keeps them, and deletes none of them.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     import torch
 
 
-@dataclass(frozen=True)  # without slots: stores refer to it weakly
+@dataclass(frozen=True)  # without slots, because stores hold weak references to it
 class DiskFile:
     """One encoding on disk.
 
@@ -53,8 +54,8 @@ class DiskStore:
     """Encodings in a folder of their own (mode 0700, files 0600). Thread-safe; may be forked.
 
     Attributes:
-        in_use_bytes: of files on disk that this process has written.
-        peak_bytes: the most that ever were.
+        in_use_bytes: bytes of the files on disk that this process has written.
+        peak_bytes: maximum of ``in_use_bytes``.
     """
 
     _folder: SpillFolder | None
@@ -65,11 +66,11 @@ class DiskStore:
         limit: int | None,
         on_failure: Callable[[str, object], None] | None = None,
     ) -> None:
-        """Make the folder, and remove those of processes that have ended.
+        """Make the folder, and remove the folders of processes that have ended.
 
         Args:
             parent: existing directory.
-            limit: bytes in use at most, or None.
+            limit: largest number of bytes in use; None: no limit.
             on_failure: called with "disk:delete" and the reason when a file or a folder cannot be
                 deleted.
 
@@ -86,7 +87,7 @@ class DiskStore:
         self._folder = SpillFolder(self._parent)
 
     def begin_empty(self) -> None:
-        """Forget every file. For a forked child: they are its parent's, as is who held the lock."""
+        """Forget every file and make a new lock. For a forked child: the files are its parent's."""
         self._lock = threading.Lock()
         self._folder = None
         self._readable: weakref.WeakSet[DiskFile] = weakref.WeakSet()
@@ -98,9 +99,9 @@ class DiskStore:
         """Write payload [nbytes] uint8 (CPU); None if the limit is reached.
 
         Raises:
-            OSError: the disk is full or fails; nothing is left behind.
+            OSError: the disk is full or fails. The incomplete file is removed.
         """
-        if self._is_full(payload.numel()):  # before a pass over the bytes
+        if self._is_full(payload.numel()):  # checked before the checksum reads all bytes
             return None
         data = memoryview(payload.numpy().data)
         file = self._reserve(payload.numel(), zlib.crc32(data))
@@ -108,7 +109,7 @@ class DiskStore:
             return None
         try:
             descriptor = os.open(file.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        except BaseException:  # no file has been made: one of that name is somebody else's
+        except BaseException:  # no file was made: a file of that name belongs to another process
             self._forget(file)
             raise
         try:
@@ -122,7 +123,7 @@ class DiskStore:
         """Read a file into out [nbytes] uint8 (CPU).
 
         Raises:
-            CorruptEncodingError: the file is gone or not what was written.
+            CorruptEncodingError: the file is gone, or its bytes have changed since the write.
         """
         target = memoryview(out.numpy().data)
         try:
@@ -133,14 +134,15 @@ class DiskStore:
         except OSError as error:
             raise CorruptEncodingError(f"{file.path}: cannot be read back: {error}") from error
         if done != file.nbytes or zlib.crc32(target[: file.nbytes]) != file.checksum:
-            raise CorruptEncodingError(f"{file.path}: is not what was written there.")
+            raise CorruptEncodingError(f"{file.path}: its content was changed after the write.")
 
     def release(self, file: DiskFile) -> None:
-        """Delete a file; in a forked child, leave the parent's files alone.
+        """Delete a file. In a forked child, the parent's files are not deleted.
 
-        A file that cannot be deleted stays in `in_use_bytes`; it is tried again after one that can.
+        A file that cannot be deleted still counts in `in_use_bytes`. The next successful deletion
+        tries it again.
         """
-        if file not in self._readable:  # the parent's, or released before
+        if file not in self._readable:  # the file is the parent's, or was released before
             return
         if self._delete(file):
             with self._lock:
@@ -150,9 +152,10 @@ class DiskStore:
         self._remove_unused_folder()
 
     def close(self) -> None:
-        """Keep the folder for as long as files in it may be read, and no longer.
+        """Remove the folder as soon as no file in it can be read any more.
 
-        Files go on being read, written and released. See Note [when a spill folder goes].
+        After close, files can still be read, written and released. See Note [when a spill folder
+        goes].
         """
         self._closed = True
         self._remove_unused_folder()
@@ -161,6 +164,8 @@ class DiskStore:
         return self._limit is not None and self.in_use_bytes + nbytes > self._limit
 
     def _reserve(self, nbytes: int, checksum: int) -> DiskFile | None:
+        # The lock covers the accounts and the making of the folder. Files are written and deleted
+        # without it, so that a slow disk does not block other threads.
         with self._lock:
             if self._is_full(nbytes):
                 return None
@@ -196,7 +201,7 @@ class DiskStore:
             if self._readable:
                 return
             folder, self._folder = self._folder, None
-            nbytes = self.in_use_bytes  # of files that could not be deleted, or got lost
+            nbytes = self.in_use_bytes  # bytes of files that could not be deleted, or were lost
             self._undeleted.clear()
         if folder is None:
             return

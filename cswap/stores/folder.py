@@ -1,20 +1,21 @@
-"""The folder that a store's files lie in: private, locked by the process that made it.
+"""The folder of a store's files: private, and locked by the process that made it.
 
 Note [who owns a spill folder]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-The process that made a folder owns it, and nobody else deletes anything in it while that process
-lives. The owner holds a lock (``flock``) on the folder itself. The kernel lets go of it when the
-process ends, however it ends: a free lock means a dead owner, and no process id is asked for.
-`leftovers.py` removes folders of dead owners.
+The process that made a folder owns it. No other process deletes anything in it while the owner
+lives. The owner holds a lock (``flock``) on the folder itself. The kernel releases the lock
+whenever the process ends, also when it is killed. So a free lock means a dead owner, and no
+process id has to be checked. `leftovers.py` removes folders of dead owners.
 
 *A folder that is being made* has a hidden name until it is locked.
 
-*A forked child* inherits the open folder. The lock is held until the child has ended, too, so that
-it can read its parent's files. It deletes none of them: a folder is removed by the process that
-made it, which `_process` tells from its copies, and `DiskStore` begins anew in a child.
+*A forked child* inherits the open folder and with it the lock. So the lock is free only after the
+child has ended, too, and the child can read its parent's files. It deletes none of them: only the
+process that made a folder removes it. `_process` is another object in every forked child, which
+identifies the maker. `DiskStore` begins without files in a child.
 
 *Another machine* may use the same directory over a network, and does not see these locks. So a
-folder's name says on which machine it was made, see `is_from_here`.
+folder's name contains an identifier of the machine that made it, see `is_from_here`.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ from typing import Final
 _FOLDER: Final = re.compile(r"\.?cswap-\d+-(?P<host>[0-9a-f]{8})-(?P<boot>[0-9a-f]{8})-\w{8}")
 _FILE: Final = re.compile(r"\d+-\d+\.enc")
 _PASSES: Final = 3
-"""How often a folder is emptied while another thread may still write to it."""
+"""Attempts to empty a folder, because another thread may still write to it."""
 
-_process = object()  # another one in every forked child
+_process = object()  # replaced in every forked child
 
 
 class SpillFolder:
-    """A folder of one process, removed with its files when nobody refers to it, or at exit.
+    """A folder of one process. It is removed with its files when collected, or at exit.
 
     Attributes:
         path: the folder, mode 0700.
@@ -60,7 +61,7 @@ class SpillFolder:
                 hidden.rmdir()
             raise
         self._files = 0
-        # The descriptor is closed there, and with it goes the lock.
+        # `_remove` closes the descriptor. The kernel then releases the lock.
         self._finalizer = weakref.finalize(self, _remove, self.path, folder, _process)
         # Children of multiprocessing end without atexit, and so without weakref.finalize.
         if multiprocessing.parent_process() is not None:
@@ -72,15 +73,15 @@ class SpillFolder:
         return self.path / f"{os.getpid()}-{self._files:08d}.enc"
 
     def remove(self) -> bool:
-        """Delete the folder and its files; whether it is gone. To be called once."""
+        """Delete the folder and its files; return whether it is gone. To be called once."""
         return bool(self._finalizer())
 
 
 def is_from_here(name: str) -> bool:
     """Whether this is the name of a spill folder that was made on this machine.
 
-    The machine is the same if the kernel has not been started anew since (containers have host
-    names of their own), or if it has and the host's name and machine id are the same.
+    The machine is the same if the kernel has not been restarted since: containers have host names
+    of their own. After a restart, it is the same if the host's name and machine id are the same.
     """
     found = _FOLDER.fullmatch(name)
     if found is None:
@@ -90,17 +91,17 @@ def is_from_here(name: str) -> bool:
 
 
 def open_folder(path: Path) -> int:
-    """A folder's descriptor, to be closed by the caller.
+    """Open a folder; return its descriptor, which the caller closes.
 
     Raises:
-        OSError: there is none, it is a symbolic link, or it is not readable.
+        OSError: the folder does not exist, is a symbolic link, or is not readable.
     """
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
 
 
 def try_lock(folder: int) -> bool:
-    """Lock an open folder; False if somebody else holds the lock, or if there are no locks here."""
-    import fcntl  # not on every system; without a disk tier nothing needs it
+    """Lock an open folder; False if another process holds the lock or locks do not work here."""
+    import fcntl  # not on every system; only the disk tier needs it
 
     try:
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -110,13 +111,14 @@ def try_lock(folder: int) -> bool:
 
 
 def delete_folder(path: Path, folder: int) -> bool:
-    """Delete a folder's files and the folder; whether it is gone.
+    """Delete a folder's files and the folder; return whether it is gone.
 
-    Nothing else is deleted: a folder with files in it that no store has written stays.
+    Only files of stores are deleted. A folder with other files stays.
 
     Args:
-        path: of the folder.
-        folder: the same, opened: names in it are not looked up by a path that may change.
+        path: path of the folder.
+        folder: descriptor of the same folder. Files are deleted relative to it, because the path
+            may change.
 
     Raises:
         OSError: the folder cannot be listed.
@@ -134,10 +136,10 @@ def delete_folder(path: Path, folder: int) -> bool:
 
 
 def _lock_and_rename(hidden: Path) -> tuple[Path, int]:
-    # Named only once it is locked: see Note [who owns a spill folder].
+    # The folder gets its final name only after it is locked: see Note [who owns a spill folder].
     folder = open_folder(hidden)
     try:
-        # Without a lock nobody could tell that its owner lives: no name of a leftover, then.
+        # Without a lock no process can tell that the owner lives. So the name is not a leftover's.
         name = hidden.name[1:] if try_lock(folder) else f"cswap-unlocked-{hidden.name[-8:]}"
         return hidden.rename(hidden.with_name(name)), folder
     except BaseException:
@@ -158,7 +160,7 @@ def _remove(path: Path, folder: int, process: object) -> bool:
 
 @cache
 def _this_machine() -> tuple[str, str]:
-    # Of the host, and of the time since its kernel was started: eight hexadecimal digits each.
+    # Identifiers of the host and of its current boot: eight hexadecimal digits each.
     host = os.uname().nodename + _text_of("/etc/machine-id")
     return _digits(host), _digits(_text_of("/proc/sys/kernel/random/boot_id") or host)
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class HostStore:
-    """Host memory for encodings. Overhead: at most 1/8 per encoding (size classes)."""
+    """Host memory for encodings. Size classes add at most 1/8 to each encoding."""
 
     def __init__(
         self,
@@ -25,8 +25,8 @@ class HostStore:
         """Make an empty store.
 
         Args:
-            allocate: host memory of the device.
-            allowance: of which it takes the bytes that it hands out; other stores may, too.
+            allocate: allocates host memory for the device.
+            allowance: the limit on bytes handed out; other stores may share it.
             idle_share: see `BufferPool`.
             size_of: see `BufferPool`.
         """
@@ -36,7 +36,7 @@ class HostStore:
         self.close = self._pool.close
 
     def take(self, nbytes: int) -> Loan | None:
-        """Memory for so many bytes, or None if the limit is reached or the host has no more."""
+        """Take memory for that many bytes; None if the limit is reached or the host has no more."""
         try:
             return self._pool.take(nbytes)
         except MemoryError:
@@ -49,5 +49,5 @@ class HostStore:
 
     @property
     def reserved_bytes(self) -> int:
-        """Bytes handed out or kept for reuse; never more than were ever in use at once."""
+        """Bytes handed out or kept for reuse; never more than the maximum in use at once."""
         return self._pool.in_use_bytes + self._pool.idle_bytes

@@ -1,7 +1,7 @@
-"""Removes spill folders of processes that ended without doing so: killed, or lost with the power.
+"""Removes the spill folders of processes that were killed or lost to a power failure.
 
-Only folders of this user, made on this machine, whose lock nobody holds: see
-Note [who owns a spill folder] in folder.py. Folders without a lock have other names, and stay.
+It removes only folders of this user that were made on this machine and whose lock is free: see
+Note [who owns a spill folder] in folder.py. Folders without locks have other names, and stay.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 UNFINISHED_S: Final = 3600.0
-"""After so long a folder with a hidden name is not in the making: that takes microseconds."""
+"""A folder with a hidden name that is older than this is abandoned: making one takes
+microseconds."""
 
 
 def remove_leftovers(parent: Path) -> int:
-    """Remove the folders of dead processes; how many.
+    """Remove the folders of dead processes; return their number.
 
     Never raises: a folder that cannot be removed stays.
 
     Args:
-        parent: directory in which they are looked for.
+        parent: directory to search.
     """
     try:
         paths = [path for path in parent.iterdir() if is_from_here(path.name)]
-    except OSError:  # it may be written to, but not read
+    except OSError:  # the directory may be writable but not readable
         return 0
     removed = sum(_remove_if_dead(path) for path in paths)
     if removed:
@@ -42,7 +43,7 @@ def remove_leftovers(parent: Path) -> int:
 def _remove_if_dead(path: Path) -> bool:
     try:
         folder = open_folder(path)
-    except OSError:  # gone by now, a symbolic link, or another user's
+    except OSError:  # removed meanwhile, a symbolic link, or another user's folder
         return False
     try:
         return _is_ours(folder, path.name) and try_lock(folder) and delete_folder(path, folder)

@@ -1,4 +1,4 @@
-"""What every codec must pass, for cswap's own and for others': see `check_codec`.
+"""Tests that every codec must pass, cswap's own and those of other packages: see `check_codec`.
 
 >>> import cswap
 >>> from cswap.testing import check_codec

@@ -1,4 +1,4 @@
-"""``python -m cswap.testing tests/golden [codec ...]``: write what golden files are missing."""
+"""``python -m cswap.testing tests/golden [codec ...]``: writes missing golden files."""
 
 from __future__ import annotations
 

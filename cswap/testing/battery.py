@@ -72,12 +72,12 @@ def check_codec(
 
     Tensors of sizes 0, 1, 63, 1000 and around a tile for every dtype come first, then generated
     tensors of any layout and values. Each tensor must come back with equal sizes and strides, bit
-    by bit if the codec is lossless. An encoding must keep within its bound, leave its input and the
-    memory behind its output unchanged, and have the same bytes whatever its buffers held before and
-    however many threads encode. Elements that are not finite must come back bit by bit from a lossy
-    codec, too, and so must the whole tile of such an element. Truncated, flipped and foreign
-    streams must be refused; damaged payloads must never crash. A predicted ratio must be a positive
-    number for every tensor, and the error on normal values at most the declared one.
+    by bit if the codec is lossless. An encoding must keep within its bound, and leave its input and
+    the memory behind its output unchanged. Its bytes must be the same for every previous content of
+    its buffers and every number of threads. Elements that are not finite must come back bit by bit
+    from a lossy codec, too, and so must the whole tile of such an element. Truncated, flipped and
+    foreign streams must be refused; damaged payloads must never crash. A predicted ratio must be a
+    positive number for every tensor, and the error on normal values at most the declared one.
 
     Args:
         codec: registered under its name (`cswap.register_codec`), so that its streams can be read.

@@ -1,4 +1,4 @@
-"""Memory that shows what was done to it."""
+"""Memory that shows which bytes were written, and tools to compare bits."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class Guarded:
     """
 
     def __init__(self, nbytes: int, fill: int) -> None:
-        # By numpy: PyTorch would wake its threads for every one of many small buffers.
+        # Filled by numpy, because PyTorch would wake its threads for every small buffer.
         self._all = np.full(nbytes + 2 * _GUARD_BYTES, _GUARD, np.uint8)
         self._all[_GUARD_BYTES : _GUARD_BYTES + nbytes] = fill
         self.inside = torch.from_numpy(self._all)[_GUARD_BYTES : _GUARD_BYTES + nbytes]
 
     @property
     def intact(self) -> bool:
-        """Whether nothing was written around ``inside``."""
+        """Whether the guard bytes around ``inside`` are unchanged."""
         around = (self._all[:_GUARD_BYTES], self._all[-_GUARD_BYTES:])
         return all(bool((part == _GUARD).all()) for part in around)
 
@@ -35,9 +35,10 @@ class Guarded:
 def bits(x: torch.Tensor) -> torch.Tensor:
     """[numel * itemsize] uint8: the bits of every element, in the order of its indices."""
     same = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    # As integers of the same size: those can be copied in any layout, whatever the dtype.
+    # As integers of the same size, which can be copied in any layout; not every dtype can.
     whole = x.view(same.get(x.itemsize, x.dtype)).contiguous()
-    # as_strided: what has one element is contiguous whatever its strides, but view() minds them.
+    # as_strided, because a tensor of one element is contiguous with any strides, but view()
+    # accepts only some of them.
     return whole.as_strided((x.numel(),), (1,), whole.storage_offset()).view(torch.uint8)
 
 
@@ -49,10 +50,10 @@ def memory_of(x: torch.Tensor) -> torch.Tensor:
 
 
 def fail_unless(holds: bool, message: str) -> None:
-    """A check that ``python -O`` does not remove.
+    """Check a condition, also under ``python -O``.
 
     Raises:
-        AssertionError: it does not hold.
+        AssertionError: the condition does not hold.
     """
     if not holds:
         raise AssertionError(message)

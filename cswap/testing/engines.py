@@ -13,15 +13,15 @@ FREED_WITHIN_S: Final = 5.0
 
 
 def assert_empty(engine: SwapEngine) -> None:
-    """Nothing is held any more once the jobs that are under way have ended.
+    """Check that an engine holds no bytes after its running jobs have ended.
 
     Raises:
-        AssertionError: something still is after five seconds.
+        AssertionError: the engine still holds bytes after five seconds.
     """
     engine.synchronize()
     gc.collect()
     deadline = time.monotonic() + FREED_WITHIN_S
-    while True:  # jobs of tensors that nobody can ask for free what they hold when they end
+    while True:  # jobs of dropped tensors free their memory when they end
         stats = engine.stats
         held = (stats.device_bytes, stats.host_bytes, stats.disk_bytes)
         if not any(held) or time.monotonic() > deadline:

@@ -1,9 +1,9 @@
-"""The simulator once more: slow, exact, and written another way, to check the fast one against.
+"""A second simulator, slow and exact, with a different structure, to check the fast one.
 
-Times are fractions, so that nothing is rounded; every tensor is an object that knows where its
-bytes lie; memory is added up anew whenever it is asked for; every decision is made by asking the
-tensors, not by keeping queues of indices. It shares no code with the simulator's inner loop but the
-lifetimes. What a plan means is written in `cswap.plan.simulator.events`.
+Times are fractions, so nothing is rounded. Every tensor is an object that knows the place of its
+bytes. Memory is summed anew for every query. Decisions read the tensors' states instead of queues
+of indices. It shares no code with the simulator's inner loop but the lifetimes. The docstring of
+`cswap.plan.simulator.events` defines the meaning of a plan.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CAUSES: Final = ("swap_in", "swap_out", "memory", "codec", "recompute")
 
 @dataclass(slots=True)
 class _Tensor:
-    """A tensor's choice, and where its bytes are now."""
+    """A tensor's choice, and the current place of its bytes."""
 
     index: int
     nbytes: int
@@ -46,7 +46,7 @@ class _Tensor:
 
 @dataclass(slots=True)
 class _Job:
-    """Work on one resource: what is left of it at full speed, and what its end brings about."""
+    """A job on one resource: its remaining seconds at full speed, and the action at its end."""
 
     left_s: Fraction
     end: Callable[[], None]
@@ -54,16 +54,16 @@ class _Job:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What `Replay.run` finds, exact.
+    """The exact results of `Replay.run`.
 
     Attributes:
         step_s: end of the last operator.
-        peak_bytes: most device memory at any time.
-        host_peak_bytes: most host memory at any time.
-        average_bytes: device memory, mean over time.
-        link_bytes: copied, both directions together.
-        feasible: within both budgets all along, nothing lost.
-        exposed_s: by cause, as `Simulation.exposed`.
+        peak_bytes: maximum of device memory.
+        host_peak_bytes: maximum of host memory.
+        average_bytes: mean of device memory over time.
+        link_bytes: bytes copied in both directions together.
+        feasible: whether both budgets hold all the time and no tensor is lost.
+        exposed_s: exposed seconds by cause, as `Simulation.exposed`.
     """
 
     step_s: Fraction
@@ -82,11 +82,11 @@ class Replay:
     Attributes:
         trace: the step.
         hardware: the machine.
-        budget_bytes: of device memory.
-        action: by position, as for `Simulator.run`.
-        codec: codec's name by position.
+        budget_bytes: device memory budget.
+        action: action by position, as for `Simulator.run`.
+        codec: name of the codec by position.
         prefetch: operator index by position.
-        drain: operators wait for all swap-outs.
+        drain: whether operators wait for all swap-outs.
     """
 
     trace: Trace
@@ -111,7 +111,7 @@ class Replay:
     _link: int = 0
     _exposed: dict[str, Fraction] = field(default_factory=dict)
     _life: Lifetimes = field(init=False)
-    _leaver: _Tensor | None = None  # what the D2H copy carries
+    _leaver: _Tensor | None = None  # the tensor of the D2H copy
 
     def run(self) -> Replayed:
         """Replay the step."""
@@ -169,7 +169,7 @@ class Replay:
         return sum(t.encoded for t in copied)
 
     def _look(self) -> None:
-        """Peaks and budgets, after anything was taken."""
+        """Update peaks and check budgets after memory was taken."""
         device, host = self._device_bytes(), self._host_bytes()
         self._peak, self._host_peak = max(self._peak, device), max(self._host_peak, host)
         limit = self.hardware.host_memory_bytes
@@ -185,7 +185,7 @@ class Replay:
         return self._device_bytes() + nbytes <= self.budget_bytes
 
     def _start(self, *, forced: bool) -> None:
-        """Whatever can start does; forced: the first that only lacks room does without."""
+        """Start all jobs that can start; forced: start the first job that lacks only room."""
         free = (self._start_codec, self._start_d2h, self._start_compute, self._start_h2d)
         for start in (free[0], free[3], free[2]) if forced else free:
             if not (forced and self._jobs):
@@ -252,7 +252,7 @@ class Replay:
         self._look()
 
     def _due(self) -> _Tensor | None:
-        """The next swap-in in order of backward uses, if it may start by now."""
+        """The next swap-in in the order of backward uses, if it may start now."""
         pending = (t for t in self._tensors if t.action == "swap" and not t.fetched)
         tensor = min(pending, key=lambda t: t.rank, default=None)
         return (
@@ -348,7 +348,7 @@ class Replay:
         return end
 
     def _ancestors(self, index: int) -> list[int]:
-        """Operators to run again before operator ``index``; intermediates learn their users."""
+        """Operators to run again before operator ``index``; counts the users of intermediates."""
         found: set[int] = set()
 
         def visit(reader: int) -> None:
@@ -368,7 +368,7 @@ class Replay:
         return sorted(found)
 
     def _waiting(self) -> int:
-        """The operator that runs next: of the chain, or of the step."""
+        """The operator that runs next: the first of the chain, or the next of the step."""
         return self._chain[0] if self._chain else self._next
 
     def _missing(self, index: int) -> _Tensor | None:

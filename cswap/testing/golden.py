@@ -1,4 +1,4 @@
-"""Golden files: streams that every version of a codec must decode, and most must encode again.
+"""Golden files: streams that every version of a codec must decode and, mostly, encode again.
 
 The folder ``<root>/<codec>/<dtype>/`` holds three files. ``input.npy`` (``input.bin`` for dtypes
 that numpy lacks) has the flat elements. ``stream.bin`` has their stream. ``config.json`` has the

@@ -1,4 +1,4 @@
-"""What a codec does with streams and payloads that are damaged or made up."""
+"""Checks a codec with damaged and forged streams and payloads."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 N_MUTATIONS: Final = 40
-"""Bits flipped in a payload, and random damages done to it."""
+"""Number of bit flips, and number of random damages, per payload."""
 
 FRONT_BITS: Final = 1000
-"""Flipped are those: the directory and the beginning of the first tile."""
+"""Bits at the front that may be flipped: the directory and the beginning of the first tile."""
 
 
 def check_hostile(codec: Codec, dtype: str) -> None:
-    """Damage payloads of one dtype in every way that is worth a try.
+    """Damage payloads of one dtype in many ways, and decode them.
 
     Raises:
-        AssertionError: a damage was taken for good, or did harm.
+        AssertionError: a forged header was accepted, or a damaged payload did harm.
     """
     small = codec.encode(TensorSpec(dtype, (2, 9), "permuted", "sparse").build())
     _check_claims(codec, small)
@@ -40,7 +40,7 @@ def check_hostile(codec: Codec, dtype: str) -> None:
     )
     rng = np.random.default_rng(0)
     for values in values_for(dtype):
-        for numel in (20, 24 * 1024 // DTYPES[dtype].itemsize):  # the latter: two tiles or three
+        for numel in (20, 24 * 1024 // DTYPES[dtype].itemsize):  # the second: two or three tiles
             x = TensorSpec(dtype, (numel,), values=values).build()
             for damaged in _damages(codec.encode(x).payload.numpy(), rng):
                 _check_payload(codec, dtype, numel, damaged)
@@ -57,10 +57,10 @@ def _is_refused(call: Callable[[], object]) -> bool:
 
 
 def check_streams(encoding: Encoding) -> None:
-    """Every truncation, every flipped bit, and more behind: refused by the stream's reader.
+    """Check that the reader refuses every truncated, flipped, extended and foreign stream.
 
     Raises:
-        AssertionError: one was not.
+        AssertionError: the reader accepted one of them.
     """
     stream = encoding.to_bytes()
     for end in range(len(stream)):
@@ -77,7 +77,7 @@ def check_streams(encoding: Encoding) -> None:
 
 
 def _check_claims(codec: Codec, encoding: Encoding) -> None:
-    # A header with a right checksum that claims more than its payload can hold.
+    # Headers with a valid checksum that claim more elements than the payload can hold.
     most = (encoding.nbytes + 1) * codec.max_ratio
     for sizes, strides in (
         ((most + 1,), (1,)),
@@ -87,13 +87,13 @@ def _check_claims(codec: Codec, encoding: Encoding) -> None:
         ((2**62,) * 3, (0, 0, 0)),
     ):
         meta = TensorMeta(encoding.meta.dtype, sizes, strides)
-        # Straight to bytes: Encoding.to_bytes refuses to write some of these.
+        # Written directly as bytes, because Encoding.to_bytes refuses some of these.
         refused = _is_refused(lambda meta=meta: Encoding.from_bytes(forge(encoding, meta)))  # type: ignore[misc]
         fail_unless(refused, f"{codec!r}: accepted a payload of {encoding.nbytes} bytes as {meta}")
 
 
 def forge(encoding: Encoding, meta: TensorMeta) -> bytes:
-    """A stream with a right checksum that claims another layout than its encoding has."""
+    """Make a stream with a valid checksum and a layout that is not its encoding's."""
     small = TensorMeta(meta.dtype, (1,) * len(meta.sizes), (1,) * len(meta.sizes))
     stream = bytearray(write_stream(Encoding(encoding.codec, small, encoding.payload)))
     n_dims = len(meta.sizes)
@@ -126,12 +126,15 @@ def _flipped(payload: np.ndarray, bit: int) -> np.ndarray:
 
 
 def _check_payload(codec: Codec, dtype: str, numel: int, damaged: np.ndarray) -> None:
-    # Refused, or decoded to something; never a byte read behind it or written around the output.
+    # A damaged payload may be refused or decoded to any values. Decode must not read behind the
+    # payload or write outside the output.
     found = [_decode_with(codec, dtype, numel, damaged, behind) for behind in (0x00, 0xFF)]
     same = (found[0] is None) == (found[1] is None)
     if found[0] is not None and found[1] is not None:
         same = torch.equal(found[0], found[1])
-    fail_unless(same, f"{codec!r}: what follows a payload of {damaged.size} bytes matters")
+    fail_unless(
+        same, f"{codec!r}: decode depends on what follows a payload of {damaged.size} bytes"
+    )
 
 
 def _decode_with(

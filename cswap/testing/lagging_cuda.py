@@ -1,15 +1,17 @@
-"""A stand-in for `torch.cuda` whose device lags behind the host, and that watches every access.
+"""A stand-in for `torch.cuda` whose device lags behind the host. It checks every memory access.
 
-Streams hold what was issued on them; it runs when the test lets it run, or when the host waits.
-Values change where they are issued, so the order of the device is not acted out but checked:
+Streams queue the work that is issued on them. The work runs when the test lets it run, or when the
+host waits. Values change at the time of issue, so the stand-in does not reproduce the order of the
+device; it checks the order:
 
-* An access of a stream to memory must come after every earlier access of another stream that
-  conflicts with it, by the events that lie between them (vector clocks). If all do, every order
-  that the device may choose gives the same values as the order of the host.
+* If two streams access the same memory and one of them writes, events must order the two accesses
+  (vector clocks). If all accesses are ordered, every order that the device may choose gives the
+  same values as the order of the host.
 * Memory behaves as with torch's caching allocator. A block belongs to the stream that it was
-  allocated on. It is free as soon as its last reference goes, for the next taker on that stream: a
-  stream that has accessed it and has not been joined is a fault, unless `record_stream` named it.
-  A fresh block counts as written by its own stream: whoever writes it on another one must wait.
+  allocated on. When its last reference is gone, the next allocation on that stream may take it. If
+  another stream has accessed the block and was not joined, this is a fault, unless `record_stream`
+  named the stream. A fresh block counts as written by its own stream: a write on another stream
+  must wait for it.
 
 Tensors of this device are tensors of torch's device "cpu".
 """
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 Clock = dict["LaggingStream", int]
-"""How much of each stream's work lies before a point."""
+"""For each stream, the number of its pieces of work that lie before a point."""
 
 TOTAL_BYTES: Final = 64 << 20
 
@@ -44,17 +46,17 @@ def _merge(into: Clock, other: Clock) -> None:
 
 
 class LaggingStream:
-    """One stream: so much was issued, so much has run.
+    """One stream, which counts issued and finished pieces of work.
 
     Attributes:
-        threads: of a CPU's codec, which stands for the GPU's.
-        clock: what comes before the work that is issued next.
+        threads: number of threads of the CPU's codec, which stands for the GPU's.
+        clock: the work that comes before the piece that is issued next.
     """
 
     threads = 1
 
     def __init__(self, cuda: LaggingCuda, name: str) -> None:
-        """Args: cuda: whose; name: for messages."""
+        """Args: cuda: the stand-in of the stream; name: name for messages."""
         self._cuda, self.name = cuda, name
         self.cuda_stream = id(self)
         self.clock: Clock = {}
@@ -63,14 +65,14 @@ class LaggingStream:
         cuda.streams.append(self)
 
     def issue(self) -> int:
-        """One more piece of work; its number."""
+        """Add a piece of work; return its number."""
         _merge(self.clock, self._cuda.seen)
         self.issued += 1
         self.clock[self] = self.issued
         return self.issued
 
     def wait_event(self, event: LaggingEvent) -> None:
-        """What is issued from here on comes after the event."""
+        """Make all work that is issued from now on wait for the event."""
         stream, number, clock = event.point
         self._waits[self.issue()] = stream, number
         _merge(self.clock, clock)
@@ -89,7 +91,7 @@ class LaggingStream:
         self._waits.pop(self.done, None)
 
     def synchronize(self) -> None:
-        """Block the host until all of it has run."""
+        """Block the host until all issued work has run."""
         event = LaggingEvent(self._cuda)
         event.record(self)
         event.synchronize()
@@ -102,17 +104,17 @@ class LaggingEvent:
     """See `torch.cuda.Event`."""
 
     def __init__(self, cuda: LaggingCuda) -> None:
-        """Args: cuda: whose."""
+        """Args: cuda: the stand-in of the event."""
         self._cuda = cuda
         self.point: tuple[LaggingStream, int, Clock] = cuda.default, 0, {}
 
     def record(self, stream: LaggingStream) -> None:
-        """It fires when the stream has run what was issued so far."""
+        """Record the event: it fires when the stream has run all work issued so far."""
         number = stream.issue()
         self.point = stream, number, dict(stream.clock)
 
     def query(self) -> bool:
-        """Whether it has fired. If so, the host knows what came before."""
+        """Whether the event has fired. If so, the host knows that all earlier work has run."""
         stream, number, clock = self.point
         if stream.done < number:
             return False
@@ -120,7 +122,7 @@ class LaggingEvent:
         return True
 
     def synchronize(self) -> None:
-        """Block the host until it has fired; meanwhile the device runs."""
+        """Block the host until the event has fired; the device runs meanwhile."""
         self._cuda.waits += 1
         while not self.query():
             self._cuda.run_some()
@@ -142,7 +144,7 @@ class _Access:
 
 @dataclass(slots=True, eq=False)
 class _Block:
-    """Memory that was handed out."""
+    """One allocated block of memory."""
 
     start: int
     memory: np.ndarray[Any, np.dtype[np.uint8]]
@@ -155,18 +157,18 @@ class LaggingCuda:
     """Stands for `torch.cuda`.
 
     Attributes:
-        faults: what was wrong, in words; a test asserts that there are none.
-        allocated_bytes: of device memory that somebody refers to.
-        peak_bytes: the most of that.
-        waits: how often the host has waited for the device.
-        failures: the allocations to fail, as numbers of those to come.
-        seen: what the host knows to have run.
+        faults: texts on the faults found; a test asserts that there are none.
+        allocated_bytes: bytes of device memory with a live reference.
+        peak_bytes: maximum of ``allocated_bytes``.
+        waits: number of times that the host has waited for the device.
+        failures: numbers of the future allocations that fail.
+        seen: the work of which the host knows that it has run.
     """
 
     OutOfMemoryError = torch.cuda.OutOfMemoryError
 
     def __init__(self, seed: int = 0, total_bytes: int = TOTAL_BYTES) -> None:
-        """Args: seed: of the order in which streams run; total_bytes: of device memory."""
+        """Args: seed: seed of the order in which streams run; total_bytes: device memory."""
         self._random = random.Random(seed)
         self._total_bytes = total_bytes
         self._blocks: dict[int, _Block] = {}
@@ -240,7 +242,7 @@ class LaggingCuda:
     # ------------------------------------------------------------------- running
 
     def run_some(self, most: int = 1) -> None:
-        """Run pieces of work, each of a random stream that can go on.
+        """Run pieces of work, each from a random stream that can run.
 
         Raises:
             AssertionError: all streams wait for each other.
@@ -261,7 +263,7 @@ class LaggingCuda:
         device: object = None,
         **_options: Any,
     ) -> torch.Tensor:
-        """See `torch.empty`: device memory of the current stream, or the host's if no device."""
+        """See `torch.empty`: device memory of the current stream; host memory without a device."""
         nbytes = int(np.prod(sizes)) * dtype.itemsize
         if device is None:
             return self._hand_out(np.empty(max(nbytes, 1), np.uint8), nbytes, None).view(dtype)
@@ -282,7 +284,7 @@ class LaggingCuda:
 
     def _hand_out(self, memory: Any, nbytes: int, stream: LaggingStream | None) -> torch.Tensor:
         skip = -memory.ctypes.data % 64 if stream is not None else 0
-        seen = memory[skip : skip + nbytes]  # torch refers to this view, we to what is behind it
+        seen = memory[skip : skip + nbytes]  # torch refers to this view; the block to the array
         block = _Block(memory.ctypes.data, memory, stream)
         self._blocks[block.start] = block
         self._starts = sorted(self._blocks)
@@ -294,7 +296,7 @@ class LaggingCuda:
         self._starts = sorted(self._blocks)
         if block.stream is None:
             return
-        # The allocator also waits for what the recorded streams have been given by now.
+        # The allocator also waits for all work issued so far on the recorded streams.
         for stream in (block.stream, *block.recorded):
             _merge(stream.clock, self.seen)
         waited = {block.stream, *block.recorded}
@@ -311,7 +313,7 @@ class LaggingCuda:
             block.recorded.add(stream)
 
     def touch(self, tensor: torch.Tensor, *, writes: bool, text: str) -> None:
-        """The work that the current stream is being given accesses this memory."""
+        """Note that the work being issued on the current stream accesses this memory."""
         block = self._find(tensor)
         if block is None or not tensor.numel():
             return
@@ -346,7 +348,7 @@ class LaggingCuda:
 
 
 class _On:
-    """The current stream, inside of a ``with``."""
+    """Sets the current stream inside a ``with``."""
 
     def __init__(self, stack: list[LaggingStream], stream: LaggingStream) -> None:
         self._stack, self._stream = stack, stream
@@ -359,10 +361,10 @@ class _On:
 
 
 class LateSize:
-    """A size that the device tells: to ask earlier is a fault."""
+    """A size that is known only after the encode has run; reading it earlier is a fault."""
 
     def __init__(self, cuda: LaggingCuda, nbytes: int) -> None:
-        """Args: cuda: whose stream is being given the encode; nbytes: the size."""
+        """Args: cuda: the stand-in, on whose current stream the encode runs; nbytes: the size."""
         self._cuda, self._nbytes = cuda, nbytes
         self._stream = cuda.current_stream()
         self._number = self._stream.issue()
@@ -375,7 +377,7 @@ class LateSize:
 
 
 def watched(cuda: LaggingCuda, codec: Any) -> Any:
-    """The codec, its accesses to memory watched, its sizes late unless they are fixed."""
+    """Wrap a codec: memory accesses are checked, and sizes are known only after the encode."""
 
     class Watched(type(codec)):  # type: ignore[misc]
         def encode_flat(self, x: Any, out: Any, *, key: Any, stream: Any) -> Any:
@@ -395,7 +397,7 @@ def watched(cuda: LaggingCuda, codec: Any) -> Any:
 
 
 def installed(cuda: LaggingCuda, patch: Any) -> Iterator[Any]:
-    """Let `CudaDevice` run on the stand-in; yields one. ``patch``: pytest's monkeypatch."""
+    """Make `CudaDevice` run on the stand-in, and yield one. ``patch``: pytest's monkeypatch."""
     from cswap.codecs import layout
     from cswap.devices import cuda as module
     from cswap.devices import cuda_callbacks, cuda_events
@@ -416,7 +418,7 @@ def installed(cuda: LaggingCuda, patch: Any) -> Iterator[Any]:
     for user in (link_out, link_back):
         patch.setattr(user, "copy_bytes", copy)
     patch.setattr(real.Tensor, "record_stream", lambda x, s: cuda.record_stream(x, s))
-    patch.setattr(module.CudaDevice, "kind", "cpu")  # of the tensors that the engine gives it
+    patch.setattr(module.CudaDevice, "kind", "cpu")  # the engine gives it CPU tensors
     patch.setattr(cuda_callbacks.Callbacks, "_start", lambda _: None)  # they run in `pump`
     device = module.CudaDevice(0)
     patch.setattr(device, "host_memory", lambda n: cuda.empty(n, dtype=real.uint8), raising=True)

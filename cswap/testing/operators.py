@@ -55,7 +55,7 @@ class Case:
 
     Attributes:
         op: PyTorch's OpInfo.
-        dtype: of its inputs.
+        dtype: dtype of its inputs.
     """
 
     op: Any
@@ -112,11 +112,11 @@ def check_operator(
     codecs_of: Callable[[int], Sequence[str]],
     most_samples: int | None = None,
 ) -> Swapped:
-    """Compare an operator's gradients with swapping to those without, for samples of its inputs.
+    """Compare an operator's gradients with and without swapping, for samples of its inputs.
 
     Args:
         case: operator and dtype.
-        device: where to run it.
+        device: device on which it runs.
         codecs_of: codecs to swap a sample with, by the sample's index.
         most_samples: largest number of samples; default: all.
 
@@ -127,8 +127,8 @@ def check_operator(
 
     done = Swapped()
     set_rng_seed(0)  # type: ignore[no-untyped-call]
-    # Not op.sample_inputs: that searches the interpreter's stack for a unittest, which takes three
-    # quarters of a sweep.
+    # Not op.sample_inputs, which searches the interpreter's stack for a unittest. The search would
+    # take three quarters of a sweep's time.
     samples = case.op.sample_inputs_func(case.op, device, case.dtype, True)
     for index, sample in enumerate(samples):
         if most_samples is not None and index >= most_samples:
@@ -170,7 +170,7 @@ def _gradients(op: Any, sample: Any) -> _Gradients | None:
 
 
 def _seed() -> None:
-    # torch.manual_seed records the stack for every kind of device that is missing.
+    # Not torch.manual_seed, which records the stack for every kind of device that is missing.
     torch.default_generator.manual_seed(0)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed_all(0)

@@ -1,7 +1,7 @@
-"""Tensors to test codecs with: dtype x sizes x layout x values, from a few drawn words.
+"""Tensors for tests of codecs: dtype x sizes x layout x values, drawn by Hypothesis.
 
-A drawn tensor is described by a `TensorSpec`, which a failing test prints and anyone can build
-again: ``TensorSpec("bfloat16", (3, 5), "gaps", "bits", 7).build()``.
+A `TensorSpec` describes a drawn tensor. A failing test prints it, and it builds the tensor again:
+``TensorSpec("bfloat16", (3, 5), "gaps", "bits", 7).build()``.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class TensorSpec:
 
     Attributes:
         dtype: a key of `DTYPES`.
-        sizes: asked for; some layouts make others of them.
+        sizes: wanted sizes; some layouts change them.
         layout: one of `LAYOUTS`.
         values: one of `values_for`.
-        seed: of the values and of what the layout leaves open.
+        seed: seed of the values and of the layout's random choices.
     """
 
     dtype: str
@@ -59,7 +59,7 @@ class TensorSpec:
     seed: int = 0
 
     def build(self) -> torch.Tensor:
-        """The tensor, a view into a storage that is filled all over, gaps too."""
+        """Build the tensor, a view into a storage in which the gaps are filled, too."""
         rng = np.random.default_rng(self.seed)
         sizes, strides, offset = _layout(self.layout, self.sizes, rng)
         span = (
@@ -133,7 +133,7 @@ def make_words(dtype: DType, values: str, n_words: int, rng: np.random.Generator
 
 
 def _make_bools(values: str, n_words: int, rng: np.random.Generator) -> NDArray[Any]:
-    # Nothing but 0 and 1: PyTorch does not define what other bytes mean.
+    # Only 0 and 1: PyTorch does not define the meaning of other bytes.
     if values == "runs":
         return np.repeat(rng.integers(0, 2, n_words, np.uint8), 37)[:n_words].copy()
     share = {"zeros": 0.0, "constant": 1.0, "sparse": 0.3}[values]
@@ -163,7 +163,7 @@ def _float_words(dtype: DType, values: str, n: int, rng: np.random.Generator) ->
     unsigned = np.dtype(f"u{dtype.word}")
     top = unsigned.type(1 << (8 * dtype.word - 1))
     normal = _normal(dtype, n, rng)
-    if values == "spread":  # magnitudes all over the range of the dtype, none too large to square
+    if values == "spread":  # magnitudes over the dtype's range, except those whose squares overflow
         keep = unsigned.type((1 << dtype.mantissa_bits) - 1) | top
         exponents = rng.integers(1, 3 << (dtype.exponent_bits - 2), n).astype(unsigned)
         normal = (normal & keep) | exponents << unsigned.type(dtype.mantissa_bits)

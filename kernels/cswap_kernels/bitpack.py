@@ -39,7 +39,7 @@ def _encoded_bytes(n, width):
 
 @njit(nogil=True, cache=True)
 def _flags_encode(words, dst):
-    # Bytes that are all 0 or 1, in one pass: the encoding's size, or -1 if some are not.
+    # Encode bytes that are all 0 or 1, in one pass: returns the size, or -1 if other bytes occur.
     n = words.size
     full = n & ~63
     ones, other = 0, np.uint64(0)
@@ -161,7 +161,7 @@ def bitpack_decode_cpu(src, words, args, first):
 
 @njit(nogil=True, cache=True)
 def _add_bytes(row, byte, is_last, low, flip, words):
-    # A byte of every word's distance from the smallest; with the last one, the words are done.
+    # Add one byte to every word's distance from the smallest; the last byte completes the words.
     word = words.dtype.type
     shift = word(8 * byte)
     if not is_last:
@@ -180,7 +180,7 @@ def _add_bytes(row, byte, is_last, low, flip, words):
 
 
 def bitpack_encode_reference(words: NDArray[Any], flip: int) -> bytes | None:
-    """One tile, as docs/format/bitpack.md says it; None if it would not shrink."""
+    """One tile by the text of docs/format/bitpack.md; None if it would not shrink."""
     values = [int(w) ^ flip for w in words]
     low = min(values)
     width = (max(values) - low).bit_length()

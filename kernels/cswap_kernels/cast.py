@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 
 _M = np.uint32(0x7FFFFFFF)
-_HALF_LIMIT = 0x477FF000  # bits of 65520, from where on float16 is infinite
-_BFLOAT16_LIMIT = 0x7F7F8000  # bits from where on bfloat16 is infinite
+_HALF_LIMIT = 0x477FF000  # bits of 65520, the smallest value that becomes infinite in float16
+_BFLOAT16_LIMIT = 0x7F7F8000  # bits of the smallest value that becomes infinite in bfloat16
 
 
 @njit(nogil=True, cache=True)
 def _encode_piece(x, codes, first, n, target):
-    # x[:n] to codes[first:]; returns the bits of max |x|.
+    # Cast x[:n] to codes[first:]; return the bits of max |x|.
     top = np.uint32(0)
     if target == BFLOAT16:
         for i in range(np.uint64(n)):

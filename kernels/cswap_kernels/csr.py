@@ -1,4 +1,4 @@
-"""``csr``, compressed sparse rows: where each row of 256 words ends, columns, values.
+"""``csr``, compressed sparse rows: the end of each row of 256 words, columns, values.
 
 See docs/format/csr.md. Zero means all bits zero: -0.0 survives, and so does every NaN.
 """
@@ -28,13 +28,13 @@ def _padded(nbytes):
 
 @njit(nogil=True, cache=True)
 def _columns_at(n):
-    # Behind a u16 for each row.
+    # The columns begin behind one u16 per row.
     return _padded(2 * ((n + ROW - 1) // ROW))
 
 
 @njit(nogil=True, cache=True)
 def _write_columns(masks, n, dst, start):
-    # Row ends at the start of dst, columns from byte ``start`` on.
+    # Write row ends to the start of dst, and columns from byte ``start`` on.
     dst[:start] = 0
     at = start
     for i in range(0, n, 64):
@@ -49,7 +49,7 @@ def _write_columns(masks, n, dst, start):
 def csr_encode_cpu(words, dst, args, first):
     """An ``encode_tile``, see tiles.py."""
     raw_bytes = words.size * word_bytes(words)
-    # For the time of this call: behind all that can be written below.
+    # Scratch memory of this call, behind all bytes that the code below can write.
     masks = dst[raw_bytes + OVERSHOOT :]
     count = write_mask(words, masks)
     if count == 0:
@@ -65,7 +65,8 @@ def csr_encode_cpu(words, dst, args, first):
 
 @njit(nogil=True, cache=True)
 def _read_row(src, column_at, value_at, count, row):
-    # Scatter ``count`` values over a row of zeros; whether their columns are in order and in it.
+    # Scatter ``count`` values over a row of zeros; return whether their columns are ascending and
+    # within the row.
     before = -1
     for k in range(count):
         column = np.int64(get(src, column_at + k))
@@ -104,7 +105,7 @@ def csr_decode_cpu(src, words, args, first):
 
 
 def csr_encode_reference(words: NDArray[np.unsignedinteger]) -> bytes | None:
-    """The segment of a tile, or None for a raw tile; as docs/format/csr.md has it.
+    """The segment of a tile by the text of docs/format/csr.md; None for a raw tile.
 
     >>> csr_encode_reference(np.array([0, 0, 7, 0] + 7 * [0] + [9], np.uint32)).hex()
     '02000000000000000000000000000000020b00000000000000000000000000000700000009000000'

@@ -36,15 +36,15 @@ NEAR = 14
 """Exponent 0 may have a code of its own only if the largest exponent is above this."""
 
 USUAL = 4
-"""More escapes than this in 64 words are rare where escaping pays."""
+"""More escapes than this in 64 words are rare in tiles that gain from escapes."""
 
 FAR, ZERO = 254, 255
-"""A distance of 254 or more; exponent 0. Both while encoding only."""
+"""Values of c during an encode. FAR: a distance of 254 or more. ZERO: exponent 0."""
 
 
 @njit(nogil=True, cache=True)
 def _rest_bits(mantissa_bits):
-    # Sign and mantissa: whole bytes, and this many bits over.
+    # Sign and mantissa take whole bytes and this number of further bits.
     return (mantissa_bits + 1) & 7
 
 
@@ -71,7 +71,7 @@ def _largest_exponent(words, field):
 
 @njit(nogil=True, cache=True)
 def _distances(words, high, mantissa_bits, exponent_bits, c):
-    # How far each exponent lies below the largest, at most FAR; ZERO for exponent 0, unless the
+    # Distance of each exponent from the largest, at most FAR. ZERO for exponent 0, unless the
     # largest is so small that 0 is near it. c [m] u8 is 0 behind the words.
     word = words.dtype.type
     shift, field = word(mantissa_bits), word((1 << exponent_bits) - 1)
@@ -85,7 +85,7 @@ def _distances(words, high, mantissa_bits, exponent_bits, c):
 
 @njit(nogil=True, cache=True)
 def _choose(words, c, mantissa_bits, exponent_bits, forced):
-    # The cheapest of (k, zero code): returns k, zero code, escapes, bytes.
+    # Choose the pair (k, zero code) with the fewest bytes; return k, zero code, escapes, bytes.
     n = words.size
     over5, over6, over13, over14, zeros = 0, 0, 0, 0, 0
     for i in range(0, c.size, 64):
@@ -109,7 +109,7 @@ def _choose(words, c, mantissa_bits, exponent_bits, forced):
 
 @njit(nogil=True, cache=True)
 def _codes(c, n, k, zero_code):
-    # Distances to codes, in place.
+    # Replace distances by codes, in place.
     escape = np.uint8((1 << k) - 1)
     limit = np.uint8(escape - np.uint8(zero_code))
     zero = np.uint8(limit if zero_code else escape)
@@ -127,7 +127,7 @@ def _rest(words, i, low, sign, exponent_bits):
 
 @njit(nogil=True, cache=True)
 def _put_rest(words, mantissa_bits, exponent_bits, dst):
-    # Sign and mantissa: byte rows, then the bits over; returns the byte behind.
+    # Write sign and mantissa: byte rows, then the remaining bits; return the byte behind.
     n, word = words.size, words.dtype.type
     low, sign = word((1 << mantissa_bits) - 1), word(1 << mantissa_bits)
     down = word(exponent_bits)
@@ -151,8 +151,8 @@ def _put_rest(words, mantissa_bits, exponent_bits, dst):
 
 @njit(nogil=True, cache=True)
 def _find_escapes(c, k, positions):
-    # Positions of the codes that are escapes, in order. Writes up to USUAL positions behind them:
-    # a loop that ends where the escapes of a group end is mispredicted in every group.
+    # Write the positions of escapes, in order. It may write up to USUAL positions behind them,
+    # because a loop that ends at a group's last escape is mispredicted in every group.
     found = 0
     for group in range(0, c.size, 64):
         mask = mask_above(c, group, np.uint8((1 << k) - 2))
@@ -212,8 +212,8 @@ def expk_encode_cpu(words, dst, args, first):
 
 @njit(nogil=True, cache=True)
 def _get_escapes(src, at, count, code, shift, field, c, words):
-    # Put in the exponents of escaped words; False if the positions are not those of the words
-    # with that code, in order.
+    # Set the exponents of escaped words. Returns False unless the positions are exactly those of
+    # the words with the escape code, in order.
     coded = 0
     for group in range(0, c.size, 64):
         coded += popcount(mask_above(c, group, np.uint8(code - 1)))
@@ -253,7 +253,7 @@ def expk_decode_cpu(src, words, args, first):
     at = _get_rest(src, words, mantissa_bits)
     c = np.empty(whole_groups(n), np.uint8)
     at = get_parts(src, at, k, c)
-    c[n:] = 0  # behind the words src may hold anything
+    c[n:] = 0  # src may hold any bytes behind the words
     zero = np.uint8((1 << k) - 2 if zero_code else ZERO)
     _join(words, c, high, zero, mantissa_bits, exponent_bits)
     shift = words.dtype.type(mantissa_bits)
@@ -264,8 +264,8 @@ def expk_decode_cpu(src, words, args, first):
 
 @njit(nogil=True, cache=True)
 def _get_rest(src, words, mantissa_bits):
-    # Inverse of _put_rest, but for the sign, which stays next to the mantissa; returns the byte
-    # behind. There is a whole byte: words of one byte are not taken.
+    # Inverse of _put_rest, except that the sign stays next to the mantissa; returns the byte
+    # behind. There is at least one whole byte, because the codec takes no words of one byte.
     n, word = words.size, words.dtype.type
     at = HEADER
     for i in range(n):
@@ -289,7 +289,8 @@ def _get_rest(src, words, mantissa_bits):
 
 @njit(nogil=True, cache=True)
 def _join(words, c, high, zero, mantissa_bits, exponent_bits):
-    # Words from what _get_rest left there and the codes; those that escaped get a wrong exponent.
+    # Combine the words of _get_rest with the codes. Escaped words get a wrong exponent here, which
+    # _get_escapes replaces.
     word = words.dtype.type
     low, sign = word((1 << mantissa_bits) - 1), word(1 << mantissa_bits)
     up, shift = word(exponent_bits), word(mantissa_bits)
@@ -303,7 +304,7 @@ def _join(words, c, high, zero, mantissa_bits, exponent_bits):
 def expk_encode_reference(
     words: NDArray[Any], exponent_bits: int, mantissa_bits: int, forced: int = 0
 ) -> bytes | None:
-    """One tile, as docs/format/expk.md says it; None if it would not shrink."""
+    """One tile by the text of docs/format/expk.md; None if it would not shrink."""
     exponents = [int(w) >> mantissa_bits & (1 << exponent_bits) - 1 for w in words]
     best: bytes | None = None
     for k in (3, 4) if forced == 0 else (forced,):
@@ -316,7 +317,9 @@ def expk_encode_reference(
 def _encode_as(
     words: NDArray[Any], exponents: list[int], e: int, t: int, k: int, zero_code: int
 ) -> bytes:
-    # A tile with codes of k bits, with or without a code for exponent 0.
+    # A tile with codes of k bits. e, t: exponent and mantissa bits. A code is the exponent's
+    # distance from the largest. The highest code is the escape; with zero_code, the next lower
+    # code stands for exponent 0. Distances that reach these codes are escaped.
     high, escape = max(exponents), (1 << k) - 1
     codes = [
         escape - 1
@@ -329,6 +332,8 @@ def _encode_as(
     escaped = [i for i, code in enumerate(codes) if code == escape]
     out = bytes([k, zero_code]) + high.to_bytes(2, "little")
     out += len(escaped).to_bytes(4, "little") + bytes(8)
+    # The sign moves down next to the mantissa: t + 1 bits. Their whole bytes go to byte rows,
+    # padded to 16; the remaining bits go to bit planes.
     rest = [int(w) & (1 << t) - 1 | int(w) >> e & 1 << t for w in words]
     for byte in range((t + 1) // 8):
         out += bytes(r >> 8 * byte & 255 for r in rest) + bytes(-len(rest) % 16)
@@ -345,7 +350,7 @@ def expk_decode_reference(
     """Decode a segment into the words of ``like``.
 
     Raises:
-        ValueError: the segment is not an encoding of so many words.
+        ValueError: the segment is not an encoding of this number of words.
     """
     e, t, n = exponent_bits, mantissa_bits, like.size
     k, zero_code, high, x = struct.unpack_from("<BBHI", stream.ljust(HEADER, b"\0"))

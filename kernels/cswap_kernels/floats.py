@@ -1,10 +1,11 @@
-"""What the lossy formats share: words to float32 and back, roundings, which tiles stay raw.
+"""Shared by the lossy formats: words to float32 and back, roundings, and the test for raw tiles.
 
-All lossy formats compute in IEEE float32, one rounding per operation: no operation is followed by
-another that a compiler may contract with it, unless the first is exact. So CPU and GPU, with or
-without fused multiply-add, write the same bytes. See docs/format/lossy.md.
+All lossy formats compute in IEEE float32 with one rounding per operation. A compiler may contract
+two operations only if the first is exact. So CPU and GPU write the same bytes, with or without
+fused multiply-add. See docs/format/lossy.md.
 
-Loops run over unsigned indices: Numba then need not treat negative ones, and LLVM vectorises.
+Loops run over unsigned indices, because Numba then generates no code for negative indices, and LLVM
+vectorises the loops.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 PIECE: Final = 2048
-"""Words that are widened, or narrowed, at a time: a multiple of every group, and near the caches. A
-whole tile at a time took twice as long for 16-bit words that come from memory."""
+"""Number of words that are widened or narrowed at once: a multiple of every group, small enough for
+the caches. With a whole tile at once, 16-bit words from memory took twice as long."""
 
 IEEE: Final = 0
 """args[0]: words are IEEE floats of their size."""
@@ -44,7 +45,7 @@ E4M3_SHIFT, E4M3_LEAST = 20, 121 << 23
 """E4M3 has 20 mantissa bits less than float32, and 2**-6 is its smallest normal number."""
 
 HALF_NAN, BFLOAT16_NAN = 0x7E00, 0x7FC0
-"""The NaN that 16-bit words have where a decoder computes NaN, of a damaged payload."""
+"""The NaN that 16-bit words get if a decoder computes NaN from a damaged payload."""
 
 _HALF_MAX = 0x7BFF
 _INFINITE = 0x7F800000
@@ -93,7 +94,7 @@ def round_small(magnitude, shift, least):
     odd = np.uint32((u >> np.uint32(shift)) & np.uint32(1))
     half = np.uint32((1 << (shift - 1)) - 1)
     normal = np.uint32(np.uint32(u - bias + half + odd) >> np.uint32(shift))
-    # Added to 2**k whose last bit is the smallest denormal, x is rounded to a multiple of that.
+    # The last bit of 2**k is the smallest denormal. So adding 2**k rounds x to a multiple of it.
     magic = np.uint32(least + (shift << 23))
     denormal = np.uint32(bits_of(float_of(u) + float_of(magic)) - magic)
     return normal if u >= np.uint32(least) else denormal
@@ -144,7 +145,7 @@ def is_nan(x):
 
 @njit(nogil=True, cache=True)
 def floats_of(words):
-    """f32 that pieces are widened to: room for one, but a view of all words that are u32."""
+    """f32 memory for widened pieces: space for one piece; for u32, a view of all words."""
     if words.itemsize == 4:
         return words.view(np.float32)
     return np.empty(min(words.size, PIECE), np.float32)
@@ -168,7 +169,8 @@ def widen_piece(words, first, n, kind, x):
 def narrow_piece(x, words, first, n, kind):
     """Inverse of `widen_piece`; rounds to nearest even. NaN becomes one NaN in words of 2 bytes.
 
-    float16 saturates at its largest number: the middle of a step may lie above what was encoded.
+    float16 saturates at its largest number: the middle of a step may exceed the largest encoded
+    value.
     """
     if words.itemsize == 8:
         for i in range(np.uint64(n)):

@@ -46,7 +46,7 @@ _LEAST_SCALE = 0x00800000  # 2**-126, the smallest normal number
 
 @njit(nogil=True, inline="always")
 def magnitudes_of(x, first, n):
-    """Of x[first : first + n]: bits of max |x|, sum of biased exponents, non-zeros."""
+    """Statistics of x[first : first + n]: bits of max |x|, sum of biased exponents, non-zeros."""
     top = np.uint32(0)
     exponents = np.uint32(0)
     n_nonzero = np.uint32(0)
@@ -80,7 +80,7 @@ def from_e4m3(code):
 # Inlined, and called with a constant n for the whole groups: then LLVM vectorises without a rest.
 @njit(nogil=True, inline="always")
 def _encode_groups(x, at, scales, codes, first_group, last_group, n):
-    # Groups of n values each, x starting with value ``at``; returns what `merge` takes.
+    # Encode groups of n values each; x begins with value ``at``. Returns an argument of `merge`.
     total = (np.uint32(0), np.int64(0), np.int64(0))
     for group in range(first_group, last_group):
         first = np.uint64(GROUP * group)
@@ -99,7 +99,7 @@ def _encode_groups(x, at, scales, codes, first_group, last_group, n):
 
 @njit(nogil=True, cache=True)
 def _encode_piece(x, scales, codes, first, n):
-    # Values [first, first + n), which are x[:n]; returns what `merge` takes.
+    # Encode values [first, first + n), which are x[:n]. Returns an argument of `merge`.
     group, rest = first // GROUP, n % GROUP
     last = group + n // GROUP
     whole = _encode_groups(x, first, scales, codes, group, last, GROUP)

@@ -4,9 +4,9 @@
     s = (hi - lo) / 15 or / 14, rounded up to a bfloat16; z = floor(lo / s)
     q = floor(x / s - z + u), u uniform in [0, 1), so that x_hat is x on average;  |x - x_hat| <= s
 
-0 is a multiple of s, so it stays 0. In a group without negative values nothing else becomes 0:
-ReLU's backward pass tells where its input was positive by where its output is not 0. What would
-become 0 becomes s, and so is too large on average. In other groups, which are no ReLU's output,
+0 is a multiple of s, so it stays 0. In a group without negative values no other value becomes 0:
+ReLU's backward pass tells where its input was positive by where its output is not 0. Such a value
+becomes s instead of 0, and so is too large on average. In other groups, which are no ReLU's output,
 that bias would cost more than it gains.
 
 A group that does not reach from one multiple of s to the 15th after it (lo = 0 does) needs the
@@ -76,8 +76,8 @@ def _grid(low, high, top):
 # Inlined, and called with a constant n for the whole groups: then LLVM vectorises without a rest.
 @njit(nogil=True, inline="always")
 def _encode_groups(x, at, scales, codes, random, first_group, last_group, n):
-    # Groups of n values each, x starting with value ``at``, one code per byte; returns what
-    # `merge` takes.
+    # Encode groups of n values each, one code per byte; x begins with value ``at``. Returns an
+    # argument of `merge`.
     top = np.int32(0)
     exponents = np.int64(0)
     n_nonzero = np.int64(0)
@@ -107,10 +107,10 @@ def _encode_groups(x, at, scales, codes, random, first_group, last_group, n):
         step = float_of(bits)
         scales[group] = np.uint32((bits >> np.uint32(16)) | np.uint32(np.int32(zero) << 16))
         base, inverse = zero * step, np.float32(65536) / step
-        # the first code for what is more than 0
+        # the first code for values above 0
         least = np.int32(low >= np.float32(0) and zero == np.float32(0))
         for i in range(np.uint64(n)):
-            # x = 0 gives a whole number of 65536ths, whatever inverse was rounded to.
+            # x = 0 gives a whole number of 65536ths for every rounding of the inverse.
             value = x[place + i]
             y = (value - base) * inverse
             q = np.int32(rint(min(max(y, np.float32(0)), _TOP)))
@@ -122,7 +122,7 @@ def _encode_groups(x, at, scales, codes, random, first_group, last_group, n):
 
 @njit(nogil=True, cache=True)
 def _encode_piece(x, scales, codes, random, first, n):
-    # Values [first, first + n), which are x[:n]; returns what `merge` takes.
+    # Encode values [first, first + n), which are x[:n]. Returns an argument of `merge`.
     group, rest = first // GROUP, n % GROUP
     last = group + n // GROUP
     whole = _encode_groups(x, first, scales, codes, random, group, last, GROUP)

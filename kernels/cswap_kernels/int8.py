@@ -2,11 +2,11 @@
 
     x_hat = (q - z) * s        q: u8 per value; s: float32 whose low 8 bits are 0; z: u8
     s = (hi - lo) / 255, rounded up to 16 significant bits, with lo = min(x, 0), hi = max(x, 0)
-    z = rint(-lo / s), q = rint(x / s) + z;  |x - x_hat| <= s / 2, but for what follows
+    z = rint(-lo / s), q = rint(x / s) + z;  |x - x_hat| <= s / 2, with an exception
 
-A value that is not 0 is not encoded as z, which decodes to 0: ReLU's backward pass tells where its
-input was positive by where its output is not 0. It takes the code next to z on its own side, if
-there is one: |x - x_hat| < s where |x| <= s / 2.
+The exception: a nonzero value is not encoded as z, which decodes to 0. ReLU's backward pass tells
+where its input was positive by where its output is not 0. It takes the code next to z on its own
+side, if there is one: |x - x_hat| < s where |x| <= s / 2.
 
 The zero point takes the place of the scale's low 8 bits. z = 0 is a group without negative values,
 z = 255 one without positive, z = 128 a symmetric one: the same formula for all.
@@ -48,7 +48,7 @@ _LEAST_SCALE = 0x00800000  # 2**-126: its reciprocal is finite
 # Inlined, and called with a constant n for the whole groups: then LLVM vectorises without a rest.
 @njit(nogil=True, inline="always")
 def _encode_groups(x, at, scales, codes, first_group, last_group, n):
-    # Groups of n values each, x starting with value ``at``; returns what `merge` takes.
+    # Encode groups of n values each; x begins with value ``at``. Returns an argument of `merge`.
     top = np.int32(0)
     exponents = np.int64(0)
     n_nonzero = np.int64(0)
@@ -90,7 +90,7 @@ def _encode_groups(x, at, scales, codes, first_group, last_group, n):
 
 @njit(nogil=True, cache=True)
 def _encode_piece(x, scales, codes, first, n):
-    # Values [first, first + n), which are x[:n]; returns what `merge` takes.
+    # Encode values [first, first + n), which are x[:n]. Returns an argument of `merge`.
     group, rest = first // GROUP, n % GROUP
     last = group + n // GROUP
     whole = _encode_groups(x, first, scales, codes, group, last, GROUP)

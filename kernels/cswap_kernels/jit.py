@@ -1,18 +1,18 @@
-"""How kernels are compiled: Numba's ``njit``, where neither a disk nor a profiler ends the step.
+"""Compiles kernels: Numba's ``njit``, protected against failures of the disk and of profilers.
 
 Note [kernels without a cache]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-Numba's cache raises where it finds no folder to write (a read-only package and no writable
-home), where the disk is full, and where a file in it is damaged. A kernel needs none of them:
-it is compiled again, and the logger ``cswap`` says so, once. `cswap doctor` says it, too.
+Numba's cache raises an error if it finds no writable folder (a read-only package and no writable
+home), if the disk is full, or if a file in it is damaged. A kernel does not need the cache: it is
+then compiled again, and the logger ``cswap`` reports it once. `cswap doctor` reports it, too.
 
 Note [one process at a time]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 Numba keeps an index file per function, which names one file of machine code per signature. It
-reads the index, adds a name and writes it without a lock: two processes that keep two signatures
-at the same time give both the same name, and later one signature finds the other's code. So a
-process locks the folder while it loads or keeps a function. A lock of POSIX ends with its process
-and is not inherited by a fork.
+reads the index, adds a name and writes it without a lock. So two processes that store two
+signatures at the same time may give both the same name, and later one signature finds the other's
+code. Therefore a process locks the folder while it loads or stores a function. A POSIX lock ends
+with its process, and a fork does not inherit it.
 """
 
 from __future__ import annotations
@@ -46,26 +46,27 @@ UNCACHED: Final = (
 )
 
 LOCK_WAIT_S: Final = 5.0
-"""Seconds to wait for another process that uses the same folder; without it, nothing is kept."""
+"""Seconds to wait for another process that uses the same folder. After that, a kernel is compiled
+and not stored."""
 
 _waited_in_vain = Event()
-"""Whether the last wait for such a process was too long: the next one is not waited for."""
+"""Whether the last wait for such a process timed out: then the next attempt does not wait."""
 
 _told = Event()
-"""Whether this process has said that it cannot keep kernels."""
+"""Whether this process has reported that it cannot store kernels."""
 
 
 def njit(*, cache: bool = False, **options: Any) -> Callable[[Callable[..., Any]], Any]:
     """Compile a function with ``numba.njit``.
 
     Args:
-        cache: keep the machine code on disk, where that is possible.
-        options: Numba's.
+        cache: whether to keep the machine code on disk, if possible.
+        options: Numba's options.
     """
 
     def decorate(function: Callable[..., Any]) -> Any:
-        compiled = numba.njit(**options)(function)  # noqa: TID251 for all others to use this
-        if not config.DISABLE_JIT:  # else it is the function itself
+        compiled = numba.njit(**options)(function)  # noqa: TID251 only this file may call it
+        if not config.DISABLE_JIT:  # with DISABLE_JIT it is the plain function
             compiled.compile = partial(_compile_unwatched, compiled.compile)
             if cache:
                 compiled._cache = DiskCache(function)  # noqa: SLF001 Numba has no other way
@@ -75,7 +76,7 @@ def njit(*, cache: bool = False, **options: Any) -> Callable[[Callable[..., Any]
 
 
 def numba_folder() -> Path | None:
-    """Folder in which Numba keeps these kernels; None: none that can be written was found."""
+    """Folder in which Numba stores these kernels; None: there is no writable folder."""
     try:
         return Path(FunctionCache(numba_folder).cache_path)
     except (OSError, RuntimeError):
@@ -83,17 +84,17 @@ def numba_folder() -> Path | None:
 
 
 def _compile_unwatched(compile_now: Callable[[Any], Any], signature: Any) -> Any:
-    # See Note [kernels under a profiler]. A thread that has the compiler's lock is compiling a
-    # caller of this function: another thread would wait for that lock forever.
+    # See Note [kernels under a profiler]. If a thread holds the compiler's lock, this thread may be
+    # compiling a caller of this function. Another thread would then wait for the lock forever.
     if global_compiler_lock.is_locked():
         return compile_now(signature)
     return unwatched(compile_now, signature)
 
 
 class DiskCache:
-    """Numba's cache of one function, which no failure of a disk makes raise.
+    """Numba's cache of one function, without errors if the disk fails.
 
-    The methods are those that Numba calls. See Note [kernels without a cache].
+    Numba calls the methods. See Note [kernels without a cache].
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -101,18 +102,19 @@ class DiskCache:
         self._files: Any = None
 
     def _open(self) -> Any:
-        # Not before the first compilation: to find a folder, Numba makes it and writes to it.
+        # Called at the first compilation, not earlier, because Numba makes the folder and writes to
+        # it.
         if self._files is None:
             self._files = FunctionCache(self._function)
         return self._files
 
     @property
     def cache_path(self) -> str | None:
-        """Folder in use; None before the first compilation, and where there is none."""
+        """Folder in use; None before the first compilation, or if there is no folder."""
         return None if self._files is None else self._files.cache_path
 
     def load_overload(self, signature: Any, context: Any) -> Any:
-        """Load the machine code for that signature; None: it must be compiled."""
+        """Load the machine code for a signature; None: the function must be compiled."""
         try:
             files = self._open()
             with _folder_to_itself(files.cache_path) as alone:
@@ -126,7 +128,7 @@ class DiskCache:
         return None
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
-        """Keep the machine code for that signature."""
+        """Store the machine code for a signature."""
         try:
             files = self._open()
             with _folder_to_itself(files.cache_path) as alone:
@@ -151,10 +153,10 @@ class DiskCache:
 
 @contextmanager
 def _folder_to_itself(folder: str | None) -> Iterator[bool]:
-    """Lock a folder of compiled kernels; False: another process has kept it too long.
+    """Lock a folder of compiled kernels; yields False if another process holds it too long.
 
-    A folder that cannot be locked (read-only, or a file system without locks) is used without.
-    See Note [one process at a time].
+    A folder that cannot be locked (read-only, or a file system without locks) is used without a
+    lock. See Note [one process at a time].
     """
     try:
         descriptor = os.open(f"{folder}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -168,7 +170,7 @@ def _folder_to_itself(folder: str | None) -> Iterator[bool]:
 
 
 def _locked(descriptor: int) -> bool:
-    """Whether the file is locked in time; a file system without locks counts as locked."""
+    """Lock the file within the time limit; True if the file system has no locks."""
     deadline = time.monotonic() + (0.0 if _waited_in_vain.is_set() else LOCK_WAIT_S)
     while not (locked := _try_lock(descriptor)) and time.monotonic() < deadline:
         time.sleep(0.001)

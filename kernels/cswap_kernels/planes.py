@@ -2,13 +2,14 @@
 
 A *part* of 4 or 2 bits of m words (m a multiple of 64) takes q = m * bits / 8 bytes: byte j holds
 the bits of words j, j + q, j + 2 q, ... from its low end up. Neighbours in memory stay neighbours,
-so packing is a plain vector loop. A part of 1 bit holds word i in bit i % 8 of byte i / 8: a vector
-comparison gives just that. A field of b bits is its whole bytes, then the parts 4, 2, 1 that add
-up to b % 8; each starts at a multiple of 16 bytes.
+so packing is a plain vector loop. A part of 1 bit holds word i in bit i % 8 of byte i / 8, which is
+the result of a vector comparison. A field of b bits consists of its whole bytes, then of the parts
+4, 2, 1 that add up to b % 8. Each starts at a multiple of 16 bytes.
 
-Note [narrow shifts]: Numba computes with 64 bits whatever the words are. LLVM takes that back
-where it sees that nothing is lost, which it does for & and | with a cast around them, but not for
-a shift by an amount known only when running: such a loop over 16-bit words took four times as long.
+Note [narrow shifts]: Numba computes with 64 bits for all word sizes. LLVM narrows an operation if
+it can prove that the result is the same. It can do this for & and | with a cast around them, but
+not for a shift by an amount that is unknown at compile time. Such a loop over 16-bit words took
+four times as long.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def _splat(builder: Any, byte: Any) -> Any:
 
 
 def _sixty_four(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    # Pointer to, and value of, the 64 bytes of args[0] (u8 array) at args[1].
+    # Return the pointer to the 64 bytes of args[0] (u8 array) at args[1], and their value.
     pointer = emit_pointer(context, builder, signature.args[0], args[0], args[1], _BYTES64)
     return pointer, emit_load(builder, pointer, 1)
 
@@ -70,7 +71,7 @@ def mask_above(typing: Any, c: Any, i: Any, limit: Any) -> Any:
 
 @intrinsic
 def mask_or(typing: Any, c: Any, i: Any, mask: Any, bit: Any) -> Any:
-    """Set ``bit`` in those of the bytes c[i:i+64] that the mask chooses."""
+    """Set ``bit`` in the bytes c[i:i+64] that the mask selects."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer, values = _sixty_four(context, builder, signature, args)
@@ -125,7 +126,7 @@ def padded(n):
 
 @njit(nogil=True, cache=True)
 def whole_groups(n):
-    """The next multiple of 64: how long an array of fields of n words must be."""
+    """The next multiple of 64: the required length of an array of fields of n words."""
     return (n + 63) & ~63
 
 
@@ -223,7 +224,7 @@ def get_parts(src, at, bits, c):
 
 @njit(nogil=True, cache=True)
 def _pad(dst, at, q):
-    # Zero the bytes up to the next multiple of 16; return where that is.
+    # Zero the bytes up to the next multiple of 16; return its position.
     end = at + padded(q)
     for i in range(at + q, end):
         dst[i] = 0
@@ -231,7 +232,7 @@ def _pad(dst, at, q):
 
 
 def put_parts_reference(c: NDArray[np.uint8], bits: int) -> bytes:
-    """What `put_parts` writes for the fields c [n], word by word."""
+    """The bytes that `put_parts` writes for the fields c [n], computed word by word."""
     m = -(-c.size // 64) * 64
     fields = [*c.tolist(), *[0] * (m - c.size)]
     out, shift = b"", 0
@@ -247,7 +248,7 @@ def put_parts_reference(c: NDArray[np.uint8], bits: int) -> bytes:
 
 
 def get_parts_reference(stream: bytes, at: int, bits: int, n: int) -> tuple[list[int], int]:
-    """What `put_parts_reference` packed, from byte ``at`` on: fields [n], and the byte behind."""
+    """Inverse of `put_parts_reference` from byte ``at`` on: fields [n], and the byte behind."""
     m, c, shift = -(-n // 64) * 64, [0] * n, 0
     for width in (4, 2, 1):
         if bits & width:

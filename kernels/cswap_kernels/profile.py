@@ -1,6 +1,6 @@
-"""One pass over sampled pieces of a tensor: what its words are like.
+"""Counts properties of a tensor's words in one pass over sampled pieces.
 
-The counts are those that `cswap.schema.tensor.TensorProfile` explains; a *piece* stands for a tile.
+`cswap.schema.tensor.TensorProfile` explains the counts. A *piece* stands for a tile.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ WORDS, ZEROS, REPEATS, FOLLOWERS, NON_FINITE, PIECES, INT_BITS, AMAX = range(8)
 SPREAD, SPREAD_NONZERO, ZERO_EXPONENT, N_COUNTS = 8, 12, 16, 17
 
 REACHES = (1, 3, 7, 15)
-"""`TensorProfile.spread` counts the exponents that lie less than these below the largest."""
+"""`TensorProfile.spread` counts exponents that lie less than these distances below the largest."""
 
 EXPONENT_BITS, MANTISSA_BITS, FLIP, LARGEST, NAN, N_LAYOUT = range(6)
-"""Layout of a word: exponent bits (> 0 for floats, 0 for integers and bools, -1 for neither),
-mantissa bits; the sign bit of signed integers, else 0; the largest finite magnitude, as bits; a
-word that is NaN besides those above it, or -1."""
+"""Layout of a word: exponent bits (> 0 for floats, 0 for integers and bools, -1 for neither);
+mantissa bits; the sign bit of signed integers, else 0; the bits of the largest finite magnitude; a
+word that is NaN besides the words above that magnitude, or -1."""
 
 
 @njit(nogil=True, cache=True)
 def _piece_counts(x, counts):
-    # Words, zeros and words equal to the one before.
+    # Count words, zeros, and words that equal the preceding word.
     zeros = 0
     repeats = 0
     for i in range(x.size):
@@ -39,7 +39,7 @@ def _piece_counts(x, counts):
 
 @njit(nogil=True, cache=True)
 def _piece_exponents(x, layout, counts):
-    # How far exponents lie below the piece's largest, and the largest finite magnitude.
+    # Count exponents by their distance from the piece's largest; find the largest finite magnitude.
     mantissa_bits, largest, nan = layout[MANTISSA_BITS], layout[LARGEST], layout[NAN]
     magnitude = (np.int64(1) << (layout[EXPONENT_BITS] + mantissa_bits)) - 1
     top, amax, non_finite, small = np.int64(0), np.int64(0), 0, 0
@@ -67,7 +67,7 @@ def _piece_exponents(x, layout, counts):
 
 @njit(nogil=True, cache=True)
 def _piece_range(x, flip, counts):
-    # Bits of (largest - smallest); flip moves a sign bit so that unsigned order is signed order.
+    # Add the bits of (largest - smallest). flip inverts a sign bit: unsigned order is then signed.
     low = np.uint64(x[0]) ^ flip
     high = low
     for i in range(x.size):
@@ -82,15 +82,16 @@ def _piece_range(x, flip, counts):
 
 @njit(nogil=True, cache=True)
 def profile_pieces(words, n_pieces, piece_words, layout, counts):
-    """Write what n_pieces pieces of words [n], n >= 1, spread evenly, are like to counts [17] i64.
+    """Count n_pieces evenly spread pieces of words [n], n >= 1, into counts [17] i64.
 
-    layout [5] i64 says what a word is: few arguments, for each array costs half a microsecond.
+    layout [5] i64 describes a word. It is one array, because each array argument costs half a
+    microsecond.
     """
     n = words.size
     counts[:] = 0
     step = max(piece_words, n // n_pieces)  # pieces do not overlap
     for piece in range(n_pieces):
-        # A fixed jitter, so that a period in the data does not meet a period of the sample.
+        # A fixed jitter, so that a period in the data does not coincide with the sample's period.
         start = piece * step + (piece * 0x9E3779B1 & 0x7FFFFFFF) % (step - piece_words + 1)
         if start >= n:
             break

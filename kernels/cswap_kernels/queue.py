@@ -1,10 +1,10 @@
-"""A queue of chunks that threads take one by one, and put down in order.
+"""A queue of chunks that threads take one by one, and finish in order.
 
-    queue [3] i64: the next chunk to take, the chunk whose turn it is, a value that is handed on
+    queue [3] i64: the next chunk to take, the chunk whose turn it is, a value that is passed on
 
-Chunks are taken in order by threads that run: whoever waits for a turn waits for one that is at
-work. So nothing hangs, however few threads there are in the end, and a slow one holds up nobody
-for longer than its chunk.
+Running threads take chunks in order. So a thread that waits for its turn waits for a thread that is
+working. The queue never hangs, even with a single thread, and a slow thread delays others at most
+by its own chunk.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _let_others_run(typing: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def wait_and_add(queue, chunk, amount):
-    """Wait for the turn of a chunk, add to the value that is handed on, return it as it was."""
+    """Wait for the turn of a chunk, add to the value that is passed on, return the old value."""
     while _turn(queue) != chunk:
         _let_others_run()
     before = get(queue, 2)

@@ -1,7 +1,8 @@
-"""``rle``, run lengths: where runs of equal words start, and the value of each.
+"""``rle``, run lengths: the starts of runs of equal words, and the value of each run.
 
-See docs/format/rle.md. A run is marked by a bit at its first word. These bits are stored by 64, and
-only where any is set: within a long run nothing is. Words are equal if their bits are.
+See docs/format/rle.md. A bit marks the first word of a run. The bits are stored in masks of 64, and
+only masks with a set bit are stored. A long run needs no masks inside. Words are equal if their
+bits are equal.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def _values_at(n_masks):
 
 @njit(nogil=True, cache=True)
 def _mark(dst, group, mask, n_masks):
-    # Store a group's mask, if it marks any run; return how many are stored now.
+    # Store a group's mask if it marks a run; return the number of stored masks.
     store_mask(dst, MASKS_AT + 8 * n_masks, mask)
     present = np.uint64(mask != 0) << np.uint64(group & 63)
     at = group >> 6 << 3
@@ -51,7 +52,7 @@ def _mark(dst, group, mask, n_masks):
 
 @njit(nogil=True, cache=True)
 def _write_masks(words, dst):
-    # Everything in front of the values; returns (masks, runs).
+    # Write all bytes in front of the values; return (masks, runs).
     store_mask(dst, 0, np.uint64(0))
     store_mask(dst, 8, np.uint64(0))
     mask = change_loop(words, 0, min(words.size, 64))
@@ -100,7 +101,7 @@ def rle_encode_cpu(words, dst, args, first):
 
 @njit(nogil=True, cache=True)
 def _count_runs(src, n):
-    # (masks, runs) that the masks of n words announce; runs is -1 if these are damaged.
+    # Read (masks, runs) from the masks of n words; runs is -1 if the masks are damaged.
     n_masks = popcount(load_mask(src, 0)) + popcount(load_mask(src, 8))
     if src.size < _values_at(n_masks):
         return n_masks, -1
@@ -131,7 +132,7 @@ def rle_decode_cpu(src, words, args, first):
     at = _values_at(n_masks)
     if n_runs < 0 or src.size != at + n_runs * word_bytes(words):
         return -1
-    at -= word_bytes(words)  # of the run before the first: the first mask's bit 0 moves it on
+    at -= word_bytes(words)  # position before the first run; bit 0 of the first mask advances it
     mask_at = MASKS_AT
     full = words.size & ~63
     for i in range(0, full, 64):
@@ -148,7 +149,7 @@ def rle_decode_cpu(src, words, args, first):
 
 
 def rle_encode_reference(words: NDArray[np.unsignedinteger]) -> bytes | None:
-    """The segment of a tile, or None for a raw tile; as docs/format/rle.md has it.
+    """The segment of a tile by the text of docs/format/rle.md; None for a raw tile.
 
     >>> rle_encode_reference(np.array([7, 7, 7, 0, 0] + 40 * [9], np.uint32)).hex()
     '0100000000000000000000000000000029000000000000000000000000000000070000000000000009000000'

@@ -1,13 +1,13 @@
 """Masks, compress, expand and spread for groups of 64 words, in vector instructions.
 
-Where the CPU has AVX-512 the primitives are a few instructions per 64 bytes; elsewhere the loops
-of words.py. Both give the same bytes, apart from those that `compress` may write behind what it
-packs. Terms as in words.py; nothing is checked here either.
+With AVX-512 the primitives are a few instructions per 64 bytes. Without it, they are the loops of
+words.py. Both give the same bytes, except that `compress` may write further bytes behind the packed
+words. The terms are those of words.py. The functions do not check their arguments.
 
-Note [one decision per target]: whether to use AVX-512 is decided from the features that the code
-is compiled for, which are part of the key of Numba's disk cache, and not from the host's. So
-NUMBA_CPU_NAME, NUMBA_CPU_FEATURES and a cache shared by unequal machines are safe. What Numba's
-cache does not see is a change of this file: touch the kernels that import it.
+Note [one decision per target]: the features of the compilation target, not of the host, decide
+whether AVX-512 is used. The target's features are part of the key of Numba's disk cache. So
+NUMBA_CPU_NAME, NUMBA_CPU_FEATURES and a cache shared by unequal machines are safe. Numba's cache
+does not detect a change of this file: after a change, touch the kernels that import it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from cswap_kernels.words import (
 )
 
 OVERSHOOT: Final = 64
-"""Bytes that `compress` and `compress_lanes` may write behind what they pack."""
+"""Bytes that `compress` and `compress_lanes` may write behind the packed bytes."""
 
 _I32 = ir.IntType(32)
 _BIT = ir.IntType(1)
@@ -61,7 +61,7 @@ def _part(builder: Any, mask: Any, part: int, lanes: int) -> Any:
 
 
 def _loop(context: Any, builder: Any, loop: Any, signature: Any, args: Any, place: int) -> Any:
-    # Calls a loop: its arguments are the group's, and 64 lanes in that place.
+    # Call a loop with the group's arguments, and with 64 lanes as the argument at ``place``.
     types_of = [*signature.args[:place], types.int64, *signature.args[place:]]
     values = [*args[:place], ir.Constant(I64, GROUP), *args[place:]]
     function = signature.return_type(*types_of)
@@ -69,7 +69,7 @@ def _loop(context: Any, builder: Any, loop: Any, signature: Any, args: Any, plac
 
 
 def _bytes_of_bits(builder: Any, mask: Any, word: int) -> Any:
-    # Bytes of as many words as the mask has bits.
+    # Bytes of the selected words: number of bits in the mask, times bytes per word.
     count = builder.ctpop(mask)
     count = builder.zext(count, I64) if count.type.width < 64 else count
     return builder.mul(count, ir.Constant(I64, word))
@@ -112,7 +112,7 @@ def change_mask(typing: Any, words: Any, i: Any) -> Any:
 
 @intrinsic
 def compress(typing: Any, words: Any, i: Any, mask: Any, dst: Any, at: Any) -> Any:
-    """Pack those of the 64 words at i that the mask chooses into dst at byte ``at``.
+    """Pack the words that the mask selects, of the 64 at i, into dst at byte ``at``.
 
     Returns the byte behind them. Writes up to OVERSHOOT bytes behind that.
     """
@@ -132,7 +132,7 @@ def compress(typing: Any, words: Any, i: Any, mask: Any, dst: Any, at: Any) -> A
             bits = _part(builder, args[2], part, lanes)
             chosen = builder.bitcast(bits, ir.VectorType(_BIT, lanes))
             packed = _call(builder, name, vector, [x, ir.Constant(vector, None), chosen])
-            # A whole vector: storing no more than was packed takes 10 times as long on Zen.
+            # Store a whole vector: a store of only the packed words takes 10 times as long on Zen.
             emit_store(builder, packed, emit_pointer(context, builder, dst, args[3], at, vector), 1)
             at = builder.add(at, _bytes_of_bits(builder, bits, word))
         return at
@@ -142,9 +142,9 @@ def compress(typing: Any, words: Any, i: Any, mask: Any, dst: Any, at: Any) -> A
 
 @intrinsic
 def expand(typing: Any, src: Any, at: Any, mask: Any, words: Any, i: Any) -> Any:
-    """Inverse of `compress`: words that the mask does not choose become zero.
+    """Inverse of `compress`: words that the mask does not select become zero.
 
-    Reads no bytes but those of the chosen words, if there are any; else src must hold a word.
+    Reads only the bytes of the selected words. If no word is selected, src must hold one word.
     """
     signature = types.int64(src, types.int64, types.uint64, words, types.int64)
     word = word_of(words)
@@ -171,7 +171,7 @@ def expand(typing: Any, src: Any, at: Any, mask: Any, words: Any, i: Any) -> Any
 
 
 def _ranks(builder: Any, mask: Any) -> Any:
-    # <64 x i8>: for each lane the number of mask bits up to and with its own.
+    # <64 x i8>: for each lane, the number of mask bits up to and including its own.
     bytes8 = ir.VectorType(ir.IntType(8), 8)
     spread_to_lanes = ir.Constant(ir.VectorType(_I32, 64), [j // 8 for j in range(64)])
 
@@ -181,7 +181,8 @@ def _ranks(builder: Any, mask: Any) -> Any:
 
     ones = ir.Constant(I64, 0x0101010101010101)
     counts = _call(builder, "llvm.ctpop.v8i8", bytes8, [builder.bitcast(mask, bytes8)])
-    # A product with ones adds up all bytes below; shifted, all bytes strictly below.
+    # The product with ones sums each byte and all bytes below it. The shift leaves the sum of the
+    # bytes strictly below.
     below = builder.shl(builder.mul(builder.bitcast(counts, I64), ones), ir.Constant(I64, 8))
     up_to = ir.Constant(_BYTES64, [(2 << j % 8) - 1 for j in range(64)])
     within = _call(builder, "llvm.ctpop.v64i8", _BYTES64, [builder.and_(lanes_of(mask), up_to)])
@@ -190,10 +191,10 @@ def _ranks(builder: Any, mask: Any) -> Any:
 
 @intrinsic
 def spread(typing: Any, src: Any, at: Any, mask: Any, words: Any, i: Any) -> Any:
-    """Like `expand`, but words that the mask does not choose repeat the word before them.
+    """Like `expand`, but words that the mask does not select repeat the preceding word.
 
-    ``at`` is where the value of the word before i lies, and what is returned where that of the
-    last word does. It may lie before src's first value only if bit 0 of the mask is set.
+    ``at`` is the position of the value of the word before i. The function returns the position of
+    the last word's value. ``at`` may lie before src's first value only if bit 0 of the mask is set.
     """
     signature = types.int64(src, types.int64, types.uint64, words, types.int64)
     word = word_of(words)
@@ -219,8 +220,8 @@ def _spread_part(context: Any, builder: Any, arrays: Any, args: Any, ranks: Any,
     ranks = builder.shuffle_vector(ranks, ir.Constant(_BYTES64, ir.Undefined), own)
     first = builder.extract_element(ranks, ir.Constant(_I32, 0))
     last = builder.extract_element(ranks, ir.Constant(_I32, lanes - 1))
-    # The values of this part lie from the first lane's on; no more of them may be read than there
-    # are, for src may end behind them.
+    # The values of this part begin with the first lane's. The code must not read more values than
+    # there are, because src may end behind them.
     count = builder.zext(builder.sub(last, first), ir.IntType(128))
     one = ir.Constant(count.type, 1)
     bits = builder.sub(builder.shl(one, builder.add(count, one)), one)

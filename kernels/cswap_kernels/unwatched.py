@@ -2,12 +2,12 @@
 
 Note [kernels under a profiler]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-``torch.profiler`` with ``with_stack=True`` notes where the code of each Python function is
-that ran, and reads it when asked for its events. Numba generates functions and frees them, as
-an import frees a module's top level: reading then fails with a UnicodeDecodeError. Besides,
-millions of calls take gigabytes. A thread that starts while the profiler runs is not watched.
-So kernels are compiled, and codecs imported, in such a thread if the caller's is watched.
-PyTorch's issue: https://github.com/pytorch/pytorch/issues/136040.
+``torch.profiler`` with ``with_stack=True`` stores the address of the code of each Python function
+that ran, and reads the code when its events are requested. Numba generates functions and frees
+them, and an import frees a module's top level. Reading freed code fails with a UnicodeDecodeError.
+Besides, millions of calls take gigabytes. The profiler does not watch a thread that starts while it
+runs. So kernels are compiled, and codecs imported, in such a thread if the caller's thread is
+watched. PyTorch's issue: https://github.com/pytorch/pytorch/issues/136040.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Words, bytes and masks in memory: access without wrap-around, and loops over groups of words.
 
-A *mask* is a u64 whose bit j speaks of word j of a group of 64 words. The loops here are what
-simd.py falls back to. Positions in bytes are called ``at``, positions in words ``i``. Nothing is
-checked: callers do.
+A *mask* is a u64 whose bit j belongs to word j of a group of 64 words. simd.py uses these loops if
+there is no AVX-512. Positions in bytes are called ``at``, positions in words ``i``. The functions
+check nothing; the callers do.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ GROUP: Final = 64
 """Words in a group: the bits of a mask."""
 
 AHEAD: Final = 2048
-"""Bytes that a decoder should `prefetch` ahead of what it reads: measured, 1024 is too late."""
+"""Bytes that a decoder should `prefetch` ahead of its reads. By measurement, 1024 is too few."""
 
 FAR: Final = 8192
-"""The same for an encoder's first look at a tile, which is faster than memory."""
+"""The same for an encoder's first pass over a tile, which is faster than memory."""
 
 I64: Final = ir.IntType(64)
 _I32 = ir.IntType(32)
@@ -160,10 +160,11 @@ def copy_bytes(typing: Any, target: Any, source: Any) -> Any:
 
 @intrinsic
 def prefetch(typing: Any, words: Any, data: Any, i: Any) -> Any:
-    """Have the bytes from element i of ``data`` on, as many as 64 words take, in the cache soon.
+    """Prefetch the bytes of 64 words from element i of ``data`` on into the cache.
 
-    The hardware does not see what comes next where reading is slower than memory only in bursts.
-    Any address is allowed: behind the tile lies the next one, or nothing, which does no harm.
+    The hardware's prefetcher does not help code that is slower than memory on average but reads in
+    bursts. Every address is allowed: behind the tile is the next tile, or no memory, which does no
+    harm.
     """
     line = ir.IntType(8).as_pointer()
 
@@ -195,7 +196,7 @@ def nonzero_loop(words, i, lanes):
 
 @njit(nogil=True, cache=True)
 def change_loop(words, i, lanes):
-    """Mask of the words that differ from the word before them; word 0 does."""
+    """Mask of the words that differ from the preceding word; word 0 always does."""
     mask = np.uint64(i == 0)
     for j in range(i == 0, lanes):
         mask |= np.uint64(get(words, i + j) != get(words, i + j - 1)) << np.uint64(j)

@@ -1,7 +1,7 @@
 """``zfp``: the reference of zfp's one-dimensional fixed-rate streams. See docs/format/zfp.md.
 
-Slow and obvious: on the CPU, the ``zfpy`` package does the work (cswap/codecs/zfp.py). This is what
-a twin on another device is checked against, byte by byte.
+The reference is slow and obvious. On the CPU, the ``zfpy`` package does the work
+(cswap/codecs/zfp.py). Tests compare a twin on another device with this reference, byte by byte.
 
 Source: Lindstrom, "Fixed-Rate Compressed Floating-Point Arrays", IEEE TVCG 20(12), 2014, and the
 code of zfp 1.0.
@@ -88,7 +88,7 @@ def _decode_block(code: int, dtype: np.dtype[Any], bits: int) -> NDArray[Any]:
 
 
 def _negabinary_mask(width: int) -> int:
-    return int("a" * (width // 4), 16)  # every other bit, the highest one included
+    return int("a" * (width // 4), 16)  # every second bit, including the highest
 
 
 def _lift(x: int, y: int, z: int, w: int) -> tuple[int, int, int, int]:
@@ -108,7 +108,7 @@ def _lift(x: int, y: int, z: int, w: int) -> tuple[int, int, int, int]:
 
 def _unlift(width: int, x: int, y: int, z: int, w: int) -> list[int]:
     # 1/4 [[4, 6, -4, -1], [4, 2, 4, 5], [4, -2, 4, -5], [4, -6, -4, 1]], in integers that wrap
-    # around: what a low rate leaves of the coefficients may overflow.
+    # around, because coefficients that a low rate has cut may overflow.
     y = _wrap(y + (w >> 1), width)
     w -= y >> 1
     y, w = y + w, w - y
@@ -126,7 +126,7 @@ def _wrap(v: int, width: int) -> int:
 def _encode_planes(values: list[int], width: int, budget: int) -> int:
     # Bit planes from the highest on; of each, the first n bits, then the rest run by run.
     out: list[int] = []
-    n = 0  # values with a one bit so far, and those before them
+    n = 0  # number of values up to the last that has had a one bit
     for k in reversed(range(width)):
         plane = [v >> k & 1 for v in values]
         out += plane[:n]
@@ -137,7 +137,7 @@ def _encode_planes(values: list[int], width: int, budget: int) -> int:
             while n < BLOCK - 1 and not plane[n]:
                 out.append(0)
                 n += 1
-            if n < BLOCK - 1:  # that the last value has it goes without saying
+            if n < BLOCK - 1:  # the last value must have it, so no bit is written
                 out.append(1)
             n += 1
     return sum(bit << i for i, bit in enumerate(out[:budget]))

@@ -36,7 +36,7 @@ def mask_bytes(n):
 
 @njit(nogil=True, cache=True)
 def write_mask(words, dst):
-    """Write the bitmask of words [n] to the start of dst; return how many are not zero."""
+    """Write the bitmask of words [n] to the start of dst; return the number of nonzero words."""
     count = 0
     full = words.size & ~63
     ahead = FAR // word_bytes(words)
@@ -55,7 +55,7 @@ def write_mask(words, dst):
 
 @njit(nogil=True, cache=True)
 def read_mask(src, n):
-    """Number of survivors by the bitmask of n words at the start of src, or -1 if it is none."""
+    """Number of survivors in the bitmask of n words at the start of src; -1 if it is not valid."""
     nbytes = mask_bytes(n)
     if src.size < nbytes:
         return -1
@@ -71,7 +71,7 @@ def read_mask(src, n):
 
 @njit(nogil=True, cache=True)
 def pack(words, masks, dst, at):
-    """Pack the words that the bitmask chooses into dst from byte ``at`` on; return the end."""
+    """Pack the words that the bitmask selects into dst from byte ``at`` on; return the end."""
     full = words.size & ~63
     for i in range(0, full, 64):
         prefetch(words, words, i + words.size)  # the next tile, while this one is in the cache
@@ -121,7 +121,7 @@ def zvc_decode_cpu(src, words, args, first):
 
 
 def zvc_encode_reference(words: NDArray[np.unsignedinteger]) -> bytes | None:
-    """The segment of a tile, or None for a raw tile; as docs/format/zvc.md has it.
+    """The segment of a tile by the text of docs/format/zvc.md; None for a raw tile.
 
     >>> zvc_encode_reference(np.array([0, 7, 0, 0, 0, 0, 0, 0, 0, 9] + 30 * [0], np.uint32)).hex()
     '020200000000000000000000000000000700000009000000'

@@ -1,7 +1,7 @@
-"""``zvc+X``: a bit per word, then what another format makes of the words that are not zero.
+"""``zvc+X``: a bit per word, then the nonzero words in another format X.
 
-See docs/format/compose.md. X's tile functions are called by their addresses, which travel in
-``args`` before X's own: compiled once, these functions serve every X.
+See docs/format/compose.md. X's tile functions are called by their addresses, which come in ``args``
+before X's own arguments. So these functions are compiled once and serve every X.
 """
 
 from __future__ import annotations
@@ -29,20 +29,21 @@ MASK: Final = 1
 """Bit of the flags: the segment starts with a bitmask; else no word of the tile is zero."""
 
 VERBATIM: Final = 2
-"""Bit of the flags: the words that are not zero are stored as they are, X did not shrink them."""
+"""Bit of the flags: the nonzero words are stored verbatim, because X did not shrink them."""
 
 
 @njit(nogil=True, cache=True)
 def _encode_survivors(survivors, dst, start, limit, args, first):
-    # X's encoding of the survivors, or these verbatim, to byte ``start`` of dst; returns (bytes,
-    # flags). X may write up to SLACK bytes more than its words have, which dst need not hold.
+    # Write X's encoding of the survivors, or the survivors verbatim, to byte ``start`` of dst;
+    # return (bytes, flags). X may write up to SLACK bytes more than its words have; dst need not
+    # have space for them.
     raw_bytes = survivors.size * word_bytes(survivors)
     own_memory = start + raw_bytes > limit
     target = np.empty(raw_bytes + SLACK, np.uint8) if own_memory else dst[start:]
     nbytes = call_encoder(args[0], survivors, target, args[ADDRESSES:], first)
     if nbytes < 0 or nbytes >= raw_bytes:
         if own_memory:
-            return raw_bytes, VERBATIM  # longer than the tile: of no use
+            return raw_bytes, VERBATIM  # does not fit into a tile: the tile is stored raw
         copy_bytes(target, survivors)
         return raw_bytes, VERBATIM
     if own_memory and start + nbytes < limit:

@@ -309,7 +309,8 @@ class Graph:
     MOST_SAVED = 6
 
     def __init__(self, rng):
-        self._rng, self._tensors, self._n_saved = rng, [], 0
+        self._rng, self._n_saved = rng, 0
+        self._tensors: list[TraceTensor] = []
         n = int(rng.integers(3, 5))
         hidden, forward, extra = [self._tensor(self._size(), saved=True)], [], []
         for i in range(n):

@@ -1,1 +1,1 @@
-"""One file per policy; ``solve(problem)`` makes its plan. They do not know each other."""
+"""Policies, one file each; ``solve(problem)`` makes the plan. No policy imports another."""

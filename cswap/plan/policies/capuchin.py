@@ -1,9 +1,9 @@
-"""``capuchin``: swap what has the most free time, then what costs less of swap and recompute.
+"""``capuchin``: swap the tensors with the most free time, then the cheaper of swap and recompute.
 
-Source: Peng et al., Capuchin, ASPLOS 2020: free time FT = start of the swap-in - end of the
-swap-out; candidates by FT; once swaps are no longer free, recomputation by memory saved per second
-(MSPS). Feasibility is judged by the simulator. The paper's feedback over iterations, which moves
-swap-ins 5 % earlier when they come late, is left to `Simulator.earliest_prefetch`.
+Source: Peng et al., Capuchin, ASPLOS 2020. Free time FT = start of the swap-in - end of the
+swap-out. The paper orders candidates by FT. When no free swap is left, it recomputes by memory
+saved per second (MSPS). Here the simulator decides whether a plan is feasible. The paper moves a
+late swap-in 5 % earlier in the next iteration; here `Simulator.earliest_prefetch` sets the starts.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def solve(problem: Problem) -> Plan:
 
 
 def _ranked(simulator: Simulator) -> tuple[NDArray[np.int8], NDArray[np.int64]]:
-    # What to do with each position if anything, and in which order to do it.
+    # The action for each position if it is chosen, and the positions in the order of choice.
     seconds = [operator.duration_s for operator in simulator.trace.operators]
     ends = np.cumsum(seconds, dtype=np.float64)
     gap_s = ends[simulator.backward - 1] - ends[simulator.forward]
@@ -62,7 +62,7 @@ def _ranked(simulator: Simulator) -> tuple[NDArray[np.int8], NDArray[np.int64]]:
     recompute = (free_s < 0) & simulator.recomputable & (again_s < exposed_s)
     actions = np.where(recompute, RECOMPUTE, SWAP).astype(np.int8)
     cost_s = np.where(recompute, again_s, exposed_s)
-    # Free swaps first, the most free time before; then by bytes saved per second lost.
+    # Free swaps first, those with the most free time before others; then by seconds lost per byte.
     per_byte = np.where(cost_s > 0, cost_s / simulator.nbytes, 0.0)
     order = np.lexsort((-free_s, per_byte))
     return actions, order.astype(np.int64)

@@ -1,13 +1,16 @@
-"""``cswap+``: vDNN's tensors, each compressed if that shortens its swap (Eq. 3-7), else raw.
+"""``cswap+``: swaps vDNN's tensors; compresses a tensor if that shortens its swap (Eq. 3-7).
 
 Source: CSwap+, IEEE TPDS 33(12), 2022, sections 5-6; the equations are in
-`cswap.advisor.cswap_plus`. The profile's rates stand for measured times. ZVC where that pays; a
-tensor with fewer zeros than the paper's time models are fitted from is dense and goes through ZFP
-at a fixed rate P, if the trace has ratios of it (`tensor_values.with_fixed_rates`: a plan then
-loses precision). P is one for the whole network: Top and Bottom by Algorithm 1 over the dense
-tensors, sliding down from epoch to epoch. `solve` plans the first epoch, at Top; `solve_epoch` any.
-The rule counts encodings without bitmaps, as the paper does; a plan is
-judged with them. Encodings hide as the simulator says, not the paper's "never".
+`cswap.advisor.cswap_plus`. The hardware profile's rates take the place of measured times.
+
+A tensor goes through ZVC if ZVC shortens its swap. A tensor is dense if it has fewer zeros than the
+paper's time models were fitted for. A dense tensor goes through ZFP at a fixed rate P if the trace
+has ratios for it (`tensor_values.with_fixed_rates`); the plan then loses precision. The whole
+network has one P. Algorithm 1 gives Top and Bottom from the dense tensors, and P slides down from
+epoch to epoch. `solve` plans the first epoch, with P = Top. `solve_epoch` plans any epoch.
+
+There are two differences from the paper. The rule counts encodings without bitmaps, as in the
+paper, but the simulator counts the bitmaps. The paper never hides encodes; the simulator may.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def solve(problem: Problem) -> Plan:
-    """Swap what vDNN swaps, compressed where the rule says so."""
+    """Swap vDNN's tensors, compressed where the rule selects a codec."""
     return solve_epoch(problem, 0, 1)
 
 

@@ -1,11 +1,14 @@
 """``home``: discrete particle swarm over keep, swap and recompute per tensor.
 
-Source: HOME, IEEE TC 72(3), 2023, Algorithms 1-3: a particle is a vector of 0 keep, 1 swap, 2
-recompute; it moves by taking, tensor by tensor, the action of the last iteration's best particle or
-of its own best. Printed Algorithm 3 evaluates both for every tensor; the reported search times fit
-one evaluation per particle and iteration, and so does this: which of the two actions each tensor
-takes is drawn. Without new actions the swarm's diversity collapses; `MUTATION` of the tensors take
-a random one (0 would be the pure form). Evaluated by the simulator rather than Algorithm 2.
+Source: HOME, IEEE TC 72(3), 2023, Algorithms 1-3. A particle is a vector of 0 keep, 1 swap, 2
+recompute. To move, it takes for each tensor the action of the last iteration's best particle or of
+its own best vector.
+
+There are three differences from the paper. Algorithm 3 as printed evaluates both actions for every
+tensor, but the reported search times fit one evaluation per particle and iteration. So here each
+tensor draws one of the two actions at random. The swarm's diversity collapses without new actions,
+so the share `MUTATION` of the tensors takes a random action (0 is the paper's form). The simulator
+evaluates particles in place of Algorithm 2.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ ITERATIONS: Final = 500
 MUTATION: Final = 0.01
 
 EVALUATIONS: Final = 20_000
-"""After so many the search ends, if neither iterations nor a deadline ended it before."""
+"""The search ends after this number of evaluations, unless iterations or a deadline end it."""
 
 
 def solve(problem: Problem) -> Plan:
@@ -58,7 +61,7 @@ def solve(problem: Problem) -> Plan:
 
 
 def _first(simulator: Simulator, count: int, rng: np.random.Generator) -> NDArray[np.int8]:
-    # At random, but for the three particles that do one thing only.
+    # Random particles, and three particles with one action each for all tensors.
     n = len(simulator.saved)
     swarm = rng.choice(np.array([KEEP, SWAP, RECOMPUTE], np.int8), (count, n))
     swarm[0], swarm[1], swarm[2] = KEEP, SWAP, RECOMPUTE

@@ -1,17 +1,18 @@
-"""``joint`` (ours): keep, swap with a codec, recompute and prefetch points, decided together.
+"""``joint`` (ours): decides keep, swap with a codec, recompute and prefetch points together.
 
-1. Candidates by price: each tensor takes the action of the lowest ``seconds of compute and codec +
-   price of the link * seconds on it - price of memory * bytes * time away``. For a few prices of
-   the link, the lowest price of memory at which the step fits is found by bisection.
-2. Candidates by structure: keep the tensors saved last, which come back first and have no time to
-   leave, and let the others go in one way; how many stay is found by bisection, too.
+1. Candidates by price: each tensor takes the action with the lowest ``seconds of compute and codec
+   + price of the link * seconds on it - price of memory * bytes * time away``. For several prices
+   of the link, bisection finds the lowest price of memory at which the step fits.
+2. Candidates by structure: the tensors saved last stay, because backward needs them first and they
+   have no time to leave. All others leave in the same way. Bisection finds how many stay.
 3. Candidates by flow: the shares of a linear program's solution, rounded (`ilp_candidates`).
-4. Candidates by descent: the best so far are crossed, tensor by tensor, and a few tensors changed.
-5. Local search from the best: tensor by tensor, most bytes first, every other action is simulated
-   and taken if the step gets shorter; then pairs in which one comes back and another leaves.
+4. Candidates by descent: two of the best candidates are crossed, tensor by tensor, and a few
+   tensors change at random.
+5. Local search from the best candidate: tensor by tensor, most bytes first, every other action is
+   simulated and taken if the step gets shorter. Then pairs are tried: one tensor stays, another
+   leaves.
 
-The simulator judges everything, so the plan is never worse than the simple ones among the
-candidates.
+The simulator evaluates all candidates. So the plan is never worse than the simple plans among them.
 """
 
 from __future__ import annotations
@@ -39,31 +40,33 @@ if TYPE_CHECKING:
 
 EVALUATIONS: Final = 20_000
 WORK: Final = 12_000_000
-"""Candidates that are simulated at most: so many, and so many operators of all of them together."""
+"""Limits of the search: at most `EVALUATIONS` candidates, and in total about `WORK` operators
+simulated for all of them together."""
 
 LINK_PRICES: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""Of a second on the link, in seconds of the step: 0 while it hides, 1 when it does not."""
+"""Prices of a second on the link in seconds of the step: 0 if copies are hidden, 1 if exposed."""
 
 FLOW_SHARE: Final = 0.25
-"""Of the time that is left, that the linear program may take."""
+"""Share of the remaining time that the linear program may use."""
 
 CHANCES: Final = 60
 
 POOL: Final = 80
-"""Candidates that may have children."""
+"""Number of candidates in the pool from which parents are drawn."""
 
 IDLE: Final = 30
-"""Times the tensors: so many children in a row that do not enter the pool are enough."""
+"""The descent ends after this number, times the number of tensors, of children in a row that do
+not enter the pool."""
 
 IDEAL: Final = 1e-9
-"""Of the operators' time: a step that is longer by no more cannot get shorter."""
+"""Relative excess over the operators' time below which a step counts as optimal."""
 
 ROUNDS: Final = 12
-"""Of bisection for the price of memory."""
+"""Rounds of bisection for the price of memory."""
 
 
 def solve(problem: Problem) -> Plan:
-    """The best of all candidates and what local search makes of it."""
+    """Generate all candidates, improve the best by local search, and return its plan."""
     search = _Joint(problem)
     search.by_structure()
     search.by_price()
@@ -101,7 +104,7 @@ class _Joint:
         self._useful = [self._codecs_of(position) for position in range(self._n)]
 
     def _codecs_of(self, position: int) -> list[int]:
-        # Those that no other beats in bytes and in time.
+        # Codecs on the Pareto front of bytes and time.
         nbytes, seconds = self._simulator.encoded_bytes[position], self._codec_s[position]
         found: list[int] = []
         for codec in np.lexsort((nbytes, seconds)):
@@ -110,7 +113,7 @@ class _Joint:
         return found
 
     def _stopped(self, share: float = 1.0) -> bool:
-        # Whether so much of the evaluations, or of the time, is gone; or nothing is left to gain.
+        # Whether this share of the evaluations or of the time is used, or the step is optimal.
         if self.best.cost_s <= self._simulator.compute_s * (1 + IDEAL):
             return True
         deadline, began_s = self._problem.deadline, self._began_s
@@ -136,7 +139,7 @@ class _Joint:
     # ------------------------------------------------------------ candidates
 
     def by_structure(self) -> None:
-        """All in one way, the ones saved last excepted; and what vDNN would move."""
+        """All tensors leave in one way, except those saved last; also vDNN's selections."""
         self._judge((np.full(self._n, KEEP, np.int8), np.zeros(self._n, np.int8)))
         oldest = np.argsort(self._simulator.forward, kind="stable")
         for away in self._ways():
@@ -150,7 +153,8 @@ class _Joint:
             self._judge((action, np.zeros(self._n, np.int8)))
 
     def _ways(self) -> Iterator[Choice]:
-        # Everything leaves: raw, by the codec of the shortest swap, by recomputation where it pays.
+        # All tensors leave: raw; with the codec of the shortest swap; recomputed where possible,
+        # else with that codec; recomputed where that is faster.
         swap, raw = np.full(self._n, SWAP, np.int8), np.zeros(self._n, np.int8)
         codec = self._best_codec()
         yield swap, raw
@@ -181,7 +185,7 @@ class _Joint:
         self._judge(make(high))
 
     def by_price(self) -> None:
-        """For some prices of the link, the lowest price of memory at which the step fits."""
+        """For several prices of the link, find the lowest price of memory for a feasible step."""
         gap_bytes = self._simulator.nbytes * self._gap_s
         highest = float(np.max(self._codec_s.max(axis=1) + self._link_s.max(axis=1), initial=0.0))
         most = highest / max(float(np.min(gap_bytes[gap_bytes > 0], initial=np.inf)), 1e-30)
@@ -207,7 +211,7 @@ class _Joint:
         return np.where(leave_s < gain_s, leave, KEEP).astype(np.int8), codec
 
     def by_flow(self) -> None:
-        """What the relaxation of a mixed-integer program comes to, rounded in several ways."""
+        """The solution of a mixed-integer program's relaxation, rounded in several ways."""
         limit_s = None
         if (deadline := self._problem.deadline) is not None:
             limit_s = max(0.1, FLOW_SHARE * (deadline - time.monotonic()))
@@ -218,7 +222,7 @@ class _Joint:
             self._judge(choice)
 
     def by_chance(self) -> None:
-        """At random, from hardly anything to nearly everything leaving."""
+        """Random candidates, in which from 5 % to 95 % of the tensors leave."""
         codec = self._best_codec()
         recompute = self._simulator.recomputable
         for share in np.linspace(0.05, 0.95, CHANCES):
@@ -230,7 +234,7 @@ class _Joint:
             self._judge((action, codec))
 
     def by_descent(self, *, last: bool = False) -> None:
-        """Children of the best so far, until most of the time is gone or they bring nothing."""
+        """Cross the best candidates until most of the time is used or no child enters the pool."""
         idle = 0
         share = 1.0 if last else 0.7
         while self._pool and idle < IDLE * self._n and not self._stopped(share):
@@ -244,7 +248,7 @@ class _Joint:
             idle = idle + 1 if self._n_entered == before else 0
 
     def _drawn(self) -> int:
-        # The better ones more often.
+        # The pool is sorted by cost: the smaller of two indices prefers better candidates.
         return int(min(self._rng.integers(len(self._pool), size=2)))
 
     def _mutate(self, action: NDArray[np.int8], codec: NDArray[np.int8]) -> None:
@@ -255,7 +259,7 @@ class _Joint:
     # ---------------------------------------------------------- local search
 
     def improve(self) -> None:
-        """Change one tensor at a time, then exchange two, for as long as that helps."""
+        """Change one tensor at a time, then exchange two, as long as the step gets shorter."""
         improved = True
         while improved and not self._stopped():
             improved = self._one_by_one() or self._exchanges()

@@ -1,4 +1,4 @@
-"""Nothing moves: the step as it is, whether it fits or not is the budget's matter."""
+"""``none``: keeps every tensor. The planner checks whether the step fits the budget."""
 
 from __future__ import annotations
 

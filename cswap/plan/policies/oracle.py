@@ -1,4 +1,4 @@
-"""The same step on a device with enough memory: what every other policy is measured against."""
+"""``oracle``: the same step on a device with enough memory, the reference of all other policies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def solve(problem: Problem) -> Plan:
-    """Keep every tensor, in as much memory as that takes."""
+    """Keep every tensor, with as much memory as the step needs."""
     needed = max(live_bytes(problem.trace), default=0)
     enough = max(needed, problem.hardware.memory_bytes, problem.budget_bytes)
     hardware = replace(problem.hardware, memory_bytes=enough)

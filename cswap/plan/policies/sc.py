@@ -1,9 +1,9 @@
-"""``sc``: static compression, everything that vDNN moves goes through ZVC, whatever that costs.
+"""``sc``: static compression. All tensors that vDNN moves go through ZVC, regardless of the cost.
 
-CSwap+'s baseline "SC", which stands for cDMA (Rhu et al., HPCA 2018) emulated on the device. Where
-the trace allows ZFP (`cswap.plan.policies.cswap_plus`), dense tensors go through it at the rate
-that ``cswap+`` has in that epoch: our reading of SC for dense networks, which the paper does not
-spell out.
+This is CSwap+'s baseline "SC", an emulation of cDMA (Rhu et al., HPCA 2018) on the device. If the
+trace allows ZFP (`cswap.plan.policies.cswap_plus`), dense tensors go through ZFP at the rate that
+``cswap+`` has in that epoch. This is our reading of SC for dense networks; the paper does not
+describe it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def solve(problem: Problem) -> Plan:
-    """Swap what vDNN swaps, all of it compressed; raw where the machine has no rate of ZVC."""
+    """Swap vDNN's tensors, all compressed; raw if the machine has no rate for ZVC."""
     return solve_epoch(problem, 0, 1)
 
 
@@ -43,7 +43,7 @@ def solve_epoch(problem: Problem, epoch: int, epochs: int) -> Plan:
 
 
 def rate(problem: Problem, epoch: int, epochs: int) -> str | None:
-    """ZFP at the rate of an epoch, such as ``zfp:12``; None: nothing is compressed lossily."""
+    """The ZFP codec of an epoch, such as ``zfp:12``; None: no tensor is compressed lossily."""
     simulator = problem.simulator
     moved = feature_inputs(problem.trace)
     return rate_of(simulator, swaps(simulator, moved), epoch, epochs)

@@ -1,11 +1,11 @@
-"""``swapadvisor``: a genetic search over schedule, memory pools and, through them, the swap set.
+"""``swapadvisor``: a genetic search over schedules and memory pools, which determine the swap set.
 
-Source: SwapAdvisor, ASPLOS 2020, sections 4-5; see `cswap.plan.swapadvisor`. Here a plan may move
-saved tensors only, once each, and uncompressed; the paper moves any tensor, parameters included, as
-`cswap.plan.swapadvisor.anything` does. The search judges by the paper's own simulator, pools and
-all. Its best schedules and swap sets are then judged by ours, whose memory has no pools, and the
-best of them is the plan. A schedule that gains less than `WORTH` over the trace's own is dropped:
-an engine runs the model's own order.
+Source: SwapAdvisor, ASPLOS 2020, sections 4-5; see `cswap.plan.swapadvisor`. Here a plan moves only
+saved tensors, once each and uncompressed. The paper moves any tensor, parameters included, as
+`cswap.plan.swapadvisor.anything` does. The search uses the paper's simulator, which has memory
+pools. Then our simulator, which has no pools, evaluates the best schedules and swap sets of the
+search. The best of them is the plan. A schedule that gains less than the share `WORTH` over the
+trace's own order is dropped, because an engine runs the model's own order.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _stopping(problem: Problem, search: Search) -> Callable[[], bool]:
 class _Judge:
     """Simulates schedules with swap sets as plans, and keeps the best.
 
-    Whatever a search comes to, everything leaving is among the plans.
+    The plan that swaps every tensor is always among them.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -75,20 +75,20 @@ class _Judge:
         self._keep(self._own, np.full(len(problem.simulator.saved), SWAP, np.int8))
 
     def consider(self, order: NDArray[np.int64], swaps: Swaps) -> None:
-        """One chromosome's schedule and swap set."""
+        """Simulate the schedule and the swap set of one chromosome."""
         swappable = np.array(self._problem.simulator.swappable, np.int64)
         self._keep(order, np.where(swaps.left[swappable], SWAP, 0).astype(np.int8))
 
     def _keep(self, order: NDArray[np.int64], moved: NDArray[np.int8]) -> None:
         simulator = self._simulator(order)
         if len(simulator.saved) != len(moved):
-            return  # in this order other tensors have a gap
+            return  # in this order the set of swappable tensors differs
         raw = np.zeros_like(moved)
         result = simulator.run(moved, raw, simulator.earliest_prefetch(moved, raw))
         cost_s = penalised_s(result, simulator)
         if (order != self._own).any():
             cost_s *= 1 + WORTH
-        rank = cost_s, result.link_bytes  # of equal steps the one that moves less
+        rank = cost_s, result.link_bytes  # with equal step times, fewer bytes are better
         if rank < self._rank:
             self._rank, self._order, self._moved = rank, order, moved
 

@@ -1,8 +1,9 @@
 """``tvdnn-heuristic``: greedy swapping until every operator fits.
 
-tvDNN-style, our reading: of the paper (Park et al., PPoPP 2018) only the abstract was available,
-which speaks of memory objects cut into sections, an optimal schedule by ILP and suboptimal ones by
-heuristics. Here: at the operator that is furthest over budget, the object that is needed last goes.
+This is our reading of tvDNN (Park et al., PPoPP 2018), of which only the abstract was available. It
+mentions memory objects cut into sections, an optimal schedule by ILP, and suboptimal schedules by
+heuristics. The heuristic here: find the operator that is furthest over the budget, and swap the
+object that is needed last.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def solve(problem: Problem) -> Plan:
-    """Swap raw, one object after the other, what relieves the worst operator the longest."""
+    """Swap raw, one tensor after the other: at the worst operator, the one needed last."""
     simulator = problem.simulator
     residency = Residency.of(simulator)
     action = np.zeros(len(simulator.saved), np.int8)

@@ -1,11 +1,12 @@
-"""``tvdnn-ilp``: which objects leave, in sections, with the least stalls, by ILP.
+"""``tvdnn-ilp``: an integer program selects the tensors to swap, in sections, with least stalls.
 
-tvDNN-style, our reading: of the paper (Park et al., PPoPP 2018) only the abstract was available,
-which speaks of memory objects cut into sections that are swapped independently and an optimal
-schedule by ILP. The program is that of `policy_tools.swap_ilp`, solved by HiGHS. Memory is freed
-section by section there, copies have no latency, and sections are ever so small; the simulator
-has sections of `SECTION_BYTES`. So it judges the solution and the solution of the relaxation,
-rounded up, whole and in sections, and the best is the plan.
+This is our reading of tvDNN (Park et al., PPoPP 2018), of which only the abstract was available. It
+mentions memory objects cut into sections that are swapped independently, and an optimal schedule by
+ILP. The program is in `policy_tools.swap_ilp`, and HiGHS solves it.
+
+In the program, memory is freed continuously and copies have no latency. In the simulator, sections
+have `SECTION_BYTES`. So the simulator evaluates several plans: the program's solution and the
+relaxation's solution rounded up, each with whole tensors and in sections. The best is the plan.
 """
 
 from __future__ import annotations
@@ -32,20 +33,20 @@ if TYPE_CHECKING:
 SECTION_BYTES: Final = 32 << 20
 
 LIMIT_S: Final = 60.0
-"""For the relaxation and for whole numbers each, if the problem sets none."""
+"""Time limit of the relaxation and of the integer program each, if the problem has no deadline."""
 
 SLICE_S: Final = 2.0
-"""Of the first attempt."""
+"""Time limit of the first attempt."""
 
 RELAXED_SHARE: Final = 0.25
-"""Of the time limit, that the relaxation may take, which is solved first."""
+"""Share of the time limit for the relaxation, which is solved first."""
 
 ROUND_UP: Final = 1e-3
-"""Of a tensor, that must leave in the relaxation for it to leave as a whole."""
+"""A tensor leaves as a whole if more than this share of it leaves in the relaxation."""
 
 
 def solve(problem: Problem) -> Plan:
-    """The best of what the solutions come to."""
+    """Return the best of the solutions' plans."""
     plans = [
         plan
         for moved in _choices(problem)
@@ -68,7 +69,7 @@ def _choices(problem: Problem) -> Iterator[NDArray[np.int8]]:
 
 
 def _solved(problem: Problem, program: Program, *, share: float, relaxed: bool) -> Flow | None:
-    # Again and again with twice the time: what runs in C does not hear Ctrl-C until it ends.
+    # Repeated with doubled time limits: HiGHS runs in C, where Ctrl-C has no effect until it ends.
     end_s = time.monotonic() + LIMIT_S
     if problem.deadline is not None:
         end_s = time.monotonic() + max(0.1, share * (problem.deadline - time.monotonic()))
@@ -78,7 +79,7 @@ def _solved(problem: Problem, program: Program, *, share: float, relaxed: bool) 
         found = program.solve(relaxed=relaxed, limit_s=min(slice_s, left_s))
         best = found or best
         if time.monotonic() - began_s < 0.9 * slice_s:
-            break  # it needed no more
+            break  # it finished before the limit
         slice_s *= 2
     return best
 
@@ -88,7 +89,7 @@ def _plan(problem: Problem, moved: NDArray[np.int8]) -> Plan:
 
 
 def _cut(problem: Problem, moved: NDArray[np.int8]) -> Plan:
-    """The same in sections; what is predicted is what simulating them says."""
+    """The same plan in sections, with the figures of its own simulation."""
     plan = _plan(problem, moved)
     large = {
         position: replace(decision, section_bytes=SECTION_BYTES)
@@ -103,7 +104,7 @@ def _cut(problem: Problem, moved: NDArray[np.int8]) -> Plan:
 
 
 def _rank(plan: Plan) -> tuple[bool, float, float]:
-    # What fits before what does not; of equal steps the one that moves less.
+    # Feasible plans first; then by step time; with equal step times, fewer bytes are better.
     predicted = plan.predicted
     step_s = round(predicted["step_s"] / max(predicted["compute_s"], 1e-12), 9)
     return not predicted["feasible"], step_s, predicted["link_bytes"]

@@ -1,4 +1,4 @@
-"""``vdnn-all``: the inputs of every feature-extraction layer leave (`policy_tools.vdnn`)."""
+"""``vdnn-all``: swaps the inputs of every feature-extraction layer (`policy_tools.vdnn`)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ if TYPE_CHECKING:
 
 
 def solve(problem: Problem) -> Plan:
-    """Offload X of every convolution and pooling layer."""
+    """Offload the input X of every convolution and pooling layer."""
     trace = problem.trace
     return offload(problem, feature_inputs(trace), "vdnn-all")

@@ -1,4 +1,4 @@
-"""``vdnn-conv``: the inputs of convolutions leave, which are long enough to hide it.
+"""``vdnn-conv``: swaps the inputs of convolutions, which run long enough to hide the copies.
 
 See `cswap.plan.policy_tools.vdnn`.
 """
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def solve(problem: Problem) -> Plan:
-    """Offload X of every convolution; of a model without any, what ``vdnn-all`` does."""
+    """Offload the input X of every convolution; for a model without any, act as ``vdnn-all``."""
     trace = problem.trace
     kinds = CONV if features_of(trace) == FEATURES else features_of(trace)
     return offload(problem, inputs_of(trace, kinds), "vdnn-conv")

@@ -1,6 +1,6 @@
-"""``vdnn-dyn``: no offload if the step fits, else convolutions' inputs, else all.
+"""``vdnn-dyn``: offloads nothing if the step fits, else convolutions' inputs, else all inputs.
 
-See `policy_tools.vdnn`. The paper's other half, faster or smaller algorithms of convolutions, is
+See `policy_tools.vdnn`. The paper also selects faster or smaller convolution algorithms. This is
 not modelled.
 """
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def solve(problem: Problem) -> Plan:
-    """The first of none, conv, all that runs in the budget; all if none of them does."""
+    """The first plan of none, conv and all that fits the budget; all if none of them fits."""
     trace = problem.trace
     everything = feature_inputs(trace)
     tries = (np.zeros_like(everything), inputs_of(trace, CONV), everything)

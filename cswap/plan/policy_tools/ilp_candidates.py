@@ -1,4 +1,4 @@
-"""Candidates from the relaxation of the swap ILP: its shares, rounded at random."""
+"""Makes candidates from the relaxation of the swap ILP, by rounding its shares at random."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     Choice = tuple[NDArray[np.int8], NDArray[np.int8]]
 
 LARGEST: Final = 400_000
-"""Tensors times operators beyond which the relaxation takes longer than it is worth."""
+"""Largest product of tensors and operators: beyond it the relaxation takes too long."""
 
 COUNT: Final = 40
 _BLUR: Final = 0.2
@@ -32,16 +32,16 @@ def guesses(
     rng: np.random.Generator,
     limit_s: float | None,
 ) -> Iterator[Choice]:
-    """Actions and codecs: the likeliest of each tensor first, then more and more at random.
+    """Yield actions and codecs: first the likeliest action of each tensor, then more random ones.
 
-    Nothing comes if the problem is large, if nothing fits, or if scipy is missing.
+    Yields nothing if the problem is large, if no solution fits, or if scipy is missing.
 
     Args:
-        simulator: of the trace, the machine and the budget.
-        codec: [n] for each tensor, where it is not to leave raw; 0: none.
-        again_s: [n] seconds to compute each again.
-        rng: draws.
-        limit_s: seconds for the relaxation.
+        simulator: simulator of the trace, the machine and the budget.
+        codec: [n] codec of each tensor if it leaves encoded; 0: no codec.
+        again_s: [n] seconds to compute each tensor again.
+        rng: random generator of the rounding.
+        limit_s: time limit of the relaxation in seconds.
     """
     n = len(simulator.saved)
     if not 0 < n * len(simulator.trace.operators) <= LARGEST:

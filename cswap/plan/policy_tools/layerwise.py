@@ -1,10 +1,11 @@
-"""A plan's cost as the papers reckon it: each transfer against the time of its layer.
+"""A plan's cost in the papers' model, which compares each transfer with the time of its layer.
 
-Sources: vDNN, MICRO 2016, section III: X leaves while the layer runs that reads it last, and the
-layer's end waits for it; what a layer of backward needs is fetched during the layer before it,
-whose end waits for that, too. CSWAP, IEEE Cluster 2021, Eq. 1-5, and CSwap+, IEEE TPDS 33(12),
-2022, Eq. 3-7: the same for compressed tensors, and encodes and decodes are never hidden. The
-simulator is another model: there copies queue, and what one layer cannot hide a later one may.
+Sources: vDNN, MICRO 2016, section III. X leaves while the layer that reads it last runs, and the
+end of the layer waits for the copy. A tensor that a backward layer needs is fetched during the
+preceding layer, whose end waits for the copy, too. CSWAP, IEEE Cluster 2021, Eq. 1-5, and CSwap+,
+IEEE TPDS 33(12), 2022, Eq. 3-7, use the same model for compressed tensors; encodes and decodes are
+never hidden. The simulator is a different model: its copies queue, and a later layer may hide the
+rest of a copy.
 
 Our reading of "the layer": the operators from one at which a tensor moves to the next such one.
 """
@@ -28,15 +29,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Layerwise:
-    """What a candidate costs, layer by layer.
+    """The cost of a candidate in the layer-by-layer model.
 
     Attributes:
         compute_s: sum of the operators' durations.
-        exposed_s: of transfers, beyond the layers that hide them.
-        codec_s: of encodes and decodes.
-        swap_s: of transfers and codecs, whether hidden or not: the papers' swap latency.
-        average_bytes: device memory, mean over time; encodings are not counted.
-        peak_bytes: most device memory.
+        exposed_s: seconds of transfers that exceed their layers.
+        codec_s: seconds of encodes and decodes.
+        swap_s: seconds of transfers and codecs, hidden or not: the papers' swap latency.
+        average_bytes: mean of device memory over time, without encodings.
+        peak_bytes: maximum of device memory.
     """
 
     compute_s: float
@@ -53,11 +54,11 @@ class Layerwise:
 
 
 def swaps(simulator: Simulator, moved: NDArray[np.bool_]) -> dict[int, Swap]:
-    """The way of each moved tensor, by position.
+    """For each moved tensor: bytes, link rates, and the time of its layers, by position.
 
     Args:
-        simulator: of the trace and the machine.
-        moved: [n] by position.
+        simulator: simulator of the trace and the machine.
+        moved: [n] whether the tensor at a position moves.
     """
     hardware = simulator.hardware
     ends = np.concatenate([[0.0], np.cumsum([o.duration_s for o in simulator.trace.operators])])
@@ -75,10 +76,10 @@ def swaps(simulator: Simulator, moved: NDArray[np.bool_]) -> dict[int, Swap]:
 
 
 def layerwise(simulator: Simulator, action: NDArray[np.int8], codec: NDArray[np.int8]) -> Layerwise:
-    """Cost of a candidate whose tensors are kept or swapped (what is recomputed counts as kept).
+    """The cost of a candidate. Tensors are kept or swapped; recomputed tensors count as kept.
 
     Args:
-        simulator: of the trace and the machine; its budget is not looked at.
+        simulator: simulator of the trace and the machine; its budget is ignored.
         action: as for `Simulator.run`.
         codec: as for `Simulator.run`.
     """
@@ -110,7 +111,7 @@ def layerwise(simulator: Simulator, action: NDArray[np.int8], codec: NDArray[np.
 def _boundaries(
     simulator: Simulator, moved: NDArray[np.bool_]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """[n] operator before which the way out must have ended, and at which the way back begins."""
+    """[n] operator before which the swap-out must end, and operator at which the swap-in begins."""
     forward, backward = simulator.forward, simulator.backward
     phases = [o.phase for o in simulator.trace.operators]
     turn = phases.index("backward") if "backward" in phases else len(phases)

@@ -1,4 +1,4 @@
-"""What a policy is given: the step, the machine, the budget, and when to stop."""
+"""The task of a policy: the step, the machine, the budget, and the time limit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from cswap.schema.trace import Trace
 
 Report = Callable[[float, str], None]
-"""Called with the fraction done, 0..1, and what is going on."""
+"""Called with the fraction done, 0..1, and a text on the current work."""
 
 
 def silent(fraction: float, text: str) -> None:
@@ -29,12 +29,13 @@ class Problem:
     Attributes:
         trace: the step to plan for.
         hardware: the machine to plan for.
-        budget_bytes: device memory that all of the step may use.
-        seed: of every random choice.
-        deadline: `time.monotonic` seconds at which to return the best so far; None: no limit.
-        recompute: whether tensors may be computed again. An engine can do that only with whole
-            modules of which everything is; other tensors it leaves to its advisor.
-        report: call it now and then.
+        budget_bytes: device memory that the whole step may use.
+        seed: seed of every random choice.
+        deadline: time in `time.monotonic` seconds at which the policy returns its best plan so far;
+            None: no limit.
+        recompute: whether tensors may be computed again. An engine recomputes only whole modules,
+            if the plan recomputes all their tensors; other tensors it leaves to its advisor.
+        report: progress function; policies call it from time to time.
         interrupt: set from outside to stop early.
     """
 
@@ -58,6 +59,6 @@ class Problem:
         return self._simulator
 
     def stopped(self) -> bool:
-        """Whether to return the best so far now."""
+        """Whether the policy must return its best plan so far now."""
         late = self.deadline is not None and time.monotonic() >= self.deadline
         return late or self.interrupt.is_set()

@@ -1,4 +1,4 @@
-"""What recomputing a tensor costs, reckoned without a simulation."""
+"""The cost of recomputing a tensor, computed without a simulation."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
 
 def chain_s(simulator: Simulator) -> NDArray[np.float64]:
-    """[n] seconds of the forward operators that lead to each position from what is alive then.
+    """[n] seconds of the forward operators that lead from live tensors to each position.
 
-    As if everything that is saved were kept; infinite where the trace does not say how.
+    The estimate assumes that all saved tensors are kept. It is infinite for tensors that the
+    simulator cannot recompute.
     """
     trace, life = simulator.trace, lifetimes(simulator.trace)
     seconds = np.full(len(simulator.swappable), np.inf)

@@ -1,4 +1,4 @@
-"""Memory by operator, reckoned without time: a swapped tensor is away strictly between its uses."""
+"""Memory by operator, without a model of time: a swapped tensor is away between its uses."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """What operators need and what may be away while they run.
+    """The memory that operators need, and the tensors that may be away while they run.
 
     Attributes:
-        live: [m] bytes while each operator runs if nothing leaves.
-        absent: [n, m] whether a position can be away while an operator runs.
-        nbytes: [n] of each position.
-        budget_bytes: device memory.
+        live: [m] bytes while each operator runs if no tensor leaves.
+        absent: [n, m] whether the tensor at a position can be away while an operator runs.
+        nbytes: [n] bytes of each position.
+        budget_bytes: device memory budget.
     """
 
     live: NDArray[np.int64]
@@ -33,10 +33,10 @@ class Residency:
 
     @staticmethod
     def of(simulator: Simulator) -> Residency:
-        """Of a simulator's trace and budget.
+        """Build it for a simulator's trace and budget.
 
-        A tensor is leaving while the operator after its last forward use runs, and coming back
-        while the one before its first backward use runs: it is not away then.
+        A tensor leaves during the operator after its last forward use, and comes back during the
+        operator before its first backward use. It does not count as away during these two.
         """
         operators = np.arange(len(simulator.trace.operators))
         absent = (operators > simulator.forward[:, None] + 1) & (
@@ -46,7 +46,7 @@ class Residency:
         return Residency(live, absent, simulator.nbytes, simulator.budget_bytes)
 
     def over(self, action: NDArray[np.int8]) -> NDArray[np.int64]:
-        """[m] bytes over the budget while each operator runs; negative: room."""
+        """[m] bytes over the budget while each operator runs; negative: free bytes."""
         gone = (self.nbytes * (action != 0)) @ self.absent
         excess: NDArray[np.int64] = self.live - gone - self.budget_bytes
         return excess

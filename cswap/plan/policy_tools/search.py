@@ -1,4 +1,4 @@
-"""What searching policies share: stopping on Ctrl-C, and remembering the best."""
+"""Tools of policies that search: stopping on Ctrl-C, and keeping the best candidate."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 @contextmanager
 def interruptible(problem: Problem) -> Iterator[None]:
-    """Within it the first Ctrl-C makes ``problem.stopped()`` true; the second raises as always.
+    """A context in which the first Ctrl-C sets ``problem.stopped()``; the second raises as usual.
 
-    Outside of the main thread, where Python allows no signal handlers, it does nothing.
+    Outside the main thread it does nothing, because Python allows no signal handlers there.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -41,9 +41,10 @@ def interruptible(problem: Problem) -> Iterator[None]:
 
 
 def penalised_s(result: RunResult, simulator: Simulator) -> float:
-    """Step time, plus for an infeasible plan a penalty that no feasible plan reaches.
+    """The step time; for an infeasible plan, plus a penalty beyond any feasible step time.
 
-    The penalty grows with the bytes over budget, so that a search finds its way back.
+    The penalty grows with the bytes over the budget, so that a search moves back towards feasible
+    plans.
     """
     if result.feasible:
         return result.step_s
@@ -56,13 +57,13 @@ class Best:
     """The best candidate seen so far.
 
     Attributes:
-        simulator: what judges.
-        cost_s: penalised step time of the best; infinite before the first.
-        link_bytes: that it moves; of equal steps the one that moves less is the better one.
-        action: of the best, per swappable tensor.
-        codec: of the best.
-        prefetch: of the best.
-        evaluations: candidates judged.
+        simulator: the simulator that evaluates candidates.
+        cost_s: penalised step time of the best candidate; infinite before the first.
+        link_bytes: bytes that the best candidate moves. With equal step times, fewer are better.
+        action: action of the best candidate, per swappable tensor.
+        codec: codecs of the best candidate.
+        prefetch: prefetch starts of the best candidate.
+        evaluations: number of candidates evaluated.
     """
 
     simulator: Simulator
@@ -76,7 +77,7 @@ class Best:
     def consider(
         self, action: NDArray[np.int8], codec: NDArray[np.int8], prefetch: NDArray[np.int32]
     ) -> float:
-        """Simulate a candidate, keep it if it is the best; its penalised step time."""
+        """Simulate a candidate and keep it if it is the best; return its penalised step time."""
         result = self.simulator.run(action, codec, prefetch)
         cost_s = penalised_s(result, self.simulator)
         self.evaluations += 1

@@ -1,20 +1,20 @@
-"""Swapping as a flow of bytes: what leaves in which way, and where the step stands still for it.
+"""A mixed-integer program that models swapping as a flow of bytes and minimises the stalls.
 
-A mixed-integer program, time-indexed by operators. Binary: tensor s leaves raw, encoded, or is
-dropped and computed again. Continuous, per operator k: the stall y_k >= 0 before it; for raw and
-for encoded bytes each, what has gone and what has come back when it starts and when it ends.
-Minimise the stalls, the seconds that codecs take from computation and those of recomputation, such
-that
+Time is indexed by operators. Binary variables: tensor s leaves raw, leaves encoded, or is dropped
+and computed again. Each operator k has continuous variables: the stall y_k >= 0 before it, and, at
+its start and at its end, the bytes that have left and the bytes that have returned. Raw and encoded
+bytes have separate variables. The objective is the sum of the stalls, of the seconds that codecs
+take from computation, and of the seconds of recomputation, such that
 
 * each direction of the link carries at most its rate, while operators run and in stalls;
 * a tensor leaves after its last forward use f and is back before its first backward use b;
-* what comes back has left;
-* live bytes, minus those away, stay in the budget at each start and each end.
+* bytes return only after they have left;
+* live bytes minus absent bytes stay within the budget at each start and each end.
 
-Raw bytes are away as they flow, which is what cutting tensors into ever smaller sections comes to;
-tensors that are encoded or dropped are away from f to b. Copies in both directions do not slow each
-other down and have no latency. So the stalls of any plan of raw swaps are at least those of this
-program's relaxation; with codecs and recomputation it is a good guess.
+Raw bytes become absent as they flow; this is the limit of ever smaller sections. Tensors that are
+encoded or dropped are absent from f to b. Copies in both directions do not slow each other down and
+have no latency. So the stalls of any plan of raw swaps are at least those of this program's
+relaxation. With codecs and recomputation, the relaxation is only an estimate.
 
 Source: our reading of tvDNN (Park et al., PPoPP 2018), of which only the abstract was available.
 """
@@ -39,18 +39,19 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 TIE: Final = 1e-4
-"""Of a second, that a second on the link costs: of equal stalls the choice that moves less."""
+"""Price of a second on the link, in seconds of the step. Among choices with equal stalls, it
+selects the one that moves fewer bytes."""
 
 _MIB: Final = 1 << 20
 
 
 class Ways(NamedTuple):
-    """What may be done besides swapping raw; see `least_stall`.
+    """Alternatives to raw swaps; see `least_stall`.
 
     Attributes:
-        encoded_bytes: [n] on the link, encoded.
-        codec_s: [n] that its codec takes from computation; infinite where there is no codec.
-        again_s: [n] to compute it again; infinite where that cannot be done.
+        encoded_bytes: [n] encoded bytes on the link.
+        codec_s: [n] seconds that the codec takes from computation; infinite without a codec.
+        again_s: [n] seconds to compute the tensor again; infinite where that is impossible.
     """
 
     encoded_bytes: NDArray[np.int64]
@@ -64,10 +65,10 @@ class Flow:
 
     Attributes:
         raw: [n] share of each tensor that leaves raw.
-        encoded: [n] encoded.
-        dropped: [n] computed again.
+        encoded: [n] share of each tensor that leaves encoded.
+        dropped: [n] share of each tensor that is computed again.
         stall_s: sum of the stalls.
-        proven: whether HiGHS found no better one, to its gap of 1e-4.
+        proven: whether HiGHS has proven the solution optimal, to its gap of 1e-4.
     """
 
     raw: Floats
@@ -85,39 +86,40 @@ def least_stall(
     fixed: NDArray[np.int8] | None = None,
     limit_s: float | None = None,
 ) -> Flow | None:
-    """Solve it, by HiGHS.
+    """Build the program and solve it with HiGHS.
 
     Args:
-        simulator: of the trace, the machine and the budget.
-        ways: besides raw swaps; None: none.
-        relaxed: parts of tensors may leave.
-        fixed: [n] 1 where a tensor leaves raw, if that is not to be decided.
-        limit_s: seconds.
+        simulator: simulator of the trace, the machine and the budget.
+        ways: alternatives to raw swaps; None: raw swaps only.
+        relaxed: whether parts of tensors may leave.
+        fixed: [n] 1 where a tensor leaves raw, 0 elsewhere; None: the program decides.
+        limit_s: time limit in seconds.
 
     Returns:
-        None if nothing fits, or nothing was found in time.
+        None if no solution fits, or none was found in time.
     """
     return Program(simulator, ways).solve(relaxed=relaxed, fixed=fixed, limit_s=limit_s)
 
 
 class _Lane(NamedTuple):
-    # Of raw (0) or encoded (1) bytes: the first of its shares, of its flows, and MiB per tensor.
+    # For raw (0) or encoded (1) bytes: index of the first share, of the first flow, MiB per tensor.
     shares: int
     flows: int
     mib: Floats
 
 
 OUT1, OUT2, IN1, IN2 = range(4)
-"""Gone when an operator starts, when it ends; come back when it starts, when it ends."""
+"""Kinds of flow: bytes that have left when an operator starts (OUT1) and ends (OUT2), and bytes
+that have returned when it starts (IN1) and ends (IN2)."""
 
 
 class Program:
-    """The program of a simulator's trace, machine and budget; to be solved once or more often."""
+    """The program for a simulator's trace, machine and budget. It can be solved several times."""
 
     # Variables: shares [3, n], flows [lanes, 4, m] in MiB, stalls [m] in seconds.
 
     def __init__(self, simulator: Simulator, ways: Ways | None = None) -> None:
-        """Args: ways: besides raw swaps; None: none."""
+        """Args: ways: alternatives to raw swaps; None: raw swaps only."""
         self._simulator, self._ways = simulator, ways
         self._n, self._m = n, m = len(simulator.saved), len(simulator.trace.operators)
         self._lanes = [_Lane(0, 3 * n, simulator.nbytes / _MIB)]
@@ -137,7 +139,7 @@ class Program:
         fixed: NDArray[np.int8] | None = None,
         limit_s: float | None = None,
     ) -> Flow | None:
-        """As `least_stall`."""
+        """Solve the program; arguments and result are those of `least_stall`."""
         from scipy.optimize import Bounds, milp
 
         n, high = self._n, self._upper_bounds()
@@ -161,11 +163,11 @@ class Program:
         return Flow(raw, encoded, dropped, stall_s, found.status == 0)
 
     def _stall(self, k: int) -> int:
-        # The variable that is the stall before operator k.
+        # Index of the variable for the stall before operator k.
         return 3 * self._n + 4 * self._m * len(self._lanes) + k
 
     def _upper_bounds(self) -> Floats:
-        # One for shares that are possible, nought for those that are not; flows have none.
+        # 1 for possible shares, 0 for impossible ones. Flows have no upper bound.
         high = np.full(len(self._cost), np.inf)
         high[: 3 * self._n] = 0.0
         high[: self._n] = 1.0
@@ -186,7 +188,7 @@ class Program:
         return cost
 
     def _all_constraints(self) -> LinearConstraint:
-        # As upper bounds of rows.
+        # All constraints are upper bounds of rows.
         from scipy.optimize import LinearConstraint
         from scipy.sparse import csr_matrix
 
@@ -214,7 +216,7 @@ class Program:
                 if k:
                     start.append((self._at(lane, end, k - 1), -1.0))
                 ran = [(self._at(lane, end, k), 1.0), (self._at(lane, begin, k), -1.0)]
-                for flow in (start, ran):  # nothing flows backwards
+                for flow in (start, ran):  # the sum of moved bytes never decreases
                     self._row([(i, -c) for i, c in flow], 0.0)
                 stalled += start
                 running += ran
@@ -224,7 +226,7 @@ class Program:
     def _uses(self, lane: _Lane) -> None:
         forward, backward = self._simulator.forward, self._simulator.backward
         for k in (*np.unique(forward).tolist(), self._m - 1):
-            # until operator k has ended: what was free to go before
+            # At the end of operator k, at most the tensors last used before k have left.
             free = np.flatnonzero(forward < k)
             gone = [(lane.shares + int(s), -float(lane.mib[s])) for s in free]
             self._row([(self._at(lane, OUT2, k), 1.0), *gone], 0.0)
@@ -246,7 +248,7 @@ class Program:
             for out, back in ((OUT1, IN1), (OUT2, IN2)):
                 flow = [(self._at(raw, back, k), 1.0), (self._at(raw, out, k), -1.0)]
                 self._row([*flow, *away], budget - live[k])
-                for lane in self._lanes:  # what comes back has left
+                for lane in self._lanes:  # bytes return only after they have left
                     come, gone = self._at(lane, back, k), self._at(lane, out, k)
                     self._row([(come, 1.0), (gone, -1.0)], 0.0)
 

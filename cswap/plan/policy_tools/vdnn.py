@@ -1,8 +1,9 @@
-"""What the three forms of vDNN share: what moves, and when it comes back.
+"""Shared by the three forms of vDNN: the choice of tensors, and the starts of their swap-ins.
 
 Source: Rhu et al., vDNN, MICRO 2016, section III. Our readings: the inputs X of convolution and
-pooling layers move (ACTV layers work in place there); a model without such layers moves the inputs
-of its linear and attention layers. Choosing convolution algorithms is not modelled.
+pooling layers move, because ACTV layers work in place in the paper. A model without such layers
+moves the inputs of its linear and attention layers. The choice of convolution algorithms is not
+modelled.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def inputs_of(trace: Trace, kinds: Iterable[str]) -> NDArray[np.bool_]:
 
 
 def feature_inputs(trace: Trace) -> NDArray[np.bool_]:
-    """[n] by position: what ``vdnn-all`` moves."""
+    """[n] by position: whether ``vdnn-all`` moves the tensor."""
     return inputs_of(trace, features_of(trace))
 
 
@@ -55,7 +56,7 @@ def features_of(trace: Trace) -> frozenset[str]:
 
 
 def offload(problem: Problem, moved: NDArray[np.bool_], policy: str) -> Plan:
-    """The plan that offloads these positions raw and prefetches as vDNN does."""
+    """The plan that offloads these positions raw, with vDNN's prefetching."""
     simulator = problem.simulator
     action = np.where(moved, SWAP, 0).astype(np.int8)
     raw = np.zeros_like(action)
@@ -65,9 +66,9 @@ def offload(problem: Problem, moved: NDArray[np.bool_], policy: str) -> Plan:
 def prefetch_points(simulator: Simulator, moved: NDArray[np.bool_]) -> NDArray[np.int32]:
     """[n] operator at whose start each swap-in begins (findPrefetchLayer, section III-C).
 
-    When the backward of a layer starts, the nearest layer after it in backward order that still
-    needs its X is looked for, no further than the next convolution; what nobody prefetches comes
-    on demand.
+    When the backward of a layer starts, vDNN searches the next layer in backward order that still
+    needs its X, up to the next convolution. The swap-in of this X starts then. Tensors that no
+    layer prefetches come on demand.
     """
     operators = simulator.trace.operators
     points = simulator.backward.astype(np.int32).copy()

@@ -1,7 +1,8 @@
-"""ZFP at one fixed rate for all dense tensors of a network, as CSwap+ chooses it.
+"""CSwap+'s choice of one fixed ZFP rate P for all dense tensors of a network.
 
-Source: CSwap+, IEEE TPDS 33(12), 2022, section 5.2.2, Eq. 1-2 and Algorithm 1. A trace opts in with
-`tensor_values.with_fixed_rates`, a machine with a rate of ``zfp``, which holds for every P.
+Source: CSwap+, IEEE TPDS 33(12), 2022, section 5.2.2, Eq. 1-2 and Algorithm 1. It applies only if
+the trace was made by `tensor_values.with_fixed_rates` and the machine has a rate for ``zfp``. The
+machine's rate holds for every P.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from cswap.advisor.cswap_plus import SPARSITIES, Dense, sliding_down, top_bottom
 from cswap.plan.tensor_values import FIXED_RATE_FAMILY, FIXED_RATE_MAX
 
 MAX: Final = 512
-"""Of P: bits of 16 float32, a block of 4 x 4, as in CSWAP's released code; the papers do not say.
-With 32, bits of a value, the papers' step of P would round to 0 in most trainings. Codecs have
-whole bits per value: P is rounded up to them."""
+"""Largest P: the bits of a block of 4 x 4 float32 values, as in CSWAP's released code. The papers
+do not define the unit. With 32, the bits of one value, the papers' step of P would round to 0 in
+most trainings. Codecs have whole bits per value, so P is rounded up to them."""
 
 if TYPE_CHECKING:
     from cswap.advisor.cswap_plus import Swap
@@ -23,13 +24,13 @@ if TYPE_CHECKING:
 
 
 def zeros_of(simulator: Simulator, position: int) -> float:
-    """The zero fraction that the trace knows of a tensor; 0 if none."""
+    """The zero fraction of a tensor in the trace; 0 if unknown."""
     tensor = simulator.trace.tensors[simulator.swappable[position]]
     return float(tensor.profile.get("zero_fraction", 0.0))
 
 
 def dense_positions(simulator: Simulator, ways: dict[int, Swap]) -> list[int]:
-    """Moved tensors that ZFP may encode: floating, and too dense for the lossless codecs."""
+    """Positions of moved tensors that ZFP may encode: they have ZFP ratios and few zeros."""
     rates = [simulator.codecs.index(name) for name in _rates(simulator)]
     return [
         position
@@ -41,7 +42,7 @@ def dense_positions(simulator: Simulator, ways: dict[int, Swap]) -> list[int]:
 
 
 def rate_of(simulator: Simulator, ways: dict[int, Swap], epoch: int, epochs: int) -> str | None:
-    """ZFP at the epoch's rate P, such as ``zfp:12``; None: no lossy compression in this network."""
+    """The ZFP codec with the epoch's rate P, such as ``zfp:12``; None: no lossy compression."""
     dense = dense_positions(simulator, ways)
     if not dense:
         return None

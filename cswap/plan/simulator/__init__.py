@@ -1,1 +1,1 @@
-"""The simulator of a plan: one step with its swaps, operator by operator."""
+"""Simulates a plan: one training step with its swaps, operator by operator."""

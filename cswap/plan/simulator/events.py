@@ -1,28 +1,34 @@
-"""The simulator's inner loop: discrete events over compute, codec, two link directions and memory.
+"""The simulator's events: compute, codec, two link directions and memory.
 
-`state` says where in ``n`` and ``x`` everything lies; `replay` says the same as here, slowly.
+`state` defines the positions of all values in ``n`` and ``x``. `cswap.testing.exact_simulator`
+implements the same rules slowly, in plain Python.
 
-# Note [what a plan means]
-Operators run in order. Operator k starts when k-1 has ended, its inputs are on the device and there
-is room for its outputs and workspace. When f, the last forward user of a tensor, ends:
+Note [the meaning of a plan]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+Operators run in order. Operator k starts when operator k-1 has ended, its inputs are on the device,
+and there is room for its outputs and workspace. When the last forward user f of a tensor ends, the
+tensor's decision takes effect:
 
-* swap: it joins the encode queue (raw: the D2H queue). An encode needs room for the encoded bytes;
-  when it ends the raw bytes are free; when the copy ends, the encoded ones (raw: the tensor) are.
-* recompute: it is free at once.
+* swap: the tensor joins the encode queue (with raw, the D2H queue). An encode needs room for the
+  encoded bytes. The raw bytes become free when the encode ends. The encoded bytes become free when
+  the copy ends (with raw, the tensor's bytes do).
+* recompute: the tensor's bytes become free at once.
 
-Swap-ins go in order of first backward use, none before operator p has started, and none may take
-the room that a waiting operator needs; what a waiting operator reads goes first and as soon as
-there is room for it. A swap-in needs room for the raw bytes, with a codec for the encoded ones too,
-until it is decoded. Decodes go before encodes. While the codec runs, compute loses `tax` of its
-speed; while both directions of the link are busy, each has `duplex` of its speed.
+Swap-ins run in the order of first backward uses. A swap-in does not start before its operator p has
+started, and it may not take the room that a waiting operator needs. A swap-in that a waiting
+operator reads goes first, as soon as there is room for it. A swap-in needs room for the raw bytes.
+With a codec it also needs room for the encoded bytes until the copy has ended and the tensor is
+decoded. Decodes go before encodes. While the codec runs, compute loses the share `tax` of its
+speed. While both directions of the link are busy, each has the share `duplex` of its speed.
 
-Before an operator that reads a dropped tensor runs, the forward operators that lead to it from what
-is alive run again. Saved tensors that this brings back stay until their last use; other
-intermediates go after their last use within the chain.
+An operator may read a dropped tensor. Before it runs, the forward operators that lead from live
+tensors to the dropped one run again. Saved tensors that these operators restore stay until their
+last use. Other intermediates are freed after their last use within the chain.
 
-At one instant everything that ends comes first (compute, codec, D2H, H2D); then what can starts, in
-the order codec, D2H, compute, H2D. If nothing runs and nothing can start, the first of these is let
-over the budget, and the plan is infeasible: an encode, a swap-in that is waited for, the operator.
+At one instant all ends come first (compute, codec, D2H, H2D). Then all possible starts follow, in
+the order codec, D2H, compute, H2D. If nothing runs and nothing can start, one job may exceed the
+budget, and the plan is infeasible. The job is the first possible one of: an encode, a swap-in that
+an operator waits for, the operator.
 """
 
 from __future__ import annotations
@@ -123,7 +129,13 @@ from cswap_kernels.jit import njit
 
 @njit(cache=True, nogil=True, forceinline=True)
 def _find_chain(n, x, k):
-    """Forward operators to run again before operator k, into ``work[0, :n[CHAIN]]``, in order."""
+    """Write the forward operators to run again before operator k to ``work``, in order.
+
+    ``work`` has three parts of n[N_OPERATORS] entries: the chain, the marks, and a stack. The
+    search goes depth-first from operator k to the producers of its missing inputs.
+    """
+    # The search for operator k sets marks to k + 1. Marks of earlier searches differ from it, so
+    # the array needs no clearing. An operator is pushed once: the stack cannot overflow.
     chain, mark = n[WORK], n[WORK] + n[N_OPERATORS]
     stack = mark + n[N_OPERATORS]
     depth, lowest = 0, k
@@ -137,6 +149,8 @@ def _find_chain(n, x, k):
             if maker < 0:
                 n[FLAWS] |= LOST_ANCESTOR
                 continue
+            # A dead intermediate lives again until its last reader in the chain has run: count
+            # the readers (`end_again` counts them down). Dropped tensors live until their last use.
             if n[n[STATUS] + t] == DEAD:
                 n[n[USES] + t] += 1
             if n[mark + maker] != k + 1:
@@ -148,6 +162,7 @@ def _find_chain(n, x, k):
             break
         depth -= 1
         current = n[stack + depth]
+    # Marked operators in ascending order: the order of execution.
     for maker in range(lowest, k):
         if n[mark + maker] == k + 1:
             n[chain + n[CHAIN]] = maker
@@ -156,7 +171,7 @@ def _find_chain(n, x, k):
 
 @njit(cache=True, nogil=True, forceinline=True)
 def end_operator(n, x):
-    """Operator OP has ended: what dies goes, what leaves is queued, the next chain is found."""
+    """End operator OP: free dead tensors, queue or drop leaving ones, find the next chain."""
     k = n[OP]
     n[MEM] -= operator(n, k, WORKSPACE)
     for i in range(operator(n, k, OUTPUTS), operator(n, k + 1, OUTPUTS)):
@@ -186,7 +201,7 @@ def end_operator(n, x):
 
 @njit(cache=True, nogil=True, forceinline=True)
 def end_again(n, x):
-    """A forward operator has run again: keep what is needed of it, drop the rest."""
+    """End a repeated forward operator: keep the outputs that are needed, free the others."""
     k = n[n[WORK] + n[ITEM]]
     n[MEM] -= operator(n, k, WORKSPACE)
     for i in range(operator(n, k, OUTPUTS), operator(n, k + 1, OUTPUTS)):
@@ -209,7 +224,7 @@ def end_again(n, x):
 
 @njit(cache=True, nogil=True, forceinline=True)
 def end_codec(n, x):
-    """An encode or a decode has ended."""
+    """End an encode or a decode."""
     p = n[CODEC_JOB]
     close_span(n, x, CODEC_SPAN)
     n[CODEC_JOB] = -1
@@ -226,7 +241,7 @@ def end_codec(n, x):
 
 @njit(cache=True, nogil=True, forceinline=True)
 def end_link(n, x, out):
-    """A copy has ended; ``out``: D2H."""
+    """End a copy; ``out``: D2H, else H2D."""
     p = n[OUT_JOB] if out else n[IN_JOB]
     t = position(n, p, TENSOR)
     encoded = n[n[ENCODED] + p]
@@ -250,7 +265,7 @@ def end_link(n, x, out):
 
 @njit(cache=True, nogil=True, forceinline=True)
 def start_codec(n, x, force):
-    """The next decode, else the next encode, if there is room for it."""
+    """Start the next decode, else the next encode if there is room for it."""
     if n[CODEC_JOB] >= 0:
         return
     if n[DEC_HEAD] < n[DEC_TAIL]:
@@ -276,7 +291,7 @@ def start_codec(n, x, force):
 
 @njit(cache=True, nogil=True, forceinline=True)
 def start_out(n, x):
-    """The next D2H copy."""
+    """Start the next D2H copy."""
     if n[OUT_JOB] >= 0 or n[OUT_HEAD] == n[OUT_TAIL]:
         return
     p = n[n[QUEUE] + 2 * n[N_POSITIONS] + n[OUT_HEAD]]
@@ -293,14 +308,14 @@ def start_out(n, x):
 
 @njit(cache=True, nogil=True, forceinline=True)
 def _leaving(n):
-    """Whether a swap-out is queued or under way."""
+    """Whether a swap-out is queued or in progress."""
     encoding = n[ENC_HEAD] < n[ENC_TAIL] or (n[CODEC_JOB] >= 0 and not n[DECODING])
     return encoding or n[OUT_JOB] >= 0 or n[OUT_HEAD] < n[OUT_TAIL]
 
 
 @njit(cache=True, nogil=True, forceinline=True)
 def start_compute(n, x, force):
-    """The next operator, if its inputs are there and there is room for it."""
+    """Start the next operator if its inputs are on the device and there is room for it."""
     if n[RUNNING] or (n[DRAIN] and _leaving(n)):
         return
     again = n[ITEM] < n[CHAIN]
@@ -321,7 +336,7 @@ def start_compute(n, x, force):
 
 @njit(cache=True, nogil=True, forceinline=True)
 def _next_in(n, x, force):
-    """Position whose swap-in starts now, or -1."""
+    """The position whose swap-in starts now, or -1."""
     limit = n[BUDGET]
     reserve = 0
     if not n[RUNNING]:
@@ -353,7 +368,7 @@ def _in_bytes(n, p):
 
 @njit(cache=True, nogil=True, forceinline=True)
 def start_in(n, x, force):
-    """The next H2D copy, if one may start."""
+    """Start the next H2D copy if one may start."""
     if n[IN_JOB] >= 0 or (n[DRAIN] == 2 and _leaving(n)):
         return
     p = _next_in(n, x, force)

@@ -1,4 +1,4 @@
-"""When each tensor of a trace is produced, used and free to leave the device."""
+"""For each tensor of a trace: its producer, its users, and the gap in which it may be away."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ class Lifetimes:
     """Operator indices by tensor index; -1 where there is none.
 
     Attributes:
-        producer: operator that produces it; -1: it is there when the step starts.
-        users: operators that read it, ascending.
-        last_use: at whose end it dies: the last user, or the producer if nobody reads it.
-        forward: the last forward operator, before any backward use, that produces or reads it.
-        backward: the first operator of another phase that reads it.
-        swappable: tensors that a plan may name, in the order of their positions: saved, of more
-            than 0 bytes, an activation or input, used in forward and later in backward.
+        producer: operator that produces the tensor; -1: it exists when the step starts.
+        users: operators that read the tensor, ascending.
+        last_use: operator at whose end the tensor dies: its last user, or its producer if no
+            operator reads it.
+        forward: the last forward operator before any backward use that produces or reads the
+            tensor.
+        backward: the first operator of another phase that reads the tensor.
+        swappable: tensors that a plan may name, in the order of their positions. They are saved,
+            have more than 0 bytes, are activations or inputs, and are used in forward and later in
+            backward.
     """
 
     producer: tuple[int, ...]
@@ -64,7 +67,7 @@ def lifetimes(trace: Trace) -> Lifetimes:
 
 
 def _gap(trace: Trace, producer: int, users: list[int]) -> tuple[int, int]:
-    """Last touch in forward before the first in backward, and that one; -1 where there is none."""
+    """Last forward use before the first backward use, and the latter; -1 where there is none."""
     backward = next((u for u in users if trace.operators[u].phase != "forward"), -1)
     touched = [producer] * (producer >= 0) + [u for u in users if u < backward or backward < 0]
     forward = [i for i in touched if trace.operators[i].phase == "forward"]
@@ -77,7 +80,7 @@ def _may_leave(trace: Trace, index: int) -> bool:
 
 
 def with_positions(trace: Trace) -> Trace:
-    """The trace with ``saved`` numbered anew: every tensor with a gap, by its last forward use."""
+    """The trace with new values of ``saved``: tensors with a gap, numbered by last forward use."""
     life = lifetimes(trace)
     gapped = [
         i
@@ -96,10 +99,10 @@ def with_positions(trace: Trace) -> Trace:
 
 
 def fingerprint(trace: Trace) -> str:
-    """16 hex digits of the trace's structure: who reads and makes what, of how many bytes.
+    """16 hex digits of the trace's structure: phases, inputs, outputs, and the tensors' bytes.
 
-    Durations, ratios and names are left out, so that an estimated and a measured trace of the same
-    step agree.
+    Durations, ratios and names are not included. So an estimated and a measured trace of the same
+    step have the same fingerprint.
     """
     structure = [
         [(o.phase, o.inputs, o.outputs) for o in trace.operators],
@@ -109,7 +112,7 @@ def fingerprint(trace: Trace) -> str:
 
 
 def live_bytes(trace: Trace) -> list[int]:
-    """Device bytes while each operator runs if nothing ever leaves, workspace included."""
+    """Device bytes while each operator runs if no tensor ever leaves, workspace included."""
     life = lifetimes(trace)
     change = [0] * (len(trace.operators) + 1)
     for index, tensor in enumerate(trace.tensors):

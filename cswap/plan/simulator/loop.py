@@ -1,4 +1,4 @@
-"""The simulator's main loop: from one end to the next."""
+"""The simulator's main loop: it advances from the end of one job to the next."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ from cswap.plan.simulator.state import (
 )
 from cswap_kernels.jit import njit
 
-_SNAP = 1e-12  # relative: ends that differ by rounding only are one instant
+_SNAP = 1e-12  # relative: ends that differ only by rounding are one instant
 
 
 @njit(cache=True, nogil=True, forceinline=True)
@@ -96,7 +96,7 @@ def _idle(n):
 
 @njit(cache=True, nogil=True, forceinline=True)
 def _force(n, x):
-    """Nothing can go on within the budget: let one thing over it."""
+    """Start one job over the budget, because no job can start within it."""
     start_codec(n, x, True)
     if _idle(n):
         start_in(n, x, True)
@@ -106,13 +106,13 @@ def _force(n, x):
 
 @njit(cache=True, nogil=True, forceinline=True)
 def _cause(n, x):
-    """Entry of State.x that waiting seconds go to: what the next operator waits for."""
+    """Index into x of the cause for which the next operator waits."""
     k = n[n[WORK] + n[ITEM]] if n[ITEM] < n[CHAIN] else n[OP]
     for i in range(operator(n, k, INPUTS), operator(n, k + 1, INPUTS)):
         status = n[n[STATUS] + n[i]]
         if status == OUT:
             return SWAP_OUT_S
-        if status == HOST:  # not copied: another copy is under way, or there is no room
+        if status == HOST:  # not copied yet: another copy is in progress, or there is no room
             return SWAP_IN_S if n[IN_JOB] >= 0 else MEMORY_S
         if status == IN:
             return SWAP_IN_S
@@ -125,7 +125,7 @@ def _cause(n, x):
 
 @njit(cache=True, nogil=True, forceinline=True)
 def _advance(n, x):
-    """To the next end of anything; seconds and bytes are accounted on the way."""
+    """Advance the clock to the next end of a job, and account seconds and bytes."""
     if n[SAMPLES] < n[N_ROWS]:
         at = n[SAMPLES_AT] + 3 * n[SAMPLES]
         x[at], x[at + 1], x[at + 2] = x[NOW], n[MEM], n[HELD]
@@ -163,7 +163,7 @@ def _end_all(n, x):
 
 @njit(cache=True, nogil=True)
 def choose(n, x, action, codec, prefetch, encoded, seconds):
-    """Enter a candidate: [n] action, codec and prefetch, and what the codecs chosen cost."""
+    """Enter a candidate: [n] action, codec, prefetch, and the chosen codecs' bytes and seconds."""
     for p in range(action.size):
         first, last = position(n, p, FORWARD) + 1, position(n, p, BACKWARD)
         n[n[ACTION] + p] = action[p]
@@ -176,7 +176,7 @@ def choose(n, x, action, codec, prefetch, encoded, seconds):
 
 @njit(cache=True, nogil=True)
 def run(n, x):
-    """Simulate one step of the candidate in ``n`` and ``x``; they hold the outcome."""
+    """Simulate one step of the candidate in ``n`` and ``x``, which also hold the result."""
     for t in range(n[N_TENSORS]):
         if tensor(n, t, PRODUCER) < 0:
             n[n[STATUS] + t] = DEVICE
@@ -197,9 +197,9 @@ def run(n, x):
 
 @njit(cache=True, nogil=True)
 def earliest(n):
-    """[n] earliest starts of swap-ins, in order of first backward uses, that memory allows.
+    """[n] earliest starts of swap-ins that memory allows, in the order of first backward uses.
 
-    PEAKS in ``n``: bytes held at each operator without prefetching; what is prefetched is added.
+    PEAKS in ``n``: bytes held at each operator without prefetching. Each prefetch adds its bytes.
     """
     starts = np.empty(n[N_POSITIONS], np.int32)
     before = 0

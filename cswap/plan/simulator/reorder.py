@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def reordered(trace: Trace, order: Sequence[int]) -> Trace:
-    """The trace with ``operators[order[0]]`` first, and so on.
+    """The trace with its operators in the given order, ``operators[order[0]]`` first.
 
     Raises:
-        ConfigError: it is not a permutation of the trace's operators.
+        ConfigError: the order is not a permutation of the trace's operators.
         TraceError: a tensor would be used before it is produced.
     """
     if sorted(order) != list(range(len(trace.operators))):
@@ -28,7 +28,7 @@ def reordered(trace: Trace, order: Sequence[int]) -> Trace:
 
 
 def updated_early(trace: Trace) -> Trace:
-    """The trace with each update of a parameter as soon as nothing before it is waited for.
+    """The trace with each update of a parameter moved to just after the last use of its inputs.
 
     >>> from cswap.schema.trace import Trace, TraceOperator, TraceTensor
     >>> w, g, h = TraceTensor(8, role="parameter"), TraceTensor(8), TraceTensor(8)

@@ -1,4 +1,4 @@
-"""Sections: a tensor that is swapped in pieces is a trace with more, smaller tensors."""
+"""Sections: a trace in which tensors are cut into several smaller tensors."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ if TYPE_CHECKING:
 
 
 MOST_SECTIONS: Final = 1 << 14
-"""Of all tensors of a step together: a plan that cuts finer would be simulated for hours."""
+"""Largest number of sections of all tensors of a step: with more, a simulation takes hours."""
 
 
 def split(trace: Trace, section_bytes: Mapping[int, int]) -> tuple[Trace, list[int]]:
     """Cut tensors into sections that a simulation moves one by one.
 
-    Every section has the producer and the users of its tensor, and its ratios.
+    Every section has the producer, the users and the ratios of its tensor.
 
     Args:
-        trace: the step; saved positions are numbered anew, sections of a tensor in a row.
+        trace: the step.
         section_bytes: raw bytes of a section, by tensor index; the last section may be shorter.
 
     Returns:
-        The trace, and for each of its tensors the index of the tensor it was cut from.
+        The new trace, and for each of its tensors the index of the tensor that it was cut from.
+        Saved positions have new numbers; sections of one tensor follow each other.
 
     Raises:
-        ConfigError: there would be more than `MOST_SECTIONS`.
+        ConfigError: there would be more than `MOST_SECTIONS` sections.
 
     >>> from cswap.schema.trace import Trace, TraceOperator, TraceTensor
     >>> f = TraceOperator("f", "other", "forward", 1.0, (), (0,))

@@ -1,6 +1,7 @@
-"""The simulator: many candidates for one trace, machine and budget, as arrays.
+"""The simulator of many candidates for one trace, machine and budget. Candidates are arrays.
 
-`events.py` defines the meaning of a plan; `cswap.testing.exact_simulator` defines it again, slowly.
+`events.py` defines the meaning of a plan. `cswap.testing.exact_simulator` implements it again in
+plain Python, slowly.
 """
 
 from __future__ import annotations
@@ -28,28 +29,31 @@ KEEP, SWAP, RECOMPUTE = 0, 1, 2
 _NAMES: Final[tuple[Action, ...]] = ("keep", "swap", "recompute")
 
 CAUSES: Final = ("swap_in", "swap_out", "memory", "codec", "recompute")
-"""Why computation stood still or ran slower.
+"""Causes for which computation waited or ran slower.
 
-swap_in: for a copy of what it reads; swap_out: for room while a D2H copy runs, or for a copy back
-that cannot begin before the tensor has left; codec: for a decode, for room while only the codec
-runs, and speed lost to it; memory: for room for a swap-in, or any other wait for room; recompute:
-forward operators run again.
+* swap_in: computation waited for the copy of a tensor that it reads.
+* swap_out: it waited for room while a D2H copy ran, or for a swap-in that cannot begin before the
+  tensor has left.
+* codec: it waited for a decode or, while only the codec ran, for room; or it lost speed to the
+  codec.
+* memory: it waited for room for a swap-in, or for room in any other case.
+* recompute: forward operators ran again.
 """
 
 
 class RunResult(NamedTuple):
-    """What one candidate costs.
+    """The simulated cost of one candidate.
 
     Attributes:
         step_s: end of the last operator.
-        peak_bytes: most device memory at any time, resident bytes included.
-        feasible: within the device and host budgets all along, nothing lost.
-        over_bytes: bytes over the device or host budget at the worst moment; 0 if feasible.
-        average_bytes: device memory, mean over time.
-        host_peak_bytes: most host memory at any time.
-        link_bytes: copied, both directions together.
-        exposed_s: by cause, in the order of `CAUSES`.
-        jobs: operators run, encodes, decodes and copies.
+        peak_bytes: maximum of device memory, resident bytes included.
+        feasible: whether the device and host budgets hold all the time and no tensor is lost.
+        over_bytes: largest excess over the device or host budget; 0 if feasible.
+        average_bytes: mean of device memory over time.
+        host_peak_bytes: maximum of host memory.
+        link_bytes: bytes copied in both directions together.
+        exposed_s: exposed seconds by cause, in the order of `CAUSES`.
+        jobs: number of operators run, encodes, decodes and copies.
     """
 
     step_s: float
@@ -64,21 +68,22 @@ class RunResult(NamedTuple):
 
 
 def predictions(result: RunResult | Simulation, compute_s: float) -> dict[str, float]:
-    """What a plan says of itself: `Plan.predicted`."""
+    """The figures that a plan stores as `Plan.predicted`."""
     names = ("step_s", "peak_bytes", "average_bytes", "link_bytes")
     figures = {name: getattr(result, name) for name in names}
     return {"compute_s": compute_s, "feasible": float(result.feasible)} | figures
 
 
 class Record(NamedTuple):
-    """A run in full.
+    """The full record of one simulated run.
 
     Attributes:
-        result: as of `Simulator.run`.
-        spans: [., 4] resource (of `state.RESOURCES`), operator or position, start and end in s.
-        samples: [., 3] time in s, device bytes, host bytes; each holds until the next.
+        result: the result, as `Simulator.run` returns it.
+        spans: [., 4] resource (index into `state.RESOURCES`), operator or position, start and end
+            in s.
+        samples: [., 3] time in s, device bytes, host bytes; each row holds until the next.
         flaws: bits of `state`, such as OVER_DEVICE.
-        first_over: operator that waited or ran when the device budget was first broken, or -1.
+        first_over: operator that waited or ran when the device budget was first exceeded, or -1.
     """
 
     result: RunResult
@@ -89,21 +94,22 @@ class Record(NamedTuple):
 
 
 class Simulator:
-    """A trace on a machine within a budget, prepared for many candidates.
+    """Simulates candidates for one trace, machine and budget.
 
     Attributes:
-        trace, hardware, budget_bytes: as given (budget None: all of the device's memory).
-        swappable: tensor index by position in the arrays: the saved tensors in saved order.
+        trace, hardware, budget_bytes: as given (budget None: all memory of the device).
+        swappable: tensor index by position in the arrays: the swappable tensors in saved order.
         saved: key in a plan (`TraceTensor.saved`) by position in the arrays.
-        codecs: names; index 0 is ``raw``.
-        ratios: [n, codecs] raw over encoded bytes; 1 where nothing is known.
+        codecs: names of codecs; index 0 is ``raw``.
+        ratios: [n, codecs] raw bytes over encoded bytes; 1 where no ratio is known.
         nbytes: [n] raw bytes.
         forward, backward: [n] operator index f (last forward use) and b (first backward use).
         order: [n] positions in order of first backward use: the order of swap-ins.
-        recomputable: [n] whether the trace says how to compute it again.
-        encoded_bytes, encode_s, decode_s, d2h_s, h2d_s: [n, codecs] each alone.
+        recomputable: [n] whether the trace has the operators to compute the tensor again.
+        encoded_bytes, encode_s, decode_s, d2h_s, h2d_s: [n, codecs] bytes and seconds of one swap
+            while nothing else runs.
         compute_s: sum of the operators' durations.
-        worst_s: more than any feasible plan's step takes (no overlap at all, slowest codec).
+        worst_s: an upper bound of every feasible plan's step time (no overlap, slowest codec).
     """
 
     def __init__(
@@ -114,14 +120,14 @@ class Simulator:
         *,
         drain: bool = False,
     ) -> None:
-        """Prepare.
+        """Prepare the tables that all candidates share.
 
         Args:
             trace: the step.
             hardware: the machine.
-            budget_bytes: device memory for all of the step; None: all that the device has.
-            drain: every operator waits until all swap-outs before it have ended, as vDNN's layer
-                boundaries do.
+            budget_bytes: device memory for the whole step; None: all memory of the device.
+            drain: whether every operator waits until all earlier swap-outs have ended, as at the
+                layer boundaries of vDNN.
         """
         self.trace, self.hardware = trace, hardware
         self.budget_bytes = hardware.memory_bytes if budget_bytes is None else int(budget_bytes)
@@ -144,7 +150,7 @@ class Simulator:
         self._rank[self.order] = np.arange(len(self.order))
 
     def floor_bytes(self) -> int:
-        """Least budget in which the step runs: all that may leave does, and returns on demand."""
+        """Smallest budget in which the step runs: swappable tensors leave and return on demand."""
         count = len(self.saved)
         swap, raw = np.ones(count, np.int8), np.zeros(count, np.int8)
         n, _ = self._run(swap, raw, self.backward, timeless=True)
@@ -153,7 +159,7 @@ class Simulator:
     def record(
         self, action: NDArray[np.int8], codec: NDArray[np.int8], prefetch: NDArray[np.int32]
     ) -> Record:
-        """One candidate with all that ran and how much memory it took when."""
+        """Simulate one candidate and record all jobs and the memory over time."""
         n_rows = 4 * (len(self.trace.operators) + 4 * len(self.saved)) + 64
         while True:
             n, x = self._run(action, codec, prefetch, n_rows=n_rows)
@@ -174,8 +180,8 @@ class Simulator:
         Args:
             action: [n] 0 keep, 1 swap, 2 recompute.
             codec: [n] index into `codecs`; read where action is 1.
-            prefetch: [n] operator index from whose start on the swap-in may start, f < p <= b
-                (clipped to that); read where action is 1.
+            prefetch: [n] operator index p: the swap-in may start after the start of operator p.
+                Values are clipped to f < p <= b. Read where action is 1.
 
         Raises:
             InternalError: an array has the wrong length or a codec index out of range.
@@ -187,8 +193,8 @@ class Simulator:
     ) -> NDArray[np.int32]:
         """[n] the earliest starts of swap-ins that memory allows, in order of backward uses.
 
-        What memory allows is taken from a run in which copies and operators take no time and
-        every swap-in waits for its demand; each prefetched tensor is then added to it in turn.
+        The free memory comes from a run in which copies and operators take no time and every
+        swap-in starts on demand. Each prefetched tensor is then added to the memory in turn.
         """
         n, _ = self._run(action, codec, self.backward, timeless=True)
         n[state.BUDGET] = self.budget_bytes
@@ -202,16 +208,16 @@ class Simulator:
         prefetch: NDArray[np.int32] | None = None,
         policy: str = "",
     ) -> Plan:
-        """The plan of a candidate, with what the simulation predicts of it.
+        """The plan of a candidate, with the figures of its simulation.
 
-        A plan counts prefetches in saved tensors, not operators: a start is moved to the next later
-        first backward use of any saved tensor.
+        A plan counts prefetches in saved tensors, not in operators. So a start moves to the next
+        later first backward use of any saved tensor.
 
         Args:
             action: as for `run`.
             codec: as for `run`.
             prefetch: as for `run`; None: as early as memory allows.
-            policy: name of what made it.
+            policy: name of the policy that made the candidate.
         """
         decisions = {}
         for p, saved in enumerate(self.saved):
@@ -228,7 +234,7 @@ class Simulator:
         return replace(plan, predicted=predicted, trace_fingerprint=fingerprint(self.trace))
 
     def _module_of(self, tensor: int) -> str:
-        """The smallest module that holds the producer and all forward users of a tensor."""
+        """Path of the smallest module with the producer and all forward users of a tensor."""
         life, operators = self._life, self.trace.operators
         touched = [u for u in life.users[tensor] if operators[u].phase == "forward"]
         if life.producer[tensor] >= 0:
@@ -242,10 +248,11 @@ class Simulator:
         return ".".join(common)
 
     def from_plan(self, plan: Plan) -> tuple[NDArray[np.int8], NDArray[np.int8], NDArray[np.int32]]:
-        """Arrays action, codec, prefetch of a plan; `sections.py` sees to sections.
+        """The arrays action, codec and prefetch of a plan; `sections.py` treats sections.
 
         Raises:
-            ConfigError: a position that no swappable tensor has, a codec the hardware lacks.
+            ConfigError: no swappable tensor has a position of the plan, or the hardware lacks a
+                codec.
         """
         n = len(self.saved)
         action, codec = np.zeros(n, np.int8), np.zeros(n, np.int8)
@@ -268,7 +275,7 @@ class Simulator:
         return action, codec, starts.astype(np.int32)
 
     def _ahead(self, p: int, start: int) -> int:
-        """Saved tensors ahead of its own first backward use at which operator ``start`` lies."""
+        """Distance in saved tensors from operator ``start`` to the tensor's first backward use."""
         first = int(np.searchsorted(self.backward[self.order], start, side="left"))
         return max(int(self._rank[p]) - first, 0)
 
@@ -282,7 +289,7 @@ class Simulator:
         return self.codecs.index(name)
 
     def _can_recompute(self, tensor: int) -> bool:
-        """Whether everything that leads to it lives at its first backward use or has a producer."""
+        """Whether each source of the tensor lives at its first backward use or has a producer."""
         life, seen, stack = self._life, {tensor}, [tensor]
         while stack:
             producer = life.producer[stack.pop()]
@@ -310,14 +317,15 @@ class Simulator:
         n_rows: int = 0,
         timeless: bool = False,
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """The inner loop's arrays after a run, see `state`.
+        """Run the inner loop; return its arrays, see `state`.
 
         Args:
             action: as for `run`.
             codec: as for `run`.
             prefetch: as for `run`.
-            n_rows: room for the timeline, after the templates' end.
-            timeless: nothing takes time, memory has no end, everything waits for swap-outs.
+            n_rows: rows for the timeline, behind the end of the templates.
+            timeless: jobs take no time, memory is unlimited, and operators and swap-ins wait for
+                all swap-outs.
         """
         count, tables = len(self.saved), self._tables
         if not action.size == codec.size == prefetch.size == count:

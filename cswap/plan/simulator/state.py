@@ -1,8 +1,8 @@
-"""What the simulator's inner loop works on: two flat arrays, and where in them everything lies.
+"""The state of the simulator's inner loop: two flat arrays, and the positions of values in them.
 
-``n`` holds integers (counts, bytes, indices), ``x`` seconds and speeds. Two arrays instead of a
-record of many: Numba counts references to every array that a compiled function takes out of a
-record, and did so ten times longer than it simulated.
+``n`` holds integers (counts, bytes, indices). ``x`` holds seconds and speeds. The state is two
+arrays instead of a record of many arrays for speed: Numba counts references to every array that a
+compiled function reads from a record. This counting took ten times longer than the simulation.
 """
 
 from __future__ import annotations
@@ -13,32 +13,33 @@ import numpy as np
 
 from cswap_kernels.jit import njit
 
-# What has become of a tensor. From OUT to DECODE it is not on the device, and may be waited for.
+# Status of a tensor. From OUT to DECODE it is not on the device, and an operator may wait for it.
 ABSENT, DEVICE, OUT, HOST, IN, DECODE, DROPPED, DEAD, TEMP = range(9)
 
-# First entries of n: bytes and progress; what runs; heads and tails of queues; the timeline.
+# First entries of n: bytes and progress; running jobs; heads and tails of queues; the timeline.
 MEM, PEAK, HELD, HELD_PEAK, LINK_BYTES, OP, RUNNING, ITEM, CHAIN, STARTED = range(10)
 FETCHED, FLAWS, FIRST_OVER, JOBS, CODEC_JOB, DECODING, OUT_JOB, IN_JOB = range(10, 18)
 ENC_HEAD, ENC_TAIL, DEC_HEAD, DEC_TAIL, OUT_HEAD, OUT_TAIL = range(18, 24)
 SPANS, SAMPLES, COMPUTE_SPAN, CODEC_SPAN, OUT_SPAN, IN_SPAN = range(24, 30)
-# Sizes and limits. A HOST_BUDGET of 0 is none; DRAIN: operators wait for all swap-outs, at 2 so do
-# swap-ins.
+# Sizes and limits. HOST_BUDGET 0 means no limit. DRAIN 1: operators wait for all swap-outs; DRAIN
+# 2: swap-ins wait for them, too.
 N_OPERATORS, N_TENSORS, N_POSITIONS, N_ROWS = range(30, 34)
 BUDGET, HOST_BUDGET, START_BYTES, DRAIN = range(34, 38)
-# Where in n the tables, the candidate and the state of each tensor begin. PEAKS: most device bytes
-# from the end of the operator before to an operator's own end.
+# Indices into n at which the tables, the candidate and the state of each tensor begin. PEAKS:
+# maximum of device bytes from the end of the previous operator to the operator's own end.
 OPERATORS, TENSORS, POSITIONS, STATUS, USES, BEGUN, QUEUE, WORK = range(38, 46)
 ACTION, CODEC, PREFETCH, ENCODED, PEAKS = range(46, 51)
-# Where in x the durations, the candidate's seconds and (of N_ROWS rows) the timeline begin.
+# Indices into x at which the durations, the candidate's seconds and the timeline (N_ROWS rows)
+# begin.
 DURATIONS, SECONDS, SPANS_AT, SAMPLES_AT, N_SIZE = range(51, 56)
 
-# First entries of x: clocks, speeds (1: full), byte seconds; seconds exposed by cause; rates.
+# First entries of x: clocks, speeds (1: full speed), byte seconds; exposed seconds by cause; rates.
 NOW, COMPUTE_END, CODEC_END, OUT_END, IN_END, SPEED, LINK_SPEED, INTEGRAL = range(8)
 SWAP_IN_S, SWAP_OUT_S, MEMORY_S, CODEC_S, RECOMPUTE_S, TAX, DUPLEX, X_SIZE = range(8, 16)
 
-# Columns of the tables. NEED: bytes of outputs and workspace. INPUTS to LEAVING: where in n the
-# operator's list begins; it ends where the next operator's begins. LEAVING and ORDER (by first
-# backward use) list positions, the others tensors.
+# Columns of the tables. NEED: bytes of outputs and workspace. INPUTS to LEAVING: index into n at
+# which the operator's list begins; the list ends where the next operator's list begins. LEAVING and
+# ORDER (by first backward use) hold positions, the others hold tensors.
 NEED, WORKSPACE, INPUTS, OUTPUTS, DYING, LEAVING, OPERATOR_COLUMNS = range(7)
 NBYTES, PRODUCER, POSITION, TENSOR_COLUMNS = range(4)
 TENSOR, FORWARD, BACKWARD, ORDER, POSITION_COLUMNS = range(5)
@@ -69,7 +70,7 @@ def position(n, p, column):
 
 @njit(cache=True, nogil=True, forceinline=True)
 def take(n, nbytes):
-    """Hold device bytes; over budget is noted, not prevented: callers check for room."""
+    """Take device bytes; note an excess over the budget. Callers check for room."""
     n[MEM] += nbytes
     n[PEAK] = max(n[PEAK], n[MEM])
     if n[MEM] > n[BUDGET] and not n[FLAWS] & OVER_DEVICE:
@@ -82,7 +83,7 @@ def take(n, nbytes):
 
 @njit(cache=True, nogil=True, forceinline=True)
 def open_span(n, x, slot, resource, index):
-    """Begin a span of the timeline; its row is kept in ``n[slot]`` for whoever ends it."""
+    """Begin a span of the timeline; ``n[slot]`` keeps its row for `close_span`."""
     row = n[SPANS]
     n[SPANS] += 1
     n[JOBS] += 1
@@ -94,14 +95,14 @@ def open_span(n, x, slot, resource, index):
 
 @njit(cache=True, nogil=True, forceinline=True)
 def close_span(n, x, slot):
-    """End the span that ``n[slot]`` names."""
+    """End the span whose row is in ``n[slot]``."""
     if n[slot] < n[N_ROWS]:
         x[n[SPANS_AT] + 4 * n[slot] + 3] = x[NOW]
 
 
 @njit(cache=True, nogil=True, forceinline=True)
 def set_speed(n, x):
-    """Compute's speed follows from whether the codec runs; the work left is stretched."""
+    """Set the speed of compute, lower while the codec runs; move the running operator's end."""
     speed = 1.0 if n[CODEC_JOB] < 0 else 1.0 - x[TAX]
     if speed != x[SPEED]:
         if n[RUNNING]:
@@ -111,7 +112,7 @@ def set_speed(n, x):
 
 @njit(cache=True, nogil=True, forceinline=True)
 def set_link_speed(n, x):
-    """The link's speed follows from whether both directions are busy."""
+    """Set the link's speed, lower while both directions are busy; move the copies' ends."""
     speed = x[DUPLEX] if n[OUT_JOB] >= 0 and n[IN_JOB] >= 0 else 1.0
     if speed != x[LINK_SPEED]:
         if x[OUT_END] < np.inf:

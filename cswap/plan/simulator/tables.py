@@ -1,4 +1,4 @@
-"""From a trace and a machine to the tables of the simulator's inner loop."""
+"""Builds the tables of the simulator's inner loop from a trace and a machine."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """What all candidates of one simulator share.
+    """The tables that all candidates of one simulator share.
 
     Attributes:
         n: i64 template of the inner loop's integers, without rows for a timeline.
         x: f64 template of its seconds.
         encoded: [n, codecs] i64 bytes on the link.
-        seconds: [n, codecs, 4] encode, decode, D2H, H2D, each alone.
+        seconds: [n, codecs, 4] encode, decode, D2H, H2D; each while nothing else runs.
         positions: [n, 4] i64 tensor, forward, backward, order.
     """
 
@@ -41,7 +41,7 @@ class Tables:
 def build(
     trace: Trace, hardware: Hardware, life: Lifetimes, budget_bytes: int, drain: bool
 ) -> Tables:
-    """The tables; codecs are raw, then those of the hardware, as `codec_names` has them."""
+    """Build the tables; codecs are in the order of `codec_names`."""
     encoded, positions = encoded_bytes(trace, hardware, life), _positions(life)
     n, m = _integers(trace, life, positions), len(trace.operators)
     n[[state.BUDGET, state.HOST_BUDGET]] = budget_bytes, hardware.host_memory_bytes
@@ -57,7 +57,7 @@ def build(
 
 
 def _integers(trace: Trace, life: Lifetimes, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Template of the inner loop's integers: sizes, tables, and room for candidate and state."""
+    """The template of the integers: sizes, tables, and space for the candidate and the state."""
     m, size, count = len(trace.operators), len(trace.tensors), len(positions)
     tables = {
         state.OPERATORS: _operators(trace, life),
@@ -79,7 +79,7 @@ def _integers(trace: Trace, life: Lifetimes, positions: NDArray[np.int64]) -> ND
         end += values.size
     head[[state.N_OPERATORS, state.N_TENSORS, state.N_POSITIONS]] = m, size, count
     rows = tables[state.OPERATORS][: (m + 1) * state.OPERATOR_COLUMNS].reshape(m + 1, -1)
-    rows[:, state.INPUTS :] += head[state.OPERATORS]  # a view: their lists move with the table
+    rows[:, state.INPUTS :] += head[state.OPERATORS]  # a view: makes the list indices absolute
     return np.concatenate([head, *regions.values()])
 
 
@@ -93,9 +93,9 @@ def _positions(life: Lifetimes) -> NDArray[np.int64]:
 
 
 def codec_names(hardware: Hardware, trace: Trace) -> tuple[str, ...]:
-    """Raw, then the hardware's codecs by name, then those of their families that the trace names.
+    """Names of codecs: raw, the hardware's codecs by name, and parametrised codecs of the trace.
 
-    A family's codec is one with a parameter, such as ``zfp:12``: it has its family's rate.
+    A parametrised codec, such as ``zfp:12``, has the rate of its family, such as ``zfp``.
     """
     named = {name for tensor in trace.tensors for name in tensor.ratios if ":" in name}
     members = sorted(n for n in named - {*hardware.codecs} if _family(n) in hardware.codecs)
@@ -107,7 +107,7 @@ def _family(name: str) -> str:
 
 
 def encoded_bytes(trace: Trace, hardware: Hardware, life: Lifetimes) -> NDArray[np.int64]:
-    """[n, codecs] bytes on the link, rounded up; raw bytes where no ratio is known."""
+    """[n, codecs] bytes that the link moves, rounded up; raw bytes where no ratio is known."""
     names = codec_names(hardware, trace)
     encoded = np.zeros((len(life.swappable), len(names)), np.int64)
     for position, t in enumerate(life.swappable):
@@ -121,7 +121,7 @@ def encoded_bytes(trace: Trace, hardware: Hardware, life: Lifetimes) -> NDArray[
 def _seconds(
     trace: Trace, hardware: Hardware, life: Lifetimes, encoded: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """[n, codecs, 4] encode, decode, D2H, H2D, each alone."""
+    """[n, codecs, 4] seconds of encode, decode, D2H and H2D; each while nothing else runs."""
     raw = np.array([trace.tensors[t].nbytes for t in life.swappable], np.float64)
     seconds = np.zeros((*encoded.shape, 4), np.float64)
     for column, name in enumerate(codec_names(hardware, trace)):
@@ -144,7 +144,7 @@ def _tensors(trace: Trace, life: Lifetimes) -> NDArray[np.int64]:
 
 
 def _operators(trace: Trace, life: Lifetimes) -> NDArray[np.int64]:
-    """The operators' table, then the lists that it points to, relative to the table's begin."""
+    """The operators' table and its lists; indices are relative to the begin of the table."""
     m = len(trace.operators)
     dying: list[list[int]] = [[] for _ in range(m)]
     leaving: list[list[int]] = [[] for _ in range(m)]

@@ -1,4 +1,4 @@
-"""What ran when and how much memory it took: Chrome trace (for Perfetto) and picture."""
+"""The timeline of a simulated step: jobs and memory, as a Chrome trace (Perfetto) or a picture."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Span:
 
     Attributes:
         resource: ``compute``, ``recompute``, ``encode``, ``decode``, ``d2h`` or ``h2d``.
-        name: of the operator or tensor.
-        index: into the trace's operators (compute, recompute) or tensors.
-        start_s: since the step's start.
-        end_s: since the step's start.
+        name: name of the operator or tensor.
+        index: index into the trace's operators (compute, recompute) or tensors.
+        start_s: seconds since the step's start.
+        end_s: seconds since the step's start.
         nbytes: raw bytes (encode, decode) or copied bytes (d2h, h2d); 0 for operators.
     """
 
@@ -53,12 +53,12 @@ class Timeline:
     """One simulated step.
 
     Attributes:
-        spans: by start.
-        times_s: when memory was looked at, ascending.
-        device_bytes: from that time until the next.
-        host_bytes: from that time until the next.
-        budget_bytes: device memory allowed.
-        name: of the trace and the policy.
+        spans: jobs, sorted by start.
+        times_s: times of the memory samples, ascending.
+        device_bytes: device memory from each time until the next.
+        host_bytes: host memory from each time until the next.
+        budget_bytes: the device memory budget.
+        name: names of the trace and the policy.
     """
 
     spans: tuple[Span, ...]
@@ -69,7 +69,7 @@ class Timeline:
     name: str = ""
 
     def chrome_trace(self) -> dict[str, Any]:
-        """Trace events as chrome://tracing and Perfetto read them; times in microseconds."""
+        """The timeline in the format of chrome://tracing and Perfetto; times in microseconds."""
         events: list[dict[str, Any]] = [
             {"ph": "M", "pid": 0, "tid": row, "name": "thread_name", "args": {"name": lane}}
             for row, lane in enumerate(_LANES)
@@ -109,7 +109,7 @@ class Timeline:
         Path(path).write_text(json.dumps(self.chrome_trace()) + "\n", encoding="utf-8")
 
     def save_png(self, path: str | os.PathLike[str]) -> None:
-        """Draw device and host bytes over time, and what each resource does.
+        """Draw device and host bytes over time, and the jobs of each resource.
 
         Raises:
             ImportError: matplotlib is not installed.

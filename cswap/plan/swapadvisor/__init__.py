@@ -1,1 +1,1 @@
-"""SwapAdvisor (Huang, Jin, Li, ASPLOS 2020): schedule, pools and swaps, searched together."""
+"""SwapAdvisor (Huang, Jin, Li, ASPLOS 2020): a joint search over schedule, pools and swaps."""

@@ -27,18 +27,18 @@ def search_anything(
     evaluations: int = EVALUATIONS,
     progress: Report = silent,
 ) -> list[Individual]:
-    """The last generation of a search, the best first; judged by SwapAdvisor's own simulator.
+    """Run a search; return its last generation, best first, as SwapAdvisor's simulator ranks it.
 
-    Such plans are not for an engine, which moves what autograd saves; they are for comparison with
-    the paper.
+    An engine cannot run such plans, because it moves only tensors that autograd saves. The plans
+    serve for comparison with the paper.
 
     Args:
-        trace: estimated with ``parameters=True``, if parameters are to move.
+        trace: a trace; estimated with ``parameters=True`` if parameters may move.
         hardware: the machine.
-        budget_bytes: device memory for all of the step.
-        seed: of every random choice.
+        budget_bytes: device memory for the whole step.
+        seed: seed of every random choice.
         time_limit: seconds.
-        evaluations: chromosomes at most.
+        evaluations: largest number of chromosomes.
         progress: called with the fraction done and a text.
     """
     graph = graph_of(trace, hardware, anything=True)

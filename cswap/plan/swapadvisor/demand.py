@@ -1,4 +1,4 @@
-"""How many objects of each size a step holds, and how many it cannot do without."""
+"""Numbers of objects of each size that a step holds, and that it needs at least."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Demand:
 
     Attributes:
         sizes: TS, bytes.
-        live: [m, sizes] that live while an operator runs.
-        bound: [m, sizes] of them, that must be on the device then.
+        live: [m, sizes] number of tensors that live while an operator runs.
+        bound: [m, sizes] number of these that must be on the device.
     """
 
     sizes: Ints
@@ -36,7 +36,7 @@ class Demand:
 
     @staticmethod
     def of(trace: Trace, graph: Graph) -> Demand:
-        """Count them."""
+        """Count the tensors of a trace."""
         life, m = lifetimes(trace), len(trace.operators)
         live = np.zeros((m + 1, len(graph.sizes)), np.int64)
         away = np.zeros_like(live)
@@ -57,14 +57,14 @@ class Demand:
         return Demand(graph.sizes, live, bound)
 
     def least(self, cls: Ints) -> Ints:
-        """[classes] objects without which some operator cannot run."""
+        """[classes] smallest number of objects with which every operator can run."""
         return _most(self.bound, cls)
 
     def pools(self, factor: float, capacity: int) -> Pools:
-        """Classes of sizes within a factor, with what is demanded, as far as that fits.
+        """Make classes of sizes within a factor, with as many objects as fit the capacity.
 
-        Each class gets what it cannot do without and, of what it would hold besides, the same
-        share.
+        Each class gets the objects that it needs at least, and the same share of the other objects
+        that it could hold.
         """
         cls = np.zeros(len(self.sizes), np.int64)
         smallest = self.sizes[0]

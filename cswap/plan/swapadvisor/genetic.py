@@ -1,9 +1,10 @@
 """SwapAdvisor's genetic search over schedule and memory allocation.
 
 Source: SwapAdvisor (ASPLOS 2020), section 5. A crossover makes four children: two schedules times
-two allocations. Who survives is drawn, without temperature, from the softmax over
-``(T_best - t) / T_best``; the best always does (ours: the paper does not say). The sample size is
-the paper's; it leaves the number of generations open, and so does this: time or evaluations end it.
+two allocations. Survivors are drawn from the softmax over ``(T_best - t) / T_best``, without a
+temperature. The best chromosome always survives; this is our choice, the paper does not define it.
+The sample size is the paper's. The paper does not give the number of generations; here the time
+limit or the number of evaluations ends the search.
 """
 
 from __future__ import annotations
@@ -28,24 +29,24 @@ if TYPE_CHECKING:
 
 SAMPLES: Final = 144
 CHANCE: Final = 0.1
-"""Of a mutation; the paper's "about 10 %"."""
+"""Probability of a mutation; the paper says "about 10 %"."""
 
 EVALUATIONS: Final = 20_000
 
 COARSENESS: Final = (1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
-"""Sizes that differ by less than such a factor share a class in the first allocations."""
+"""Factors for the first allocations: sizes within such a factor share a class."""
 
 
 @dataclass(frozen=True, slots=True)
 class Individual:
-    """One chromosome and what it comes to.
+    """One chromosome with its cost.
 
     Attributes:
-        order: SCH.
-        pools: CLS and CNT.
-        swaps: planned and timed.
-        over_bytes: beyond the capacity or the pools; 0 if it is feasible.
-        cost_s: step time, and for what is over a penalty.
+        order: SCH, the schedule.
+        pools: CLS and CNT, the allocation.
+        swaps: the planned and timed swaps.
+        over_bytes: bytes beyond the capacity or the pools; 0 if feasible.
+        cost_s: step time, plus a penalty if infeasible.
     """
 
     order: NDArray[np.int64]
@@ -59,12 +60,12 @@ class Search:
     """A population of chromosomes.
 
     Attributes:
-        people: survivors of the last generation, the best first.
-        evaluations: chromosomes judged so far.
+        people: survivors of the last generation, best first.
+        evaluations: number of chromosomes evaluated so far.
     """
 
     def __init__(self, graph: Graph, demand: Demand, capacity: int, seed: int) -> None:
-        """Start from the trace's own order and from classes of several widths."""
+        """Prepare a search from the trace's own order and classes of several widths."""
         self._graph, self._demand, self._capacity = graph, demand, capacity
         self._rng = np.random.default_rng(seed)
         self._worst_s = float(graph.seconds.sum() + graph.d2h_s.sum() + graph.h2d_s.sum())
@@ -72,7 +73,7 @@ class Search:
         self.people: list[Individual] = []
 
     def run(self, stopped: Callable[[], bool], evaluations: int | None = None) -> None:
-        """Generations until told to stop, or after so many evaluations (`EVALUATIONS`)."""
+        """Run generations until ``stopped()`` or the limit of evaluations is reached."""
         limit = EVALUATIONS if evaluations is None else evaluations
         self.people = list(self._first(stopped))
         while not stopped() and self.evaluations < limit and len(self.people) > 1:

@@ -1,4 +1,4 @@
-"""A trace as SwapAdvisor sees it: operators that wait for each other, tensors that take objects."""
+"""A trace in SwapAdvisor's model: operators with dependencies, tensors that occupy objects."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 ANYTIME, IN_ITS_GAP, NEVER = 0, 1, 2
-"""When a tensor may leave: whenever no operator uses it; once, between its last forward use and
-its first backward use, which is all that an engine can do; or not at all."""
+"""Times at which a tensor may leave. ANYTIME: whenever no operator uses it. IN_ITS_GAP: once,
+between its last forward use and its first backward use; an engine can do only this. NEVER: not at
+all."""
 
 
 class Lists(NamedTuple):
@@ -33,10 +34,10 @@ class Lists(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """What all chromosomes of one search share.
+    """The data that all chromosomes of one search share.
 
     Attributes:
-        seconds: [m] of each operator.
+        seconds: [m] duration of each operator.
         inputs: tensors that each operator reads.
         outputs: tensors that each operator makes.
         after: operators that wait for each operator.
@@ -44,13 +45,15 @@ class Graph:
         sizes: TS: sorted unique bytes of tensors.
         size_of: [t] place of each tensor in TS.
         nbytes: [t] bytes.
-        n_uses: [t] operators that read it.
-        n_forward: [t] touches (making it, forward reads) before it may leave in its gap.
+        n_uses: [t] number of operators that read the tensor.
+        n_forward: [t] number of uses (production, forward reads) before the tensor may leave in
+            its gap.
         leave: [t] `ANYTIME`, `IN_ITS_GAP` or `NEVER`.
-        parameter: [t] whether it outlives the step: it starts and ends on the host or resident.
+        parameter: [t] whether the tensor outlives the step: it starts and ends on the host or
+            resident.
         updates: [m] whether the operator writes the parameters that it reads.
-        d2h_s: [t] seconds to copy it out, alone.
-        h2d_s: [t] seconds to copy it in, alone.
+        d2h_s: [t] seconds to copy the tensor out.
+        h2d_s: [t] seconds to copy the tensor in.
     """
 
     seconds: NDArray[np.float64]
@@ -75,10 +78,10 @@ def graph_of(trace: Trace, hardware: Hardware, *, anything: bool) -> Graph:
 
     Args:
         trace: the step.
-        hardware: for the seconds of copies; each direction has ``duplex_factor`` of its rate, since
-            swap-outs and swap-ins come in pairs.
-        anything: whether every tensor may move at any time, as in the paper, or only what a plan
-            can name, in its gap.
+        hardware: the machine, for the seconds of copies. Each direction has the share
+            ``duplex_factor`` of its rate, because swap-outs and swap-ins come in pairs.
+        anything: whether every tensor may move at any time, as in the paper. Otherwise only tensors
+            that a plan can name may move, in their gaps.
     """
     operators, tensors, life = trace.operators, trace.tensors, lifetimes(trace)
     nbytes = np.array([t.nbytes for t in tensors], np.int64)
@@ -120,8 +123,8 @@ def _lists(rows: Sequence[Sequence[int]]) -> Lists:
 
 
 def _after(trace: Trace, producer: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    # Readers wait for producers. An operator that makes nothing writes what it reads, and so waits
-    # for all who touched that before, and all later ones wait for it.
+    # Readers wait for producers. An operator without outputs writes to its inputs. So it waits for
+    # all earlier users of these inputs, and all later users wait for it.
     after: list[set[int]] = [set() for _ in trace.operators]
     wrote = list(producer)
     readers: list[list[int]] = [[] for _ in trace.tensors]

@@ -1,8 +1,8 @@
-"""The half of a chromosome that is memory: size classes and how many objects each has.
+"""The memory half of a chromosome: size classes, and the number of objects of each class.
 
 Source: SwapAdvisor (ASPLOS 2020), section 5.3. TS: the sorted unique sizes of all tensors. CLS: the
-class of each size, non-decreasing, each entry that of its predecessor or one more. An object of a
-class has the class's largest size. CNT: objects per class. Classes are counted from 0 here.
+class of each size; each entry equals its predecessor or is one more. An object of a class has the
+class's largest size. CNT: number of objects per class. Classes are counted from 0 here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 SPREAD: Final = 0.2
-"""Standard deviation of a mutated count, of its old value; the paper gives none."""
+"""Standard deviation of a mutated count, relative to its old value. The paper gives no value."""
 
 
 class Pools(NamedTuple):
@@ -44,10 +44,10 @@ def object_bytes(sizes: Ints, cls: Ints) -> Ints:
 
 
 def repaired_classes(cls: Ints) -> Ints:
-    """CLS with the least increases that make each entry its predecessor's or one more.
+    """CLS with the smallest changes that make each entry its predecessor's or one more.
 
-    What lies more than one above its predecessor (only where two parents meet, or after a
-    mutation) comes down to that.
+    An entry below its predecessor is raised to it. An entry more than one above its predecessor is
+    lowered to one above; such entries occur only where two parents meet or after a mutation.
 
     >>> repaired_classes(np.array([0, 1, 0, 0])).tolist()
     [0, 1, 1, 1]
@@ -60,13 +60,13 @@ def repaired_classes(cls: Ints) -> Ints:
 
 
 def repaired_counts(sizes: Ints, pools: Pools, capacity: int, least: Ints) -> Pools:
-    """Fewer objects, equal bytes from each class, until they fit.
+    """Remove objects, equal bytes from each class, until all fit.
 
     Args:
         sizes: TS, bytes.
-        pools: to be repaired; its classes are right.
+        pools: the allocation to be repaired; its classes are already right.
         capacity: bytes for all pools together.
-        least: [classes] objects without which no step runs: they stay, even over capacity.
+        least: [classes] numbers of objects that a step needs; they stay even over the capacity.
     """
     each = object_bytes(sizes, pools.cls)
     cnt = np.maximum(pools.cnt, least)
@@ -97,7 +97,7 @@ def crossed(one: Pools, other: Pools, point: int) -> Pools:
 
 
 def mutated(pools: Pools, chance: float, rng: np.random.Generator) -> Pools:
-    """CLS entries moved by one, later ones with them; counts drawn around their old values.
+    """Mutate an allocation: CLS entries move by one with all later ones; counts change at random.
 
     The result's counts are not yet repaired.
     """

@@ -1,4 +1,4 @@
-"""The compiled pass over a schedule; `swaps` says what it does."""
+"""The compiled pass over a schedule; the docstring of `swaps` explains the rules."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 UNMADE, DIRTY, CLEAN, AWAY, DEAD = 0, 1, 2, 3, 4
-"""Where a tensor is: nowhere yet; on the device only; on the device, and unchanged on the host; on
-the host only; nowhere any more."""
+"""State of a tensor. UNMADE: not yet produced. DIRTY: on the device only. CLEAN: on the device,
+with an unchanged copy on the host. AWAY: on the host only. DEAD: freed."""
 
 COMPUTE, OUT, IN = 0, 1, 2
 
 
 class Tables(NamedTuple):
-    """What `Graph` has, see there, and what a chromosome adds."""
+    """The fields of `Graph`, documented there, and the fields of a chromosome."""
 
     seconds: NDArray[np.float64]
     in_at: NDArray[np.int64]
@@ -41,7 +41,7 @@ class Tables(NamedTuple):
 
 
 class State(NamedTuple):
-    """What changes during a pass."""
+    """The values that change during a pass."""
 
     where: NDArray[np.int8]  # [t]
     place: NDArray[np.int64]  # [t] its object, or -1
@@ -63,7 +63,7 @@ class State(NamedTuple):
 
 @njit(cache=True, nogil=True)
 def scan(g, s, order):
-    """Plan and time the swaps of a schedule; what comes of it is in the state."""
+    """Plan and time the swaps of a schedule; the state holds the result."""
     at, places = _users(g, order)
     _begin(g, s, at, places)
     for i in range(len(order)):
@@ -86,7 +86,7 @@ def scan(g, s, order):
 
 @njit(cache=True, nogil=True)
 def _users(g, order):
-    """Places in the schedule of each tensor's readers, ascending: rows and their begins."""
+    """Positions of each tensor's readers in the schedule, ascending: begins of rows, and rows."""
     # Plain loops: numpy's cumsum and slices would take seconds to compile.
     at = np.zeros(len(g.n_uses) + 1, np.int64)
     filled = np.zeros(len(g.n_uses), np.int64)
@@ -104,11 +104,11 @@ def _users(g, order):
 
 @njit(cache=True, nogil=True)
 def _begin(g, s, at, places):
-    """What is there when the step starts: its inputs, and the parameters that stayed."""
+    """Place the tensors that exist when the step starts: inputs, and resident parameters."""
     made = np.zeros(len(g.nbytes), np.bool_)
     for j in range(len(g.out_items)):
         made[g.out_items[j]] = True
-    before = np.int64(-1)  # typed, as a place in the schedule is: one compilation of `_take`
+    before = np.int64(-1)  # int64 like all places: `_take` is compiled only once
     for t in range(len(made)):
         if not made[t] and not g.parameter[t]:
             _take(g, s, t, before, at, places)
@@ -124,7 +124,7 @@ def _begin(g, s, at, places):
 
 @njit(cache=True, nogil=True)
 def _take(g, s, t, i, at, places):
-    """An object for a tensor; returns when it is free."""
+    """Take an object for a tensor; return the time at which the object is free."""
     c = g.cls[t]
     if s.n_free[c] > 0:
         count = g.first[c + 1] - g.first[c]
@@ -145,7 +145,7 @@ def _take(g, s, t, i, at, places):
 
 @njit(cache=True, nogil=True)
 def _victim(g, s, c, i, at, places):
-    """The tensor of a class that is used furthest in the future, or -1."""
+    """The tensor of a class whose next use is furthest in the future, or -1."""
     found, furthest, found_old = -1, -1, False
     for place in range(g.first[c], g.first[c + 1]):
         t = s.held[place]
@@ -165,7 +165,7 @@ def _victim(g, s, c, i, at, places):
 
 @njit(cache=True, nogil=True)
 def _leave(g, s, t):
-    """Swap a tensor out; returns when its object is free."""
+    """Swap a tensor out; return the time at which its object is free."""
     s.held[s.place[t]] = -1
     s.place[t] = -1
     if s.where[t] == DIRTY:
@@ -173,7 +173,7 @@ def _leave(g, s, t):
         s.host_s[t] = s.clock[OUT]
         s.totals[1] += g.nbytes[t]
     elif s.touched[t] == 0:
-        s.initial[t] = False  # it had better not been there when the step started
+        s.initial[t] = False  # it leaves unused: it should not be resident when the step starts
     s.where[t] = AWAY
     s.left[t] = True
     return max(s.host_s[t], s.end_s[t])
@@ -181,7 +181,7 @@ def _leave(g, s, t):
 
 @njit(cache=True, nogil=True)
 def _bring(g, s, t, i, at, places):
-    """Swap a tensor in; returns when it is there."""
+    """Swap a tensor in; return the time at which it is on the device."""
     ready_s = _take(g, s, t, i, at, places)
     s.clock[IN] = max(s.clock[IN], ready_s, s.host_s[t]) + g.h2d_s[t]
     s.totals[1] += g.nbytes[t]
@@ -191,7 +191,7 @@ def _bring(g, s, t, i, at, places):
 
 @njit(cache=True, nogil=True)
 def _end(g, s, k):
-    """Operator k has ended: what it wrote is changed, what nobody reads any more is dead."""
+    """End operator k: mark updated parameters as changed, free tensors without later readers."""
     for j in range(g.in_at[k], g.in_at[k + 1]):
         t = g.in_items[j]
         s.read[t] += 1
@@ -211,7 +211,7 @@ def _touched(g, s, t):
     s.where[t] = DEAD
     place = s.place[t]
     if place < 0:
-        return  # it overflowed
+        return  # the tensor had no object: the pool overflowed
     c = g.cls[t]
     count = g.first[c + 1] - g.first[c]
     s.queue[g.first[c] + (s.head[c] + s.n_free[c]) % count] = place
@@ -221,7 +221,7 @@ def _touched(g, s, t):
 
 @njit(cache=True, nogil=True)
 def _repeat(g, s):
-    """Bring parameters to where they were when the step started."""
+    """Move parameters back to their places at the start of the step."""
     for t in range(len(g.nbytes)):
         if not g.parameter[t]:
             continue

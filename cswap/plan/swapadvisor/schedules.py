@@ -1,4 +1,4 @@
-"""The other half of a chromosome: SCH, a topological order of the operators.
+"""The schedule half of a chromosome: SCH, a topological order of the operators.
 
 Source: SwapAdvisor (ASPLOS 2020), section 5.2.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def crossed(one: Order, other: Order, point: int) -> Order:
     """The first ``point`` operators of ``one``, then the rest in the order of ``other``.
 
-    Topological if both parents are.
+    The result is a topological order if both parents are.
 
     >>> crossed(np.array([0, 2, 1, 3]), np.array([0, 1, 2, 3]), 2).tolist()
     [0, 2, 1, 3]
@@ -32,7 +32,7 @@ def crossed(one: Order, other: Order, point: int) -> Order:
 
 
 def mutated(graph: Graph, order: Order, chance: float, rng: np.random.Generator) -> Order:
-    """Rebuilt from the ready operators: with ``chance`` any of them, else the earliest before."""
+    """Rebuild an order from the ready operators: the earliest, or with ``chance`` a random one."""
     rank = np.empty(len(order), np.int64)
     rank[order] = np.arange(len(order))
     waiting = graph.n_before.copy()

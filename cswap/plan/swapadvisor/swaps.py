@@ -1,15 +1,17 @@
 """SwapAdvisor's swap planner and its simulator in one pass over the schedule.
 
-Source: SwapAdvisor (ASPLOS 2020), section 4. Operators are scanned in order. What one reads or
-makes takes an object of its size class; if none is free, among the tensors of that class the one
-used furthest in the future goes (Belady), of those whose last use lies a threshold back if there
-are any. Three streams: an operator waits for the swap-ins of what it reads, a swap-in for the
-swap-out whose object it takes, a swap-out for the last operator that used its tensor. What is on
-the host unchanged goes without a copy.
+Source: SwapAdvisor (ASPLOS 2020), section 4. The pass scans the operators in order. Each tensor
+that an operator reads or makes takes an object of its size class. If no object is free, a tensor of
+that class is swapped out: the one whose next use is furthest in the future (Belady). Tensors whose
+last use is at least a threshold ago go before all others.
 
-The paper gives no threshold; ours is the time that the swap-out takes. Of a class's free objects
-the one that has been free the longest is taken, so that swap-ins start early. Where nothing may go
-the pool grows, and what that takes counts as overflow.
+There are three streams. An operator waits for the swap-ins of its inputs. A swap-in waits for the
+swap-out whose object it takes. A swap-out waits for the last operator that used its tensor. A
+tensor with an unchanged copy on the host leaves without a copy.
+
+The paper gives no threshold; ours is the duration of the swap-out. Among the free objects of a
+class, the one that has been free the longest is taken, so that swap-ins start early. If no tensor
+may leave, the pool grows, and these bytes count as overflow.
 """
 
 from __future__ import annotations
@@ -29,13 +31,13 @@ if TYPE_CHECKING:
 
 
 class Swaps(NamedTuple):
-    """What one chromosome comes to.
+    """The swaps of one chromosome, and their cost.
 
     Attributes:
         step_s: end of the last operator and of the last copy.
-        overflow_bytes: taken beyond the pools; 0 if the chromosome is feasible.
+        overflow_bytes: bytes taken beyond the pools; 0 if the chromosome is feasible.
         left: [t] whether a tensor was swapped out.
-        copied_bytes: over the link, both directions together.
+        copied_bytes: bytes copied in both directions together.
     """
 
     step_s: float
@@ -47,8 +49,8 @@ class Swaps(NamedTuple):
 def swaps_of(graph: Graph, order: NDArray[np.int64], pools: Pools) -> Swaps:
     """Plan and time the swaps of a schedule in these pools.
 
-    Two passes: parameters that are resident when the first one ends are so when the second starts,
-    so that the plan repeats in every step.
+    There are two passes. Parameters that are resident at the end of the first pass are resident at
+    the start of the second, so that the plan can repeat in every step.
     """
     tables, initial = _tables(graph, pools), np.zeros(len(graph.nbytes), np.bool_)
     if graph.parameter.any():

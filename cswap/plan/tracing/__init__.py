@@ -1,1 +1,1 @@
-"""What a training step does, operator by operator. The part of planning that needs torch."""
+"""Records the operators and saved tensors of a training step. This part of planning needs torch."""

@@ -1,12 +1,12 @@
-"""From what a recorder saw to a trace.
+"""Builds a trace from the data of a recorder.
 
 Note [a storage in pieces]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~
-Memory is freed by storage, so a trace's tensor is a storage, views and all. Where autograd saves
-parts of a storage that the engine swaps one by one (the time steps of an unbound input, the gates
-that an LSTM cell was cut into), each part is a tensor of its own, and what is left of the storage
-is another one. If parts overlap, the largest stands for the storage, and the others have no
-tensor: a plan then leaves their positions to the advisor.
+Memory is freed by storage, so a tensor of a trace is a storage with all its views. Autograd may
+save parts of a storage that the engine swaps separately: the time steps of an unbound input, or the
+gates of an LSTM cell. Then each part is a tensor of its own, and the rest of the storage is another
+tensor. If parts overlap, the largest part stands for the storage, and the other parts have no
+tensor. A plan then leaves their positions to the advisor.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Pieces:
             self.tensors.append(self._tensor(rest, None, None))
 
     def used(self, start: int, span: int) -> Iterable[int]:
-        """Which of them a view of these bytes reads."""
+        """Indices of the pieces that a view of these bytes reads."""
         if (start, span) in self._places:
             return (self._places.index((start, span)),)
         touched = [i for i, (s, n) in enumerate(self._places) if s < start + span and start < s + n]
@@ -69,12 +69,12 @@ class _Pieces:
 
 
 def assemble(recorder: Recorder, durations_s: Sequence[float], **fields: Any) -> Trace:
-    """The trace of what was recorded.
+    """Build the trace of a recorded step.
 
     Args:
-        recorder: after the step.
-        durations_s: of each operator.
-        **fields: of `Trace`, other than operators and tensors.
+        recorder: the recorder after the step.
+        durations_s: seconds of each operator.
+        **fields: fields of `Trace`, except operators and tensors.
     """
     pieces = {key: _Pieces(storage) for key, storage in recorder.storages.items()}
     indices = _Indices(pieces)
@@ -86,7 +86,7 @@ def assemble(recorder: Recorder, durations_s: Sequence[float], **fields: Any) ->
 
 
 class _Indices:
-    """Places of tensors in the trace, given out as operators first touch them."""
+    """Indices of tensors in the trace, assigned in the order in which operators first use them."""
 
     def __init__(self, pieces: dict[int, _Pieces]) -> None:
         self._pieces = pieces

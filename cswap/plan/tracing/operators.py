@@ -1,4 +1,4 @@
-"""What one operator costs, from its arguments alone: kind, FLOPs, bytes moved, workspace."""
+"""The cost of one operator, derived from its arguments: kind, FLOPs, bytes moved, workspace."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _KINDS: Final = tuple(
 )
 
 _GATHERS: Final = frozenset({"embedding", "nll_loss_forward", "index_select", "gather", "index"})
-"""They read a few elements of their first argument, not all."""
+"""Operators that read only a few elements of their first argument."""
 
 _OVERWRITES: Final = frozenset({"copy_", "fill_", "zero_", "bernoulli_", "normal_", "uniform_"})
-"""They write their first argument without having read it."""
+"""Operators that write their first argument without reading it."""
 
 FFT_TILE: Final = 32
 
@@ -59,7 +59,7 @@ def kind_of(func: torch._ops.OpOverload) -> str:
 
 @cache
 def mutated_arguments(func: torch._ops.OpOverload) -> tuple[tuple[int, str], ...]:
-    """Place and name of the arguments that the operator writes to."""
+    """Index and name of the arguments that the operator writes to."""
     return tuple(
         (place, argument.name)
         for place, argument in enumerate(func._schema.arguments)  # noqa: SLF001
@@ -73,14 +73,14 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 
 def compute_dtype(tensors: Sequence[torch.Tensor]) -> str:
-    """Name of the first floating dtype: what the arithmetic is done in."""
+    """Name of the first floating dtype, in which the arithmetic is assumed to run."""
     return next((dtype_name(t.dtype) for t in tensors if t.is_floating_point()), "float32")
 
 
 def flops_of(
     func: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any
 ) -> float:
-    """Floating-point operations: torch's formulas, and one per element of elementwise results."""
+    """Floating-point operations: torch's formula, or one per element for elementwise operators."""
     formula = flop_registry.get(func._overloadpacket)  # noqa: SLF001
     if formula is not None:
         return float(formula(*args, **kwargs, out_val=out))
@@ -95,12 +95,12 @@ def bytes_moved(
     mutated: Sequence[torch.Tensor],
     produced: Sequence[torch.Tensor],
 ) -> float:
-    """Bytes read and written, if nothing is read twice.
+    """Bytes read and written if each byte is read only once.
 
     Args:
         func: the operator.
         read: all tensor arguments, mutated ones included.
-        mutated: arguments that it writes to.
+        mutated: arguments that the operator writes to.
         produced: results with memory of their own.
     """
     name = func._opname  # noqa: SLF001
@@ -113,21 +113,22 @@ def bytes_moved(
 
 
 def _extent(tensor: torch.Tensor) -> int:
-    # an expanded tensor has more elements than memory
+    # The elements of an expanded tensor may need more bytes than its storage has.
     return min(tensor.nbytes, tensor.untyped_storage().nbytes())
 
 
 def workspace_of(func: torch._ops.OpOverload, args: Sequence[Any], rule: Workspace) -> int:
-    """Bytes of device memory that a convolution's algorithm takes while it runs.
+    """Bytes of device memory that a convolution's algorithm holds while it runs.
 
     Args:
-        func: the operator; 0 for all but convolutions.
-        args: its arguments.
-        rule: ``none``: implicit GEMM, vDNN's memory-optimal algorithm. ``fft``: our reckoning of
-            the fastest one of its day, cuDNN's FFT by tiles of 32 x 32 pixels: the spectra, 32 x
-            17 complex numbers per tile, of the input, the filters and the output. Only where it
-            applies (two dimensions, stride 1, no dilation, one group, kernels of 2 to 32 pixels)
-            and where the output fills a tile, or the filters' spectra would outgrow the images'.
+        func: the operator; the result is 0 for all operators but convolutions.
+        args: arguments of the operator.
+        rule: ``none``: implicit GEMM, vDNN's memory-optimal algorithm, which holds no workspace.
+            ``fft``: our estimate for the fastest algorithm at that time, cuDNN's FFT with tiles of
+            32 x 32 pixels. It holds the spectra of the input, the filters and the output, each with
+            32 x 17 complex numbers per tile. It needs two dimensions, stride 1, no dilation, one
+            group and kernels of 2 to 32 pixels. The output must also fill a tile; otherwise the
+            filters' spectra would be larger than the images'. In all other cases the result is 0.
     """
     backward = func._opname == "convolution_backward"  # noqa: SLF001
     if rule == "none" or not (backward or func._opname == "convolution"):  # noqa: SLF001
@@ -139,7 +140,7 @@ def workspace_of(func: torch._ops.OpOverload, args: Sequence[Any], rule: Workspa
     fits = len(kernel) == 2 and groups == 1 and {*stride, *dilation} == {1}
     if not (fits and 1 < max(kernel) <= FFT_TILE):
         return 0
-    valid = [FFT_TILE - k + 1 for k in kernel]  # pixels of a tile that are not its neighbours', too
+    valid = [FFT_TILE - k + 1 for k in kernel]  # pixels of a tile that no neighbour shares
     extents = [n + 2 * p - k + 1 for n, p, k in zip(x.shape[2:], padding, kernel, strict=True)]
     if any(n < v for n, v in zip(extents, valid, strict=True)):
         return 0

@@ -1,12 +1,13 @@
-"""Positions of saved tensors: the keys of plans, counted as the engine counts them.
+"""Positions of saved tensors: the keys of plans, counted by the engine's rules.
 
 Note [positions are the engine's]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-A plan names a saved tensor by its position among those that the engine could swap, in the order in
-which autograd saves them. This file repeats the engine's rules (`SwapEngine.pack`,
-`cswap.engine.saved.aliases`): planning may not import the engine. `tests/plan/test_estimate.py`
-holds the two together. A tensor that is saved again while its memory is unchanged has the position
-that it had. The engine counts so only if it swaps or has swapped what it saw first.
+A plan names a saved tensor by its position among the tensors that the engine could swap, in the
+order in which autograd saves them. This file repeats the engine's rules (`SwapEngine.pack`,
+`cswap.engine.saved.aliases`), because planning may not import the engine.
+`tests/plan/test_estimate.py` checks that both agree. A tensor that is saved again while its memory
+is unchanged keeps its position. The engine does this only if it swaps or has swapped the tensor
+that was saved first.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ _CASTS: Final = frozenset({"ToCopyBackward0", "TBackward0", "TransposeBackward0"
 
 @dataclass(slots=True)
 class SavedRegion:
-    """A part of one storage that the engine swaps as one.
+    """A part of one storage that the engine swaps as a unit.
 
     Attributes:
-        position: in the step.
+        position: position among the saved tensors of the step.
         start: first byte in the storage.
         span: bytes from the first to the last.
-        nbytes: raw bytes; fewer than the span if that has gaps.
-        whole: whether it is the whole storage.
-        layout: of a view with gaps, whose elements are gathered; else None.
-        writes: how often the storage had been written to.
-        base: of the view that was saved, or itself.
+        nbytes: raw bytes; fewer than the span if the region has gaps.
+        whole: whether the region is the whole storage.
+        layout: layout of a view with gaps, whose elements are gathered; else None.
+        writes: number of writes to the storage before the tensor was saved.
+        base: the base of the saved view, or the saved tensor itself.
     """
 
     position: int
@@ -59,7 +60,7 @@ class Positions:
     """Counts the saved tensors of one step."""
 
     def __init__(self, min_bytes: int) -> None:
-        """Args: min_bytes: smaller ones are not swapped, as in `SwapConfig`."""
+        """Args: min_bytes: smaller tensors are not swapped, as in `SwapConfig`."""
         self._min_bytes = min_bytes
         self._next = 0
 
@@ -67,9 +68,9 @@ class Positions:
         """Count a saved tensor; append its region unless one of ``regions`` serves it.
 
         Args:
-            tensor: as autograd saves it; neither a parameter nor a buffer.
-            regions: of its storage, so far.
-            writes: to its storage, so far.
+            tensor: the tensor that autograd saves; neither a parameter nor a buffer.
+            regions: the regions of its storage so far.
+            writes: number of writes to its storage so far.
 
         Returns:
             Whether a region was appended.

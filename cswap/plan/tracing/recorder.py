@@ -1,4 +1,4 @@
-"""Records a training step: every operator below autograd, every storage, every saved tensor."""
+"""Records a training step: all operators below autograd, all storages, all saved tensors."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 Use = tuple[int, int, int]
-"""A part of a storage: its key, first byte, bytes from the first to the last."""
+"""A part of a storage: key of the storage, first byte, bytes from the first to the last."""
 
 
 class Timer(Protocol):
-    """Measures how long operators take."""
+    """Measures the durations of operators."""
 
     def start(self) -> Any:
-        """Before an operator is run; returns its mark."""
+        """Called before an operator runs; returns its mark."""
 
     def stop(self, mark: Any) -> None:
-        """After it has been run."""
+        """Called after the operator has run."""
 
 
 @dataclass(slots=True)
@@ -36,16 +36,16 @@ class RecordedStorage:
     """One storage of the step. Its address is not reused while the weak reference lives.
 
     Attributes:
-        reference: to the storage, not to its memory.
-        nbytes: its size.
-        name: for people.
-        module: path of the module that produced it.
-        dtype: of the first tensor seen in it, as are its sizes.
-        shape: in elements.
+        reference: reference to the storage object; it does not keep the memory alive.
+        nbytes: size of the storage.
+        name: a name for display.
+        module: path of the module that produced the storage.
+        dtype: dtype of the first tensor seen in the storage.
+        shape: shape of that tensor, in elements.
         role: one of `cswap.schema.trace.ROLES`.
-        writes: how often an operator has written to it since it was produced.
-        regions: what autograd saved of it, if that could be swapped.
-        samples: of each region, what a sampler made of its values.
+        writes: number of operators that have written to the storage since it was produced.
+        regions: swappable parts of the storage that autograd saved.
+        samples: for each region, the result of the sampler.
     """
 
     reference: StorageWeakRef
@@ -65,17 +65,17 @@ class RecordedOperator:
     """One operator as it ran; see `TraceOperator`.
 
     Attributes:
-        name: torch's name of it.
+        name: torch's name of the operator.
         kind: one of `cswap.schema.trace.KINDS`.
         phase: forward, backward or optimizer.
-        module: path of the module that called it, or whose backward it is part of.
-        dtype: what its arithmetic is done in.
-        reads: what it reads, without what is resident.
+        module: path of the module that called the operator, or whose backward contains it.
+        dtype: dtype of its arithmetic.
+        reads: parts of storages that it reads, without resident ones.
         produces: keys of the storages that it produces.
         flops: floating-point operations.
         bytes_moved: bytes read and written.
-        workspace_bytes: device memory held meanwhile.
-        mark: the timer's.
+        workspace_bytes: device memory that it holds while it runs.
+        mark: the timer's mark.
     """
 
     name: str
@@ -92,19 +92,19 @@ class RecordedOperator:
 
 
 class Sampler(Protocol):
-    """Looks at the values of saved tensors."""
+    """Reads the values of saved tensors."""
 
     def __call__(self, tensor: torch.Tensor, region: SavedRegion) -> Any:
-        """What there is to say of a region, just saved as this tensor."""
+        """Return a sample of a region that was just saved as this tensor."""
 
 
 class Recorder(TorchDispatchMode):
     """A dispatch mode; enter it around forward, loss, backward and optimizer.
 
     Attributes:
-        phase: of the operators that run now; to be set by the caller.
-        operators: in execution order.
-        storages: by key, in order of appearance.
+        phase: phase of the operators that run now; the caller sets it.
+        operators: recorded operators in execution order.
+        storages: recorded storages by key, in order of appearance.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Recorder(TorchDispatchMode):
         timer: Timer | None = None,
         sampler: Sampler | None = None,
     ) -> None:
-        """Args: owned: resident, not part of the trace; parameters: part of it, by name."""
+        """Args: owned: resident tensors, not in the trace; parameters: by name, in the trace."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.phase = "forward"
         self.operators: list[RecordedOperator] = []
@@ -140,7 +140,7 @@ class Recorder(TorchDispatchMode):
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run an operator and note it, unless it only makes a view or uninitialised memory."""
+        """Run an operator and record it, unless it only makes a view or uninitialised memory."""
         kwargs = kwargs or {}
         name = func._opname  # noqa: SLF001
         if func.namespace == "prim" or func.is_view or name.startswith(("empty", "new_empty")):
@@ -155,13 +155,13 @@ class Recorder(TorchDispatchMode):
     # ------------------------------------------------------------- the caller
 
     def name(self, tensor: torch.Tensor, name: str, role: str) -> None:
-        """Say what the storage of a tensor is; it becomes part of the trace if it is not yet."""
+        """Set name and role of a tensor's storage; add the storage if it is missing."""
         if _key(tensor) not in self._owned:
             storage = self._storage(tensor, name)
             storage.name, storage.role = name, role
 
     def add(self, name: str, reads: Sequence[torch.Tensor], bytes_moved: float) -> None:
-        """Note an operator that has not been run, such as a fused optimizer."""
+        """Record an operator that was not run, such as a fused optimizer."""
         dtype = operators.compute_dtype(reads)
         uses = self._uses(reads)
         self.operators.append(
@@ -170,7 +170,7 @@ class Recorder(TorchDispatchMode):
 
     @contextmanager
     def paths(self, model: torch.nn.Module) -> Iterator[None]:
-        """Meanwhile operators know in which module of the model they run."""
+        """A context in which the recorder knows the module that each operator runs in."""
 
         def enter(path: str) -> Any:
             return lambda _module, _args: self._modules.append(path)
@@ -190,7 +190,7 @@ class Recorder(TorchDispatchMode):
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Meanwhile saved tensors have positions, as while an installed model runs forward."""
+        """A context in which saved tensors get positions, as under an installed engine."""
         with torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack):
             yield
 
@@ -211,7 +211,8 @@ class Recorder(TorchDispatchMode):
     def _unpack(self, packed: tuple[torch.Tensor, Use | None]) -> torch.Tensor:
         kept, use = packed
         if use is not None:
-            # The node uses it in its next operator; if that does without, it was held till then.
+            # The node's next operator is taken as the reader. If it does not read the tensor, the
+            # tensor was still held until then.
             self._unpacked.append(use)
         return kept
 
@@ -230,8 +231,8 @@ class Recorder(TorchDispatchMode):
         known = {_key(t) for t in read}
         fresh = {_key(t): t for t in results if _key(t) not in known}
         if results and not fresh and not mutated:
-            return  # a view that does not say so
-        # What was made without values is produced by the first operator that writes to it.
+            return  # a view that is not marked as one
+        # Uninitialised memory is produced by the first operator that writes to it.
         born = {_key(t): t for t in mutated if self._is_new(t)} | fresh
         module = self._current_module()
         operator = RecordedOperator(
@@ -291,7 +292,7 @@ class Recorder(TorchDispatchMode):
 
     def _current_module(self) -> str:
         if self.phase == "forward":
-            # An operator's node, if it has one, was numbered just before the operator runs.
+            # Autograd numbers an operator's node, if it has one, just before the operator runs.
             number = torch.autograd._get_sequence_nr() - 1  # type: ignore[attr-defined]  # noqa: SLF001
             self._module_of_node[number] = self._modules[-1]
             return self._modules[-1]

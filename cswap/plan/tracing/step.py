@@ -1,4 +1,4 @@
-"""One training step under a recorder, with fake tensors or real ones."""
+"""Runs one training step under a recorder, with fake or real tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def as_tuple(value: Any) -> tuple[Any, ...]:
-    """Arguments, given as a tuple, a list or the only one."""
+    """Arguments as a tuple; a value that is neither a tuple nor a list is the only argument."""
     return tuple(value) if isinstance(value, tuple | list) else (value,)
 
 
@@ -28,7 +28,7 @@ def run_step(
     *,
     swap_loss: bool,
 ) -> None:
-    """Forward, loss and backward; gradients must be None before, and are there afterwards."""
+    """Run forward, loss and backward. Gradients must be None before; afterwards they are set."""
     _name_inputs(recorder, "input", inputs)
     _name_inputs(recorder, "target", targets)
     with recorder, recorder.paths(model):
@@ -39,7 +39,7 @@ def run_step(
             value = loss(output, *targets)
         del output
         recorder.phase = "backward"
-        # in this thread, or the recorder would not see it
+        # Backward must run in this thread, because the recorder sees only this thread.
         with torch.autograd.set_multithreading_enabled(False):
             value.backward()  # type: ignore[no-untyped-call]
     recorder.phase = "optimizer"
@@ -49,24 +49,24 @@ def run_step(
 
 
 def gradients(model: torch.nn.Module) -> list[torch.Tensor]:
-    """What backward has left for the optimizer."""
+    """Dense gradients of the model's parameters."""
     found = [p.grad for p in model.parameters() if p.grad is not None]
     return [gradient for gradient in found if gradient.layout is torch.strided]
 
 
 def batch_of(inputs: tuple[Any, ...]) -> int:
-    """Samples: the first extent of the first tensor, 0 if there is none."""
+    """Number of samples: the first extent of the first tensor, or 0 if there is none."""
     tensors = [t for t in tensors_in(inputs) if t.ndim]
     return int(tensors[0].shape[0]) if tensors else 0
 
 
 def resident_bytes(model: torch.nn.Module, more: list[torch.Tensor] | None = None) -> int:
-    """Bytes of parameters, buffers and, say, the optimizer's state; each storage once."""
+    """Bytes of parameters, buffers and the tensors in ``more``; each storage counts once."""
     return storage_bytes([*model.parameters(), *model.buffers(), *(more or [])])
 
 
 def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Bytes that tensors hold; each storage once."""
+    """Bytes that tensors hold; each storage counts once."""
     storages = {s._cdata: s.nbytes() for s in (t.untyped_storage() for t in tensors)}  # noqa: SLF001
     return sum(storages.values())
 
