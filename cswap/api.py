@@ -10,6 +10,7 @@ from cswap.engine.saved.module_stack import Scope
 from cswap.errors import ConfigError
 from cswap.hooks import HookPair, ModuleHooks, Swapping, check_model, installed_on
 from cswap.log import log
+from cswap.notices import tell_of_options
 from cswap.recompute import Recomputed, modules_to_recompute
 from cswap.schema.plan import Plan
 from cswap.selectors import Globs, Selectors
@@ -84,6 +85,7 @@ def install(
     if model is not None:
         check_model(model)
     engine, recompute = _engine(config, options, model)
+    tell_of_options(engine.config, model)
     if model is None:
         return InstallHandle(engine, (_Everything(engine),))
     earlier = installed_on(model)
@@ -127,6 +129,7 @@ def swapping(*, config: SwapConfig | None = None, **options: Any) -> Swapping:
         ConfigError: a wrong option.
     """
     engine, _ = _engine(config, options, None)
+    tell_of_options(engine.config, None)
     return Swapping(engine)
 
 

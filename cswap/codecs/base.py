@@ -241,8 +241,14 @@ class Codec(abc.ABC):
 
         Raises:
             CorruptEncodingError: the encoding is damaged or was made by another codec.
-            ConfigError: ``out`` has another dtype or shape, or expanded dimensions.
+            ConfigError: ``out`` has another dtype or shape, or expanded dimensions; ``encoding`` is
+                something else.
         """
+        if not isinstance(encoding, Encoding):
+            raise ConfigError(
+                f"encoding={type(encoding).__name__}: must be the result of encode, or of "
+                "Encoding.from_bytes."
+            )
         if encoding.codec != self.name:
             raise CorruptEncodingError(
                 f"encoding.codec={encoding.codec!r}: cannot be decoded by {self.name!r}."
