@@ -161,6 +161,28 @@ def _calibrate(device: str, *, again: bool) -> bool:
 
 
 @app.command()
+def warm(
+    codecs: Annotated[list[str] | None, typer.Argument(help="Which; default: all.")] = None,
+) -> None:
+    """Compile the CPU's kernels now, so that the first training step does not wait for them.
+
+    About a minute, once per machine; in a container, while its image is built. Kernels for GPUs are
+    made by `python -m bench gpu build` of a checkout, for CSWAP_KERNELS.
+    """
+    from rich.progress import Progress
+
+    from cswap import warm as warming
+
+    names = list(codecs) if codecs else warming.names()
+    with Progress(disable=not sys.stdout.isatty()) as progress:
+        bar = progress.add_task("Compiling", total=len(names) + 2)
+        for name in warming.steps(names):
+            progress.update(bar, advance=1, description=f"Compiled {visible(name)}")
+    folder = warming.folder()
+    print(f"Compiled: {', '.join(names)}. Kept in {folder}." if folder else warming.NOT_KEPT)
+
+
+@app.command()
 def tune(
     codecs: Annotated[list[str], typer.Argument(help="Which, such as zvc int8.")],
     device: Annotated[str, typer.Option(help="Kind of device: cpu or cuda.")] = "cpu",

@@ -72,9 +72,11 @@ def _tell_of_selectors(
     kinds = {type(module).__name__ for module in paths.values()}
     lost = unmatched((s for s in chosen if isinstance(s, str)), paths.keys())
     told = [f"{name}={shown(glob)} matches no module.{_hint(glob, paths, kinds)}" for glob in lost]
-    for kind in chosen:
-        if isinstance(kind, type) and not any(isinstance(m, kind) for m in paths.values()):
-            told.append(f"{name}={shown(kind.__name__)}: the model has no module of that class.")
+    told += [
+        f"{name}={shown(kind.__name__)}: the model has no module of that class."
+        for kind in chosen
+        if isinstance(kind, type) and not any(isinstance(m, kind) for m in paths.values())
+    ]
     for line in told[:MOST_TOLD]:
         log.warning("%s", line)
     if len(told) > MOST_TOLD:

@@ -51,6 +51,16 @@ LOCK_WAIT_S: Final = 5.0
 _waited_in_vain = Event()
 """Whether the last wait for such a process was too long: the next one is not waited for."""
 
+COMPILING: Final = (
+    "Compiling kernels, once per machine: about ten seconds. `cswap warm` does it beforehand."
+)
+
+told_of_compiling = Event()
+"""Whether this process has said that it compiles; set beforehand, it says nothing."""
+
+_spent_s = [0.0]
+"""Seconds of all compilations of this process."""
+
 _told = Event()
 """Whether this process has said that it cannot keep kernels."""
 
@@ -82,12 +92,21 @@ def numba_folder() -> Path | None:
         return None
 
 
+def compile_s() -> float:
+    """Seconds that this process has spent compiling kernels, or loading them from the disk."""
+    return _spent_s[0]
+
+
 def _compile_unwatched(compile_now: Callable[[Any], Any], signature: Any) -> Any:
     # See Note [kernels under a profiler]. A thread that has the compiler's lock is compiling a
     # caller of this function: another thread would wait for that lock forever.
     if global_compiler_lock.is_locked():
         return compile_now(signature)
-    return unwatched(compile_now, signature)
+    began = time.perf_counter()
+    try:
+        return unwatched(compile_now, signature)
+    finally:
+        _spent_s[0] += time.perf_counter() - began
 
 
 class DiskCache:
@@ -116,7 +135,10 @@ class DiskCache:
         try:
             files = self._open()
             with _folder_to_itself(files.cache_path) as alone:
-                return files.load_overload(signature, context) if alone else None
+                found = files.load_overload(signature, context) if alone else None
+            if found is None:
+                _tell_of_compiling()
+            return found
         except (OSError, RuntimeError) as error:
             self._give_up(error)
         except Exception as error:  # a damaged pickle can raise anything
@@ -147,6 +169,12 @@ class DiskCache:
         if not _told.is_set():
             _told.set()
             _log.warning("Compiled kernels cannot be kept (%s). %s", error, UNCACHED)
+
+
+def _tell_of_compiling() -> None:
+    if not told_of_compiling.is_set():
+        told_of_compiling.set()
+        _log.warning(COMPILING)
 
 
 @contextmanager
