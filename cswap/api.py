@@ -84,16 +84,36 @@ def install(
     """
     if model is not None:
         check_model(model)
+        return _install_on(model, config, options, "forward")
+    engine, _ = _engine(config, options, None)
+    return InstallHandle(engine, (_Everything(engine),))
+
+
+def install_on(model: torch.nn.Module, config: SwapConfig, entry: str) -> InstallHandle:
+    """Swap what autograd saves while a method of a model runs.
+
+    Args:
+        model: as for `install`.
+        config: options.
+        entry: the method's name; `install` takes "forward".
+
+    Raises:
+        ConfigError: as for `install`.
+    """
+    check_model(model)
+    return _install_on(model, config, {}, entry)
+
+
+def _install_on(
+    model: torch.nn.Module, config: SwapConfig | None, options: dict[str, Any], entry: str
+) -> InstallHandle:
     engine, recompute = _engine(config, options, model)
-    tell_of_options(engine.config, model)
-    if model is None:
-        return InstallHandle(engine, (_Everything(engine),))
     earlier = installed_on(model)
     if earlier is not None:
         log.warning("install: this model was installed before; that is removed.")
         earlier.remove()
     recomputed = Recomputed(model, recompute)
-    hooks = ModuleHooks(model, engine, _ScopeRules(engine.config))
+    hooks = ModuleHooks(model, engine, _ScopeRules(engine.config), entry)
     hooks.handle = InstallHandle(engine, (hooks, recomputed))
     return hooks.handle
 
@@ -129,7 +149,6 @@ def swapping(*, config: SwapConfig | None = None, **options: Any) -> Swapping:
         ConfigError: a wrong option.
     """
     engine, _ = _engine(config, options, None)
-    tell_of_options(engine.config, None)
     return Swapping(engine)
 
 
@@ -140,6 +159,7 @@ def _engine(
     if config is not None and not isinstance(config, SwapConfig):
         raise ConfigError(f"config={config!r}: must be a SwapConfig.")
     resolved = SwapConfig.resolve(config, **options)
+    tell_of_options(resolved, model)
     plan = None if resolved.plan is None else Plan.parse(resolved.plan)
     if plan is not None and plan.order:
         log.warning("plan.order: the model's own order of operators is run instead.")

@@ -166,8 +166,9 @@ def warm(
 ) -> None:
     """Compile the CPU's kernels now, so that the first training step does not wait for them.
 
-    About a minute, once per machine; in a container, while its image is built. Kernels for GPUs are
-    made by `python -m bench gpu build` of a checkout, for CSWAP_KERNELS.
+    All codecs take some minutes of one core, once per machine; in a container, while its image is
+    built. Kernels for GPUs are made by `python -m bench gpu build` of a checkout, for
+    CSWAP_KERNELS.
     """
     from rich.progress import Progress
 

@@ -132,20 +132,20 @@ class DiskCache:
 
     def load_overload(self, signature: Any, context: Any) -> Any:
         """Load the machine code for that signature; None: it must be compiled."""
+        found = None
         try:
             files = self._open()
             with _folder_to_itself(files.cache_path) as alone:
                 found = files.load_overload(signature, context) if alone else None
-            if found is None:
-                _tell_of_compiling()
-            return found
         except (OSError, RuntimeError) as error:
             self._give_up(error)
         except Exception as error:  # a damaged pickle can raise anything
             name = self._function.__qualname__
             _log.warning("%s: %s is damaged (%r): compiled anew.", self.cache_path, name, error)
             self.flush()
-        return None
+        if found is None:
+            _tell_of_compiling()
+        return found
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
         """Keep the machine code for that signature."""

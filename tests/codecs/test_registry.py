@@ -155,4 +155,4 @@ def test_missing_package_is_named_with_its_remedy(name, package, monkeypatch):
 
 def test_an_array_in_the_place_of_an_encoding_is_refused():
     with pytest.raises(ConfigError, match="encoding=ndarray: must be the result of encode"):
-        get_codec("zvc").decode(np.zeros(4, np.float32))  # type: ignore[arg-type]
+        cswap.get_codec("zvc").decode(np.zeros(4, np.float32))  # type: ignore[arg-type]
