@@ -235,7 +235,8 @@ def explain(
     from cswap.report import explain as report
 
     record = report.load(file)
-    columns, rows = report.COLUMNS, report.site_rows(record)
+    columns: tuple[str, ...] = report.COLUMNS
+    rows = report.site_rows(record)
     if position is not None:
         columns, rows = report.CANDIDATE_COLUMNS, report.candidate_rows(record, position)
     emit(

@@ -16,7 +16,7 @@ is printed, and after an exception the model stays installed until the next trai
 from __future__ import annotations
 
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
 
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from cswap.stats.stats import Stats
 
 __all__ = ["CswapArguments", "CswapCallback"]
-
-AnyTrainer = TypeVar("AnyTrainer")
 
 
 class CswapCallback(TrainerCallback):  # type: ignore[misc]
@@ -56,19 +54,19 @@ class CswapCallback(TrainerCallback):  # type: ignore[misc]
         """
         self._session = Session(read_options(source, options))
 
-    def attach(self, trainer: AnyTrainer) -> AnyTrainer:
+    def attach(self, trainer: Any) -> Self:
         """Add this callback to a Trainer. See Note [callbacks and exceptions].
 
         Args:
             trainer: a `transformers.Trainer`.
 
         Returns:
-            The trainer.
+            This callback.
         """
-        handler: Any = trainer.callback_handler  # type: ignore[attr-defined]
+        handler = trainer.callback_handler
         if self not in handler.callbacks:
             handler.callbacks.insert(0, self)
-        train = trainer.train  # type: ignore[attr-defined]
+        train = trainer.train
 
         @wraps(train)
         def train_and_remove(*args: Any, **kwargs: Any) -> Any:
@@ -77,8 +75,8 @@ class CswapCallback(TrainerCallback):  # type: ignore[misc]
             finally:
                 self.remove()
 
-        trainer.train = train_and_remove  # type: ignore[attr-defined]
-        return trainer
+        trainer.train = train_and_remove
+        return self
 
     def remove(self) -> None:
         """Take cswap off the model; a second time does nothing."""

@@ -24,7 +24,7 @@ class Network(nn.Module):
         return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
 
 
-class Rows(torch.utils.data.Dataset):
+class Rows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
     """Examples as dicts; the one at ``broken`` raises."""
 
     def __init__(self, n=256, broken=None) -> None:

@@ -17,7 +17,7 @@ OPTIONS = {"codec": "zvc", "min_bytes": 0, "workers": 0}
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the framework's own
 
 
-class Taken(GeneralTracker):
+class Taken(GeneralTracker):  # type: ignore[misc]
     """Takes down what it is given."""
 
     name = "taken"

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of the framework's own
 
 @pytest.fixture
 def module(network):
-    class Module(lightning.LightningModule):
+    class Module(lightning.LightningModule):  # type: ignore[misc]
         def __init__(self):
             super().__init__()
             self.network = network()

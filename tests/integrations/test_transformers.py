@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -10,13 +12,13 @@ pytest.importorskip("accelerate")
 
 from cswap.integrations.transformers import CswapArguments, CswapCallback
 
-OPTIONS = {"codec": "zvc", "min_bytes": 0, "workers": 0}
+OPTIONS: dict[str, Any] = {"codec": "zvc", "min_bytes": 0, "workers": 0}
 FIGURES = {f"cswap/{name}" for name in ("held_mib", "saved_mib", "ratio", "remat_mib", "exposed_s")}
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the frameworks' own
 
 
-class Taken(transformers.TrainerCallback):
+class Taken(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
     """Stands for TensorBoard: takes down what it is given."""
 
     def __init__(self):
@@ -42,7 +44,8 @@ def test_training_is_the_same_and_figures_are_in_the_logs(tmp_path, network, row
     plain = network()
     make(tmp_path, plain, rows()).train()
     model, taken, callback = network(), Taken(), CswapCallback(OPTIONS)
-    trainer = callback.attach(make(tmp_path, model, rows(), [taken]))
+    trainer = make(tmp_path, model, rows(), [taken])
+    callback.attach(trainer)
     trainer.train()
     assert all(map(torch.equal, weights(model), weights(plain)))
     assert untouched(model)
@@ -67,7 +70,8 @@ def test_a_callback_that_is_only_given_works_too(tmp_path, network, rows, untouc
 
 def test_an_exception_leaves_nothing_on_the_model(tmp_path, network, rows, untouched):
     model = network()
-    trainer = CswapCallback(OPTIONS).attach(make(tmp_path, model, rows(broken=7)))
+    trainer = make(tmp_path, model, rows(broken=7))
+    CswapCallback(OPTIONS).attach(trainer)
     with pytest.raises(RuntimeError, match="broken example"):
         trainer.train()
     assert untouched(model)
