@@ -1,7 +1,7 @@
 """cswap in the Trainer of transformers: a small GPT-2 on random tokens.
 
-pip install "cswap[transformers]"
-python with_trainer.py --cswap_lossy int8
+It needs ``pip install "cswap[transformers]"``. Run it with
+``python with_trainer.py --cswap_lossy int8``.
 """
 
 from __future__ import annotations

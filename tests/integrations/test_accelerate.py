@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-accelerate = pytest.importorskip("accelerate")
+pytest.importorskip("accelerate")
 
+import accelerate
 from accelerate.tracking import GeneralTracker
 
 from cswap import ConfigError

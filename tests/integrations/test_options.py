@@ -53,7 +53,7 @@ def test_wrong_options_are_named(source, says):
 def test_a_file_that_is_no_mapping_is_refused(tmp_path, text):
     pytest.importorskip("yaml")
     (tmp_path / "x.yaml").write_text(text)
-    with pytest.raises(ConfigError, match="x.yaml"):
+    with pytest.raises(ConfigError, match=r"x\.yaml"):
         read_options(tmp_path / "x.yaml", {})
 
 

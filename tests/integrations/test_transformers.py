@@ -1,4 +1,4 @@
-"""The callback in the Trainer of transformers: the same weights, figures in every log, nothing left."""
+"""The callback in the Trainer of transformers: equal weights, figures in every log, no trace."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
+
+import transformers
 
 from cswap.integrations.transformers import CswapArguments, CswapCallback
 
@@ -53,7 +55,7 @@ def test_training_is_the_same_and_figures_are_in_the_logs(tmp_path, network, row
     assert len(steps) == 3
     assert all(entry.keys() >= FIGURES for entry in steps)
     assert all(entry["cswap/saved_mib"] > 0 for entry in steps)
-    assert [e for e in trainer.state.log_history if "loss" in e][0].keys() >= FIGURES
+    assert next(e for e in trainer.state.log_history if "loss" in e).keys() >= FIGURES
     assert callback.stats.swapped > 0
 
 
