@@ -205,15 +205,17 @@ def measure(
 
 
 def _working(make: Callable[[], Workload], way: str, failures: dict[str, str]) -> Replica | None:
-    replica = Replica(make, way)
+    replica = None
     try:
+        replica = Replica(make, way)
         replica.gradients(0, replica.batch(0))
     except Exception as error:  # what packages raise is theirs
+        if replica is not None:
+            replica.close()
         if way == PLAIN:
             raise
         text = (str(error).splitlines() or [""])[0][:200]
         failures[way] = f"cannot run ({type(error).__name__}: {text})"
-        replica.close()
         return None
     return replica
 

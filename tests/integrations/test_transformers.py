@@ -20,7 +20,7 @@ FIGURES = {f"cswap/{name}" for name in ("held_mib", "saved_mib", "ratio", "remat
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the frameworks' own
 
 
-class Taken(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
+class Taken(transformers.TrainerCallback):  # type: ignore[misc]
     """Stands for TensorBoard: takes down what it is given."""
 
     def __init__(self):
