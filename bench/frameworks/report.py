@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Final
 from rich import box
 from rich.table import Table
 
-from bench.files.committed import as_markdown
 from bench.frameworks.measure import PLAIN, WAYS
 from cswap.report.terminal import literal
 
@@ -60,12 +59,6 @@ def table(document: dict[str, Any]) -> Table:
         last_of_workload = i + 1 == len(rows) or rows[i + 1][0] != row[0]
         found.add_row(*map(literal, row), end_section=last_of_workload)
     return found
-
-
-def markdown(document: dict[str, Any]) -> str:
-    """For a page: the table, the summary, and what the columns mean."""
-    lines = as_markdown(HEADINGS, cells(document))
-    return f"{lines}\n\n{summary(document)} {NOTE}"
 
 
 def summary(document: dict[str, Any]) -> str:

@@ -18,9 +18,11 @@ from bench.files.committed import RESULTS, ROOT, NotReadError
 from bench.files.committed import as_markdown as _markdown
 from bench.files.committed import load as _load
 from bench.files.committed import where as _where
+from bench.frameworks import report as frameworks_report
 from bench.overhead import hook_costs
 from bench.papers.report import HEADINGS, networks, summary
 from bench.swap import report as swap_report
+from cswap.errors import ConfigError
 from cswap.schema.reading import read_object
 
 PAGES: Final = (
@@ -325,6 +327,17 @@ def results_table() -> str:
     return _markdown(["file", "made by", "CPU", "on", "at commit"], rows)
 
 
+def workloads_table() -> str:
+    """Models of other packages, trained in every way."""
+    try:
+        data = _load("workloads.json")
+    except ConfigError:
+        return "Not in `bench/results/cpu` yet: `python -m bench workloads` measures it."
+    table = _markdown(frameworks_report.HEADINGS, frameworks_report.cells(data))
+    words = f"{frameworks_report.summary(data)} {frameworks_report.NOTE}"
+    return f"{table}\n\n{words} {_where(data, 'workloads.json')}"
+
+
 TABLES: Final = {
     "papers": papers_table,
     "paper networks": paper_networks_table,
@@ -345,6 +358,7 @@ TABLES: Final = {
     "overhead": overhead_table,
     "hooks": hooks_table,
     "swap": swap_table,
+    "workloads": workloads_table,
 }
 
 

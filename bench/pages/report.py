@@ -20,7 +20,6 @@ from bench.drawing.html_page import Grid, Picture, Section
 from bench.files.committed import NotReadError, as_markdown, reading
 from bench.files.kinds import ResultFileError, kind_of, load, understood
 from bench.files.resumable import SUFFIX
-from bench.frameworks import report as frameworks_report
 from bench.gpu import tables as gpu_tables
 from bench.options import writable_folder
 from bench.pages import readme
@@ -28,7 +27,7 @@ from cswap.display import visible_lines
 from cswap.report.terminal import literal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from bench.files.kinds import Document
 
@@ -100,10 +99,10 @@ def sections(folder: Path, found: list[Result]) -> list[Section]:
 
 
 def _tables(result: Result) -> tuple[list[Grid], list[str]]:
-    if (own := _own_table(result.document)) is not None:
+    if "part" in result.document:
         try:
             with understood(result.path):
-                return [_grid("", own(result.document))], []
+                return [_grid("", gpu_tables.markdown(result.document))], []
         except ResultFileError as error:
             return [], [str(error)]
     tables, notes = [], []
@@ -126,13 +125,6 @@ def _tables(result: Result) -> tuple[list[Grid], list[str]]:
     if not tables and not notes:
         notes.append("There is no table of this kind of file.")
     return tables, notes
-
-
-def _own_table(document: Document) -> Callable[[Document], str] | None:
-    # What makes the Markdown of a kind of result that has no table in README or docs.
-    if "part" in document:
-        return gpu_tables.markdown
-    return frameworks_report.markdown if document.get("kind") == "workloads" else None
 
 
 def _grid(title: str, markdown: str) -> Grid:
