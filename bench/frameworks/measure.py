@@ -66,6 +66,8 @@ class Row:
         raw_bytes: of what cswap moved or computes again, in one step.
         encoded_bytes: of its encodings.
         kept_bytes: of what cswap left, by reason, in one step.
+        gained_of_saved: share of what autograd saved, parameters left out, that cswap took off, by
+            its own count.
         sites: cswap's choices, those with the most bytes first.
         failure: why there are no figures, or None.
     """
@@ -81,6 +83,7 @@ class Row:
     raw_bytes: int | None = None
     encoded_bytes: int | None = None
     kept_bytes: dict[str, int] = field(default_factory=dict)
+    gained_of_saved: float | None = None
     sites: list[dict[str, Any]] = field(default_factory=list)
     failure: str | None = None
 
@@ -250,10 +253,14 @@ def _of_one_step(replica: Replica) -> dict[str, Any]:
         reason: nbytes - before.kept_bytes_by_reason.get(reason, 0)
         for reason, nbytes in after.kept_bytes_by_reason.items()
     }
+    raw = after.raw_bytes - before.raw_bytes
+    encoded = after.encoded_bytes - before.encoded_bytes
+    saved = raw + sum(kept.values()) - kept.get("parameter", 0)
     return {
-        "raw_bytes": after.raw_bytes - before.raw_bytes,
-        "encoded_bytes": after.encoded_bytes - before.encoded_bytes,
+        "raw_bytes": raw,
+        "encoded_bytes": encoded,
         "kept_bytes": {reason: nbytes for reason, nbytes in kept.items() if nbytes},
+        "gained_of_saved": (raw - encoded) / saved if saved else None,
         "sites": _sites(replica.handle),
     }
 

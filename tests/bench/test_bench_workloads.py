@@ -106,6 +106,8 @@ def test_every_way_has_a_row_with_what_is_held(workloads, tmp_path):
     assert all(rows[way]["bit_equal"] for way in lossless)
     assert rows["cswap without remat"]["encoded_bytes"] > 0
     assert all(rows[way]["sites"] for way in CSWAP)
+    assert all((row["gained_of_saved"] or 0) > 0.3 for way, row in rows.items() if way in CSWAP)
+    assert rows["plain"]["gained_of_saved"] is None
     assert report.summary(document) in result.output
 
 
