@@ -143,7 +143,7 @@ class DiskCache:
             name = self._function.__qualname__
             _log.warning("%s: %s is damaged (%r): compiled anew.", self.cache_path, name, error)
             self.flush()
-        if found is None:
+        if found is None and not isinstance(self._files, NullCache):  # of that, more was said
             _tell_of_compiling()
         return found
 
