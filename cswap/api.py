@@ -159,13 +159,14 @@ def _engine(
     if config is not None and not isinstance(config, SwapConfig):
         raise ConfigError(f"config={config!r}: must be a SwapConfig.")
     resolved = SwapConfig.resolve(config, **options)
-    tell_of_options(resolved, model)
     plan = None if resolved.plan is None else Plan.parse(resolved.plan)
     if plan is not None and plan.order:
         log.warning("plan.order: the model's own order of operators is run instead.")
     recompute = modules_to_recompute(plan, model) if plan and model else {}
     unseen = {position for positions in recompute.values() for position in positions}
-    return SwapEngine(resolved, plan, unseen=unseen), tuple(recompute)
+    engine = SwapEngine(resolved, plan, unseen=unseen)
+    tell_of_options(resolved, model)
+    return engine, tuple(recompute)
 
 
 class _ScopeRules:

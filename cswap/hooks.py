@@ -331,9 +331,10 @@ def _with_module(original: Callable[..., Any]) -> inspect.Signature:
 def installed_on(model: torch.nn.Module) -> Removable | None:
     """The handle of the `cswap.install` that this model is under, if it is."""
     for value in model.__dict__.values():
-        hooks = getattr(value, "installed", None)
-        if isinstance(hooks, ModuleHooks):
-            return hooks.handle
+        if isinstance(value, types.MethodType):
+            hooks = getattr(value, "installed", None)
+            if isinstance(hooks, ModuleHooks):
+                return hooks.handle
     return None
 
 

@@ -162,4 +162,4 @@ def test_an_array_in_the_place_of_the_output_is_refused():
     zvc, out = cswap.get_codec("zvc"), np.zeros(1 << 16, np.uint8)
     for call in (zvc.encode, lambda x, out: zvc.decode(zvc.encode(x), out)):
         with pytest.raises(ConfigError, match=r"out=ndarray: must be a torch\.Tensor"):
-            call(torch.zeros(4), out)  # type: ignore[operator]
+            call(torch.zeros(4), out)  # type: ignore[arg-type]
