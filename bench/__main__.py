@@ -24,6 +24,7 @@ COMMANDS = {
     "demo": "bench.demo.command",
     "swap": "bench.swap.command",
     "codecs": "bench.codecs.command",
+    "workloads": "bench.frameworks.command",
     "overhead": "bench.overhead.command",
     "plans": "bench.plans.command",
     "sparsity": "bench.sparsity.command",
@@ -42,7 +43,8 @@ COMMANDS = {
 
 GO_ON = "the same command goes on from here. With --again it begins anew"
 AFTER_CTRL_C = {
-    **dict.fromkeys(("swap", "codecs", "plans", "sparsity", "papers", "schedule"), GO_ON),
+    **dict.fromkeys(("swap", "workloads", "codecs", "plans", "sparsity"), GO_ON),
+    **dict.fromkeys(("papers", "schedule"), GO_ON),
     "gpu": "all finished measurements are written",
 }
 """Message after an interrupt, by command. Other commands keep nothing, except demo and accuracy,

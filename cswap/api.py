@@ -10,6 +10,7 @@ from cswap.engine.saved.module_stack import Scope
 from cswap.errors import ConfigError
 from cswap.hooks import HookPair, ModuleHooks, Swapping, check_model, installed_on
 from cswap.log import log
+from cswap.notices import tell_of_options
 from cswap.recompute import Recomputed, modules_to_recompute
 from cswap.schema.plan import Plan
 from cswap.selectors import Globs, Selectors
@@ -83,15 +84,36 @@ def install(
     """
     if model is not None:
         check_model(model)
+        return _install_on(model, config, options, "forward")
+    engine, _ = _engine(config, options, None)
+    return InstallHandle(engine, (_Everything(engine),))
+
+
+def install_on(model: torch.nn.Module, config: SwapConfig, entry: str) -> InstallHandle:
+    """Swap what autograd saves while a method of a model runs.
+
+    Args:
+        model: as for `install`.
+        config: options.
+        entry: the method's name; `install` takes "forward".
+
+    Raises:
+        ConfigError: as for `install`.
+    """
+    check_model(model)
+    return _install_on(model, config, {}, entry)
+
+
+def _install_on(
+    model: torch.nn.Module, config: SwapConfig | None, options: dict[str, Any], entry: str
+) -> InstallHandle:
     engine, recompute = _engine(config, options, model)
-    if model is None:
-        return InstallHandle(engine, (_Everything(engine),))
     earlier = installed_on(model)
     if earlier is not None:
         log.warning("install: this model was installed before; that is removed.")
         earlier.remove()
     recomputed = Recomputed(model, recompute)
-    hooks = ModuleHooks(model, engine, _ScopeRules(engine.config))
+    hooks = ModuleHooks(model, engine, _ScopeRules(engine.config), entry)
     hooks.handle = InstallHandle(engine, (hooks, recomputed))
     return hooks.handle
 
@@ -142,7 +164,9 @@ def _engine(
         log.warning("plan.order: the model's own order of operators is run instead.")
     recompute = modules_to_recompute(plan, model) if plan and model else {}
     unseen = {position for positions in recompute.values() for position in positions}
-    return SwapEngine(resolved, plan, unseen=unseen), tuple(recompute)
+    engine = SwapEngine(resolved, plan, unseen=unseen)
+    tell_of_options(resolved, model)
+    return engine, tuple(recompute)
 
 
 class _ScopeRules:

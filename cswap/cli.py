@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib
-import json
-import os
 import sys
-from contextlib import contextmanager
 from dataclasses import asdict
 from io import TextIOWrapper
 from pathlib import Path
@@ -17,14 +13,15 @@ import typer
 
 import cswap
 from cswap import doctor as doctor_module
+from cswap.commands import planning
+from cswap.commands.output import AsJson, Form, chosen, emit
 from cswap.display import shown, visible
 from cswap.errors import ConfigError, CswapError
 from cswap.report import terminal
 from cswap.report.files import check_writable, writing
+from cswap.report.terminal import Format
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from rich.progress import TaskID
 
 app = typer.Typer(
@@ -34,10 +31,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-hardware_app = typer.Typer(help="Hardware profiles that plans are made for.", no_args_is_help=True)
-app.add_typer(hardware_app, name="hardware")
-
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+app.command()(planning.plan)
+app.add_typer(planning.hardware_app, name="hardware")
 
 
 def main() -> None:
@@ -71,23 +66,29 @@ def _root(
 
 
 @app.command()
-def doctor(as_json: _Json = False) -> None:
+def doctor(form: Form = Format.TABLE, as_json: AsJson = False) -> None:
     """Say what cswap can use on this machine, why not, and what to install.
 
     Exit code 0 if swapping works on the CPU, else 1.
     """
     findings = doctor_module.examine()
     usable = doctor_module.cpu_usable(findings)
-    if as_json:
-        print(json.dumps({"cpu_usable": usable, "findings": [asdict(f) for f in findings]}))
-    else:
-        table = terminal.new_table("part", "usable", "version", "what, or why not", "what to do")
-        for f in findings:
-            mark = "[green]yes[/]" if f.usable else "[red]NO[/]" if f.required else "no"
-            cells = map(terminal.literal, (f.version, f.detail, f.remedy))
-            table.add_row(f.part, mark, *cells)
-        terminal.show(table)
-        print(f"Swapping on the CPU: {'works' if usable else 'does not work; see NO above'}.")
+    yes, no, missing = (
+        terminal.literal(word, style)
+        for word, style in (("yes", "green"), ("no", ""), ("NO", "red"))
+    )
+    marks = [yes if f.usable else missing if f.required else no for f in findings]
+    emit(
+        chosen(form, as_json),
+        ("part", "usable", "version", "what, or why not", "what to do"),
+        [
+            (f.part, mark, f.version, f.detail, f.remedy)
+            for f, mark in zip(findings, marks, strict=True)
+        ],
+        lambda: {"cpu_usable": usable, "findings": [asdict(f) for f in findings]},
+        [f"Swapping on the CPU: {'works' if usable else 'does not work; see NO above'}."],
+        drop=("version",),
+    )
     raise typer.Exit(0 if usable else 1)
 
 
@@ -97,7 +98,8 @@ def calibrate(
     show: Annotated[bool, typer.Option("--show", help="Measure nothing: show the last.")] = False,
     again: Annotated[bool, typer.Option(help="Measure what is known already, too.")] = False,
     plot: Annotated[str, typer.Option(help="Draw the fits to this file (.png).")] = "",
-    as_json: _Json = False,
+    form: Form = Format.TABLE,
+    as_json: AsJson = False,
 ) -> None:
     """Measure how long each codec takes on this machine, and its link, for the advisor.
 
@@ -120,11 +122,14 @@ def calibrate(
     if picture:
         with writing("--plot", plot):
             picture.write_bytes(report.picture(found))
-    if as_json:
-        print(json.dumps(asdict(found)))
-        return
-    _print(report.COLUMNS, report.rows(found))
-    terminal.say(*report.notes(found), f"Kept in {path_of(found.machine)}")
+    emit(
+        chosen(form, as_json),
+        report.COLUMNS,
+        report.rows(found),
+        lambda: asdict(found),
+        [*report.notes(found), f"Kept in {path_of(found.machine)}"],
+        drop=report.DROPPED,
+    )
 
 
 def _check_cache() -> None:
@@ -156,11 +161,35 @@ def _calibrate(device: str, *, again: bool) -> bool:
 
 
 @app.command()
+def warm(
+    codecs: Annotated[list[str] | None, typer.Argument(help="Which; default: all.")] = None,
+) -> None:
+    """Compile the CPU's kernels now, so that the first training step does not wait for them.
+
+    All codecs take some minutes of one core, once per machine; in a container, while its image is
+    built. Kernels for GPUs are made by `python -m bench gpu build` of a checkout, for
+    CSWAP_KERNELS.
+    """
+    from rich.progress import Progress
+
+    from cswap import warm as warming
+
+    names = list(codecs) if codecs else warming.names()
+    with Progress(disable=not sys.stdout.isatty()) as progress:
+        bar = progress.add_task("Compiling", total=len(names) + 2)
+        for name in warming.steps(names):
+            progress.update(bar, advance=1, description=f"Compiled {visible(name)}")
+    folder = warming.folder()
+    print(f"Compiled: {', '.join(names)}. Kept in {folder}." if folder else warming.NOT_KEPT)
+
+
+@app.command()
 def tune(
     codecs: Annotated[list[str], typer.Argument(help="Which, such as zvc int8.")],
     device: Annotated[str, typer.Option(help="Kind of device: cpu or cuda.")] = "cpu",
     samples: Annotated[int, typer.Option(help="Per codec; 10 of them random.", min=1)] = 35,
-    as_json: _Json = False,
+    form: Form = Format.TABLE,
+    as_json: AsJson = False,
 ) -> None:
     """Find launch shapes of codecs by Bayesian optimisation, and keep them for this machine."""
     from rich.markup import escape
@@ -178,16 +207,19 @@ def tune(
                 progress.update(bar, completed=n)
 
             results.append(tuner.tune(codec, device, budget=samples, baseline=True, progress=show))
-    if as_json:
-        print(json.dumps([asdict(result) for result in results]))
-        return
     rows = []
     for r in results:
         times = (r.default_s, r.random_s or 0.0, r.guided_s, r.seconds)
         shape = ", ".join(f"{name} {value}" for name, value in r.shape.items())
         kept = " (default)" if r.shape == r.default else ""
         rows.append((r.codec, *(f"{1e3 * s:.3f}" for s in times), shape + kept))
-    _print(("codec", "default ms", "random ms", "guided ms", "used ms", "shape"), rows)
+    emit(
+        chosen(form, as_json),
+        ("codec", "default ms", "random ms", "guided ms", "used ms", "shape"),
+        rows,
+        lambda: [asdict(result) for result in results],
+        drop=("random ms", "guided ms"),
+    )
 
 
 @app.command()
@@ -196,20 +228,25 @@ def explain(
     position: Annotated[
         int | None, typer.Option(help="Show all candidates of this call site.")
     ] = None,
-    as_json: _Json = False,
+    form: Form = Format.TABLE,
+    as_json: AsJson = False,
 ) -> None:
     """Say for every call site what was chosen, why, what it cost, and the regret."""
     from cswap.report import explain as report
 
     record = report.load(file)
-    if as_json:
-        print(json.dumps(record))
-        return
-    if position is None:
-        _print(report.COLUMNS, report.site_rows(record))
-    else:
-        _print(report.CANDIDATE_COLUMNS, report.candidate_rows(record, position))
-    terminal.say(report.summary(record), *report.notes(record))
+    columns: tuple[str, ...] = report.COLUMNS
+    rows = report.site_rows(record)
+    if position is not None:
+        columns, rows = report.CANDIDATE_COLUMNS, report.candidate_rows(record, position)
+    emit(
+        chosen(form, as_json),
+        columns,
+        rows,
+        lambda: record,
+        [report.summary(record), *report.notes(record)],
+        drop=report.DROPPED,
+    )
 
 
 @app.command()
@@ -218,6 +255,7 @@ def report(
     out: Annotated[
         str, typer.Option(help="Picture (.png) or page (.html); default: FILE with .html.")
     ] = "",
+    form: Form = Format.TABLE,
 ) -> None:
     """Show a recorded step: bytes over time, codecs, copies, waits, and a table by module."""
     from cswap.report import timeline
@@ -233,126 +271,23 @@ def report(
         made = timeline.page(events, Path(file).name).encode()
     with writing("--out", target):
         path.write_bytes(made)
-    _print(timeline.COLUMNS, timeline.rows(events))
-    terminal.say(timeline.summary(events), f"Written: {target}")
-
-
-@app.command()
-def plan(
-    trace: Annotated[
-        str, typer.Argument(help="Trace of a step (JSON), by cswap.estimate().save().")
-    ],
-    hardware: Annotated[str, typer.Option(help="Profile, or a file; here: this machine.")],
-    budget: Annotated[str, typer.Option(help='Device memory, such as "8GiB"; default: all.')] = "",
-    policy: Annotated[str, typer.Option(help="One, several with commas, or all.")] = "joint",
-    out: Annotated[str, typer.Option(help="Write the (best) plan to this file.")] = "",
-    seed: Annotated[int, typer.Option(help="Of random choices.")] = 0,
-    time_limit: Annotated[float | None, typer.Option(help="Seconds per policy.")] = None,
-    recompute: Annotated[bool, typer.Option(help="Tensors may be computed again.")] = True,
-    as_json: _Json = False,
-) -> None:
-    """Plan what to keep, swap and recompute in a step, and say what that would give (simulated).
-
-    Ctrl-C ends a search with the best plan so far.
-    """
-    from rich.progress import Progress
-
-    from cswap.config import parse_bytes
-    from cswap.plan.planner import available, compare
-    from cswap.report import planning
-
-    names = available() if policy == "all" else [name.strip() for name in policy.split(",")]
-    nbytes = parse_bytes(budget, "budget") if budget else None
-    if out:
-        check_writable("--out", out)
-    quiet = not sys.stdout.isatty()
-    with _libraries_to_stderr(quiet), Progress(disable=quiet) as progress:
-        bar = progress.add_task("Planning", total=1.0)
-
-        def show(done: float, text: str) -> None:
-            progress.update(bar, completed=done, description=text)
-
-        rows = compare(
-            trace,
-            _hardware(hardware),
-            nbytes,
-            names,
-            seed=seed,
-            time_limit=time_limit,
-            recompute=recompute,
-            progress=show,
-        )
-    best = planning.best(rows)
-    if out:
-        with writing("--out", out):
-            best.save(out)
-    if as_json:
-        print(json.dumps([planning.record(row) for row in rows]))
-        return
-    _print(planning.COLUMNS, map(planning.cells, rows))
-    terminal.say("Simulated." + (f" Written: {out} (policy {best.policy})" if out else ""))
-
-
-@contextmanager
-def _libraries_to_stderr(wanted: bool) -> Iterator[None]:
-    # HiGHS prints a line of its own now and then, in C: it must not end up in somebody's JSON.
-    if not wanted:
-        yield
-        return
-    flush = ctypes.CDLL(None).fflush
-    sys.stdout.flush()
-    flush(None)
-    out = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        yield
-    finally:
-        flush(None)
-        os.dup2(out, 1)
-        os.close(out)
-
-
-def _hardware(name: str) -> object:
-    if name != "here":
-        return name
-    from cswap.plan.this_machine import this_machine
-
-    return this_machine()
-
-
-@hardware_app.command("list")
-def list_profiles(as_json: _Json = False) -> None:
-    """List the hardware profiles that come with cswap."""
-    from cswap.plan.hardware import list_hardware, load_hardware
-    from cswap.report import planning
-
-    found = [load_hardware(name) for name in list_hardware()]
-    if as_json:
-        print(json.dumps([h.name for h in found]))
-        return
-    _print(planning.HARDWARE_COLUMNS, map(planning.hardware_cells, found))
-
-
-@hardware_app.command("show")
-def show_profile(
-    name: Annotated[str, typer.Argument(help="Of a profile, or a file; here: this machine.")],
-) -> None:
-    """Print a hardware profile, with the source of each figure, as JSON."""
-    from cswap.plan.hardware import load_hardware
-
-    print(json.dumps(load_hardware(_hardware(name)).to_dict(), indent=1))
+    emit(
+        form,
+        timeline.COLUMNS,
+        rows := list(timeline.rows(events)),
+        lambda: [dict(zip(timeline.COLUMNS, row, strict=True)) for row in rows],
+        [timeline.summary(events), f"Written: {target}"],
+    )
 
 
 @app.command()
 def codecs(
     names: Annotated[list[str] | None, typer.Argument(help="Which; default: all.")] = None,
-    as_json: _Json = False,
+    form: Form = Format.TABLE,
+    as_json: AsJson = False,
 ) -> None:
     """List the codecs, what they take and whether they work here."""
     rows = doctor_module.survey_codecs(names or ())
-    if as_json:
-        print(json.dumps([asdict(row) for row in rows]))
-        return
     cells = []
     for row in rows:
         lossless = "" if row.lossless is None else "yes" if row.lossless else "no"
@@ -360,7 +295,13 @@ def codecs(
         takes = (doctor_module.abbreviate(row.cpu), doctor_module.abbreviate(row.cuda))
         cells.append((row.name, lossless, *takes, available, row.description))
     columns = ("codec", "lossless", "takes on CPU", "on CUDA", "usable", "what, or why not")
-    _print(columns, cells)
+    emit(
+        chosen(form, as_json),
+        columns,
+        cells,
+        lambda: [asdict(row) for row in rows],
+        drop=("on CUDA", "takes on CPU"),
+    )
 
 
 @app.command(
@@ -382,9 +323,3 @@ def bench(context: typer.Context) -> None:
     sys.path.insert(0, str(root))
     sys.argv = ["bench", *context.args]  # what results say they were made by
     importlib.import_module("bench.__main__").app(context.args, prog_name="cswap bench")
-
-
-def _print(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
-    table = terminal.new_table(*columns)
-    terminal.add_rows(table, rows)
-    terminal.show(table)

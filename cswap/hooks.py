@@ -190,21 +190,33 @@ class ModuleHooks:
         model: torch.nn.Module,
         engine: SwapEngine,
         scope_of: Callable[[str, torch.nn.Module], Scope],
+        entry: str = "forward",
     ) -> None:
+        """Put the hooks on.
+
+        Args:
+            model: whose tensors are swapped.
+            engine: swaps them.
+            scope_of: says what holds for a module; asked about parents before children.
+            entry: name of the model's method during which the hooks are on.
+        """
         self._engine = engine
         self._guard = make_guard(model, engine)
         self._patches: list[ModulePatch] = []
         scopes = {path: scope_of(path, module) for path, module in model.named_modules()}
-        self._call = _ModelCall(model, engine, scopes[""])
+        self._call = _ModelCall(model, engine, scopes[""], entry)
         for path, module in model.named_modules():
             if path and not isinstance(module, torch.jit.ScriptModule):
                 self._track(module, scopes[path])
         patch = ModulePatch(model)
         self._patches.append(patch)
-        patch.pre_hook(self._begin, prepend=True)
-        forward = self._call.wrapped(model.forward)
+        if entry == "forward":
+            patch.pre_hook(self._begin, prepend=True)
+        else:  # no hook of the model itself runs before it
+            self._call.before = self._begin
+        forward = self._call.wrapped(getattr(model, entry))
         forward.installed = self  # type: ignore[attr-defined]
-        patch.set("forward", types.MethodType(forward, model))
+        patch.set(entry, types.MethodType(forward, model))
         patch.set("_replicate_for_data_parallel", mark(self._call.replicate))
 
     def remove(self) -> None:
@@ -217,7 +229,7 @@ class ModuleHooks:
             self._guard.remove()
         take_off_inactive()
 
-    def _begin(self, _module: torch.nn.Module, _args: Any) -> None:
+    def _begin(self, *_call: Any) -> None:
         if self._guard is not None:  # before its own hooks on the model, if that is a single module
             self._guard.begin_step()
 
@@ -242,12 +254,18 @@ class _ModelCall:
 
     Attributes:
         active: False once the model is no longer installed; somebody may have kept the wrapper.
+        before: called at the beginning of each call, if anything.
     """
 
-    def __init__(self, model: torch.nn.Module, engine: SwapEngine, scope: Scope) -> None:
+    before: Callable[[], None] | None = None
+
+    def __init__(
+        self, model: torch.nn.Module, engine: SwapEngine, scope: Scope, entry: str
+    ) -> None:
         self._model = model
         self._engine = engine
         self._scope = scope
+        self._entry = entry
         self.active = True
 
     def wrapped(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -271,12 +289,14 @@ class _ModelCall:
         """See `torch.nn.parallel.replicate`: a replica of the model swaps, too."""
         replica: torch.nn.Module = type(self._model)._replicate_for_data_parallel(self._model)  # type: ignore[no-untyped-call]  # noqa: SLF001
         replica.__dict__.pop("_replicate_for_data_parallel", None)
-        replica.__dict__["forward"] = types.MethodType(self._forward, replica)
+        replica.__dict__[self._entry] = types.MethodType(self._forward, replica)
         return replica
 
     def _run(
         self, target: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
+        if self.before is not None:
+            self.before()
         self._engine.begin_step()
         self._engine.own(self._owned())
         scopes = self._engine.scopes
@@ -310,8 +330,12 @@ def _with_module(original: Callable[..., Any]) -> inspect.Signature:
 
 def installed_on(model: torch.nn.Module) -> Removable | None:
     """The handle of the `cswap.install` that this model is under, if it is."""
-    hooks = getattr(model.__dict__.get("forward"), "installed", None)
-    return hooks.handle if isinstance(hooks, ModuleHooks) else None
+    for value in model.__dict__.values():
+        if isinstance(value, types.MethodType):
+            hooks = getattr(value, "installed", None)
+            if isinstance(hooks, ModuleHooks):
+                return hooks.handle
+    return None
 
 
 def check_model(model: object) -> None:

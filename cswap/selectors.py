@@ -25,6 +25,9 @@ MOST_LENGTH: Final = 500
 MOST_CHARACTERS: Final = 50_000
 """Of all globs of an option together."""
 
+MOST_LOOKS: Final = 200_000
+"""Pairs of a glob and a path that `unmatched` looks at."""
+
 _WILD: Final = re.compile(r"[*?\[]")
 
 
@@ -76,6 +79,28 @@ class Globs:
             if pattern.match(path):
                 return glob
         return None if plain is None else path
+
+
+def unmatched(globs: Iterable[str], paths: Collection[str]) -> list[str]:
+    """The globs that match no path, in their order; empty where finding out would take long.
+
+    >>> unmatched(["head", "lay*", "layers.[0-9]"], ["", "head", "layers.3"])
+    []
+    >>> unmatched(["heads", "lay?"], ["", "head", "layers.3"])
+    ['heads', 'lay?']
+    """
+    found = [glob for glob in dict.fromkeys(globs) if glob not in paths]
+    wild = sum(1 for glob in found if _WILD.search(glob))
+    if wild * len(paths) > MOST_LOOKS:
+        return []
+    return [glob for glob in found if not _matches_any(glob, paths)]
+
+
+def _matches_any(glob: str, paths: Iterable[str]) -> bool:
+    if not _WILD.search(glob):
+        return False  # it is none of them
+    pattern = re.compile(translate(glob))
+    return any(pattern.match(path) for path in paths)
 
 
 class Selectors:

@@ -56,6 +56,14 @@ def frozen() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def told_of_compiling() -> None:
+    """Whether kernels have to be compiled depends on the runs before: tests of logs do not."""
+    from cswap_kernels import jit
+
+    jit.told_of_compiling.set()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     if not config.pluginmanager.hasplugin("timeout"):

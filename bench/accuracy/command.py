@@ -24,6 +24,7 @@ from bench.options import INTERRUPTED, names, writable_folder
 from bench.workloads.tasks import fitting
 from bench.workloads.user_data import load_data
 from cswap.errors import ConfigError
+from cswap.report import terminal
 from cswap.report.terminal import literal
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ def _finished(
     write(folder / "results.json", document)
     for path in report.write(document, folder):
         console.print(literal(f"Written: {path}"), soft_wrap=True)
-    console.print(report.table(document))
+    terminal.show(report.table(document), console=console)
     return document
 
 

@@ -16,6 +16,7 @@ from bench.accuracy.margins import PILOT_SEEDS, margin_of
 from bench.accuracy.tasks import make
 from bench.accuracy.train import repeatable, train
 from bench.files.resumable import Partial
+from cswap.report import terminal
 from cswap.report.terminal import literal
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def command(
         runs.append(partial.part(f"{model} {seed}", make_run))
     rows = [_row(model, [r for r in runs if r["model"] == model]) for model in settings["models"]]
     partial.finish(runs=runs, rows=rows)
-    console.print(_table(rows))
+    terminal.show(_table(rows), console=console)
     console.print(literal(f"Written: {folder / FILE}"), soft_wrap=True)
 
 

@@ -30,6 +30,7 @@ from bench.accuracy.verdict import CONFIDENCE, FEWEST_SEEDS, UNDECIDED, interval
 from bench.files.resumable import Partial
 from bench.options import Again, writable_file
 from cswap.advisor.cswap_plus import sliding_down
+from cswap.report import terminal
 from cswap.report.terminal import literal
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def main(
         make_run = lambda n=name, s=seed: _run(n, s, quick=quick)  # noqa: E731
         runs.append(partial.part(f"{name} {seed}", make_run))
     document = partial.finish(runs=runs, rows=summarise(runs, settings))
-    console.print(_table(document))
+    terminal.show(_table(document), console=console)
     console.print(literal(f"Written: {out}"), soft_wrap=True)
 
 

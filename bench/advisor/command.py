@@ -28,6 +28,7 @@ from cswap.advisor.advisor import Advisor
 from cswap.advisor.call_site import Site
 from cswap.config import SwapConfig
 from cswap.plan.hardware import load_hardware
+from cswap.report import terminal
 from cswap.report.terminal import literal
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def main(
     draw(result["cells"], out.with_suffix(".png"))
     console = Console()
     for table in tables(result):
-        console.print(table)
+        terminal.show(table, console=console)
     console.print(literal(f"Written: {out}, {out.with_suffix('.png')}"))
 
 

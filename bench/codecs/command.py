@@ -30,6 +30,7 @@ from bench.options import Again, names, writable_file
 from cswap.codecs.registry import get_codec
 from cswap.codecs.tiled import all_threads
 from cswap.errors import ConfigError, UnsupportedError
+from cswap.report import terminal
 from cswap.report.terminal import literal
 from cswap.schema.reading import read_object
 
@@ -119,7 +120,7 @@ def _finished(cases: list[Case], partial: Partial, console: Console) -> dict[str
     rows, skipped = _measure(cases, settings, partial, console)
     document = partial.finish(rows=[asdict(row) for row in rows], skipped=skipped)
     for table in codec_report.tables(rows, document, settings["threads"]):
-        console.print(table)
+        terminal.show(table, drop=codec_report.DROPPED, console=console)
     for what in skipped:
         console.print(literal(f"Skipped: {what}"))
     return document

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from bench.codecs.cases import OWN
 from bench.codecs.crossovers import QUANTITIES, Crossover, crossovers, sweeps
 from bench.codecs.tables import size_words
 from bench.drawing.labels import place
+from cswap.display import visible
 from cswap.report.figure import new_figure, png_of
 
 if TYPE_CHECKING:
@@ -37,6 +39,9 @@ STYLES: Final = {
 
 LOSSLESS, LOSSY = "#0072b2", "#d55e00"
 PARETO_DATA: Final = ("relu", "gelu", "softmax", "gradient", "mask", "token")
+MOST_PANELS: Final = 12
+"""Of the user's own tensors."""
+
 LABELS: Final = {
     "ratio": "raw / encoded bytes",
     "encode": "encode, GB/s of raw bytes",
@@ -88,12 +93,7 @@ def front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _pareto(rows: Rows) -> Figure | None:
-    recorded = [r for r in rows if r.get("family", "recorded") == "recorded"]
-    groups: dict[str, Rows] = {}
-    for kind in PARETO_DATA:
-        mine = [r for r in recorded if r["data"] == kind and r["dtype"] != "bfloat16"]
-        if mine:
-            groups[f"{kind} {mine[0]['dtype']}"] = mine
+    groups = _pareto_groups(rows)
     if not groups:
         return None
     n_lines = -(-len(groups) // 2)
@@ -108,6 +108,22 @@ def _pareto(rows: Rows) -> Figure | None:
     for panel, mine in zip(panels.flat, groups.values(), strict=False):
         place(panel, [(round_trip_gb_per_s(r), r["ratio"], r["codec"]) for r in mine])
     return figure
+
+
+def _pareto_groups(rows: Rows) -> dict[str, Rows]:
+    # Rows by what a panel shows; of the user's own tensors the largest.
+    recorded = [r for r in rows if r.get("family", "recorded") == "recorded"]
+    groups: dict[str, Rows] = {}
+    for kind in PARETO_DATA:
+        mine = [r for r in recorded if r["data"] == kind and r["dtype"] != "bfloat16"]
+        if mine:
+            groups[f"{kind} {mine[0]['dtype']}"] = mine
+    own = [r for r in rows if r.get("family") == OWN]
+    sizes = {(r["data"], r["dtype"]): r["nbytes"] for r in own}
+    for name in sorted(sizes, key=sizes.__getitem__, reverse=True)[:MOST_PANELS]:
+        title = " ".join(map(visible, name)).replace("$", r"\$")  # else matplotlib sets a formula
+        groups[title] = [r for r in own if (r["data"], r["dtype"]) == name]
+    return groups
 
 
 def _pareto_panel(panel: Axes, title: str, rows: Rows) -> None:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
     from bench.codecs.contenders import Row
 
+DROPPED: Final = ("x", "x", "error", "dec", "enc")
+"""Columns of `tables` that a narrow terminal does without, the first to go first."""
+
 PICTURES: Final = {
     "pareto": "Ratio against rate, per kind of recorded tensor",
     "sizes": "Rate against size",

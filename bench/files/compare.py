@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.files.kinds import Kind, Measure, ResultFileError, at, kind_of, load, rows_of
+from cswap.report import terminal
 from cswap.report.terminal import literal
 
 if TYPE_CHECKING:
@@ -208,7 +209,7 @@ def _show(found: Comparison, console: Console) -> None:
             table.add_column(heading)
         for difference in found.environment:
             table.add_row(*map(literal, difference))
-        console.print(table)
+        terminal.show(table, drop=("A", "B"), console=console)
     else:
         console.print("Same environment.")
     table = Table(title=f"{found.kind}: B against A", caption=NOTE, box=box.SIMPLE_HEAD)
@@ -224,7 +225,7 @@ def _show(found: Comparison, console: Console) -> None:
             literal, (" ".join(line.key), line.measure, _text(line.a), _text(line.b), ratio)
         )
         table.add_row(*cells, said)
-    console.print(table)
+    terminal.show(table, drop=("A", "B"), console=console)
     for name, keys in (("A", found.only_a), ("B", found.only_b)):
         if keys:
             rows = ", ".join(" ".join(key) for key in keys[:5]) + (", ..." if len(keys) > 5 else "")

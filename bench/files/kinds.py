@@ -247,6 +247,23 @@ KINDS: Final = (
         "swap.json",
     ),
     Kind(
+        "workloads",
+        ("packages",),
+        _plain,
+        ("workload", "way"),
+        (
+            Measure("step s", ("step_s",)),
+            Measure(
+                "step / plain's",
+                ("time_of_plain",),
+                ("time_of_plain_spread", 0),
+                ("time_of_plain_spread", 1),
+            ),
+            _bytes("held bytes", "held_bytes"),
+        ),
+        "workloads.json",
+    ),
+    Kind(
         "overhead",
         ("microseconds",),
         _overhead,

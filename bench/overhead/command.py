@@ -24,6 +24,7 @@ from cswap.codecs.layout import copy_bytes
 from cswap.codecs.registry import get_codec
 from cswap.config import SwapConfig
 from cswap.engine.engine import SwapEngine
+from cswap.report import terminal
 from cswap.report.terminal import literal
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ def main(
         progress.update(bar, advance=1, description="peers")
         costs = hook_costs.measure(rounds)
         progress.advance(bar)
-    console.print(_table(rows, costs))
+    terminal.show(_table(rows, costs), console=console)
     timings = {codec: {k: asdict(t) for k, t in ts.items()} for codec, ts in raw.items()}
     result = {
         "kind": "overhead",

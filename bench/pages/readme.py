@@ -13,13 +13,16 @@ import typer
 from bench.accuracy.report import markdown, number
 from bench.accuracy.summary import current
 from bench.codecs import tables as codec_report
-from bench.files.committed import RESULTS, ROOT
+from bench.codecs.cases import OWN
+from bench.files.committed import RESULTS, ROOT, NotReadError
 from bench.files.committed import as_markdown as _markdown
 from bench.files.committed import load as _load
 from bench.files.committed import where as _where
+from bench.frameworks import report as frameworks_report
 from bench.overhead import hook_costs
 from bench.papers.report import HEADINGS, networks, summary
 from bench.swap import report as swap_report
+from cswap.errors import ConfigError
 from cswap.schema.reading import read_object
 
 PAGES: Final = (
@@ -100,15 +103,18 @@ _CODEC_HEADINGS: Final = [
 ]
 
 
-def _recorded() -> dict[str, Any]:
+def _of_families(*families: str) -> dict[str, Any]:
+    # The codecs' results on these families of data; a file without any has no such table.
     data = _load("codecs.json")
-    rows = [r for r in data["rows"] if r.get("family", "recorded") == "recorded"]
+    rows = [r for r in data["rows"] if r.get("family", "recorded") in families]
+    if not rows:
+        raise NotReadError(", ".join(families))
     return {**data, "rows": rows}
 
 
 def codec_table() -> str:
     """The codecs that matter on each kind of data."""
-    data = _recorded()
+    data = _of_families("recorded")
     shown = [
         r
         for r in data["rows"]
@@ -118,8 +124,8 @@ def codec_table() -> str:
 
 
 def all_codecs_table() -> str:
-    """Every codec on every recorded data set."""
-    data = _recorded()
+    """Every codec on every recorded tensor."""
+    data = _of_families("recorded", OWN)
     return (
         _markdown(_CODEC_HEADINGS, _codec_rows(data["rows"])) + "\n\n" + _where(data, "codecs.json")
     )
@@ -140,7 +146,7 @@ _OWN_KIND: Final = (
 
 def peers_table() -> str:
     """Our lossless codecs on their own kind of data, against lz4 and zstd."""
-    data = _recorded()
+    data = _of_families("recorded")
     found = {(r["codec"], f"{r['data']} {r['dtype']}"): r for r in data["rows"]}
     rows = []
     for codec, kind in _OWN_KIND:
@@ -164,7 +170,7 @@ def values_table() -> str:
 
 def _synthetic(lines: list[list[str]]) -> str:
     if not lines:
-        return "Not in `bench/results/cpu/codecs.json` yet: `python -m bench codecs` measures it."
+        raise NotReadError("sparsity, values")
     where = _where(_load("codecs.json"), "codecs.json")
     return f"{_markdown(lines[0], lines[1:])}\n\n{where}"
 
@@ -321,6 +327,17 @@ def results_table() -> str:
     return _markdown(["file", "made by", "CPU", "on", "at commit"], rows)
 
 
+def workloads_table() -> str:
+    """Models of other packages, trained in every way."""
+    try:
+        data = _load("workloads.json")
+    except ConfigError:
+        return "Not in `bench/results/cpu` yet: `python -m bench workloads` measures it."
+    table = _markdown(frameworks_report.HEADINGS, frameworks_report.cells(data))
+    words = f"{frameworks_report.summary(data)} {frameworks_report.NOTE}"
+    return f"{table}\n\n{words} {_where(data, 'workloads.json')}"
+
+
 TABLES: Final = {
     "papers": papers_table,
     "paper networks": paper_networks_table,
@@ -341,6 +358,7 @@ TABLES: Final = {
     "overhead": overhead_table,
     "hooks": hooks_table,
     "swap": swap_table,
+    "workloads": workloads_table,
 }
 
 

@@ -15,6 +15,7 @@ from bench.files.resumable import stored
 from bench.options import names, writable_file
 from bench.papers import cswap, cswap_means, home, home_means, swapadvisor, time_model, tvdnn, vdnn
 from bench.papers.report import draw, table
+from cswap.report import terminal
 from cswap.report.terminal import literal
 
 VERSION: Final = 2
@@ -63,7 +64,7 @@ def main(
     write(out, document)
     draw(rows_of(document), out.with_suffix(".png"))
     console = Console()
-    console.print(table([*rows_of(document), *document["means"]]))
+    terminal.show(table([*rows_of(document), *document["means"]]), console=console)
     console.print(literal(f"Written: {out}, {out.with_suffix('.png')}"))
 
 

@@ -21,6 +21,7 @@ from cswap.plan.hardware import load_hardware
 from cswap.plan.planner import available, compare
 from cswap.plan.simulate import smallest_feasible_budget
 from cswap.plan.simulator.lifetimes import live_bytes
+from cswap.report import terminal
 from cswap.report.terminal import literal
 
 MODELS: Final = (("vgg16", 128), ("resnet50", 128), ("gpt2", 16))
@@ -57,7 +58,7 @@ def main(
                 progress.advance(bar)
     partial.finish(policies=policies, cells=cells, time_limit_s=time_limit)
     console = Console()
-    console.print(_table(policies, cells))
+    terminal.show(_table(policies, cells), console=console)
     console.print(literal(f"Written: {out}"))
 
 

@@ -18,6 +18,7 @@ from bench.files.resumable import stored
 from bench.options import names, writable_file
 from bench.sparsity.stored import packed, save
 from bench.sparsity.training import ACTIVATIONS, CHECKPOINTS, CODECS, RUNS, Run, train
+from cswap.report import terminal
 from cswap.report.terminal import literal
 
 VERSION: Final = 1
@@ -46,7 +47,7 @@ def main(
                 save(out, document)
             progress.update(bar, completed=(CHECKPOINTS + 1) * (1 + index))
     console = Console()
-    console.print(table(document))
+    terminal.show(table(document), console=console)
     console.print(literal(f"Written: {out}"))
 
 

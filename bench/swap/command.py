@@ -18,6 +18,7 @@ from bench.swap.measure import train
 from bench.swap.stack import stack_task
 from bench.workloads.methods import OFF, ON_CPU
 from bench.workloads.tasks import make_task
+from cswap.report import terminal
 from cswap.report.terminal import literal
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def main(
         console.print(f"Going on: {', '.join(partial.document['done'])} done before.")
     rows = _rows(partial, settings, console)
     document = partial.finish(rows=rows)
-    console.print(report.table(document))
+    terminal.show(report.table(document), drop=report.DROPPED, console=console)
     report.draw(document, out.with_suffix(".png"))
     console.print(literal(f"Written: {out}, {out.with_suffix('.png')}"))
 

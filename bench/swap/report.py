@@ -22,6 +22,9 @@ HEADINGS: Final = (
     *("model", "method", "step ms", "step / off's", "peak saved MiB", "/ off's"),
     *("heap peak MiB", "bits of off"),
 )
+DROPPED: Final = ("heap peak MiB", "/ off's", "bits of off")
+"""Columns that a narrow terminal does without, the first to go first."""
+
 NOTE: Final = (
     "Steps take turns; ms: median with its 20 % and 80 % quantiles; step / off's: median of the "
     "quotients of like steps, with quartiles. Peak saved: most bytes that saved tensors held in a "

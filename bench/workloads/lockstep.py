@@ -141,7 +141,7 @@ class Replica:
     def compare(self, off: Replica) -> None:
         """Log whether loss and all gradients have the bits of "off", and how far they are apart."""
         pairs = list(zip(self.gradients(), off.gradients(), strict=True))
-        same = all(_same_bits(mine, its) for mine, its in [*pairs, (self.loss, off.loss)])
+        same = all(same_bits(mine, its) for mine, its in [*pairs, (self.loss, off.loss)])
         self.log.same_bits.append(same)
         self.log.grad_diffs.append(max(float((mine - its).abs().max()) for mine, its in pairs))
 
@@ -226,7 +226,7 @@ class Replica:
         return sampler.curve, at_end_of_forward[0] - baseline_bytes
 
 
-def _same_bits(mine: Tensor, its: Tensor) -> bool:
+def same_bits(mine: Tensor, its: Tensor) -> bool:
     """Compare as integers: NaN equals itself, and 0.0 differs from -0.0."""
     return torch.equal(mine.view(torch.int32), its.view(torch.int32))
 

@@ -202,8 +202,9 @@ class Codec(abc.ABC):
         Raises:
             UnsupportedError: the codec does not take this dtype, device or layout; or the argument
                 is no tensor and does not share its memory.
-            ConfigError: ``out`` is too small, not uint8, unaligned, or on another device.
+            ConfigError: ``out`` is no tensor, too small, not uint8, unaligned or on another device.
         """
+        _refuse_array(out)
         tensor = _as_tensor(tensor)
         meta = meta_of(tensor)
         kind = tensor.device.type
@@ -242,8 +243,15 @@ class Codec(abc.ABC):
 
         Raises:
             CorruptEncodingError: the encoding is damaged or was made by another codec.
-            ConfigError: ``out`` has another dtype or shape, or expanded dimensions.
+            ConfigError: ``out`` has another dtype or shape, or expanded dimensions; ``encoding`` is
+                something else.
         """
+        if not isinstance(encoding, Encoding):
+            raise ConfigError(
+                f"encoding={type(encoding).__name__}: must be the result of encode, or of "
+                "Encoding.from_bytes."
+            )
+        _refuse_array(out)
         if encoding.codec != self.name:
             raise CorruptEncodingError(
                 f"encoding.codec={encoding.codec!r}: cannot be decoded by {self.name!r}."
@@ -339,6 +347,11 @@ def _as_tensor(x: object) -> torch.Tensor:
             f"tensor={type(x).__name__}: does not share its memory ({error}); copy it first."
         ) from None
     return found
+
+
+def _refuse_array(out: object) -> None:
+    if out is not None and not isinstance(out, torch.Tensor):
+        raise ConfigError(f"out={type(out).__name__}: must be a torch.Tensor.")
 
 
 def _is_expanded(x: torch.Tensor) -> bool:

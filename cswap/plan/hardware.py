@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from difflib import get_close_matches
@@ -178,11 +179,18 @@ def _load(value: Any) -> Mapping[str, Any]:
     except HardwareError as error:
         if not isinstance(error.__cause__, FileNotFoundError):
             raise
-        close = get_close_matches(text[:MOST_SHOWN], known, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
+        close = _similar(text, known)
+        hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
         raise HardwareError(
             f"hardware={shown(text)}: no such profile or file.{hint} Known: {', '.join(known)}."
         ) from error
+
+
+def _similar(text: str, known: list[str]) -> list[str]:
+    # Names that begin with it ("v100"), else the one that is spelled most like it.
+    plain = re.sub(r"[^a-z0-9]", "", text[:MOST_SHOWN].lower().removeprefix("nvidia"))
+    begun = [name for name in known if plain and name.replace("-", "").startswith(plain)]
+    return begun or get_close_matches(text[:MOST_SHOWN].lower(), known, n=1)
 
 
 def _rate(where: str, value: Any) -> None:

@@ -16,6 +16,9 @@ COLUMNS: Final = (
     *("codec", "", "overhead us", "GB/s, no zeros", "GB/s, 50 %", "GB/s, 90 %"),
     *("residual", "scratch"),
 )
+DROPPED: Final = ("scratch", "residual", "GB/s, 90 %", "overhead us")
+"""Columns that a narrow terminal does without, the first to go first."""
+
 ZEROS: Final = (0.0, 0.5, 0.9)
 
 

@@ -18,6 +18,9 @@ COLUMNS = (
     *("#", "saved in", "MiB", "zeros", "codec", "ratio"),
     *("predicted us", "measured us", "regret us", "why"),
 )
+DROPPED: Final = ("regret us", "predicted us", "measured us", "zeros", "MiB", "ratio")
+"""Columns that a narrow terminal does without, the first to go first."""
+
 CANDIDATE_COLUMNS = (
     "#",
     "codec",

@@ -18,6 +18,12 @@ COLUMNS: Final = (
     *("policy", "step ms", "of ideal", "peak GiB", "average GiB", "host GiB", "over the link GiB"),
     *("keep / swap / recompute", "planned in s", ""),
 )
+DROPPED: Final = ("average GiB", "host GiB", "keep / swap / recompute", "over the link GiB")
+"""Columns that a narrow terminal does without, the first to go first."""
+
+HARDWARE_NOTE: Final = (
+    "Figures are those of data sheets and publications, not measured: `cswap hardware show NAME`."
+)
 HARDWARE_COLUMNS: Final = (
     "name",
     "memory GB",

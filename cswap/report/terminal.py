@@ -1,16 +1,41 @@
-"""Tables on a terminal. Cells are shown literally: no markup, no control characters."""
+"""Tables on a terminal. Cells are shown literally: no markup, no control characters.
+
+Note [tables and widths]
+~~~~~~~~~~~~~~~~~~~~~~~~
+A terminal that is too narrow for all columns gets fewer columns, and a line that names the missing
+ones. The other columns are shown whole; only long texts are wrapped between words. A pipe has no
+width: there every row is one line.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import csv
+import io
+from enum import Enum
+from typing import TYPE_CHECKING, Final
 
 from cswap.display import visible
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
-    from rich.table import Table
+    from rich.console import Console
+    from rich.table import Column, Table
     from rich.text import Text
+
+MOST_WORD: Final = 40
+"""Characters of a word that a column is not narrower than; longer words are broken."""
+
+TEXT_WIDTH: Final = 24
+"""Characters that a text is given at least where it has to be wrapped."""
+
+
+class Format(str, Enum):
+    """Ways to print rows."""
+
+    TABLE = "table"
+    CSV = "csv"
+    JSON = "json"
 
 
 def new_table(*columns: str) -> Table:
@@ -18,8 +43,8 @@ def new_table(*columns: str) -> Table:
     from rich.table import Table
 
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for i, column in enumerate(columns):
-        table.add_column(column, overflow="fold", no_wrap=i == 0)
+    for column in columns:
+        table.add_column(column, overflow="fold")
     return table
 
 
@@ -34,17 +59,104 @@ def literal(text: str, style: str = "") -> Text:
     return Text(visible(text), style)
 
 
-def add_rows(table: Table, rows: Iterable[Iterable[str]]) -> None:
-    """Add rows of literal cells."""
+def add_rows(table: Table, rows: Iterable[Iterable[str | Text]]) -> None:
+    """Add rows of cells; strings are taken literally."""
     for row in rows:
-        table.add_row(*map(literal, row))
+        table.add_row(*(literal(cell) if isinstance(cell, str) else cell for cell in row))
 
 
-def show(table: Table) -> None:
-    """Print a table on stdout."""
+def show(table: Table, *, drop: Sequence[str] = (), console: Console | None = None) -> None:
+    """Print a table. See Note [tables and widths].
+
+    Args:
+        table: to print; its columns are changed.
+        drop: headings of the columns that a narrow terminal does without, the first to go first.
+            Others follow from the right; the first column stays.
+        console: to print on; default: stdout.
+    """
     from rich.console import Console
+    from rich.measure import Measurement
 
-    Console().print(table)
+    console = console or Console()
+    if not console.is_terminal:
+        found = Measurement.get(console, console.options.update(width=1 << 16), table)
+        width = max(found.maximum, console.width)
+        Console(file=console.file, width=width, quiet=console.quiet).print(table)
+        return
+    missing = fit(table, console.width, drop)
+    console.print(table)
+    if missing:
+        names = ", ".join(map(visible, missing))
+        console.print(literal(f"Left out for lack of width: {names}."), soft_wrap=True)
+
+
+def fit(table: Table, width: int, drop: Sequence[str] = ()) -> list[str]:
+    """Drop columns until the others fit, and set their widths; returns the headings dropped."""
+    missing: list[str] = []
+    while len(table.columns) > 1 and sum(map(_least, table.columns)) + _between(table) > width:
+        gone = _next_to_go(table.columns, drop)
+        missing.append(str(gone.header))
+        table.columns.remove(gone)
+    for i, column in enumerate(table.columns):
+        column._index = i  # noqa: SLF001 - rich has no way to take a column out
+    spare = width - _between(table) - sum(map(_least, table.columns))
+    for column in sorted(table.columns, key=_most):
+        column.width = min(_most(column), _least(column) + max(0, spare))
+        spare -= column.width - _least(column)
+    return missing
+
+
+def _next_to_go(columns: Sequence[Column], drop: Sequence[str]) -> Column:
+    by_name = {str(column.header): column for column in columns[1:]}
+    return next((by_name[name] for name in drop if name in by_name), columns[-1])
+
+
+def _lines(column: Column) -> list[str]:
+    from rich.text import Text
+
+    cells = [column.header, *column.cells]
+    texts = (c.plain if isinstance(c, Text) else Text.from_markup(str(c)).plain for c in cells)
+    return [line for text in texts for line in text.splitlines()]
+
+
+def _most(column: Column) -> int:
+    # Characters that the column takes without being wrapped.
+    from rich.cells import cell_len
+
+    return max((cell_len(line) for line in _lines(column)), default=0)
+
+
+def _least(column: Column) -> int:
+    # Characters below which it would not be readable.
+    from rich.cells import cell_len
+
+    most = _most(column)
+    if column.no_wrap:
+        return min(most, MOST_WORD)
+    word = max((cell_len(word) for line in _lines(column) for word in line.split()), default=0)
+    return min(most, max(TEXT_WIDTH, min(word, MOST_WORD)))
+
+
+def _between(table: Table) -> int:
+    # Characters of padding and lines.
+    n = len(table.columns)
+    _top, right, _bottom, left = table.padding
+    edges = (left + right) * n - (0 if table.pad_edge else left + right)
+    return edges if table.box is None else edges + n + 1
+
+
+def as_csv(columns: Iterable[str], rows: Iterable[Iterable[str | Text]]) -> str:
+    r"""Rows as comma-separated values, with a line of headings.
+
+    >>> as_csv(["codec", "why"], [["zvc", "zeros, many"]])
+    'codec,why\nzvc,"zeros, many"\n'
+    """
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(map(visible, columns))
+    for row in rows:
+        writer.writerow(visible(cell if isinstance(cell, str) else cell.plain) for cell in row)
+    return out.getvalue()
 
 
 def say(*lines: str) -> None:

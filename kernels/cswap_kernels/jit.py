@@ -52,6 +52,16 @@ and not stored."""
 _waited_in_vain = Event()
 """Whether the last wait for such a process timed out: then the next attempt does not wait."""
 
+COMPILING: Final = (
+    "Compiling kernels, once per machine: about ten seconds. `cswap warm` does it beforehand."
+)
+
+told_of_compiling = Event()
+"""Whether this process has said that it compiles; set beforehand, it says nothing."""
+
+_spent_s = [0.0]
+"""Seconds of all compilations of this process."""
+
 _told = Event()
 """Whether this process has reported that it cannot store kernels."""
 
@@ -83,12 +93,21 @@ def numba_folder() -> Path | None:
         return None
 
 
+def compile_s() -> float:
+    """Seconds that this process has spent compiling kernels, or loading them from the disk."""
+    return _spent_s[0]
+
+
 def _compile_unwatched(compile_now: Callable[[Any], Any], signature: Any) -> Any:
     # See Note [kernels under a profiler]. If a thread holds the compiler's lock, this thread may be
     # compiling a caller of this function. Another thread would then wait for the lock forever.
     if global_compiler_lock.is_locked():
         return compile_now(signature)
-    return unwatched(compile_now, signature)
+    began = time.perf_counter()
+    try:
+        return unwatched(compile_now, signature)
+    finally:
+        _spent_s[0] += time.perf_counter() - began
 
 
 class DiskCache:
@@ -115,17 +134,20 @@ class DiskCache:
 
     def load_overload(self, signature: Any, context: Any) -> Any:
         """Load the machine code for a signature; None: the function must be compiled."""
+        found = None
         try:
             files = self._open()
             with _folder_to_itself(files.cache_path) as alone:
-                return files.load_overload(signature, context) if alone else None
+                found = files.load_overload(signature, context) if alone else None
         except (OSError, RuntimeError) as error:
             self._give_up(error)
         except Exception as error:  # a damaged pickle can raise anything
             name = self._function.__qualname__
             _log.warning("%s: %s is damaged (%r): compiled anew.", self.cache_path, name, error)
             self.flush()
-        return None
+        if found is None and not isinstance(self._files, NullCache):  # of that, more was said
+            _tell_of_compiling()
+        return found
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
         """Store the machine code for a signature."""
@@ -149,6 +171,12 @@ class DiskCache:
         if not _told.is_set():
             _told.set()
             _log.warning("Compiled kernels cannot be kept (%s). %s", error, UNCACHED)
+
+
+def _tell_of_compiling() -> None:
+    if not told_of_compiling.is_set():
+        told_of_compiling.set()
+        _log.warning(COMPILING)
 
 
 @contextmanager

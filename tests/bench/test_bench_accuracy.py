@@ -17,12 +17,13 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from bench.__main__ import app
-from bench.accuracy import confirm, report, schedule
+from bench.accuracy import confirm, gradients, report, schedule
 from bench.accuracy.latency import raw_s, swap_s
 from bench.accuracy.margins import MARGINS, margin_of, stated
 from bench.accuracy.summary import current, summarise
 from bench.accuracy.train import train as train_all
 from bench.accuracy.verdict import EQUAL, UNDECIDED, WORSE
+from bench.workloads.tasks import make_task
 from cswap.errors import ConfigError
 from cswap.plan.hardware import load_hardware
 
@@ -237,3 +238,19 @@ def test_the_schedule_experiment_runs_and_its_quick_run_decides_nothing(tmp_path
     assert held["sliding down"] > 2 * held["lowest"] > 0
     assert held["off"] == 0
     assert {row["verdict"] for row in rows.values()} == {UNDECIDED}
+
+
+def test_a_codec_that_was_not_used_has_no_error_to_show(monkeypatch):
+    task = make_task("cnn", quick=True, n_steps=2)
+    model = task.build()
+    monkeypatch.setenv("CSWAP_MIN_BYTES", "1KiB")
+    found = gradients.errors(model, task, ("off", "lossless", "int8"), 0)
+    assert set(found) == {"lossless", "int8"}
+    exact, rounded = found["lossless"], found["int8"]
+    assert exact is not None
+    assert rounded is not None
+    assert set(exact.values()) == {0.0}
+    assert max(rounded.values()) > 0.0
+    monkeypatch.setattr(gradients, "_lossy_bytes", lambda _handle: 0.0)
+    monkeypatch.setattr(gradients, "MOST_STEPS", 2)
+    assert gradients.errors(model, task, ("int8",), 0) == {"int8": None}  # not zeros

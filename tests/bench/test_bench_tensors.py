@@ -51,6 +51,23 @@ def test_what_a_scripts_autograd_saves_is_measured(tmp_path):
     assert relu["ratio"] > 1.8
 
 
+def test_a_report_on_ones_own_tensors_has_a_row_for_each_and_no_table_of_other_data(tmp_path):
+    pytest.importorskip("matplotlib")
+    torch.save({"of $x": torch.randn(1 << 14).relu()}, tmp_path / "mine.pt")
+    out = tmp_path / "results" / "mine.json"
+    result = run("--tensors", tmp_path / "mine.pt", "--out", out)
+    assert result.exit_code == 0, result.output
+    assert out.with_name("mine-pareto.png").exists()
+    result = CliRunner().invoke(app, ["report", str(out.parent)])
+    assert result.exit_code == 0, result.output
+    page = out.with_name("report.md").read_text()
+    rows = [line.split("|")[1:3] for line in page.splitlines() if line.startswith("| mine.of")]
+    assert [codec.strip() for _, codec in rows] == ["memcpy", "zvc", "int8"]
+    assert page.count("###") == 1
+    for wrong in ("cannot be made", "Not in"):
+        assert wrong not in page
+
+
 @pytest.mark.parametrize("suffix", [".pt", ".npy", ".npz"])
 def test_files_of_torch_and_numpy_are_read(tmp_path, suffix):
     path = tmp_path / f"mine{suffix}"

@@ -116,8 +116,8 @@ def test_this_machine_is_a_profile_once_it_is_calibrated(tmp_path, monkeypatch):
 def test_what_libraries_print_is_not_in_the_output():
     script = (
         "import ctypes\n"
-        "from cswap.cli import _libraries_to_stderr\n"
-        "with _libraries_to_stderr(True):\n"
+        "from cswap.commands.planning import libraries_to_stderr\n"
+        "with libraries_to_stderr(True):\n"
         "    ctypes.CDLL(None).puts(b'noise')\n"
         "print('result')\n"
     )

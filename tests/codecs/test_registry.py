@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -150,3 +151,15 @@ def test_missing_package_is_named_with_its_remedy(name, package, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ConfigError, match=r"pip install cswap\[host\]"):
         cswap.get_codec(name)
+
+
+def test_an_array_in_the_place_of_an_encoding_is_refused():
+    with pytest.raises(ConfigError, match="encoding=ndarray: must be the result of encode"):
+        cswap.get_codec("zvc").decode(np.zeros(4, np.float32))  # type: ignore[arg-type]
+
+
+def test_an_array_in_the_place_of_the_output_is_refused():
+    zvc, out = cswap.get_codec("zvc"), np.zeros(1 << 16, np.uint8)
+    for call in (zvc.encode, lambda x, out: zvc.decode(zvc.encode(x), out)):
+        with pytest.raises(ConfigError, match=r"out=ndarray: must be a torch\.Tensor"):
+            call(torch.zeros(4), out)  # type: ignore[arg-type]

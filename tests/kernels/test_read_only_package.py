@@ -108,12 +108,18 @@ def twice(x):
     return 2 * x
 
 
+def thrice(x):
+    return 3 * x
+
+
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
     jit._told.clear()
+    jit.told_of_compiling.set()
     yield tmp_path
     jit._told.clear()
+    jit.told_of_compiling.set()
 
 
 def fresh():
@@ -124,6 +130,18 @@ def fresh():
 def outcome(kernel):
     """What it computes, and how often it was found in the cache."""
     return int(kernel(np.int64(21))), sum(kernel.stats.cache_hits.values())
+
+
+def test_the_first_compilation_is_said_once_and_what_is_found_is_not_spoken_of(cache, caplog):
+    jit.told_of_compiling.clear()
+    before_s = jit.compile_s()
+    assert [outcome(fresh()), outcome(jit.njit(cache=True)(thrice))] == [(42, 0), (63, 0)]
+    assert caplog.messages == [jit.COMPILING]
+    assert jit.compile_s() > before_s
+    caplog.clear()
+    jit.told_of_compiling.clear()
+    assert outcome(fresh()) == (42, 1)
+    assert caplog.messages == []
 
 
 def test_what_was_compiled_is_found_again(cache, caplog):

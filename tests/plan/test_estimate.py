@@ -454,3 +454,8 @@ def test_vgg16_offloads_the_sixteen_gigabytes_that_vdnn_says():
         if (t := trace.tensors[i]).dtype == "float32" and not t.module.startswith("classifier")
     ]
     assert sum(t.nbytes for t in features) / GIB == pytest.approx(16, rel=0.1)
+
+
+def test_an_array_in_the_place_of_a_tensor_is_named():
+    with pytest.raises(TraceError, match=r"argument=ndarray: must be a torch\.Tensor"):
+        estimate(nn.Linear(4, 4), torch.zeros(4).numpy(), torch.mean, hardware="v100-pcie3")

@@ -9,7 +9,7 @@ from cswap.plan.hardware import Hardware, list_hardware, load_hardware
 
 EXPECTED = {
     *("v100-pcie3", "titan-x-maxwell", "rtx2080ti", "a100-pcie4", "h100-pcie5", "h200-pcie5"),
-    "gh200-c2c",
+    *("gh200-c2c", "b200-pcie5", "t4", "l4", "a10", "l40s", "rtx3090", "rtx4090", "rtx5090"),
 }
 
 
@@ -82,6 +82,11 @@ def test_a_missing_field_is_named():
 def test_an_unknown_profile_gets_a_suggestion(tmp_path):
     with pytest.raises(HardwareError, match="Did you mean 'v100-pcie3'"):
         load_hardware("v100-pcie")
+    for text in ("v100", "V100", "NVIDIA V100"):
+        with pytest.raises(HardwareError, match="Did you mean 'v100-pcie3' or 'v100-pcie3-cswap'"):
+            load_hardware(text)
+    with pytest.raises(HardwareError, match=r"Did you mean 'rtx4090'\?"):
+        load_hardware("RTX 4090")
     (tmp_path / "list.json").write_text(json.dumps([1]))
     with pytest.raises(HardwareError, match="must be a JSON object"):
         load_hardware(tmp_path / "list.json")

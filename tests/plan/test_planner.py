@@ -50,6 +50,44 @@ def all_swapped(problem):
     return simulator.to_plan(swap, np.zeros_like(swap))
 
 
+def test_compilation_is_not_planning(policies, monkeypatch):
+    clock = SimpleNamespace(now_s=0.0, compiled_s=3.0)
+    monkeypatch.setattr(planner, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+    monkeypatch.setattr(planner, "compile_s", lambda: clock.compiled_s)
+
+    def solve(problem):
+        clock.now_s, clock.compiled_s = 7.0, 8.0
+        return all_swapped(problem)
+
+    policies("slow", solve)
+    (row,) = planner.compare(chain(), MACHINE, FULL, ["slow"])
+    assert row.planning_s == 2.0
+
+
+def test_the_time_limit_begins_after_the_simulator_is_compiled(policies, monkeypatch):
+    clock = SimpleNamespace(now_s=0.0)
+
+    def simulate(*arguments):
+        clock.now_s += 10.0
+        return Simulator  # of no interest
+
+    seen = []
+
+    def solve(problem):
+        seen.append(problem.deadline)
+        return all_swapped(problem)
+
+    policies("any", solve)
+    planner._compiled.clear()
+    monkeypatch.setattr(planner, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+    with monkeypatch.context() as patch:
+        patch.setattr(planner, "simulate", simulate)
+        planner._problem(chain(), MACHINE, None, 0, 1.0, True, None)
+    assert clock.now_s == 10.0
+    assert planner.plan(chain(), MACHINE, FULL, "any", time_limit=1.0).policy == "any"
+    assert seen == [11.0]
+
+
 @pytest.fixture
 def policies(monkeypatch):
     """Policies that exist for the test only, by name."""

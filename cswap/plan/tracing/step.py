@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from cswap.errors import TraceError
 from cswap.plan.tracing.operators import tensors_in
 
 if TYPE_CHECKING:
@@ -15,8 +16,18 @@ if TYPE_CHECKING:
 
 
 def as_tuple(value: Any) -> tuple[Any, ...]:
-    """Arguments as a tuple; a value that is neither a tuple nor a list is the only argument."""
-    return tuple(value) if isinstance(value, tuple | list) else (value,)
+    """Arguments as a tuple; a value that is neither a tuple nor a list is the only argument.
+
+    Raises:
+        TraceError: one of them is an array of another library.
+    """
+    found = tuple(value) if isinstance(value, tuple | list) else (value,)
+    for one in found:
+        if hasattr(one, "__array_interface__"):
+            raise TraceError(
+                f"argument={type(one).__name__}: must be a torch.Tensor; see torch.from_numpy."
+            )
+    return found
 
 
 def run_step(

@@ -1,0 +1,1 @@
+"""`python -m bench workloads`: models of other packages, trained in every way."""

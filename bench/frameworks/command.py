@@ -1,0 +1,118 @@
+"""`python -m bench workloads`: models of other packages in every way, held bytes and step time."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from bench.demo.settings import N_THREADS
+from bench.files.environment import version_of
+from bench.files.resumable import Partial
+from bench.frameworks import report
+from bench.frameworks.measure import N_SETTLING, PLAIN, WAYS, Row, measure
+from bench.frameworks.models import FULL, QUICK, WORKLOADS
+from bench.options import Again, names, writable_file
+from cswap.report import terminal
+from cswap.report.terminal import literal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from bench.frameworks.models import Workload
+
+STEPS: Final = 9
+QUICK_STEPS: Final = 2
+VERSION: Final = 1
+DEFAULT_OUT: Final = Path("bench/results/cpu/workloads.json")
+PACKAGES: Final = (
+    *("transformers", "accelerate", "timm", "torchvision", "torch-geometric", "diffusers", "peft"),
+)
+"""Whose versions are recorded."""
+
+
+def main(
+    workloads: Annotated[str, typer.Option(help=f"Some of {', '.join(WORKLOADS)}.")] = ",".join(
+        WORKLOADS
+    ),
+    ways: Annotated[
+        str, typer.Option(help="Some of the ways, comma-separated; plain is always one.")
+    ] = ",".join(WAYS),
+    steps: Annotated[int | None, typer.Option(help="Counted steps of each.", min=1)] = None,
+    out: Annotated[Path, typer.Option(help="Result file (JSON).")] = DEFAULT_OUT,
+    quick: Annotated[bool, typer.Option("--quick", help="Small models, a few steps.")] = False,
+    sites: Annotated[
+        int, typer.Option(help="Say per workload which tensors stay, so many of the largest.")
+    ] = 0,
+    again: Again = False,
+) -> None:
+    """Train models of transformers, timm, PyG, diffusers and PEFT in every way.
+
+    A package that is not installed is a row that says so. An interrupted run goes on when the same
+    command is repeated.
+    """
+    torch.set_num_threads(N_THREADS)
+    settings = {
+        "workloads": names("--workloads", workloads, tuple(WORKLOADS)),
+        "ways": [PLAIN, *(w for w in names("--ways", ways, WAYS) if w != PLAIN)],
+        "steps": steps or (QUICK_STEPS if quick else STEPS),
+        "quick": quick,
+    }
+    writable_file(out)
+    console = Console()
+    partial = Partial(out, kind="workloads", version=VERSION, settings=settings, again=again)
+    if partial.went_on:
+        console.print(f"Going on: {', '.join(partial.document['done'])} done before.")
+    partial.document["packages"] = {name: version_of(name) for name in PACKAGES}
+    document = partial.finish(rows=_rows(partial, settings, console))
+    terminal.show(report.table(document), drop=report.DROPPED, console=console)
+    for line in (report.summary(document), *report.sites(document, sites)):
+        console.print(literal(line), soft_wrap=True)
+    console.print(literal(f"Written: {out}"), soft_wrap=True)
+
+
+def _rows(partial: Partial, settings: dict[str, Any], console: Console) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    n_steps = settings["steps"]
+    bar = (TextColumn("{task.description:<16}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*bar, TimeElapsedColumn(), console=console) as progress:
+        for name in settings["workloads"]:
+            task = progress.add_task(name, total=n_steps + N_SETTLING)
+
+            def found(name: str = name, task: Any = task) -> list[dict[str, Any]]:
+                return _of_one(name, settings, lambda: progress.advance(task))
+
+            rows += partial.part(name, found)
+            progress.update(task, completed=n_steps + N_SETTLING)
+    return rows
+
+
+def _of_one(
+    name: str, settings: dict[str, Any], on_step: Callable[[], object]
+) -> list[dict[str, Any]]:
+    package, build = WORKLOADS[name]
+    scale = QUICK if settings["quick"] else FULL
+    try:
+        importlib.import_module(package)
+    except Exception as error:  # a package of another torch may raise anything
+        why = "is not installed" if isinstance(error, ModuleNotFoundError) else "cannot be imported"
+        return [_failed(name, f"{package} {why}")]
+
+    def make() -> Workload:
+        return build(scale)
+
+    try:
+        return measure(name, make, settings["ways"], settings["steps"], on_step)
+    except Exception as error:
+        text = (str(error).splitlines() or [""])[0][:200]
+        return [_failed(name, f"cannot run ({type(error).__name__}: {text})")]
+
+
+def _failed(name: str, why: str) -> dict[str, Any]:
+    return asdict(Row(name, PLAIN, failure=why))

@@ -1,0 +1,283 @@
+"""One workload in every way: step times in turns, and the bytes held between forward and backward.
+
+Held bytes are the growth of the allocator's bytes over a forward, once everything is encoded: the
+only count that sees what checkpoints, compiled graphs and engines keep alike. Gradients are
+there before.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import statistics
+import time
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+import cswap
+from bench.meters.saved_bytes import heap_bytes
+from bench.workloads.lockstep import same_bits
+from bench.workloads.modes import PINS, settle
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
+
+    from bench.frameworks.models import Batch, Workload
+    from cswap.api import InstallHandle
+
+N_SETTLING: Final = 3
+"""Steps that are not counted: kernels are compiled, and cswap learns the order of the tensors."""
+
+N_LOOKS: Final = 3
+"""Steps in which held bytes are measured; the median counts."""
+
+LEARNING_RATE: Final = 1e-3
+
+PLAIN: Final = "plain"
+CHECKPOINT: Final = "checkpoint"
+SAVE_ON_CPU: Final = "save_on_cpu"
+CSWAP: Final[dict[str, dict[str, Any]]] = {
+    "cswap": {},
+    "cswap without remat": {"remat": False},
+    "cswap int8": {"lossy": "int8"},
+}
+"""Ways with cswap, and its options; the first is the line without any."""
+
+WAYS: Final = (PLAIN, *CSWAP, CHECKPOINT, SAVE_ON_CPU)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One workload in one way.
+
+    Attributes:
+        workload: its name.
+        way: one of `WAYS`.
+        held_bytes: held between forward and backward, all encodes done.
+        held_of_plain: the same over plain's.
+        step_s: median over the counted steps.
+        time_of_plain: median of (this way's seconds / plain's for the same step).
+        time_of_plain_spread: quartiles of those quotients; None with less than two.
+        bit_equal: loss and all gradients had the bits of plain's in every counted step.
+        raw_bytes: of what cswap moved or computes again, in one step.
+        encoded_bytes: of its encodings.
+        kept_bytes: of what cswap left, by reason, in one step.
+        gained_of_saved: share of what autograd saved, parameters left out, that cswap took off, by
+            its own count.
+        sites: cswap's choices, those with the most bytes first.
+        failure: why there are no figures, or None.
+    """
+
+    workload: str
+    way: str
+    held_bytes: int | None = None
+    held_of_plain: float | None = None
+    step_s: float | None = None
+    time_of_plain: float | None = None
+    time_of_plain_spread: tuple[float, float] | None = None
+    bit_equal: bool | None = None
+    raw_bytes: int | None = None
+    encoded_bytes: int | None = None
+    kept_bytes: dict[str, int] = field(default_factory=dict)
+    gained_of_saved: float | None = None
+    sites: list[dict[str, Any]] = field(default_factory=list)
+    failure: str | None = None
+
+
+class Replica:
+    """One copy of a workload, in one way."""
+
+    def __init__(self, make: Callable[[], Workload], way: str) -> None:
+        """Build it; the weights are the same in every copy.
+
+        Args:
+            make: builds the workload.
+            way: one of `WAYS`.
+        """
+        torch.manual_seed(0)
+        self.way, self._made = way, make()
+        self.model = self._made.model.train()
+        self.optimizer = torch.optim.SGD(
+            [p for p in self.model.parameters() if p.requires_grad], lr=LEARNING_RATE
+        )
+        self.step_s: list[float] = []
+        self.held: list[int] = []
+        self.same: list[bool] = []
+        self.loss = torch.zeros(())
+        if way == CHECKPOINT:
+            self._made.recompute()
+        options = CSWAP.get(way)
+        self.handle: InstallHandle | None = (
+            None if options is None else cswap.install(self.model, **options)
+        )
+
+    def close(self) -> None:
+        """Switch the way off."""
+        if self.handle is not None:
+            self.handle.remove()
+            self.handle = None
+
+    def batch(self, step: int) -> Batch:
+        """The inputs of a step, the same in every copy."""
+        return self._made.batch(step)
+
+    def step(self, number: int, batch: Batch) -> None:
+        """One timed step."""
+        start_s = time.perf_counter()
+        self.gradients(number, batch)
+        self.optimizer.step()
+        self.step_s.append(time.perf_counter() - start_s)
+
+    def look(self, number: int, batch: Batch) -> None:
+        """One step in which held bytes are measured."""
+        gc.collect()
+        before = heap_bytes()
+
+        def after_forward() -> None:
+            settle(self.handle)
+            if before is not None:
+                self.held.append((heap_bytes() or 0) - before)
+
+        self.gradients(number, batch, after_forward)
+
+    def gradients(
+        self, number: int, batch: Batch, after_forward: Callable[[], object] = nullcontext
+    ) -> None:
+        """Forward and backward; the number alone decides the dropout masks."""
+        self.optimizer.zero_grad(set_to_none=False)
+        torch.manual_seed(number)
+        around: AbstractContextManager[object] = (
+            torch.autograd.graph.save_on_cpu(pin_memory=PINS)
+            if self.way == SAVE_ON_CPU
+            else nullcontext()
+        )
+        with around:
+            loss = self.model(**batch)
+        after_forward()
+        loss.backward()
+        self.loss = loss.detach()
+
+    def compare(self, plain: Replica) -> None:
+        """Take down whether loss and gradients have plain's bits."""
+        pairs = [(self.loss, plain.loss)]
+        for mine, its in zip(self.model.parameters(), plain.model.parameters(), strict=True):
+            if mine.grad is not None and its.grad is not None:
+                pairs.append((mine.grad, its.grad))
+        self.same.append(all(same_bits(mine, its) for mine, its in pairs))
+
+
+def measure(
+    name: str,
+    make: Callable[[], Workload],
+    ways: Sequence[str],
+    n_steps: int,
+    on_step: Callable[[], object],
+) -> list[dict[str, Any]]:
+    """Rows of one workload, as JSON-able values.
+
+    Args:
+        name: of the workload.
+        make: builds it.
+        ways: some of `WAYS`, plain the first.
+        n_steps: counted steps.
+        on_step: called after each step of all ways.
+    """
+    failures: dict[str, str] = {}
+    replicas = [r for way in ways if (r := _working(make, way, failures)) is not None]
+    try:
+        for number in range(1, N_SETTLING + n_steps + 1):
+            batch = replicas[0].batch(number)
+            first = number % len(replicas)
+            for replica in replicas[first:] + replicas[:first]:
+                replica.step(number, batch)
+            for replica in replicas:
+                replica.compare(replicas[0])
+            on_step()
+        for replica in replicas:
+            for number in range(N_LOOKS):
+                replica.look(number, copy.deepcopy(replica.batch(number)))
+        found = {r.way: asdict(_row(name, r, replicas[0])) for r in replicas}
+    finally:
+        for replica in replicas:
+            replica.close()
+    return [found.get(w) or asdict(Row(name, w, failure=failures[w])) for w in ways]
+
+
+def _working(make: Callable[[], Workload], way: str, failures: dict[str, str]) -> Replica | None:
+    replica = None
+    try:
+        replica = Replica(make, way)
+        replica.gradients(0, replica.batch(0))
+    except Exception as error:  # what packages raise is theirs
+        if replica is not None:
+            replica.close()
+        if way == PLAIN:
+            raise
+        text = (str(error).splitlines() or [""])[0][:200]
+        failures[way] = f"cannot run ({type(error).__name__}: {text})"
+        return None
+    return replica
+
+
+def _row(name: str, replica: Replica, plain: Replica) -> Row:
+    pairs = zip(replica.step_s[N_SETTLING:], plain.step_s[N_SETTLING:], strict=True)
+    quotients = [mine / its for mine, its in pairs]
+    cuts = statistics.quantiles(quotients, n=4) if len(quotients) > 1 else None
+    held, of = (int(statistics.median(r.held)) if r.held else None for r in (replica, plain))
+    return Row(
+        name,
+        replica.way,
+        held_bytes=held,
+        held_of_plain=held / of if held is not None and of else None,
+        step_s=statistics.median(replica.step_s[N_SETTLING:]),
+        time_of_plain=statistics.median(quotients),
+        time_of_plain_spread=(cuts[0], cuts[2]) if cuts else None,
+        bit_equal=all(replica.same),
+        **_of_one_step(replica),
+    )
+
+
+def _of_one_step(replica: Replica) -> dict[str, Any]:
+    # What cswap does with the tensors of one more step.
+    if replica.handle is None:
+        return {}
+    before = replica.handle.stats
+    replica.gradients(0, replica.batch(0), lambda: settle(replica.handle))
+    settle(replica.handle)
+    after = replica.handle.stats
+    kept = {
+        reason: nbytes - before.kept_bytes_by_reason.get(reason, 0)
+        for reason, nbytes in after.kept_bytes_by_reason.items()
+    }
+    raw = after.raw_bytes - before.raw_bytes
+    encoded = after.encoded_bytes - before.encoded_bytes
+    saved = raw + sum(kept.values()) - kept.get("parameter", 0)
+    return {
+        "raw_bytes": raw,
+        "encoded_bytes": encoded,
+        "kept_bytes": {reason: nbytes for reason, nbytes in kept.items() if nbytes},
+        "gained_of_saved": (raw - encoded) / saved if saved else None,
+        "sites": _sites(replica.handle),
+    }
+
+
+def _sites(handle: InstallHandle) -> list[dict[str, Any]]:
+    found = [
+        {
+            "position": e.position,
+            "scope": e.site.scope,
+            "module": e.site.kind,
+            "producer": e.site.producer,
+            "nbytes": e.profile.nbytes if e.profile else 0,
+            "zeros": e.profile.zero_fraction if e.profile else None,
+            "codec": e.codec,
+            "ratio": next((m.ratio for m in e.measured if m.codec == e.codec), None),
+            "reason": e.reason,
+        }
+        for e in handle.engine.explain()
+    ]
+    return sorted(found, key=lambda site: -int(str(site["nbytes"])))

@@ -1,0 +1,98 @@
+"""Other packages' models in every way, as a table for terminals and as Markdown cells."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from rich import box
+from rich.table import Table
+
+from bench.frameworks.measure import PLAIN, WAYS
+from cswap.report.terminal import literal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MIB: Final = 1 << 20
+UNKNOWN: Final = "-"
+HEADINGS: Final = (
+    *("workload", "way", "held MiB", "/ plain's", "counted", "step ms", "/ plain's", "bits"),
+)
+DROPPED: Final = ("step ms", "bits", "counted")
+"""Columns that a narrow terminal does without, the first to go first."""
+
+NOTE: Final = (
+    "Held: growth of the allocator's bytes over a forward, all encodes done; median of 3 steps. "
+    "Counted: share of the saved bytes, parameters left out, that cswap took off by its own count; "
+    "what encoders and pools hold beside it is in held alone. Steps of all ways take turns; "
+    "/ plain's: median of the quotients of like steps, with quartiles. bits: loss and all "
+    "gradients beside plain's. cswap: the line without options."
+)
+WANTED: Final = 0.75
+"""Of plain's held bytes: the bar for the line without options."""
+
+
+def cells(document: dict[str, Any]) -> Iterator[list[str]]:
+    """A row per workload and way, of HEADINGS; one that failed says why under held MiB."""
+    for row in document["rows"]:
+        yield [row["workload"], row["way"], *_figures(row)]
+
+
+def _figures(row: dict[str, Any]) -> list[str]:
+    if row["failure"] is not None:
+        return [row["failure"], *[UNKNOWN] * (len(HEADINGS) - 3)]
+    spread = row["time_of_plain_spread"]
+    quartiles = "" if spread is None else f" [{spread[0]:.2f}, {spread[1]:.2f}]"
+    held, of, gained = (row[key] for key in ("held_bytes", "held_of_plain", "gained_of_saved"))
+    return [
+        UNKNOWN if held is None else f"{held / MIB:.1f}",
+        UNKNOWN if of is None else f"{of:.2f}",
+        UNKNOWN if gained is None else f"{gained:.0%}",
+        f"{1e3 * row['step_s']:.0f}",
+        f"{row['time_of_plain']:.2f}{quartiles}",
+        "equal" if row["bit_equal"] else "differ",
+    ]
+
+
+def table(document: dict[str, Any]) -> Table:
+    """For a terminal."""
+    found = Table(title="Models of other packages", caption=NOTE, box=box.SIMPLE_HEAD)
+    for heading in HEADINGS:
+        found.add_column(heading, justify="left" if heading in HEADINGS[:3] else "right")
+    rows = list(cells(document))
+    for i, row in enumerate(rows):
+        last_of_workload = i + 1 == len(rows) or rows[i + 1][0] != row[0]
+        found.add_row(*map(literal, row), end_section=last_of_workload)
+    return found
+
+
+def summary(document: dict[str, Any]) -> str:
+    """On how many workloads the line without options holds at most `WANTED` of plain's bytes."""
+    line = next(way for way in WAYS if way != PLAIN)
+    held = {
+        row["workload"]: row["held_of_plain"]
+        for row in document["rows"]
+        if row["way"] == line and row["held_of_plain"] is not None
+    }
+    less = [name for name, of in held.items() if of <= WANTED]
+    return (
+        f"{line} holds at least {1 - WANTED:.0%} less than plain on {len(less)} of {len(held)} "
+        f"workloads: {', '.join(less) or 'none'}."
+    )
+
+
+def sites(document: dict[str, Any], most: int) -> Iterator[str]:
+    """Per workload: which tensors stay whole under the line without options, the largest first."""
+    line = next(way for way in WAYS if way != PLAIN)
+    for row in document["rows"]:
+        if row["way"] != line or row["failure"] is not None:
+            continue
+        whole = [s for s in row["sites"] if (s["ratio"] or 1.0) < 1 / WANTED][:most]
+        for site in whole:
+            yield (
+                f"{row['workload']}: {site['nbytes'] / MIB:.1f} MiB, {site['module']} "
+                f"{site['scope']}, made by {site['producer'] or 'a leaf'}: {site['codec']} "
+                f"({site['reason']})"
+            )
+        for reason, nbytes in sorted(row["kept_bytes"].items(), key=lambda item: -item[1]):
+            yield f"{row['workload']}: {nbytes / MIB:.1f} MiB kept: {reason}"

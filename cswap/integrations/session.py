@@ -1,0 +1,100 @@
+"""One training of one model: cswap on it, and figures of what it did since the last look."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from cswap.api import install_on
+from cswap.log import log
+from cswap.stats.stats import Stats, gained_bytes
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from cswap.api import InstallHandle
+    from cswap.config import SwapConfig
+
+MIB: Final = 1 << 20
+
+CHECKPOINTED: Final = (
+    "Gradient checkpointing is on: a block keeps its inputs alone, and computes the rest again. "
+    "Left for cswap are these inputs, and what one block saves while it is computed again."
+)
+
+
+class Session:
+    """Installs at the start of a training, removes at its end.
+
+    Attributes:
+        config: the options.
+        handle: of the installation; None before and after.
+    """
+
+    def __init__(self, config: SwapConfig) -> None:
+        """Args: config: the options."""
+        self.config = config
+        self.handle: InstallHandle | None = None
+        self._seen = Stats()
+        self._last: Stats | None = None
+
+    def start(self, model: nn.Module, entry: str = "forward") -> None:
+        """Install on a model; an installation that was left over is removed first.
+
+        Args:
+            model: to be trained.
+            entry: its method that a training step calls.
+        """
+        self.stop()
+        self.handle = install_on(model, self.config, entry)
+        self._seen, self._last = Stats(), None
+        if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
+            log.info(CHECKPOINTED)
+
+    def stop(self) -> None:
+        """Remove, and log why little was saved, if little was; a second time does nothing."""
+        if self.handle is None:
+            return
+        handle, self.handle = self.handle, None
+        try:
+            self._last = handle.stats
+        finally:
+            handle.remove()
+        for note in self._last.notes():
+            log.info("%s", note)
+
+    @property
+    def stats(self) -> Stats:
+        """What was done in the training that runs, or in the last one."""
+        if self.handle is not None:
+            return self.handle.stats
+        return self._last or Stats()
+
+    def figures(self) -> dict[str, float]:
+        """What was done since the last call, for a log.
+
+        Returns:
+            ``cswap/held_mib``: most MiB that saved tensors have held at a time, encodings included,
+            since the start; ``cswap/saved_mib``: MiB that were gained; ``cswap/ratio``: raw over
+            encoded bytes; ``cswap/remat_mib``: MiB that are computed again instead of stored;
+            ``cswap/exposed_s``: seconds that the training waited for cswap;
+            ``cswap/fallbacks``: slower paths that were taken. All but the first since the last
+            call.
+        """
+        now, before = self.stats, self._seen
+        self._seen = now
+        raw, encoded = (
+            getattr(now, name) - getattr(before, name) for name in ("raw_bytes", "encoded_bytes")
+        )
+        return {
+            "cswap/held_mib": now.peak_saved_bytes / MIB,
+            "cswap/saved_mib": (gained_bytes(now) - gained_bytes(before)) / MIB,
+            "cswap/ratio": raw / encoded if encoded else 1.0,
+            "cswap/remat_mib": (_recomputed_bytes(now) - _recomputed_bytes(before)) / MIB,
+            "cswap/exposed_s": now.exposed_s - before.exposed_s,
+            "cswap/fallbacks": float(now.fallbacks - before.fallbacks),
+        }
+
+
+def _recomputed_bytes(stats: Stats) -> int:
+    found = stats.by_codec.get("remat")
+    return 0 if found is None else found.raw

@@ -1,0 +1,108 @@
+"""Compiles the CPU's kernels beforehand: the first use of a codec would wait for it.
+
+Numba keeps the machine code on the disk, so this is done once per machine, or while the image of
+a container is built.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from cswap.codecs.base import takes
+from cswap.codecs.parallel import MIN_RANGE_TILES
+from cswap.codecs.registry import get_codec, list_codecs
+from cswap.codecs.tiled import TiledCodec, tile_numel
+from cswap.codecs.warmup import warm
+from cswap.devices.cpu import CpuStream
+from cswap.errors import CswapError
+from cswap.log import log
+from cswap.plan.planner import compare
+from cswap.profiler import profile
+from cswap.schema.trace import Trace, TraceOperator, TraceTensor
+from cswap_kernels.jit import UNCACHED, numba_folder, told_of_compiling
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from cswap.codecs.base import Codec
+
+PROFILER: Final = "profiler"
+PLANNER: Final = "planner"
+CPU: Final = torch.device("cpu")
+
+
+DTYPES: Final = (
+    *(torch.float32, torch.bfloat16, torch.float16, torch.float64),
+    *(torch.int64, torch.int32, torch.uint8, torch.bool),
+)
+"""Of the tensors that training saves; others share their kernels, or compile at their first use."""
+
+NOT_KEPT: Final = f"Compiled for this process alone. {UNCACHED}"
+"""Said where no folder can be written."""
+
+
+def folder() -> str:
+    """Where compiled kernels are kept; empty: nowhere."""
+    return str(numba_folder() or "")
+
+
+def names() -> list[str]:
+    """The codecs whose kernels can be compiled here, in the order of `cswap.list_codecs`."""
+    return [name for name in list_codecs() if _usable(name)]
+
+
+def steps(codecs: Sequence[str]) -> Iterator[str]:
+    """Compile or load kernels one by one.
+
+    Args:
+        codecs: by name.
+
+    Yields:
+        The name of each codec once its kernels are there, then `PROFILER` and `PLANNER`.
+
+    Raises:
+        CswapError: there is no such codec.
+    """
+    told_of_compiling.set()  # whoever calls this knows
+    for codec in [get_codec(name) for name in codecs]:
+        _codec(codec)
+        yield codec.name
+    for dtype in DTYPES:
+        profile(torch.zeros(64, dtype=dtype))
+    yield PROFILER
+    compare(_trace(), "v100-pcie3", policies=("joint", "swapadvisor"), time_limit=0.1)
+    yield PLANNER
+
+
+def _usable(name: str) -> bool:
+    try:
+        codec = get_codec(name)
+    except CswapError as error:
+        log.debug("codec %r: no kernels to compile: %s", name, error)
+        return False
+    return any(takes(codec, dtype, "cpu") for dtype in DTYPES)
+
+
+def _codec(codec: Codec) -> None:
+    for dtype in DTYPES:
+        if not takes(codec, dtype, "cpu"):
+            continue
+        warm(codec, dtype, CPU)
+        if isinstance(codec, TiledCodec):  # several threads share a large tensor
+            large = torch.zeros(2 * MIN_RANGE_TILES * tile_numel(dtype), dtype=dtype)
+            codec.encode(large, stream=CpuStream(threads=2))
+
+
+def _trace() -> Trace:
+    # A step of two tensors, for the planner's loops.
+    tensors = (TraceTensor(1 << 20, saved=0), TraceTensor(1 << 20, saved=1), TraceTensor(0))
+    operators = (
+        TraceOperator("data", "other", "forward", 1.0, (), (0,)),
+        TraceOperator("f", "linear", "forward", 1.0, (0,), (1,)),
+        TraceOperator("g", "linear", "forward", 1.0, (1,), (2,)),
+        TraceOperator("g'", "linear", "backward", 1.0, (1,), ()),
+        TraceOperator("f'", "linear", "backward", 1.0, (0,), ()),
+    )
+    return Trace(operators, tensors, name="warm")

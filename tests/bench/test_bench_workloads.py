@@ -1,0 +1,182 @@
+"""`python -m bench workloads`: other packages' models in every way; on a stand-in, and for real."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("typer")
+pytest.importorskip("matplotlib")
+pytest.importorskip("sklearn")
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+from typer.testing import CliRunner
+
+from bench.__main__ import app
+from bench.frameworks import command, models, report
+from bench.frameworks.measure import CSWAP, N_SETTLING, WAYS, measure
+from bench.frameworks.models import QUICK, WORKLOADS, Workload
+
+
+class Layers(nn.Module):
+    """ReLU layers; returns the loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU())
+            for _ in range(3)
+        )
+        self.checkpointed = False
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.checkpointed else block(x)
+        return functional.mse_loss(x, torch.zeros_like(x))
+
+
+def stand_in(_scale):
+    net = Layers()
+
+    def recompute():
+        net.checkpointed = True
+
+    def batch(step):
+        return {"x": torch.randn(1024, 256, generator=torch.Generator().manual_seed(step))}
+
+    return Workload(net, batch, recompute)
+
+
+def no_checkpoints(scale):
+    def refuse():
+        raise NotImplementedError("no checkpoints\nhere")
+
+    made = stand_in(scale)
+    return Workload(made.model, made.batch, refuse)
+
+
+def missing(_scale):
+    raise AssertionError("its package is not there")
+
+
+def broken(_scale):
+    raise ValueError("broken")
+
+
+def run(out, *arguments):
+    words = ["workloads", "--quick", "--out", str(out), *arguments]
+    return CliRunner().invoke(app, words, env={"COLUMNS": "250"})
+
+
+@pytest.fixture
+def workloads(monkeypatch):
+    monkeypatch.setenv("CSWAP_WORKERS", "0")
+    monkeypatch.setenv("CSWAP_CODEC", "zvc")
+    monkeypatch.setattr(command, "N_THREADS", 1)
+
+    def use(**builders):
+        packages = {missing: "no_such_package"}
+        known = {name: (packages.get(made, "torch"), made) for name, made in builders.items()}
+        for module in (command, models):
+            monkeypatch.setattr(module, "WORKLOADS", known)
+        return ["--workloads", ",".join(known)]
+
+    return use
+
+
+def test_every_way_has_a_row_with_what_is_held(workloads, tmp_path):
+    out = tmp_path / "w.json"
+    result = run(out, *workloads(mlp=stand_in), "--sites", "1")
+    assert result.exit_code == 0, result.output
+    document = json.loads(out.read_text())
+    assert (document["kind"], document["complete"]) == ("workloads", True)
+    assert set(document["packages"]) == set(command.PACKAGES)
+    rows = {row["way"]: row for row in document["rows"]}
+    assert list(rows) == list(WAYS)
+    held = {way: row["held_of_plain"] for way, row in rows.items()}
+    assert held["plain"] == 1.0
+    assert held["cswap without remat"] < 0.9  # half of what ReLU gives is zeros
+    assert held["checkpoint"] < 0.7  # one of two
+    assert held["save_on_cpu"] > 0.9  # a copy from memory to memory
+    lossless = [way for way in WAYS if way != "cswap int8"]
+    assert all(rows[way]["bit_equal"] for way in lossless)
+    assert rows["cswap without remat"]["encoded_bytes"] > 0
+    assert all(rows[way]["sites"] for way in CSWAP)
+    assert all((row["gained_of_saved"] or 0) > 0.3 for way, row in rows.items() if way in CSWAP)
+    assert rows["plain"]["gained_of_saved"] is None
+    assert report.summary(document) in result.output
+
+
+def test_what_cannot_run_says_why(workloads, tmp_path):
+    out = tmp_path / "w.json"
+    options = workloads(none=missing, fails=broken, partly=no_checkpoints)
+    result = run(out, *options, "--ways", "checkpoint")
+    assert result.exit_code == 0, result.output
+    rows = [(r["workload"], r["way"], r["failure"]) for r in json.loads(out.read_text())["rows"]]
+    assert rows == [
+        ("none", "plain", "no_such_package is not installed"),
+        ("fails", "plain", "cannot run (ValueError: broken)"),
+        ("partly", "plain", None),
+        ("partly", "checkpoint", "cannot run (NotImplementedError: no checkpoints)"),
+    ]
+    assert "no_such_package is not installed" in result.output
+
+
+def test_an_interrupted_run_goes_on(workloads, tmp_path, monkeypatch):
+    out, options = tmp_path / "w.json", workloads(a=stand_in, b=stand_in)
+    whole = measure
+
+    def first_only(name, *arguments):
+        if name == "b":
+            raise KeyboardInterrupt
+        return whole(name, *arguments)
+
+    monkeypatch.setattr(command, "measure", first_only)
+    result = run(out, *options, "--ways", "plain")
+    assert result.exit_code == 130
+    assert not out.exists()
+    monkeypatch.setattr(command, "measure", lambda name, *rest: name == "b" and whole(name, *rest))
+    result = run(out, *options, "--ways", "plain")
+    assert result.exit_code == 0, result.output
+    assert "Going on: a done before." in result.output
+    assert [row["workload"] for row in json.loads(out.read_text())["rows"]] == ["a", "b"]
+
+
+def test_a_report_has_its_table(workloads, tmp_path):
+    result = run(tmp_path / "w.json", *workloads(mlp=stand_in), "--ways", "cswap")
+    assert result.exit_code == 0, result.output
+    result = CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    page = (tmp_path / "report.md").read_text()
+    assert "| mlp | plain |" in page
+    assert "| mlp | cswap |" in page
+
+
+def test_unknown_names_are_refused():
+    for option in ("--workloads", "--ways"):
+        result = CliRunner().invoke(app, ["workloads", option, "nonsuch"])
+        assert result.exit_code == 2
+        assert "known are" in result.output
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of the packages' own
+@pytest.mark.parametrize("name", [name for name in WORKLOADS if name != "compile"])
+def test_each_workload_of_an_installed_package_trains_bit_equal(name, tmp_path, monkeypatch):
+    package, build = WORKLOADS[name]
+    pytest.importorskip(package)
+    monkeypatch.setattr(command, "N_THREADS", 1)
+    ways = "cswap,checkpoint"
+    result = run(tmp_path / "w.json", "--workloads", name, "--ways", ways, "--steps", "1")
+    assert result.exit_code == 0, result.output
+    rows = json.loads((tmp_path / "w.json").read_text())["rows"]
+    assert [(row["way"], row["failure"], row["bit_equal"]) for row in rows] == [
+        ("plain", None, True),
+        ("cswap", None, True),
+        ("checkpoint", None, True),
+    ]
+    assert build(QUICK).batch(N_SETTLING).keys() == build(QUICK).batch(1).keys()

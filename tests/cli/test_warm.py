@@ -1,0 +1,59 @@
+"""`cswap warm`: kernels are compiled beforehand, in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("typer")
+
+from typer.testing import CliRunner
+
+from cswap import cli, warm
+from cswap.errors import UnknownCodecError
+from cswap_kernels import jit
+
+USE = """
+import logging, torch, cswap
+logging.basicConfig(format="%(message)s")
+model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU())
+with cswap.install(model, codec="bitpack", min_bytes=0, workers=0) as handle:
+    model(torch.randn(64, 64)).relu_().sum().backward()
+x = torch.randint(9, (1 << 20,))
+cswap.get_codec("bitpack").encode(x)
+"""
+
+
+def test_each_codec_is_a_step_and_then_profiler_and_planner():
+    assert list(warm.steps(["raw"])) == ["raw", "profiler", "planner"]
+    assert {"zvc", "int8", "zvc+int8"} <= set(warm.names())
+
+
+def test_an_unknown_codec_is_refused_before_anything_is_compiled():
+    result = CliRunner().invoke(cli.app, ["warm", "raw", "zcv"])
+    assert isinstance(result.exception, UnknownCodecError)
+
+
+@pytest.mark.slow
+def test_a_process_after_it_compiles_nothing(tmp_path):
+    path = os.pathsep.join([str(Path(p)) for p in sys.path if p])
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": path}
+
+    def run(*arguments):
+        return subprocess.run(
+            [sys.executable, *arguments],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+
+    assert jit.COMPILING in run("-c", USE).stderr
+    for file in tmp_path.rglob("*.nbi"):
+        file.unlink()
+    run("-m", "cswap", "warm", "bitpack")
+    assert run("-c", USE).stderr == ""
