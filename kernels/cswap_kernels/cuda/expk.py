@@ -23,12 +23,13 @@ from cswap_kernels.cuda.quads import (
     count_flags,
     every,
     full,
+    gathered_flags,
     get_fields,
     halves,
     is_255,
     pair,
     put_fields,
-    weighed,
+    sum_of,
 )
 from cswap_kernels.cuda.warps import WORD_TYPES, block_exclusive, block_max, block_sum, padded
 from cswap_kernels.cuda.zvc import zero_rest
@@ -68,9 +69,8 @@ def choose(n, mantissa_bits, escape_bytes, forced, zeros, over5, over6, over13, 
 
 @cuda.jit(device=True)
 def two_counts(a, b, tmp):
-    """Sums over the block of two counts of flags (128 for each, up to 8192)."""
-    both = int32(uint32(uint32(a >> uint32(7)) | uint32(b << uint32(9))))
-    both = block_sum(both, tmp)
+    """Sums over the block of two quads of counts, each sum up to 8192."""
+    both = block_sum(int32(sum_of(a) | int32(sum_of(b) << int32(16))), tmp)
     return int32(both & int32(0xFFFF)), int32(both >> int32(16))
 
 
@@ -178,7 +178,7 @@ def _tile(layout: Layout, narrow: Any) -> TileFunctions:
         a, b = distances(x, i, top, marks)
         a, far_a = codes_of(a, limit, escape, zero, flags)
         b, far_b = codes_of(b, limit, escape, zero, flags)
-        masks[i] = uint8(weighed(far_a, far_b) >> uint32(7))
+        masks[i] = uint8(gathered_flags(far_a, far_b))
         return pair(a, b), put_rest(x, i, dst, padded(n))
 
     @cuda.jit(device=True)
@@ -243,7 +243,7 @@ def _tile(layout: Layout, narrow: Any) -> TileFunctions:
             uint32(uint32(b + escape) & uint32(FLAGS)),
         )
         inside = int32(n - int32(i << int32(3)))
-        far = uint32(weighed(a, b) >> uint32(7))
+        far = gathered_flags(a, b)
         if inside < int32(8):  # behind the words src may hold anything
             far = uint32(
                 far & uint32(uint32(uint32(1) << uint32(max(inside, int32(0)))) - uint32(1))

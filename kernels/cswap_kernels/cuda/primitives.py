@@ -33,7 +33,6 @@ if config.ENABLE_CUDASIM:
         atomic_or,
         bits_f32,
         bits_f64,
-        dot4,
         f32_bits,
         f64_bits,
         floor,
@@ -49,7 +48,7 @@ if config.ENABLE_CUDASIM:
         pack_e4m3,
         pack_half,
         pack_u8,
-        permute,
+        permuting,
         plus,
         redux_add,
         redux_max,
@@ -259,11 +258,14 @@ else:
     # (low, high, by): 64 bits moved by 0 to 31; their high word then, or their low one.
     funnel_left32 = _instruction("shf.l.wrap.b32 $0, $1, $2, $3;", _U32, _U32, _U32, _U32)
     funnel_right32 = _instruction("shf.r.wrap.b32 $0, $1, $2, $3;", _U32, _U32, _U32, _U32)
-    # (a, b, selector): byte k is the one of the eight of a and b that hexadecimal digit k names;
-    # of a digit from 8 on the sign bit of byte (digit - 8), eight times.
-    permute = _instruction("prmt.b32 $0, $1, $2, $3;", _U32, _U32, _U32, _U32)
-    # (a, b, c): c plus the products of the four bytes of a and b.
-    dot4 = _instruction("dp4a.u32.u32 $0, $1, $2, $3;", _U32, _U32, _U32, _U32)
+
+    def permuting(selector: int) -> Any:
+        """The intrinsic (a, b) -> u32 whose byte k is byte d of the eight bytes of a and b.
+
+        d is hexadecimal digit k of the selector. A digit from 8 on stands for the sign bit of byte
+        (digit - 8), eight times.
+        """
+        return _instruction(f"prmt.b32 $0, $1, $2, {selector:#06x};", _U32, _U32, _U32)
 
     # From sm_72 on. (a, b, c): the low half of c, then a and b, each cut to 0 to 255.
     pack_u8 = _instruction("cvt.pack.sat.u8.s32.b32 $0, $1, $2, $3;", _U32, _S32, _S32, _U32)

@@ -177,23 +177,19 @@ def architecture() -> int:
     return 0
 
 
-def permute(a: Any, b: Any, selector: Any) -> Any:
-    """Four bytes of the eight of a and b, or their signs."""
-    both = (int(a) & 0xFFFFFFFF).to_bytes(4, "little") + (int(b) & 0xFFFFFFFF).to_bytes(4, "little")
-    found = []
-    for k in range(4):
-        digit = int(selector) >> 4 * k & 15
-        byte = both[digit & 7]
-        found.append((byte >> 7) * 255 if digit & 8 else byte)
-    return np.uint32(int.from_bytes(bytes(found), "little"))
+def permuting(selector: int) -> Callable[[Any, Any], Any]:
+    """The function that picks four bytes of the eight of a and b, or their signs."""
 
+    def permute(a: Any, b: Any) -> Any:
+        both = b"".join((int(v) & 0xFFFFFFFF).to_bytes(4, "little") for v in (a, b))
+        found = []
+        for k in range(4):
+            digit = selector >> 4 * k & 15
+            byte = both[digit & 7]
+            found.append((byte >> 7) * 255 if digit & 8 else byte)
+        return np.uint32(int.from_bytes(bytes(found), "little"))
 
-def dot4(a: Any, b: Any, c: Any) -> Any:
-    """C plus the products of the four bytes of a and b."""
-    total = int(c)
-    for k in range(0, 32, 8):
-        total += (int(a) >> k & 255) * (int(b) >> k & 255)
-    return np.uint32(total & 0xFFFFFFFF)
+    return permute
 
 
 def pack_u8(a: Any, b: Any, c: Any) -> Any:
