@@ -10,8 +10,9 @@ For each layout of a float's bits there are device functions:
         where `WIDE` says so; marks: FULL if exponent 0 is told from the others, else 0.
     put_rest(x, i, dst, row) -> u64
         Write the whole bytes of sign and mantissa: rows of ``row`` bytes. The bits that are left.
-    join(src, row, i, codes, rest, high, zero, x)
-        Write eight words to x: from their rows, the codes (u64), the bits that are left (u64).
+    join(src, row, j, codes, rest, high, zero, x, i)
+        Write the i-th eight words of x: from the j-th eight bytes of each row, the codes (u64), the
+        bits that are left (u64).
         zero: the code of exponent 0, or NO_CODE.
 """
 
@@ -30,7 +31,6 @@ from cswap_kernels.cuda.quads import (
     first_bytes,
     full,
     halves,
-    is_0,
     last_bytes,
     low_halves,
     odd_bytes,
@@ -89,7 +89,8 @@ def to_exponents(codes, high, zero):
     """The quad of four words' exponents, modulo 256, from their codes; all three are quads."""
     difference = uint32(uint32(high | uint32(FLAGS)) - codes)  # no byte borrows
     difference = uint32(difference ^ uint32(uint32(~high) & uint32(FLAGS)))
-    return uint32(difference & uint32(~is_0(uint32(codes ^ zero))))
+    other = full(uint32(uint32(codes ^ zero) + uint32(LOW)))  # codes are below 128
+    return uint32(difference & other)
 
 
 @cuda.jit(device=True)
@@ -99,17 +100,18 @@ def larger(a, b):
 
 
 def _bfloat16() -> Layout:
-    field, low, sign = 0x7F807F80, 0x007F007F, 0x00800080
+    low, sign = 0x007F007F, 0x00800080
 
     @cuda.jit(device=True)
     def peak(x, i):
+        # Signs are shifted out. Bits below an exponent do not change which one is the largest.
         a, b, c, d = load16(x, i)
-        a, b = uint32(a & uint32(field)), uint32(b & uint32(field))
-        c, d = uint32(c & uint32(field)), uint32(d & uint32(field))
-        upper = larger(larger(a, b), larger(c, d))
-        a, b = uint32(a << uint32(16)), uint32(b << uint32(16))
-        c, d = uint32(c << uint32(16)), uint32(d << uint32(16))
-        return int32(larger(upper, larger(larger(a, b), larger(c, d))) >> uint32(23))
+        p, q = uint32(a << uint32(1)), uint32(b << uint32(1))
+        r, s = uint32(c << uint32(1)), uint32(d << uint32(1))
+        upper = larger(larger(p, q), larger(r, s))
+        p, q = uint32(a << uint32(17)), uint32(b << uint32(17))
+        r, s = uint32(c << uint32(17)), uint32(d << uint32(17))
+        return int32(larger(upper, larger(larger(p, q), larger(r, s))) >> uint32(24))
 
     @cuda.jit(device=True)
     def exponents(a, b):
@@ -148,10 +150,10 @@ def _bfloat16() -> Layout:
     first_two, last_two = joining(0x1100, 0x4140), joining(0x3322, 0x4342)
 
     @cuda.jit(device=True)
-    def join(src, row, i, codes, rest, high, zero, x):
+    def join(src, row, j, codes, rest, high, zero, x, i):
         low_codes, high_codes = halves(codes)
         e, f = to_exponents(low_codes, high, zero), to_exponents(high_codes, high, zero)
-        r, s = halves(uint64(as_u64(src)[int32(int32(_FIRST) + i)]))
+        r, s = halves(uint64(as_u64(src)[int32(int32(_FIRST) + j)]))
         store16(x, i, (first_two(r, e), last_two(r, e), first_two(s, f), last_two(s, f)))
 
     return Layout(8, 7, (peak, distances, put_rest, join))
@@ -212,10 +214,10 @@ def _float16() -> Layout:
     first_two, last_two = joining(first_bytes, 0x4140), joining(last_bytes, 0x4342)
 
     @cuda.jit(device=True)
-    def join(src, row, i, codes, rest, high, zero, x):
+    def join(src, row, j, codes, rest, high, zero, x, i):
         low_codes, high_codes = halves(codes)
         e, f = to_exponents(low_codes, high, zero), to_exponents(high_codes, high, zero)
-        r, s = halves(uint64(as_u64(src)[int32(int32(_FIRST) + i)]))
+        r, s = halves(uint64(as_u64(src)[int32(int32(_FIRST) + j)]))
         v, w = halves(rest)
         a, b = first_two(r, v, e), last_two(r, v, e)
         store16(x, i, (a, b, first_two(s, w, f), last_two(s, w, f)))
@@ -277,10 +279,10 @@ def _float32() -> Layout:
         )
 
     @cuda.jit(device=True)
-    def join(src, row, i, codes, rest, high, zero, x):
+    def join(src, row, j, codes, rest, high, zero, x, i):
         low_codes, high_codes = halves(codes)
         e, f = to_exponents(low_codes, high, zero), to_exponents(high_codes, high, zero)
-        rows, step, at = as_u64(src), int32(row >> int32(3)), int32(int32(_FIRST) + i)
+        rows, step, at = as_u64(src), int32(row >> int32(3)), int32(int32(_FIRST) + j)
         a, r = halves(uint64(rows[at]))
         b, s = halves(uint64(rows[int32(at + step)]))
         c, t = halves(uint64(rows[int32(at + int32(step << int32(1)))]))
@@ -384,9 +386,9 @@ def _float64() -> Layout:
         store16(x, int32(i + int32(1)), (e, f, g, h))
 
     @cuda.jit(device=True)
-    def join(src, row, i, codes, rest, high, zero, x):
+    def join(src, row, j, codes, rest, high, zero, x, i):
         words, step = as_u32(src), int32(row >> int32(2))
-        at, k = int32(int32(HEADER >> 2) + int32(i << int32(1))), int32(i << int32(2))
+        at, k = int32(int32(HEADER >> 2) + int32(j << int32(1))), int32(i << int32(2))
         first, second = halves(codes)
         v, w = halves(rest)
         join_four(words, at, step, first, v, high, zero, x, k)

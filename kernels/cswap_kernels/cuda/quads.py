@@ -47,13 +47,6 @@ def is_255(quad, flags):
 
 
 @cuda.jit(device=True)
-def is_0(quad):
-    """A byte of ones for each byte that is 0."""
-    above_0 = uint32(uint32(uint32(quad & uint32(LOW)) + uint32(LOW)) | quad)
-    return uint32(~full(above_0))
-
-
-@cuda.jit(device=True)
 def full(flags):
     """A byte of ones for each flag; other bits of the bytes do not matter."""
     return signs(flags, flags)
