@@ -60,6 +60,7 @@ MEASURED: Final[dict[str, tuple[str, ...]]] = {
     ),
     "papers": (*_PLANNER, "bench/papers"),
     "gpu": (*_ENGINE, "bench/gpu", "bench/workloads/large_models.py"),
+    "gpu static": ("kernels/cswap_kernels", "bench/ptx", "bench/gpu/static.py"),
 }
 """By kind of result (`bench.files.kinds`), or its first word: files and folders that its figures
 depend on.

@@ -7,12 +7,18 @@ bytes that the tile moves, that bounds the rate on a given processor.
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from itertools import product
+from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
 
+from bench.demo.summary import write
+from bench.files.environment import environment, version_of
 from bench.ptx.count import executed
 from bench.ptx.data import UNSIGNED, words_of_floats
 from bench.ptx.device import STREAM, Kernels, interpreted
@@ -29,6 +35,8 @@ from cswap_kernels.tiles import TILE_WORDS
 
 if TYPE_CHECKING:
     from collections import Counter
+    from collections.abc import Iterator
+    from pathlib import Path
 
     from bench.ptx.device import Interpreted
 
@@ -119,9 +127,52 @@ class Row:
     bound_bytes_per_s: dict[str, float]
 
 
+COMPILERS: Final = (
+    *("numba-cuda", "nvidia-nvvm", "nvidia-nvjitlink", "nvidia-cuda-nvdisasm", "cuda-core"),
+)
+
+
 def names() -> list[str]:
     """Codecs, one for each kernel that takes tensors."""
     return [name for name in TARGETS if ":" not in name]
+
+
+def run(path: Path, codecs: list[str] | None = None) -> None:
+    """Compute the rows of all codecs, or of some, and write them to a result file."""
+    architectures = sorted({p.architecture for p in PROCESSORS}, reverse=True)
+    jobs = list(product(codecs or names(), architectures))
+    where = environment("gpu static")
+    where["compilers"] = {name: version_of(name) for name in COMPILERS}
+    document: dict[str, Any] = {
+        "kind": "gpu static",
+        "version": 1,
+        "environment": where,
+        "assumed": {
+            "issue_share": ISSUE_SHARE,
+            "memory_share": MEMORY_SHARE,
+            "threads": THREADS,
+            "processors": [asdict(p) for p in PROCESSORS],
+        },
+        "rows": [],
+    }
+    for found in _all(jobs):
+        document["rows"] += found
+        for row in found:
+            rates = ", ".join(
+                f"{name} {rate / 1e9:.0f}" for name, rate in row["bound_bytes_per_s"].items()
+            )
+            print(f"{row['kernel']} {row['dtype']} sm_{row['architecture']}: {rates} GB/s at most")
+    write(path, document)
+
+
+def _all(jobs: list[tuple[str, int]]) -> Iterator[list[dict[str, Any]]]:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    if cores == 1:
+        yield from (rows(*job) for job in jobs)
+        return
+    # Numba's compiler must not be forked in the middle of what another thread does.
+    with ProcessPoolExecutor(cores, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(rows, *zip(*jobs, strict=True))
 
 
 def rows(name: str, architecture: int) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from numba import cuda, int32, uint8, uint16, uint32, uint64
 
 from cswap_kernels.cuda.expk_words import LAYOUTS, NO_CODE
 from cswap_kernels.cuda.planes import parts_bytes, whole_groups
-from cswap_kernels.cuda.primitives import as_u8, as_u16, as_u32, unsigned
+from cswap_kernels.cuda.primitives import FULL, as_u8, as_u16, as_u32, unsigned
 from cswap_kernels.cuda.quads import (
     FLAGS,
     above,
@@ -77,12 +77,6 @@ def both_sums(a, b):
 def parted(both):
     """The two numbers of `both_sums`."""
     return int32(both & int32(0xFFFF)), int32(both >> int32(16))
-
-
-@cuda.jit(device=True)
-def marks_of(high):
-    """FULL if exponent 0 is told from the others, else 0; no comparison, which would be undone."""
-    return unsigned(int32(int32(int32(NEAR) - high) >> int32(31)))
 
 
 @cuda.jit(device=True)
@@ -152,6 +146,14 @@ def _tile(layout: Layout, narrow: Any) -> TileFunctions:
     def spread_out(value):
         # As `distances` and `join` take it.
         return int32(value) if wide else every(value)
+
+    @cuda.jit(device=True)
+    def marks_of(high):
+        # FULL if exponent 0 is told from the others, else 0. Quads take it as a number, where a
+        # comparison would cost an instruction for each; wide exponents as a condition.
+        if wide:
+            return uint32(FULL) if high > int32(NEAR) else uint32(0)
+        return unsigned(int32(int32(int32(NEAR) - high) >> int32(31)))
 
     @cuda.jit(device=True)
     def measure(x, n, dst, tmp, a0, a1, a2, a3, first):

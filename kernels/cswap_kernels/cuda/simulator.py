@@ -18,8 +18,6 @@ from numba.cuda.simulator import kernel as simulated
 from numba.cuda.simulator import kernelapi
 from numba.np.numpy_support import as_dtype
 
-from cswap_kernels.fp8 import e4m3_table, to_e4m3_reference
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -132,16 +130,6 @@ def floor(value: Any) -> Any:
     return np.floor(np.float32(value))
 
 
-def times(a: Any, b: Any) -> Any:
-    """The product of two float32."""
-    return np.float32(a) * np.float32(b)
-
-
-def plus(a: Any, b: Any) -> Any:
-    """The sum of two float32."""
-    return np.float32(a) + np.float32(b)
-
-
 def fused(a: Any, b: Any, c: Any) -> Any:
     """A * b + c with one rounding."""
     values = [float(v) for v in (a, b, c)]
@@ -190,44 +178,6 @@ def permuting(selector: int) -> Callable[[Any, Any], Any]:
         return np.uint32(int.from_bytes(bytes(found), "little"))
 
     return permute
-
-
-def pack_u8(a: Any, b: Any, c: Any) -> Any:
-    """Bytes b and a, each cut to 0 to 255, below the low half of c."""
-    low, high = (min(max(int(v), 0), 255) for v in (b, a))
-    return np.uint32((low | high << 8 | int(c) << 16) & 0xFFFFFFFF)
-
-
-def pack_bfloat16(high: Any, low: Any) -> Any:
-    """Two float32 as bfloat16, to nearest even."""
-    found = []
-    for value in (low, high):
-        bits = int(f32_bits(value))
-        found.append(0x7FFF if value != value else bits + 0x7FFF + (bits >> 16 & 1) >> 16)
-    return np.uint32(found[0] | found[1] << 16)
-
-
-def pack_half(high: Any, low: Any) -> Any:
-    """Two float32 as float16, to nearest even."""
-    halves = np.array([low, high], np.float32).astype(np.float16).view(np.uint16)
-    return np.uint32(int(halves[0]) | int(halves[1]) << 16)
-
-
-def half_float(bits: Any) -> Any:
-    """The float32 of a float16's bits."""
-    return np.float32(np.uint16(bits).view(np.float16))
-
-
-def pack_e4m3(high: Any, low: Any) -> Any:
-    """Two float32 as E4M3, to nearest even, at most 448."""
-    codes = to_e4m3_reference(np.array([low, high], np.float32))
-    return np.uint16(int(codes[0]) | int(codes[1]) << 8)
-
-
-def unpack_e4m3(codes: Any) -> Any:
-    """Two E4M3 as float16."""
-    halves = e4m3_table()[[int(codes) & 255, int(codes) >> 8]].astype(np.float16).view(np.uint16)
-    return np.uint32(int(halves[0]) | int(halves[1]) << 16)
 
 
 _atomics = threading.Lock()
