@@ -248,7 +248,7 @@ else:
     funnel_left32 = _instruction("shf.l.wrap.b32 $0, $1, $2, $3;", _U32, _U32, _U32, _U32)
     funnel_right32 = _instruction("shf.r.wrap.b32 $0, $1, $2, $3;", _U32, _U32, _U32, _U32)
 
-    def permuting(selector: int) -> Any:
+    def permuting(selector: int) -> Any:  # type: ignore[misc] # of the simulator, a function
         """The intrinsic (a, b) -> u32 whose byte k is byte d of the eight bytes of a and b.
 
         d is hexadecimal digit k of the selector. A digit from 8 on stands for the sign bit of byte
