@@ -126,7 +126,7 @@ def quotient(x, scale, inverse):
     """The float32 x / scale, to the nearest, of a scale from 2**-80 on and |x| up to 512 times it.
 
     ``inverse`` is 1 / scale to the nearest. The first correction leaves an error below one unit in
-    the last place; then the second gives the nearest (Markstein 1990, theorem 8). Quotients so
+    the last place; then the second gives the nearest (Markstein 1990). Quotients so
     small that remainders are not exact have the E4M3 code 0 in either case, with the sign of x.
     """
     q = float32(x * inverse)
