@@ -76,10 +76,11 @@ def test_default_cuda_rates_are_the_bounds_of_the_slowest_processor(committed, c
     assert found == [rounded_down(b) for b in bounds(committed, codec, dtype)]
 
 
-def test_default_cuda_rates_after_zvc_are_the_bounds_of_the_slowest_processor(committed):
-    rate = get_codec("expk").traits.rates_after_zvc["cuda"]
+@pytest.mark.parametrize("codec", ["expk", "int8", "fp8", "int4"])
+def test_default_cuda_rates_after_zvc_are_the_bounds_of_the_slowest_processor(committed, codec):
+    rate = get_codec(codec).traits.rates_after_zvc["cuda"]
     found = [rate.encode_bytes_per_s, rate.decode_bytes_per_s]
-    assert found == [rounded_down(b) for b in bounds(committed, "zvc+expk", "float32")]
+    assert found == [rounded_down(b) for b in bounds(committed, f"zvc+{codec}", "float32")]
 
 
 def test_the_table_says_that_it_is_computed():
