@@ -398,4 +398,15 @@ KINDS: Final = (
         (_timing("step s", "step"), _bytes("peak allocated bytes", "peak_allocated_bytes")),
         "training.json",
     ),
+    Kind(
+        "gpu static",
+        (),
+        _plain,
+        ("codec", "dtype", "direction", "architecture"),
+        (
+            Measure("instructions per 32 words", ("instructions",), timed=False),
+            Measure("registers", ("registers",), timed=False),
+        ),
+        "kernels.json",
+    ),
 )

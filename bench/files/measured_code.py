@@ -61,6 +61,7 @@ MEASURED: Final[dict[str, tuple[str, ...]]] = {
     ),
     "papers": (*_PLANNER, "bench/papers"),
     "gpu": (*_ENGINE, "bench/gpu", "bench/workloads/large_models.py"),
+    "gpu static": ("kernels/cswap_kernels", "bench/ptx", "bench/gpu/static.py"),
 }
 """Files and folders that a result's figures depend on, by kind of result (`bench.files.kinds`) or
 by the first word of the kind.

@@ -19,6 +19,9 @@ RESULTS: Final = Path("bench/results")
 QUICK_MINUTES: Final = 9.0
 """Of `--quick`, if nothing else is said."""
 
+STATIC: Final = RESULTS / "cpu" / "kernels.json"
+"""Where `static` writes, if nothing else is said."""
+
 KERNELS: Final = Path("cswap-kernels.zip")
 """Where `build` writes, if nothing else is said."""
 
@@ -32,18 +35,23 @@ class Part(str, Enum):
     TRAINING = "training"
     ALL = "all"
     BUILD = "build"
+    STATIC = "static"
 
 
 def main(
     part: Annotated[
-        Part, typer.Argument(help="What to measure; build: compile all kernels, without a device.")
+        Part,
+        typer.Argument(
+            help="What to measure. Without a device: build compiles all kernels; static computes "
+            "from their machine code how fast they can be at best."
+        ),
     ] = Part.ALL,
     quick: Annotated[bool, typer.Option(help="Fewer sizes and repetitions.")] = False,
     out: Annotated[
         Path | None,
         typer.Option(
             help="Folder; default: bench/results/<name of the GPU>. "
-            f"Of build: file; default: {KERNELS}."
+            f"Of build and static: file; default: {KERNELS}, {STATIC}."
         ),
     ] = None,
     minutes: Annotated[
@@ -57,6 +65,9 @@ def main(
     """Measure codecs, link, swaps and training on a CUDA device; JSON and PNG for each."""
     if part is Part.BUILD:
         _build(out or KERNELS, arch)
+        return
+    if part is Part.STATIC:
+        _static(out or STATIC)
         return
     if not torch.cuda.is_available():
         why = "torch is built without CUDA" if torch.version.cuda is None else "torch sees none"
@@ -101,6 +112,14 @@ def _build(path: Path, architectures: str) -> None:
     size = path.stat().st_size / 1e6
     print(f"{len(kernels) * len(chosen)} kernels in {took_s:.0f} s: {path}, {size:.1f} MB")
     print(f"On the machine with the device: export CSWAP_KERNELS={path.name}")
+
+
+def _static(path: Path) -> None:
+    from bench.gpu import static  # needs the interpreter, a disassembler and numba-cuda
+
+    writable_folder(path.absolute().parent)
+    static.run(path)
+    print(f"computed, not measured: {path}")
 
 
 def _run(name: str, meter: Meter, report: Report, *, quick: bool) -> None:

@@ -19,6 +19,7 @@ from bench.files.committed import as_markdown as _markdown
 from bench.files.committed import load as _load
 from bench.files.committed import where as _where
 from bench.frameworks import report as frameworks_report
+from bench.gpu.static_tables import kernels_table, targets_table
 from bench.overhead import hook_costs
 from bench.papers.report import HEADINGS, networks, summary
 from bench.swap import report as swap_report
@@ -339,6 +340,8 @@ def workloads_table() -> str:
 
 
 TABLES: Final = {
+    "kernels": kernels_table,
+    "kernel targets": targets_table,
     "papers": papers_table,
     "paper networks": paper_networks_table,
     "results": results_table,

@@ -65,7 +65,8 @@ def times_of_blocks(
 
     A basic block of machine code runs as often as the PTX that it comes from, divided by the
     copies that unrolling made of that. Where its instructions come from several blocks of PTX,
-    the median counts: instructions that the compiler moved out of a loop are few.
+    the median counts. Instructions that the compiler moved out of a loop are told by where most
+    others of their block of PTX are; they run as often as what is around them.
 
     Args:
         kernel: the PTX.
@@ -73,13 +74,30 @@ def times_of_blocks(
         runs: how often warps run each node of the kernel.
     """
     owner = _owners(kernel)
-    copies = _copies(kernel, code, owner)
-    found = []
-    for block in code.blocks():
+    copies, homes = _copies(kernel, code, owner), _homes(code, owner)
+    found, last = [], dict[tuple[int, int], float]()
+    for start, block in zip(code.starts, code.blocks(), strict=True):
+        loop = code.innermost(start)
         known = [owner[i.line] for i in block if i.line in owner]
-        times = median_low([runs.get(n, 0.0) / copies[n] for n in known]) if known else 0.0
+        own = [n for n in known if not _is_inside(homes[n], loop)]
+        times = last.get(loop, 0.0) if known else 0.0
+        if own:
+            times = last[loop] = median_low([runs.get(n, 0.0) / copies[n] for n in own])
         found.append((times, block))
     return found
+
+
+def _homes(code: MachineCode, owner: Mapping[int, int]) -> dict[int, tuple[int, int]]:
+    # The loop in which most instructions of each node are.
+    found: dict[int, Counter[tuple[int, int]]] = defaultdict(Counter)
+    for k, i in enumerate(code.code):
+        if i.line in owner:
+            found[owner[i.line]][code.innermost(k)] += 1
+    return {n: loops.most_common(1)[0][0] for n, loops in found.items()}
+
+
+def _is_inside(inner: tuple[int, int], outer: tuple[int, int]) -> bool:
+    return inner != outer and outer[0] <= inner[0] and inner[1] <= outer[1]
 
 
 def _owners(kernel: Kernel) -> dict[int, int]:

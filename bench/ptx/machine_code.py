@@ -20,6 +20,7 @@ REMEDY: Final = "pip install nvidia-cuda-nvdisasm, or set NVDISASM to the path o
 
 _INSTRUCTION: Final = re.compile(r"\s*/\*[0-9a-f]+\*/\s+(.*?);")
 _LABEL: Final = re.compile(r"\s*(\.L_x_\d+):")
+_BRANCH: Final = re.compile(r"\bBRA\b.*?`\((\.L_x_\d+)\)")
 _LINE: Final = re.compile(r"\s*//## .*, line (\d+)")
 _ENDS: Final = ("BRA", "EXIT", "BSYNC", "RET", "BRX", "JMP")
 
@@ -46,15 +47,22 @@ class MachineCode:
     Attributes:
         code: instructions up to the last one of the main path.
         starts: indices at which basic blocks begin, ascending, from 0 on.
+        loops: (first, behind the last) index of each loop: from where a branch leads back to.
     """
 
     code: tuple[MachineInstruction, ...]
     starts: tuple[int, ...]
+    loops: tuple[tuple[int, int], ...] = ()
 
     def blocks(self) -> list[tuple[MachineInstruction, ...]]:
         """The basic blocks."""
         ends = (*self.starts[1:], len(self.code))
         return [self.code[a:b] for a, b in zip(self.starts, ends, strict=True)]
+
+    def innermost(self, index: int) -> tuple[int, int]:
+        """The smallest loop around an instruction; all of the code if there is none."""
+        around = [loop for loop in self.loops if loop[0] <= index < loop[1]]
+        return min(around, key=lambda loop: loop[1] - loop[0], default=(0, len(self.code)))
 
 
 @cache
@@ -104,19 +112,25 @@ def parse(text: str) -> MachineCode:
     ([(7, 'BRA'), (8, 'STS.128'), (8, 'EXIT')], (0, 1, 2))
     """
     code: list[MachineInstruction] = []
-    starts, line = {0}, 0
+    starts, labels, line = {0}, {}, 0
     for row in text.splitlines():
         if found := _LINE.match(row):
             line = int(found[1])
-        elif _LABEL.match(row):
+        elif found := _LABEL.match(row):
             starts.add(len(code))
+            labels[found[1]] = len(code)
         elif found := _INSTRUCTION.match(row):
             op = re.sub(r"^@!?U?PT?\d*\s+", "", found[1]).split()[0]
             code.append(MachineInstruction(line, op, found[1].strip()))
             if op.startswith(_ENDS):
                 starts.add(len(code))
     del code[_length(code) :]
-    return MachineCode(tuple(code), tuple(sorted(s for s in starts if s < len(code))))
+    loops = tuple(
+        (first, k + 1)
+        for k, i in enumerate(code)
+        if (found := _BRANCH.search(i.text)) and (first := labels.get(found[1], k + 1)) <= k
+    )
+    return MachineCode(tuple(code), tuple(sorted(s for s in starts if s < len(code))), loops)
 
 
 def _length(code: list[MachineInstruction]) -> int:

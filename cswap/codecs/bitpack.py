@@ -34,7 +34,7 @@ class Bitpack(TiledCodec):
     lossless = True
     traits = CodecTraits(
         predicted_ratio=_predicted_ratio,
-        rates={"cpu": CodecRate(23e9, 14e9), "cuda": CodecRate(1300e9, 1500e9)},
+        rates={"cpu": CodecRate(23e9, 14e9), "cuda": CodecRate(1400e9, 1400e9)},
     )
 
     def supports(self, dtype: torch.dtype, device: str = "cpu") -> bool:

@@ -59,7 +59,7 @@ class CastBfloat16(_Cast):
         predicted_ratio=fixed_rate(16),
         relative_error=0.0017,
         milder=LOSSLESS,
-        rates={"cpu": CodecRate(26e9, 18e9), "cuda": CodecRate(1800e9, 2000e9)},
+        rates={"cpu": CodecRate(26e9, 18e9), "cuda": CodecRate(1200e9, 1200e9)},
     )
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class CastFloat16(_Cast):
     traits = CodecTraits(
         predicted_ratio=fixed_rate(16),
         relative_error=0.00021,
-        rates={"cpu": CodecRate(28e9, 19e9), "cuda": CodecRate(1800e9, 2000e9)},
+        rates={"cpu": CodecRate(28e9, 19e9), "cuda": CodecRate(1200e9, 1200e9)},
     )
 
     def __init__(self) -> None:

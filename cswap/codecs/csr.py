@@ -26,7 +26,7 @@ class Csr(SparseTiledCodec):
     name = "csr"
     traits = CodecTraits(
         predicted_ratio=_predicted_ratio,
-        rates={"cpu": CodecRate(18e9, 10e9), "cuda": CodecRate(1000e9, 1000e9)},
+        rates={"cpu": CodecRate(18e9, 10e9), "cuda": CodecRate(620e9, 1100e9)},
         after_zvc=False,
     )
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 _WITHIN: Final = {3: 2, 4: 3}
 """Index into `TensorProfile.spread` of the exponents that a code of k bits reaches."""
 
-_RATES: Final = {"cpu": CodecRate(10e9, 8e9), "cuda": CodecRate(1000e9, 1800e9)}
-_RATES_AFTER_ZVC: Final = {"cpu": CodecRate(12e9, 11e9), "cuda": CodecRate(800e9, 1000e9)}
+_RATES: Final = {"cpu": CodecRate(10e9, 8e9), "cuda": CodecRate(870e9, 980e9)}
+_RATES_AFTER_ZVC: Final = {"cpu": CodecRate(12e9, 11e9), "cuda": CodecRate(560e9, 770e9)}
 
 
 def _predicted_ratio(k: int, profile: TensorProfile) -> float:

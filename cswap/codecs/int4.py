@@ -35,8 +35,8 @@ class Int4(LossyTiledCodec):
     traits = CodecTraits(
         predicted_ratio=fixed_rate(4 + 32 / 32),
         relative_error=0.12,
-        rates={"cpu": CodecRate(7e9, 16e9), "cuda": CodecRate(1000e9, 2000e9)},
-        rates_after_zvc={"cpu": CodecRate(9e9, 20e9), "cuda": CodecRate(800e9, 1000e9)},
+        rates={"cpu": CodecRate(7e9, 16e9), "cuda": CodecRate(200e9, 1500e9)},
+        rates_after_zvc={"cpu": CodecRate(9e9, 20e9), "cuda": CodecRate(280e9, 890e9)},
     )
 
     def tile_functions(self, dtype: DType) -> TileFunctions:

@@ -24,8 +24,8 @@ class Int8(LossyTiledCodec):
     traits = CodecTraits(
         predicted_ratio=fixed_rate(8 + 32 / 128),
         relative_error=0.0061,
-        rates={"cpu": CodecRate(19e9, 20e9), "cuda": CodecRate(1800e9, 2000e9)},
-        rates_after_zvc={"cpu": CodecRate(14e9, 14e9), "cuda": CodecRate(1000e9, 1000e9)},
+        rates={"cpu": CodecRate(19e9, 20e9), "cuda": CodecRate(1300e9, 1400e9)},
+        rates_after_zvc={"cpu": CodecRate(14e9, 14e9), "cuda": CodecRate(770e9, 1000e9)},
     )
 
     def tile_functions(self, dtype: DType) -> TileFunctions:

@@ -21,7 +21,7 @@ class Mxfp8(LossyTiledCodec):
     traits = CodecTraits(
         predicted_ratio=fixed_rate(8 + 8 / 32),
         relative_error=0.029,
-        rates={"cpu": CodecRate(14e9, 13e9), "cuda": CodecRate(1800e9, 2000e9)},
+        rates={"cpu": CodecRate(14e9, 13e9), "cuda": CodecRate(1300e9, 1400e9)},
     )
 
     def tile_functions(self, dtype: DType) -> TileFunctions:

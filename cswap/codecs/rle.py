@@ -26,7 +26,7 @@ class Rle(SparseTiledCodec):
     name = "rle"
     traits = CodecTraits(
         predicted_ratio=_predicted_ratio,
-        rates={"cpu": CodecRate(17e9, 17e9), "cuda": CodecRate(1000e9, 1000e9)},
+        rates={"cpu": CodecRate(17e9, 17e9), "cuda": CodecRate(560e9, 310e9)},
     )
 
     def tile_functions(self, dtype: DType) -> TileFunctions:

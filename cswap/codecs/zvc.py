@@ -25,7 +25,7 @@ class Zvc(SparseTiledCodec):
     name = "zvc"
     traits = CodecTraits(
         predicted_ratio=_predicted_ratio,
-        rates={"cpu": CodecRate(20e9, 16e9), "cuda": CodecRate(1300e9, 1500e9)},
+        rates={"cpu": CodecRate(20e9, 16e9), "cuda": CodecRate(1100e9, 1100e9)},
         after_zvc=False,
     )
 

@@ -10,6 +10,8 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import nullcontext
+from typing import Any
 
 import numpy as np
 import pytest
@@ -239,6 +241,50 @@ def test_the_link_is_measured(quick):
     assert 0 < found.duplex_factor <= 1
     assert 0 < found.loaded_factor <= 1
     assert 0 <= found.codec_tax < 1
+
+
+class Clock:
+    """Stands for a CUDA event: it happens when it has been asked or waited for often enough."""
+
+    waited = 0
+
+    def __init__(self, after=0):
+        self.left = after
+
+    def record(self):
+        pass
+
+    def query(self):
+        self.left -= 1
+        return self.left < 0
+
+    def synchronize(self):
+        Clock.waited += 1
+
+
+class Size:
+    given_back = 0
+
+    def value(self):
+        Size.given_back += 1
+        return 16
+
+
+def test_a_codec_encodes_for_as_long_as_computation_takes(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "Event", Clock)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _stream: nullcontext())
+    copies: Any = object.__new__(link._CudaCopies)
+    copies._streams = [None]
+    sizes = []
+    monkeypatch.setattr(Clock, "waited", 0)
+    monkeypatch.setattr(Size, "given_back", 0)
+
+    def encode():
+        sizes.append(Size())
+        return sizes[-1]
+
+    copies._repeat(encode, Clock(after=40))
+    assert (len(sizes), Clock.waited, Size.given_back) == (40, 40, 40)
 
 
 def test_a_line_is_fitted_to_copies():

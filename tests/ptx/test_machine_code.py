@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("numba.cuda.extending", reason="numba-cuda is not installed")
 pytest.importorskip("cuda.core", reason="numba-cuda's linker is not installed")
 
-from bench.ptx.machine_code import REMEDY, disassemble, disassembler
+from bench.ptx.machine_code import REMEDY, disassemble, disassembler, parse
 from cswap_kernels.cuda import compiler, formats
 
 pytestmark = pytest.mark.skipif(disassembler() is None, reason=f"no nvdisasm: {REMEDY}")
@@ -42,6 +42,24 @@ SUM_OF_PRODUCT = """.version 8.0
 	ret;
 }
 """
+
+
+LOOPS = """
+        /*0000*/                   MOV R0, R1 ;
+.L_x_0:
+        /*0010*/                   IADD3 R1, R1, 0x1, RZ ;
+.L_x_1:
+        /*0020*/                   IADD3 R2, R2, 0x1, RZ ;
+        /*0030*/              @P0 BRA `(.L_x_1) ;
+        /*0040*/              @P1 BRA `(.L_x_0) ;
+        /*0050*/                   EXIT ;
+"""
+
+
+def test_loops_are_where_branches_lead_back():
+    code = parse(LOOPS)
+    assert code.loops == ((2, 4), (1, 5))
+    assert [code.innermost(k) for k in range(6)] == [(0, 6), (1, 5), (2, 4), (2, 4), (1, 5), (0, 6)]
 
 
 def floating(ptx, architecture):

@@ -2,36 +2,44 @@
 
 from __future__ import annotations
 
-from numba import cuda, int32, int64, uint8, uint16, uint32, uint64
+from typing import TYPE_CHECKING, Any
 
-from cswap_kernels.cuda.container import in_one_step
-from cswap_kernels.cuda.planes import get_parts, parts_bytes, parts_writer
-from cswap_kernels.cuda.primitives import as_u64, signed64, unsigned64
-from cswap_kernels.cuda.warps import lane_id, n_warps, padded, warp_id, zero_bytes
+from numba import cuda, int32, uint32, uint64
+
+from cswap_kernels.cuda.bitpack_words import WORDS
+from cswap_kernels.cuda.planes import parts_bytes, whole_groups
+from cswap_kernels.cuda.primitives import as_u64
+from cswap_kernels.cuda.quads import get_fields, halves, pair, put_fields
+from cswap_kernels.cuda.warps import WORD_TYPES, lane_id, n_warps, padded, warp_id, warp_max_u32
+
+if TYPE_CHECKING:
+    from cswap_kernels.cuda.container import TileFunctions
 
 HEADER = 16
-TOP = 1 << 63
+
+
+@cuda.jit(device=True)
+def warp_max_u64(value):
+    """Largest u64 of the lanes, in every lane."""
+    low, high = halves(value)
+    top = warp_max_u32(high)
+    return pair(warp_max_u32(low if high == top else uint32(0)), top)
 
 
 @cuda.jit(device=True)
 def block_range(low, high, tmp):
     """(smallest low, largest high) of two u64 of every thread. Ends with a syncthreads."""
-    low, high = signed64(uint64(low ^ uint64(TOP))), signed64(uint64(high ^ uint64(TOP)))
-    step = int32(16)
-    while step > int32(0):
-        low = int64(min(low, int64(cuda.shfl_xor_sync(0xFFFFFFFF, low, step))))
-        high = int64(max(high, int64(cuda.shfl_xor_sync(0xFFFFFFFF, high, step))))
-        step = int32(step >> int32(1))
-    memory = as_u64(tmp)
-    if lane_id() == int32(0):
-        memory[warp_id()] = unsigned64(low)
-        memory[int32(warp_id() + int32(32))] = unsigned64(high)
+    low, high = warp_max_u64(uint64(~low)), warp_max_u64(high)
+    memory, lane = as_u64(tmp), lane_id()
+    if lane == int32(0):
+        memory[warp_id()], memory[int32(warp_id() + int32(32))] = low, high
     cuda.syncthreads()
-    for k in range(n_warps()):
-        low = int64(min(low, signed64(memory[int32(k)])))
-        high = int64(max(high, signed64(memory[int32(int32(k) + int32(32))])))
+    low = high = uint64(0)
+    if lane < n_warps():
+        low, high = uint64(memory[lane]), uint64(memory[int32(lane + int32(32))])
+    low, high = warp_max_u64(low), warp_max_u64(high)
     cuda.syncthreads()
-    return uint64(unsigned64(low) ^ uint64(TOP)), uint64(unsigned64(high) ^ uint64(TOP))
+    return uint64(~low), high
 
 
 @cuda.jit(device=True)
@@ -41,55 +49,71 @@ def encoded_bytes(n, width):
     return int32(int32(int32(HEADER) + rows) + parts_bytes(n, int32(width & int32(7))))
 
 
-def bitpack_tile(word, as_words):
-    """(measure, write, decode) for words of ``word`` bytes; contract: container.py."""
-    wide = uint64 if word == 8 else uint32  # what is computed with
-    narrow = {1: uint8, 2: uint16, 4: uint32, 8: uint64}[word]
-    word_mask = (1 << 8 * word) - 1
+@cuda.jit(device=True)
+def fill_behind(x, n, value):
+    """Let the words of x from n on, up to a multiple of 64, be a value. Ends with a syncthreads."""
+    if n & int32(63):
+        i = int32(n + int32(cuda.threadIdx.x))
+        while i < whole_groups(n):
+            x[i] = value
+            i = int32(i + int32(cuda.blockDim.x))
+        cuda.syncthreads()
+
+
+@cuda.jit(device=True)
+def put_header(dst, width, lowest):
+    """The first 16 bytes."""
+    if int32(cuda.threadIdx.x) == int32(0):
+        eights = as_u64(dst)
+        eights[int32(0)], eights[int32(1)] = uint64(width), lowest
+
+
+def bitpack_tile(word: int, as_words: Any) -> TileFunctions:
+    """(measure, write, decode) for words of ``word`` bytes; contract: container.py.
+
+    A thread takes the i-th eight words of each quarter, as docs/format/bitpack.md lays out parts.
+    Words behind the tile's last one are as the smallest: their distance is 0.
+    """
+    wide = uint64 if word == 8 else uint32  # is compared with
+    narrow = WORD_TYPES[word]
+    sign = 1 << 8 * word - 1
+    words, put, join = WORDS[word]
 
     @cuda.jit(device=True)
-    def field(x, i, n, p):
-        # The top bits of word i's distance: p is (flip, smallest, shift).
-        if i >= n:
-            return uint32(0)
-        distance = wide(wide(wide(x[i]) ^ p[0]) - p[1])
-        return uint32(wide(distance >> p[2]) & wide(255))
-
-    put_parts = parts_writer(field)
-
-    @cuda.jit(device=True)
-    def encode(x, n, dst, tmp, a0, a1, a2, a3, first):
-        flip = wide(a0 & uint64(word_mask))
-        thread, step = int32(cuda.threadIdx.x), int32(cuda.blockDim.x)
+    def measure(x, n, dst, tmp, a0, a1, a2, a3, first):
+        flip = wide(a0 & uint64(sign))
+        fill_behind(x, n, x[int32(0)])
         low = wide(wide(x[int32(0)]) ^ flip)
-        high, i = low, thread
-        while i < n:
-            value = wide(wide(x[i]) ^ flip)
-            low, high = min(low, value), max(high, value)
-            i = int32(i + step)
+        high, i = low, int32(cuda.threadIdx.x)
+        while i < int32(whole_groups(n) >> int32(3)):
+            for word_ in words(x, i):
+                value = wide(word_ ^ flip)
+                low, high = min(low, value), max(high, value)
+            i = int32(i + int32(cuda.blockDim.x))
         lowest, highest = block_range(uint64(low), uint64(high), tmp)
         width = int32(int32(64) - int32(cuda.clz(uint64(highest - lowest))))
         nbytes = encoded_bytes(n, width)
-        if nbytes >= int32(n * int32(word)):
-            return int32(-1)
-        zero_bytes(dst, int32(0), int32(8))
-        cuda.syncthreads()
-        if thread == int32(0):
-            dst[int32(0)] = uint8(width)
-        if thread < int32(8):
-            byte = uint64(lowest >> uint64(int32(thread << int32(3))))
-            dst[int32(int32(8) + thread)] = uint8(byte & uint64(255))
-        low, at, shift = wide(lowest), int32(HEADER), int32(0)
-        while shift < int32(width & int32(-8)):
-            i = thread
-            while i < n:
-                dst[int32(at + i)] = uint8(field(x, i, n, (flip, low, wide(shift))))
-                i = int32(i + step)
-            zero_bytes(dst, int32(at + n), int32(at + padded(n)))
-            at, shift = int32(at + padded(n)), int32(shift + int32(8))
-        put_parts(x, n, (flip, low, wide(shift)), int32(width & int32(7)), dst, at)
-        cuda.syncthreads()
-        return nbytes
+        raw = nbytes >= int32(n * int32(word))
+        return int32(-1) if raw else nbytes, (lowest, width)
+
+    @cuda.jit(device=True)
+    def write(x, n, dst, tmp, state, a0, a1, a2, a3, first):
+        lowest, width = state
+        put_header(dst, width, lowest)
+        low = uint64(lowest ^ uint64(a0 & uint64(sign)))  # the smallest word itself
+        fill_behind(x, n, narrow(low))
+        eights, row, rows = as_u64(dst), int32(padded(n) >> int32(3)), int32(width >> int32(3))
+        bits, quarter = int32(width & int32(7)), int32(whole_groups(n) >> int32(5))
+        rest_at, i = int32(int32(HEADER) + int32(rows * padded(n))), int32(cuda.threadIdx.x)
+        while i < quarter:
+            b, c = int32(i + quarter), int32(i + int32(quarter << int32(1)))
+            d, at = int32(c + quarter), int32(HEADER >> 3)
+            r = put(x, i, low, (eights, int32(at + i), row, rows, i < row))
+            s = put(x, b, low, (eights, int32(at + b), row, rows, b < row))
+            t = put(x, c, low, (eights, int32(at + c), row, rows, c < row))
+            u = put(x, d, low, (eights, int32(at + d), row, rows, d < row))
+            put_fields(dst, rest_at, bits, quarter, i, r, s, t, u)
+            i = int32(i + int32(cuda.blockDim.x))
 
     @cuda.jit(device=True)
     def decode(src, nbytes, x, n, tmp, a0, a1, a2, a3, first):
@@ -98,19 +122,23 @@ def bitpack_tile(word, as_words):
             return int32(-1)
         if nbytes != encoded_bytes(n, width):
             return int32(-1)
-        flip = wide(a0 & uint64(word_mask))
-        low = wide(as_u64(src)[int32(1)] & uint64(word_mask))
-        bits, i = int32(width & int32(7)), int32(cuda.threadIdx.x)
-        while i < n:
-            value, at, shift = wide(0), int32(HEADER), int32(0)
-            while shift < int32(width & int32(-8)):
-                value = wide(value | wide(wide(src[int32(at + i)]) << wide(shift)))
-                at, shift = int32(at + padded(n)), int32(shift + int32(8))
-            if bits != int32(0):
-                value = wide(value | wide(wide(get_parts(src, at, bits, i, n)) << wide(shift)))
-            x[i] = narrow(wide(wide(wide(value + low) ^ flip) & wide(word_mask)))
+        eights, row, rows = as_u64(src), int32(padded(n) >> int32(3)), int32(width >> int32(3))
+        low = uint64(uint64(eights[int32(1)]) ^ uint64(a0 & uint64(sign)))
+        bits, quarter = int32(width & int32(7)), int32(whole_groups(n) >> int32(5))
+        rest_at, i = int32(int32(HEADER) + int32(rows * padded(n))), int32(cuda.threadIdx.x)
+        last, at = int32(row - int32(1)), int32(HEADER >> 3)
+        while i < quarter:
+            a, b, c, d = get_fields(src, rest_at, bits, quarter, i)
+            for rest, j in (
+                (a, i),
+                (b, int32(i + quarter)),
+                (c, int32(i + int32(quarter << int32(1)))),
+                (d, int32(i + int32(quarter * int32(3)))),
+            ):
+                own = int32(at + int32(min(j, last)))  # behind a row is no other
+                join(x, j, low, (eights, own, row, rows, True), rest)
             i = int32(i + int32(cuda.blockDim.x))
         cuda.syncthreads()
         return int32(0)
 
-    return *in_one_step(encode), decode
+    return measure, write, decode

@@ -73,8 +73,13 @@ def _current_device(cc: int) -> Iterator[None]:
         dispatcher.get_current_device = real
 
 
-def link(ptx: str, architecture: int) -> Cubin:
+def link(ptx: str, architecture: int, *, lines: bool = False) -> Cubin:
     """Machine code for ``architecture`` (90 is sm_90) from PTX of it or an earlier one.
+
+    Args:
+        ptx: of one kernel.
+        architecture: to link for.
+        lines: whether the machine code is to say which line of the PTX each instruction is from.
 
     Raises:
         RuntimeError: the linker refuses, or its report is not understood.
@@ -83,7 +88,7 @@ def link(ptx: str, architecture: int) -> Cubin:
 
     # One rounding per operation, as on a CPU: a product and a sum stay two. The linker's own option
     # ``fma`` is for what it compiles itself; PTX it hands to ptxas.
-    ptxas = ["-v", "-fmad=false"]
+    ptxas = ["-v", "-fmad=false", *(["--generate-line-info"] if lines else [])]
     options = LinkerOptions(arch=f"sm_{architecture}", ptxas_options=ptxas)
     linker = Linker(ObjectCode.from_ptx(ptx.encode()), options=options)
     code = linker.link("cubin").code

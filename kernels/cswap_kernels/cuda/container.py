@@ -326,7 +326,7 @@ def decode_kernel(
         x, src, tmp = as_words(memory), as_u8(encoded), as_u32(scratch)
         directory = as_u32(payload)
         n_tiles = int64((n_words + int64(full - 1)) >> int64(shift))
-        lowest = int64(((n_tiles + int64(1)) >> int64(1)) << int64(4))
+        lowest = uint32((n_tiles + int64(1)) >> int64(1))  # in units of 16 bytes
         tile = int64(cuda.blockIdx.x)
         place, entry = read_entry(directory, tile, n_tiles)
         while tile < n_tiles:
@@ -335,22 +335,20 @@ def decode_kernel(
             next_place, next_entry = read_entry(directory, next_tile, n_tiles)
             first = int64(tile * int64(full))
             n = int32(min(int64(full), int64(n_words - first)))
-            start = int64(int64(place) << int64(4))
             raw = (entry & uint32(0x80000000)) != uint32(0)
-            nbytes = int64(entry & uint32(0x7FFFFFFF))
-            good = start >= lowest and int64(start + nbytes) <= payload_bytes
-            good = good and nbytes <= int64(n * int32(word))
-            if raw and nbytes != int64(n * int32(word)):
-                good = False
+            nbytes, whole = int32(entry & uint32(0x7FFFFFFF)), int32(n * int32(word))
+            good = nbytes == whole if raw else nbytes <= whole
+            end = int64(int64(int64(place) << int64(4)) + int64(nbytes))
+            good = good and place >= lowest and end <= payload_bytes
             if good:
                 # The payload is padded to 16 bytes, as every segment: the last 16 are all there.
-                groups = int32((int32(nbytes) + int32(15)) >> int32(4))
+                groups = int32((nbytes + int32(15)) >> int32(4))
                 load_groups(payload, int64(place), groups, src)
                 cuda.syncthreads()
                 if raw:
                     store_tile(as_words(src), n, int32(log), aligned, words, first)
                 else:
-                    done = decode_tile(src, int32(nbytes), x, n, tmp, a0, a1, a2, a3, first)
+                    done = decode_tile(src, nbytes, x, n, tmp, a0, a1, a2, a3, first)
                     good = done == int32(0)
                     if good:
                         store_tile(x, n, int32(log), aligned, words, first)

@@ -16,21 +16,22 @@ from numba import cuda, int32, uint8, uint16, uint32, uint64
 
 from cswap_kernels.cuda.expk_words import LAYOUTS, NO_CODE
 from cswap_kernels.cuda.planes import parts_bytes, whole_groups
-from cswap_kernels.cuda.primitives import FULL, as_u8, as_u16, as_u32
+from cswap_kernels.cuda.primitives import FULL, as_u8, as_u16, as_u32, unsigned
 from cswap_kernels.cuda.quads import (
     FLAGS,
     above,
     count_flags,
     every,
     full,
+    gathered_flags,
     get_fields,
     halves,
     is_255,
     pair,
     put_fields,
-    weighed,
+    sum_of,
 )
-from cswap_kernels.cuda.warps import WORD_TYPES, block_exclusive, block_max, block_sum, padded
+from cswap_kernels.cuda.warps import WORD_TYPES, block_exclusive, block_max, block_sums, padded
 from cswap_kernels.cuda.zvc import zero_rest
 from cswap_kernels.expk import HEADER, NEAR
 
@@ -67,10 +68,14 @@ def choose(n, mantissa_bits, escape_bytes, forced, zeros, over5, over6, over13, 
 
 
 @cuda.jit(device=True)
-def two_counts(a, b, tmp):
-    """Sums over the block of two counts of flags (128 for each, up to 8192)."""
-    both = int32(uint32(uint32(a >> uint32(7)) | uint32(b << uint32(9))))
-    both = block_sum(both, tmp)
+def both_sums(a, b):
+    """The sums of two quads of counts in one i32; added over a block, each is up to 8192."""
+    return int32(sum_of(a) | int32(sum_of(b) << int32(16)))
+
+
+@cuda.jit(device=True)
+def parted(both):
+    """The two numbers of `both_sums`."""
     return int32(both & int32(0xFFFF)), int32(both >> int32(16))
 
 
@@ -109,6 +114,20 @@ def next_escapes(masks, base, n, tmp):
 
 
 @cuda.jit(device=True)
+def cut_masks(masks, n):
+    """Clear the bits of words from n to a multiple of 64: src may hold anything there.
+
+    Ends with a syncthreads.
+    """
+    i = int32(int32(n >> int32(3)) + int32(cuda.threadIdx.x))
+    if i < int32(whole_groups(n) >> int32(3)):
+        inside = int32(max(int32(n - int32(i << int32(3))), int32(0)))
+        kept = uint32(uint32(uint32(1) << uint32(inside)) - uint32(1))
+        masks[i] = uint8(uint32(uint32(masks[i]) & kept))
+    cuda.syncthreads()
+
+
+@cuda.jit(device=True)
 def lowest(mask):
     """Index of the lowest bit of a mask that is set."""
     return int32(int32(31) - int32(cuda.clz(uint32(mask & uint32(uint32(~mask) + uint32(1))))))
@@ -129,6 +148,14 @@ def _tile(layout: Layout, narrow: Any) -> TileFunctions:
         return int32(value) if wide else every(value)
 
     @cuda.jit(device=True)
+    def marks_of(high):
+        # FULL if exponent 0 is told from the others, else 0. Quads take it as a number, where a
+        # comparison would cost an instruction for each; wide exponents as a condition.
+        if wide:
+            return uint32(FULL) if high > int32(NEAR) else uint32(0)
+        return unsigned(int32(int32(int32(NEAR) - high) >> int32(31)))
+
+    @cuda.jit(device=True)
     def measure(x, n, dst, tmp, a0, a1, a2, a3, first):
         zero_rest(x, n)
         eights, step = int32(whole_groups(n) >> int32(3)), int32(cuda.blockDim.x)
@@ -143,7 +170,7 @@ def _tile(layout: Layout, narrow: Any) -> TileFunctions:
                 x[i] = narrow(of_words(of_words(high) << of_words(mantissa_bits)))
                 i = int32(i + step)
             cuda.syncthreads()
-        top, marks = spread_out(high), uint32(FULL) if high > int32(NEAR) else uint32(0)
+        top, marks = spread_out(high), marks_of(high)
         over5, over6, over13, over14 = uint32(0), uint32(0), uint32(0), uint32(0)
         zeros, i = uint32(0), int32(cuda.threadIdx.x)
         while i < eights:
@@ -155,9 +182,10 @@ def _tile(layout: Layout, narrow: Any) -> TileFunctions:
             a, b = is_255(a, uint32(FLAGS)), is_255(b, uint32(FLAGS))
             zeros = count_flags(b, count_flags(a, zeros))
             i = int32(i + step)
-        five, six = two_counts(over5, over6, tmp)
-        thirteen, fourteen = two_counts(over13, over14, tmp)
-        n_zeros, _ = two_counts(zeros, uint32(0), tmp)
+        low, high_ones, n_zeros = block_sums(
+            both_sums(over5, over6), both_sums(over13, over14), sum_of(zeros), tmp
+        )
+        (five, six), (thirteen, fourteen) = parted(low), parted(high_ones)
         k, zero_code, escapes, nbytes = choose(
             n,
             int32(mantissa_bits),
@@ -178,7 +206,7 @@ def _tile(layout: Layout, narrow: Any) -> TileFunctions:
         a, b = distances(x, i, top, marks)
         a, far_a = codes_of(a, limit, escape, zero, flags)
         b, far_b = codes_of(b, limit, escape, zero, flags)
-        masks[i] = uint8(weighed(far_a, far_b) >> uint32(7))
+        masks[i] = uint8(gathered_flags(far_a, far_b))
         return pair(a, b), put_rest(x, i, dst, padded(n))
 
     @cuda.jit(device=True)
@@ -211,7 +239,7 @@ def _tile(layout: Layout, narrow: Any) -> TileFunctions:
         limit = int32(escape - zero_code)
         p = (
             spread_out(high),
-            uint32(FULL) if high > int32(NEAR) else uint32(0),
+            marks_of(high),
             every(int32(int32(128) - limit)),
             every(escape),
             every(limit),
@@ -242,15 +270,10 @@ def _tile(layout: Layout, narrow: Any) -> TileFunctions:
             uint32(uint32(a + escape) & uint32(FLAGS)),
             uint32(uint32(b + escape) & uint32(FLAGS)),
         )
-        inside = int32(n - int32(i << int32(3)))
-        far = uint32(weighed(a, b) >> uint32(7))
-        if inside < int32(8):  # behind the words src may hold anything
-            far = uint32(
-                far & uint32(uint32(uint32(1) << uint32(max(inside, int32(0)))) - uint32(1))
-            )
-        masks[i] = uint8(far)
-        if int32(i << int32(3)) < padded(n):
-            join(src, padded(n), i, codes, rest, top, zero, x)
+        masks[i] = uint8(gathered_flags(a, b))
+        row = padded(n)
+        j = int32(min(i, int32(int32(row >> int32(3)) - int32(1))))  # behind a row is no other
+        join(src, row, j, codes, rest, top, zero, x, i)
 
     @cuda.jit(device=True)
     def get_escapes(x, n, src, at, escapes, tmp):
@@ -312,6 +335,8 @@ def _tile(layout: Layout, narrow: Any) -> TileFunctions:
             get_eight(src, int32(i + int32(quarter * int32(3))), d, u, n, masks, x, p)
             i = int32(i + int32(cuda.blockDim.x))
         cuda.syncthreads()
+        if n & int32(63):
+            cut_masks(masks, n)
         if cuda.syncthreads_or(get_escapes(x, n, src, at, escapes, tmp)):
             return int32(-1)
         return int32(0)

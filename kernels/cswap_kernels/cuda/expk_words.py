@@ -10,8 +10,9 @@ For each layout of a float's bits there are device functions:
         where `WIDE` says so; marks: FULL if exponent 0 is told from the others, else 0.
     put_rest(x, i, dst, row) -> u64
         Write the whole bytes of sign and mantissa: rows of ``row`` bytes. The bits that are left.
-    join(src, row, i, codes, rest, high, zero, x)
-        Write eight words to x: from their rows, the codes (u64), the bits that are left (u64).
+    join(src, row, j, codes, rest, high, zero, x, i)
+        Write the i-th eight words of x: from the j-th eight bytes of each row, the codes (u64), the
+        bits that are left (u64).
         zero: the code of exponent 0, or NO_CODE.
 """
 
@@ -22,14 +23,28 @@ from typing import Any, Final
 
 from numba import cuda, int32, uint32, uint64
 
-from cswap_kernels.cuda.primitives import as_u32, as_u64, load16, permute, store16
-from cswap_kernels.cuda.quads import FLAGS, LOW, full, halves, is_0, pair, transposed
+from cswap_kernels.cuda.primitives import as_u32, as_u64, load16, permuting, store16
+from cswap_kernels.cuda.quads import (
+    FLAGS,
+    LOW,
+    even_bytes,
+    first_bytes,
+    full,
+    halves,
+    last_bytes,
+    low_halves,
+    odd_bytes,
+    pair,
+    transposed,
+)
 from cswap_kernels.expk import FAR, HEADER, ZERO
 
 NO_CODE: Final = 0x40
 """No code: codes have up to 4 bits."""
 
 _FIRST = HEADER >> 3
+
+lowest_bytes, top_bytes = permuting(0x0040), permuting(0x0073)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +89,8 @@ def to_exponents(codes, high, zero):
     """The quad of four words' exponents, modulo 256, from their codes; all three are quads."""
     difference = uint32(uint32(high | uint32(FLAGS)) - codes)  # no byte borrows
     difference = uint32(difference ^ uint32(uint32(~high) & uint32(FLAGS)))
-    return uint32(difference & uint32(~is_0(uint32(codes ^ zero))))
+    other = full(uint32(uint32(codes ^ zero) + uint32(LOW)))  # codes are below 128
+    return uint32(difference & other)
 
 
 @cuda.jit(device=True)
@@ -84,21 +100,22 @@ def larger(a, b):
 
 
 def _bfloat16() -> Layout:
-    field, low, sign = 0x7F807F80, 0x007F007F, 0x00800080
+    low, sign = 0x007F007F, 0x00800080
 
     @cuda.jit(device=True)
     def peak(x, i):
+        # Signs are shifted out. Bits below an exponent do not change which one is the largest.
         a, b, c, d = load16(x, i)
-        a, b = uint32(a & uint32(field)), uint32(b & uint32(field))
-        c, d = uint32(c & uint32(field)), uint32(d & uint32(field))
-        upper = larger(larger(a, b), larger(c, d))
-        a, b = uint32(a << uint32(16)), uint32(b << uint32(16))
-        c, d = uint32(c << uint32(16)), uint32(d << uint32(16))
-        return int32(larger(upper, larger(larger(a, b), larger(c, d))) >> uint32(23))
+        p, q = uint32(a << uint32(1)), uint32(b << uint32(1))
+        r, s = uint32(c << uint32(1)), uint32(d << uint32(1))
+        upper = larger(larger(p, q), larger(r, s))
+        p, q = uint32(a << uint32(17)), uint32(b << uint32(17))
+        r, s = uint32(c << uint32(17)), uint32(d << uint32(17))
+        return int32(larger(upper, larger(larger(p, q), larger(r, s))) >> uint32(24))
 
     @cuda.jit(device=True)
     def exponents(a, b):
-        return permute(uint32(a << uint32(1)), uint32(b << uint32(1)), uint32(0x7531))
+        return odd_bytes(uint32(a << uint32(1)), uint32(b << uint32(1)))
 
     @cuda.jit(device=True)
     def distances(x, i, high, marks):
@@ -110,7 +127,7 @@ def _bfloat16() -> Layout:
     def rest(a, b):
         a = uint32(uint32(a & uint32(low)) | uint32(uint32(a >> uint32(8)) & uint32(sign)))
         b = uint32(uint32(b & uint32(low)) | uint32(uint32(b >> uint32(8)) & uint32(sign)))
-        return permute(a, b, uint32(0x6420))
+        return even_bytes(a, b)
 
     @cuda.jit(device=True)
     def put_rest(x, i, dst, row):
@@ -119,19 +136,25 @@ def _bfloat16() -> Layout:
             as_u64(dst)[int32(int32(_FIRST) + i)] = pair(rest(a, b), rest(c, d))
         return uint64(0)
 
-    @cuda.jit(device=True)
-    def two(rest, exponents, rest_digits, digits):
-        bits = uint32(permute(rest, rest, uint32(rest_digits)) & uint32(0x807F807F))
-        up = uint32(permute(exponents, uint32(0), uint32(digits)) << uint32(7))
-        return uint32(bits | up)
+    def joining(rest_digits: int, digits: int) -> Any:
+        # Of two words, by where bytes of the rest and of the exponents go.
+        own_rest, own_exponents = permuting(rest_digits), permuting(digits)
+
+        @cuda.jit(device=True)
+        def two(rest, exponents):
+            bits = uint32(own_rest(rest, rest) & uint32(0x807F807F))
+            return uint32(bits | uint32(own_exponents(exponents, uint32(0)) << uint32(7)))
+
+        return two
+
+    first_two, last_two = joining(0x1100, 0x4140), joining(0x3322, 0x4342)
 
     @cuda.jit(device=True)
-    def join(src, row, i, codes, rest, high, zero, x):
+    def join(src, row, j, codes, rest, high, zero, x, i):
         low_codes, high_codes = halves(codes)
         e, f = to_exponents(low_codes, high, zero), to_exponents(high_codes, high, zero)
-        r, s = halves(uint64(as_u64(src)[int32(int32(_FIRST) + i)]))
-        a, b = two(r, e, 0x1100, 0x4140), two(r, e, 0x3322, 0x4342)
-        store16(x, i, (a, b, two(s, f, 0x1100, 0x4140), two(s, f, 0x3322, 0x4342)))
+        r, s = halves(uint64(as_u64(src)[int32(int32(_FIRST) + j)]))
+        store16(x, i, (first_two(r, e), last_two(r, e), first_two(s, f), last_two(s, f)))
 
     return Layout(8, 7, (peak, distances, put_rest, join))
 
@@ -143,7 +166,7 @@ def _float16() -> Layout:
     def exponents(a, b):
         a = uint32(uint32(a >> uint32(10)) & uint32(field))
         b = uint32(uint32(b >> uint32(10)) & uint32(field))
-        return permute(a, b, uint32(0x6420))
+        return even_bytes(a, b)
 
     @cuda.jit(device=True)
     def peak(x, i):
@@ -170,26 +193,34 @@ def _float16() -> Layout:
     def put_rest(x, i, dst, row):
         a, b, c, d = load16(x, i)
         a, b, c, d = rest(a), rest(b), rest(c), rest(d)
-        bytes_ab, bytes_cd = permute(a, b, uint32(0x6420)), permute(c, d, uint32(0x6420))
+        bytes_ab, bytes_cd = even_bytes(a, b), even_bytes(c, d)
         if int32(i << int32(3)) < row:
             as_u64(dst)[int32(int32(_FIRST) + i)] = pair(bytes_ab, bytes_cd)
-        return pair(permute(a, b, uint32(0x7531)), permute(c, d, uint32(0x7531)))
+        return pair(odd_bytes(a, b), odd_bytes(c, d))
+
+    def joining(own_rest: Any, digits: int) -> Any:
+        # Of two words, by where bytes of the row and the rest, and of the exponents go.
+        own_exponents = permuting(digits)
+
+        @cuda.jit(device=True)
+        def two(row, rest, exponents):
+            bits = own_rest(row, rest)
+            up = uint32(own_exponents(exponents, uint32(0)) & uint32(field))
+            moved = uint32(uint32(bits & uint32(sign)) << uint32(5))
+            return uint32(uint32(uint32(bits & uint32(low)) | moved) | uint32(up << uint32(10)))
+
+        return two
+
+    first_two, last_two = joining(first_bytes, 0x4140), joining(last_bytes, 0x4342)
 
     @cuda.jit(device=True)
-    def two(row, rest, exponents, rest_digits, digits):
-        bits = permute(row, rest, uint32(rest_digits))
-        up = uint32(permute(exponents, uint32(0), uint32(digits)) & uint32(field))
-        moved = uint32(uint32(bits & uint32(sign)) << uint32(5))
-        return uint32(uint32(uint32(bits & uint32(low)) | moved) | uint32(up << uint32(10)))
-
-    @cuda.jit(device=True)
-    def join(src, row, i, codes, rest, high, zero, x):
+    def join(src, row, j, codes, rest, high, zero, x, i):
         low_codes, high_codes = halves(codes)
         e, f = to_exponents(low_codes, high, zero), to_exponents(high_codes, high, zero)
-        r, s = halves(uint64(as_u64(src)[int32(int32(_FIRST) + i)]))
+        r, s = halves(uint64(as_u64(src)[int32(int32(_FIRST) + j)]))
         v, w = halves(rest)
-        a, b = two(r, v, e, 0x5140, 0x4140), two(r, v, e, 0x7362, 0x4342)
-        store16(x, i, (a, b, two(s, w, f, 0x5140, 0x4140), two(s, w, f, 0x7362, 0x4342)))
+        a, b = first_two(r, v, e), last_two(r, v, e)
+        store16(x, i, (a, b, first_two(s, w, f), last_two(s, w, f)))
 
     return Layout(5, 10, (peak, distances, put_rest, join))
 
@@ -211,9 +242,9 @@ def _float32() -> Layout:
     @cuda.jit(device=True)
     def exponents(x, i):
         a, b, c, d = load16(x, i)
-        ab = permute(uint32(a << uint32(1)), uint32(b << uint32(1)), uint32(0x0073))
-        cd = permute(uint32(c << uint32(1)), uint32(d << uint32(1)), uint32(0x0073))
-        return permute(ab, cd, uint32(0x5410))
+        ab = top_bytes(uint32(a << uint32(1)), uint32(b << uint32(1)))
+        cd = top_bytes(uint32(c << uint32(1)), uint32(d << uint32(1)))
+        return low_halves(ab, cd)
 
     @cuda.jit(device=True)
     def distances(x, i, high, marks):
@@ -248,10 +279,10 @@ def _float32() -> Layout:
         )
 
     @cuda.jit(device=True)
-    def join(src, row, i, codes, rest, high, zero, x):
+    def join(src, row, j, codes, rest, high, zero, x, i):
         low_codes, high_codes = halves(codes)
         e, f = to_exponents(low_codes, high, zero), to_exponents(high_codes, high, zero)
-        rows, step, at = as_u64(src), int32(row >> int32(3)), int32(int32(_FIRST) + i)
+        rows, step, at = as_u64(src), int32(row >> int32(3)), int32(int32(_FIRST) + j)
         a, r = halves(uint64(rows[at]))
         b, s = halves(uint64(rows[int32(at + step)]))
         c, t = halves(uint64(rows[int32(at + int32(step << int32(1)))]))
@@ -291,9 +322,9 @@ def _float64() -> Layout:
     def four(x, i, high, marks):
         _, a, _, b = load16(x, i)
         _, c, _, d = load16(x, int32(i + int32(1)))
-        ab = permute(distance(a, high, marks), distance(b, high, marks), uint32(0x0040))
-        cd = permute(distance(c, high, marks), distance(d, high, marks), uint32(0x0040))
-        return permute(ab, cd, uint32(0x5410))
+        ab = lowest_bytes(distance(a, high, marks), distance(b, high, marks))
+        cd = lowest_bytes(distance(c, high, marks), distance(d, high, marks))
+        return low_halves(ab, cd)
 
     @cuda.jit(device=True)
     def distances(x, i, high, marks):
@@ -355,9 +386,9 @@ def _float64() -> Layout:
         store16(x, int32(i + int32(1)), (e, f, g, h))
 
     @cuda.jit(device=True)
-    def join(src, row, i, codes, rest, high, zero, x):
+    def join(src, row, j, codes, rest, high, zero, x, i):
         words, step = as_u32(src), int32(row >> int32(2))
-        at, k = int32(int32(HEADER >> 2) + int32(i << int32(1))), int32(i << int32(2))
+        at, k = int32(int32(HEADER >> 2) + int32(j << int32(1))), int32(i << int32(2))
         first, second = halves(codes)
         v, w = halves(rest)
         join_four(words, at, step, first, v, high, zero, x, k)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from numba import cuda, float32, float64, int32, uint16, uint32, uint64
 
 from cswap_kernels.cuda.primitives import bits_f32, bits_f64, f32_bits, f64_bits, signed, unsigned
-from cswap_kernels.cuda.warps import lane_id, n_warps, warp_id
+from cswap_kernels.cuda.warps import lane_id, n_warps, warp_id, warp_max, warp_sum
 from cswap_kernels.floats import (
     BFLOAT16,
     BFLOAT16_NAN,
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 MAGNITUDE = 0x7FFFFFFF
+RAW_WORDS = 96
+"""u32 that `of_block` takes: three for each of up to 32 warps."""
+
 _HALF_MAX = 0x7BFF
 _INFINITE = 0x7F800000
 
@@ -72,10 +75,10 @@ def float_to_half(x):
 
 @cuda.jit(device=True)
 def float_to_bfloat16(x):
-    """The bfloat16 (u32 of 16 bits) nearest to a float32, ties to even."""
+    """The bfloat16 (u32 of 16 bits) nearest to a float32 that is not NaN, ties to even."""
     u = f32_bits(x)
     odd = uint32((u >> uint32(16)) & uint32(1))
-    return uint32(uint32(uint64(u) + uint64(0x7FFF) + uint64(odd)) >> uint32(16))
+    return uint32(uint32(u + uint32(uint32(0x7FFF) + odd)) >> uint32(16))
 
 
 @cuda.jit(device=True)
@@ -98,27 +101,57 @@ def unordered(value):
 
 
 @cuda.jit(device=True)
-def any_raw(top, exponents, n_nonzero, tmp):
-    """Whether a tile is stored raw for its values: see `is_raw` of cswap_kernels/floats.py.
+def narrow_word(value, kind):
+    """The word of 2 bytes (u32) nearest to a float32; see `float_access`."""
+    if kind == int32(BFLOAT16):
+        return uint32(BFLOAT16_NAN) if is_nan(value) else float_to_bfloat16(value)
+    half = float_to_half(value)
+    if uint32(half & uint32(0x7FFF)) > uint32(_HALF_MAX):
+        half = uint32(half - uint32(1))
+    return uint32(HALF_NAN) if is_nan(value) else half
 
-    Args: of each warp's values, the same in all its lanes: bits of max |x| (i32), sum of biased
-    exponents, non-zeros; tmp: 3 u32 per warp. Ends with a syncthreads.
+
+@cuda.jit(device=True)
+def of_block(top, exponents, n_nonzero, tmp):
+    """(largest, sum, sum) over the warps of a block of three i32 that are equal in a warp.
+
+    tmp: [`RAW_WORDS`] u32. Ends with a syncthreads.
     """
-    warp = warp_id()
-    if lane_id() == int32(0):
-        tmp[int32(warp * int32(3))] = unsigned(top)
-        tmp[int32(warp * int32(3) + int32(1))] = unsigned(exponents)
-        tmp[int32(warp * int32(3) + int32(2))] = unsigned(n_nonzero)
+    warp, lane = int32(warp_id() * int32(3)), lane_id()
+    if lane == int32(0):
+        tmp[warp] = unsigned(top)
+        tmp[int32(warp + int32(1))] = unsigned(exponents)
+        tmp[int32(warp + int32(2))] = unsigned(n_nonzero)
     cuda.syncthreads()
     highest, total, count = int32(0), int32(0), int32(0)
-    for k in range(n_warps()):
-        at = int32(int32(k) * int32(3))
-        highest = int32(max(highest, signed(tmp[at])))
-        total = int32(total + signed(tmp[int32(at + int32(1))]))
-        count = int32(count + signed(tmp[int32(at + int32(2))]))
+    if lane < n_warps():
+        at = int32(lane * int32(3))
+        highest, total = signed(uint32(tmp[at])), signed(uint32(tmp[int32(at + int32(1))]))
+        count = signed(uint32(tmp[int32(at + int32(2))]))
+    highest, total, count = warp_max(highest), warp_sum(total), warp_sum(count)
     cuda.syncthreads()
-    distance = int32(int32(int32(highest >> int32(23)) * count) - total)
-    return highest >= int32(LIMIT) or distance > int32(int32(OCTAVES) * count)
+    return highest, total, count
+
+
+@cuda.jit(device=True)
+def is_raw(top, exponents, n_nonzero):
+    """Whether a tile is stored raw for its values: see `is_raw` of cswap_kernels/floats.py.
+
+    Args: bits of max |x| (i32), sum of biased exponents, non-zeros. More non-zeros do not turn a
+    tile that is raw into one that is not.
+    """
+    distance = int32(int32(int32(top >> int32(23)) * n_nonzero) - exponents)
+    return top >= int32(LIMIT) or distance > int32(int32(OCTAVES) * n_nonzero)
+
+
+@cuda.jit(device=True)
+def any_raw(top, exponents, n_nonzero, tmp):
+    """`is_raw` of the block's values from those of each warp, which are equal in its lanes.
+
+    tmp: [`RAW_WORDS`] u32. Ends with a syncthreads.
+    """
+    top, exponents, n_nonzero = of_block(top, exponents, n_nonzero, tmp)
+    return is_raw(top, exponents, n_nonzero)
 
 
 def float_access(word: int) -> tuple[Callable[..., Any], Callable[..., None]]:
@@ -157,13 +190,6 @@ def float_access(word: int) -> tuple[Callable[..., Any], Callable[..., None]]:
 
         @cuda.jit(device=True)
         def store(x, i, kind, value):
-            if kind == int32(BFLOAT16):
-                bfloat = float_to_bfloat16(value)
-                x[i] = uint16(uint32(BFLOAT16_NAN) if is_nan(value) else bfloat)
-            else:
-                half = float_to_half(value)
-                if uint32(half & uint32(0x7FFF)) > uint32(_HALF_MAX):
-                    half = uint32(half - uint32(1))
-                x[i] = uint16(uint32(HALF_NAN) if is_nan(value) else half)
+            x[i] = uint16(narrow_word(value, kind))
 
     return load, store

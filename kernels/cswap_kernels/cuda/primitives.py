@@ -33,7 +33,6 @@ if config.ENABLE_CUDASIM:
         atomic_or,
         bits_f32,
         bits_f64,
-        dot4,
         f32_bits,
         f64_bits,
         floor,
@@ -41,16 +40,10 @@ if config.ENABLE_CUDASIM:
         funnel_right32,
         fused,
         greater,
-        half_float,
         lesser,
         load16,
         load_global16,
-        pack_bfloat16,
-        pack_e4m3,
-        pack_half,
-        pack_u8,
-        permute,
-        plus,
+        permuting,
         redux_add,
         redux_max,
         redux_max_u32,
@@ -60,8 +53,6 @@ if config.ENABLE_CUDASIM:
         signed64,
         store16,
         store_global16,
-        times,
-        unpack_e4m3,
         unsigned,
         unsigned64,
     )
@@ -218,7 +209,6 @@ else:
         types.float32: "f",
         types.uint32: "r",
         types.int32: "r",
-        types.uint16: "h",
     }
 
     def _instruction(text: str, result: Any, *operands: Any, warp: bool = False) -> Any:
@@ -244,14 +234,12 @@ else:
 
         return intrinsic((one, two, three)[len(operands) - 1])
 
-    _F32, _U32, _S32, _U16 = types.float32, types.uint32, types.int32, types.uint16
+    _F32, _U32, _S32 = types.float32, types.uint32, types.int32
 
     # To a whole number: to nearest, ties to even; the largest one not above.
     rint = _instruction("cvt.rni.f32.f32 $0, $1;", _F32, _F32)
     floor = _instruction("cvt.rmi.f32.f32 $0, $1;", _F32, _F32)
-    # a * b, and a + b, each rounded by itself; a * b + c with one rounding.
-    times = _instruction("mul.rn.f32 $0, $1, $2;", _F32, _F32, _F32)
-    plus = _instruction("add.rn.f32 $0, $1, $2;", _F32, _F32, _F32)
+    # a * b + c with one rounding.
     fused = _instruction("fma.rn.f32 $0, $1, $2, $3;", _F32, _F32, _F32, _F32)
     # The lesser and the greater of two numbers; of a number and NaN, the number.
     lesser = _instruction("min.f32 $0, $1, $2;", _F32, _F32, _F32)
@@ -259,27 +247,20 @@ else:
     # (low, high, by): 64 bits moved by 0 to 31; their high word then, or their low one.
     funnel_left32 = _instruction("shf.l.wrap.b32 $0, $1, $2, $3;", _U32, _U32, _U32, _U32)
     funnel_right32 = _instruction("shf.r.wrap.b32 $0, $1, $2, $3;", _U32, _U32, _U32, _U32)
-    # (a, b, selector): byte k is the one of the eight of a and b that hexadecimal digit k names;
-    # of a digit from 8 on the sign bit of byte (digit - 8), eight times.
-    permute = _instruction("prmt.b32 $0, $1, $2, $3;", _U32, _U32, _U32, _U32)
-    # (a, b, c): c plus the products of the four bytes of a and b.
-    dot4 = _instruction("dp4a.u32.u32 $0, $1, $2, $3;", _U32, _U32, _U32, _U32)
 
-    # From sm_72 on. (a, b, c): the low half of c, then a and b, each cut to 0 to 255.
-    pack_u8 = _instruction("cvt.pack.sat.u8.s32.b32 $0, $1, $2, $3;", _U32, _S32, _S32, _U32)
+    def permuting(selector: int) -> Any:  # type: ignore[misc] # of the simulator, a function
+        """The intrinsic (a, b) -> u32 whose byte k is byte d of the eight bytes of a and b.
+
+        d is hexadecimal digit k of the selector. A digit from 8 on stands for the sign bit of byte
+        (digit - 8), eight times.
+        """
+        return _instruction(f"prmt.b32 $0, $1, $2, {selector:#06x};", _U32, _U32, _U32)
+
     # From sm_80 on: over all lanes of the warp.
     redux_add = _instruction("redux.sync.add.s32 $0, $1, -1;", _S32, _S32, warp=True)
     redux_min = _instruction("redux.sync.min.s32 $0, $1, -1;", _S32, _S32, warp=True)
     redux_max = _instruction("redux.sync.max.s32 $0, $1, -1;", _S32, _S32, warp=True)
     redux_max_u32 = _instruction("redux.sync.max.u32 $0, $1, -1;", _U32, _U32, warp=True)
-    # (high, low): two float32 to nearest bfloat16, or float16, ties to even.
-    pack_bfloat16 = _instruction("cvt.rn.bf16x2.f32 $0, $1, $2;", _U32, _F32, _F32)
-    pack_half = _instruction("cvt.rn.f16x2.f32 $0, $1, $2;", _U32, _F32, _F32)
-    # From sm_89 on: (high, low) two float32 to nearest E4M3, at most 448; and two float16 back.
-    pack_e4m3 = _instruction("cvt.rn.satfinite.e4m3x2.f32 $0, $1, $2;", _U16, _F32, _F32)
-    unpack_e4m3 = _instruction("cvt.rn.f16x2.e4m3x2 $0, $1;", _U32, _U16)
-    # The float32 of a float16's bits.
-    half_float = _instruction("cvt.f32.f16 $0, $1;", _F32, _U16)
 
     @intrinsic
     def architecture(_typing: Any) -> Any:

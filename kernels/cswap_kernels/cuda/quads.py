@@ -8,15 +8,24 @@ from __future__ import annotations
 
 from numba import cuda, int32, uint8, uint32, uint64
 
-from cswap_kernels.cuda.primitives import as_u64, dot4, permute
+from cswap_kernels.cuda.primitives import as_u64, permuting
 
 ONES = 0x01010101
 LOW = 0x7F7F7F7F
 FLAGS = 0x80808080
 NIBBLES = 0x0F0F0F0F0F0F0F0F
 PAIRS = 0x0303030303030303
+LOW_OF_PAIRS = 0x00FF00FF
 SPREAD = 0x00204081
 """A nibble times this has bit k of the nibble at bit 8 k."""
+
+GATHER = 0x01020408
+"""A quad of bits times this has bit 8 k of the quad at bit 24 + k."""
+
+signs = permuting(0xBA98)
+first_bytes, last_bytes = permuting(0x5140), permuting(0x7362)
+low_halves, high_halves = permuting(0x5410), permuting(0x7632)
+even_bytes, odd_bytes = permuting(0x6420), permuting(0x7531)
 
 
 @cuda.jit(device=True)
@@ -38,28 +47,39 @@ def is_255(quad, flags):
 
 
 @cuda.jit(device=True)
-def is_0(quad):
-    """A byte of ones for each byte that is 0."""
-    above_0 = uint32(uint32(uint32(quad & uint32(LOW)) + uint32(LOW)) | quad)
-    return uint32(~full(above_0))
-
-
-@cuda.jit(device=True)
 def full(flags):
     """A byte of ones for each flag; other bits of the bytes do not matter."""
-    return permute(flags, flags, uint32(0xBA98))
+    return signs(flags, flags)
 
 
 @cuda.jit(device=True)
-def count_flags(flags, count):
-    """Count (u32) plus 128 for each flag."""
-    return dot4(flags, uint32(ONES), count)
+def count_flags(flags, counts):
+    """A quad of counts, each one more where there is a flag. Up to 255 calls."""
+    return uint32(counts + uint32(flags >> uint32(7)))
 
 
 @cuda.jit(device=True)
-def weighed(low, high):
-    """Sum over eight bytes of byte k times 2**k, as u32."""
-    return dot4(low, uint32(0x08040201), dot4(high, uint32(0x80402010), uint32(0)))
+def sum_of(counts):
+    """The sum of a quad's bytes."""
+    pairs = uint32(
+        uint32(counts & uint32(LOW_OF_PAIRS))
+        + uint32(uint32(counts >> uint32(8)) & uint32(LOW_OF_PAIRS))
+    )
+    return int32(uint32(uint32(pairs >> uint32(16)) + pairs) & uint32(0xFFFF))
+
+
+@cuda.jit(device=True)
+def gathered(low, high):
+    """The u32 of eight bits, of which bit k is the lowest bit of byte k of two quads of 0 and 1."""
+    both = uint32(low | uint32(high << uint32(4)))
+    return uint32(uint32(both * uint32(GATHER)) >> uint32(24))
+
+
+@cuda.jit(device=True)
+def gathered_flags(low, high):
+    """`gathered` of flags."""
+    both = uint32(uint32(low >> uint32(7)) + uint32(high >> uint32(3)))
+    return uint32(uint32(both * uint32(GATHER)) >> uint32(24))
 
 
 @cuda.jit(device=True)
@@ -77,13 +97,13 @@ def halves(eight):
 @cuda.jit(device=True)
 def transposed(a, b, c, d):
     """Quad k has byte k of each of four u32; its own inverse."""
-    low_ab, low_cd = permute(a, b, uint32(0x5140)), permute(c, d, uint32(0x5140))
-    high_ab, high_cd = permute(a, b, uint32(0x7362)), permute(c, d, uint32(0x7362))
+    low_ab, low_cd = first_bytes(a, b), first_bytes(c, d)
+    high_ab, high_cd = last_bytes(a, b), last_bytes(c, d)
     return (
-        permute(low_ab, low_cd, uint32(0x5410)),
-        permute(low_ab, low_cd, uint32(0x7632)),
-        permute(high_ab, high_cd, uint32(0x5410)),
-        permute(high_ab, high_cd, uint32(0x7632)),
+        low_halves(low_ab, low_cd),
+        high_halves(low_ab, low_cd),
+        low_halves(high_ab, high_cd),
+        high_halves(high_ab, high_cd),
     )
 
 
@@ -91,7 +111,7 @@ def transposed(a, b, c, d):
 def lowest_bits(eight):
     """The byte whose bit k is the lowest of byte k of a u64."""
     low, high = halves(eight)
-    return uint8(weighed(uint32(low & uint32(ONES)), uint32(high & uint32(ONES))))
+    return uint8(gathered(uint32(low & uint32(ONES)), uint32(high & uint32(ONES))))
 
 
 @cuda.jit(device=True)

@@ -18,8 +18,6 @@ from numba.cuda.simulator import kernel as simulated
 from numba.cuda.simulator import kernelapi
 from numba.np.numpy_support import as_dtype
 
-from cswap_kernels.fp8 import e4m3_table, to_e4m3_reference
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -132,16 +130,6 @@ def floor(value: Any) -> Any:
     return np.floor(np.float32(value))
 
 
-def times(a: Any, b: Any) -> Any:
-    """The product of two float32."""
-    return np.float32(a) * np.float32(b)
-
-
-def plus(a: Any, b: Any) -> Any:
-    """The sum of two float32."""
-    return np.float32(a) + np.float32(b)
-
-
 def fused(a: Any, b: Any, c: Any) -> Any:
     """A * b + c with one rounding."""
     values = [float(v) for v in (a, b, c)]
@@ -177,61 +165,19 @@ def architecture() -> int:
     return 0
 
 
-def permute(a: Any, b: Any, selector: Any) -> Any:
-    """Four bytes of the eight of a and b, or their signs."""
-    both = (int(a) & 0xFFFFFFFF).to_bytes(4, "little") + (int(b) & 0xFFFFFFFF).to_bytes(4, "little")
-    found = []
-    for k in range(4):
-        digit = int(selector) >> 4 * k & 15
-        byte = both[digit & 7]
-        found.append((byte >> 7) * 255 if digit & 8 else byte)
-    return np.uint32(int.from_bytes(bytes(found), "little"))
+def permuting(selector: int) -> Callable[[Any, Any], Any]:
+    """The function that picks four bytes of the eight of a and b, or their signs."""
 
+    def permute(a: Any, b: Any) -> Any:
+        both = b"".join((int(v) & 0xFFFFFFFF).to_bytes(4, "little") for v in (a, b))
+        found = []
+        for k in range(4):
+            digit = selector >> 4 * k & 15
+            byte = both[digit & 7]
+            found.append((byte >> 7) * 255 if digit & 8 else byte)
+        return np.uint32(int.from_bytes(bytes(found), "little"))
 
-def dot4(a: Any, b: Any, c: Any) -> Any:
-    """C plus the products of the four bytes of a and b."""
-    total = int(c)
-    for k in range(0, 32, 8):
-        total += (int(a) >> k & 255) * (int(b) >> k & 255)
-    return np.uint32(total & 0xFFFFFFFF)
-
-
-def pack_u8(a: Any, b: Any, c: Any) -> Any:
-    """Bytes b and a, each cut to 0 to 255, below the low half of c."""
-    low, high = (min(max(int(v), 0), 255) for v in (b, a))
-    return np.uint32((low | high << 8 | int(c) << 16) & 0xFFFFFFFF)
-
-
-def pack_bfloat16(high: Any, low: Any) -> Any:
-    """Two float32 as bfloat16, to nearest even."""
-    found = []
-    for value in (low, high):
-        bits = int(f32_bits(value))
-        found.append(0x7FFF if value != value else bits + 0x7FFF + (bits >> 16 & 1) >> 16)
-    return np.uint32(found[0] | found[1] << 16)
-
-
-def pack_half(high: Any, low: Any) -> Any:
-    """Two float32 as float16, to nearest even."""
-    halves = np.array([low, high], np.float32).astype(np.float16).view(np.uint16)
-    return np.uint32(int(halves[0]) | int(halves[1]) << 16)
-
-
-def half_float(bits: Any) -> Any:
-    """The float32 of a float16's bits."""
-    return np.float32(np.uint16(bits).view(np.float16))
-
-
-def pack_e4m3(high: Any, low: Any) -> Any:
-    """Two float32 as E4M3, to nearest even, at most 448."""
-    codes = to_e4m3_reference(np.array([low, high], np.float32))
-    return np.uint16(int(codes[0]) | int(codes[1]) << 8)
-
-
-def unpack_e4m3(codes: Any) -> Any:
-    """Two E4M3 as float16."""
-    halves = e4m3_table()[[int(codes) & 255, int(codes) >> 8]].astype(np.float16).view(np.uint16)
-    return np.uint32(int(halves[0]) | int(halves[1]) << 16)
+    return permute
 
 
 _atomics = threading.Lock()

@@ -172,19 +172,25 @@ def warps_exclusive(value, tmp):
 
 
 @cuda.jit(device=True)
-def block_sums(a, b, tmp):
-    """Sums of two i32 over the threads of a block, in every thread."""
-    first, second = warp_sum(a), warp_sum(b)
-    if lane_id() == int32(0):
-        room = advance(tmp, int32(MASK_WORDS))
-        room[int32(warp_id() + int32(32))] = unsigned(second)
-    first = of_warps(first, tmp, 0)
-    second = int32(0)
-    if lane_id() < n_warps():
-        second = signed(uint32(tmp[int32(int32(MASK_WORDS + 32) + lane_id())]))
-    first, second = warp_sum(first), warp_sum(second)
+def block_sums(a, b, c, tmp):
+    """Sums of three i32 over the threads of a block, in every thread.
+
+    Takes the first 96 words of tmp.
+    """
+    first, second, third = warp_sum(a), warp_sum(b), warp_sum(c)
+    at, lane = int32(warp_id() * int32(3)), lane_id()
+    if lane == int32(0):
+        tmp[at], tmp[int32(at + int32(1))] = unsigned(first), unsigned(second)
+        tmp[int32(at + int32(2))] = unsigned(third)
     cuda.syncthreads()
-    return first, second
+    first = second = third = int32(0)
+    if lane < n_warps():
+        at = int32(lane * int32(3))
+        first, second = signed(uint32(tmp[at])), signed(uint32(tmp[int32(at + int32(1))]))
+        third = signed(uint32(tmp[int32(at + int32(2))]))
+    first, second, third = warp_sum(first), warp_sum(second), warp_sum(third)
+    cuda.syncthreads()
+    return first, second, third
 
 
 @cuda.jit(device=True)
