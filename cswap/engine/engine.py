@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from cswap.advisor.site_history import Explanation
     from cswap.config import SwapConfig
     from cswap.devices.base import Device
+    from cswap.engine.order.chooser import Chooser
     from cswap.schema.plan import Plan
     from cswap.stats.stats import Stats
 
@@ -72,10 +74,16 @@ class SwapEngine:
     def pack(self, tensor: torch.Tensor) -> Kept | PackedView:
         """The object that autograd keeps instead of ``tensor``. Raises nothing but interrupts."""
         try:
-            return self._packer.pack(tensor)
+            chooser = self._state.chooser
+            if chooser is None:
+                return self._packer.pack(tensor)
+            start_s = time.perf_counter()
+            packed = self._packer.pack(tensor)
+            chooser.packed(tensor, packed, time.perf_counter() - start_s)
         except BaseException:
             self._state.interrupted = True
             raise
+        return packed
 
     def unpack(self, packed: Kept | PackedView) -> torch.Tensor:
         """The tensor that was packed.
@@ -87,12 +95,18 @@ class SwapEngine:
         if isinstance(packed, Kept):
             return packed.unpack()
         try:
-            return self._unpacker.unpack(packed)
+            chooser = self._state.chooser
+            if chooser is None:
+                return self._unpacker.unpack(packed)
+            start_s = time.perf_counter()
+            tensor = self._unpacker.unpack(packed)
+            chooser.unpacked(packed, tensor, time.perf_counter() - start_s)
         except Exception:
             raise
         except BaseException:
             self._state.interrupted = True
             raise
+        return tensor
 
     @property
     def wants_operators(self) -> bool:
@@ -102,7 +116,25 @@ class SwapEngine:
     def begin_step(self) -> None:
         """A forward of the model begins."""
         self._state.tidy()
+        chooser = self._state.chooser
+        if chooser is not None:
+            chooser.begin_step()
         self._packer.begin_step()
+
+    def choose_by(self, chooser: Chooser | None) -> None:
+        """Let somebody else than the advisor decide from now on; None: the advisor again."""
+        self._state.chooser = chooser
+
+    def run_in_line(self, *, in_line: bool) -> None:
+        """Whether a CPU encodes where a tensor is saved, and decodes nothing ahead.
+
+        That takes the least memory at any time. Devices with a link go on as they are.
+        """
+        self._state.lanes.run_in_line(in_line=in_line)
+
+    def renumber(self) -> None:
+        """See `Packer.renumber`; between two steps."""
+        self._packer.renumber()
 
     def begin_epoch(self, epochs: int) -> None:
         """The next of ``epochs`` epochs begins; ``policy="cswap+"`` samples values anew."""

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import Parameter
 
+from cswap.advisor.advisor import Advice
 from cswap.advisor.call_site import Site
+from cswap.advisor.live_costs import KEEP, REMAT
 from cswap.codecs.layout import flatten
 from cswap.codecs.registry import get_codec
 from cswap.codecs.warmup import warm
@@ -23,8 +25,10 @@ from cswap.engine.transfer.handle import State
 from cswap.log import log
 
 if TYPE_CHECKING:
+    from cswap.advisor.cost import Candidate
     from cswap.codecs.base import Codec
     from cswap.config import SwapConfig
+    from cswap.engine.order.chooser import Chooser
     from cswap.engine.saved.module_stack import Scope
     from cswap.engine.saved.packed import Token
     from cswap.engine.state import EngineState
@@ -263,6 +267,9 @@ class Packer:
         if handle.modified():
             self._counters.stay("modified", handle.raw_nbytes)  # unpack has to raise
             return
+        chooser = self._state.chooser
+        if chooser is not None and self._obey(chooser, token, source):
+            return
         if token.remat is not None:
             if self._recomputer.is_worth(token):
                 token.lane.executor.recompute_later(handle)
@@ -274,19 +281,55 @@ class Packer:
             handle.lossy_ok = False
             self._counters.stay("does_not_pay", handle.raw_nbytes)
             return
-        handle.lossy_ok = not codec.lossless
+        self._encode(token, x, codec)
+
+    def _encode(self, token: Token, x: torch.Tensor, codec: Codec) -> None:
+        token.handle.lossy_ok = not codec.lossless
         compile_s = warm(codec, x.dtype, x.device)
         if compile_s:
             self._counters.compiled(compile_s)
-        token.lane.executor.swap_out(handle, x, codec)
+        token.lane.executor.swap_out(token.handle, x, codec)
+
+    def _obey(self, chooser: Chooser, token: Token, source: torch.Tensor) -> bool:
+        # Whether the chooser has decided; then that is done.
+        handle = token.handle
+        again_s = self._recomputer.seconds(token)
+        choice = chooser.choose(handle, again_s, lambda: self._candidates(handle, source))
+        if choice is None:
+            return False
+        if choice.action == REMAT and again_s is not None:
+            token.lane.executor.recompute_later(handle)
+            return True
+        token.remat = None
+        if choice.action in (KEEP, REMAT):
+            handle.lossy_ok = False
+            self._counters.stay("goal", handle.raw_nbytes)
+            return True
+        x = flatten(source) if handle.gathered else source
+        handle.advice = choice.notes
+        self._encode(token, x, get_codec(choice.action))
+        return True
+
+    def _candidates(self, handle: Handle, source: torch.Tensor) -> tuple[Candidate, ...]:
+        x = flatten(source) if handle.gathered else source
+        self._choose(handle, x, may_keep=True)
+        return handle.advice.candidates if isinstance(handle.advice, Advice) else ()
+
+    def renumber(self) -> None:
+        """Forget what is known by position: the next steps save other tensors, or another number.
+
+        Modules begin or end to be recomputed.
+        """
+        self._saved_again.clear()
 
     def _choose(self, handle: Handle, x: torch.Tensor, *, may_keep: bool) -> Codec | None:
         assert handle.site is not None  # set where the handle is made
         try:
-            handle.advice = self._state.advisor.choose(
+            advice = self._state.advisor.choose(
                 x, handle.site, handle.position, lossy_ok=handle.lossy_ok, may_keep=may_keep
             )
         except Exception as error:
             self._counters.fall_back("advisor", error)
             return get_codec("raw")
-        return handle.advice.codec
+        handle.advice = advice
+        return advice.codec

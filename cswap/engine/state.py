@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from cswap.config import SwapConfig
     from cswap.devices.base import Device
+    from cswap.engine.order.chooser import Chooser
     from cswap.engine.transfer.device_lanes import Lane
     from cswap.engine.transfer.handle import Handle
     from cswap.remat.record import Remat
@@ -50,6 +51,7 @@ class EngineState:
         window: tensors that stay, within the budget.
         reclaimer: handles that nobody can ask for any more.
         recomputer: computes tensors again.
+        chooser: decides instead of the advisor, for a goal; None: the advisor does.
         interrupted: an interrupt has ended our code somewhere: sums may be off by one tensor.
     """
 
@@ -81,6 +83,7 @@ class EngineState:
         self.window = BudgetWindow(optional_int(config.budget), config.keep_last)
         self.reclaimer = Reclaimer(self._release)
         self.interrupted = False
+        self.chooser: Chooser | None = None
         self.recomputer = Recomputer(self)
 
     def _recompute(self, remat: Remat) -> torch.Tensor:

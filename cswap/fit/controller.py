@@ -1,0 +1,409 @@
+"""Holds a memory goal: explores, plans, obeys, measures, corrects. It acts between two steps.
+
+Note [phases]
+~~~~~~~~~~~~~
+exploring   `EXPLORED` steps with each tensor in its smallest form (watch.py).
+planning    the same, until a thread beside the training has made the plan (solve.py).
+obeying     the plan; each step is measured. A peak above the limit tightens the next plan by the
+            excess, one far below it loosens it, a step of other tensors (drift) is explored again.
+
+Note [what a limit leaves for saved tensors]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+A plan's limit is the goal, less the bytes of a step that are no saved tensors' (``other``), less
+the excess of measured over predicted peaks so far (``bias``).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import weakref
+from collections import Counter, deque
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import torch
+
+from cswap.errors import ConfigError, GoalError
+from cswap.fit.background import Background
+from cswap.fit.goal import Asked, Goal, Phase
+from cswap.fit.problem import FitPlan, Problem
+from cswap.fit.regions import Regions, RegionTimer
+from cswap.fit.resident import Resident, meter_for
+from cswap.fit.solve import within_bytes, within_time
+from cswap.fit.watch import Watch
+from cswap.log import log
+from cswap.selectors import Selectors
+from cswap.units import show_bytes
+
+if TYPE_CHECKING:
+    from cswap.config import SwapConfig
+    from cswap.engine.engine import SwapEngine
+    from cswap.fit.watch import Step
+
+EXPLORED: Final = 3
+"""Steps that are explored: in the first, kernels are compiled and chains are tried."""
+
+SETTLING: Final = 1
+"""Steps after a change of plan whose peak does not count: half of it is of the plan before."""
+
+MARGIN: Final = 0.01
+"""Share of the bytes for saved tensors that a plan leaves free."""
+
+SLACK: Final = 0.05
+"""Share of them that may stay unused before a plan is loosened."""
+
+MOST_LOOSENED: Final = 3
+"""Plans that are made to use more of the memory; one too many ends that."""
+
+DRIFT: Final = 0.05
+"""Share of a step's raw bytes in tensors that the plan does not know, from which it is drift."""
+
+DRIFT_EVERY: Final = 8
+"""Least steps between two explorations because of drift: shapes may change in every step."""
+
+TIMED: Final = 4
+"""Steps whose median is the time of a step."""
+
+
+class _Planned(NamedTuple):
+    """Result of the planner.
+
+    Attributes:
+        plan: None: no plan holds the limit.
+        smallest: the plan of the fewest bytes.
+    """
+
+    plan: FitPlan | None
+    smallest: FitPlan
+
+
+class FitController:
+    """Holds the goal of one installed model, until `remove`."""
+
+    def __init__(self, model: torch.nn.Module, engine: SwapEngine, asked: Asked) -> None:
+        """Begin with the next step.
+
+        Args:
+            model: whose forward is a step.
+            engine: that swaps for it.
+            asked: the goal.
+
+        Raises:
+            ConfigError: the model is on several devices.
+            GoalError: the limit is below the bytes of parameters, buffers and gradients.
+        """
+        device = _device_of(model)
+        self._model, self._engine, self._asked = weakref.ref(model), engine, asked
+        self._resident = Resident(model)
+        try:
+            self._check_floor()
+        except GoalError:
+            self._resident.remove()
+            raise
+        self._meter = meter_for(device, self._resident)
+        self._regions = Regions(model, engine.counters)
+        self._watch = Watch(
+            engine.advisor.milder,
+            self._begin_step,
+            self._regions.used,
+            unified=device.type != "cuda",
+        )
+        self._timer: RegionTimer | None = None
+        self._phase: Phase = "exploring"
+        self._explored: list[Step] = []
+        self._problems: tuple[Problem, ...] = ()
+        self._planning: Background[_Planned] | None = None
+        self._plan: FitPlan | None = None
+        self._smallest: FitPlan | None = None
+        self._plans = self._since = self._loosened = 0
+        self._other = self._bias = 0.0
+        self._time_share = 1.0
+        self._plain_s: float | None = None
+        self._measured: int | None = None
+        self._steps_s: deque[float] = deque(maxlen=TIMED)
+        self._explore()
+        engine.choose_by(self._watch)
+
+    @property
+    def goal(self) -> Goal:
+        """The goal as it stands."""
+        plan, plain_s = self._plan, self._plain_s
+        slower = 1 + plan.added_s / plain_s if plan is not None and plain_s else None
+        return Goal(
+            self._asked.limit_bytes,
+            self._asked.slowdown,
+            self._phase,
+            predicted_bytes=None if plan is None else int(self._predicted(plan)),
+            measured_bytes=self._measured,
+            measured_by=self._meter.by,
+            resident_bytes=self._resident.nbytes,
+            smallest_bytes=self._smallest_goal(),
+            plain_s=plain_s,
+            predicted_slowdown=slower,
+            step_s=statistics.median(self._steps_s) if self._steps_s else None,
+            plans=self._plans,
+            actions=Counter() if plan is None else Counter(plan.actions.values()),
+            modules=() if plan is None else tuple(sorted(plan.regions)),
+        )
+
+    def remove(self) -> None:
+        """Let go of the model; the engine's advisor decides again."""
+        self._engine.choose_by(None)
+        self._engine.run_in_line(in_line=False)
+        self._regions.recompute(())
+        self._stop_timer()
+        self._resident.remove()
+
+    # -------------------------------------------------------------------- steps
+
+    def _begin_step(self) -> None:
+        model = self._model()
+        if model is None or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return
+        step = self._watch.step
+        self._regions.used.settle()
+        if step.seen and not step.n_uses and self._engine.counters.device_bytes:
+            return  # backward has yet to come: the next forward belongs to the same step
+        self._note(step)
+        if self._phase in ("exploring", "planning"):
+            self._go_on_exploring(step)
+        elif self._phase == "obeying":
+            self._look_back(step)
+        if self._phase == "given up":
+            return
+        outside = {x.untyped_storage().data_ptr() for x in (*model.parameters(), *model.buffers())}
+        if self._timer is not None:
+            self._timer.begin_step()
+        self._watch.look(outside)
+
+    def _note(self, step: Step) -> None:
+        # The memory and the time of a step that has ended.
+        saved = self._engine.counters.take_peak()
+        total = self._meter.take(saved + step.small_bytes)
+        if not step.n_uses:
+            return
+        self._since += 1
+        self._steps_s.append(step.step_s)
+        if step.explored:
+            self._other = float(max(0, total - saved))
+            self._measured = total
+        elif self._since > SETTLING:
+            self._measured = max(self._measured or 0, total)
+
+    def _go_on_exploring(self, step: Step) -> None:
+        if step.stranger:
+            self._give_up("several threads save tensors of this model")
+        elif step.n_uses and self._phase == "exploring":
+            self._explored.append(step)
+            if len(self._explored) >= EXPLORED:
+                self._pose()
+        if self._planning is not None and self._planning.done:
+            self._take_plan()
+
+    def _look_back(self, step: Step) -> None:
+        # On a step that obeyed the plan.
+        plan = self._plan
+        if step.stranger:
+            self._give_up("several threads save tensors of this model")
+        if plan is None or not step.n_uses or self._phase != "obeying":
+            return
+        if self._planning is not None:
+            if self._planning.done:
+                self._take_plan()
+            return
+        if self._since <= SETTLING:
+            return
+        if self._has_drifted(step, plan):
+            if self._since >= DRIFT_EVERY:
+                log.info("fit: the step has changed; it is explored again.")
+                self._explore()
+            return
+        if self._asked.limit_bytes is None:
+            self._keep_time()
+        else:
+            self._keep_limit(self._asked.limit_bytes, plan)
+
+    def _has_drifted(self, step: Step, plan: FitPlan) -> bool:
+        known = sum(key.nbytes for key in plan.actions)
+        missing = known - (step.raw_bytes - step.unknown_bytes)
+        limit = DRIFT * max(known, 1)
+        return step.unknown_bytes > limit or missing > limit
+
+    # -------------------------------------------------------------- corrections
+
+    def _keep_limit(self, limit_bytes: int, plan: FitPlan) -> None:
+        measured = self._measured
+        if measured is None:
+            return
+        room = max(limit_bytes - self._other, 1.0)
+        predicted = self._predicted(plan)
+        if measured > limit_bytes:
+            self._bias += measured - min(predicted, limit_bytes) + MARGIN * room / 2
+            self._loosened = MOST_LOOSENED
+            self._begin_planning()
+        elif (
+            plan.added_s > 0
+            and self._loosened < MOST_LOOSENED
+            and self._since > SETTLING + 1
+            and limit_bytes - measured > SLACK * room
+            and measured < predicted
+        ):
+            self._loosened += 1
+            self._bias += measured - predicted
+            self._begin_planning()
+
+    def _keep_time(self) -> None:
+        slowdown, plain_s = self._asked.slowdown, self._plain_s
+        if slowdown is None or not plain_s or (self._since - SETTLING) % TIMED:
+            return
+        if statistics.median(self._steps_s) > slowdown * plain_s and self._time_share > 0.1:
+            self._time_share *= 0.7
+            self._begin_planning()
+
+    def _predicted(self, plan: FitPlan) -> float:
+        return plan.peak_bytes + self._other + self._bias
+
+    def _smallest_goal(self) -> int | None:
+        # The limit that leaves as much as the smallest plan takes: see the second Note.
+        if self._smallest is None:
+            return None
+        return math.ceil((self._smallest.peak_bytes + self._bias) / (1 - MARGIN) + self._other)
+
+    # -------------------------------------------------------------------- plans
+
+    def _explore(self) -> None:
+        model = self._model()
+        assert model is not None  # its forward has called us
+        if self._regions.recompute(()):
+            self._engine.renumber()
+        self._engine.run_in_line(in_line=False)
+        self._phase, self._since, self._bias = "exploring", 0, 0.0
+        self._loosened, self._time_share = 0, 1.0
+        self._explored, self._planning = [], None
+        self._watch.exploring, self._watch.inputs_of = True, frozenset()
+        self._watch.forget()
+        self._stop_timer()
+        if self._engine.config.remat:
+            excluded = _not_to_recompute(model, self._engine.config)
+            self._timer = RegionTimer(model, excluded, lambda: self._watch.step.hooks_s)
+
+    def _pose(self) -> None:
+        # The problem of this step, from what was explored.
+        step = self._explored[-1]
+        saved = self._watch.saved(step)
+        if not saved:
+            return
+        regions = () if self._timer is None else self._timer.found()
+        # Beside the computation where that fits, else in line, which takes less.
+        lines = (False, True) if self._watch.unified else (False,)
+        self._problems = tuple(Problem(saved, regions, in_line=line) for line in lines)
+        self._stop_timer()
+        later = self._explored[1:] or self._explored
+        self._plain_s = min(max(s.step_s - s.hooks_s, 1e-9) for s in later)
+        self._phase = "planning"
+        self._begin_planning()
+
+    def _begin_planning(self) -> None:
+        problems, limit = self._problems, self._asked.limit_bytes
+        if not problems or self._planning is not None:
+            return
+        room = limit_s = math.inf
+        if limit is None:
+            slowdown = self._asked.slowdown or 1.0
+            limit_s = (slowdown - 1) * (self._plain_s or 0.0) * self._time_share
+        else:
+            room = (limit - self._other) * (1 - MARGIN) - self._bias
+        self._planning = Background(lambda: _made(problems, room, limit_s))
+
+    def _take_plan(self) -> None:
+        assert self._planning is not None  # it is done
+        planning, self._planning = self._planning, None
+        try:
+            found = planning.result()
+        except Exception as error:
+            self._give_up(f"no plan could be made ({error})")
+            return
+        self._plans += 1
+        self._smallest = found.smallest
+        if found.plan is None:
+            self._raise_unreachable(found.smallest)
+        assert found.plan is not None  # or that has raised
+        self._obey(found.plan)
+
+    def _obey(self, plan: FitPlan) -> None:
+        self._plan, self._phase, self._since, self._measured = plan, "obeying", 0, None
+        self._watch.exploring = False
+        self._engine.run_in_line(in_line=plan.in_line)
+        self._watch.actions, self._watch.inputs_of = plan.actions, plan.regions
+        if self._regions.recompute(plan.regions):
+            self._engine.renumber()
+        log.info("fit: %s", self.goal)
+
+    def _raise_unreachable(self, smallest: FitPlan) -> None:
+        limit = self._asked.limit_bytes
+        assert limit is not None  # without one there is always a plan
+        self._obey(smallest)
+        self._phase = "unreachable"
+        raise GoalError(
+            limit,
+            max(self._smallest_goal() or 0, limit + 1),
+            f"a step needs more than that ({show_bytes(self._other)} of it for what is no saved "
+            "tensor).",
+        )
+
+    def _give_up(self, why: str) -> None:
+        log.warning("fit: %s; cswap decides as without a goal from here on.", why)
+        self._phase = "given up"
+        self.remove()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.remove()
+            self._timer = None
+
+    def _check_floor(self) -> None:
+        limit, floor = self._asked.limit_bytes, self._resident.nbytes
+        if limit is not None and limit <= floor:
+            raise GoalError(
+                limit,
+                floor + 1,
+                f"parameters, buffers and gradients alone take {show_bytes(floor)}, so that no "
+                "saved tensor would have room.",
+            )
+
+
+def _made(problems: tuple[Problem, ...], room: float, limit_s: float) -> _Planned:
+    # The last problem takes the least memory.
+    smallest = within_time(problems[-1], math.inf)
+    if math.isinf(room):
+        return _Planned(within_time(problems[-1], limit_s), smallest)
+    plans = (within_bytes(problem, room) for problem in problems)
+    return _Planned(next((plan for plan in plans if plan is not None), None), smallest)
+
+
+def _not_to_recompute(model: torch.nn.Module, config: SwapConfig) -> set[str]:
+    # Paths of modules that are excluded, that hold one that is, or that are not included.
+    exclude, include = Selectors(config.exclude), Selectors(config.include)
+    excluded: set[str] = set()
+    included: set[str] = set()
+    for path, module in model.named_modules():
+        parent = path.rpartition(".")[0]
+        if exclude.matches(path, module) or (path and parent in excluded):
+            excluded.add(path)
+        if not include or include.matches(path, module) or (path and parent in included):
+            included.add(path)
+    found = {path for path, _ in model.named_modules() if path not in included} | excluded
+    for path in excluded:
+        names = path.split(".")
+        found |= {".".join(names[:n]) for n in range(1, len(names))}
+    return found
+
+
+def _device_of(model: torch.nn.Module) -> torch.device:
+    devices = {x.device for x in (*model.parameters(), *model.buffers())}
+    if len(devices) != 1:
+        names = ", ".join(sorted(map(str, devices))) or "none"
+        raise ConfigError(
+            f"fit: the model's parameters must be on one device, and are on {names}. Use budget=."
+        )
+    return next(iter(devices))

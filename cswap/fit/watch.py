@@ -1,0 +1,292 @@
+"""What a goal sees of a step, and what it tells the engine: the chooser.
+
+Note [everything is swapped]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+While a step is explored, each tensor is held in the way that takes the fewest bytes. So a goal that
+can be reached is nearly held from the first step on, and every way is measured where it is used.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from cswap.advisor.live_costs import KEEP, REMAT
+from cswap.advisor.rates import HOOKS_S
+from cswap.codecs.registry import get_codec
+from cswap.engine.order.chooser import Choice
+from cswap.engine.saved.packed import Kept
+from cswap.engine.transfer.handle import State
+from cswap.fit.problem import Key, Saved, Way
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from cswap.advisor.cost import Candidate
+    from cswap.advisor.lossy_fallback import Milder
+    from cswap.engine.saved.packed import PackedView
+    from cswap.engine.transfer.handle import Handle
+    from cswap.fit.regions import UsedBytes
+
+LEAST_RATIO: Final = 1.02
+"""A codec that takes off less is no way to hold a tensor, where host memory is device memory."""
+
+WEIGHT: Final = 0.5
+"""Weight of the newest measurement."""
+
+
+@dataclass(slots=True)
+class WayNotes:
+    """Measured outcome of one way at one call site; see `cswap.engine.order.chooser.Notes`.
+
+    Attributes:
+        nbytes: of the last encoding.
+        device_s: seconds of encode and decode, a moving average; 0.0: not measured.
+        learns: always.
+    """
+
+    codec: str
+    nbytes: int = 0
+    device_s: float = 0.0
+    learns: bool = True
+
+    def note_encoded(self, codec: str, raw_nbytes: int, nbytes: int) -> None:
+        """See `Notes`."""
+        self.nbytes = nbytes if codec == self.codec else raw_nbytes
+
+    def note_round_trip(self, codec: str, device_s: float) -> None:
+        """See `Notes`."""
+        if codec == self.codec:
+            before = self.device_s or device_s
+            self.device_s = before + WEIGHT * (device_s - before)
+
+
+@dataclass(slots=True)
+class _Seen:
+    key: Key
+    born: int
+    first_use: int = 0
+    last_use: int = 0
+
+
+@dataclass(slots=True)
+class Step:
+    """What was seen of a step, from one forward to the next.
+
+    Attributes:
+        explored: whether each tensor was held in its smallest way.
+        seen: the tensors that were decided about, by step and position of the engine.
+        n_moments: how many saves and uses there were.
+        n_uses: how many uses.
+        small_bytes: of tensors that are left alone (too small, for the most part).
+        unknown_bytes: raw bytes of tensors that the plan does not know.
+        hooks_s: seconds of this thread in the engine.
+        began_s: when its forward began.
+        ended_s: when its last tensor was used.
+        stranger: another thread saved tensors, too.
+    """
+
+    explored: bool
+    seen: dict[tuple[int, int], _Seen] = field(default_factory=dict)
+    n_moments: int = 0
+    n_uses: int = 0
+    small_bytes: int = 0
+    unknown_bytes: int = 0
+    hooks_s: float = 0.0
+    began_s: float = field(default_factory=time.perf_counter)
+    ended_s: float = 0.0
+    stranger: bool = False
+
+    @property
+    def raw_bytes(self) -> int:
+        """Raw bytes of the tensors that were decided about."""
+        return sum(one.key.nbytes for one in self.seen.values())
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of forward and backward."""
+        return max(0.0, self.ended_s - self.began_s)
+
+
+class Watch:
+    """Tells an engine how to hold each tensor, and sees what comes of it.
+
+    Attributes:
+        step: the one that runs.
+        exploring: whether each tensor is held in its smallest way.
+        actions: else, how to hold each tensor; others are held in their smallest way.
+        inputs_of: paths of the modules that are recomputed: they save their inputs.
+        unified: whether host memory is device memory.
+    """
+
+    def __init__(
+        self, milder: Milder, on_step: Callable[[], None], used: UsedBytes, *, unified: bool
+    ) -> None:
+        """Watch from the next step on.
+
+        Args:
+            milder: knows the lossy codecs that the guard has forbidden.
+            on_step: called where a forward begins.
+            used: counts what autograd uses.
+            unified: see above.
+        """
+        self.begin_step, self._used = on_step, used
+        self._milder = milder
+        self.unified = unified
+        self.exploring = True
+        self.actions: Mapping[Key, str] = {}
+        self.inputs_of: frozenset[str] = frozenset()
+        self.step = Step(explored=True)
+        self._thread = threading.get_ident()
+        self._count: Counter[tuple[str, int]] = Counter()
+        self._ways: dict[Key, dict[str, Way]] = {}
+        self._notes: dict[tuple[Key, str], WayNotes] = {}
+        self._outside: set[int] = set()
+        self._decided: Handle | None = None
+
+    def look(self, outside: set[int]) -> None:
+        """Look at a new step, in this thread.
+
+        Args:
+            outside: addresses of what is no saved tensor: parameters and buffers.
+        """
+        self.step = Step(explored=self.exploring)
+        self._thread = threading.get_ident()
+        self._count.clear()
+        self._outside = outside
+
+    def forget(self) -> None:
+        """Ask anew for the ways to hold each tensor."""
+        self._ways.clear()
+        self._notes.clear()
+
+    def saved(self, step: Step) -> list[Saved]:
+        """The tensors of an explored step that backward used, with their ways as measured."""
+        return [
+            Saved(one.key, self._measured(one.key), one.born, one.first_use, one.last_use)
+            for one in step.seen.values()
+            if one.last_use
+        ]
+
+    # ------------------------------------------------------------ by the engine
+
+    def choose(
+        self, handle: Handle, again_s: float | None, candidates: Callable[[], tuple[Candidate, ...]]
+    ) -> Choice | None:
+        """See `Chooser`."""
+        if threading.get_ident() != self._thread or handle.site is None:
+            self.step.stranger = True
+            return None
+        self._decided = handle
+        scope, nbytes = handle.site.scope, handle.raw_nbytes
+        key = Key(scope, nbytes, self._count[scope, nbytes])
+        self._count[scope, nbytes] += 1
+        step = self.step
+        step.seen[handle.step, handle.position] = _Seen(key, step.n_moments)
+        step.n_moments += 1
+        action = None if self.exploring else self._planned(key, handle, again_s)
+        if action is None:
+            if key not in self._ways:
+                self._ways[key] = self._ways_of(nbytes, again_s, candidates())
+            action = min(self._measured(key), key=lambda w: (w.held_bytes, w.added_s)).action
+        if action in (KEEP, REMAT):
+            return Choice(action)
+        notes = self._notes.setdefault((key, action), WayNotes(action))
+        return Choice(action, notes)
+
+    def packed(self, tensor: torch.Tensor, packed: Kept | PackedView, took_s: float) -> None:
+        """See `Chooser`."""
+        step = self.step
+        if threading.get_ident() != self._thread:
+            return
+        step.hooks_s += took_s
+        if isinstance(packed, Kept):
+            if type(tensor) is torch.Tensor and tensor.layout is torch.strided:
+                step.small_bytes += self._bytes_once(tensor)
+            return
+        handle = packed.token.handle
+        if handle is not self._decided and handle.views == 1 and handle.state is State.KEPT:
+            # Decided by the engine itself, as a leaf that is saved again.
+            step.seen.setdefault(
+                (handle.step, handle.position), _Seen(_own_key(handle), step.n_moments)
+            )
+            self._ways.setdefault(_own_key(handle), {KEEP: Way(KEEP, handle.raw_nbytes, 0.0)})
+            step.n_moments += 1
+
+    def unpacked(self, packed: PackedView, tensor: torch.Tensor, took_s: float) -> None:
+        """See `Chooser`."""
+        step, handle = self.step, packed.token.handle
+        if threading.get_ident() != self._thread and not handle.meta.device.startswith("cuda"):
+            step.stranger = True
+        if self.unified and handle.state is State.STORED:  # autograd's from here on
+            self._used.add(tensor.untyped_storage())
+        step.hooks_s += took_s
+        step.ended_s = time.perf_counter()
+        step.n_uses += 1
+        one = step.seen.get((handle.step, handle.position))
+        if one is not None:
+            one.first_use = one.first_use or step.n_moments
+            one.last_use = step.n_moments
+        step.n_moments += 1
+
+    # ---------------------------------------------------------------- decisions
+
+    def _planned(self, key: Key, handle: Handle, again_s: float | None) -> str | None:
+        # None: the smallest way.
+        action = self.actions.get(key)
+        if action is None and key.scope in self.inputs_of:
+            return KEEP if again_s is None else REMAT
+        if action is None or (action == REMAT and again_s is None) or self._forbids(action, handle):
+            self.step.unknown_bytes += key.nbytes
+            return None
+        return action
+
+    def _forbids(self, action: str, handle: Handle) -> bool:
+        # Whether the guard has.
+        if action in (KEEP, REMAT) or get_codec(action).lossless or handle.site is None:
+            return False
+        return not self._milder.allows(handle.site.kind, action)
+
+    def _ways_of(
+        self, nbytes: int, again_s: float | None, candidates: tuple[Candidate, ...]
+    ) -> dict[str, Way]:
+        found = {KEEP: Way(KEEP, nbytes, 0.0)}
+        if again_s is not None:
+            found[REMAT] = Way(REMAT, 0, again_s + HOOKS_S)
+        for one in candidates:
+            if one.codec == KEEP:
+                continue
+            if not self.unified:
+                found[one.codec] = Way(one.codec, 0, one.cost_s)
+            elif one.ratio >= LEAST_RATIO:  # raw bytes that move there gain nothing
+                found[one.codec] = Way(one.codec, int(one.nbytes), one.device_s)
+        return found
+
+    def _measured(self, key: Key) -> tuple[Way, ...]:
+        return tuple(self._corrected(key, way) for way in self._ways[key].values())
+
+    def _corrected(self, key: Key, way: Way) -> Way:
+        notes = self._notes.get((key, way.action))
+        if notes is None or not notes.nbytes:
+            return way
+        held_bytes = notes.nbytes if self.unified else way.held_bytes
+        measured = self.unified and notes.device_s > 0
+        return Way(way.action, held_bytes, notes.device_s + HOOKS_S if measured else way.added_s)
+
+    def _bytes_once(self, tensor: torch.Tensor) -> int:
+        storage = tensor.untyped_storage()
+        address = storage.data_ptr()
+        if address in self._outside:
+            return 0
+        self._outside.add(address)
+        return storage.nbytes()
+
+
+def _own_key(handle: Handle) -> Key:
+    scope = "" if handle.site is None else handle.site.scope
+    return Key(scope, handle.raw_nbytes, -1 - handle.position)
