@@ -46,7 +46,7 @@ EXPLORED: Final = 3
 SETTLING: Final = 1
 """Steps after a change of plan whose peak does not count: half of it is of the plan before."""
 
-MARGIN: Final = 0.01
+MARGIN: Final = 0.02
 """Share of the bytes for saved tensors that a plan leaves free."""
 
 SLACK: Final = 0.05

@@ -31,7 +31,7 @@ AHEAD: Final = 2
 """Moments before its first use at which a tensor may have been decoded already."""
 
 DWELL: Final = 1
-"""Moments after its last use for which it is still there."""
+"""Moments after its last use for which it is still there, where that was not seen."""
 
 MOST_MOMENTS: Final = 96
 """Moments that a solver sees; of longer steps, each stands for several, with the most of them."""
@@ -75,14 +75,14 @@ class Saved:
         ways: to hold it; "keep" is one of them.
         born: moment of its save.
         first_use: moment of its first use in backward.
-        last_use: moment of its last.
+        last: moment of its last use, or the last at which the operator still holds it.
     """
 
     key: Key
     ways: tuple[Way, ...]
     born: int
     first_use: int
-    last_use: int
+    last: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class Problem:
         """
         self.saved, self.in_line = tuple(saved), in_line
         self._lag, self._ahead = (0, 0) if in_line else (LAG, AHEAD)
-        self.n_moments = 1 + DWELL + max(s.last_use for s in self.saved)
+        self.n_moments = 1 + max(s.last for s in self.saved)
         members = {r: tuple(i for i, s in enumerate(self.saved) if r.has(s.key)) for r in regions}
         self.regions = tuple(r for r in regions if members[r])
         self.members = tuple(members[r] for r in self.regions)
@@ -153,13 +153,13 @@ class Problem:
     def bytes_of(self, index: int, way: Way) -> NDArray[np.float64]:
         """Bytes at each moment of one tensor, held that way."""
         one, found = self.saved[index], np.zeros(self.n_moments)
-        end = one.last_use + DWELL + 1
+        end = one.last + 1
         found[one.born : end] = way.held_bytes
         if way.action != KEEP:
             lag, ahead = (0, 0) if way.action == REMAT else (self._lag, self._ahead)
             before = max(one.born + lag + 1, one.first_use - ahead)
             encoded = way.held_bytes if way.action != REMAT else 0
-            found[one.born : min(one.born + lag, one.last_use) + 1] = one.key.nbytes
+            found[one.born : min(one.born + lag, one.last) + 1] = one.key.nbytes
             found[before:end] = one.key.nbytes + encoded
         return found
 
@@ -167,11 +167,11 @@ class Problem:
         """Bytes at each moment of a region that is recomputed."""
         inside = [self.saved[i] for i in self.members[index]]
         found = np.zeros(self.n_moments)
-        born, last = min(s.born for s in inside), max(s.last_use for s in inside)
-        found[born : last + DWELL + 1] = self.regions[index].input_bytes
+        born, last = min(s.born for s in inside), max(s.last for s in inside)
+        found[born : last + 1] = self.regions[index].input_bytes
         again = min(s.first_use for s in inside)
         for one in inside:
-            found[again : one.last_use + DWELL + 1] += one.key.nbytes
+            found[again : one.last + 1] += one.key.nbytes
         return found
 
     def plan(self, ways: Mapping[int, Way], regions: Collection[int]) -> FitPlan:

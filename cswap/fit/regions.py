@@ -5,7 +5,7 @@ Note [a second forward]
 torch's checkpointing runs a module's forward again in backward, with the random state and the
 autocast state of the first time. So the gradients keep their bits, as long as the forward does
 nothing else than to compute. Batch norms that keep running statistics would count a batch twice:
-they keep none in the second forward, which changes no output. A module with any other buffer that
+in the second forward they have copies of these, which changes no output. A module with any other buffer that
 its forward writes is never recomputed.
 """
 
@@ -144,28 +144,35 @@ class UsedBytes:
 
     A storage may go while somebody holds the counters' lock, within a collection of garbage. So
     its bytes are only written down then.
+
+    Attributes:
+        on_gone: told the name of each storage that is gone.
     """
 
     def __init__(self, counters: Counters) -> None:
         """Args: counters: of the engine."""
+        self.on_gone: Callable[[int], object] = lambda _: None
         self._counters = counters
         self._gone: deque[tuple[int, int]] = deque()
         self._known: set[int] = set()
 
-    def add(self, storage: torch.UntypedStorage) -> None:
-        """Count a storage for as long as it lives; a second time does nothing."""
+    def add(self, storage: torch.UntypedStorage) -> int:
+        """Count a storage for as long as it lives, a second time not; its name until then."""
         self.settle()
-        name, nbytes = storage._cdata, storage.nbytes()  # noqa: SLF001 - addresses come again
+        name: int = storage._cdata  # noqa: SLF001 - data_ptr is 0 for every empty storage
+        nbytes = storage.nbytes()
         if name not in self._known:
             self._known.add(name)
             self._counters.hold(device=nbytes)
             weakref.finalize(storage, self._gone.append, (name, nbytes)).atexit = False
+        return name
 
     def settle(self) -> None:
         """Take off those that are gone."""
         while self._gone:
             name, nbytes = self._gone.popleft()
             self._known.discard(name)
+            self.on_gone(name)
             self._counters.hold(device=-nbytes)
 
 
@@ -217,27 +224,24 @@ def _forward(
         if calls == 1:
             return plain(*args, **kwargs)
         outside = (*module.parameters(), *module.buffers(), *args)
-        with _without_statistics(module), _counted(used, outside):
+        with _copied_statistics(module), _counted(used, outside):
             return plain(*args, **kwargs)
 
     return checkpoint(run, *args, use_reentrant=False)
 
 
 @contextmanager
-def _without_statistics(module: torch.nn.Module) -> Iterator[None]:
+def _copied_statistics(module: torch.nn.Module) -> Iterator[None]:
     # See Note [a second forward].
-    norms = [
-        m
-        for m in module.modules()
-        if isinstance(m, _NORMS) and m.training and m.track_running_stats
-    ]
+    own = [(m, dict(m._buffers)) for m in module.modules() if isinstance(m, _NORMS) and m.training]  # noqa: SLF001
     try:
-        for norm in norms:
-            norm.track_running_stats = False
+        for norm, buffers in own:
+            for name, buffer in buffers.items():
+                norm._buffers[name] = None if buffer is None else buffer.clone()  # noqa: SLF001
         yield
     finally:
-        for norm in norms:
-            norm.track_running_stats = True
+        for norm, buffers in own:
+            norm._buffers.update(buffers)  # noqa: SLF001
 
 
 @contextmanager

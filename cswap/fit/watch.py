@@ -22,7 +22,7 @@ from cswap.codecs.registry import get_codec
 from cswap.engine.order.chooser import Choice
 from cswap.engine.saved.packed import Kept
 from cswap.engine.transfer.handle import State
-from cswap.fit.problem import Key, Saved, Way
+from cswap.fit.problem import DWELL, Key, Saved, Way
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -72,6 +72,7 @@ class _Seen:
     born: int
     first_use: int = 0
     last_use: int = 0
+    gone: int = 0
 
 
 @dataclass(slots=True)
@@ -136,6 +137,8 @@ class Watch:
             unified: see above.
         """
         self.begin_step, self._used = on_step, used
+        used.on_gone = self._note_gone
+        self._using: dict[int, _Seen] = {}
         self._milder = milder
         self.unified = unified
         self.exploring = True
@@ -168,7 +171,13 @@ class Watch:
     def saved(self, step: Step) -> list[Saved]:
         """The tensors of an explored step that backward used, with their ways as measured."""
         return [
-            Saved(one.key, self._measured(one.key), one.born, one.first_use, one.last_use)
+            Saved(
+                one.key,
+                self._measured(one.key),
+                one.born,
+                one.first_use,
+                one.gone - 1 if one.gone > one.last_use else one.last_use + DWELL,
+            )
             for one in step.seen.values()
             if one.last_use
         ]
@@ -221,10 +230,9 @@ class Watch:
     def unpacked(self, packed: PackedView, tensor: torch.Tensor, took_s: float) -> None:
         """See `Chooser`."""
         step, handle = self.step, packed.token.handle
+        self._used.settle()
         if threading.get_ident() != self._thread and not handle.meta.device.startswith("cuda"):
             step.stranger = True
-        if self.unified and handle.state is State.STORED:  # autograd's from here on
-            self._used.add(tensor.untyped_storage())
         step.hooks_s += took_s
         step.ended_s = time.perf_counter()
         step.n_uses += 1
@@ -232,7 +240,16 @@ class Watch:
         if one is not None:
             one.first_use = one.first_use or step.n_moments
             one.last_use = step.n_moments
+        if self.unified and handle.state is State.STORED:  # autograd's from here on
+            name = self._used.add(tensor.untyped_storage())
+            if one is not None:
+                self._using[name] = one
         step.n_moments += 1
+
+    def _note_gone(self, name: int) -> None:
+        one = self._using.pop(name, None)
+        if one is not None:
+            one.gone = self.step.n_moments
 
     # ---------------------------------------------------------------- decisions
 
