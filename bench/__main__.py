@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "demo": "bench.demo.command",
     "swap": "bench.swap.command",
+    "fit": "bench.fit.command",
     "codecs": "bench.codecs.command",
     "overhead": "bench.overhead.command",
     "plans": "bench.plans.command",
@@ -42,7 +43,7 @@ COMMANDS = {
 
 GO_ON = "the same command goes on from here. With --again it begins anew"
 AFTER_CTRL_C = {
-    **dict.fromkeys(("swap", "codecs", "plans", "sparsity", "papers", "schedule"), GO_ON),
+    **dict.fromkeys(("swap", "fit", "codecs", "plans", "sparsity", "papers", "schedule"), GO_ON),
     "gpu": "what was measured is written",
 }
 """What becomes of an interrupted command; of others nothing is kept. (demo, accuracy say it.)"""

@@ -321,6 +321,7 @@ class Packer:
         Modules begin or end to be recomputed.
         """
         self._saved_again.clear()
+        self.book.forget()
 
     def _choose(self, handle: Handle, x: torch.Tensor, *, may_keep: bool) -> Codec | None:
         assert handle.site is not None  # set where the handle is made

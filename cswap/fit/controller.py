@@ -106,6 +106,7 @@ class FitController:
             engine.advisor.milder,
             self._begin_step,
             self._regions.used,
+            engine.scopes,
             unified=device.type != "cuda",
         )
         self._timer: RegionTimer | None = None
@@ -142,7 +143,7 @@ class FitController:
             predicted_slowdown=slower,
             step_s=statistics.median(self._steps_s) if self._steps_s else None,
             plans=self._plans,
-            actions=Counter() if plan is None else Counter(plan.actions.values()),
+            actions=Counter() if plan is None else plan.counts,
             modules=() if plan is None else tuple(sorted(plan.regions)),
         )
 
@@ -224,9 +225,8 @@ class FitController:
             self._keep_limit(self._asked.limit_bytes, plan)
 
     def _has_drifted(self, step: Step, plan: FitPlan) -> bool:
-        known = sum(key.nbytes for key in plan.actions)
-        missing = known - (step.raw_bytes - step.unknown_bytes)
-        limit = DRIFT * max(known, 1)
+        missing = plan.raw_bytes - (step.raw_bytes - step.unknown_bytes)
+        limit = DRIFT * max(plan.raw_bytes, 1)
         return step.unknown_bytes > limit or missing > limit
 
     # -------------------------------------------------------------- corrections
@@ -285,7 +285,7 @@ class FitController:
         self._stop_timer()
         if self._engine.config.remat:
             excluded = _not_to_recompute(model, self._engine.config)
-            self._timer = RegionTimer(model, excluded, lambda: self._watch.step.hooks_s)
+            self._timer = RegionTimer(model, excluded, self._watch)
 
     def _pose(self) -> None:
         # The problem of this step, from what was explored.

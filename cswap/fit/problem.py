@@ -12,6 +12,7 @@ takes its input's bytes, and from its first use in backward on the raw bytes of 
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -38,12 +39,12 @@ MOST_MOMENTS: Final = 96
 
 
 class Key(NamedTuple):
-    """A saved tensor's name: it is the same in steps that recompute other modules.
+    """Name of a tensor's save: it is the same in steps that recompute other modules.
 
     Attributes:
         scope: path of the module that saves it.
         nbytes: its raw bytes.
-        nth: among those of this size that the module saves in a step.
+        nth: among the saves of this size in that module, in a step.
     """
 
     scope: str
@@ -71,18 +72,23 @@ class Saved:
     """One saved tensor of a step.
 
     Attributes:
-        key: its name.
+        names: of its saves, in their order: several modules may save the same memory.
         ways: to hold it; "keep" is one of them.
         born: moment of its save.
         first_use: moment of its first use in backward.
         last: moment of its last use, or the last at which the operator still holds it.
     """
 
-    key: Key
+    names: tuple[Key, ...]
     ways: tuple[Way, ...]
     born: int
     first_use: int
     last: int
+
+    @property
+    def nbytes(self) -> int:
+        """Its raw bytes."""
+        return self.names[0].nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +98,21 @@ class Region:
     Attributes:
         path: of the module.
         added_s: seconds that its second forward takes.
-        input_bytes: of its inputs, which are held instead.
+        input_bytes: of its inputs that are held instead, and that nobody else saves.
     """
 
     path: str
     added_s: float
     input_bytes: int
 
-    def has(self, key: Key) -> bool:
-        """Whether a tensor is saved in it."""
-        return key.scope == self.path or key.scope.startswith(self.path + ".")
+    def has(self, saved: Saved) -> bool:
+        """Whether a tensor is saved in it and nowhere else."""
+        return all(is_within(name.scope, self.path) for name in saved.names)
+
+
+def is_within(scope: str, path: str) -> bool:
+    """Whether a module is the one of this path, or lies in it."""
+    return scope == path or scope.startswith(path + ".")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +120,13 @@ class FitPlan:
     """A decision for each tensor of a step.
 
     Attributes:
-        actions: by tensor; those of recomputed modules are left out.
+        actions: by save; those of recomputed modules are left out.
         regions: paths of the modules that are recomputed.
         peak_bytes: predicted most bytes of saved tensors at a moment.
         added_s: predicted seconds that it adds to a step.
         in_line: whether encodes run where a tensor is saved, and nothing is decoded ahead.
+        raw_bytes: of the tensors that it decides about.
+        counts: of these tensors by action.
     """
 
     actions: Mapping[Key, str]
@@ -121,6 +134,8 @@ class FitPlan:
     peak_bytes: int
     added_s: float
     in_line: bool
+    raw_bytes: int
+    counts: Counter[str]
 
 
 class Problem:
@@ -146,7 +161,7 @@ class Problem:
         self.saved, self.in_line = tuple(saved), in_line
         self._lag, self._ahead = (0, 0) if in_line else (LAG, AHEAD)
         self.n_moments = 1 + max(s.last for s in self.saved)
-        members = {r: tuple(i for i, s in enumerate(self.saved) if r.has(s.key)) for r in regions}
+        members = {r: tuple(i for i, s in enumerate(self.saved) if r.has(s)) for r in regions}
         self.regions = tuple(r for r in regions if members[r])
         self.members = tuple(members[r] for r in self.regions)
 
@@ -159,8 +174,8 @@ class Problem:
             lag, ahead = (0, 0) if way.action == REMAT else (self._lag, self._ahead)
             before = max(one.born + lag + 1, one.first_use - ahead)
             encoded = way.held_bytes if way.action != REMAT else 0
-            found[one.born : min(one.born + lag, one.last) + 1] = one.key.nbytes
-            found[before:end] = one.key.nbytes + encoded
+            found[one.born : min(one.born + lag, one.last) + 1] = one.nbytes
+            found[before:end] = one.nbytes + encoded
         return found
 
     def bytes_of_region(self, index: int) -> NDArray[np.float64]:
@@ -171,7 +186,7 @@ class Problem:
         found[born : last + 1] = self.regions[index].input_bytes
         again = min(s.first_use for s in inside)
         for one in inside:
-            found[again : one.last + 1] += one.key.nbytes
+            found[again : one.last + 1] += one.nbytes
         return found
 
     def plan(self, ways: Mapping[int, Way], regions: Collection[int]) -> FitPlan:
@@ -182,17 +197,20 @@ class Problem:
             regions: indices; their tensors are not among ``ways``.
         """
         total = np.zeros(self.n_moments)
+        raw_bytes = sum(self.saved[i].nbytes for i in ways)
         for index, way in ways.items():
             total += self.bytes_of(index, way)
         for index in regions:
             total += self.bytes_of_region(index)
         added_s = sum(w.added_s for w in ways.values())
         return FitPlan(
-            {self.saved[i].key: way.action for i, way in ways.items()},
+            {name: way.action for i, way in ways.items() for name in self.saved[i].names},
             frozenset(self.regions[i].path for i in regions),
             int(total.max()),
             added_s + sum(self.regions[i].added_s for i in regions),
             self.in_line,
+            raw_bytes,
+            Counter(way.action for way in ways.values()),
         )
 
 

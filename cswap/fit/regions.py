@@ -5,8 +5,8 @@ Note [a second forward]
 torch's checkpointing runs a module's forward again in backward, with the random state and the
 autocast state of the first time. So the gradients keep their bits, as long as the forward does
 nothing else than to compute. Batch norms that keep running statistics would count a batch twice:
-in the second forward they have copies of these, which changes no output. A module with any other buffer that
-its forward writes is never recomputed.
+in the second forward they have copies of these, which changes no output. A module with any other
+buffer that its forward writes is never recomputed.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import BatchNorm1d, BatchNorm2d, BatchNorm3d
 from torch.utils.checkpoint import checkpoint
 
-from cswap.fit.problem import Region
+from cswap.fit.problem import Region, is_within
 from cswap.module_patch import ModulePatch, mark
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
+    from cswap.fit.watch import SeenTensor, Watch
     from cswap.stats.counters import Counters
 
 _NORMS: Final = (BatchNorm1d, BatchNorm2d, BatchNorm3d)
@@ -41,18 +42,17 @@ MOST_REGIONS: Final = 256
 
 
 class RegionTimer:
-    """Measures the forwards of the modules that may be recomputed, until `remove`.
+    """Measures the forwards of the modules that may be recomputed, until `remove`."""
 
-    Attributes:
-        outside_s: says how many seconds this thread has spent in the engine so far; these are no
-            part of a forward.
-    """
+    def __init__(self, model: torch.nn.Module, excluded: Collection[str], watch: Watch) -> None:
+        """Begin with the next forward.
 
-    def __init__(
-        self, model: torch.nn.Module, excluded: Collection[str], outside_s: Callable[[], float]
-    ) -> None:
-        """Args: model: its submodules; excluded: paths of others; outside_s: see above."""
-        self.outside_s = outside_s
+        Args:
+            model: its submodules.
+            excluded: paths of those that may not.
+            watch: knows the tensors of the step, and the time in the engine: no forward's.
+        """
+        self._watch = watch
         self._model = model
         self._versions = {n: b._version for n, b in model.named_buffers()}  # noqa: SLF001
         self._calls: dict[str, _Calls] = {}
@@ -79,7 +79,7 @@ class RegionTimer:
             if self._versions.get(name) != buffer._version  # noqa: SLF001
         }
         found = [
-            Region(path, calls.shortest_s + CHECKPOINT_S, calls.input_bytes)
+            Region(path, calls.shortest_s + CHECKPOINT_S, calls.bytes_besides(path))
             for path, calls in self._calls.items()
             if calls.most_in_step == 1 and not self._writes(path, written)
         ]
@@ -105,23 +105,36 @@ class RegionTimer:
         if torch.is_grad_enabled():
             calls.in_step += 1
             calls.most_in_step = max(calls.most_in_step, calls.in_step)
-            calls.input_bytes = sum(x.nbytes for x in args if isinstance(x, torch.Tensor))
-            calls.began_s = _now(args) - self.outside_s()
+            calls.began_s = _now(args) - self._watch.step.hooks_s
 
     def _leave(
         self, calls: _Calls, _module: torch.nn.Module, args: tuple[Any, ...], _out: Any
     ) -> None:
         if torch.is_grad_enabled():
-            took_s = _now(args) - self.outside_s() - calls.began_s
+            took_s = _now(args) - self._watch.step.hooks_s - calls.began_s
             calls.shortest_s = min(calls.shortest_s, took_s)
+            calls.inputs = [
+                (x.nbytes, self._watch.saved_at(x.untyped_storage().data_ptr()))
+                for x in args
+                if type(x) is torch.Tensor
+            ]
 
 
 class _Calls:
     """The calls of one module."""
 
     def __init__(self) -> None:
-        self.in_step = self.most_in_step = self.input_bytes = 0
+        self.in_step = self.most_in_step = 0
         self.began_s, self.shortest_s = 0.0, float("inf")
+        self.inputs: list[tuple[int, SeenTensor | None]] = []
+
+    def bytes_besides(self, path: str) -> int:
+        """Bytes of the last call's inputs that no module outside of this path saves."""
+        return sum(
+            nbytes
+            for nbytes, seen in self.inputs
+            if seen is None or all(is_within(name.scope, path) for name in seen.names)
+        )
 
 
 def _now(args: tuple[Any, ...]) -> float:

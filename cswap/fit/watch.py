@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from cswap.advisor.cost import Candidate
     from cswap.advisor.lossy_fallback import Milder
+    from cswap.engine.saved.module_stack import ScopeStack
     from cswap.engine.saved.packed import PackedView
     from cswap.engine.transfer.handle import Handle
     from cswap.fit.regions import UsedBytes
@@ -67,8 +68,18 @@ class WayNotes:
 
 
 @dataclass(slots=True)
-class _Seen:
-    key: Key
+class SeenTensor:
+    """A saved tensor in the step that runs; moments as of `cswap.fit.problem.Saved`.
+
+    Attributes:
+        names: of its saves.
+        born: moment of the first.
+        first_use: moment; 0: not yet.
+        last_use: likewise.
+        gone: moment at which autograd had let go of it; 0: not seen.
+    """
+
+    names: list[Key]
     born: int
     first_use: int = 0
     last_use: int = 0
@@ -93,7 +104,7 @@ class Step:
     """
 
     explored: bool
-    seen: dict[tuple[int, int], _Seen] = field(default_factory=dict)
+    seen: dict[tuple[int, int], SeenTensor] = field(default_factory=dict)
     n_moments: int = 0
     n_uses: int = 0
     small_bytes: int = 0
@@ -106,7 +117,7 @@ class Step:
     @property
     def raw_bytes(self) -> int:
         """Raw bytes of the tensors that were decided about."""
-        return sum(one.key.nbytes for one in self.seen.values())
+        return sum(one.names[0].nbytes for one in self.seen.values())
 
     @property
     def step_s(self) -> float:
@@ -126,7 +137,13 @@ class Watch:
     """
 
     def __init__(
-        self, milder: Milder, on_step: Callable[[], None], used: UsedBytes, *, unified: bool
+        self,
+        milder: Milder,
+        on_step: Callable[[], None],
+        used: UsedBytes,
+        scopes: ScopeStack,
+        *,
+        unified: bool,
     ) -> None:
         """Watch from the next step on.
 
@@ -134,11 +151,13 @@ class Watch:
             milder: knows the lossy codecs that the guard has forbidden.
             on_step: called where a forward begins.
             used: counts what autograd uses.
+            scopes: says which module runs.
             unified: see above.
         """
-        self.begin_step, self._used = on_step, used
+        self.begin_step, self._used, self._scopes = on_step, used, scopes
+        self._by_address: dict[int, SeenTensor] = {}
         used.on_gone = self._note_gone
-        self._using: dict[int, _Seen] = {}
+        self._using: dict[int, SeenTensor] = {}
         self._milder = milder
         self.unified = unified
         self.exploring = True
@@ -161,6 +180,7 @@ class Watch:
         self.step = Step(explored=self.exploring)
         self._thread = threading.get_ident()
         self._count.clear()
+        self._by_address.clear()
         self._outside = outside
 
     def forget(self) -> None:
@@ -172,8 +192,8 @@ class Watch:
         """The tensors of an explored step that backward used, with their ways as measured."""
         return [
             Saved(
-                one.key,
-                self._measured(one.key),
+                tuple(one.names),
+                self._measured(one.names[0]),
                 one.born,
                 one.first_use,
                 one.gone - 1 if one.gone > one.last_use else one.last_use + DWELL,
@@ -192,16 +212,12 @@ class Watch:
             self.step.stranger = True
             return None
         self._decided = handle
-        scope, nbytes = handle.site.scope, handle.raw_nbytes
-        key = Key(scope, nbytes, self._count[scope, nbytes])
-        self._count[scope, nbytes] += 1
-        step = self.step
-        step.seen[handle.step, handle.position] = _Seen(key, step.n_moments)
-        step.n_moments += 1
+        key = self._name(handle)
+        self._see(handle, key)
         action = None if self.exploring else self._planned(key, handle, again_s)
         if action is None:
             if key not in self._ways:
-                self._ways[key] = self._ways_of(nbytes, again_s, candidates())
+                self._ways[key] = self._ways_of(handle.raw_nbytes, again_s, candidates())
             action = min(self._measured(key), key=lambda w: (w.held_bytes, w.added_s)).action
         if action in (KEEP, REMAT):
             return Choice(action)
@@ -219,13 +235,21 @@ class Watch:
                 step.small_bytes += self._bytes_once(tensor)
             return
         handle = packed.token.handle
-        if handle is not self._decided and handle.views == 1 and handle.state is State.KEPT:
-            # Decided by the engine itself, as a leaf that is saved again.
-            step.seen.setdefault(
-                (handle.step, handle.position), _Seen(_own_key(handle), step.n_moments)
-            )
-            self._ways.setdefault(_own_key(handle), {KEEP: Way(KEEP, handle.raw_nbytes, 0.0)})
-            step.n_moments += 1
+        name = self._name(handle)
+        self._count[name.scope, name.nbytes] += 1
+        one = step.seen.get((handle.step, handle.position))
+        if one is None:
+            # The engine has decided itself: it is a leaf that is saved again, for example.
+            one = self._see(handle, name)
+            self._ways.setdefault(name, {KEEP: Way(KEEP, handle.raw_nbytes, 0.0)})
+        elif handle is not self._decided:
+            one.names.append(name)
+        self._decided = None
+        self._by_address[tensor.untyped_storage().data_ptr()] = one
+
+    def saved_at(self, address: int) -> SeenTensor | None:
+        """The tensor of this step whose storage was at this address when it was saved."""
+        return self._by_address.get(address)
 
     def unpacked(self, packed: PackedView, tensor: torch.Tensor, took_s: float) -> None:
         """See `Chooser`."""
@@ -255,9 +279,9 @@ class Watch:
 
     def _planned(self, key: Key, handle: Handle, again_s: float | None) -> str | None:
         # None: the smallest way.
-        action = self.actions.get(key)
-        if action is None and key.scope in self.inputs_of:
+        if key.scope in self.inputs_of:
             return KEEP if again_s is None else REMAT
+        action = self.actions.get(key)
         if action is None or (action == REMAT and again_s is None) or self._forbids(action, handle):
             self.step.unknown_bytes += key.nbytes
             return None
@@ -295,6 +319,17 @@ class Watch:
         measured = self.unified and notes.device_s > 0
         return Way(way.action, held_bytes, notes.device_s + HOOKS_S if measured else way.added_s)
 
+    def _name(self, handle: Handle) -> Key:
+        # Of the save that is under way.
+        scope, nbytes = self._scopes.current.path, handle.raw_nbytes
+        return Key(scope, nbytes, self._count[scope, nbytes])
+
+    def _see(self, handle: Handle, name: Key) -> SeenTensor:
+        step = self.step
+        one = step.seen[handle.step, handle.position] = SeenTensor([name], step.n_moments)
+        step.n_moments += 1
+        return one
+
     def _bytes_once(self, tensor: torch.Tensor) -> int:
         storage = tensor.untyped_storage()
         address = storage.data_ptr()
@@ -302,8 +337,3 @@ class Watch:
             return 0
         self._outside.add(address)
         return storage.nbytes()
-
-
-def _own_key(handle: Handle) -> Key:
-    scope = "" if handle.site is None else handle.site.scope
-    return Key(scope, handle.raw_nbytes, -1 - handle.position)

@@ -45,9 +45,7 @@ def test_a_goal_is_held_and_gradients_keep_their_bits(
     assert_empty(handle.engine)
 
 
-def test_modules_are_recomputed_where_that_is_needed_and_only_then(
-    make_training, sizes, install
-):
+def test_modules_are_recomputed_where_that_is_needed_and_only_then(make_training, sizes, install):
     training = make_training("blocks")
     resident, saved = sizes(training)
     easy = install(training.model, fit=int(resident + 2 * saved))
