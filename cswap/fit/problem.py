@@ -77,6 +77,8 @@ class Saved:
         born: moment of its save.
         first_use: moment of its first use in backward.
         last: moment of its last use, or the last at which the operator still holds it.
+        needs: names of the saves from which it is computed again, if it can be. In a module that is
+            recomputed these are not there.
     """
 
     names: tuple[Key, ...]
@@ -84,6 +86,7 @@ class Saved:
     born: int
     first_use: int
     last: int
+    needs: tuple[Key, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -108,6 +111,10 @@ class Region:
     def has(self, saved: Saved) -> bool:
         """Whether a tensor is saved in it and nowhere else."""
         return all(is_within(name.scope, self.path) for name in saved.names)
+
+    def prevents(self, saved: Saved) -> bool:
+        """Whether a tensor outside of it cannot be computed again while it is recomputed."""
+        return not self.has(saved) and any(is_within(n.scope, self.path) for n in saved.needs)
 
 
 def is_within(scope: str, path: str) -> bool:
@@ -145,6 +152,7 @@ class Problem:
         saved: the tensors.
         regions: that may be recomputed; one may lie in another.
         members: by region, the indices of its tensors.
+        prevented: by region, the indices of the tensors that it keeps from being computed again.
         in_line: see `FitPlan`.
     """
 
@@ -164,6 +172,9 @@ class Problem:
         members = {r: tuple(i for i, s in enumerate(self.saved) if r.has(s)) for r in regions}
         self.regions = tuple(r for r in regions if members[r])
         self.members = tuple(members[r] for r in self.regions)
+        self.prevented = tuple(
+            frozenset(i for i, s in enumerate(self.saved) if r.prevents(s)) for r in self.regions
+        )
 
     def bytes_of(self, index: int, way: Way) -> NDArray[np.float64]:
         """Bytes at each moment of one tensor, held that way."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from cswap.advisor.live_costs import KEEP
+from cswap.advisor.live_costs import KEEP, REMAT
 from cswap.fit.problem import FitPlan, Problem, Way, thinned
 
 if TYPE_CHECKING:
@@ -101,6 +101,8 @@ class _Table:
             LinearConstraint(csr_matrix(np.hstack([nbytes, peak])), -np.inf, 0.0),
             LinearConstraint(csr_matrix(np.hstack([once, np.zeros((len(once), 1))])), 1.0, 1.0),
         ]
+        if len(apart := self._apart()):
+            constraints.append(LinearConstraint(csr_matrix(apart), -np.inf, 1.0))
         if math.isfinite(limit_s):
             row = np.append(added, 0.0)[None, :]
             constraints.append(LinearConstraint(row, -np.inf, MS * limit_s))
@@ -135,6 +137,23 @@ class _Table:
             found[rows, column] = 1.0
         return found
 
+    def _apart(self) -> NDArray[np.float64]:
+        # A tensor that is computed again, and a region that prevents that: not both.
+        again = {
+            v.index: c for c, v in enumerate(self._variables) if v.way and v.way.action == REMAT
+        }
+        pairs = [
+            (again[i], column)
+            for column, variable in enumerate(self._variables)
+            if variable.way is None
+            for i in self._problem.prevented[variable.index]
+            if i in again
+        ]
+        found = np.zeros((len(pairs), len(self._variables) + 1))
+        for row, pair in enumerate(pairs):
+            found[row, list(pair)] = 1.0
+        return found
+
     def _plan(self, x: NDArray[np.float64]) -> FitPlan:
         chosen = [v for v, value in zip(self._variables, x[:-1], strict=True) if value > 0.5]
         ways = {v.index: v.way for v in chosen if v.way is not None}
@@ -163,10 +182,12 @@ class _Search:
                 (w.added_s - now.added_s, problem.bytes_of(i, w) - before, i, w)
                 for w in problem.saved[i].ways
                 if w is not now
+                if w.action != REMAT or not any(i in problem.prevented[r] for r in self.regions)
             ]
         for n, region in enumerate(problem.regions):
             inside = problem.members[n]
-            if all(i in self.ways for i in inside):
+            again = {i for i, way in self.ways.items() if way.action == REMAT}
+            if all(i in self.ways for i in inside) and not problem.prevented[n] & again:
                 change = problem.bytes_of_region(n)
                 for i in inside:
                     change = change - problem.bytes_of(i, self.ways[i])

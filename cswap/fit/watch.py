@@ -20,7 +20,7 @@ from cswap.advisor.live_costs import KEEP, REMAT
 from cswap.advisor.rates import HOOKS_S
 from cswap.codecs.registry import get_codec
 from cswap.engine.order.chooser import Choice
-from cswap.engine.saved.packed import Kept
+from cswap.engine.saved.packed import Kept, PackedView
 from cswap.engine.transfer.handle import State
 from cswap.fit.problem import DWELL, Key, Saved, Way
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from cswap.advisor.cost import Candidate
     from cswap.advisor.lossy_fallback import Milder
     from cswap.engine.saved.module_stack import ScopeStack
-    from cswap.engine.saved.packed import PackedView
     from cswap.engine.transfer.handle import Handle
     from cswap.fit.regions import UsedBytes
 
@@ -77,6 +76,7 @@ class SeenTensor:
         first_use: moment; 0: not yet.
         last_use: likewise.
         gone: moment at which autograd had let go of it; 0: not seen.
+        inputs: from which it is computed again.
     """
 
     names: list[Key]
@@ -84,6 +84,7 @@ class SeenTensor:
     first_use: int = 0
     last_use: int = 0
     gone: int = 0
+    inputs: list[SeenTensor] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -197,6 +198,7 @@ class Watch:
                 one.born,
                 one.first_use,
                 one.gone - 1 if one.gone > one.last_use else one.last_use + DWELL,
+                tuple(name for other in one.inputs for name in other.names),
             )
             for one in step.seen.values()
             if one.last_use
@@ -213,7 +215,9 @@ class Watch:
             return None
         self._decided = handle
         key = self._name(handle)
-        self._see(handle, key)
+        one = self._see(handle, key)
+        if again_s is not None and self.exploring:
+            one.inputs = self._inputs_of(handle)
         action = None if self.exploring else self._planned(key, handle, again_s)
         if action is None:
             if key not in self._ways:
@@ -329,6 +333,17 @@ class Watch:
         one = step.seen[handle.step, handle.position] = SeenTensor([name], step.n_moments)
         step.n_moments += 1
         return one
+
+    def _inputs_of(self, handle: Handle) -> list[SeenTensor]:
+        owner = handle.token()
+        remat = None if owner is None else owner.remat
+        found = []
+        for packed in () if remat is None else remat.inputs:
+            if isinstance(packed, PackedView):
+                other = packed.token.handle
+                one = self.step.seen.get((other.step, other.position))
+                found += [] if one is None else [one]
+        return found
 
     def _bytes_once(self, tensor: torch.Tensor) -> int:
         storage = tensor.untyped_storage()
