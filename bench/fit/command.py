@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import torch
 import typer
@@ -17,9 +17,6 @@ from bench.fit.measure import measure
 from bench.fit.models import MODELS
 from bench.options import Again, names, writable_file
 from cswap.report.terminal import literal
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 SHARES: Final = (0.75, 0.5, 0.35)
 ROUNDS: Final = 30
@@ -65,18 +62,16 @@ def _rows(partial: Partial, settings: dict[str, Any], console: Console) -> list[
     with Progress(*bar, TimeElapsedColumn(), console=console) as progress:
         for name in settings["models"]:
             row = progress.add_task(name, total=settings["rounds"])
-            rows += partial.part(name, _measured(name, settings, lambda: progress.advance(row)))
+
+            def measured(name: str = name, row: Any = row) -> list[dict[str, Any]]:
+                return measure(
+                    name,
+                    settings["shares"],
+                    rounds=settings["rounds"],
+                    quick=settings["quick"],
+                    on_step=lambda: progress.advance(row),
+                )
+
+            rows += partial.part(name, measured)
             progress.update(row, completed=settings["rounds"])
     return rows
-
-
-def _measured(
-    name: str, settings: dict[str, Any], on_step: Callable[[], object]
-) -> Callable[[], list[dict[str, Any]]]:
-    return lambda: measure(
-        name,
-        settings["shares"],
-        rounds=settings["rounds"],
-        quick=settings["quick"],
-        on_step=on_step,
-    )

@@ -42,6 +42,7 @@ class SwapEngine:
         advisor: chooses codecs.
         counters: what has been done so far.
         observer: notes what is saved, for the guard.
+        owned: storages of the model's parameters and buffers.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class SwapEngine:
         """
         self._state = state = EngineState(config, plan, device, unseen)
         self.config, self.scopes, self.advisor = config, state.scopes, state.advisor
-        self.counters, self.observer = state.counters, state.observer
+        self.counters, self.observer, self.owned = state.counters, state.observer, state.owned
         self._packer = Packer(state)
         self._unpacker = Unpacker(state, self.collect)
         self.pass_through = Packer.pass_through
@@ -92,10 +93,12 @@ class SwapEngine:
             RuntimeError: autograd's own, if the tensor was modified in place since it was packed.
             CorruptEncodingError: what came back is not what was stored.
         """
+        chooser = self._state.chooser
         if isinstance(packed, Kept):
+            if chooser is not None:
+                chooser.unpacked_kept()
             return packed.unpack()
         try:
-            chooser = self._state.chooser
             if chooser is None:
                 return self._unpacker.unpack(packed)
             start_s = time.perf_counter()
@@ -153,6 +156,8 @@ class SwapEngine:
         state = self._state
         state.lanes.pump()
         state.tidy()
+        if state.chooser is not None:
+            state.chooser.settle()
         found = self.counters.snapshot(state.disk.in_use_bytes if state.disk else 0)
         lost = state.lanes.lost_jobs
         if lost:

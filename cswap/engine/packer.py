@@ -81,6 +81,9 @@ class Packer:
             recipe = self._recipe(tensor, scope, operator)
         if recipe.keep is not None:
             return self._keep(tensor, recipe.keep)
+        chooser = self._state.chooser
+        if chooser is not None and chooser.keeps(tensor, scope.path):
+            return self._keep(tensor, "goal")
         packed = self._pack(tensor, recipe)
         observer = self._state.observer
         if observer.seen is not None:
@@ -175,7 +178,8 @@ class Packer:
         handle.lossy_ok, handle.views = recipe.lossy_ok, 1
         handle.section_bytes = None if decision is None else decision.section_bytes
         handle.pinned = (position, handle.raw_nbytes) in self._saved_again
-        if self._remat and decision is None:
+        chooser = self._state.chooser
+        if self._remat and decision is None and chooser is None:
             token.remat = self._recomputer.find(tensor, handle)
         self._admit(token, storage)
         packed = PackedView(token, tensor)
@@ -184,7 +188,7 @@ class Packer:
             self._counters.stay("plan", handle.raw_nbytes)
         elif self._window.open:
             self._hold_in_window(token)
-        else:
+        elif chooser is None or not self._obey(chooser, token, tensor):
             self._swap_out(token)
         if lane.step_bytes is not None:
             lane.hold_step()
@@ -267,9 +271,6 @@ class Packer:
         if handle.modified():
             self._counters.stay("modified", handle.raw_nbytes)  # unpack has to raise
             return
-        chooser = self._state.chooser
-        if chooser is not None and self._obey(chooser, token, source):
-            return
         if token.remat is not None:
             if self._recomputer.is_worth(token):
                 token.lane.executor.recompute_later(handle)
@@ -290,14 +291,20 @@ class Packer:
             self._counters.compiled(compile_s)
         token.lane.executor.swap_out(token.handle, x, codec)
 
-    def _obey(self, chooser: Chooser, token: Token, source: torch.Tensor) -> bool:
+    def _obey(self, chooser: Chooser, token: Token, tensor: torch.Tensor) -> bool:
         # Whether the chooser has decided; then that is done.
-        handle = token.handle
-        again_s = self._recomputer.seconds(token)
-        choice = chooser.choose(handle, again_s, lambda: self._candidates(handle, source))
+        handle, source = token.handle, token.source
+        if handle.state is not State.KEPT or source is None or handle.pinned or handle.modified():
+            return False
+        choice = chooser.choose(
+            tensor,
+            handle,
+            lambda: self._seconds_again(token, tensor),
+            lambda: self._candidates(handle, source),
+        )
         if choice is None:
             return False
-        if choice.action == REMAT and again_s is not None:
+        if choice.action == REMAT and token.remat is not None:
             token.lane.executor.recompute_later(handle)
             return True
         token.remat = None
@@ -309,6 +316,11 @@ class Packer:
         handle.advice = choice.notes
         self._encode(token, x, get_codec(choice.action))
         return True
+
+    def _seconds_again(self, token: Token, tensor: torch.Tensor) -> float | None:
+        if self._remat:
+            token.remat = self._recomputer.find(tensor, token.handle)
+        return self._recomputer.seconds(token)
 
     def _candidates(self, handle: Handle, source: torch.Tensor) -> tuple[Candidate, ...]:
         x = flatten(source) if handle.gathered else source

@@ -6,6 +6,8 @@ exploring   `EXPLORED` steps with each tensor in its smallest form (watch.py).
 planning    the same, until a thread beside the training has made the plan (solve.py).
 obeying     the plan; each step is measured. A peak above the limit tightens the next plan by the
             excess, one far below it loosens it, a step of other tensors (drift) is explored again.
+            Where no plan holds the limit, the smallest one is obeyed; if it does not either, an
+            error names what it takes.
 
 Note [what a limit leaves for saved tensors]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -49,11 +51,14 @@ SETTLING: Final = 1
 MARGIN: Final = 0.02
 """Share of the bytes for saved tensors that a plan leaves free."""
 
+SAFETY: Final = 0.05
+"""Share of the saved bytes by which the goal that an error names is above what was measured."""
+
 SLACK: Final = 0.05
 """Share of them that may stay unused before a plan is loosened."""
 
 MOST_LOOSENED: Final = 3
-"""Plans that are made to use more of the memory; one too many ends that."""
+"""Corrections after which plans are tightened only, so that they come to rest."""
 
 DRIFT: Final = 0.05
 """Share of a step's raw bytes in tensors that the plan does not know, from which it is drift."""
@@ -95,18 +100,13 @@ class FitController:
         device = _device_of(model)
         self._model, self._engine, self._asked = weakref.ref(model), engine, asked
         self._resident = Resident(model)
-        try:
-            self._check_floor()
-        except GoalError:
-            self._resident.remove()
-            raise
+        _check_floor(asked.limit_bytes, self._resident)
         self._meter = meter_for(device, self._resident)
         self._regions = Regions(model, engine.counters)
         self._watch = Watch(
-            engine.advisor.milder,
             self._begin_step,
             self._regions.used,
-            engine.scopes,
+            engine,
             unified=device.type != "cuda",
         )
         self._timer: RegionTimer | None = None
@@ -115,7 +115,8 @@ class FitController:
         self._problems: tuple[Problem, ...] = ()
         self._planning: Background[_Planned] | None = None
         self._plan: FitPlan | None = None
-        self._smallest: FitPlan | None = None
+        self._smallest_bytes: int | None = None
+        self._last_resort = False
         self._plans = self._since = self._loosened = 0
         self._other = self._bias = 0.0
         self._time_share = 1.0
@@ -138,7 +139,7 @@ class FitController:
             measured_bytes=self._measured,
             measured_by=self._meter.by,
             resident_bytes=self._resident.nbytes,
-            smallest_bytes=self._smallest_goal(),
+            smallest_bytes=self._smallest_bytes,
             plain_s=plain_s,
             predicted_slowdown=slower,
             step_s=statistics.median(self._steps_s) if self._steps_s else None,
@@ -163,8 +164,8 @@ class FitController:
             return
         step = self._watch.step
         self._regions.used.settle()
-        if step.seen and not step.n_uses and self._engine.counters.device_bytes:
-            return  # backward has yet to come: the next forward belongs to the same step
+        if step.waits:
+            return  # the next forward belongs to the same step
         self._note(step)
         if self._phase in ("exploring", "planning"):
             self._go_on_exploring(step)
@@ -172,10 +173,9 @@ class FitController:
             self._look_back(step)
         if self._phase == "given up":
             return
-        outside = {x.untyped_storage().data_ptr() for x in (*model.parameters(), *model.buffers())}
         if self._timer is not None:
             self._timer.begin_step()
-        self._watch.look(outside)
+        self._watch.look()
 
     def _note(self, step: Step) -> None:
         # The memory and the time of a step that has ended.
@@ -237,9 +237,12 @@ class FitController:
             return
         room = max(limit_bytes - self._other, 1.0)
         predicted = self._predicted(plan)
-        if measured > limit_bytes:
+        if self._last_resort:
+            if measured > limit_bytes:
+                self._raise_unreachable(limit_bytes, measured)
+        elif measured > limit_bytes:
             self._bias += measured - min(predicted, limit_bytes) + MARGIN * room / 2
-            self._loosened = MOST_LOOSENED
+            self._loosened += 1
             self._begin_planning()
         elif (
             plan.added_s > 0
@@ -263,19 +266,13 @@ class FitController:
     def _predicted(self, plan: FitPlan) -> float:
         return plan.peak_bytes + self._other + self._bias
 
-    def _smallest_goal(self) -> int | None:
-        # The limit that leaves as much as the smallest plan takes: see the second Note.
-        if self._smallest is None:
-            return None
-        return math.ceil((self._smallest.peak_bytes + self._bias) / (1 - MARGIN) + self._other)
-
     # -------------------------------------------------------------------- plans
 
     def _explore(self) -> None:
         model = self._model()
         assert model is not None  # its forward has called us
-        if self._regions.recompute(()):
-            self._engine.renumber()
+        self._regions.recompute(())
+        self._engine.renumber()
         self._engine.run_in_line(in_line=False)
         self._phase, self._since, self._bias = "exploring", 0, 0.0
         self._loosened, self._time_share = 0, 1.0
@@ -324,31 +321,27 @@ class FitController:
             self._give_up(f"no plan could be made ({error})")
             return
         self._plans += 1
-        self._smallest = found.smallest
-        if found.plan is None:
-            self._raise_unreachable(found.smallest)
-        assert found.plan is not None  # or that has raised
-        self._obey(found.plan)
+        self._smallest_bytes = math.ceil(found.smallest.peak_bytes / (1 - MARGIN) + self._other)
+        self._last_resort = found.plan is None
+        self._obey(found.plan or found.smallest)
 
     def _obey(self, plan: FitPlan) -> None:
         self._plan, self._phase, self._since, self._measured = plan, "obeying", 0, None
         self._watch.exploring = False
         self._engine.run_in_line(in_line=plan.in_line)
-        self._watch.actions, self._watch.inputs_of = plan.actions, plan.regions
-        if self._regions.recompute(plan.regions):
-            self._engine.renumber()
+        self._watch.decided, self._watch.inputs_of = plan.decided, plan.regions
+        self._regions.recompute(plan.regions)
+        self._engine.renumber()  # what stays has no position
         log.info("fit: %s", self.goal)
 
-    def _raise_unreachable(self, smallest: FitPlan) -> None:
-        limit = self._asked.limit_bytes
-        assert limit is not None  # without one there is always a plan
-        self._obey(smallest)
+    def _raise_unreachable(self, limit_bytes: int, measured: int) -> None:
         self._phase = "unreachable"
+        self._smallest_bytes = math.ceil(measured + SAFETY * max(measured - self._other, 0))
         raise GoalError(
-            limit,
-            max(self._smallest_goal() or 0, limit + 1),
-            f"a step needs more than that ({show_bytes(self._other)} of it for what is no saved "
-            "tensor).",
+            limit_bytes,
+            self._smallest_bytes,
+            f"a step takes {show_bytes(measured)} at least, {show_bytes(self._other)} of it for "
+            "what is no saved tensor.",
         )
 
     def _give_up(self, why: str) -> None:
@@ -361,16 +354,6 @@ class FitController:
             self._timer.remove()
             self._timer = None
 
-    def _check_floor(self) -> None:
-        limit, floor = self._asked.limit_bytes, self._resident.nbytes
-        if limit is not None and limit <= floor:
-            raise GoalError(
-                limit,
-                floor + 1,
-                f"parameters, buffers and gradients alone take {show_bytes(floor)}, so that no "
-                "saved tensor would have room.",
-            )
-
 
 def _made(problems: tuple[Problem, ...], room: float, limit_s: float) -> _Planned:
     # The last problem takes the least memory.
@@ -379,6 +362,17 @@ def _made(problems: tuple[Problem, ...], room: float, limit_s: float) -> _Planne
         return _Planned(within_time(problems[-1], limit_s), smallest)
     plans = (within_bytes(problem, room) for problem in problems)
     return _Planned(next((plan for plan in plans if plan is not None), None), smallest)
+
+
+def _check_floor(limit_bytes: int | None, resident: Resident) -> None:
+    floor = resident.nbytes
+    if limit_bytes is not None and limit_bytes <= floor:
+        resident.remove()
+        raise GoalError(
+            limit_bytes,
+            floor + 1,
+            f"parameters, buffers and gradients alone take {show_bytes(floor)}.",
+        )
 
 
 def _not_to_recompute(model: torch.nn.Module, config: SwapConfig) -> set[str]:

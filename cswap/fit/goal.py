@@ -93,7 +93,8 @@ class Goal:
         measured_by: how, in words.
         resident_bytes: of these, what is no saved tensor: parameters, buffers, gradients, optimizer
             state. Measured on a CPU, part of the allocator's peak on a GPU.
-        smallest_bytes: smallest limit that can be reached, by the last plan; None: not known yet.
+        smallest_bytes: smallest limit that can be reached, by the last plan; measured, if the phase
+            is "unreachable". None: not known yet.
         plain_s: seconds of forward and backward without cswap: measured steps less what cswap took.
         predicted_slowdown: of forward and backward, by the plan.
         step_s: seconds of forward and backward, the median of the last steps.

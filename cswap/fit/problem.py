@@ -43,7 +43,7 @@ class Key(NamedTuple):
 
     Attributes:
         scope: path of the module that saves it.
-        nbytes: its raw bytes.
+        nbytes: of the tensor, which may be a view of larger memory.
         nth: among the saves of this size in that module, in a step.
     """
 
@@ -73,6 +73,7 @@ class Saved:
 
     Attributes:
         names: of its saves, in their order: several modules may save the same memory.
+        nbytes: its raw bytes.
         ways: to hold it; "keep" is one of them.
         born: moment of its save.
         first_use: moment of its first use in backward.
@@ -82,16 +83,12 @@ class Saved:
     """
 
     names: tuple[Key, ...]
+    nbytes: int
     ways: tuple[Way, ...]
     born: int
     first_use: int
     last: int
     needs: tuple[Key, ...] = ()
-
-    @property
-    def nbytes(self) -> int:
-        """Its raw bytes."""
-        return self.names[0].nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +109,10 @@ class Region:
         """Whether a tensor is saved in it and nowhere else."""
         return all(is_within(name.scope, self.path) for name in saved.names)
 
+    def touches(self, saved: Saved) -> bool:
+        """Whether a tensor is saved in it, and maybe elsewhere, too."""
+        return any(is_within(name.scope, self.path) for name in saved.names)
+
     def prevents(self, saved: Saved) -> bool:
         """Whether a tensor outside of it cannot be computed again while it is recomputed."""
         return not self.has(saved) and any(is_within(n.scope, self.path) for n in saved.needs)
@@ -122,12 +123,26 @@ def is_within(scope: str, path: str) -> bool:
     return scope == path or scope.startswith(path + ".")
 
 
+class Decided(NamedTuple):
+    """A plan's word for one tensor.
+
+    Attributes:
+        action: "keep", "remat", or the name of a codec.
+        number: of the tensor.
+        nbytes: its raw bytes.
+    """
+
+    action: str
+    number: int
+    nbytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class FitPlan:
     """A decision for each tensor of a step.
 
     Attributes:
-        actions: by save; those of recomputed modules are left out.
+        decided: by save; those of recomputed modules are left out.
         regions: paths of the modules that are recomputed.
         peak_bytes: predicted most bytes of saved tensors at a moment.
         added_s: predicted seconds that it adds to a step.
@@ -136,7 +151,7 @@ class FitPlan:
         counts: of these tensors by action.
     """
 
-    actions: Mapping[Key, str]
+    decided: Mapping[Key, Decided]
     regions: frozenset[str]
     peak_bytes: int
     added_s: float
@@ -172,6 +187,9 @@ class Problem:
         members = {r: tuple(i for i, s in enumerate(self.saved) if r.has(s)) for r in regions}
         self.regions = tuple(r for r in regions if members[r])
         self.members = tuple(members[r] for r in self.regions)
+        self._shared = tuple(
+            tuple(s for s in self.saved if r.touches(s) and not r.has(s)) for r in self.regions
+        )
         self.prevented = tuple(
             frozenset(i for i, s in enumerate(self.saved) if r.prevents(s)) for r in self.regions
         )
@@ -198,6 +216,8 @@ class Problem:
         again = min(s.first_use for s in inside)
         for one in inside:
             found[again : one.last + 1] += one.nbytes
+        for one in self._shared[index]:  # its second forward reads them before their own use
+            found[again : one.first_use] += one.nbytes
         return found
 
     def plan(self, ways: Mapping[int, Way], regions: Collection[int]) -> FitPlan:
@@ -215,7 +235,11 @@ class Problem:
             total += self.bytes_of_region(index)
         added_s = sum(w.added_s for w in ways.values())
         return FitPlan(
-            {name: way.action for i, way in ways.items() for name in self.saved[i].names},
+            {
+                name: Decided(way.action, i, self.saved[i].nbytes)
+                for i, way in ways.items()
+                for name in self.saved[i].names
+            },
             frozenset(self.regions[i].path for i in regions),
             int(total.max()),
             added_s + sum(self.regions[i].added_s for i in regions),

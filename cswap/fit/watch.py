@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from cswap.advisor.cost import Candidate
-    from cswap.advisor.lossy_fallback import Milder
-    from cswap.engine.saved.module_stack import ScopeStack
+    from cswap.engine.engine import SwapEngine
     from cswap.engine.transfer.handle import Handle
+    from cswap.fit.problem import Decided
     from cswap.fit.regions import UsedBytes
 
 LEAST_RATIO: Final = 1.02
@@ -72,6 +73,7 @@ class SeenTensor:
 
     Attributes:
         names: of its saves.
+        nbytes: its raw bytes.
         born: moment of the first.
         first_use: moment; 0: not yet.
         last_use: likewise.
@@ -80,6 +82,7 @@ class SeenTensor:
     """
 
     names: list[Key]
+    nbytes: int
     born: int
     first_use: int = 0
     last_use: int = 0
@@ -97,11 +100,13 @@ class Step:
         n_moments: how many saves and uses there were.
         n_uses: how many uses.
         small_bytes: of tensors that are left alone (too small, for the most part).
+        kept: raw bytes of the tensors that stay by the plan, by their number there.
         unknown_bytes: raw bytes of tensors that the plan does not know.
         hooks_s: seconds of this thread in the engine.
         began_s: when its forward began.
         ended_s: when its last tensor was used.
         stranger: another thread saved tensors, too.
+        last: what autograd holds for the tensor that was saved last.
     """
 
     explored: bool
@@ -109,16 +114,23 @@ class Step:
     n_moments: int = 0
     n_uses: int = 0
     small_bytes: int = 0
+    kept: dict[int, int] = field(default_factory=dict)
     unknown_bytes: int = 0
     hooks_s: float = 0.0
     began_s: float = field(default_factory=time.perf_counter)
     ended_s: float = 0.0
     stranger: bool = False
+    last: weakref.ref[Kept | PackedView] | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether its backward has yet to come: nothing was used, and the graph is still there."""
+        return not self.n_uses and self.last is not None and self.last() is not None
 
     @property
     def raw_bytes(self) -> int:
         """Raw bytes of the tensors that were decided about."""
-        return sum(one.names[0].nbytes for one in self.seen.values())
+        return sum(self.kept.values()) + sum(one.nbytes for one in self.seen.values())
 
     @property
     def step_s(self) -> float:
@@ -132,57 +144,53 @@ class Watch:
     Attributes:
         step: the one that runs.
         exploring: whether each tensor is held in its smallest way.
-        actions: else, how to hold each tensor; others are held in their smallest way.
+        decided: else, how to hold each tensor; others are held in their smallest way.
         inputs_of: paths of the modules that are recomputed: they save their inputs.
         unified: whether host memory is device memory.
     """
 
     def __init__(
         self,
-        milder: Milder,
         on_step: Callable[[], None],
         used: UsedBytes,
-        scopes: ScopeStack,
+        engine: SwapEngine,
         *,
         unified: bool,
     ) -> None:
         """Watch from the next step on.
 
         Args:
-            milder: knows the lossy codecs that the guard has forbidden.
             on_step: called where a forward begins.
             used: counts what autograd uses.
-            scopes: says which module runs.
+            engine: asks; knows which module runs, what the model owns, and which lossy codecs the
+                guard has forbidden.
             unified: see above.
         """
-        self.begin_step, self._used, self._scopes = on_step, used, scopes
+        self.begin_step, self.settle = on_step, used.settle
+        self._used, self._scopes = used, engine.scopes
+        self._owned, self._milder = engine.owned, engine.advisor.milder
         self._by_address: dict[int, SeenTensor] = {}
         used.on_gone = self._note_gone
         self._using: dict[int, SeenTensor] = {}
-        self._milder = milder
         self.unified = unified
         self.exploring = True
-        self.actions: Mapping[Key, str] = {}
+        self.decided: Mapping[Key, Decided] = {}
         self.inputs_of: frozenset[str] = frozenset()
         self.step = Step(explored=True)
         self._thread = threading.get_ident()
         self._count: Counter[tuple[str, int]] = Counter()
         self._ways: dict[Key, dict[str, Way]] = {}
         self._notes: dict[tuple[Key, str], WayNotes] = {}
-        self._outside: set[int] = set()
+        self._small: set[int] = set()
         self._decided: Handle | None = None
 
-    def look(self, outside: set[int]) -> None:
-        """Look at a new step, in this thread.
-
-        Args:
-            outside: addresses of what is no saved tensor: parameters and buffers.
-        """
+    def look(self) -> None:
+        """Look at a new step, in this thread."""
         self.step = Step(explored=self.exploring)
         self._thread = threading.get_ident()
         self._count.clear()
         self._by_address.clear()
-        self._outside = outside
+        self._small.clear()
 
     def forget(self) -> None:
         """Ask anew for the ways to hold each tensor."""
@@ -194,6 +202,7 @@ class Watch:
         return [
             Saved(
                 tuple(one.names),
+                one.nbytes,
                 self._measured(one.names[0]),
                 one.born,
                 one.first_use,
@@ -206,22 +215,34 @@ class Watch:
 
     # ------------------------------------------------------------ by the engine
 
+    def keeps(self, tensor: torch.Tensor, scope: str) -> bool:
+        """See `Chooser`."""
+        if self.exploring or threading.get_ident() != self._thread or scope in self.inputs_of:
+            return False
+        decided = self.decided.get(self._name(tensor, scope))
+        return decided is not None and decided.action == KEEP
+
     def choose(
-        self, handle: Handle, again_s: float | None, candidates: Callable[[], tuple[Candidate, ...]]
+        self,
+        tensor: torch.Tensor,
+        handle: Handle,
+        again_s: Callable[[], float | None],
+        candidates: Callable[[], tuple[Candidate, ...]],
     ) -> Choice | None:
         """See `Chooser`."""
         if threading.get_ident() != self._thread or handle.site is None:
             self.step.stranger = True
             return None
         self._decided = handle
-        key = self._name(handle)
+        key = self._name(tensor, handle.site.scope)
         one = self._see(handle, key)
-        if again_s is not None and self.exploring:
-            one.inputs = self._inputs_of(handle)
         action = None if self.exploring else self._planned(key, handle, again_s)
         if action is None:
+            again = again_s()
+            if again is not None and self.exploring:
+                one.inputs = self._inputs_of(handle)
             if key not in self._ways:
-                self._ways[key] = self._ways_of(handle.raw_nbytes, again_s, candidates())
+                self._ways[key] = self._ways_of(handle.raw_nbytes, again, candidates())
             action = min(self._measured(key), key=lambda w: (w.held_bytes, w.added_s)).action
         if action in (KEEP, REMAT):
             return Choice(action)
@@ -234,12 +255,13 @@ class Watch:
         if threading.get_ident() != self._thread:
             return
         step.hooks_s += took_s
+        step.last = weakref.ref(packed)
         if isinstance(packed, Kept):
             if type(tensor) is torch.Tensor and tensor.layout is torch.strided:
-                step.small_bytes += self._bytes_once(tensor)
+                self._note_kept(tensor)
             return
         handle = packed.token.handle
-        name = self._name(handle)
+        name = self._name(tensor, self._scopes.current.path)
         self._count[name.scope, name.nbytes] += 1
         one = step.seen.get((handle.step, handle.position))
         if one is None:
@@ -250,6 +272,11 @@ class Watch:
             one.names.append(name)
         self._decided = None
         self._by_address[tensor.untyped_storage().data_ptr()] = one
+
+    def unpacked_kept(self) -> None:
+        """See `Chooser`."""
+        self.step.n_uses += 1
+        self.step.ended_s = time.perf_counter()
 
     def saved_at(self, address: int) -> SeenTensor | None:
         """The tensor of this step whose storage was at this address when it was saved."""
@@ -281,15 +308,19 @@ class Watch:
 
     # ---------------------------------------------------------------- decisions
 
-    def _planned(self, key: Key, handle: Handle, again_s: float | None) -> str | None:
+    def _planned(self, key: Key, handle: Handle, again_s: Callable[[], float | None]) -> str | None:
         # None: the smallest way.
         if key.scope in self.inputs_of:
-            return KEEP if again_s is None else REMAT
-        action = self.actions.get(key)
-        if action is None or (action == REMAT and again_s is None) or self._forbids(action, handle):
-            self.step.unknown_bytes += key.nbytes
+            return KEEP if again_s() is None else REMAT
+        decided = self.decided.get(key)
+        if (
+            decided is None
+            or self._forbids(decided.action, handle)
+            or (decided.action == REMAT and again_s() is None)
+        ):
+            self.step.unknown_bytes += handle.raw_nbytes
             return None
-        return action
+        return decided.action
 
     def _forbids(self, action: str, handle: Handle) -> bool:
         # Whether the guard has.
@@ -323,16 +354,29 @@ class Watch:
         measured = self.unified and notes.device_s > 0
         return Way(way.action, held_bytes, notes.device_s + HOOKS_S if measured else way.added_s)
 
-    def _name(self, handle: Handle) -> Key:
+    def _name(self, tensor: torch.Tensor, scope: str) -> Key:
         # Of the save that is under way.
-        scope, nbytes = self._scopes.current.path, handle.raw_nbytes
+        nbytes = tensor.nbytes
         return Key(scope, nbytes, self._count[scope, nbytes])
 
     def _see(self, handle: Handle, name: Key) -> SeenTensor:
         step = self.step
-        one = step.seen[handle.step, handle.position] = SeenTensor([name], step.n_moments)
+        one = SeenTensor([name], handle.raw_nbytes, step.n_moments)
+        step.seen[handle.step, handle.position] = one
         step.n_moments += 1
         return one
+
+    def _note_kept(self, tensor: torch.Tensor) -> None:
+        step, scope = self.step, self._scopes.current.path
+        if not self.keeps(tensor, scope):
+            step.small_bytes += self._bytes_once(tensor)
+            return
+        name = self._name(tensor, scope)
+        decided = self.decided[name]
+        self._count[name.scope, name.nbytes] += 1
+        step.kept[decided.number] = decided.nbytes
+        if self.unified:
+            self._used.add(tensor.untyped_storage())
 
     def _inputs_of(self, handle: Handle) -> list[SeenTensor]:
         owner = handle.token()
@@ -348,7 +392,7 @@ class Watch:
     def _bytes_once(self, tensor: torch.Tensor) -> int:
         storage = tensor.untyped_storage()
         address = storage.data_ptr()
-        if address in self._outside:
+        if address in self._small or tensor in self._owned:
             return 0
-        self._outside.add(address)
+        self._small.add(address)
         return storage.nbytes()

@@ -10,9 +10,8 @@ import torch
 
 import cswap
 from cswap.errors import ConfigError, GoalError
-from cswap.testing.engines import assert_empty
 
-STEPS = 24
+STEPS = 18
 
 
 def train(training, n=STEPS):
@@ -20,14 +19,12 @@ def train(training, n=STEPS):
         training.step()
 
 
-@pytest.mark.parametrize("share", [0.75, 0.5])
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(("share", "workers"), [(0.75, 1), (0.5, 0)])
 def test_a_goal_is_held_and_gradients_keep_their_bits(
     training, sizes, install, make_training, share, workers
 ):
     resident, saved = sizes(training)
-    kind = "blocks" if training.x.ndim == 2 else "convolutions"
-    mine, plain = make_training(kind), make_training(kind)
+    mine, plain = (make_training(training.kind) for _ in range(2))
     handle = install(mine.model, fit=int(resident + share * saved), workers=workers)
     for n in range(STEPS):
         for one in (mine, plain):
@@ -42,7 +39,9 @@ def test_a_goal_is_held_and_gradients_keep_their_bits(
     assert goal.resident_bytes == resident
     assert set(goal.actions) - {"keep"} or goal.modules
     assert handle.stats.fallbacks == 0
-    assert_empty(handle.engine)
+    handle.engine.collect()
+    assert handle.stats.host_bytes == 0
+    assert handle.stats.device_bytes <= mine.x.nbytes + 1024  # the input that backward has kept
 
 
 def test_modules_are_recomputed_where_that_is_needed_and_only_then(make_training, sizes, install):
@@ -240,10 +239,6 @@ def test_a_planner_that_fails_ends_the_goal_in_words(make_training, install, cap
 def test_an_excluded_module_is_not_recomputed(make_training, sizes, install):
     training = make_training("blocks")
     resident, saved = sizes(training)
-    handle = install(training.model, fit=int(resident + 0.8 * saved), exclude=["1", "2.norm"])
-    with pytest.raises(GoalError):
-        install(training.model, fit=int(resident + 0.2 * saved), exclude="1")
-        train(training)
     handle = install(training.model, fit=int(resident + 0.7 * saved), exclude=["1", "2.norm"])
     train(training)
     assert not {"1", "1.mlp", "2"} & set(handle.goal.modules)
@@ -255,22 +250,24 @@ class Counting(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.inner = torch.nn.Sequential(torch.nn.Linear(32, 128), torch.nn.Tanh())
+        self.calls: torch.Tensor
         self.register_buffer("calls", torch.zeros(()))
 
     def forward(self, x):
-        self.calls += 1
+        self.calls.add_(1)
         return self.inner(x).sum(1, keepdim=True) + x
 
 
 def test_a_module_whose_forward_writes_a_buffer_is_not_recomputed(install):
     model = torch.nn.Sequential(*(Counting() for _ in range(4)))
     x = torch.randn(256, 32)
-    install(model, fit="min", slowdown=100.0)
-    for n in range(1, 12):
+    handle = install(model, fit="min", slowdown=100.0)
+    for _ in range(12):
         model(x).sum().backward()
-        assert model[0].calls == n
-    goal = install(model, fit="min", slowdown=100.0).goal
-    assert not {"0", "1", "2", "3"} & set(goal.modules)
+    assert [float(block.calls) for block in model if isinstance(block, Counting)] == [12.0] * 4
+    assert handle.goal.phase == "obeying"
+    assert not {"0", "1", "2", "3"} & set(handle.goal.modules)
+    assert "0.inner" in handle.goal.modules
 
 
 def test_without_remat_only_codecs_are_used(make_training, sizes, install):

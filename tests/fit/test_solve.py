@@ -22,7 +22,9 @@ def random_problem(seed, n=5, in_line=True):
         ways += [Way("remat", 0, rng.random() / 50)] * (rng.random() < 0.5)
         use = 2 * n - 1 - i
         scope = f"blocks.{i // 2}.{'ab'[i % 2]}"
-        saved.append(Saved((Key(scope, nbytes, 0),), tuple(ways), i, use, use + rng.randrange(2)))
+        saved.append(
+            Saved((Key(scope, nbytes, 0),), nbytes, tuple(ways), i, use, use + rng.randrange(2))
+        )
     regions = [
         Region(f"blocks.{b}", rng.random() / 30, rng.randrange(1 << 20)) for b in range(n // 2)
     ]
@@ -90,9 +92,9 @@ def test_no_plan_where_nothing_fits():
 def test_a_recomputed_region_holds_its_input_and_then_all_that_it_saves():
     ways = (Way("keep", 100, 0.0),)
     saved = [
-        Saved((Key("a.x", 100, 0),), ways, 0, 5, 5),
-        Saved((Key("a.y", 100, 0),), ways, 1, 4, 4),
-        Saved((Key("b", 100, 0),), ways, 2, 3, 3),
+        Saved((Key("a.x", 100, 0),), 100, ways, 0, 5, 5),
+        Saved((Key("a.y", 100, 0),), 100, ways, 1, 4, 4),
+        Saved((Key("b", 100, 0),), 100, ways, 2, 3, 3),
     ]
     problem = Problem(saved, [Region("a", 1.0, 10)], in_line=True)
     assert list(problem.bytes_of_region(0)) == [10, 10, 10, 10, 210, 110]
@@ -102,7 +104,7 @@ def test_a_recomputed_region_holds_its_input_and_then_all_that_it_saves():
 
 def test_an_encoded_tensor_takes_both_forms_while_it_is_used():
     way = Way("zvc", 10, 1.0)
-    one = Saved((Key("a", 100, 0),), (Way("keep", 100, 0.0), way), 0, 7, 8)
+    one = Saved((Key("a", 100, 0),), 100, (Way("keep", 100, 0.0), way), 0, 7, 8)
     inline, beside = (Problem([one], [], in_line=line) for line in (True, False))
     assert list(inline.bytes_of(0, way)) == [100, *[10] * 6, 110, 110]
     assert list(beside.bytes_of(0, way)) == [100] * 3 + [10, 10] + [110] * 4

@@ -55,20 +55,37 @@ class Chooser(Protocol):
         """A forward of the model begins. It may raise: nothing of the step has been done yet."""
         ...
 
+    def keeps(self, tensor: torch.Tensor, scope: str) -> bool:
+        """Whether a tensor that a module saves stays, so that nothing need be known of it."""
+        ...
+
     def choose(
-        self, handle: Handle, again_s: float | None, candidates: Callable[[], tuple[Candidate, ...]]
+        self,
+        tensor: torch.Tensor,
+        handle: Handle,
+        again_s: Callable[[], float | None],
+        candidates: Callable[[], tuple[Candidate, ...]],
     ) -> Choice | None:
         """Decide for a tensor that is being saved; None leaves it to the advisor.
 
         Args:
+            tensor: as autograd saves it.
             handle: of the tensor.
-            again_s: seconds that computing it again takes; None: it cannot be.
+            again_s: finds out how many seconds computing it again takes; None: it cannot be.
             candidates: asks the advisor for the codecs that may take it, with their predicted cost.
         """
         ...
 
     def packed(self, tensor: torch.Tensor, packed: Kept | PackedView, took_s: float) -> None:
         """A tensor was packed, which took this thread so long."""
+        ...
+
+    def settle(self) -> None:
+        """Take what is gone off the counts: somebody looks at them."""
+        ...
+
+    def unpacked_kept(self) -> None:
+        """A tensor that stays was unpacked."""
         ...
 
     def unpacked(self, packed: PackedView, tensor: torch.Tensor, took_s: float) -> None:
