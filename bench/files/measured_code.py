@@ -47,6 +47,7 @@ _LOSSY: Final = (
 MEASURED: Final[dict[str, tuple[str, ...]]] = {
     "codecs": (*_CODECS, "bench/codecs", "bench/meters/timing.py"),
     "swap": (*_ENGINE, "bench/swap", "bench/meters", *_WORKLOADS, "bench/workloads/methods.py"),
+    "fit": (*_ENGINE, "cswap/fit", "cswap/remat", "bench/fit", "bench/meters", *_WORKLOADS),
     "overhead": (*_ENGINE, "bench/overhead"),
     "accuracy": (*_LOSSY, "bench/accuracy/gradients.py"),
     "accuracy pilot": _TRAINED,

@@ -17,18 +17,21 @@ from bench.files.committed import RESULTS, ROOT
 from bench.files.committed import as_markdown as _markdown
 from bench.files.committed import load as _load
 from bench.files.committed import where as _where
+from bench.fit import report as fit_report
 from bench.overhead import hook_costs
 from bench.papers.report import HEADINGS, networks, summary
 from bench.swap import report as swap_report
+from cswap.errors import ConfigError
 from cswap.schema.reading import read_object
 
 PAGES: Final = (
     ROOT / "README.md",
-    *(ROOT / "docs" / f"{n}.md" for n in ("benchmarks", "advisor", "lossy", "planning")),
+    *(ROOT / "docs" / f"{n}.md" for n in ("benchmarks", "advisor", "lossy", "planning", "fit")),
 )
 PICTURES: Final = {
     RESULTS / "advisor.png": ROOT / "docs" / "advisor.png",
     RESULTS / "swap.png": ROOT / "docs" / "swap.png",
+    RESULTS / "fit.png": ROOT / "docs" / "fit.png",
     RESULTS / "accuracy" / "pareto.png": ROOT / "docs" / "lossy-pareto.png",
     RESULTS / "papers.png": ROOT / "docs" / "papers.png",
     RESULTS / "accuracy" / "heat.png": ROOT / "docs" / "lossy-gradients.png",
@@ -204,6 +207,17 @@ def swap_table() -> str:
     return f"{_markdown(list(swap_report.HEADINGS), rows)}\n\n{shown}{notes}"
 
 
+def fit_table() -> str:
+    """Memory goals, held by cswap and by checkpointing."""
+    try:
+        data = _load("fit.json")
+    except ConfigError:
+        return "No `bench/results/cpu/fit.json` yet: `python -m bench fit` writes it."
+    shown = "![step time over off's against the peak of memory](fit.png)\n\n"
+    notes = f"{fit_report.NOTE} {_where(data, 'fit.json')}"
+    return f"{_markdown(list(fit_report.HEADINGS), fit_report.cells(data))}\n\n{shown}{notes}"
+
+
 def advisor_table() -> str:
     """What the advisor's choices cost, against the best there were."""
     data = _load("advisor.json")
@@ -341,6 +355,7 @@ TABLES: Final = {
     "overhead": overhead_table,
     "hooks": hooks_table,
     "swap": swap_table,
+    "fit": fit_table,
 }
 
 

@@ -4,15 +4,15 @@ Note [phases]
 ~~~~~~~~~~~~~
 exploring   `EXPLORED` steps with each tensor in its smallest form (watch.py).
 planning    the same, until a thread beside the training has made the plan (solve.py).
-obeying     the plan; each step is measured. A peak above the limit tightens the next plan by the
-            excess, one far below it loosens it, a step of other tensors (drift) is explored again.
+obeying     the plan; each step is measured, and the next plan corrected by that (correction.py). A
+            step of other tensors (drift) is explored again.
             Where no plan holds the limit, the smallest one is obeyed; if it does not either, an
             error names what it takes.
 
 Note [what a limit leaves for saved tensors]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 A plan's limit is the goal, less the bytes of a step that are no saved tensors' (``other``), less
-the excess of measured over predicted peaks so far (``bias``).
+the excess of measured over predicted peaks so far (correction.py).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import torch
 
 from cswap.errors import ConfigError, GoalError
 from cswap.fit.background import Background
+from cswap.fit.correction import MARGIN, Correction, Look
 from cswap.fit.goal import Asked, Goal, Phase
 from cswap.fit.problem import FitPlan, Problem
 from cswap.fit.regions import Regions, RegionTimer
@@ -48,17 +49,8 @@ EXPLORED: Final = 3
 SETTLING: Final = 1
 """Steps after a change of plan whose peak does not count: half of it is of the plan before."""
 
-MARGIN: Final = 0.02
-"""Share of the bytes for saved tensors that a plan leaves free."""
-
 SAFETY: Final = 0.05
 """Share of the saved bytes by which the goal that an error names is above what was measured."""
-
-SLACK: Final = 0.05
-"""Share of them that may stay unused before a plan is loosened."""
-
-MOST_LOOSENED: Final = 3
-"""Corrections after which plans are tightened only, so that they come to rest."""
 
 DRIFT: Final = 0.05
 """Share of a step's raw bytes in tensors that the plan does not know, from which it is drift."""
@@ -117,8 +109,9 @@ class FitController:
         self._plan: FitPlan | None = None
         self._smallest_bytes: int | None = None
         self._last_resort = False
-        self._plans = self._since = self._loosened = 0
-        self._other = self._bias = 0.0
+        self._plans = self._since = 0
+        self._other = 0.0
+        self._correction = Correction()
         self._time_share = 1.0
         self._plain_s: float | None = None
         self._measured: int | None = None
@@ -232,27 +225,20 @@ class FitController:
     # -------------------------------------------------------------- corrections
 
     def _keep_limit(self, limit_bytes: int, plan: FitPlan) -> None:
-        measured = self._measured
-        if measured is None:
+        if self._measured is None:
             return
-        room = max(limit_bytes - self._other, 1.0)
-        predicted = self._predicted(plan)
+        look = Look(plan, self._measured, limit_bytes, self._other)
+        over = look.measured > limit_bytes
         if self._last_resort:
-            if measured > limit_bytes:
-                self._raise_unreachable(limit_bytes, measured)
-        elif measured > limit_bytes:
-            self._bias += measured - min(predicted, limit_bytes) + MARGIN * room / 2
-            self._loosened += 1
-            self._begin_planning()
-        elif (
-            plan.added_s > 0
-            and self._loosened < MOST_LOOSENED
-            and self._since > SETTLING + 1
-            and limit_bytes - measured > SLACK * room
-            and measured < predicted
-        ):
-            self._loosened += 1
-            self._bias += measured - predicted
+            if over:
+                self._raise_unreachable(limit_bytes, look.measured)
+        elif over:
+            before = self._correction.too_much(look)
+            if before is None:
+                self._begin_planning()
+            else:
+                self._obey(before)
+        elif self._since > SETTLING + 1 and self._correction.may_loosen(look):
             self._begin_planning()
 
     def _keep_time(self) -> None:
@@ -264,7 +250,7 @@ class FitController:
             self._begin_planning()
 
     def _predicted(self, plan: FitPlan) -> float:
-        return plan.peak_bytes + self._other + self._bias
+        return plan.peak_bytes + self._other + self._correction.bias
 
     # -------------------------------------------------------------------- plans
 
@@ -274,8 +260,8 @@ class FitController:
         self._regions.recompute(())
         self._engine.renumber()
         self._engine.run_in_line(in_line=False)
-        self._phase, self._since, self._bias = "exploring", 0, 0.0
-        self._loosened, self._time_share = 0, 1.0
+        self._phase, self._since, self._time_share = "exploring", 0, 1.0
+        self._correction = Correction()
         self._explored, self._planning = [], None
         self._watch.exploring, self._watch.inputs_of = True, frozenset()
         self._watch.forget()
@@ -309,7 +295,7 @@ class FitController:
             slowdown = self._asked.slowdown or 1.0
             limit_s = (slowdown - 1) * (self._plain_s or 0.0) * self._time_share
         else:
-            room = (limit - self._other) * (1 - MARGIN) - self._bias
+            room = self._correction.room(limit, self._other)
         self._planning = Background(lambda: _made(problems, room, limit_s))
 
     def _take_plan(self) -> None:

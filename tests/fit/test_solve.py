@@ -99,7 +99,7 @@ def test_a_recomputed_region_holds_its_input_and_then_all_that_it_saves():
     problem = Problem(saved, [Region("a", 1.0, 10)], in_line=True)
     assert list(problem.bytes_of_region(0)) == [10, 10, 10, 10, 210, 110]
     plan = problem.plan({2: ways[0]}, [0])
-    assert (plan.peak_bytes, plan.regions, plan.added_s) == (210, {"a"}, 1.0)
+    assert (plan.peak_bytes, plan.regions, plan.added_s) == (210, frozenset({"a"}), 1.0)
 
 
 def test_an_encoded_tensor_takes_both_forms_while_it_is_used():
