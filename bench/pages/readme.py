@@ -212,7 +212,7 @@ def fit_table() -> str:
     try:
         data = _load("fit.json")
     except ConfigError:
-        return "No `bench/results/cpu/fit.json` yet: `python -m bench fit` writes it."
+        return "Not measured yet: `python -m bench fit` does."
     shown = "![step time over off's against the peak of memory](fit.png)\n\n"
     notes = f"{fit_report.NOTE} {_where(data, 'fit.json')}"
     return f"{_markdown(list(fit_report.HEADINGS), fit_report.cells(data))}\n\n{shown}{notes}"

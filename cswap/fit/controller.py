@@ -104,7 +104,7 @@ class FitController:
         self._timer: RegionTimer | None = None
         self._phase: Phase = "exploring"
         self._explored: list[Step] = []
-        self._problems: tuple[Problem, ...] = ()
+        self._problem: Problem | None = None
         self._planning: Background[_Planned] | None = None
         self._plan: FitPlan | None = None
         self._smallest_bytes: int | None = None
@@ -118,6 +118,8 @@ class FitController:
         self._steps_s: deque[float] = deque(maxlen=TIMED)
         self._explore()
         engine.choose_by(self._watch)
+        # On a CPU: beside the computation, a tensor would be there in both forms for a while.
+        engine.run_in_line(in_line=True)
 
     @property
     def goal(self) -> Goal:
@@ -259,7 +261,6 @@ class FitController:
         assert model is not None  # its forward has called us
         self._regions.recompute(())
         self._engine.renumber()
-        self._engine.run_in_line(in_line=False)
         self._phase, self._since, self._time_share = "exploring", 0, 1.0
         self._correction = Correction()
         self._explored, self._planning = [], None
@@ -277,9 +278,7 @@ class FitController:
         if not saved:
             return
         regions = () if self._timer is None else self._timer.found()
-        # Beside the computation where that fits, else in line, which takes less.
-        lines = (False, True) if self._watch.unified else (False,)
-        self._problems = tuple(Problem(saved, regions, in_line=line) for line in lines)
+        self._problem = Problem(saved, regions, in_line=self._watch.unified)
         self._stop_timer()
         later = self._explored[1:] or self._explored
         self._plain_s = min(max(s.step_s - s.hooks_s, 1e-9) for s in later)
@@ -287,8 +286,8 @@ class FitController:
         self._begin_planning()
 
     def _begin_planning(self) -> None:
-        problems, limit = self._problems, self._asked.limit_bytes
-        if not problems or self._planning is not None:
+        problem, limit = self._problem, self._asked.limit_bytes
+        if problem is None or self._planning is not None:
             return
         room = limit_s = math.inf
         if limit is None:
@@ -296,7 +295,7 @@ class FitController:
             limit_s = (slowdown - 1) * (self._plain_s or 0.0) * self._time_share
         else:
             room = self._correction.room(limit, self._other)
-        self._planning = Background(lambda: _made(problems, room, limit_s))
+        self._planning = Background(lambda: _made(problem, room, limit_s))
 
     def _take_plan(self) -> None:
         assert self._planning is not None  # it is done
@@ -313,9 +312,7 @@ class FitController:
 
     def _obey(self, plan: FitPlan) -> None:
         self._plan, self._phase, self._since, self._measured = plan, "obeying", 0, None
-        self._watch.exploring = False
-        self._engine.run_in_line(in_line=plan.in_line)
-        self._watch.decided, self._watch.inputs_of = plan.decided, plan.regions
+        self._watch.obey(plan.decided, plan.regions)
         self._regions.recompute(plan.regions)
         self._engine.renumber()  # what stays has no position
         log.info("fit: %s", self.goal)
@@ -341,13 +338,10 @@ class FitController:
             self._timer = None
 
 
-def _made(problems: tuple[Problem, ...], room: float, limit_s: float) -> _Planned:
-    # The last problem takes the least memory.
-    smallest = within_time(problems[-1], math.inf)
-    if math.isinf(room):
-        return _Planned(within_time(problems[-1], limit_s), smallest)
-    plans = (within_bytes(problem, room) for problem in problems)
-    return _Planned(next((plan for plan in plans if plan is not None), None), smallest)
+def _made(problem: Problem, room: float, limit_s: float) -> _Planned:
+    smallest = within_time(problem, math.inf)
+    plan = within_time(problem, limit_s) if math.isinf(room) else within_bytes(problem, room)
+    return _Planned(plan, smallest)
 
 
 def _check_floor(limit_bytes: int | None, resident: Resident) -> None:

@@ -146,7 +146,6 @@ class FitPlan:
         regions: paths of the modules that are recomputed.
         peak_bytes: predicted most bytes of saved tensors at a moment.
         added_s: predicted seconds that it adds to a step.
-        in_line: whether encodes run where a tensor is saved, and nothing is decoded ahead.
         raw_bytes: of the tensors that it decides about.
         counts: of these tensors by action.
     """
@@ -155,7 +154,6 @@ class FitPlan:
     regions: frozenset[str]
     peak_bytes: int
     added_s: float
-    in_line: bool
     raw_bytes: int
     counts: Counter[str]
 
@@ -168,7 +166,6 @@ class Problem:
         regions: that may be recomputed; one may lie in another.
         members: by region, the indices of its tensors.
         prevented: by region, the indices of the tensors that it keeps from being computed again.
-        in_line: see `FitPlan`.
     """
 
     def __init__(
@@ -179,9 +176,9 @@ class Problem:
         Args:
             saved: at least one tensor.
             regions: those without tensors are left out.
-            in_line: see `FitPlan`.
+            in_line: whether encodes run where a tensor is saved, and nothing is decoded ahead.
         """
-        self.saved, self.in_line = tuple(saved), in_line
+        self.saved = tuple(saved)
         self._lag, self._ahead = (0, 0) if in_line else (LAG, AHEAD)
         self.n_moments = 1 + max(s.last for s in self.saved)
         members = {r: tuple(i for i, s in enumerate(self.saved) if r.has(s)) for r in regions}
@@ -243,7 +240,6 @@ class Problem:
             frozenset(self.regions[i].path for i in regions),
             int(total.max()),
             added_s + sum(self.regions[i].added_s for i in regions),
-            self.in_line,
             raw_bytes,
             Counter(way.action for way in ways.values()),
         )

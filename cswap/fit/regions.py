@@ -236,7 +236,7 @@ def _forward(
         calls += 1
         if calls == 1:
             return plain(*args, **kwargs)
-        outside = (*module.parameters(), *module.buffers(), *args)
+        outside = (*module.parameters(), *module.buffers())
         with _copied_statistics(module), _counted(used, outside):
             return plain(*args, **kwargs)
 

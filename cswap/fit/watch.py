@@ -145,7 +145,7 @@ class Watch:
         step: the one that runs.
         exploring: whether each tensor is held in its smallest way.
         decided: else, how to hold each tensor; others are held in their smallest way.
-        inputs_of: paths of the modules that are recomputed: they save their inputs.
+        inputs_of: paths of the modules that are recomputed: they save their inputs. Both: `obey`.
         unified: whether host memory is device memory.
     """
 
@@ -182,6 +182,7 @@ class Watch:
         self._ways: dict[Key, dict[str, Way]] = {}
         self._notes: dict[tuple[Key, str], WayNotes] = {}
         self._small: set[int] = set()
+        self._kept_inputs: set[Key] = set()
         self._decided: Handle | None = None
 
     def look(self) -> None:
@@ -191,6 +192,12 @@ class Watch:
         self._count.clear()
         self._by_address.clear()
         self._small.clear()
+
+    def obey(self, decided: Mapping[Key, Decided], inputs_of: frozenset[str]) -> None:
+        """Hold tensors in these ways from the next step on."""
+        self.exploring = False
+        self.decided, self.inputs_of = decided, inputs_of
+        self._kept_inputs.clear()
 
     def forget(self) -> None:
         """Ask anew for the ways to hold each tensor."""
@@ -217,9 +224,12 @@ class Watch:
 
     def keeps(self, tensor: torch.Tensor, scope: str) -> bool:
         """See `Chooser`."""
-        if self.exploring or threading.get_ident() != self._thread or scope in self.inputs_of:
+        if self.exploring or threading.get_ident() != self._thread:
             return False
-        decided = self.decided.get(self._name(tensor, scope))
+        name = self._name(tensor, scope)
+        if scope in self.inputs_of:
+            return name in self._kept_inputs
+        decided = self.decided.get(name)
         return decided is not None and decided.action == KEEP
 
     def choose(
@@ -311,7 +321,10 @@ class Watch:
     def _planned(self, key: Key, handle: Handle, again_s: Callable[[], float | None]) -> str | None:
         # None: the smallest way.
         if key.scope in self.inputs_of:
-            return KEEP if again_s() is None else REMAT
+            if again_s() is not None:
+                return REMAT
+            self._kept_inputs.add(key)
+            return KEEP
         decided = self.decided.get(key)
         if (
             decided is None
@@ -372,9 +385,10 @@ class Watch:
             step.small_bytes += self._bytes_once(tensor)
             return
         name = self._name(tensor, scope)
-        decided = self.decided[name]
+        decided = self.decided.get(name)
         self._count[name.scope, name.nbytes] += 1
-        step.kept[decided.number] = decided.nbytes
+        if decided is not None and scope not in self.inputs_of:
+            step.kept[decided.number] = decided.nbytes
         if self.unified:
             self._used.add(tensor.untyped_storage())
 
