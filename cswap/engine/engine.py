@@ -101,6 +101,7 @@ class SwapEngine:
         try:
             if chooser is None:
                 return self._unpacker.unpack(packed)
+            chooser.settle()
             start_s = time.perf_counter()
             tensor = self._unpacker.unpack(packed)
             chooser.unpacked(packed, tensor, time.perf_counter() - start_s)

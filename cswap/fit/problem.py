@@ -80,6 +80,7 @@ class Saved:
         last: moment of its last use, or the last at which the operator still holds it.
         needs: names of the saves from which it is computed again, if it can be. In a module that is
             recomputed these are not there.
+        left: last moment at which forward itself holds its memory; 0: that of its save.
     """
 
     names: tuple[Key, ...]
@@ -89,6 +90,7 @@ class Saved:
     first_use: int
     last: int
     needs: tuple[Key, ...] = ()
+    left: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,9 +200,11 @@ class Problem:
         found[one.born : end] = way.held_bytes
         if way.action != KEEP:
             lag, ahead = (0, 0) if way.action == REMAT else (self._lag, self._ahead)
-            before = max(one.born + lag + 1, one.first_use - ahead)
+            out = min(max(one.born + lag, one.left), one.last)
+            before = max(out + 1, one.first_use - ahead)
             encoded = way.held_bytes if way.action != REMAT else 0
-            found[one.born : min(one.born + lag, one.last) + 1] = one.nbytes
+            found[one.born : out + 1] = one.nbytes
+            found[one.born + lag + 1 : out + 1] += encoded
             found[before:end] = one.nbytes + encoded
         return found
 

@@ -24,6 +24,7 @@ from cswap.engine.order.chooser import Choice
 from cswap.engine.saved.packed import Kept, PackedView
 from cswap.engine.transfer.handle import State
 from cswap.fit.problem import DWELL, Key, Saved, Way
+from cswap.pool import size_class
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -79,6 +80,7 @@ class SeenTensor:
         last_use: likewise.
         gone: moment at which autograd had let go of it; 0: not seen.
         inputs: from which it is computed again.
+        left: moment at which forward had let go of its memory; 0: not seen.
     """
 
     names: list[Key]
@@ -88,6 +90,7 @@ class SeenTensor:
     last_use: int = 0
     gone: int = 0
     inputs: list[SeenTensor] = field(default_factory=list)
+    left: int = 0
 
 
 @dataclass(slots=True)
@@ -100,7 +103,8 @@ class Step:
         n_moments: how many saves and uses there were.
         n_uses: how many uses.
         small_bytes: of tensors that are left alone (too small, for the most part).
-        kept: raw bytes of the tensors that stay by the plan, by their number there.
+        kept: raw bytes of the tensors that stay by the plan, by their number there; below 0, inputs
+            of modules that are recomputed.
         unknown_bytes: raw bytes of tensors that the plan does not know.
         hooks_s: seconds of this thread in the engine.
         began_s: when its forward began.
@@ -172,6 +176,7 @@ class Watch:
         self._by_address: dict[int, SeenTensor] = {}
         used.on_gone = self._note_gone
         self._using: dict[int, SeenTensor] = {}
+        self._leaving: dict[int, SeenTensor] = {}
         self.unified = unified
         self.exploring = True
         self.decided: Mapping[Key, Decided] = {}
@@ -215,6 +220,7 @@ class Watch:
                 one.first_use,
                 one.gone - 1 if one.gone > one.last_use else one.last_use + DWELL,
                 tuple(name for other in one.inputs for name in other.names),
+                min(max(one.left - 1, one.born), max(one.first_use - 1, one.born)),
             )
             for one in step.seen.values()
             if one.last_use
@@ -281,7 +287,10 @@ class Watch:
         elif handle is not self._decided:
             one.names.append(name)
         self._decided = None
-        self._by_address[tensor.untyped_storage().data_ptr()] = one
+        storage = tensor.untyped_storage()
+        self._by_address[storage.data_ptr()] = one
+        if self.unified and handle.state is State.STORED:  # forward may hold it for longer
+            self._leaving[self._used.add(storage)] = one
 
     def unpacked_kept(self) -> None:
         """See `Chooser`."""
@@ -295,7 +304,6 @@ class Watch:
     def unpacked(self, packed: PackedView, tensor: torch.Tensor, took_s: float) -> None:
         """See `Chooser`."""
         step, handle = self.step, packed.token.handle
-        self._used.settle()
         if threading.get_ident() != self._thread and not handle.meta.device.startswith("cuda"):
             step.stranger = True
         step.hooks_s += took_s
@@ -315,6 +323,9 @@ class Watch:
         one = self._using.pop(name, None)
         if one is not None:
             one.gone = self.step.n_moments
+        one = self._leaving.pop(name, None)
+        if one is not None:
+            one.left = self.step.n_moments
 
     # ---------------------------------------------------------------- decisions
 
@@ -353,7 +364,7 @@ class Watch:
             if not self.unified:
                 found[one.codec] = Way(one.codec, 0, one.cost_s)
             elif one.ratio >= LEAST_RATIO:  # raw bytes that move there gain nothing
-                found[one.codec] = Way(one.codec, int(one.nbytes), one.device_s)
+                found[one.codec] = Way(one.codec, size_class(int(one.nbytes)), one.device_s)
         return found
 
     def _measured(self, key: Key) -> tuple[Way, ...]:
@@ -363,7 +374,8 @@ class Watch:
         notes = self._notes.get((key, way.action))
         if notes is None or not notes.nbytes:
             return way
-        held_bytes = notes.nbytes if self.unified else way.held_bytes
+        # The store's buffers have fixed sizes.
+        held_bytes = size_class(notes.nbytes) if self.unified else way.held_bytes
         measured = self.unified and notes.device_s > 0
         return Way(way.action, held_bytes, notes.device_s + HOOKS_S if measured else way.added_s)
 
@@ -387,7 +399,9 @@ class Watch:
         name = self._name(tensor, scope)
         decided = self.decided.get(name)
         self._count[name.scope, name.nbytes] += 1
-        if decided is not None and scope not in self.inputs_of:
+        if decided is None or scope in self.inputs_of:
+            step.kept[-1 - len(step.kept)] = name.nbytes
+        else:
             step.kept[decided.number] = decided.nbytes
         if self.unified:
             self._used.add(tensor.untyped_storage())

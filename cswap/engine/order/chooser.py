@@ -81,7 +81,7 @@ class Chooser(Protocol):
         ...
 
     def settle(self) -> None:
-        """Take what is gone off the counts: somebody looks at them."""
+        """Take what is gone off the counts: more is about to be counted, or somebody looks."""
         ...
 
     def unpacked_kept(self) -> None:
