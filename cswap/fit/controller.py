@@ -41,7 +41,7 @@ from cswap.units import show_bytes
 if TYPE_CHECKING:
     from cswap.config import SwapConfig
     from cswap.engine.engine import SwapEngine
-    from cswap.fit.watch import Step
+    from cswap.fit.seen import Step
 
 EXPLORED: Final = 3
 """Steps that are explored: in the first, kernels are compiled and chains are tried."""

@@ -29,7 +29,8 @@ from cswap.module_patch import ModulePatch, mark
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
-    from cswap.fit.watch import SeenTensor, Watch
+    from cswap.fit.seen import SeenTensor
+    from cswap.fit.watch import Watch
     from cswap.stats.counters import Counters
 
 _NORMS: Final = (BatchNorm1d, BatchNorm2d, BatchNorm3d)

@@ -19,6 +19,15 @@ def train(training, n=STEPS):
         training.step()
 
 
+def is_held(training, handle):
+    """Whether the plan in force is measured to be within the goal; it may have just been made."""
+    for _ in range(4):
+        if handle.goal.measured_bytes is None:
+            training.step()
+    assert handle.goal.phase == "obeying"
+    return handle.goal.held
+
+
 @pytest.mark.parametrize(("share", "workers"), [(0.75, 1), (0.5, 0)])
 def test_a_goal_is_held_and_gradients_keep_their_bits(
     training, sizes, install, make_training, share, workers
@@ -32,9 +41,8 @@ def test_a_goal_is_held_and_gradients_keep_their_bits(
             one.gradients = one.step()
         assert all(map(torch.equal, mine.gradients, plain.gradients))
         assert all(map(torch.equal, mine.state(), plain.state()))
+    assert is_held(mine, handle)
     goal = handle.goal
-    assert goal.phase == "obeying"
-    assert goal.held
     assert goal.measured_bytes <= goal.asked_bytes
     assert goal.resident_bytes == resident
     assert set(goal.actions) - {"keep"} or goal.modules
@@ -53,7 +61,7 @@ def test_modules_are_recomputed_where_that_is_needed_and_only_then(make_training
     hard = install(training.model, fit=int(resident + 0.5 * saved))
     train(training)
     assert hard.goal.modules
-    assert hard.goal.held
+    assert is_held(training, hard)
     hard.remove()
     assert all("forward" not in m.__dict__ for m in training.model.modules())
 
@@ -71,7 +79,7 @@ def test_a_goal_out_of_reach_is_an_error_that_names_the_smallest_that_is_not(
     again = install(training.model, fit=e.value.smallest_bytes)
     train(training)
     assert again.goal.phase == "obeying"
-    assert again.goal.held
+    assert is_held(training, again)
 
 
 def test_parameters_alone_above_the_goal_are_refused_before_anything_changes(make_training):
@@ -102,12 +110,12 @@ def test_the_least_memory_within_a_slowdown(make_training, sizes, install, monke
 
 def test_a_step_that_is_too_slow_gets_a_plan_with_less_time(make_training, install, monkeypatch):
     training = make_training("blocks")
-    monkeypatch.setattr("cswap.fit.watch.Step.step_s", 1.0)
+    monkeypatch.setattr("cswap.fit.seen.Step.step_s", 1.0)
     handle = install(training.model, fit="min", slowdown=1.5)
     train(training, 6)
     assert handle.goal.plans == 1
     first = handle.goal.predicted_slowdown
-    monkeypatch.setattr("cswap.fit.watch.Step.step_s", 3.0)
+    monkeypatch.setattr("cswap.fit.seen.Step.step_s", 3.0)
     train(training)
     assert handle.goal.plans > 1
     assert handle.goal.predicted_slowdown <= first
@@ -128,7 +136,7 @@ def test_another_batch_is_explored_again_and_its_goal_held(make_training, sizes,
     assert "exploring" in phases
     assert handle.goal.plans > plans
     assert handle.goal.phase == "obeying"
-    assert handle.goal.held
+    assert is_held(training, handle)
 
 
 def test_a_peak_above_the_goal_makes_the_next_plan_tighter(
@@ -144,7 +152,7 @@ def test_a_peak_above_the_goal_makes_the_next_plan_tighter(
     monkeypatch.setattr(handle.engine.counters, "take_peak", lambda: take() + more)
     train(training, 12)
     assert handle.goal.plans > plans
-    assert handle.goal.held
+    assert is_held(training, handle)
     assert handle.goal.predicted_bytes <= handle.goal.asked_bytes
     assert predicted <= handle.goal.asked_bytes
 
@@ -159,7 +167,7 @@ def test_validation_on_the_way_is_no_step(make_training, sizes, install):
             training.model(training.x)
         training.model(training.x)  # with a graph, and no backward
     assert handle.goal.phase == "obeying"
-    assert handle.goal.held
+    assert is_held(training, handle)
 
 
 def test_two_backwards_of_one_graph(make_training, sizes, install):
@@ -288,7 +296,7 @@ def test_a_lossy_codec_reaches_what_lossless_ones_do_not(make_training, sizes, i
         train(training)
     handle = install(training.model, fit=fit, remat=False, lossy="int8", guard_every=0)
     train(training)
-    assert handle.goal.held
+    assert is_held(training, handle)
     assert any("int8" in action for action in handle.goal.actions)
 
 

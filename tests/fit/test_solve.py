@@ -117,3 +117,44 @@ def test_long_steps_are_shortened_to_their_fullest_moments():
     few = thinned(rows)
     assert few.shape == (3, MOST_MOMENTS)
     assert np.array_equal(few.max(axis=1), rows.max(axis=1))
+
+
+def with_needs():
+    keep = Way("keep", 100, 0.0)
+    saved = [
+        Saved((Key("a.x", 100, 0),), 100, (keep,), 0, 5, 5),
+        Saved((Key("a.y", 100, 0),), 100, (keep,), 1, 4, 4),
+        Saved(
+            (Key("b", 100, 0),), 100, (keep, Way("remat", 0, 0.1)), 2, 3, 3, (Key("a.y", 100, 0),)
+        ),
+    ]
+    return Problem(saved, [Region("a", 1.0, 10)], in_line=True)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_nothing_is_computed_again_from_what_a_recomputed_region_saves(exact):
+    problem = with_needs()
+    assert problem.prevented == (frozenset({2}),)
+    for limit_s in (0.1, 1.0, 2.0):
+        found = within_time(problem, limit_s, exact=exact)
+        again = [d.action for d in found.decided.values() if d.action == "remat"]
+        assert not (again and found.regions)
+
+
+def test_what_a_region_shares_with_its_surroundings_stays_and_is_read_early():
+    ways = (Way("keep", 100, 0.0), Way("zvc", 10, 0.1))
+    shared = Saved((Key("o", 100, 0), Key("a.x", 100, 0)), 100, ways, 0, 5, 5)
+    inside = Saved((Key("a.y", 100, 0),), 100, ways, 1, 4, 4)
+    problem = Problem([shared, inside], [Region("a", 1.0, 0)], in_line=True)
+    assert problem.members == ((1,),)
+    assert list(problem.bytes_of_region(0)) == [0, 0, 0, 0, 200, 0]
+    plan = problem.plan({0: ways[1]}, [0])
+    assert {name.scope: d.action for name, d in plan.decided.items()} == {"o": "zvc", "a.x": "zvc"}
+    assert plan.raw_bytes == 100
+
+
+def test_memory_that_forward_holds_on_to_counts():
+    way = Way("zvc", 10, 1.0)
+    one = Saved((Key("a", 100, 0),), 100, (Way("keep", 100, 0.0), way), 0, 5, 5, left=2)
+    problem = Problem([one], [], in_line=True)
+    assert list(problem.bytes_of(0, way)) == [100, 110, 110, 10, 10, 110]
