@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -50,6 +51,40 @@ def test_a_goal_is_held_and_gradients_keep_their_bits(
     handle.engine.collect()
     assert handle.stats.host_bytes == 0
     assert handle.stats.device_bytes <= mine.x.nbytes + 1024  # the input that backward has kept
+
+
+def test_another_meter_measures_the_same_peak(make_training, install):
+    pytest.importorskip("sklearn")
+    from bench.fit.models import WithLoss
+    from bench.meters.saved_bytes import SavedBytes
+    from bench.workloads.modes import held
+
+    net = make_training("blocks").model
+    model = WithLoss(net)
+    batch = torch.randn(128, 32), torch.randint(32, (128,))
+
+    def step():
+        model.zero_grad()
+        model(*batch).backward()
+
+    def peak(handle):
+        owned = [*model.parameters(), *model.buffers()]
+        meter = SavedBytes(owned, (), lambda: held(handle))
+        model.probe = meter.watch
+        step()
+        model.probe = nullcontext
+        return meter.curve.peak
+
+    saved = peak(None)
+    resident = 2 * sum(p.nbytes for p in model.parameters())
+    handle = install(model, fit=resident + saved // 2)
+    for _ in range(STEPS):
+        step()
+    assert handle.goal.phase == "obeying"
+    assert handle.goal.modules
+    assert peak(handle) <= saved // 2
+    inputs = sum(x.nbytes for x in batch)
+    assert abs(handle.goal.measured_bytes - resident - peak(handle)) <= inputs + 4096
 
 
 def test_modules_are_recomputed_where_that_is_needed_and_only_then(make_training, sizes, install):
