@@ -250,10 +250,10 @@ class Problem:
 
 
 def thinned(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Bytes [n, moments] at no more than MOST_MOMENTS: the most of neighbouring ones."""
-    n_moments = rows.shape[1]
+    """Bytes [..., moments] at no more than MOST_MOMENTS: the most of neighbouring ones."""
+    n_moments = rows.shape[-1]
     if n_moments <= MOST_MOMENTS:
         return rows
     starts = np.linspace(0, n_moments, MOST_MOMENTS, endpoint=False).astype(int)
-    found: NDArray[np.float64] = np.maximum.reduceat(rows, starts, axis=1)
+    found: NDArray[np.float64] = np.maximum.reduceat(rows, starts, axis=-1)
     return found

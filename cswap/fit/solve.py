@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -91,18 +91,24 @@ class _Table:
         except ImportError:
             return None
         n = len(self._variables)
-        nbytes, once = self._bytes(), self._once()
+        nbytes, once, apart = self._bytes(), self._once(), self._apart()
         added = MS * np.array([v.added_s for v in self._variables])
         least_bytes = math.isinf(limit_bytes)
         # The last variable is the peak in MiB.
         peak = np.full((len(nbytes), 1), -1.0)
         most = np.inf if least_bytes else limit_bytes / MIB
+
+        def ones(cells: list[tuple[int, int]]) -> Any:
+            rows, columns = zip(*cells, strict=True)
+            return csr_matrix((np.ones(len(cells)), (rows, columns)), (max(rows) + 1, n + 1))
+
         constraints = [
             LinearConstraint(csr_matrix(np.hstack([nbytes, peak])), -np.inf, 0.0),
-            LinearConstraint(csr_matrix(np.hstack([once, np.zeros((len(once), 1))])), 1.0, 1.0),
+            LinearConstraint(ones(once), 1.0, 1.0),
         ]
-        if len(apart := self._apart()):
-            constraints.append(LinearConstraint(csr_matrix(apart), -np.inf, 1.0))
+        if apart:
+            cells = [(row, column) for row, pair in enumerate(apart) for column in pair]
+            constraints.append(LinearConstraint(ones(cells), -np.inf, 1.0))
         if math.isfinite(limit_s):
             row = np.append(added, 0.0)[None, :]
             constraints.append(LinearConstraint(row, -np.inf, MS * limit_s))
@@ -120,39 +126,36 @@ class _Table:
     def _bytes(self) -> NDArray[np.float64]:
         # [moments, variables] in MiB; moments that repeat one before are left out.
         rows = [
-            self._problem.bytes_of_region(v.index)
-            if v.way is None
-            else self._problem.bytes_of(v.index, v.way)
+            thinned(
+                self._problem.bytes_of_region(v.index)
+                if v.way is None
+                else self._problem.bytes_of(v.index, v.way)
+            )
             for v in self._variables
         ]
-        columns = thinned(np.array(rows)) / MIB
-        found: NDArray[np.float64] = np.unique(columns, axis=1).T
+        found: NDArray[np.float64] = np.unique(np.array(rows) / MIB, axis=1).T
         return found
 
-    def _once(self) -> NDArray[np.float64]:
-        found = np.zeros((len(self._problem.saved), len(self._variables)))
-        for column, variable in enumerate(self._variables):
-            one = variable.index
-            rows = [one] if variable.way is not None else list(self._problem.members[one])
-            found[rows, column] = 1.0
-        return found
+    def _once(self) -> list[tuple[int, int]]:
+        # (tensor, variable) where the variable decides about the tensor: one of them does.
+        return [
+            (i, column)
+            for column, v in enumerate(self._variables)
+            for i in ([v.index] if v.way is not None else self._problem.members[v.index])
+        ]
 
-    def _apart(self) -> NDArray[np.float64]:
-        # A tensor that is computed again, and a region that prevents that: not both.
+    def _apart(self) -> list[tuple[int, int]]:
+        # Pairs of variables of which one may be 1: a tensor computed again, a region against that.
         again = {
             v.index: c for c, v in enumerate(self._variables) if v.way and v.way.action == REMAT
         }
-        pairs = [
+        return [
             (again[i], column)
             for column, variable in enumerate(self._variables)
             if variable.way is None
             for i in self._problem.prevented[variable.index]
             if i in again
         ]
-        found = np.zeros((len(pairs), len(self._variables) + 1))
-        for row, pair in enumerate(pairs):
-            found[row, list(pair)] = 1.0
-        return found
 
     def _plan(self, x: NDArray[np.float64]) -> FitPlan:
         chosen = [v for v, value in zip(self._variables, x[:-1], strict=True) if value > 0.5]

@@ -12,6 +12,7 @@ import threading
 import time
 import weakref
 from collections import Counter
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -171,7 +172,8 @@ class Watch:
         step.last = weakref.ref(packed)
         if isinstance(packed, Kept):
             if type(tensor) is torch.Tensor and tensor.layout is torch.strided:
-                self._note_kept(tensor)
+                with suppress(RuntimeError):  # it stands for another one, inside of vmap or jvp
+                    self._note_kept(tensor)
             return
         handle = packed.token.handle
         name = self._name(tensor, self._scopes.current.path)

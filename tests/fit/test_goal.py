@@ -396,3 +396,21 @@ def test_the_environment_takes_the_same_words(monkeypatch):
     monkeypatch.setenv("CSWAP_SLOWDOWN", "1.25")
     config = cswap.SwapConfig.resolve()
     assert (config.fit, config.slowdown) == ("min", 1.25)
+
+
+def test_tensors_inside_of_vmap_are_left_alone(install):
+    net = torch.nn.Linear(8, 8)
+
+    class PerSample(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = net
+
+        def forward(self, x):
+            return torch.vmap(lambda row: self.net(row).tanh())(x)
+
+    model = PerSample()
+    handle = install(model, fit="1GiB")
+    for _ in range(8):
+        model(torch.randn(16, 8)).sum().backward()
+    assert handle.stats.fallbacks == 0
