@@ -49,7 +49,7 @@ EXPLORED: Final = 3
 SETTLING: Final = 1
 """Steps after a change of plan whose peak does not count: half of it is of the plan before."""
 
-SAFETY: Final = 0.05
+SAFETY: Final = 0.1
 """Share of the saved bytes by which the goal that an error names is above what was measured."""
 
 DRIFT: Final = 0.05
