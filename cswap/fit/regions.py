@@ -115,9 +115,9 @@ class RegionTimer:
             took_s = _now(args) - self._watch.step.hooks_s - calls.began_s
             calls.shortest_s = min(calls.shortest_s, took_s)
             calls.inputs = [
-                (x.nbytes, self._watch.saved_at(x.untyped_storage().data_ptr()))
+                (x.nbytes, self._watch.saved_at(storage.data_ptr()))
                 for x in args
-                if type(x) is torch.Tensor
+                if (storage := _storage_of(x)) is not None
             ]
 
 
@@ -143,6 +143,16 @@ def _now(args: tuple[Any, ...]) -> float:
     if any(isinstance(x, torch.Tensor) and x.is_cuda for x in args):
         torch.cuda.synchronize()
     return time.perf_counter()
+
+
+def _storage_of(x: object) -> torch.UntypedStorage | None:
+    # None: no plain tensor, or one that stands for another, inside of vmap or jvp.
+    if type(x) is not torch.Tensor or x.layout is not torch.strided:
+        return None
+    try:
+        return x.untyped_storage()
+    except RuntimeError:
+        return None
 
 
 def _may_run_twice(module: torch.nn.Module) -> bool:
@@ -270,11 +280,10 @@ def _counted(used: UsedBytes, outside: Iterable[Any]) -> Iterator[None]:
     pack_below, unpack_below = below
 
     def pack(x: torch.Tensor) -> Any:
-        if type(x) is torch.Tensor and x.layout is torch.strided:
-            storage = x.untyped_storage()
-            if storage.data_ptr() not in known:
-                known.add(storage.data_ptr())
-                used.add(storage)
+        storage = _storage_of(x)
+        if storage is not None and storage.data_ptr() not in known:
+            known.add(storage.data_ptr())
+            used.add(storage)
         return pack_below(x)
 
     with saved_tensors_hooks(pack, unpack_below):

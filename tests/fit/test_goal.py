@@ -399,7 +399,7 @@ def test_the_environment_takes_the_same_words(monkeypatch):
 
 
 def test_tensors_inside_of_vmap_are_left_alone(install):
-    net = torch.nn.Linear(8, 8)
+    net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Sequential(torch.nn.Linear(8, 8)))
 
     class PerSample(torch.nn.Module):
         def __init__(self):
