@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "demo": "bench.demo.command",
     "swap": "bench.swap.command",
+    "fit": "bench.fit.command",
     "codecs": "bench.codecs.command",
     "workloads": "bench.frameworks.command",
     "overhead": "bench.overhead.command",
@@ -43,7 +44,7 @@ COMMANDS = {
 
 GO_ON = "the same command goes on from here. With --again it begins anew"
 AFTER_CTRL_C = {
-    **dict.fromkeys(("swap", "workloads", "codecs", "plans", "sparsity"), GO_ON),
+    **dict.fromkeys(("swap", "fit", "workloads", "codecs", "plans", "sparsity"), GO_ON),
     **dict.fromkeys(("papers", "schedule"), GO_ON),
     "gpu": "all finished measurements are written",
 }

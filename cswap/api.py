@@ -8,6 +8,8 @@ from cswap.config import SwapConfig
 from cswap.engine.engine import SwapEngine
 from cswap.engine.saved.module_stack import Scope
 from cswap.errors import ConfigError
+from cswap.fit.controller import FitController
+from cswap.fit.goal import Asked
 from cswap.hooks import HookPair, ModuleHooks, Swapping, check_model, installed_on
 from cswap.log import log
 from cswap.notices import tell_of_options
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     import torch
     from typing_extensions import Self
 
+    from cswap.fit.goal import Goal
     from cswap.hooks import Removable
     from cswap.stats.stats import Stats
 
@@ -29,15 +32,28 @@ if TYPE_CHECKING:
 class InstallHandle:
     """What `install` returns: the engine, its stats, and the way to take it off again."""
 
-    def __init__(self, engine: SwapEngine, installed: Sequence[Removable]) -> None:
-        """Args: engine: of the hooks; installed: to be taken off by `remove`, in this order."""
+    def __init__(
+        self, engine: SwapEngine, installed: Sequence[Removable], fit: FitController | None = None
+    ) -> None:
+        """A handle of what has been installed.
+
+        Args:
+            engine: of the hooks.
+            installed: to be taken off by `remove`, in this order.
+            fit: holds the goal, if there is one; among ``installed``.
+        """
         self.engine = engine
-        self._installed = installed
+        self._installed, self._fit = installed, fit
 
     @property
     def stats(self) -> Stats:
         """What has been done so far."""
         return self.engine.stats
+
+    @property
+    def goal(self) -> Goal | None:
+        """The memory goal as it stands; None without ``fit``."""
+        return None if self._fit is None else self._fit.goal
 
     def remove(self) -> None:
         """Stop swapping. Graphs made before keep working. Calling it again does nothing."""
@@ -70,10 +86,11 @@ def install(
         **options: see `SwapConfig`; over ``config``, over ``CSWAP_<OPTION>`` in the environment.
 
     Returns:
-        A handle with ``stats``, ``engine`` and ``remove()``; also a context manager.
+        A handle with ``stats``, ``goal``, ``engine`` and ``remove()``; also a context manager.
 
     Raises:
         ConfigError: a wrong option; nothing has been installed then.
+        GoalError: parameters and gradients alone exceed ``fit``; nothing has been installed then.
 
     >>> import cswap, torch
     >>> model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU())
@@ -84,9 +101,7 @@ def install(
     """
     if model is not None:
         check_model(model)
-        return _install_on(model, config, options, "forward")
-    engine, _ = _engine(config, options, None)
-    return InstallHandle(engine, (_Everything(engine),))
+    return _install_on(model, config, options, "forward")
 
 
 def install_on(model: torch.nn.Module, config: SwapConfig, entry: str) -> InstallHandle:
@@ -99,22 +114,29 @@ def install_on(model: torch.nn.Module, config: SwapConfig, entry: str) -> Instal
 
     Raises:
         ConfigError: as for `install`.
+        GoalError: as for `install`.
     """
     check_model(model)
     return _install_on(model, config, {}, entry)
 
 
 def _install_on(
-    model: torch.nn.Module, config: SwapConfig | None, options: dict[str, Any], entry: str
+    model: torch.nn.Module | None, config: SwapConfig | None, options: dict[str, Any], entry: str
 ) -> InstallHandle:
-    engine, recompute = _engine(config, options, model)
+    resolved = _resolved(config, options)
+    asked = Asked.of(resolved, has_model=model is not None)
+    engine, recompute = _engine(resolved, model)
+    if model is None:
+        return InstallHandle(engine, (_Everything(engine),))
+    fit = None if asked is None else FitController(model, engine, asked)
     earlier = installed_on(model)
     if earlier is not None:
         log.warning("install: this model was installed before; that is removed.")
         earlier.remove()
     recomputed = Recomputed(model, recompute)
     hooks = ModuleHooks(model, engine, _ScopeRules(engine.config), entry)
-    hooks.handle = InstallHandle(engine, (hooks, recomputed))
+    installed = (hooks, recomputed) if fit is None else (fit, hooks, recomputed)
+    hooks.handle = InstallHandle(engine, installed, fit)
     return hooks.handle
 
 
@@ -148,17 +170,22 @@ def swapping(*, config: SwapConfig | None = None, **options: Any) -> Swapping:
     Raises:
         ConfigError: a wrong option.
     """
-    engine, _ = _engine(config, options, None)
+    resolved = _resolved(config, options)
+    Asked.of(resolved, has_model=False)  # refuses goals
+    engine, _ = _engine(resolved, None)
     return Swapping(engine)
 
 
-def _engine(
-    config: SwapConfig | None, options: dict[str, Any], model: torch.nn.Module | None
-) -> tuple[SwapEngine, tuple[str, ...]]:
-    # The engine, and the paths of the modules that its plan recomputes.
+def _resolved(config: SwapConfig | None, options: dict[str, Any]) -> SwapConfig:
     if config is not None and not isinstance(config, SwapConfig):
         raise ConfigError(f"config={config!r}: must be a SwapConfig.")
-    resolved = SwapConfig.resolve(config, **options)
+    return SwapConfig.resolve(config, **options)
+
+
+def _engine(
+    resolved: SwapConfig, model: torch.nn.Module | None
+) -> tuple[SwapEngine, tuple[str, ...]]:
+    # The engine, and the paths of the modules that its plan recomputes.
     plan = None if resolved.plan is None else Plan.parse(resolved.plan)
     if plan is not None and plan.order:
         log.warning("plan.order: the model's own order of operators is run instead.")

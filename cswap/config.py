@@ -35,6 +35,9 @@ _COUNT: Final = re.compile(r"\s*[0-9]{1,19}\s*")  # str.isdigit() would also tak
 MOST_COUNT: Final = (1 << 63) - 1
 """Largest number of bytes, tensors or steps: 63 bits."""
 
+LEAST: Final = "min"
+"""Value of ``fit`` that asks for the least memory."""
+
 MOST_WORKERS: Final = 1024
 """Largest number of worker threads."""
 
@@ -125,6 +128,29 @@ def _parse_positive(value: Any, name: str) -> float:
     return number
 
 
+def _parse_fit(value: Any, name: str) -> int | str | None:
+    if value is None or value == LEAST:
+        return value if value is None else LEAST
+    nbytes = parse_bytes(value, name) if isinstance(value, int | str) else 0
+    if not nbytes:
+        raise ConfigError(
+            f'{name}={shown(value)}: must be bytes above 0, such as "16GiB", or "{LEAST}" for the '
+            "least memory."
+        )
+    return nbytes
+
+
+def _parse_slowdown(value: Any, name: str) -> float | None:
+    if value is None:
+        return None
+    number = _parse_positive(value, name)
+    if number < 1:
+        raise ConfigError(
+            f"{name}={shown(value)}: must be at least 1: a step's time over that without cswap."
+        )
+    return number
+
+
 def _parse_codec(value: Any, name: str) -> CodecOption:
     if isinstance(value, str):
         return value
@@ -199,6 +225,8 @@ _PARSERS: Final[dict[str, Callable[[Any, str], Any]]] = {
     "guard_error": _parse_positive,
     "policy": _parse_policy,
     "plan": _parse_plan,
+    "fit": _parse_fit,
+    "slowdown": _parse_slowdown,
 }
 
 
@@ -243,6 +271,10 @@ class SwapConfig:
             compresses; ``"static:CODEC"`` always does; ``"cswap+"`` by the rule of the paper;
             ``"oracle"`` runs every codec on every tensor to know (slow, for evaluation).
         plan: a plan (path, JSON text, dict or `Plan`) with a decision for each tensor.
+        fit: bytes of device memory that a step may take, parameters and optimizer state included:
+            each tensor is kept, encoded or computed again, and modules are recomputed, as that asks
+            for and with the least time; ``"min"``: the least memory. Needs a model (docs/fit.md).
+        slowdown: with ``fit="min"``, the longest step, over that without cswap; default 1.1.
 
     Raises:
         ConfigError: an option has a wrong value.
@@ -266,6 +298,8 @@ class SwapConfig:
     guard_error: float = 0.25
     policy: str = "auto"
     plan: Any = None
+    fit: Size | None = None
+    slowdown: float | None = None
 
     def __post_init__(self) -> None:
         for name, parse in _PARSERS.items():

@@ -7,6 +7,7 @@
     - TraceError          a trace contradicts itself, or its file cannot be read
     - HardwareError       a hardware profile is unknown, incomplete or impossible
     - BudgetError         no plan of this kind fits in the budget; carries the smallest that does
+  + GoalError             a memory goal cannot be reached; carries the smallest that can
   + CorruptEncodingError  bytes that came back are not the bytes that were written
   + InternalError         cswap broke one of its own rules: please report
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import math
 from typing import TYPE_CHECKING, TypeVar
 
 from cswap.display import MOST_SHOWN, shown, visible
@@ -81,6 +83,24 @@ class BudgetError(ConfigError):
         super().__init__(f"budget={budget_bytes} bytes: {why}{remedy}")
         self.budget_bytes = budget_bytes
         self.smallest_bytes = smallest_bytes
+
+
+class GoalError(CswapError):
+    """A step does not fit into the memory that ``fit=`` asks for.
+
+    Attributes:
+        asked_bytes: the goal.
+        smallest_bytes: the smallest goal that can be reached, as far as is known.
+    """
+
+    def __init__(self, asked_bytes: int, smallest_bytes: int, why: str) -> None:
+        smallest = math.ceil(smallest_bytes / (1 << 10))
+        super().__init__(
+            f"fit={asked_bytes} bytes: {why} The smallest goal that can be reached: "
+            f'fit="{smallest}KiB".'
+        )
+        self.asked_bytes = asked_bytes
+        self.smallest_bytes = smallest << 10
 
 
 class CorruptEncodingError(CswapError):

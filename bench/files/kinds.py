@@ -264,6 +264,23 @@ KINDS: Final = (
         "workloads.json",
     ),
     Kind(
+        "fit",
+        (),
+        _plain,
+        ("model", "share", "method"),
+        (
+            Measure(
+                "step / off's",
+                ("time_of_off",),
+                ("time_of_off_spread", 0),
+                ("time_of_off_spread", 1),
+            ),
+            Measure("added / checkpoint's", ("added_of_checkpoint",)),
+            Measure("peak bytes", ("peak_bytes",)),
+        ),
+        "fit.json",
+    ),
+    Kind(
         "overhead",
         ("microseconds",),
         _overhead,

@@ -48,6 +48,7 @@ MEASURED: Final[dict[str, tuple[str, ...]]] = {
     "codecs": (*_CODECS, "bench/codecs", "bench/meters/timing.py"),
     "swap": (*_ENGINE, "bench/swap", "bench/meters", *_WORKLOADS, "bench/workloads/methods.py"),
     "workloads": (*_ENGINE, "cswap/remat", "bench/frameworks", "bench/meters"),
+    "fit": (*_ENGINE, "cswap/fit", "cswap/remat", "bench/fit", "bench/meters", *_WORKLOADS),
     "overhead": (*_ENGINE, "bench/overhead"),
     "accuracy": (*_LOSSY, "bench/accuracy/gradients.py"),
     "accuracy pilot": _TRAINED,

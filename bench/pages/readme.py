@@ -18,6 +18,7 @@ from bench.files.committed import RESULTS, ROOT, NotReadError
 from bench.files.committed import as_markdown as _markdown
 from bench.files.committed import load as _load
 from bench.files.committed import where as _where
+from bench.fit import report as fit_report
 from bench.frameworks import report as frameworks_report
 from bench.gpu.static_tables import kernels_table, targets_table
 from bench.overhead import hook_costs
@@ -28,11 +29,12 @@ from cswap.schema.reading import read_object
 
 PAGES: Final = (
     ROOT / "README.md",
-    *(ROOT / "docs" / f"{n}.md" for n in ("benchmarks", "advisor", "lossy", "planning")),
+    *(ROOT / "docs" / f"{n}.md" for n in ("benchmarks", "advisor", "lossy", "planning", "fit")),
 )
 PICTURES: Final = {
     RESULTS / "advisor.png": ROOT / "docs" / "advisor.png",
     RESULTS / "swap.png": ROOT / "docs" / "swap.png",
+    RESULTS / "fit.png": ROOT / "docs" / "fit.png",
     RESULTS / "accuracy" / "pareto.png": ROOT / "docs" / "lossy-pareto.png",
     RESULTS / "papers.png": ROOT / "docs" / "papers.png",
     RESULTS / "accuracy" / "heat.png": ROOT / "docs" / "lossy-gradients.png",
@@ -211,6 +213,17 @@ def swap_table() -> str:
     return f"{_markdown(list(swap_report.HEADINGS), rows)}\n\n{shown}{notes}"
 
 
+def fit_table() -> str:
+    """Memory goals, held by cswap and by checkpointing."""
+    try:
+        data = _load("fit.json")
+    except ConfigError:
+        return "Not measured yet: `python -m bench fit` does."
+    shown = "![step time over off's against the peak of memory](fit.png)\n\n"
+    notes = f"{fit_report.NOTE} {_where(data, 'fit.json')}"
+    return f"{_markdown(list(fit_report.HEADINGS), fit_report.cells(data))}\n\n{shown}{notes}"
+
+
 def advisor_table() -> str:
     """The cost of the advisor's choices, against the best choices."""
     data = _load("advisor.json")
@@ -362,6 +375,7 @@ TABLES: Final = {
     "hooks": hooks_table,
     "swap": swap_table,
     "workloads": workloads_table,
+    "fit": fit_table,
 }
 
 

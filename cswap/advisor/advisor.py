@@ -78,6 +78,11 @@ class Advice:
         """Whether there was a choice, so that the outcome should be noted."""
         return bool(self._memory.explanation.candidates)
 
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """The codecs among which it was chosen, cheapest first; empty if there was no choice."""
+        return self._memory.explanation.candidates
+
     def note_encoded(self, codec: str, raw_nbytes: int, nbytes: int) -> None:
         """Note that the tensor was encoded; ``codec`` may differ from the advice."""
         self._memory.note_encoded(codec, raw_nbytes, nbytes, learn=self._costs.adapts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from cswap.advisor.site_history import Explanation
     from cswap.config import SwapConfig
     from cswap.devices.base import Device
+    from cswap.engine.order.chooser import Chooser
     from cswap.schema.plan import Plan
     from cswap.stats.stats import Stats
 
@@ -40,6 +42,7 @@ class SwapEngine:
         advisor: chooses codecs.
         counters: what has been done so far.
         observer: notes what is saved, for the guard.
+        owned: storages of the model's parameters and buffers.
     """
 
     def __init__(
@@ -62,7 +65,7 @@ class SwapEngine:
         """
         self._state = state = EngineState(config, plan, device, unseen)
         self.config, self.scopes, self.advisor = config, state.scopes, state.advisor
-        self.counters, self.observer = state.counters, state.observer
+        self.counters, self.observer, self.owned = state.counters, state.observer, state.owned
         self._packer = Packer(state)
         self._unpacker = Unpacker(state, self.collect)
         self.pass_through = Packer.pass_through
@@ -72,10 +75,16 @@ class SwapEngine:
     def pack(self, tensor: torch.Tensor) -> Kept | PackedView:
         """The object that autograd keeps instead of ``tensor``. Raises nothing but interrupts."""
         try:
-            return self._packer.pack(tensor)
+            chooser = self._state.chooser
+            if chooser is None:
+                return self._packer.pack(tensor)
+            start_s = time.perf_counter()
+            packed = self._packer.pack(tensor)
+            chooser.packed(tensor, packed, time.perf_counter() - start_s)
         except BaseException:
             self._state.interrupted = True
             raise
+        return packed
 
     def unpack(self, packed: Kept | PackedView) -> torch.Tensor:
         """The tensor that was packed.
@@ -84,15 +93,24 @@ class SwapEngine:
             RuntimeError: autograd's own, if the tensor was modified in place since it was packed.
             CorruptEncodingError: what came back is not what was stored.
         """
+        chooser = self._state.chooser
         if isinstance(packed, Kept):
+            if chooser is not None:
+                chooser.unpacked_kept()
             return packed.unpack()
         try:
-            return self._unpacker.unpack(packed)
+            if chooser is None:
+                return self._unpacker.unpack(packed)
+            chooser.settle()
+            start_s = time.perf_counter()
+            tensor = self._unpacker.unpack(packed)
+            chooser.unpacked(packed, tensor, time.perf_counter() - start_s)
         except Exception:
             raise
         except BaseException:
             self._state.interrupted = True
             raise
+        return tensor
 
     @property
     def wants_operators(self) -> bool:
@@ -102,7 +120,25 @@ class SwapEngine:
     def begin_step(self) -> None:
         """A forward of the model begins."""
         self._state.tidy()
+        chooser = self._state.chooser
+        if chooser is not None:
+            chooser.begin_step()
         self._packer.begin_step()
+
+    def choose_by(self, chooser: Chooser | None) -> None:
+        """Let somebody else than the advisor decide from now on; None: the advisor again."""
+        self._state.chooser = chooser
+
+    def run_in_line(self, *, in_line: bool) -> None:
+        """Whether a CPU encodes where a tensor is saved, and decodes nothing ahead.
+
+        That takes the least memory at any time. Devices with a link go on as they are.
+        """
+        self._state.lanes.run_in_line(in_line=in_line)
+
+    def renumber(self) -> None:
+        """See `Packer.renumber`; between two steps."""
+        self._packer.renumber()
 
     def begin_epoch(self, epochs: int) -> None:
         """The next of ``epochs`` epochs begins; ``policy="cswap+"`` samples values anew."""
@@ -121,6 +157,8 @@ class SwapEngine:
         state = self._state
         state.lanes.pump()
         state.tidy()
+        if state.chooser is not None:
+            state.chooser.settle()
         found = self.counters.snapshot(state.disk.in_use_bytes if state.disk else 0)
         lost = state.lanes.lost_jobs
         if lost:

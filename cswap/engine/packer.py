@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import Parameter
 
+from cswap.advisor.advisor import Advice
 from cswap.advisor.call_site import Site
+from cswap.advisor.live_costs import KEEP, REMAT
 from cswap.codecs.layout import flatten
 from cswap.codecs.registry import get_codec
 from cswap.codecs.warmup import warm
@@ -24,8 +26,10 @@ from cswap.engine.transfer.handle import State
 from cswap.log import log
 
 if TYPE_CHECKING:
+    from cswap.advisor.cost import Candidate
     from cswap.codecs.base import Codec
     from cswap.config import SwapConfig
+    from cswap.engine.order.chooser import Chooser
     from cswap.engine.saved.module_stack import Scope
     from cswap.engine.saved.packed import Token
     from cswap.engine.state import EngineState
@@ -81,6 +85,9 @@ class Packer:
             place = self._place(tensor, scope, operator)
         if place.recipe.keep is not None:
             return self._keep(tensor, place.recipe.keep)
+        chooser = self._state.chooser
+        if chooser is not None and chooser.keeps(tensor, scope.path):
+            return self._keep(tensor, "goal")
         observer = self._state.observer
         if place.rest is not None and observer.seen is None and self._rests(place.rest):
             return self._leave(tensor, place)
@@ -144,7 +151,9 @@ class Packer:
     # ----------------------------------------------------------------- handles
 
     def _rests(self, rest: Rest) -> bool:
-        return rest.lasts(self._order.step) and not self._state.follower.follows
+        if self._state.follower.follows or self._state.chooser is not None:
+            return False
+        return rest.lasts(self._order.step)
 
     def _leave(self, tensor: torch.Tensor, place: Place) -> Kept:
         # See Note [a tensor that rests].
@@ -194,7 +203,8 @@ class Packer:
         handle.lossy_ok, handle.views = recipe.lossy_ok, 1
         handle.section_bytes = None if decision is None else decision.section_bytes
         handle.pinned = (position, handle.raw_nbytes) in self._saved_again
-        if self._remat and decision is None:
+        chooser = self._state.chooser
+        if self._remat and decision is None and chooser is None:
             token.remat = self._recomputer.find(tensor, handle)
         self._admit(token, storage)
         packed = PackedView(token, tensor)
@@ -203,7 +213,7 @@ class Packer:
             self._counters.stay("plan", handle.raw_nbytes)
         elif self._window.open:
             self._hold_in_window(token)
-        else:
+        elif chooser is None or not self._obey(chooser, token, tensor):
             self._send(token, place)
         if lane.step_bytes is not None:
             lane.hold_step()
@@ -306,19 +316,66 @@ class Packer:
             handle.lossy_ok = False
             self._counters.stay("does_not_pay", handle.raw_nbytes)
             return False
-        handle.lossy_ok = not codec.lossless
+        self._encode(token, x, codec)
+        return True
+
+    def _encode(self, token: Token, x: torch.Tensor, codec: Codec) -> None:
+        token.handle.lossy_ok = not codec.lossless
         compile_s = warm(codec, x.dtype, x.device)
         if compile_s:
             self._counters.compiled(compile_s)
-        token.lane.executor.swap_out(handle, x, codec)
+        token.lane.executor.swap_out(token.handle, x, codec)
+
+    def _obey(self, chooser: Chooser, token: Token, tensor: torch.Tensor) -> bool:
+        # Whether the chooser has decided; then that is done.
+        handle, source = token.handle, token.source
+        if handle.state is not State.KEPT or source is None or handle.pinned or handle.modified():
+            return False
+        choice = chooser.choose(
+            tensor,
+            handle,
+            lambda: self._seconds_again(token, tensor),
+            lambda: self._candidates(handle, source),
+        )
+        if choice is None:
+            return False
+        if choice.action == REMAT and token.remat is not None:
+            token.lane.executor.recompute_later(handle)
+            return True
+        token.remat = None
+        if choice.action in (KEEP, REMAT):
+            handle.lossy_ok = False
+            self._counters.stay("goal", handle.raw_nbytes)
+            return True
+        x = flatten(source) if handle.gathered else source
+        handle.advice = choice.notes
+        self._encode(token, x, get_codec(choice.action))
         return True
+
+    def _seconds_again(self, token: Token, tensor: torch.Tensor) -> float | None:
+        if self._remat:
+            token.remat = self._recomputer.find(tensor, token.handle)
+        return self._recomputer.seconds(token)
+
+    def _candidates(self, handle: Handle, source: torch.Tensor) -> tuple[Candidate, ...]:
+        x = flatten(source) if handle.gathered else source
+        self._choose(handle, x, 1, may_keep=True)
+        return handle.advice.candidates if isinstance(handle.advice, Advice) else ()
+
+    def renumber(self) -> None:
+        """Forget what is known by position: the next steps save other tensors, or another number.
+
+        Modules begin or end to be recomputed.
+        """
+        self._saved_again.clear()
+        self.book.forget()
 
     def _choose(
         self, handle: Handle, x: torch.Tensor, uses: int, *, may_keep: bool
     ) -> Codec | None:
         assert handle.site is not None  # set where the handle is made
         try:
-            handle.advice = self._state.advisor.choose(
+            advice = self._state.advisor.choose(
                 x,
                 handle.site,
                 handle.position,
@@ -329,4 +386,5 @@ class Packer:
         except Exception as error:
             self._counters.fall_back("advisor", error)
             return get_codec("raw")
-        return handle.advice.codec
+        handle.advice = advice
+        return advice.codec

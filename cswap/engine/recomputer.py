@@ -94,18 +94,37 @@ class Recomputer:
 
     def is_worth(self, token: Token) -> bool:
         """Whether the token's tensor is to be computed again, rather than stored or kept."""
+        handle, trial = token.handle, self._tried(token)
+        return (
+            trial is not None
+            and trial.agrees
+            and handle.site is not None
+            and self._advisor.recomputes(
+                handle.site,
+                handle.position,
+                handle.raw_nbytes,
+                trial.seconds,
+                token.lane.device.kind,
+            )
+        )
+
+    def seconds(self, token: Token) -> float | None:
+        """Seconds that computing the token's tensor again takes; None: it cannot be."""
+        trial = self._tried(token)
+        return trial.seconds if trial is not None and trial.agrees else None
+
+    def _tried(self, token: Token) -> Trial | None:
+        # See Note [a chain is tried once]; None: there is no chain.
         handle, remat = token.handle, token.remat
         if remat is None or handle.site is None:
-            return False
+            return None
         key = handle.site.scope, remat.operator, handle.raw_nbytes
         trial = self._trials.get(key)
         if trial is None:
             if len(self._trials) >= MOST_TRIALS:
                 self._trials.clear()
             trial = self._trials[key] = self._try(token, remat)
-        return trial.agrees and self._advisor.recomputes(
-            handle.site, handle.position, handle.raw_nbytes, trial.seconds, token.lane.device.kind
-        )
+        return trial
 
     def run(self, remat: Remat) -> torch.Tensor:
         """The tensor's memory, [n] flat, computed again.

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from cswap.config import SwapConfig
     from cswap.devices.base import Device
+    from cswap.engine.order.chooser import Chooser
     from cswap.engine.transfer.device_lanes import Lane
     from cswap.engine.transfer.handle import Handle
     from cswap.remat.record import Remat
@@ -52,6 +53,7 @@ class EngineState:
         reclaimer: handles that nobody can ask for any more.
         resting: tensors that stay, without handles.
         recomputer: computes tensors again.
+        chooser: decides instead of the advisor, for a goal; None: the advisor does.
         interrupted: an interrupt has ended our code somewhere: sums may be off by one tensor.
     """
 
@@ -84,6 +86,7 @@ class EngineState:
         self.reclaimer = Reclaimer(self._release)
         self.resting = RestingTensors(self.counters)
         self.interrupted = False
+        self.chooser: Chooser | None = None
         self.recomputer = Recomputer(self)
 
     def _recompute(self, remat: Remat) -> torch.Tensor:

@@ -48,6 +48,7 @@ class Counters:
         self._peak_device = 0
         self._peak_host = 0
         self._peak_saved = 0
+        self._peak_since = 0
 
     def keep(self, reason: str, nbytes: int) -> None:
         """Count a tensor that was saved and stays on the device."""
@@ -117,8 +118,15 @@ class Counters:
             self._peak_device = device
         if host > self._peak_host:
             self._peak_host = host
-        if device + host > self._peak_saved:
-            self._peak_saved = device + host
+        if device + host > self._peak_since:
+            self._peak_since = device + host
+            self._peak_saved = max(self._peak_saved, device + host)
+
+    def take_peak(self) -> int:
+        """Most bytes of device and host together since this was called last."""
+        with self._lock:
+            found, self._peak_since = self._peak_since, self._device_bytes + self._host_bytes
+        return found
 
     @property
     def device_bytes(self) -> int:

@@ -30,7 +30,7 @@ class Kept:
     and version, not history.
     """
 
-    __slots__ = ("tensor", "version")
+    __slots__ = ("__weakref__", "tensor", "version")
 
     def __init__(self, tensor: torch.Tensor, version: int) -> None:
         self.tensor = tensor
@@ -83,7 +83,7 @@ class PackedView:
     they let the memory go.
     """
 
-    __slots__ = ("conj", "dtype", "neg", "offset", "sizes", "strides", "token")
+    __slots__ = ("__weakref__", "conj", "dtype", "neg", "offset", "sizes", "strides", "token")
 
     def __init__(self, token: Token, tensor: torch.Tensor) -> None:
         self.token = token

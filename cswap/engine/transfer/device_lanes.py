@@ -144,6 +144,11 @@ class Lane:
         if self.device.unified:
             self.device.trim(0)
 
+    def run_in_line(self, *, in_line: bool) -> None:
+        """See `SwapEngine.run_in_line`."""
+        if isinstance(self.executor, HostExecutor):
+            self.overlaps = self.executor.overlaps = self.device.overlaps and not in_line
+
     def close(self) -> None:
         """Keep nothing for reuse."""
         self.host.close()
@@ -187,6 +192,7 @@ class Lanes:
         self._allowance = Allowance(optional_int(config.host_limit))
         self._lanes: dict[torch.device, Lane | None] = {}
         self._lock = threading.Lock()
+        self._in_line = False
         self._only = None if device is None else self._make(device)
         self.min_bytes = min(config.min_bytes_on(kind) for kind in ("cpu", "cuda"))
 
@@ -224,6 +230,12 @@ class Lanes:
         """See `Lane.trim_scratch`."""
         for lane in self._made():
             lane.trim_scratch()
+
+    def run_in_line(self, *, in_line: bool) -> None:
+        """See `SwapEngine.run_in_line`."""
+        self._in_line = in_line
+        for lane in self._made():
+            lane.run_in_line(in_line=in_line)
 
     def close(self) -> None:
         """Keep nothing for reuse."""
@@ -268,6 +280,7 @@ class Lanes:
             device, self._config, self._disk, self._counters, self._allowance, self._recompute
         )
         lane.step_bytes = self._step_bytes
+        lane.run_in_line(in_line=self._in_line)
         return lane
 
 

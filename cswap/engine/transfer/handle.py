@@ -14,9 +14,9 @@ from cswap.stats.step_trace import SavedTensor
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cswap.advisor.advisor import Advice
     from cswap.advisor.call_site import Site
     from cswap.devices.base import Event
+    from cswap.engine.order.chooser import Notes
     from cswap.engine.transfer.section import Section
     from cswap.remat.record import Remat
     from cswap.schema.tensor import TensorMeta
@@ -97,7 +97,7 @@ class Handle:
         prefetched: the fetch under way was not asked for by unpack.
         recomputed: it is computed again rather than stored.
         section_bytes: by a plan; None: as the device has it.
-        advice: to be told how the swap went; None unless the advisor was asked.
+        advice: to be told how the swap went; None unless somebody was asked.
     """
 
     __slots__ = (
@@ -151,7 +151,7 @@ class Handle:
         self.error: BaseException | None = None
         self.site: Site | None = None
         self.section_bytes: int | None = None
-        self.advice: Advice | None = None
+        self.advice: Notes | None = None
         self._counter: torch.Tensor | None = None
         self._last_result: weakref.ref[torch.Tensor] | None = None
         self._last_version = 0

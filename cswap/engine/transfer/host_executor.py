@@ -47,14 +47,18 @@ class _Stored(NamedTuple):
 
 
 class HostExecutor(Executor):
-    """The executor of a unified device."""
+    """The executor of a unified device.
+
+    Attributes:
+        overlaps: whether encodes run beside the computation.
+    """
 
     def __init__(self, resources: Resources) -> None:
         """Args: resources: of the device."""
         super().__init__(resources)
         self._in_line = resources.device.in_line
         self._waiting_bytes = 0
-        self._overlaps = resources.device.overlaps
+        self.overlaps = resources.device.overlaps
         self._backlog_bytes = resources.device.backlog_bytes
 
     # -------------------------------------------------------------------- out
@@ -68,7 +72,7 @@ class HostExecutor(Executor):
                 handle.sections = [section]
                 self._depart(handle, codec)
                 self._waiting_bytes += handle.raw_nbytes
-                beside = self._overlaps and self._waiting_bytes <= self._backlog_bytes
+                beside = self.overlaps and self._waiting_bytes <= self._backlog_bytes
             if beside:
                 handle.event = self._device.submit(partial(self._leave, handle, x), role="codec")
             else:

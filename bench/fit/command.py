@@ -1,0 +1,77 @@
+"""`python -m bench fit`: memory goals of four models, against checkpointing at the same memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from bench.demo.settings import N_THREADS
+from bench.files.resumable import Partial
+from bench.fit import report
+from bench.fit.measure import measure
+from bench.fit.models import MODELS
+from bench.options import Again, names, writable_file
+from cswap.report.terminal import literal
+
+SHARES: Final = (0.75, 0.5, 0.35)
+ROUNDS: Final = 30
+QUICK_ROUNDS: Final = 4
+VERSION: Final = 1
+DEFAULT_OUT: Final = Path("bench/results/cpu/fit.json")
+
+
+def main(
+    models: Annotated[str, typer.Option(help=f"Some of {', '.join(MODELS)}.")] = ",".join(MODELS),
+    rounds: Annotated[int | None, typer.Option(help="Counted steps of each way.", min=2)] = None,
+    out: Annotated[
+        Path, typer.Option(help="Result file (JSON); the picture is beside it.")
+    ] = DEFAULT_OUT,
+    quick: Annotated[bool, typer.Option("--quick", help="Small models, a few steps.")] = False,
+    again: Again = False,
+) -> None:
+    """Hold 75, 50 and 35 % of the saved bytes of four models on this CPU.
+
+    An interrupted run goes on when the same command is repeated.
+    """
+    torch.set_num_threads(N_THREADS)
+    settings = {
+        "models": names("--models", models, MODELS),
+        "shares": list(SHARES),
+        "rounds": rounds or (QUICK_ROUNDS if quick else ROUNDS),
+        "quick": quick,
+    }
+    writable_file(out)
+    console = Console()
+    partial = Partial(out, kind="fit", version=VERSION, settings=settings, again=again)
+    if partial.went_on:
+        console.print(f"Going on: {', '.join(partial.document['done'])} done before.")
+    document = partial.finish(rows=report.with_quotients(_rows(partial, settings, console)))
+    console.print(report.table(document))
+    report.draw(document, out.with_suffix(".png"))
+    console.print(literal(f"Written: {out}, {out.with_suffix('.png')}"))
+
+
+def _rows(partial: Partial, settings: dict[str, Any], console: Console) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    bar = (TextColumn("{task.description:<16}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*bar, TimeElapsedColumn(), console=console) as progress:
+        for name in settings["models"]:
+            row = progress.add_task(name, total=settings["rounds"])
+
+            def measured(name: str = name, row: Any = row) -> list[dict[str, Any]]:
+                return measure(
+                    name,
+                    settings["shares"],
+                    rounds=settings["rounds"],
+                    quick=settings["quick"],
+                    on_step=lambda: progress.advance(row),
+                )
+
+            rows += partial.part(name, measured)
+            progress.update(row, completed=settings["rounds"])
+    return rows

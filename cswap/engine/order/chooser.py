@@ -1,0 +1,93 @@
+"""The seam between an engine and whoever decides for it, tensor by tensor: a goal (`cswap.fit`).
+
+Without a chooser, the engine's own advisor decides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+    from cswap.advisor.cost import Candidate
+    from cswap.engine.saved.packed import Kept, PackedView
+    from cswap.engine.transfer.handle import Handle
+
+
+class Notes(Protocol):
+    """Takes notes of how the swap of a tensor went."""
+
+    @property
+    def learns(self) -> bool:
+        """Whether the outcome should be noted."""
+        ...
+
+    def note_encoded(self, codec: str, raw_nbytes: int, nbytes: int) -> None:
+        """Note that the tensor was encoded, with the codec that did it."""
+        ...
+
+    def note_round_trip(self, codec: str, device_s: float) -> None:
+        """Note the seconds of encode and decode together."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A decision for one tensor.
+
+    Attributes:
+        action: ``"keep"``, ``"remat"``, or the name of a codec.
+        notes: told how the encode went; None: nobody is.
+    """
+
+    action: str
+    notes: Notes | None = None
+
+
+class Chooser(Protocol):
+    """Decides instead of the advisor, and sees what is packed and unpacked."""
+
+    def begin_step(self) -> None:
+        """A forward of the model begins. It may raise: nothing of the step has been done yet."""
+        ...
+
+    def keeps(self, tensor: torch.Tensor, scope: str) -> bool:
+        """Whether a tensor that a module saves stays, so that nothing need be known of it."""
+        ...
+
+    def choose(
+        self,
+        tensor: torch.Tensor,
+        handle: Handle,
+        again_s: Callable[[], float | None],
+        candidates: Callable[[], tuple[Candidate, ...]],
+    ) -> Choice | None:
+        """Decide for a tensor that is being saved; None leaves it to the advisor.
+
+        Args:
+            tensor: as autograd saves it.
+            handle: of the tensor.
+            again_s: finds out how many seconds computing it again takes; None: it cannot be.
+            candidates: asks the advisor for the codecs that may take it, with their predicted cost.
+        """
+        ...
+
+    def packed(self, tensor: torch.Tensor, packed: Kept | PackedView, took_s: float) -> None:
+        """A tensor was packed, which took this thread so long."""
+        ...
+
+    def settle(self) -> None:
+        """Take what is gone off the counts: more is about to be counted, or somebody looks."""
+        ...
+
+    def unpacked_kept(self) -> None:
+        """A tensor that stays was unpacked."""
+        ...
+
+    def unpacked(self, packed: PackedView, tensor: torch.Tensor, took_s: float) -> None:
+        """A tensor was unpacked, as ``tensor``, which took this thread so long."""
+        ...

@@ -1,0 +1,1 @@
+"""A memory goal: `cswap.install(model, fit="16GiB")` (docs/fit.md)."""

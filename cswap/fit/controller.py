@@ -1,0 +1,383 @@
+"""Holds a memory goal: explores, plans, obeys, measures, corrects. It acts between two steps.
+
+Note [phases]
+~~~~~~~~~~~~~
+exploring   `EXPLORED` steps with each tensor in its smallest form (watch.py).
+planning    the same, until a thread beside the training has made the plan (solve.py).
+obeying     the plan; each step is measured, and the next plan corrected by that (correction.py). A
+            step of other tensors (drift) is explored again.
+            Where no plan holds the limit, the smallest one is obeyed; if it does not either, an
+            error names what it takes.
+
+Note [what a limit leaves for saved tensors]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+A plan's limit is the goal, less the bytes of a step that are no saved tensors' (``other``), less
+the excess of measured over predicted peaks so far (correction.py).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import weakref
+from collections import Counter, deque
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import torch
+
+from cswap.errors import ConfigError, GoalError
+from cswap.fit.background import Background
+from cswap.fit.correction import MARGIN, Correction, Look
+from cswap.fit.goal import Asked, Goal, Phase
+from cswap.fit.problem import FitPlan, Problem
+from cswap.fit.regions import Regions, RegionTimer
+from cswap.fit.resident import Resident, meter_for
+from cswap.fit.solve import within_bytes, within_time
+from cswap.fit.watch import Watch
+from cswap.log import log
+from cswap.selectors import Selectors
+from cswap.units import show_bytes
+
+if TYPE_CHECKING:
+    from cswap.config import SwapConfig
+    from cswap.engine.engine import SwapEngine
+    from cswap.fit.seen import Step
+
+EXPLORED: Final = 3
+"""Steps that are explored: in the first, kernels are compiled and chains are tried."""
+
+SETTLING: Final = 1
+"""Steps after a change of plan whose peak does not count: half of it is of the plan before."""
+
+SAFETY: Final = 0.1
+"""Share of the saved bytes by which the goal that an error names is above what was measured."""
+
+DRIFT: Final = 0.05
+"""Share of a step's raw bytes in tensors that the plan does not know, from which it is drift."""
+
+DRIFT_EVERY: Final = 8
+"""Least steps between two explorations because of drift: shapes may change in every step."""
+
+TIMED: Final = 4
+"""Steps whose median is the time of a step."""
+
+
+class _Planned(NamedTuple):
+    """Result of the planner.
+
+    Attributes:
+        plan: None: no plan holds the limit.
+        smallest: the plan of the fewest bytes.
+    """
+
+    plan: FitPlan | None
+    smallest: FitPlan
+
+
+class FitController:
+    """Holds the goal of one installed model, until `remove`."""
+
+    def __init__(self, model: torch.nn.Module, engine: SwapEngine, asked: Asked) -> None:
+        """Begin with the next step.
+
+        Args:
+            model: whose forward is a step.
+            engine: that swaps for it.
+            asked: the goal.
+
+        Raises:
+            ConfigError: the model is on several devices.
+            GoalError: the limit is below the bytes of parameters, buffers and gradients.
+        """
+        device = _device_of(model)
+        self._model, self._engine, self._asked = weakref.ref(model), engine, asked
+        self._resident = Resident(model)
+        _check_floor(asked.limit_bytes, self._resident)
+        self._meter = meter_for(device, self._resident)
+        self._regions = Regions(model, engine.counters)
+        self._watch = Watch(
+            self._begin_step,
+            self._regions.used,
+            engine,
+            unified=device.type != "cuda",
+        )
+        self._timer: RegionTimer | None = None
+        self._phase: Phase = "exploring"
+        self._explored: list[Step] = []
+        self._problem: Problem | None = None
+        self._planning: Background[_Planned] | None = None
+        self._plan: FitPlan | None = None
+        self._smallest_bytes: int | None = None
+        self._last_resort = False
+        self._plans = self._since = 0
+        self._other = 0.0
+        self._correction = Correction()
+        self._time_share = 1.0
+        self._plain_s: float | None = None
+        self._measured: int | None = None
+        self._steps_s: deque[float] = deque(maxlen=TIMED)
+        self._explore()
+        engine.choose_by(self._watch)
+        # On a CPU: beside the computation, a tensor would be there in both forms for a while.
+        engine.run_in_line(in_line=True)
+
+    @property
+    def goal(self) -> Goal:
+        """The goal as it stands."""
+        plan, plain_s = self._plan, self._plain_s
+        slower = 1 + plan.added_s / plain_s if plan is not None and plain_s else None
+        return Goal(
+            self._asked.limit_bytes,
+            self._asked.slowdown,
+            self._phase,
+            predicted_bytes=None if plan is None else int(self._predicted(plan)),
+            measured_bytes=self._measured,
+            measured_by=self._meter.by,
+            resident_bytes=self._resident.nbytes,
+            smallest_bytes=self._smallest_bytes,
+            plain_s=plain_s,
+            predicted_slowdown=slower,
+            step_s=statistics.median(self._steps_s) if self._steps_s else None,
+            plans=self._plans,
+            actions=Counter() if plan is None else plan.counts,
+            modules=() if plan is None else tuple(sorted(plan.regions)),
+        )
+
+    def remove(self) -> None:
+        """Let go of the model; the engine's advisor decides again."""
+        self._engine.choose_by(None)
+        self._engine.run_in_line(in_line=False)
+        self._regions.recompute(())
+        self._stop_timer()
+        self._resident.remove()
+
+    # -------------------------------------------------------------------- steps
+
+    def _begin_step(self) -> None:
+        model = self._model()
+        if model is None or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return
+        step = self._watch.step
+        self._regions.used.settle()
+        if step.waits:
+            return  # the next forward belongs to the same step
+        self._note(step)
+        if self._phase in ("exploring", "planning"):
+            self._go_on_exploring(step)
+        elif self._phase == "obeying":
+            self._look_back(step)
+        if self._phase == "given up":
+            return
+        if self._timer is not None:
+            self._timer.begin_step()
+        self._watch.look()
+
+    def _note(self, step: Step) -> None:
+        # The memory and the time of a step that has ended.
+        saved = self._engine.counters.take_peak()
+        total = self._meter.take(saved + step.small_bytes)
+        if not step.n_uses:
+            return
+        self._since += 1
+        self._steps_s.append(step.step_s)
+        if step.explored:
+            self._other = float(max(0, total - saved))
+            self._measured = total
+        elif self._since > SETTLING:
+            self._measured = max(self._measured or 0, total)
+
+    def _go_on_exploring(self, step: Step) -> None:
+        if step.stranger:
+            self._give_up("several threads save tensors of this model")
+        elif step.n_uses and self._phase == "exploring":
+            self._explored.append(step)
+            if len(self._explored) >= EXPLORED:
+                self._pose()
+        if self._planning is not None and self._planning.done:
+            self._take_plan()
+
+    def _look_back(self, step: Step) -> None:
+        # On a step that obeyed the plan.
+        plan = self._plan
+        if step.stranger:
+            self._give_up("several threads save tensors of this model")
+        if plan is None or not step.n_uses or self._phase != "obeying":
+            return
+        if self._planning is not None:
+            if self._planning.done:
+                self._take_plan()
+            return
+        if self._since <= SETTLING:
+            return
+        if self._has_drifted(step, plan):
+            if self._since >= DRIFT_EVERY:
+                log.info("fit: the step has changed; it is explored again.")
+                self._explore()
+            return
+        if self._asked.limit_bytes is None:
+            self._keep_time()
+        else:
+            self._keep_limit(self._asked.limit_bytes, plan)
+
+    def _has_drifted(self, step: Step, plan: FitPlan) -> bool:
+        missing = plan.raw_bytes - (step.raw_bytes - step.unknown_bytes)
+        limit = DRIFT * max(plan.raw_bytes, 1)
+        return step.unknown_bytes > limit or missing > limit
+
+    # -------------------------------------------------------------- corrections
+
+    def _keep_limit(self, limit_bytes: int, plan: FitPlan) -> None:
+        if self._measured is None:
+            return
+        look = Look(plan, self._measured, limit_bytes, self._other)
+        over = look.measured > limit_bytes
+        if self._last_resort:
+            if over:
+                self._raise_unreachable(limit_bytes, look.measured)
+        elif over:
+            before = self._correction.too_much(look)
+            if before is None:
+                self._begin_planning()
+            else:
+                self._obey(before)
+        elif self._since > SETTLING + 1 and self._correction.may_loosen(look):
+            self._begin_planning()
+
+    def _keep_time(self) -> None:
+        slowdown, plain_s = self._asked.slowdown, self._plain_s
+        if slowdown is None or not plain_s or (self._since - SETTLING) % TIMED:
+            return
+        if statistics.median(self._steps_s) > slowdown * plain_s and self._time_share > 0.1:
+            self._time_share *= 0.7
+            self._begin_planning()
+
+    def _predicted(self, plan: FitPlan) -> float:
+        return plan.peak_bytes + self._other + self._correction.bias
+
+    # -------------------------------------------------------------------- plans
+
+    def _explore(self) -> None:
+        model = self._model()
+        assert model is not None  # its forward has called us
+        self._regions.recompute(())
+        self._engine.renumber()
+        self._phase, self._since, self._time_share = "exploring", 0, 1.0
+        self._correction = Correction()
+        self._explored, self._planning = [], None
+        self._watch.exploring, self._watch.inputs_of = True, frozenset()
+        self._watch.forget()
+        self._stop_timer()
+        if self._engine.config.remat:
+            excluded = _not_to_recompute(model, self._engine.config)
+            self._timer = RegionTimer(model, excluded, self._watch)
+
+    def _pose(self) -> None:
+        # The problem of this step, from what was explored.
+        step = self._explored[-1]
+        saved = self._watch.saved(step)
+        if not saved:
+            return
+        regions = () if self._timer is None else self._timer.found()
+        self._problem = Problem(saved, regions, in_line=self._watch.unified)
+        self._stop_timer()
+        later = self._explored[1:] or self._explored
+        self._plain_s = min(max(s.step_s - s.hooks_s, 1e-9) for s in later)
+        self._phase = "planning"
+        self._begin_planning()
+
+    def _begin_planning(self) -> None:
+        problem, limit = self._problem, self._asked.limit_bytes
+        if problem is None or self._planning is not None:
+            return
+        room = limit_s = math.inf
+        if limit is None:
+            slowdown = self._asked.slowdown or 1.0
+            limit_s = (slowdown - 1) * (self._plain_s or 0.0) * self._time_share
+        else:
+            room = self._correction.room(limit, self._other)
+        self._planning = Background(lambda: _made(problem, room, limit_s))
+
+    def _take_plan(self) -> None:
+        assert self._planning is not None  # it is done
+        planning, self._planning = self._planning, None
+        try:
+            found = planning.result()
+        except Exception as error:
+            self._give_up(f"no plan could be made ({error})")
+            return
+        self._plans += 1
+        self._smallest_bytes = math.ceil(found.smallest.peak_bytes / (1 - MARGIN) + self._other)
+        self._last_resort = found.plan is None
+        self._obey(found.plan or found.smallest)
+
+    def _obey(self, plan: FitPlan) -> None:
+        self._plan, self._phase, self._since, self._measured = plan, "obeying", 0, None
+        self._watch.obey(plan.decided, plan.regions)
+        self._regions.recompute(plan.regions)
+        self._engine.renumber()  # what stays has no position
+        log.info("fit: %s", self.goal)
+
+    def _raise_unreachable(self, limit_bytes: int, measured: int) -> None:
+        self._phase = "unreachable"
+        self._smallest_bytes = math.ceil(measured + SAFETY * max(measured - self._other, 0))
+        raise GoalError(
+            limit_bytes,
+            self._smallest_bytes,
+            f"a step takes {show_bytes(measured)} at least, {show_bytes(self._other)} of it for "
+            "what is no saved tensor.",
+        )
+
+    def _give_up(self, why: str) -> None:
+        log.warning("fit: %s; cswap decides as without a goal from here on.", why)
+        self._phase = "given up"
+        self.remove()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.remove()
+            self._timer = None
+
+
+def _made(problem: Problem, room: float, limit_s: float) -> _Planned:
+    smallest = within_time(problem, math.inf)
+    plan = within_time(problem, limit_s) if math.isinf(room) else within_bytes(problem, room)
+    return _Planned(plan, smallest)
+
+
+def _check_floor(limit_bytes: int | None, resident: Resident) -> None:
+    floor = resident.nbytes
+    if limit_bytes is not None and limit_bytes <= floor:
+        resident.remove()
+        raise GoalError(
+            limit_bytes,
+            floor + 1,
+            f"parameters, buffers and gradients alone take {show_bytes(floor)}.",
+        )
+
+
+def _not_to_recompute(model: torch.nn.Module, config: SwapConfig) -> set[str]:
+    # Paths of modules that are excluded, that hold one that is, or that are not included.
+    exclude, include = Selectors(config.exclude), Selectors(config.include)
+    excluded: set[str] = set()
+    included: set[str] = set()
+    for path, module in model.named_modules():
+        parent = path.rpartition(".")[0]
+        if exclude.matches(path, module) or (path and parent in excluded):
+            excluded.add(path)
+        if not include or include.matches(path, module) or (path and parent in included):
+            included.add(path)
+    found = {path for path, _ in model.named_modules() if path not in included} | excluded
+    for path in excluded:
+        names = path.split(".")
+        found |= {".".join(names[:n]) for n in range(1, len(names))}
+    return found
+
+
+def _device_of(model: torch.nn.Module) -> torch.device:
+    devices = {x.device for x in (*model.parameters(), *model.buffers())}
+    if len(devices) != 1:
+        names = ", ".join(sorted(map(str, devices))) or "none"
+        raise ConfigError(
+            f"fit: the model's parameters must be on one device, and are on {names}. Use budget=."
+        )
+    return next(iter(devices))

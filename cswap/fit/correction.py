@@ -1,0 +1,88 @@
+"""What a measured peak means for the next plan of a limit.
+
+A peak above the limit tightens the next plan by the excess. One far below it loosens the next plan
+by what prediction and measurement differ by. If the looser plan turns out to be too loose, the
+plan before it is taken again, for good.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from cswap.fit.problem import FitPlan
+
+MARGIN: Final = 0.02
+"""Share of the bytes for saved tensors that a plan leaves free."""
+
+SLACK: Final = 0.05
+"""Share of them that may stay unused before a plan is loosened."""
+
+MOST_LOOSENED: Final = 3
+"""Corrections after which plans are tightened only, so that they come to rest."""
+
+
+class Look(NamedTuple):
+    """A step's peak, and what was expected.
+
+    Attributes:
+        plan: that the step obeyed.
+        measured: its peak in bytes.
+        limit: the goal in bytes.
+        other: bytes of it that are no saved tensors'.
+    """
+
+    plan: FitPlan
+    measured: int
+    limit: int
+    other: float
+
+    @property
+    def room(self) -> float:
+        """Bytes that the limit leaves for saved tensors."""
+        return max(self.limit - self.other, 1.0)
+
+
+class Correction:
+    """The corrections of one goal.
+
+    Attributes:
+        bias: bytes by which measured peaks are above those of plans.
+    """
+
+    def __init__(self) -> None:
+        self.bias = 0.0
+        self._made = 0
+        self._held: tuple[FitPlan, float] | None = None
+
+    def room(self, limit: int, other: float) -> float:
+        """Bytes that a plan may take for saved tensors."""
+        return (limit - other) * (1 - MARGIN) - self.bias
+
+    def too_much(self, look: Look) -> FitPlan | None:
+        """After a peak above the limit: the plan to go back to; None: another is to be made."""
+        held, self._held = self._held, None
+        if held is not None and held[0] is not look.plan:
+            self._made = MOST_LOOSENED
+            self._held = held
+            self.bias = held[1]
+            return held[0]
+        predicted = look.plan.peak_bytes + look.other + self.bias
+        self.bias += look.measured - min(predicted, look.limit) + MARGIN * look.room / 2
+        self._made += 1
+        return None
+
+    def may_loosen(self, look: Look) -> bool:
+        """After a peak within the limit: whether a plan of less time is to be made."""
+        predicted = look.plan.peak_bytes + look.other + self.bias
+        self._held = look.plan, self.bias
+        if (
+            look.plan.added_s <= 0
+            or self._made >= MOST_LOOSENED
+            or look.limit - look.measured <= SLACK * look.room
+            or look.measured >= predicted
+        ):
+            return False
+        self._made += 1
+        self.bias += look.measured - predicted
+        return True

@@ -1,0 +1,143 @@
+"""What was asked for, predicted and measured: `InstallHandle.goal`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Literal
+
+from cswap.config import LEAST
+from cswap.errors import ConfigError
+from cswap.units import show_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from cswap.config import SwapConfig
+
+Phase = Literal["exploring", "planning", "obeying", "unreachable", "given up"]
+
+SLOWDOWN: Final = 1.1
+"""Default of ``slowdown``."""
+
+_EXCLUDED_BY_FIT: Final[Mapping[str, object]] = {
+    "plan": None,
+    "budget": None,
+    "keep_last": 0,
+    "policy": "auto",
+    "verify": False,
+}
+"""Options that decide about the same things, with the values at which they do not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The goal.
+
+    Attributes:
+        limit_bytes: of device memory in a step; None: as few as the slowdown allows.
+        slowdown: longest step over that without cswap; None: as short as the limit allows.
+    """
+
+    limit_bytes: int | None
+    slowdown: float | None
+
+    @staticmethod
+    def of(config: SwapConfig, *, has_model: bool) -> Asked | None:
+        """The goal that the options ask for; None: they ask for none.
+
+        Raises:
+            ConfigError: options contradict each other.
+        """
+        if config.fit is None:
+            if config.slowdown is not None:
+                raise ConfigError(
+                    f"slowdown={config.slowdown}: goes with fit={LEAST!r}. Add that, or leave it."
+                )
+            return None
+        if not has_model:
+            raise ConfigError(
+                f"fit={config.fit!r}: needs a model. Use cswap.install(model, fit=...)."
+            )
+        for name, neutral in _EXCLUDED_BY_FIT.items():
+            if getattr(config, name) != neutral:
+                raise ConfigError(
+                    f"{name}={getattr(config, name)!r} with fit={config.fit!r}: a goal decides "
+                    f"that. Leave {name} out."
+                )
+        if config.fit == LEAST:
+            return Asked(None, config.slowdown or SLOWDOWN)
+        if config.slowdown is not None:
+            raise ConfigError(
+                f"slowdown={config.slowdown} with fit={config.fit!r}: a size already takes the "
+                f"least time. Use fit={LEAST!r} with slowdown."
+            )
+        assert isinstance(config.fit, int)  # parsed
+        return Asked(config.fit, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """A goal as it stands; prints as one line.
+
+    Attributes:
+        asked_bytes: the limit; None: the least memory.
+        asked_slowdown: the limit of time; None: the least time.
+        phase: "exploring" (steps with every tensor in its smallest form), "planning" (the same,
+            until the plan is there), "obeying", "unreachable" (the error has been raised; the plan
+            of the least memory is obeyed), "given up" (cswap decides as without a goal; the log
+            has the reason).
+        predicted_bytes: peak of a step by the plan; None: there is none yet.
+        measured_bytes: highest peak of the steps under this plan, its first one left out; before a
+            plan, of the last step. None: no step yet.
+        measured_by: how, in words.
+        resident_bytes: of these, what is no saved tensor: parameters, buffers, gradients, optimizer
+            state. Measured on a CPU, part of the allocator's peak on a GPU.
+        smallest_bytes: smallest limit that can be reached, by the last plan; measured, if the phase
+            is "unreachable". None: not known yet.
+        plain_s: seconds of forward and backward without cswap: measured steps less what cswap took.
+        predicted_slowdown: of forward and backward, by the plan.
+        step_s: seconds of forward and backward, the median of the last steps.
+        plans: how many have been made.
+        actions: of the plan: tensors by "keep", "remat" and codec.
+        modules: of the plan: paths of the modules that are recomputed.
+    """
+
+    asked_bytes: int | None
+    asked_slowdown: float | None
+    phase: Phase
+    predicted_bytes: int | None = None
+    measured_bytes: int | None = None
+    measured_by: str = ""
+    resident_bytes: int = 0
+    smallest_bytes: int | None = None
+    plain_s: float | None = None
+    predicted_slowdown: float | None = None
+    step_s: float | None = None
+    plans: int = 0
+    actions: Counter[str] = field(default_factory=Counter)
+    modules: tuple[str, ...] = ()
+
+    @property
+    def held(self) -> bool | None:
+        """Whether the measured peak is within the limit; None: not known, or no limit."""
+        if self.asked_bytes is None or self.measured_bytes is None or self.phase != "obeying":
+            return None
+        return self.measured_bytes <= self.asked_bytes
+
+    def __str__(self) -> str:
+        asked = (
+            f"the least memory at {self.asked_slowdown} of the time"
+            if self.asked_bytes is None
+            else show_bytes(self.asked_bytes)
+        )
+        text = f"goal {asked}: {self.phase}"
+        if self.predicted_bytes is not None:
+            text += f"; predicted {show_bytes(self.predicted_bytes)}"
+        if self.measured_bytes is not None:
+            text += f"; measured {show_bytes(self.measured_bytes)} ({self.measured_by})"
+        if self.predicted_slowdown is not None:
+            text += f"; {self.predicted_slowdown:.2f} of the time, predicted"
+        ways = [f"{count} {name}" for name, count in sorted(self.actions.items())]
+        ways += [f"{len(self.modules)} modules recomputed"] if self.modules else []
+        return text + (f"; {', '.join(ways)}" if ways else "")

@@ -1,0 +1,259 @@
+"""What a goal has to decide: saved tensors over the moments of a step, and the ways to hold them.
+
+Note [bytes over a step]
+~~~~~~~~~~~~~~~~~~~~~~~~
+A moment is a tensor's save or a tensor's use. From its save to its last use a tensor takes the
+bytes of the way in which it is held, and from its first use on its raw bytes. Where workers encode
+beside the computation, it takes its raw bytes for some moments more: an encode has to end first
+(`LAG`), and a decode begins before the use (`AHEAD`). An operator holds what it uses until it has
+run (`DWELL`). A module that is recomputed
+takes its input's bytes, and from its first use in backward on the raw bytes of all that it saves.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from cswap.advisor.live_costs import KEEP, REMAT
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from numpy.typing import NDArray
+
+LAG: Final = 2
+"""Moments after its save for which a tensor that is encoded is still there."""
+
+AHEAD: Final = 2
+"""Moments before its first use at which a tensor may have been decoded already."""
+
+DWELL: Final = 1
+"""Moments after its last use for which it is still there, where that was not seen."""
+
+MOST_MOMENTS: Final = 96
+"""Moments that a solver sees; of longer steps, each stands for several, with the most of them."""
+
+
+class Key(NamedTuple):
+    """Name of a tensor's save: it is the same in steps that recompute other modules.
+
+    Attributes:
+        scope: path of the module that saves it.
+        nbytes: of the tensor, which may be a view of larger memory.
+        nth: among the saves of this size in that module, in a step.
+    """
+
+    scope: str
+    nbytes: int
+    nth: int
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way to hold a saved tensor.
+
+    Attributes:
+        action: "keep", "remat", or the name of a codec.
+        held_bytes: of device memory.
+        added_s: seconds that it adds to a step.
+    """
+
+    action: str
+    held_bytes: int
+    added_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """One saved tensor of a step.
+
+    Attributes:
+        names: of its saves, in their order: several modules may save the same memory.
+        nbytes: its raw bytes.
+        ways: to hold it; "keep" is one of them.
+        born: moment of its save.
+        first_use: moment of its first use in backward.
+        last: moment of its last use, or the last at which the operator still holds it.
+        needs: names of the saves from which it is computed again, if it can be. In a module that is
+            recomputed these are not there.
+        left: last moment at which forward itself holds its memory; 0: that of its save.
+    """
+
+    names: tuple[Key, ...]
+    nbytes: int
+    ways: tuple[Way, ...]
+    born: int
+    first_use: int
+    last: int
+    needs: tuple[Key, ...] = ()
+    left: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A module that can be recomputed as a whole.
+
+    Attributes:
+        path: of the module.
+        added_s: seconds that its second forward takes.
+        input_bytes: of its inputs that are held instead, and that nobody else saves.
+    """
+
+    path: str
+    added_s: float
+    input_bytes: int
+
+    def has(self, saved: Saved) -> bool:
+        """Whether a tensor is saved in it and nowhere else."""
+        return all(is_within(name.scope, self.path) for name in saved.names)
+
+    def touches(self, saved: Saved) -> bool:
+        """Whether a tensor is saved in it, and maybe elsewhere, too."""
+        return any(is_within(name.scope, self.path) for name in saved.names)
+
+    def prevents(self, saved: Saved) -> bool:
+        """Whether a tensor outside of it cannot be computed again while it is recomputed."""
+        return not self.has(saved) and any(is_within(n.scope, self.path) for n in saved.needs)
+
+
+def is_within(scope: str, path: str) -> bool:
+    """Whether a module is the one of this path, or lies in it."""
+    return scope == path or scope.startswith(path + ".")
+
+
+class Decided(NamedTuple):
+    """A plan's word for one tensor.
+
+    Attributes:
+        action: "keep", "remat", or the name of a codec.
+        number: of the tensor.
+        nbytes: its raw bytes.
+    """
+
+    action: str
+    number: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class FitPlan:
+    """A decision for each tensor of a step.
+
+    Attributes:
+        decided: by save; those of recomputed modules are left out.
+        regions: paths of the modules that are recomputed.
+        peak_bytes: predicted most bytes of saved tensors at a moment.
+        added_s: predicted seconds that it adds to a step.
+        raw_bytes: of the tensors that it decides about.
+        counts: of these tensors by action.
+    """
+
+    decided: Mapping[Key, Decided]
+    regions: frozenset[str]
+    peak_bytes: int
+    added_s: float
+    raw_bytes: int
+    counts: Counter[str]
+
+
+class Problem:
+    """A step's saved tensors and regions, as tables.
+
+    Attributes:
+        saved: the tensors.
+        regions: that may be recomputed; one may lie in another.
+        members: by region, the indices of its tensors.
+        prevented: by region, the indices of the tensors that it keeps from being computed again.
+    """
+
+    def __init__(
+        self, saved: Collection[Saved], regions: Collection[Region], *, in_line: bool
+    ) -> None:
+        """A problem.
+
+        Args:
+            saved: at least one tensor.
+            regions: those without tensors are left out.
+            in_line: whether encodes run where a tensor is saved, and nothing is decoded ahead.
+        """
+        self.saved = tuple(saved)
+        self._lag, self._ahead = (0, 0) if in_line else (LAG, AHEAD)
+        self.n_moments = 1 + max(s.last for s in self.saved)
+        members = {r: tuple(i for i, s in enumerate(self.saved) if r.has(s)) for r in regions}
+        self.regions = tuple(r for r in regions if members[r])
+        self.members = tuple(members[r] for r in self.regions)
+        self._shared = tuple(
+            tuple(s for s in self.saved if r.touches(s) and not r.has(s)) for r in self.regions
+        )
+        self.prevented = tuple(
+            frozenset(i for i, s in enumerate(self.saved) if r.prevents(s)) for r in self.regions
+        )
+
+    def bytes_of(self, index: int, way: Way) -> NDArray[np.float64]:
+        """Bytes at each moment of one tensor, held that way."""
+        one, found = self.saved[index], np.zeros(self.n_moments)
+        end = one.last + 1
+        found[one.born : end] = way.held_bytes
+        if way.action != KEEP:
+            lag, ahead = (0, 0) if way.action == REMAT else (self._lag, self._ahead)
+            out = min(max(one.born + lag, one.left), one.last)
+            before = max(out + 1, one.first_use - ahead)
+            encoded = way.held_bytes if way.action != REMAT else 0
+            found[one.born : out + 1] = one.nbytes
+            found[one.born + lag + 1 : out + 1] += encoded
+            found[before:end] = one.nbytes + encoded
+        return found
+
+    def bytes_of_region(self, index: int) -> NDArray[np.float64]:
+        """Bytes at each moment of a region that is recomputed."""
+        inside = [self.saved[i] for i in self.members[index]]
+        found = np.zeros(self.n_moments)
+        born, last = min(s.born for s in inside), max(s.last for s in inside)
+        found[born : last + 1] = self.regions[index].input_bytes
+        again = min(s.first_use for s in inside)
+        for one in inside:
+            found[again : one.last + 1] += one.nbytes
+        for one in self._shared[index]:  # its second forward reads them before their own use
+            found[again : one.first_use] += one.nbytes
+        return found
+
+    def plan(self, ways: Mapping[int, Way], regions: Collection[int]) -> FitPlan:
+        """The plan that holds tensors in these ways and recomputes these regions.
+
+        Args:
+            ways: by index of the tensor.
+            regions: indices; their tensors are not among ``ways``.
+        """
+        total = np.zeros(self.n_moments)
+        raw_bytes = sum(self.saved[i].nbytes for i in ways)
+        for index, way in ways.items():
+            total += self.bytes_of(index, way)
+        for index in regions:
+            total += self.bytes_of_region(index)
+        added_s = sum(w.added_s for w in ways.values())
+        return FitPlan(
+            {
+                name: Decided(way.action, i, self.saved[i].nbytes)
+                for i, way in ways.items()
+                for name in self.saved[i].names
+            },
+            frozenset(self.regions[i].path for i in regions),
+            int(total.max()),
+            added_s + sum(self.regions[i].added_s for i in regions),
+            raw_bytes,
+            Counter(way.action for way in ways.values()),
+        )
+
+
+def thinned(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Bytes [..., moments] at no more than MOST_MOMENTS: the most of neighbouring ones."""
+    n_moments = rows.shape[-1]
+    if n_moments <= MOST_MOMENTS:
+        return rows
+    starts = np.linspace(0, n_moments, MOST_MOMENTS, endpoint=False).astype(int)
+    found: NDArray[np.float64] = np.maximum.reduceat(rows, starts, axis=-1)
+    return found

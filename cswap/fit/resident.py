@@ -1,0 +1,119 @@
+"""Memory that a step needs besides saved tensors, and how a step's memory is measured."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class Resident:
+    """Parameters, buffers, gradients and optimizer state of a model, until `remove`.
+
+    The optimizer is known from its first step on: torch tells of every one.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        """Args: model: the model."""
+        self._model = weakref.ref(model)
+        self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._hook = register_optimizer_step_post_hook(self._note)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all of these; gradients count whether they are there at the moment or not."""
+        model = self._model()
+        if model is None:
+            return 0
+        parameters = list(model.parameters())
+        mine = set(parameters)
+        states = (
+            x
+            for optimizer in list(self._optimizers)
+            for p, state in list(optimizer.state.items())
+            if p in mine
+            for x in _tensors(state)
+        )
+        gradients = sum(p.nbytes for p in parameters if p.requires_grad)
+        return gradients + _bytes_of((*parameters, *model.buffers(), *states))
+
+    def remove(self) -> None:
+        """Hear of optimizers no longer."""
+        self._hook.remove()
+
+    def _note(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if optimizer in self._optimizers:
+            return
+        model = self._model()
+        mine = set() if model is None else set(model.parameters())
+        if any(p in mine for group in optimizer.param_groups for p in group["params"]):
+            self._optimizers.add(optimizer)
+
+
+def _tensors(state: Any) -> list[torch.Tensor]:
+    values = state.values() if isinstance(state, dict) else ()
+    return [x for x in values if isinstance(x, torch.Tensor)]
+
+
+def _bytes_of(tensors: Iterable[torch.Tensor]) -> int:
+    # Each storage once: parameters may be tied.
+    seen = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}
+    return sum(seen.values())
+
+
+class Meter(Protocol):
+    """Measures a step's memory.
+
+    Attributes:
+        by: how, in words.
+    """
+
+    by: str
+
+    def take(self, saved_bytes: int) -> int:
+        """Most bytes since this was called last.
+
+        Args:
+            saved_bytes: of saved tensors, at their peak in that time.
+        """
+        ...
+
+
+class CountedMeter:
+    """Saved bytes plus what is resident: for a CPU, where torch has no peak to ask for."""
+
+    by = "saved bytes plus parameters, buffers, gradients and optimizer state"
+
+    def __init__(self, resident: Resident) -> None:
+        """Args: resident: of the model."""
+        self._resident = resident
+
+    def take(self, saved_bytes: int) -> int:
+        """See `Meter`."""
+        return self._resident.nbytes + saved_bytes
+
+
+class AllocatorMeter:
+    """The peak of torch's CUDA allocator. Its statistics begin anew with every step."""
+
+    by = "the peak of the CUDA allocator"
+
+    def __init__(self, device: torch.device) -> None:
+        """Args: device: of the model."""
+        self._device = device
+
+    def take(self, saved_bytes: int) -> int:
+        """See `Meter`; saved tensors are part of the peak."""
+        peak = int(torch.cuda.max_memory_allocated(self._device))
+        torch.cuda.reset_peak_memory_stats(self._device)
+        return peak
+
+
+def meter_for(device: torch.device, resident: Resident) -> Meter:
+    """The meter of a model on this device."""
+    return AllocatorMeter(device) if device.type == "cuda" else CountedMeter(resident)

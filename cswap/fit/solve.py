@@ -1,0 +1,232 @@
+"""Finds the plan of a goal: the least time within bytes, or the fewest bytes within a time.
+
+Both are mixed-integer linear programs, solved by HiGHS (`scipy.optimize.milp`): one of its ways
+for each tensor, unless a region that holds it is recomputed. Where scipy is missing, or HiGHS finds
+nothing in its time, a greedy search takes, at the fullest moment, the change that adds the least
+time per byte.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from cswap.advisor.live_costs import KEEP, REMAT
+from cswap.fit.problem import FitPlan, Problem, Way, thinned
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+TIME_LIMIT_S: Final = 5.0
+"""Of one solution."""
+
+GAP: Final = 0.005
+"""Relative distance from the optimum at which the solver stops."""
+
+TOLERANCE: Final = 1e-5
+"""Of the solver, in a constraint of bytes."""
+
+MIB: Final = float(1 << 20)
+MS: Final = 1e3
+
+
+def within_bytes(problem: Problem, limit_bytes: float, *, exact: bool = True) -> FitPlan | None:
+    """The plan that adds the least time and takes at most so many bytes; None: there is none.
+
+    Args:
+        problem: of a step.
+        limit_bytes: at every moment.
+        exact: by the solver, if it is there; else greedily.
+    """
+    table = _Table(problem)
+    found = table.solve(limit_bytes=limit_bytes, limit_s=math.inf) if exact else None
+    if found is None:
+        found = _greedy(problem, limit_bytes, math.inf)
+    return found if found.peak_bytes <= limit_bytes * (1 + TOLERANCE) else None
+
+
+def within_time(problem: Problem, limit_s: float, *, exact: bool = True) -> FitPlan:
+    """The plan that takes the fewest bytes and adds at most so many seconds.
+
+    Args:
+        problem: of a step.
+        limit_s: added to a step; `math.inf` gives the fewest bytes that there are.
+        exact: by the solver, if it is there; else greedily.
+    """
+    found = _Table(problem).solve(limit_bytes=math.inf, limit_s=limit_s) if exact else None
+    if found is None:
+        return _greedy(problem, 0.0, limit_s)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Variable:
+    """A binary variable: a tensor's way, or a region that is recomputed (``way`` is None)."""
+
+    index: int
+    way: Way | None
+    added_s: float
+
+
+class _Table:
+    """A problem as the matrices of a linear program."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        ways = ((i, way) for i, s in enumerate(problem.saved) for way in s.ways)
+        self._variables = [_Variable(i, way, way.added_s) for i, way in ways]
+        self._variables += [_Variable(i, None, r.added_s) for i, r in enumerate(problem.regions)]
+
+    def solve(self, *, limit_bytes: float, limit_s: float) -> FitPlan | None:
+        """The best plan that HiGHS finds; None: none, or no scipy.
+
+        With a limit of bytes the time is minimised, without one the bytes are.
+        """
+        try:
+            from scipy.optimize import Bounds, LinearConstraint, milp
+            from scipy.sparse import csr_matrix
+        except ImportError:
+            return None
+        n = len(self._variables)
+        nbytes, once, apart = self._bytes(), self._once(), self._apart()
+        added = MS * np.array([v.added_s for v in self._variables])
+        least_bytes = math.isinf(limit_bytes)
+        # The last variable is the peak in MiB.
+        peak = np.full((len(nbytes), 1), -1.0)
+        most = np.inf if least_bytes else limit_bytes / MIB
+
+        def ones(cells: list[tuple[int, int]]) -> Any:
+            rows, columns = zip(*cells, strict=True)
+            return csr_matrix((np.ones(len(cells)), (rows, columns)), (max(rows) + 1, n + 1))
+
+        constraints = [
+            LinearConstraint(csr_matrix(np.hstack([nbytes, peak])), -np.inf, 0.0),
+            LinearConstraint(ones(once), 1.0, 1.0),
+        ]
+        if apart:
+            cells = [(row, column) for row, pair in enumerate(apart) for column in pair]
+            constraints.append(LinearConstraint(ones(cells), -np.inf, 1.0))
+        if math.isfinite(limit_s):
+            row = np.append(added, 0.0)[None, :]
+            constraints.append(LinearConstraint(row, -np.inf, MS * limit_s))
+        tiny = 1e-4 / (1.0 + added.sum())  # of equal peaks, the fastest
+        cost = np.append(tiny * added, 1.0) if least_bytes else np.append(added, 0.0)
+        solution = milp(
+            cost,
+            constraints=constraints,
+            integrality=np.append(np.ones(n), 0.0),
+            bounds=Bounds(np.zeros(n + 1), np.append(np.ones(n), most)),
+            options={"time_limit": TIME_LIMIT_S, "mip_rel_gap": GAP},
+        )
+        return None if solution.x is None else self._plan(solution.x)
+
+    def _bytes(self) -> NDArray[np.float64]:
+        # [moments, variables] in MiB; moments that repeat one before are left out.
+        rows = [
+            thinned(
+                self._problem.bytes_of_region(v.index)
+                if v.way is None
+                else self._problem.bytes_of(v.index, v.way)
+            )
+            for v in self._variables
+        ]
+        found: NDArray[np.float64] = np.unique(np.array(rows) / MIB, axis=1).T
+        return found
+
+    def _once(self) -> list[tuple[int, int]]:
+        # (tensor, variable) where the variable decides about the tensor: one of them does.
+        return [
+            (i, column)
+            for column, v in enumerate(self._variables)
+            for i in ([v.index] if v.way is not None else self._problem.members[v.index])
+        ]
+
+    def _apart(self) -> list[tuple[int, int]]:
+        # Pairs of variables of which one may be 1: a tensor computed again, a region against that.
+        again = {
+            v.index: c for c, v in enumerate(self._variables) if v.way and v.way.action == REMAT
+        }
+        return [
+            (again[i], column)
+            for column, variable in enumerate(self._variables)
+            if variable.way is None
+            for i in self._problem.prevented[variable.index]
+            if i in again
+        ]
+
+    def _plan(self, x: NDArray[np.float64]) -> FitPlan:
+        chosen = [v for v, value in zip(self._variables, x[:-1], strict=True) if value > 0.5]
+        ways = {v.index: v.way for v in chosen if v.way is not None}
+        return self._problem.plan(ways, [v.index for v in chosen if v.way is None])
+
+
+class _Search:
+    """The greedy search's state: a way for each tensor, the regions, bytes at each moment."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.ways = {i: _kept(s.ways) for i, s in enumerate(problem.saved)}
+        self.regions: list[int] = []
+        self.total = sum(
+            (problem.bytes_of(i, w) for i, w in self.ways.items()), np.zeros(problem.n_moments)
+        )
+        self.added_s = sum(w.added_s for w in self.ways.values())
+
+    def changes(self) -> list[tuple[float, NDArray[np.float64], int, Way | None]]:
+        """Every change: seconds that it adds, bytes at each moment, index, way (None: region)."""
+        problem = self.problem
+        found: list[tuple[float, NDArray[np.float64], int, Way | None]] = []
+        for i, now in self.ways.items():
+            before = problem.bytes_of(i, now)
+            found += [
+                (w.added_s - now.added_s, problem.bytes_of(i, w) - before, i, w)
+                for w in problem.saved[i].ways
+                if w is not now
+                if w.action != REMAT or not any(i in problem.prevented[r] for r in self.regions)
+            ]
+        for n, region in enumerate(problem.regions):
+            inside = problem.members[n]
+            again = {i for i, way in self.ways.items() if way.action == REMAT}
+            if all(i in self.ways for i in inside) and not problem.prevented[n] & again:
+                change = problem.bytes_of_region(n)
+                for i in inside:
+                    change = change - problem.bytes_of(i, self.ways[i])
+                added_s = region.added_s - sum(self.ways[i].added_s for i in inside)
+                found.append((added_s, change, n, None))
+        return found
+
+    def take(self, change: tuple[float, NDArray[np.float64], int, Way | None]) -> None:
+        """Make a change."""
+        added_s, nbytes, index, way = change
+        self.added_s += added_s
+        self.total = self.total + nbytes
+        if way is not None:
+            self.ways[index] = way
+            return
+        self.regions.append(index)
+        for i in self.problem.members[index]:
+            del self.ways[i]
+
+
+def _greedy(problem: Problem, limit_bytes: float, limit_s: float) -> FitPlan:
+    state = _Search(problem)
+    while state.total.max() > limit_bytes:
+        moment, peak = int(state.total.argmax()), state.total.max()
+        useful = [
+            change
+            for change in state.changes()
+            if change[1][moment] < 0
+            and (state.total + change[1]).max() <= peak
+            and state.added_s + change[0] <= limit_s
+        ]
+        if not useful:
+            break
+        state.take(min(useful, key=lambda c: max(c[0], 0.0) / -c[1][moment]))
+    return problem.plan(state.ways, state.regions)
+
+
+def _kept(ways: tuple[Way, ...]) -> Way:
+    return next(way for way in ways if way.action == KEEP)

@@ -1,0 +1,325 @@
+"""What a goal sees of a step, and what it tells the engine: the chooser.
+
+Note [everything is swapped]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+While a step is explored, each tensor is held in the way that takes the fewest bytes. So a goal that
+can be reached is nearly held from the first step on, and every way is measured where it is used.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections import Counter
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from cswap.advisor.live_costs import KEEP, REMAT
+from cswap.advisor.rates import HOOKS_S
+from cswap.codecs.registry import get_codec
+from cswap.engine.order.chooser import Choice
+from cswap.engine.saved.packed import Kept, PackedView
+from cswap.engine.transfer.handle import State
+from cswap.fit.problem import DWELL, Key, Saved, Way
+from cswap.fit.seen import SeenTensor, Step, WayNotes
+from cswap.pool import size_class
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from cswap.advisor.cost import Candidate
+    from cswap.engine.engine import SwapEngine
+    from cswap.engine.transfer.handle import Handle
+    from cswap.fit.problem import Decided
+    from cswap.fit.regions import UsedBytes
+
+LEAST_RATIO: Final = 1.02
+"""A codec that takes off less is no way to hold a tensor, where host memory is device memory."""
+
+
+class Watch:
+    """Tells an engine how to hold each tensor, and sees what comes of it.
+
+    Attributes:
+        step: the one that runs.
+        exploring: whether each tensor is held in its smallest way.
+        decided: else, how to hold each tensor; others are held in their smallest way.
+        inputs_of: paths of the modules that are recomputed: they save their inputs. Both: `obey`.
+        unified: whether host memory is device memory.
+    """
+
+    def __init__(
+        self,
+        on_step: Callable[[], None],
+        used: UsedBytes,
+        engine: SwapEngine,
+        *,
+        unified: bool,
+    ) -> None:
+        """Watch from the next step on.
+
+        Args:
+            on_step: called where a forward begins.
+            used: counts what autograd uses.
+            engine: asks; knows which module runs, what the model owns, and which lossy codecs the
+                guard has forbidden.
+            unified: see above.
+        """
+        self.begin_step, self.settle = on_step, used.settle
+        self._used, self._scopes = used, engine.scopes
+        self._owned, self._milder = engine.owned, engine.advisor.milder
+        self._by_address: dict[int, SeenTensor] = {}
+        used.on_gone = self._note_gone
+        self._using: dict[int, SeenTensor] = {}
+        self._leaving: dict[int, SeenTensor] = {}
+        self.unified = unified
+        self.exploring = True
+        self.decided: Mapping[Key, Decided] = {}
+        self.inputs_of: frozenset[str] = frozenset()
+        self.step = Step(explored=True)
+        self._thread = threading.get_ident()
+        self._count: Counter[tuple[str, int]] = Counter()
+        self._ways: dict[Key, dict[str, Way]] = {}
+        self._notes: dict[tuple[Key, str], WayNotes] = {}
+        self._small: set[int] = set()
+        self._kept_inputs: set[Key] = set()
+        self._decided: Handle | None = None
+
+    def look(self) -> None:
+        """Look at a new step, in this thread."""
+        self.step = Step(explored=self.exploring)
+        self._thread = threading.get_ident()
+        self._count.clear()
+        self._by_address.clear()
+        self._small.clear()
+
+    def obey(self, decided: Mapping[Key, Decided], inputs_of: frozenset[str]) -> None:
+        """Hold tensors in these ways from the next step on."""
+        self.exploring = False
+        self.decided, self.inputs_of = decided, inputs_of
+        self._kept_inputs.clear()
+
+    def forget(self) -> None:
+        """Ask anew for the ways to hold each tensor."""
+        self._ways.clear()
+        self._notes.clear()
+
+    def saved(self, step: Step) -> list[Saved]:
+        """The tensors of an explored step that backward used, with their ways as measured."""
+        return [
+            Saved(
+                tuple(one.names),
+                one.nbytes,
+                self._measured(one.names[0]),
+                one.born,
+                one.first_use,
+                one.gone - 1 if one.gone > one.last_use else one.last_use + DWELL,
+                tuple(name for other in one.inputs for name in other.names),
+                min(max(one.left - 1, one.born), max(one.first_use - 1, one.born)),
+            )
+            for one in step.seen.values()
+            if one.last_use
+        ]
+
+    # ------------------------------------------------------------ by the engine
+
+    def keeps(self, tensor: torch.Tensor, scope: str) -> bool:
+        """See `Chooser`."""
+        if self.exploring or threading.get_ident() != self._thread:
+            return False
+        name = self._name(tensor, scope)
+        if scope in self.inputs_of:
+            return name in self._kept_inputs
+        decided = self.decided.get(name)
+        return decided is not None and decided.action == KEEP
+
+    def choose(
+        self,
+        tensor: torch.Tensor,
+        handle: Handle,
+        again_s: Callable[[], float | None],
+        candidates: Callable[[], tuple[Candidate, ...]],
+    ) -> Choice | None:
+        """See `Chooser`."""
+        if threading.get_ident() != self._thread or handle.site is None:
+            self.step.stranger = True
+            return None
+        self._decided = handle
+        key = self._name(tensor, handle.site.scope)
+        one = self._see(handle, key)
+        action = None if self.exploring else self._planned(key, handle, again_s)
+        if action is None:
+            again = again_s()
+            if again is not None and self.exploring:
+                one.inputs = self._inputs_of(handle)
+            if key not in self._ways:
+                self._ways[key] = self._ways_of(handle.raw_nbytes, again, candidates())
+            action = min(self._measured(key), key=lambda w: (w.held_bytes, w.added_s)).action
+        if action in (KEEP, REMAT):
+            return Choice(action)
+        notes = self._notes.setdefault((key, action), WayNotes(action))
+        return Choice(action, notes)
+
+    def packed(self, tensor: torch.Tensor, packed: Kept | PackedView, took_s: float) -> None:
+        """See `Chooser`."""
+        step = self.step
+        if threading.get_ident() != self._thread:
+            return
+        step.hooks_s += took_s
+        step.last = weakref.ref(packed)
+        if isinstance(packed, Kept):
+            if type(tensor) is torch.Tensor and tensor.layout is torch.strided:
+                with suppress(RuntimeError):  # it stands for another one, inside of vmap or jvp
+                    self._note_kept(tensor)
+            return
+        handle = packed.token.handle
+        name = self._name(tensor, self._scopes.current.path)
+        self._count[name.scope, name.nbytes] += 1
+        one = step.seen.get((handle.step, handle.position))
+        if one is None:
+            # The engine has decided itself: it is a leaf that is saved again, for example.
+            one = self._see(handle, name)
+            self._ways.setdefault(name, {KEEP: Way(KEEP, handle.raw_nbytes, 0.0)})
+        elif handle is not self._decided:
+            one.names.append(name)
+        self._decided = None
+        storage = tensor.untyped_storage()
+        self._by_address[storage.data_ptr()] = one
+        if self.unified and handle.state is State.STORED:  # forward may hold it for longer
+            self._leaving[self._used.add(storage)] = one
+
+    def unpacked_kept(self) -> None:
+        """See `Chooser`."""
+        self.step.n_uses += 1
+        self.step.ended_s = time.perf_counter()
+
+    def saved_at(self, address: int) -> SeenTensor | None:
+        """The tensor of this step whose storage was at this address when it was saved."""
+        return self._by_address.get(address)
+
+    def unpacked(self, packed: PackedView, tensor: torch.Tensor, took_s: float) -> None:
+        """See `Chooser`."""
+        step, handle = self.step, packed.token.handle
+        if threading.get_ident() != self._thread and not handle.meta.device.startswith("cuda"):
+            step.stranger = True
+        step.hooks_s += took_s
+        step.ended_s = time.perf_counter()
+        step.n_uses += 1
+        one = step.seen.get((handle.step, handle.position))
+        if one is not None:
+            one.first_use = one.first_use or step.n_moments
+            one.last_use = step.n_moments
+        if self.unified and handle.state is State.STORED:  # autograd's from here on
+            name = self._used.add(tensor.untyped_storage())
+            if one is not None:
+                self._using[name] = one
+        step.n_moments += 1
+
+    def _note_gone(self, name: int) -> None:
+        one = self._using.pop(name, None)
+        if one is not None:
+            one.gone = self.step.n_moments
+        one = self._leaving.pop(name, None)
+        if one is not None:
+            one.left = self.step.n_moments
+
+    # ---------------------------------------------------------------- decisions
+
+    def _planned(self, key: Key, handle: Handle, again_s: Callable[[], float | None]) -> str | None:
+        # None: the smallest way.
+        if key.scope in self.inputs_of:
+            if again_s() is not None:
+                return REMAT
+            self._kept_inputs.add(key)
+            return KEEP
+        decided = self.decided.get(key)
+        if (
+            decided is None
+            or self._forbids(decided.action, handle)
+            or (decided.action == REMAT and again_s() is None)
+        ):
+            self.step.unknown_bytes += handle.raw_nbytes
+            return None
+        return decided.action
+
+    def _forbids(self, action: str, handle: Handle) -> bool:
+        # Whether the guard has.
+        if action in (KEEP, REMAT) or get_codec(action).lossless or handle.site is None:
+            return False
+        return not self._milder.allows(handle.site.kind, action)
+
+    def _ways_of(
+        self, nbytes: int, again_s: float | None, candidates: tuple[Candidate, ...]
+    ) -> dict[str, Way]:
+        found = {KEEP: Way(KEEP, nbytes, 0.0)}
+        if again_s is not None:
+            found[REMAT] = Way(REMAT, 0, again_s + HOOKS_S)
+        for one in candidates:
+            if one.codec == KEEP:
+                continue
+            if not self.unified:
+                found[one.codec] = Way(one.codec, 0, one.cost_s)
+            elif one.ratio >= LEAST_RATIO:  # raw bytes that move there gain nothing
+                found[one.codec] = Way(one.codec, size_class(int(one.nbytes)), one.device_s)
+        return found
+
+    def _measured(self, key: Key) -> tuple[Way, ...]:
+        return tuple(self._corrected(key, way) for way in self._ways[key].values())
+
+    def _corrected(self, key: Key, way: Way) -> Way:
+        notes = self._notes.get((key, way.action))
+        if notes is None or not notes.nbytes:
+            return way
+        # The store's buffers have fixed sizes.
+        held_bytes = size_class(notes.nbytes) if self.unified else way.held_bytes
+        measured = self.unified and notes.device_s > 0
+        return Way(way.action, held_bytes, notes.device_s + HOOKS_S if measured else way.added_s)
+
+    def _name(self, tensor: torch.Tensor, scope: str) -> Key:
+        # Of the save that is under way.
+        nbytes = tensor.nbytes
+        return Key(scope, nbytes, self._count[scope, nbytes])
+
+    def _see(self, handle: Handle, name: Key) -> SeenTensor:
+        step = self.step
+        one = SeenTensor([name], handle.raw_nbytes, step.n_moments)
+        step.seen[handle.step, handle.position] = one
+        step.n_moments += 1
+        return one
+
+    def _note_kept(self, tensor: torch.Tensor) -> None:
+        step, scope = self.step, self._scopes.current.path
+        if not self.keeps(tensor, scope):
+            step.small_bytes += self._bytes_once(tensor)
+            return
+        name = self._name(tensor, scope)
+        decided = self.decided.get(name)
+        self._count[name.scope, name.nbytes] += 1
+        if decided is None or scope in self.inputs_of:
+            step.kept[-1 - len(step.kept)] = name.nbytes
+        else:
+            step.kept[decided.number] = decided.nbytes
+        if self.unified:
+            self._used.add(tensor.untyped_storage())
+
+    def _inputs_of(self, handle: Handle) -> list[SeenTensor]:
+        owner = handle.token()
+        remat = None if owner is None else owner.remat
+        found = []
+        for packed in () if remat is None else remat.inputs:
+            if isinstance(packed, PackedView):
+                other = packed.token.handle
+                one = self.step.seen.get((other.step, other.position))
+                found += [] if one is None else [one]
+        return found
+
+    def _bytes_once(self, tensor: torch.Tensor) -> int:
+        storage = tensor.untyped_storage()
+        address = storage.data_ptr()
+        if address in self._small or tensor in self._owned:
+            return 0
+        self._small.add(address)
+        return storage.nbytes()

@@ -1,0 +1,52 @@
+"""What measured peaks do to the next plan."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from cswap.fit.correction import MARGIN, MOST_LOOSENED, Correction, Look
+from cswap.fit.problem import FitPlan
+
+
+def plan(peak_bytes, added_s=1.0):
+    return FitPlan({}, frozenset(), peak_bytes, added_s, 0, Counter())
+
+
+def look(made, measured):
+    return Look(made, measured, limit=1000, other=200.0)
+
+
+def test_a_peak_above_the_limit_leaves_less_room_by_the_excess():
+    correction = Correction()
+    assert correction.room(1000, 200.0) == pytest.approx(800 * (1 - MARGIN))
+    assert correction.too_much(look(plan(780), 1050)) is None
+    assert correction.room(1000, 200.0) < 800 * (1 - MARGIN) - (1050 - 980)
+
+
+def test_a_peak_far_below_the_limit_gives_room_a_few_times():
+    correction = Correction()
+    for _ in range(MOST_LOOSENED):
+        before = correction.room(1000, 200.0)
+        assert correction.may_loosen(look(plan(700 - correction.bias), 800))
+        assert correction.room(1000, 200.0) > before
+    assert not correction.may_loosen(look(plan(700 - correction.bias), 800))
+
+
+def test_nothing_is_loosened_near_the_limit_or_where_nothing_is_gained():
+    correction = Correction()
+    assert not correction.may_loosen(look(plan(790), 980))
+    assert not correction.may_loosen(look(plan(700, added_s=0.0), 800))
+    assert not correction.may_loosen(look(plan(600), 850))  # above its prediction
+    assert correction.bias == 0
+
+
+def test_a_looser_plan_that_is_too_loose_gives_way_to_the_one_before():
+    correction = Correction()
+    first, second = plan(700), plan(790)
+    assert correction.may_loosen(look(first, 800))
+    assert correction.too_much(look(second, 1010)) is first
+    assert correction.bias == 0
+    assert not correction.may_loosen(look(first, 800))  # it would be the same again
+    assert correction.too_much(look(first, 1010)) is None

@@ -1,0 +1,416 @@
+"""Goals that are held by small models on a CPU."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+import cswap
+from cswap.errors import ConfigError, GoalError
+
+STEPS = 18
+
+
+def train(training, n=STEPS):
+    for _ in range(n):
+        training.step()
+
+
+def is_held(training, handle):
+    """Whether the plan in force is measured to be within the goal; it may have just been made."""
+    for _ in range(4):
+        if handle.goal.measured_bytes is None:
+            training.step()
+    assert handle.goal.phase == "obeying"
+    return handle.goal.held
+
+
+@pytest.mark.parametrize(("share", "workers"), [(0.75, 1), (0.5, 0)])
+def test_a_goal_is_held_and_gradients_keep_their_bits(
+    training, sizes, install, make_training, share, workers
+):
+    resident, saved = sizes(training)
+    mine, plain = (make_training(training.kind) for _ in range(2))
+    handle = install(mine.model, fit=int(resident + share * saved), workers=workers)
+    for n in range(STEPS):
+        for one in (mine, plain):
+            torch.manual_seed(n)
+            one.gradients = one.step()
+        assert all(map(torch.equal, mine.gradients, plain.gradients))
+        assert all(map(torch.equal, mine.state(), plain.state()))
+    assert is_held(mine, handle)
+    goal = handle.goal
+    assert goal.measured_bytes <= goal.asked_bytes
+    assert goal.resident_bytes == resident
+    assert set(goal.actions) - {"keep"} or goal.modules
+    assert handle.stats.fallbacks == 0
+    handle.engine.collect()
+    assert handle.stats.host_bytes == 0
+    assert handle.stats.device_bytes <= mine.x.nbytes + 1024  # the input that backward has kept
+
+
+def test_another_meter_measures_the_same_peak(make_training, install):
+    pytest.importorskip("sklearn")
+    from bench.fit.models import WithLoss
+    from bench.meters.saved_bytes import SavedBytes
+    from bench.workloads.modes import held
+
+    net = make_training("blocks").model
+    model = WithLoss(net)
+    batch = torch.randn(128, 32), torch.randint(32, (128,))
+
+    def step():
+        model.zero_grad()
+        model(*batch).backward()
+
+    def peak(handle):
+        owned = [*model.parameters(), *model.buffers()]
+        meter = SavedBytes(owned, (), lambda: held(handle))
+        model.probe = meter.watch
+        step()
+        model.probe = nullcontext
+        return meter.curve.peak
+
+    saved = peak(None)
+    resident = 2 * sum(p.nbytes for p in model.parameters())
+    handle = install(model, fit=resident + saved // 2)
+    for _ in range(STEPS):
+        step()
+    assert handle.goal.phase == "obeying"
+    assert handle.goal.modules
+    assert peak(handle) <= saved // 2
+    inputs = sum(x.nbytes for x in batch)
+    assert abs(handle.goal.measured_bytes - resident - peak(handle)) <= inputs + 4096
+
+
+def test_modules_are_recomputed_where_that_is_needed_and_only_then(make_training, sizes, install):
+    training = make_training("blocks")
+    resident, saved = sizes(training)
+    easy = install(training.model, fit=int(resident + 2 * saved))
+    train(training, 8)
+    assert easy.goal.modules == ()
+    hard = install(training.model, fit=int(resident + 0.5 * saved))
+    train(training)
+    assert hard.goal.modules
+    assert is_held(training, hard)
+    hard.remove()
+    assert all("forward" not in m.__dict__ for m in training.model.modules())
+
+
+def test_a_goal_out_of_reach_is_an_error_that_names_the_smallest_that_is_not(
+    training, sizes, install
+):
+    resident, saved = sizes(training)
+    handle = install(training.model, fit=int(resident + 0.01 * saved))
+    with pytest.raises(GoalError, match=r"smallest goal that can be reached: fit=\"\d+KiB\"") as e:
+        train(training)
+    assert handle.goal.phase == "unreachable"
+    assert handle.goal.held is None
+    train(training, 2)  # once is enough
+    again = install(training.model, fit=e.value.smallest_bytes)
+    train(training)
+    assert again.goal.phase == "obeying"
+    assert is_held(training, again)
+
+
+def test_parameters_alone_above_the_goal_are_refused_before_anything_changes(make_training):
+    training = make_training("blocks")
+    before = {name: dict(m.__dict__) for name, m in training.model.named_modules()}
+    with pytest.raises(GoalError, match="parameters, buffers and gradients alone take"):
+        cswap.install(training.model, fit=1000)
+    assert {name: dict(m.__dict__) for name, m in training.model.named_modules()} == before
+
+
+def test_the_least_memory_within_a_slowdown(make_training, sizes, install, monkeypatch):
+    # No corrections by measured time: the machine may be busy.
+    monkeypatch.setattr("cswap.fit.controller.FitController._keep_time", lambda _: None)
+    training = make_training("blocks")
+    resident, saved = sizes(training)
+    peaks = {}
+    for slowdown in (1.0, 50.0):
+        handle = install(training.model, fit="min", slowdown=slowdown)
+        train(training)
+        goal = handle.goal
+        assert goal.phase == "obeying"
+        assert goal.held is None
+        assert goal.predicted_slowdown <= slowdown + 1e-6
+        peaks[slowdown] = goal.measured_bytes
+    assert peaks[1.0] == resident + saved
+    assert peaks[50.0] < resident + 0.7 * saved
+
+
+def test_a_step_that_is_too_slow_gets_a_plan_with_less_time(make_training, install, monkeypatch):
+    training = make_training("blocks")
+    monkeypatch.setattr("cswap.fit.seen.Step.step_s", 1.0)
+    handle = install(training.model, fit="min", slowdown=1.5)
+    train(training, 6)
+    assert handle.goal.plans == 1
+    first = handle.goal.predicted_slowdown
+    monkeypatch.setattr("cswap.fit.seen.Step.step_s", 3.0)
+    train(training)
+    assert handle.goal.plans > 1
+    assert handle.goal.predicted_slowdown <= first
+
+
+def test_another_batch_is_explored_again_and_its_goal_held(make_training, sizes, install):
+    training = make_training("blocks")
+    resident, saved = sizes(training)
+    handle = install(training.model, fit=int(resident + 0.6 * saved))
+    train(training, 12)
+    assert handle.goal.phase == "obeying"
+    plans = handle.goal.plans
+    training.x = torch.cat([training.x, training.x[:32]])
+    phases = set()
+    for _ in range(STEPS):
+        training.step()
+        phases.add(handle.goal.phase)
+    assert "exploring" in phases
+    assert handle.goal.plans > plans
+    assert handle.goal.phase == "obeying"
+    assert is_held(training, handle)
+
+
+def test_a_peak_above_the_goal_makes_the_next_plan_tighter(
+    make_training, sizes, install, monkeypatch
+):
+    training = make_training("blocks")
+    resident, saved = sizes(training)
+    handle = install(training.model, fit=int(resident + 0.75 * saved))
+    train(training, 8)
+    plans, predicted = handle.goal.plans, handle.goal.predicted_bytes
+    take = handle.engine.counters.take_peak
+    more = int(0.1 * saved)
+    monkeypatch.setattr(handle.engine.counters, "take_peak", lambda: take() + more)
+    train(training, 12)
+    assert handle.goal.plans > plans
+    assert is_held(training, handle)
+    assert handle.goal.predicted_bytes <= handle.goal.asked_bytes
+    assert predicted <= handle.goal.asked_bytes
+
+
+def test_validation_on_the_way_is_no_step(make_training, sizes, install):
+    training = make_training("blocks")
+    resident, saved = sizes(training)
+    handle = install(training.model, fit=int(resident + 0.6 * saved))
+    for _ in range(STEPS):
+        training.step()
+        with torch.no_grad():
+            training.model(training.x)
+        training.model(training.x)  # with a graph, and no backward
+    assert handle.goal.phase == "obeying"
+    assert is_held(training, handle)
+
+
+def test_two_backwards_of_one_graph(make_training, sizes, install):
+    training = make_training("blocks")
+    resident, saved = sizes(training)
+    install(training.model, fit=int(resident + 0.5 * saved))
+    train(training, 10)
+    training.optimizer.zero_grad()
+    torch.manual_seed(7)
+    loss = training.model(training.x).square().mean()
+    loss.backward(retain_graph=True)
+    first = [p.grad.clone() for p in training.model.parameters()]
+    training.optimizer.zero_grad()
+    loss.backward()
+    assert all(map(torch.equal, first, [p.grad for p in training.model.parameters()]))
+
+
+def test_after_removal_the_model_is_as_it_was(make_training, sizes):
+    training = make_training("blocks")
+    resident, saved = sizes(training)
+    before = {name: set(m.__dict__) for name, m in training.model.named_modules()}
+    hooks = [len(m._forward_hooks) for m in training.model.modules()]
+    for steps in (0, 2, 10):
+        handle = cswap.install(training.model, fit=int(resident + 0.5 * saved), min_bytes=0)
+        train(training, steps)
+        handle.remove()
+        handle.remove()
+        assert {name: set(m.__dict__) for name, m in training.model.named_modules()} == before
+        assert [len(m._forward_hooks) for m in training.model.modules()] == hooks
+    training.step()
+
+
+def test_a_copy_of_the_model_recomputes_nothing(make_training, sizes, install):
+    training = make_training("blocks")
+    resident, saved = sizes(training)
+    handle = install(training.model, fit=int(resident + 0.5 * saved))
+    train(training, 10)
+    assert handle.goal.modules
+    copied = copy.deepcopy(training.model)
+    assert all("forward" not in m.__dict__ for m in copied.modules())
+
+
+def test_several_threads_end_the_goal_in_words(make_training, sizes, install, caplog):
+    training = make_training("blocks")
+    resident, saved = sizes(training)
+    handle = install(training.model, fit=int(resident + 0.6 * saved))
+    training.step()
+
+    def other():
+        training.model(training.x).sum().backward()
+
+    out = training.model(training.x)
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    out.sum().backward()
+    with caplog.at_level("WARNING", logger="cswap"):
+        train(training, 2)
+    assert handle.goal.phase == "given up"
+    assert "several threads" in caplog.text
+    train(training, 2)
+    handle.remove()
+
+
+def test_a_planner_that_fails_ends_the_goal_in_words(make_training, install, caplog, monkeypatch):
+    def fails(*_):
+        raise RuntimeError("no solver today")
+
+    monkeypatch.setattr("cswap.fit.controller._made", fails)
+    training = make_training("blocks")
+    handle = install(training.model, fit="1GiB")
+    train(training, 8)
+    assert handle.goal.phase == "given up"
+    assert "no solver today" in caplog.text
+
+
+def test_an_excluded_module_is_not_recomputed(make_training, sizes, install):
+    training = make_training("blocks")
+    resident, saved = sizes(training)
+    handle = install(training.model, fit=int(resident + 0.7 * saved), exclude=["1", "2.norm"])
+    train(training)
+    assert not {"1", "1.mlp", "2"} & set(handle.goal.modules)
+
+
+class Counting(torch.nn.Module):
+    """Writes a buffer in its forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Sequential(torch.nn.Linear(32, 128), torch.nn.Tanh())
+        self.calls: torch.Tensor
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls.add_(1)
+        return self.inner(x).sum(1, keepdim=True) + x
+
+
+def test_a_module_whose_forward_writes_a_buffer_is_not_recomputed(install):
+    model = torch.nn.Sequential(*(Counting() for _ in range(4)))
+    x = torch.randn(256, 32)
+    handle = install(model, fit="min", slowdown=100.0)
+    for _ in range(12):
+        model(x).sum().backward()
+    assert [float(block.calls) for block in model if isinstance(block, Counting)] == [12.0] * 4
+    assert handle.goal.phase == "obeying"
+    assert not {"0", "1", "2", "3"} & set(handle.goal.modules)
+    assert "0.inner" in handle.goal.modules
+
+
+def test_without_remat_only_codecs_are_used(make_training, sizes, install):
+    training = make_training("convolutions")
+    resident, saved = sizes(training)
+    handle = install(training.model, fit=int(resident + 0.95 * saved), remat=False)
+    train(training)
+    assert handle.goal.modules == ()
+    assert "remat" not in handle.goal.actions
+
+
+def test_a_lossy_codec_reaches_what_lossless_ones_do_not(make_training, sizes, install):
+    training = make_training("blocks")
+    resident, saved = sizes(training)
+    fit = int(resident + 0.6 * saved)
+    install(training.model, fit=fit, remat=False)
+    with pytest.raises(GoalError):
+        train(training)
+    handle = install(training.model, fit=fit, remat=False, lossy="int8", guard_every=0)
+    train(training)
+    assert is_held(training, handle)
+    assert any("int8" in action for action in handle.goal.actions)
+
+
+def test_the_goal_says_what_it_is(make_training, install):
+    training = make_training("blocks")
+    assert cswap.install(training.model).goal is None
+    handle = install(training.model, fit="1GiB")
+    assert str(handle.goal) == "goal 1.0 GiB: exploring"
+    train(training, 8)
+    text = str(handle.goal)
+    assert text.startswith("goal 1.0 GiB: obeying; predicted ")
+    assert "saved bytes plus parameters, buffers, gradients and optimizer state" in text
+    assert " keep" in text
+    assert "the least memory at 1.1" in str(install(training.model, fit="min").goal)
+
+
+MODEL = torch.nn.Linear(2, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"fit": "much"}, "fit='much': must be bytes"),
+        ({"fit": 0}, "fit=0: must be bytes above 0"),
+        ({"fit": -1}, "fit=-1: must be bytes"),
+        ({"fit": 1.5}, "fit=1.5: must be bytes above 0"),
+        ({"fit": True}, "fit=True: must be bytes"),
+        ({"fit": "min", "slowdown": 0.9}, "slowdown=0.9: must be at least 1"),
+        ({"fit": "min", "slowdown": "fast"}, "slowdown='fast': must be a number"),
+        ({"slowdown": 1.2}, "goes with fit='min'"),
+        ({"fit": "1GiB", "slowdown": 1.2}, "a size already takes the least time"),
+        ({"fit": "1GiB", "budget": "1MiB"}, "budget=1048576 with fit=1073741824"),
+        ({"fit": "1GiB", "keep_last": 1}, "keep_last=1 with fit="),
+        ({"fit": "1GiB", "policy": "raw"}, "policy='raw' with fit="),
+        ({"fit": "1GiB", "verify": True}, "verify=True with fit="),
+        ({"fit": "1GiB", "plan": {"version": 1, "decisions": {}}}, "with fit="),
+    ],
+)
+def test_wrong_words_are_refused_before_anything_changes(options, words):
+    before = set(MODEL.__dict__)
+    with pytest.raises(ConfigError, match="(?s)" + words.replace("(", r"\(")):
+        cswap.install(MODEL, **options)
+    assert set(MODEL.__dict__) == before
+
+
+def test_a_goal_needs_a_model_on_one_device():
+    with pytest.raises(ConfigError, match="needs a model"):
+        cswap.install(fit="1GiB")
+    with pytest.raises(ConfigError, match="needs a model"):
+        cswap.swapping(fit="1GiB")
+    with pytest.raises(ConfigError, match="on one device, and are on none"):
+        cswap.install(torch.nn.ReLU(), fit="1GiB")
+    mixed = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2, device="meta"))
+    with pytest.raises(ConfigError, match="on cpu, meta"):
+        cswap.install(mixed, fit="1GiB")
+
+
+def test_the_environment_takes_the_same_words(monkeypatch):
+    monkeypatch.setenv("CSWAP_FIT", "2GiB")
+    assert cswap.SwapConfig.resolve().fit == 2 << 30
+    monkeypatch.setenv("CSWAP_FIT", "min")
+    monkeypatch.setenv("CSWAP_SLOWDOWN", "1.25")
+    config = cswap.SwapConfig.resolve()
+    assert (config.fit, config.slowdown) == ("min", 1.25)
+
+
+def test_tensors_inside_of_vmap_are_left_alone(install):
+    net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Sequential(torch.nn.Linear(8, 8)))
+
+    class PerSample(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = net
+
+        def forward(self, x):
+            return torch.vmap(lambda row: self.net(row).tanh())(x)
+
+    model = PerSample()
+    handle = install(model, fit="1GiB")
+    for _ in range(8):
+        model(torch.randn(16, 8)).sum().backward()
+    assert handle.stats.fallbacks == 0
