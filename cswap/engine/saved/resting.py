@@ -17,13 +17,7 @@ if TYPE_CHECKING:
     from cswap.stats.counters import Counters
 
 
-class Resting(Kept):
-    """A tensor that stays and is counted while autograd holds it."""
-
-    __slots__ = ("__weakref__",)
-
-
-class _Reference(weakref.ref[Resting]):
+class _Reference(weakref.ref[Kept]):
     """Notices when autograd lets go. Its callback is a deque's ``append``, as in reclaim.py."""
 
     __slots__ = ("nbytes",)
@@ -38,16 +32,16 @@ class RestingTensors:
         """Args: counters: the engine's."""
         self._counters = counters
         self._alive: set[_Reference] = set()
-        self.gone: deque[weakref.ref[Resting]] = deque()
+        self.gone: deque[weakref.ref[Kept]] = deque()
 
-    def add(self, tensor: torch.Tensor, nbytes: int) -> Resting:
+    def add(self, tensor: torch.Tensor, nbytes: int) -> Kept:
         """Count a tensor until autograd lets go of the object that this returns."""
-        resting = Resting(tensor.detach(), tensor._version)  # noqa: SLF001
-        reference = _Reference(resting, self.gone.append)
+        kept = Kept(tensor.detach(), tensor._version)  # noqa: SLF001
+        reference = _Reference(kept, self.gone.append)
         reference.nbytes = nbytes
         self._alive.add(reference)
         self._counters.rest(nbytes)
-        return resting
+        return kept
 
     def collect(self) -> None:
         """Count off those that autograd has let go of."""
