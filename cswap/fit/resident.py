@@ -22,11 +22,19 @@ class Resident:
         """Args: model: the model."""
         self._model = weakref.ref(model)
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._counted: tuple[int, int] | None = None
         self._hook = register_optimizer_step_post_hook(self._note)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all of these; gradients count whether they are there at the moment or not."""
+        # Counted anew only where an optimizer has made states: it is asked for in every step.
+        count = sum(len(optimizer.state) for optimizer in self._optimizers)
+        if self._counted is None or self._counted[0] != count:
+            self._counted = count, self._count()
+        return self._counted[1]
+
+    def _count(self) -> int:
         model = self._model()
         if model is None:
             return 0
