@@ -36,6 +36,11 @@ def reading(files: Mapping[str, Path]) -> Iterator[set[str]]:
         _FILES.reset(token)
 
 
+def is_given() -> bool:
+    """Whether tables are made from other files than the committed ones."""
+    return _FILES.get() is not None
+
+
 def load(name: str) -> dict[str, Any]:
     """The result file of this name below `RESULTS`, or the one that stands for it.
 

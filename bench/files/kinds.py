@@ -252,7 +252,6 @@ KINDS: Final = (
         _plain,
         ("workload", "way"),
         (
-            Measure("step s", ("step_s",)),
             Measure(
                 "step / plain's",
                 ("time_of_plain",),

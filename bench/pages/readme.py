@@ -14,7 +14,7 @@ from bench.accuracy.report import markdown, number
 from bench.accuracy.summary import current
 from bench.codecs import tables as codec_report
 from bench.codecs.cases import OWN
-from bench.files.committed import RESULTS, ROOT, NotReadError
+from bench.files.committed import RESULTS, ROOT, NotReadError, is_given
 from bench.files.committed import as_markdown as _markdown
 from bench.files.committed import load as _load
 from bench.files.committed import where as _where
@@ -172,8 +172,10 @@ def values_table() -> str:
 
 
 def _synthetic(lines: list[list[str]]) -> str:
-    if not lines:
+    if not lines and is_given():
         raise NotReadError("sparsity, values")
+    if not lines:
+        return "Not in `bench/results/cpu/codecs.json` yet: `python -m bench codecs` measures it."
     where = _where(_load("codecs.json"), "codecs.json")
     return f"{_markdown(lines[0], lines[1:])}\n\n{where}"
 
