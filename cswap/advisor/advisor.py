@@ -174,7 +174,7 @@ class Advisor:
         *,
         lossy_ok: bool,
         may_keep: bool,
-        uses: int = 1,
+        fresh: bool = False,
     ) -> Advice:
         """Choose for x [n], flat, saved at this call site and position of the step.
 
@@ -184,7 +184,7 @@ class Advisor:
             position: number of the saved tensor in the step.
             lossy_ok: whether a lossy codec may be chosen.
             may_keep: whether the tensor may stay in place, if no codec is worth its time.
-            uses: how often such a tensor was saved since the last call, this time included.
+            fresh: whether to sample the values anew; many steps have passed since the last call.
 
         Raises:
             ConfigError: the user's own function named a codec that does not exist.
@@ -196,7 +196,8 @@ class Advisor:
             memory = self._sites.get(key)
             if memory is not None:
                 self._used.append(memory)
-                memory.uses += uses
+                memory.uses += 1
+                memory.stale = memory.stale or fresh
                 if memory.trial is not None:
                     codec, memory.trial = memory.trial, None
                     return Advice(codec, memory, costs)

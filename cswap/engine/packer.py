@@ -277,7 +277,7 @@ class Packer:
     def _send(self, token: Token, place: Place) -> None:
         before = None if place.shares else place.rest
         place.rest, place.shares = None, False
-        paid = self._swap_out(token, 1 if before is None else before.steps)
+        paid = self._swap_out(token, fresh=before is not None)
         if not paid and self._may_rest:
             step = token.handle.step
             place.rest = token.rest = Rest(step + 1) if before is None else before.longer(step)
@@ -294,8 +294,8 @@ class Packer:
             # Tensors on their way out count, too: the budget is a limit, not a goal.
             token.lane.hold_within(max(0, self._budget_bytes - self._window.nbytes))
 
-    def _swap_out(self, token: Token, uses: int = 1) -> bool:
-        # Whether something was worth its time. uses: see `Advisor.choose`.
+    def _swap_out(self, token: Token, *, fresh: bool = False) -> bool:
+        # Whether something was worth its time. fresh: see `Advisor.choose`.
         handle, source = token.handle, token.source
         if handle.state is not State.KEPT or source is None:
             return True
@@ -311,7 +311,7 @@ class Packer:
                 return True
             token.remat = None
         x = flatten(source) if handle.gathered else source
-        codec = self._choose(handle, x, uses, may_keep=token.lane.may_keep)
+        codec = self._choose(handle, x, may_keep=token.lane.may_keep, fresh=fresh)
         if codec is None:
             handle.lossy_ok = False
             self._counters.stay("does_not_pay", handle.raw_nbytes)
@@ -359,7 +359,7 @@ class Packer:
 
     def _candidates(self, handle: Handle, source: torch.Tensor) -> tuple[Candidate, ...]:
         x = flatten(source) if handle.gathered else source
-        self._choose(handle, x, 1, may_keep=True)
+        self._choose(handle, x, may_keep=True)
         return handle.advice.candidates if isinstance(handle.advice, Advice) else ()
 
     def renumber(self) -> None:
@@ -371,7 +371,7 @@ class Packer:
         self.book.forget()
 
     def _choose(
-        self, handle: Handle, x: torch.Tensor, uses: int, *, may_keep: bool
+        self, handle: Handle, x: torch.Tensor, *, may_keep: bool, fresh: bool = False
     ) -> Codec | None:
         assert handle.site is not None  # set where the handle is made
         try:
@@ -381,7 +381,7 @@ class Packer:
                 handle.position,
                 lossy_ok=handle.lossy_ok,
                 may_keep=may_keep,
-                uses=uses,
+                fresh=fresh,
             )
         except Exception as error:
             self._counters.fall_back("advisor", error)

@@ -62,6 +62,7 @@ def test_committed_results_have_rows_with_names_and_figures(path):
         infeasible = kind.name == "plans" and row["of_ideal"] is None
         # A paper's figure that we have none beside says why.
         infeasible |= kind.name == "papers" and row["ours"] is None and bool(row["why"])
+        infeasible |= kind.name == "fit" and row["how"] == "cannot be reached"
         assert failed or infeasible or any(figure is not None for figure in figures), key
 
 

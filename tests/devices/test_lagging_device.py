@@ -36,8 +36,8 @@ class Machine:
         engine = SwapEngine(config, plan, device=self.device)
         choose = Packer._choose
 
-        def chosen(packer, handle, x, uses, *, may_keep):
-            return watched(self.cuda, choose(packer, handle, x, uses, may_keep=may_keep))
+        def chosen(packer, handle, x, **options):
+            return watched(self.cuda, choose(packer, handle, x, **options))
 
         self._patch.setattr(Packer, "_choose", chosen)
         return engine

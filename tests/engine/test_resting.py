@@ -61,14 +61,14 @@ def test_a_tensor_that_stays_rests_and_is_counted(asked):
 
 def test_rests_grow_longer():
     rest, step, lengths = Rest(1), 0, []
-    for _ in range(6):
+    for _ in range(7):
         start = step
         while rest.lasts(step + 1):
             step += 1
         lengths.append(step - start)
         step += 1
         rest = rest.longer(step)
-    assert lengths == [8, 16, 32, 64, 64, 64]
+    assert lengths == [2, 4, 8, 16, 32, 64, 64]
     assert (lengths[0], lengths[-1]) == (FIRST_STEPS, MOST_STEPS)
 
 

@@ -17,8 +17,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-FIRST_STEPS: Final = 8
-"""Steps for which a place rests at first."""
+FIRST_STEPS: Final = 2
+"""Steps for which a place rests at first: few, since the first measured times are noisy."""
 
 MOST_STEPS: Final = 64
 """Most steps for which a place rests."""
