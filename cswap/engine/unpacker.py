@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from cswap.engine.saved.packed import PackedView
+from cswap.engine.transfer.device_lanes import MOST_AHEAD
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
     from cswap.engine.saved.packed import Token
     from cswap.engine.state import EngineState
     from cswap.engine.transfer.handle import Handle
-
-PREFETCH_DEPTH: Final = {True: 2, False: 16}
-"""Tensors that may be decoded ahead, by whether host memory is the device's own."""
 
 NO_BACKWARD: Final = -1
 """torch's number of the backward that runs, while none does."""
@@ -71,10 +69,10 @@ class Unpacker:
         depth = self._follower.depth
         with self._lock:
             # Tokens, so that no other thread buries these.
-            ahead = self._order.upcoming(handle, depth or PREFETCH_DEPTH[False])
+            ahead = self._order.upcoming(handle, depth or MOST_AHEAD)
         for n, token in enumerate(ahead, 1):
             other, lane = token.handle, token.lane
-            if not depth and n > PREFETCH_DEPTH[lane.device.unified]:
+            if not depth and n > lane.ahead:
                 return
             if not self._follower.may_start(other.position, n):
                 continue

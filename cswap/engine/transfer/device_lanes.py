@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
+
 from cswap.devices.cpu import cpu_device
 from cswap.engine.transfer.disk_queue import DiskQueue
 from cswap.engine.transfer.host_executor import HostExecutor
@@ -23,8 +25,6 @@ from cswap.stores.host import HostStore
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import torch
-
     from cswap.config import SwapConfig
     from cswap.devices.base import Device
     from cswap.engine.transfer.executor import Executor
@@ -35,8 +35,23 @@ if TYPE_CHECKING:
 IDLE_BACKLOGS: Final = 16
 """Of a backlog's scratch memory, a device with a link keeps 1/IDLE_BACKLOGS after a backward."""
 
+MOST_AHEAD: Final = 16
+"""Tensors that are decoded ahead at most, within the bounds in bytes."""
+
+MOST_AHEAD_UNIFIED: Final = 2
+"""The same where the tensors are in the memory that they are to save."""
+
 UNIFIED_IDLE_SHARE: Final = 0.25
 """Of the host memory used at the peak, a unified device keeps this share for the next step."""
+
+
+def _most_ahead(device: Device) -> int:
+    if not device.unified:
+        return MOST_AHEAD
+    # A decode beside a computation that uses every core takes its time, and holds memory meanwhile.
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux only
+    cores = (os.cpu_count() or 1) if affinity is None else len(affinity(0))
+    return MOST_AHEAD_UNIFIED if torch.get_num_threads() < cores else 0
 
 
 class Lane:
@@ -46,6 +61,7 @@ class Lane:
         device: the device.
         host: its host tier.
         executor: moves handles of this device.
+        ahead: tensors that may be decoded ahead, unless a plan says how many.
         ready: bounds the memory that is decoded ahead; to be used under the engine's lock.
         min_bytes: smaller tensors stay.
         may_capture: whether the device can record the work that it runs, as CUDA graphs do.
@@ -57,6 +73,7 @@ class Lane:
     __slots__ = (
         "_lost_jobs_before",
         "_stalled_before_s",
+        "ahead",
         "device",
         "executor",
         "host",
@@ -97,6 +114,7 @@ class Lane:
         self.ready = ReadyBudget(ahead)
         counters.host_is_device |= device.unified
         self.overlaps = device.overlaps
+        self.ahead = _most_ahead(device)
         self.may_capture = not device.unified
         self.min_bytes = config.min_bytes_on(device.kind)
         # Where host memory is device memory, moving bytes that do not shrink saves nothing.
