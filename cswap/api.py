@@ -14,22 +14,21 @@ from cswap.hooks import HookPair, ModuleHooks, Swapping, check_model, installed_
 from cswap.log import log
 from cswap.notices import tell_of_options
 from cswap.recompute import Recomputed, modules_to_recompute
+from cswap.removable import RemovedAtExit
 from cswap.schema.plan import Plan
 from cswap.selectors import Globs, Selectors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import TracebackType
 
     import torch
-    from typing_extensions import Self
 
     from cswap.fit.goal import Goal
-    from cswap.hooks import Removable
+    from cswap.removable import Removable
     from cswap.stats.stats import Stats
 
 
-class InstallHandle:
+class InstallHandle(RemovedAtExit):
     """What `install` returns: the engine, its stats, and the way to take it off again."""
 
     def __init__(
@@ -60,17 +59,6 @@ class InstallHandle:
         for one in self._installed:
             one.remove()
         self.engine.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.remove()
 
 
 def install(

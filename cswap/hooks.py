@@ -21,7 +21,7 @@ import threading
 import types
 import weakref
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from cswap.engine.engine import SwapEngine
     from cswap.engine.saved.module_stack import Scope, ScopeStack
+    from cswap.removable import Removable
 
 _push = torch._C._autograd._push_saved_tensors_default_hooks  # noqa: SLF001
 _pop = torch._C._autograd._pop_saved_tensors_default_hooks  # noqa: SLF001
@@ -166,14 +167,6 @@ class Swapping:
 class _Entered(threading.local):
     def __init__(self) -> None:
         self.pairs: list[tuple[HookPair, weakref.finalize[Any, Any]]] = []
-
-
-class Removable(Protocol):
-    """Something that can be taken off again."""
-
-    def remove(self) -> None:
-        """Take it off; a second time does nothing."""
-        ...
 
 
 class ModuleHooks:

@@ -180,8 +180,14 @@ def _some(rows: dict[tuple[str, ...], Fields]) -> str:
 
 
 def _differences(a: Fields, b: Fields) -> list[tuple[str, str, str]]:
-    mine, its = _flat(a), _flat(b)
-    return [
+    # The digests of the measured files (`bench.files.measured_code`) say nothing to a reader: the
+    # number of files that differ does.
+    mine, its = ({**environment} for environment in (a, b))
+    files = [(e.pop("measures", None) or {}).get("files", {}) for e in (mine, its)]
+    mine, its = _flat(mine), _flat(its)
+    n_changed = sum(files[0].get(n) != files[1].get(n) for n in {*files[0], *files[1]})
+    changed = [("measured files that differ", "-", str(n_changed))] if n_changed else []
+    return changed + [
         (name, mine.get(name, "-"), its.get(name, "-"))
         for name in dict.fromkeys((*mine, *its))
         if mine.get(name) != its.get(name)

@@ -22,7 +22,13 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 SUFFIXES: Final = (".py", ".json")
 """Suffixes of the files that count in a folder."""
 
-_CODECS: Final = ("cswap/codecs", "kernels/cswap_kernels")
+_EVERY_CODEC: Final = ("cswap/codecs", "kernels/cswap_kernels")
+_NOT_ON_A_CPU: Final = (
+    *("!kernels/cswap_kernels/cuda", "!cswap/codecs/gpu.py", "!cswap/codecs/cubins.py"),
+    *("!cswap/devices/cuda.py", "!cswap/devices/cuda_callbacks.py"),
+    *("!cswap/devices/cuda_events.py", "!cswap/devices/pinned.py"),
+)
+_CODECS: Final = (*_EVERY_CODEC, *_NOT_ON_A_CPU)
 _PROFILER: Final = ("cswap/profiler.py", "cswap/schema/tensor.py")
 _WORKLOADS: Final = (
     "bench/workloads/data.py",
@@ -45,7 +51,7 @@ _LOSSY: Final = (
 )
 
 MEASURED: Final[dict[str, tuple[str, ...]]] = {
-    "codecs": (*_CODECS, "bench/codecs", "bench/meters/timing.py"),
+    "codecs": (*_EVERY_CODEC, "bench/codecs", "bench/meters/timing.py"),
     "swap": (*_ENGINE, "bench/swap", "bench/meters", *_WORKLOADS, "bench/workloads/methods.py"),
     "workloads": (*_ENGINE, "cswap/remat", "bench/frameworks", "bench/meters"),
     "fit": (*_ENGINE, "cswap/fit", "cswap/remat", "bench/fit", "bench/meters", *_WORKLOADS),
@@ -61,11 +67,14 @@ MEASURED: Final[dict[str, tuple[str, ...]]] = {
         *(*_CODECS, *_PROFILER, "bench/sparsity", "bench/workloads/zoo", "bench/workloads/data.py"),
     ),
     "papers": (*_PLANNER, "bench/papers"),
-    "gpu": (*_ENGINE, "bench/gpu", "bench/workloads/large_models.py"),
+    "gpu": (
+        *(path for path in _ENGINE if path not in _NOT_ON_A_CPU),
+        *("bench/gpu", "bench/workloads/large_models.py"),
+    ),
     "gpu static": ("kernels/cswap_kernels", "bench/ptx", "bench/gpu/static.py"),
 }
 """Files and folders that a result's figures depend on, by kind of result (`bench.files.kinds`) or
-by the first word of the kind.
+by the first word of the kind. A path after "!" is left out of a folder named before.
 
 Accuracy depends on the decoded values and on the rules for lossy codecs, not on the engine's moves.
 Code that only words, tabulates or draws the figures is not included. A kind whose figures come from
@@ -78,12 +87,35 @@ def fingerprint(paths: Iterable[str], root: Path = ROOT) -> dict[str, str]:
 
     A path that does not exist is left out: a result that had it differs from now on.
     """
-    files = {file for path in paths for file in (root / path, *(root / path).rglob("*"))}
+    paths = tuple(paths)
+    files = {file for path in included(paths) for file in (root / path, *(root / path).rglob("*"))}
     return digests(
-        (file.relative_to(root).as_posix(), file.read_text(encoding="utf-8"))
+        (name, file.read_text(encoding="utf-8"))
         for file in sorted(files)
-        if file.is_file() and file.suffix in SUFFIXES
+        if file.is_file()
+        and file.suffix in SUFFIXES
+        and is_measured(name := file.relative_to(root).as_posix(), paths)
     )
+
+
+def included(paths: Iterable[str]) -> list[str]:
+    """The paths without those that are left out.
+
+    >>> included(["codecs", "!codecs/gpu.py"])
+    ['codecs']
+    """
+    return [path for path in paths if not path.startswith("!")]
+
+
+def is_measured(name: str, paths: Iterable[str]) -> bool:
+    """Whether no path with a "!" names the file or a folder above it.
+
+    >>> paths = ["codecs", "!codecs/gpu.py", "!codecs/cuda"]
+    >>> [is_measured(f"codecs/{name}", paths) for name in ("gpu.py", "cuda/a.py", "cuda2.py")]
+    [False, False, True]
+    """
+    without = [path[1:] for path in paths if path.startswith("!")]
+    return not any(name == path or name.startswith(f"{path}/") for path in without)
 
 
 def digests(texts: Iterable[tuple[str, str]]) -> dict[str, str]:

@@ -6,8 +6,11 @@ incomplete.
 
 from __future__ import annotations
 
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bench.demo.summary import write
 from bench.files.environment import environment
@@ -17,6 +20,10 @@ from cswap.schema.reading import read_object
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
+
+    from rich.console import Console
+
+    Part = Callable[[Callable[[], object]], list[dict[str, Any]]]
 
 SUFFIX: Final = ".partial.json"
 
@@ -71,6 +78,27 @@ class Partial:
             if self.path is not None:
                 write(self.path, self.document)
         return done[name]
+
+    def rows_of_parts(
+        self, parts: Mapping[str, Part], n_steps: int, console: Console
+    ) -> list[dict[str, Any]]:
+        """The rows of all parts, in turn, each with a bar of its steps.
+
+        Args:
+            parts: by name; each is called with what it calls after a step, and returns its rows.
+            n_steps: steps of each.
+            console: where the bars are.
+        """
+        if self.went_on:
+            console.print(f"Going on: {', '.join(self.document['done'])} done before.")
+        rows: list[dict[str, Any]] = []
+        bar = (TextColumn("{task.description:<16}"), BarColumn(), MofNCompleteColumn())
+        with Progress(*bar, TimeElapsedColumn(), console=console) as progress:
+            for name, measure in parts.items():
+                task = progress.add_task(name, total=n_steps)
+                rows += self.part(name, partial(measure, partial(progress.advance, task)))
+                progress.update(task, completed=n_steps)
+        return rows
 
     def finish(self, **fields: Any) -> dict[str, Any]:
         """Write the result without the parts; ``fields`` hold the parts in their final form."""

@@ -18,7 +18,15 @@ import typer
 from rich.console import Console
 
 from bench.files.kinds import ResultFileError, kind_of, load
-from bench.files.measured_code import ROOT, SUFFIXES, digests, fingerprint, paths_of
+from bench.files.measured_code import (
+    ROOT,
+    SUFFIXES,
+    digests,
+    fingerprint,
+    included,
+    is_measured,
+    paths_of,
+)
 from bench.files.resumable import SUFFIX
 from cswap.report.terminal import literal
 
@@ -67,10 +75,12 @@ def check(path: Path, root: Path = ROOT) -> Check:
     name = path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
     about = (name, commit, str(environment.get("command") or "an unknown command"))
     record = environment.get("measures")
+    today = paths_of(kind_of(document, path).name)
     if isinstance(record, dict) and record.get("paths"):
-        paths, before = record["paths"], record["files"]
+        paths = (*included(record["paths"]), *(p for p in today if p.startswith("!")))
+        before = {n: one for n, one in record["files"].items() if is_measured(n, paths)}
     else:
-        paths = paths_of(kind_of(document, path).name)
+        paths = today
         if environment.get("cswap_modified"):
             return Check(*about, (), "measured with changes that were not committed")
         before = at_commit(commit, paths, root)
@@ -85,10 +95,12 @@ def check(path: Path, root: Path = ROOT) -> Check:
 
 def at_commit(commit: str, paths: Iterable[str], root: Path = ROOT) -> dict[str, str] | None:
     """`fingerprint` of the code at a commit; None without git or for a commit that it lacks."""
-    listed = _git(root, "ls-tree", "-r", "--name-only", commit, "--", *paths) if commit else None
+    paths = tuple(paths)
+    command = ("ls-tree", "-r", "--name-only", commit, "--", *included(paths))
+    listed = _git(root, *command) if commit else None
     if listed is None:
         return None
-    names = [name for name in listed.splitlines() if name.endswith(SUFFIXES)]
+    names = [n for n in listed.splitlines() if n.endswith(SUFFIXES) and is_measured(n, paths)]
     texts = {name: _git(root, "show", f"{commit}:{name}") or "" for name in names}
     return digests(texts.items())
 

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Final
 import torch
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bench.demo.settings import N_THREADS
 from bench.files.resumable import Partial
@@ -39,7 +38,7 @@ def main(
     An interrupted run goes on when the same command is repeated.
     """
     torch.set_num_threads(N_THREADS)
-    settings = {
+    settings: dict[str, Any] = {
         "models": names("--models", models, MODELS),
         "shares": list(SHARES),
         "rounds": rounds or (QUICK_ROUNDS if quick else ROUNDS),
@@ -48,30 +47,13 @@ def main(
     writable_file(out)
     console = Console()
     partial = Partial(out, kind="fit", version=VERSION, settings=settings, again=again)
-    if partial.went_on:
-        console.print(f"Going on: {', '.join(partial.document['done'])} done before.")
-    document = partial.finish(rows=report.with_quotients(_rows(partial, settings, console)))
+    shares, count = settings["shares"], {"rounds": settings["rounds"], "quick": quick}
+    parts = {
+        name: lambda on_step, name=name: measure(name, shares, on_step=on_step, **count)
+        for name in settings["models"]
+    }
+    rows = partial.rows_of_parts(parts, settings["rounds"], console)
+    document = partial.finish(rows=report.with_quotients(rows))
     console.print(report.table(document))
     report.draw(document, out.with_suffix(".png"))
     console.print(literal(f"Written: {out}, {out.with_suffix('.png')}"))
-
-
-def _rows(partial: Partial, settings: dict[str, Any], console: Console) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    bar = (TextColumn("{task.description:<16}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*bar, TimeElapsedColumn(), console=console) as progress:
-        for name in settings["models"]:
-            row = progress.add_task(name, total=settings["rounds"])
-
-            def measured(name: str = name, row: Any = row) -> list[dict[str, Any]]:
-                return measure(
-                    name,
-                    settings["shares"],
-                    rounds=settings["rounds"],
-                    quick=settings["quick"],
-                    on_step=lambda: progress.advance(row),
-                )
-
-            rows += partial.part(name, measured)
-            progress.update(row, completed=settings["rounds"])
-    return rows

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from rich import box
-from rich.table import Table
-
+from bench.drawing.steps import MIB, UNKNOWN, add_point, draw_by_model, grouped_table, mib
 from bench.fit.measure import CHECKPOINT, FIT, OFF
-from cswap.report.figure import new_figure, png_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from matplotlib.axes import Axes
+    from rich.table import Table
 
-MIB: Final = 1 << 20
-UNKNOWN: Final = "-"
 HEADINGS: Final = (
     *("model", "saved bytes left", "method", "goal MiB", "peak MiB", "held", "step / off's"),
     *("added / checkpoint's", "heap MiB", "bits of off", "how"),
@@ -61,73 +57,33 @@ def _line(row: dict[str, Any]) -> list[str]:
         row["model"],
         UNKNOWN if row["share"] is None else f"{row['share']:.0%}",
         row["method"],
-        _mib(row["goal_bytes"]),
-        _mib(row["peak_bytes"]),
+        mib(row["goal_bytes"]),
+        mib(row["peak_bytes"]),
         words[row["held"]],
         UNKNOWN if time is None else f"{time:.2f} [{spread[0]:.2f}, {spread[1]:.2f}]",
         UNKNOWN if added is None else f"{added:.2f}",
-        _mib(row["heap_bytes"]),
+        mib(row["heap_bytes"]),
         words[row["bit_equal"]],
         how,
     ]
 
 
-def _mib(nbytes: int | None) -> str:
-    return UNKNOWN if nbytes is None else f"{nbytes / MIB:.1f}"
-
-
 def table(document: dict[str, Any]) -> Table:
     """For a terminal."""
-    found = Table(title="Memory goals", caption=NOTE, box=box.SIMPLE_HEAD, collapse_padding=True)
-    for heading in HEADINGS:
-        left = heading in ("model", "method", "how")
-        found.add_column(heading, justify="left" if left else "right")
-    lines = cells(document)
-    for i, line in enumerate(lines):
-        last_of_model = i + 1 == len(lines) or lines[i + 1][0] != line[0]
-        found.add_row(*line, end_section=last_of_model)
-    return found
+    left = ("model", "method", "how")
+    return grouped_table("Memory goals", NOTE, HEADINGS, left, cells(document))
 
 
 def draw(document: dict[str, Any], path: Path) -> None:
     """A panel per model: step time over off's against the peak of memory, and the goals."""
-    models = list(dict.fromkeys(row["model"] for row in document["rows"]))
-    figure = new_figure(4.2 * min(2, len(models)), 3.4 * -(-len(models) // 2))
-    panels = figure.subplots(-(-len(models) // 2), min(2, len(models)), squeeze=False).flatten()
-    for model, panel in zip(models, panels, strict=False):
-        _panel(panel, [row for row in document["rows"] if row["model"] == model])
-    for panel in panels[len(models) :]:
-        panel.set_visible(False)
-    handles, labels = panels[0].get_legend_handles_labels()
-    unique = dict(zip(labels, handles, strict=True))
-    figure.legend(
-        list(unique.values()), list(unique), loc="outside lower center", ncols=4, fontsize=8
-    )
-    path.write_bytes(png_of(figure))
+    draw_by_model(document["rows"], _panel, path, xlabel="peak: resident and saved (MiB)")
 
 
 def _panel(axes: Axes, rows: list[dict[str, Any]]) -> None:
     for row in rows:
-        if row["method"] == FIT:
+        method = row["method"]
+        if method == FIT:
             axes.axvline(row["goal_bytes"] / MIB, color="#bbbbbb", ls=":", lw=1.2, label="goal")
-        if row["time_of_off"] is None:
-            continue
-        low, high = row["time_of_off_spread"]
-        middle = row["time_of_off"]
-        axes.errorbar(
-            row["peak_bytes"] / MIB,
-            middle,
-            yerr=[[max(0.0, middle - low)], [max(0.0, high - middle)]],
-            fmt=MARKERS[row["method"]],
-            color=COLOURS[row["method"]],
-            capsize=3,
-            label=row["method"],
-        )
-    axes.axhline(1.0, color="black", lw=0.6)
-    axes.set(
-        title=rows[0]["model"],
-        xlabel="peak: resident and saved (MiB)",
-        ylabel="step time / off's",
-        xlim=(0, None),
-    )
-    axes.grid(alpha=0.3)
+        if row["time_of_off"] is not None:
+            look = {"marker": MARKERS[method], "colour": COLOURS[method]}
+            add_point(axes, row, row["peak_bytes"], label=method, **look)

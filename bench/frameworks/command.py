@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from dataclasses import asdict
 from pathlib import Path
@@ -10,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import torch
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bench.demo.settings import N_THREADS
 from bench.files.environment import version_of
@@ -58,7 +58,7 @@ def main(
     command is repeated.
     """
     torch.set_num_threads(N_THREADS)
-    settings = {
+    settings: dict[str, Any] = {
         "workloads": names("--workloads", workloads, tuple(WORKLOADS)),
         "ways": [PLAIN, *(w for w in names("--ways", ways, WAYS) if w != PLAIN)],
         "steps": steps or (QUICK_STEPS if quick else STEPS),
@@ -67,30 +67,14 @@ def main(
     writable_file(out)
     console = Console()
     partial = Partial(out, kind="workloads", version=VERSION, settings=settings, again=again)
-    if partial.went_on:
-        console.print(f"Going on: {', '.join(partial.document['done'])} done before.")
     partial.document["packages"] = {name: version_of(name) for name in PACKAGES}
-    document = partial.finish(rows=_rows(partial, settings, console))
+    parts = {name: functools.partial(_of_one, name, settings) for name in settings["workloads"]}
+    rows = partial.rows_of_parts(parts, settings["steps"] + N_SETTLING, console)
+    document = partial.finish(rows=rows)
     terminal.show(report.table(document), drop=report.DROPPED, console=console)
     for line in (report.summary(document), *report.sites(document, sites)):
         console.print(literal(line), soft_wrap=True)
     console.print(literal(f"Written: {out}"), soft_wrap=True)
-
-
-def _rows(partial: Partial, settings: dict[str, Any], console: Console) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    n_steps = settings["steps"]
-    bar = (TextColumn("{task.description:<16}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*bar, TimeElapsedColumn(), console=console) as progress:
-        for name in settings["workloads"]:
-            task = progress.add_task(name, total=n_steps + N_SETTLING)
-
-            def found(name: str = name, task: Any = task) -> list[dict[str, Any]]:
-                return _of_one(name, settings, lambda: progress.advance(task))
-
-            rows += partial.part(name, found)
-            progress.update(task, completed=n_steps + N_SETTLING)
-    return rows
 
 
 def _of_one(

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from rich import box
-from rich.table import Table
-
+from bench.drawing.steps import MIB, UNKNOWN, grouped_table, mib
 from bench.frameworks.measure import PLAIN, WAYS
-from cswap.report.terminal import literal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MIB: Final = 1 << 20
-UNKNOWN: Final = "-"
+    from rich.table import Table
+
 HEADINGS: Final = (
     *("workload", "way", "held MiB", "/ plain's", "counted", "step ms", "/ plain's", "bits"),
 )
@@ -45,7 +42,7 @@ def _figures(row: dict[str, Any]) -> list[str]:
     quartiles = "" if spread is None else f" [{spread[0]:.2f}, {spread[1]:.2f}]"
     held, of, gained = (row[key] for key in ("held_bytes", "held_of_plain", "gained_of_saved"))
     return [
-        UNKNOWN if held is None else f"{held / MIB:.1f}",
+        mib(held),
         UNKNOWN if of is None else f"{of:.2f}",
         UNKNOWN if gained is None else f"{gained:.0%}",
         f"{1e3 * row['step_s']:.0f}",
@@ -56,14 +53,8 @@ def _figures(row: dict[str, Any]) -> list[str]:
 
 def table(document: dict[str, Any]) -> Table:
     """For a terminal."""
-    found = Table(title="Models of other packages", caption=NOTE, box=box.SIMPLE_HEAD)
-    for heading in HEADINGS:
-        found.add_column(heading, justify="left" if heading in HEADINGS[:3] else "right")
-    rows = list(cells(document))
-    for i, row in enumerate(rows):
-        last_of_workload = i + 1 == len(rows) or rows[i + 1][0] != row[0]
-        found.add_row(*map(literal, row), end_section=last_of_workload)
-    return found
+    title = "Models of other packages"
+    return grouped_table(title, NOTE, HEADINGS, HEADINGS[:3], cells(document))
 
 
 def summary(document: dict[str, Any]) -> str:

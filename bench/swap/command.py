@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import torch
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bench.demo.settings import N_THREADS
 from bench.files.resumable import Partial
@@ -53,7 +52,7 @@ def main(
     An interrupted run goes on when the same command is repeated.
     """
     torch.set_num_threads(N_THREADS)
-    settings = {
+    settings: dict[str, Any] = {
         "models": names("--models", models, MODELS),
         "methods": [OFF, *(m for m in names("--methods", methods, tuple(ON_CPU)) if m != OFF)],
         "mib": _sizes(mib or (QUICK_MIB if quick else STACK_MIB)),
@@ -63,9 +62,14 @@ def main(
     writable_file(out)
     console = Console()
     partial = Partial(out, kind="swap", version=VERSION, settings=settings, again=again)
-    if partial.went_on:
-        console.print(f"Going on: {', '.join(partial.document['done'])} done before.")
-    rows = _rows(partial, settings, console)
+    tasks = {task.name: task for task in _tasks(settings)}
+    facts = {name: {"n_steps": task.n_steps, **task.facts} for name, task in tasks.items()}
+    partial.document["models"] = facts
+    parts = {
+        name: lambda on_step, task=task: train(task, settings["methods"], on_step)
+        for name, task in tasks.items()
+    }
+    rows = partial.rows_of_parts(parts, settings["steps"], console)
     document = partial.finish(rows=rows)
     terminal.show(report.table(document), drop=report.DROPPED, console=console)
     report.draw(document, out.with_suffix(".png"))
@@ -88,20 +92,3 @@ def _tasks(settings: dict[str, Any]) -> list[Task]:
     if "stack" in settings["models"]:
         found += [stack_task(mib, n_steps=steps) for mib in settings["mib"]]
     return found
-
-
-def _rows(partial: Partial, settings: dict[str, Any], console: Console) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    facts: dict[str, Any] = partial.document.setdefault("models", {})
-    bar = (TextColumn("{task.description:<16}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*bar, TimeElapsedColumn(), console=console) as progress:
-        for task in _tasks(settings):
-            row = progress.add_task(task.name, total=task.n_steps)
-            facts[task.name] = {"n_steps": task.n_steps, **task.facts}
-
-            def measure(task: Task = task, row: Any = row) -> list[dict[str, Any]]:
-                return train(task, settings["methods"], lambda: progress.advance(row))
-
-            rows += partial.part(task.name, measure)
-            progress.update(row, completed=task.n_steps)
-    return rows

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from rich import box
-from rich.table import Table
-
+from bench.drawing.steps import UNKNOWN, add_point, draw_by_model, grouped_table, mib
 from bench.swap.measure import MEMCPY
 from bench.workloads.methods import OFF, ON_CPU
-from cswap.report.figure import new_figure, png_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from matplotlib.axes import Axes
+    from rich.table import Table
 
-MIB: Final = 1 << 20
-UNKNOWN: Final = "-"
 HEADINGS: Final = (
     *("model", "method", "step ms", "step / off's", "peak saved MiB", "/ off's"),
     *("heap peak MiB", "bits of off"),
@@ -62,70 +58,30 @@ def _figures(row: dict[str, Any]) -> list[str]:
     return [
         f"{ms[0]} [{ms[1]}, {ms[2]}]",
         UNKNOWN if row["time_of_off"] is None else f"{row['time_of_off']:.2f}{quartiles}",
-        _mib(row["peak_saved_bytes"]),
+        mib(row["peak_saved_bytes"]),
         UNKNOWN if row["peak_of_off"] is None else f"{row['peak_of_off']:.2f}",
-        _mib(row["heap_peak_bytes"]),
+        mib(row["heap_peak_bytes"]),
         {None: UNKNOWN, True: "equal", False: "differ"}[row["bit_equal"]],
     ]
 
 
-def _mib(nbytes: int | None) -> str:
-    return UNKNOWN if nbytes is None else f"{nbytes / MIB:.1f}"
-
-
 def table(document: dict[str, Any]) -> Table:
     """Return the table for a terminal."""
-    found = Table(title="Training steps", caption=NOTE, box=box.SIMPLE_HEAD, collapse_padding=True)
-    for heading in HEADINGS:
-        found.add_column(heading, justify="left" if heading in HEADINGS[:2] else "right")
-    rows = cells(document)
-    for i, row in enumerate(rows):
-        last_of_model = i + 1 == len(rows) or rows[i + 1][0] != row[0]
-        found.add_row(*row, end_section=last_of_model)
-    return found
+    return grouped_table("Training steps", NOTE, HEADINGS, HEADINGS[:2], cells(document))
 
 
 def draw(document: dict[str, Any], path: Path) -> None:
     """A panel per model: step time over off's against peak bytes of saved tensors."""
-    models = list(dict.fromkeys(row["model"] for row in document["rows"]))
-    n_columns = min(2, len(models))
-    n_rows = -(-len(models) // n_columns)
-    figure = new_figure(5 * n_columns, 3.6 * n_rows)
-    panels = figure.subplots(n_rows, n_columns, squeeze=False).flatten()
-    for model, panel in zip(models, panels, strict=False):
-        _panel(panel, [row for row in document["rows"] if row["model"] == model])
-    for panel in panels[len(models) :]:
-        panel.set_visible(False)
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8)
-    path.write_bytes(png_of(figure))
+    draw_by_model(document["rows"], _panel, path, xlabel="peak bytes of saved tensors (MiB)")
 
 
 def _panel(axes: Axes, rows: list[dict[str, Any]]) -> None:
     for row in rows:
-        if row["method"] == MEMCPY:
-            limit = 1 + row["time_of_off"]
-            axes.axhline(
-                limit, color="#999999", ls=":", lw=1.2, label=f"{OFF} + copies, not hidden"
-            )
+        method = row["method"]
+        if method == MEMCPY:
+            label = f"{OFF} + copies, not hidden"
+            axes.axhline(1 + row["time_of_off"], color="#999999", ls=":", lw=1.2, label=label)
         elif row["failure"] is None:
-            low, high = row["time_of_off_spread"] or (row["time_of_off"], row["time_of_off"])
-            middle = row["time_of_off"]
-            axes.errorbar(
-                row["peak_saved_bytes"] / MIB,
-                middle,
-                yerr=[[max(0.0, middle - low)], [max(0.0, high - middle)]],
-                fmt=MARKERS[row["method"]],
-                color=COLOURS[row["method"]],
-                capsize=3,
-                label=row["method"],
-            )
-    axes.axhline(1.0, color="black", lw=0.6)
-    axes.set(
-        title=rows[0]["model"],
-        xlabel="peak bytes of saved tensors (MiB)",
-        ylabel="step time / off's",
-        xlim=(0, None),
-        ylim=(0, None),
-    )
-    axes.grid(alpha=0.3)
+            look = {"marker": MARKERS[method], "colour": COLOURS[method]}
+            add_point(axes, row, row["peak_saved_bytes"], label=method, **look)
+    axes.set_ylim(bottom=0)

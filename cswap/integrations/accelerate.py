@@ -15,19 +15,16 @@ from typing import TYPE_CHECKING, Any
 from cswap.errors import ConfigError
 from cswap.integrations.options import read_options
 from cswap.integrations.session import Session
+from cswap.removable import RemovedAtExit
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
-    from typing_extensions import Self
-
     from cswap.integrations.options import Source
     from cswap.stats.stats import Stats
 
 __all__ = ["CswapPlugin"]
 
 
-class CswapPlugin:
+class CswapPlugin(RemovedAtExit):
     """Swaps what a prepared model saves until the ``with`` ends, whatever ends it."""
 
     def __init__(self, accelerator: Any, source: Source | None = None, **options: Any) -> None:
@@ -66,14 +63,3 @@ class CswapPlugin:
     def remove(self) -> None:
         """Take cswap off the model; a second time does nothing."""
         self._session.stop()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.remove()

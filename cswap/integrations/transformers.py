@@ -22,10 +22,9 @@ from transformers import TrainerCallback
 
 from cswap.integrations.options import CswapArguments, read_options
 from cswap.integrations.session import Session
+from cswap.removable import RemovedAtExit
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from torch import nn
     from typing_extensions import Self
 
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["CswapArguments", "CswapCallback"]
 
 
-class CswapCallback(TrainerCallback):  # type: ignore[misc]
+class CswapCallback(RemovedAtExit, TrainerCallback):  # type: ignore[misc]
     """Swaps while a Trainer trains, and adds figures to its logs.
 
     The figures are those of `cswap.integrations.session.Session.figures`.
@@ -81,17 +80,6 @@ class CswapCallback(TrainerCallback):  # type: ignore[misc]
     def remove(self) -> None:
         """Take cswap off the model; a second time does nothing."""
         self._session.stop()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.remove()
 
     @property
     def stats(self) -> Stats:

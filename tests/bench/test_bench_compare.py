@@ -122,6 +122,15 @@ def test_differences_of_the_environment_come_first(tmp_path):
     assert "n_cpus" not in result.output
 
 
+def test_of_the_measured_code_only_the_number_of_changed_files_is_said(tmp_path):
+    def measuring(**files):
+        return document(row("off", 1.0), measures={"paths": ["engine"], "files": files})
+
+    a, b = measuring(one="12ab", two="34cd"), measuring(one="12ab", two="56ef", three="78ab")
+    found = json.loads(run(tmp_path, a, b, "--json").output)
+    assert found["environment"] == [["measured files that differ", "-", "2"]]
+
+
 def test_higher_rates_are_faster():
     rate = Measure("GB/s", ("gb_per_s",), more_is_better=True)
     slow, fast = Figure(10.0, 9.0, 11.0), Figure(20.0, 19.0, 21.0)
