@@ -104,16 +104,12 @@ def _parse_lossy(value: Any, name: str) -> str | float:
         try:
             value = float(text)
         except ValueError:
-            if len(text) > MOST_NAME:
-                raise ConfigError(
-                    f'{name}={shown(text)}: must be "off", the name of a lossy codec such as '
-                    '"int8", or a relative error such as 0.01.'
-                ) from None
-            return text  # a name: checked by cswap.advisor.options, a layer that knows codecs
+            if len(text) <= MOST_NAME:
+                return text  # a name: checked by cswap.advisor.options, a layer that knows codecs
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
         raise ConfigError(
-            f"{name}={shown(value)}: a relative error must lie between 0 and 1; or name a lossy "
-            'codec, such as "int8", or "off".'
+            f'{name}={shown(value)}: must be "off", the name of a lossy codec such as "int8", or a '
+            "relative error between 0 and 1. A codec for some modules: codec={...}, from globs."
         )
     return float(value)
 
@@ -131,7 +127,10 @@ def _parse_positive(value: Any, name: str) -> float:
 def _parse_fit(value: Any, name: str) -> int | str | None:
     if value is None or value == LEAST:
         return value if value is None else LEAST
-    nbytes = parse_bytes(value, name) if isinstance(value, int | str) else 0
+    try:
+        nbytes = parse_bytes(value, name)
+    except ConfigError:
+        nbytes = 0
     if not nbytes:
         raise ConfigError(
             f'{name}={shown(value)}: must be bytes above 0, such as "16GiB", or "{LEAST}" for the '
