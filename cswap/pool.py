@@ -164,7 +164,7 @@ class BufferPool:
         try:
             with self._lock:
                 buffers = self._idle.get(size)
-                if buffers and self._may_take(buffers[0], size):
+                if buffers and (buffers[0].after is None or self._may_take(buffers[0], size)):
                     self._idle_bytes -= size
                     # The newest is in the cache; on a device the oldest is free first.
                     loan = buffers.pop() if buffers[-1].after is None else buffers.popleft()
@@ -173,6 +173,8 @@ class BufferPool:
             loan = Loan(self._allocate(size), None)
             with self._lock:
                 self._lend(loan.buffer)
+                if self._idle_bytes:
+                    self._shrink()
         except BaseException:
             if limited:
                 self._allowance.release(size)
@@ -198,7 +200,8 @@ class BufferPool:
                 idle = self._idle[size] = deque()
             idle.append(Loan(buffer, after))
             self._idle.move_to_end(size)
-            self._shrink()
+            if self._idle_bytes > ALWAYS_IDLE or self._closed:  # else no limit can be below it
+                self._shrink()
         if self._allowance.limit is not None:
             self._allowance.release(size)
 
@@ -247,8 +250,6 @@ class BufferPool:
         self._in_use_bytes += lent.size
         if self._in_use_bytes > self.peak_bytes:
             self.peak_bytes = self._in_use_bytes
-        if self._idle_bytes:
-            self._shrink()
 
     def _note_deaths(self) -> None:
         while self._dead:

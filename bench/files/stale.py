@@ -78,7 +78,9 @@ def check(path: Path, root: Path = ROOT) -> Check:
     today = paths_of(kind_of(document, path).name)
     if isinstance(record, dict) and record.get("paths"):
         paths = (*included(record["paths"]), *(p for p in today if p.startswith("!")))
-        before = {n: one for n, one in record["files"].items() if is_measured(n, paths)}
+        before: dict[str, str] | None = {
+            n: one for n, one in record["files"].items() if is_measured(n, paths)
+        }
     else:
         paths = today
         if environment.get("cswap_modified"):

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
@@ -29,7 +28,7 @@ from cswap.advisor.live_costs import KEEP, REMAT, LiveCosts
 from cswap.advisor.lossy_fallback import Milder
 from cswap.advisor.pricing import make_pricing, static_codec
 from cswap.advisor.rates import HOOKS_S
-from cswap.advisor.site_history import RESAMPLE_EVERY, Explanation, SiteMemory
+from cswap.advisor.site_history import RESAMPLE_EVERY, Advice, Explanation, SiteMemory
 from cswap.codecs.base import takes
 from cswap.codecs.registry import get_codec
 from cswap.profiler import LateProfile, profile
@@ -37,7 +36,6 @@ from cswap.schema.tensor import dtype_name
 
 if TYPE_CHECKING:
     from cswap.advisor.cost import Candidate
-    from cswap.codecs.base import Codec
     from cswap.config import SwapConfig
     from cswap.schema.plan import Plan
     from cswap.schema.tensor import TensorProfile
@@ -59,40 +57,6 @@ _BEFORE_PROFILE: Final = ("bitpack", "zvc", RAW)
 are fast and never enlarge a tensor by much."""
 
 _SiteKey = tuple[int, str, "torch.dtype", int, bool]
-
-
-@dataclass(frozen=True, slots=True)
-class Advice:
-    """The advisor's choice for one tensor; takes notes of the outcome.
-
-    Attributes:
-        codec: codec to encode with; None: leave the tensor in place.
-    """
-
-    codec: Codec | None
-    _memory: SiteMemory
-    _costs: LiveCosts
-
-    @property
-    def learns(self) -> bool:
-        """Whether there was a choice, so that the outcome should be noted."""
-        return bool(self._memory.explanation.candidates)
-
-    @property
-    def candidates(self) -> tuple[Candidate, ...]:
-        """The codecs among which it was chosen, cheapest first; empty if there was no choice."""
-        return self._memory.explanation.candidates
-
-    def note_encoded(self, codec: str, raw_nbytes: int, nbytes: int) -> None:
-        """Note that the tensor was encoded; ``codec`` may differ from the advice."""
-        self._memory.note_encoded(codec, raw_nbytes, nbytes, learn=self._costs.adapts)
-
-    def note_round_trip(self, codec: str, device_s: float) -> None:
-        """Note the seconds of encode and decode together."""
-        self._memory.note_round_trip(codec, device_s)
-        taken = self._memory.explanation.profile
-        if taken is not None:
-            self._costs.observe(codec, taken, device_s)
 
 
 class Advisor:
@@ -202,7 +166,7 @@ class Advisor:
                     codec, memory.trial = memory.trial, None
                     return Advice(codec, memory, costs)
                 if self._is_settled(memory, costs, site.kind):
-                    return Advice(memory.codec, memory, costs)
+                    return memory.advice or Advice(memory.codec, memory, costs)
         taken = None
         if memory is not None and not self._needs_sample(memory):
             taken = memory.explanation.profile
@@ -244,7 +208,11 @@ class Advisor:
     def _is_settled(self, memory: SiteMemory, costs: LiveCosts, kind: str) -> bool:
         return (
             memory.pending is None
-            and (memory.codec is None or self.milder.allows(kind, memory.codec.name))
+            and (
+                memory.codec is None
+                or memory.codec.lossless
+                or self.milder.allows(kind, memory.codec.name)
+            )
             and memory.version == costs.version
             and not self._needs_sample(memory)
         )
@@ -283,7 +251,8 @@ class Advisor:
             if sampled:
                 memory.sampled()
                 memory.epoch = self._epoch
-        return Advice(codec, memory, costs)
+            memory.advice = Advice(codec, memory, costs)
+        return memory.advice
 
     def _wait_for(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from cswap.advisor.candidates import predicted_ratio
 from cswap.advisor.correction import Correction, usable
@@ -101,6 +101,20 @@ class Explanation:
         return text
 
 
+class Learner(Protocol):
+    """Takes measured times into later prices.
+
+    Attributes:
+        adapts: whether later choices may depend on what is measured.
+    """
+
+    adapts: bool
+
+    def observe(self, codec: str, profile: TensorProfile, device_s: float) -> None:
+        """Note the seconds of encode and decode together, of a tensor with this profile."""
+        ...
+
+
 @dataclass(slots=True)
 class SiteMemory:
     """State of one call site. Written by the advisor under its lock, and by `note_encoded`.
@@ -115,6 +129,7 @@ class SiteMemory:
         trial: a codec to try once.
         switches: number of changes of the choice.
         epoch: epoch of the last sample.
+        advice: the last decision, as it was given out.
     """
 
     explanation: Explanation
@@ -126,6 +141,7 @@ class SiteMemory:
     trial: Codec | None = None
     switches: int = 0
     epoch: int = 0
+    advice: Advice | None = None
     _reference: tuple[str, float] = ("", 0.0)
     _ratios: dict[str, Correction] = field(default_factory=dict)
     _seen: dict[str, list[float]] = field(default_factory=dict)
@@ -181,3 +197,37 @@ class SiteMemory:
             for codec, (ratio, device_s, count) in seen.items()
         )
         return replace(self.explanation, measured=measured, switches=self.switches)
+
+
+@dataclass(slots=True)
+class Advice:
+    """The advisor's choice for one tensor; takes notes of the outcome.
+
+    Attributes:
+        codec: codec to encode with; None: leave the tensor in place.
+        learns: whether there was a choice, so that the outcome should be noted.
+    """
+
+    codec: Codec | None
+    _memory: SiteMemory
+    _costs: Learner
+    learns: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.learns = bool(self._memory.explanation.candidates)
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """The codecs among which it was chosen, cheapest first; empty if there was no choice."""
+        return self._memory.explanation.candidates
+
+    def note_encoded(self, codec: str, raw_nbytes: int, nbytes: int) -> None:
+        """Note that the tensor was encoded; ``codec`` may differ from the advice."""
+        self._memory.note_encoded(codec, raw_nbytes, nbytes, learn=self._costs.adapts)
+
+    def note_round_trip(self, codec: str, device_s: float) -> None:
+        """Note the seconds of encode and decode together."""
+        self._memory.note_round_trip(codec, device_s)
+        taken = self._memory.explanation.profile
+        if taken is not None:
+            self._costs.observe(codec, taken, device_s)

@@ -14,6 +14,7 @@ from cswap.codecs.base import DEFAULT_KEY, Codec, EncodeKey, LateSize, Stream, w
 from cswap.codecs.layout import address_of, bytes_of, words_of
 from cswap.codecs.parallel import DEFAULT_SHAPE, SHAPES, run_ranges, split
 from cswap.errors import CorruptEncodingError, UnsupportedError
+from cswap.schema.tensor import DTYPES
 from cswap_kernels.tile_calls import WORD_LIKE
 from cswap_kernels.tiles import (
     ALIGN,
@@ -116,9 +117,10 @@ class TiledCodec(Codec):
         n_words, n_tiles, directory_nbytes = _tiles_of(x.nbytes, d.word)
         if x.is_cuda:
             return self._encode_cuda(x, out, d, key, stream)
-        encoder, args = self.tile_functions(d).encode.address, self.tile_args(d, key)
+        encoder = _encoder(self, d.name)
+        args = self.tile_args(d, key)
         tile, shape = TILE_WORDS[d.word], SHAPES.get(f"{self.name}-encode", DEFAULT_SHAPE)
-        threads = _threads(stream)
+        threads = all_threads() if stream is None else stream.threads
         if threads == 1 or n_tiles < 2 * shape.least:
             source, target = address_of(x, d.word), address_of(out)
             like, capacity = WORD_LIKE[d.word], out.numel()
@@ -153,9 +155,9 @@ class TiledCodec(Codec):
             return
         if payload.data_ptr() % ALIGN:
             payload = payload.clone()
-        decoder, args = self.tile_functions(d).decode.address, self.tile_args(d, DEFAULT_KEY)
+        decoder, args = _decoder(self, d.name)
         tile, shape = TILE_WORDS[d.word], SHAPES.get(f"{self.name}-decode", DEFAULT_SHAPE)
-        threads = _threads(stream)
+        threads = all_threads() if stream is None else stream.threads
         if threads == 1 or n_tiles < 2 * shape.least:
             source, target = address_of(payload), address_of(out, d.word)
             like, nbytes = WORD_LIKE[d.word], payload.numel()
@@ -208,5 +210,12 @@ def _tiles_of(nbytes: int, word: int) -> tuple[int, int, int]:
     return n_words, n_tiles, directory_bytes(n_tiles)
 
 
-def _threads(stream: Stream | None) -> int:
-    return all_threads() if stream is None else stream.threads
+@lru_cache(maxsize=256)
+def _encoder(codec: TiledCodec, dtype: str) -> int:
+    return codec.tile_functions(DTYPES[dtype]).encode.address
+
+
+@lru_cache(maxsize=256)
+def _decoder(codec: TiledCodec, dtype: str) -> tuple[int, NDArray[np.uint64]]:
+    d = DTYPES[dtype]
+    return codec.tile_functions(d).decode.address, codec.tile_args(d, DEFAULT_KEY)

@@ -12,7 +12,7 @@ from cswap.log import log
 if TYPE_CHECKING:
     from cswap.codecs.base import Codec
 
-_WARM: set[tuple[str, torch.dtype, torch.device]] = set()
+WARM: Final[set[tuple[str, torch.dtype, torch.device]]] = set()
 """Codecs whose kernels this process has compiled or loaded from the disk cache."""
 
 NUMEL: Final = 64
@@ -22,12 +22,12 @@ NUMEL: Final = 64
 def warm(codec: Codec, dtype: torch.dtype, device: torch.device) -> float:
     """Compile or load the codec's kernels; returns the seconds, 0.0 if that was done before."""
     key = (codec.name, dtype, device)
-    if key in _WARM:
+    if key in WARM:
         return 0.0
     start = time.perf_counter()
     try:
         codec.decode(codec.encode(torch.zeros(NUMEL, dtype=dtype, device=device)))
     except Exception:
         log.debug("warming %s failed", codec.name, exc_info=True)
-    _WARM.add(key)
+    WARM.add(key)
     return time.perf_counter() - start

@@ -218,9 +218,8 @@ class Device(abc.ABC):
     def relieve_by(self, give_back: Callable[[], None]) -> None:  # noqa: B027
         """When memory is short, call this bound method; it is held weakly."""
 
-    def host_size(self, nbytes: int) -> int:
-        """Bytes of the buffer that `host_memory` is to be asked for, where so many are needed."""
-        return size_class(nbytes)
+    host_size: Callable[[int], int] = staticmethod(size_class)
+    """Bytes of the buffer that `host_memory` is to be asked for, where so many are needed."""
 
     @abc.abstractmethod
     def host_memory(self, nbytes: int) -> torch.Tensor:

@@ -256,9 +256,7 @@ class CudaDevice(Device):
         except RuntimeError as error:
             raise MemoryError(str(error)) from error
 
-    def host_size(self, nbytes: int) -> int:
-        """See `Device.host_size`."""
-        return pinned_size(nbytes)
+    host_size = staticmethod(pinned_size)
 
     def is_capturing(self) -> bool:
         """See `Device.is_capturing`."""

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import Parameter
 
-from cswap.advisor.advisor import Advice
 from cswap.advisor.call_site import Site
 from cswap.advisor.live_costs import KEEP, REMAT
+from cswap.advisor.site_history import Advice
 from cswap.codecs.layout import flatten
 from cswap.codecs.registry import get_codec
-from cswap.codecs.warmup import warm
+from cswap.codecs.warmup import WARM, warm
 from cswap.engine.recipes import Place, Recipe, RecipeBook, producer
 from cswap.engine.saved.aliases import is_result, make_token
 from cswap.engine.saved.eligibility import bytes_of, is_tracing, reason_to_keep
@@ -288,8 +288,12 @@ class Packer:
         with self._lock:
             leaving = self._window.add(token, handle.raw_nbytes)
         for oldest in leaving:
-            self._counters.stay("budget", oldest.handle.raw_nbytes, -1)
-            self._swap_out(oldest)
+            nbytes = oldest.handle.raw_nbytes
+            self._counters.stay("budget", nbytes, -1)
+            if oldest.handle.modified():
+                self._counters.stay("modified", nbytes)  # unpack has to raise
+            else:
+                self._swap_out(oldest)
         if self._budget_bytes is not None:
             # Tensors on their way out count, too: the budget is a limit, not a goal.
             token.lane.hold_within(max(0, self._budget_bytes - self._window.nbytes))
@@ -301,9 +305,6 @@ class Packer:
             return True
         if handle.pinned:
             self._counters.stay("saved_again", handle.raw_nbytes)
-            return True
-        if handle.modified():
-            self._counters.stay("modified", handle.raw_nbytes)  # unpack has to raise
             return True
         if token.remat is not None:
             if self._recomputer.is_worth(token):
@@ -321,9 +322,8 @@ class Packer:
 
     def _encode(self, token: Token, x: torch.Tensor, codec: Codec) -> None:
         token.handle.lossy_ok = not codec.lossless
-        compile_s = warm(codec, x.dtype, x.device)
-        if compile_s:
-            self._counters.compiled(compile_s)
+        if (codec.name, x.dtype, x.device) not in WARM:
+            self._counters.compiled(warm(codec, x.dtype, x.device))
         token.lane.executor.swap_out(token.handle, x, codec)
 
     def _obey(self, chooser: Chooser, token: Token, tensor: torch.Tensor) -> bool:

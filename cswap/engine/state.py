@@ -103,7 +103,8 @@ class EngineState:
         """Release the dead. After an interrupt, add up again."""
         try:
             self.reclaimer.collect()
-            self.resting.collect()
+            if self.resting.gone:
+                self.resting.collect()
             if self.interrupted:
                 self._add_up_again()
                 self.interrupted = False

@@ -11,6 +11,7 @@ import torch
 
 from cswap.engine.saved.packed import PackedView
 from cswap.engine.transfer.device_lanes import MOST_AHEAD
+from cswap.engine.transfer.handle import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,10 +60,11 @@ class Unpacker:
             last = handle.unpacked % (handle.views or 1) == 0
             if last:
                 lane.ready.remove(handle)
-        if last:
+        if not last:
+            if not own:
+                self._note_ready(token)
+        elif handle.state is State.READY:
             lane.executor.drop_result(handle)
-        elif not own:
-            self._note_ready(token)
         return out
 
     def _prefetch_after(self, handle: Handle) -> None:

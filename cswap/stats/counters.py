@@ -75,8 +75,9 @@ class Counters:
         """Count a saved tensor that the engine takes over."""
         with self._lock:
             self.packed += 1
-            self._device_bytes += nbytes
-            self._note_peaks()
+            device = self._device_bytes = self._device_bytes + nbytes
+            if device > self._peak_device or device + self._host_bytes > self._peak_since:
+                self._note_peaks()
         if self.timeline is not None:
             self._draw()
 
@@ -153,8 +154,9 @@ class Counters:
             entry.encoded += encoded
             entry.encode_s += encode_s
             self._device_bytes += device
-            self._host_bytes += host
-            self._note_peaks()
+            host = self._host_bytes = self._host_bytes + host
+            if host > self._peak_host or self._device_bytes + host > self._peak_since:
+                self._note_peaks()
         if self.timeline is not None:
             self._draw()
 

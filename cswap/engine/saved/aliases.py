@@ -36,7 +36,6 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from cswap.codecs.layout import flat_numel, has_gaps, meta_of
-from cswap.engine.saved.eligibility import weak_storage
 from cswap.engine.saved.packed import Token
 from cswap.engine.transfer.handle import Handle, State
 from cswap.schema.tensor import TensorMeta, dtype_name
@@ -44,9 +43,9 @@ from cswap.schema.tensor import TensorMeta, dtype_name
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from torch.multiprocessing.reductions import StorageWeakRef
-
     from cswap.engine.transfer.device_lanes import Lane
+
+_free_weak_ref = torch.UntypedStorage._free_weak_ref  # noqa: SLF001
 
 WHOLE_SHARE: Final = 4
 """A view that spans at least 1/WHOLE_SHARE of its storage is swapped as the whole storage."""
@@ -58,17 +57,18 @@ LOOK_AT: Final = 4
 class _Regions:
     """The handles of one storage, by where their region begins.
 
-    A storage that is cut into n slices has n handles: a look-up may not visit them all.
+    A storage that is cut into n slices has n handles: a look-up may not visit them all. A weak
+    reference keeps the key from being used for another storage.
     """
 
-    def __init__(self, storage: StorageWeakRef) -> None:
-        self._storage = storage  # keeps the key from being used for another storage
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        self._weak = storage._weak_ref()  # noqa: SLF001
         self._whole: list[Handle] = []
         self._by_start: dict[int, list[Handle]] = {}
         self._starts: list[int] = []
 
-    def __bool__(self) -> bool:
-        return bool(self._whole or self._starts)
+    def __del__(self) -> None:
+        _free_weak_ref(self._weak)  # type: ignore[no-untyped-call]
 
     def __iter__(self) -> Iterator[Handle]:
         yield from self._whole
@@ -86,11 +86,16 @@ class _Regions:
             insort(self._starts, start)
         handles.append(handle)
 
-    def discard(self, handle: Handle) -> None:
+    def discard(self, handle: Handle) -> bool:
+        """Forget a handle; whether none is left."""
         if handle.whole:
             if handle in self._whole:
                 self._whole.remove(handle)
-            return
+        else:
+            self._discard_part(handle)
+        return not (self._whole or self._starts)
+
+    def _discard_part(self, handle: Handle) -> None:
         start = first_byte(handle)
         handles = self._by_start.get(start, [])
         if handle not in handles:
@@ -139,16 +144,14 @@ class AliasTable:
         handle.storage_key = storage._cdata  # noqa: SLF001
         regions = self._storages.get(handle.storage_key)
         if regions is None:
-            regions = self._storages[handle.storage_key] = _Regions(weak_storage(storage))
+            regions = self._storages[handle.storage_key] = _Regions(storage)
         regions.add(handle)
 
     def discard(self, handle: Handle) -> None:
         """Forget a handle."""
         regions = self._storages.get(handle.storage_key)
-        if regions is not None:
-            regions.discard(handle)
-            if not regions:
-                del self._storages[handle.storage_key]
+        if regions is not None and regions.discard(handle):
+            del self._storages[handle.storage_key]
 
     def __iter__(self) -> Iterator[Handle]:
         for regions in self._storages.values():

@@ -90,7 +90,7 @@ class PackedView:
         self.dtype = tensor.dtype
         self.sizes = tensor.shape
         self.strides = tensor.stride()
-        self.offset = tensor.storage_offset()
+        self.offset = int(tensor.storage_offset())
         self.conj = tensor.is_conj()
         self.neg = tensor.is_neg()
 
@@ -122,8 +122,11 @@ class PackedView:
         if handle.gathered:
             x = memory.detach()
         else:
+            offset = self.offset
+            if not own:  # counted from the start of the part that was saved
+                offset -= handle.start * memory.element_size() // self.dtype.itemsize
             x = memory if memory.dtype == self.dtype else self._reinterpret(memory)
-            x = x.as_strided(self.sizes, self.strides, self._offset_in(memory, own=own))
+            x = x.as_strided(self.sizes, self.strides, offset)
         if self.conj:
             x = x.conj()
         if self.neg:
@@ -134,12 +137,6 @@ class PackedView:
                 f"{self.dtype} {tuple(self.sizes)} with strides {self.strides}"
             )
         return x
-
-    def _offset_in(self, memory: torch.Tensor, *, own: bool) -> int:
-        if own:  # still in the storage that it was saved from
-            return int(self.offset)
-        start = self.token.handle.start
-        return int(self.offset) - start * memory.element_size() // self.dtype.itemsize
 
     def _reinterpret(self, memory: torch.Tensor) -> torch.Tensor:
         nbytes = memory.numel() * memory.element_size()

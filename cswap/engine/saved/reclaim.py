@@ -75,7 +75,8 @@ class Reclaimer:
         death.handle, death.lane = token.handle, token.lane
         token.handle.token = death
         self._n_born += 1
-        _thread.wake()
+        if not _thread.awake:
+            _thread.wake()
 
     @property
     def has_handles(self) -> bool:
@@ -107,21 +108,25 @@ class Reclaimer:
 
 
 class _Thread:
-    """Collects for engines that nobody calls."""
+    """Collects for engines that nobody calls.
+
+    Attributes:
+        awake: whether it looks.
+    """
 
     def __init__(self) -> None:
         self._begin()
 
     def _begin(self) -> None:
         self._thread: threading.Thread | None = None
+        self.awake = False
         self._wanted = threading.Event()
         self._stopping = threading.Event()
         self._starting = threading.Lock()
 
     def wake(self) -> None:
         """There is a handle now."""
-        if self._wanted.is_set():
-            return
+        self.awake = True
         self._wanted.set()
         if self._thread is None and not self._stopping.is_set():
             with self._starting:
@@ -140,7 +145,9 @@ class _Thread:
                 busy = busy or reclaimer.has_handles
             idle = 0 if busy else idle + 1
             if idle > IDLE_LOOKS:
+                # A handle that is born from here on wakes it; one born before is seen below.
                 self._wanted.clear()
+                self.awake = False
                 if not any(reclaimer.has_handles for reclaimer in list(_reclaimers)):
                     self._wanted.wait()
                 idle = 0

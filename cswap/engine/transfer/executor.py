@@ -198,7 +198,9 @@ class Executor(abc.ABC):
             return None
         if handle.state is State.KEPT and owner.source is not None and not handle.must_round_trip:
             return Memory(owner.source, own=True)
-        found = None if handle.state is State.READY else handle.recall()
+        if handle.last_result is None or handle.state is State.READY:
+            return None
+        found = handle.recall()
         return None if found is None else Memory(found, own=False)
 
     def _ready(self, handle: Handle) -> torch.Tensor | None:
@@ -292,10 +294,11 @@ class Executor(abc.ABC):
                 if before is State.LEAVING:
                     self._leaves_no_more(handle)
                     self._counters.stay("dropped", handle.raw_nbytes)
-            ahead = self._forget(handle)
             owner = handle.token()
-            if owner is not None:  # tests release what they still hold
-                owner.source = None
+            if owner is None:
+                ahead = self._ahead.pop(id(handle), None)
+            else:  # tests release what they still hold
+                ahead, owner.source = self._forget(handle), None
         if ahead is not None:
             self._device.join(ahead.decoded, ahead.issued)
         self._resources.free_stored(handle)

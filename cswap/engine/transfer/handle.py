@@ -102,13 +102,13 @@ class Handle:
 
     __slots__ = (
         "_counter",
-        "_last_result",
         "_last_version",
         "advice",
         "base",
         "error",
         "event",
         "gathered",
+        "last_result",
         "lossy_ok",
         "meta",
         "must_round_trip",
@@ -153,7 +153,7 @@ class Handle:
         self.section_bytes: int | None = None
         self.advice: Notes | None = None
         self._counter: torch.Tensor | None = None
-        self._last_result: weakref.ref[torch.Tensor] | None = None
+        self.last_result: weakref.ref[torch.Tensor] | None = None
         self._last_version = 0
 
     @property
@@ -206,7 +206,8 @@ class Handle:
         if token is None or token.source is None:
             return
         counter = token.source.detach()
-        counter.data = _nothing(counter)
+        nothing = _NOTHING.get((counter.dtype, counter.device))
+        counter.data = _nothing(counter) if nothing is None else nothing
         self._counter = counter
         token.source = None
 
@@ -220,12 +221,12 @@ class Handle:
 
     def remember(self, result: torch.Tensor) -> None:
         """Know decoded memory for as long as somebody else uses it."""
-        self._last_result = weakref.ref(result)
+        self.last_result = weakref.ref(result)
         self._last_version = result._version  # noqa: SLF001
 
     def recall(self) -> torch.Tensor | None:
         """The decoded memory that was given out last, if it is still there and as it was."""
-        found = None if self._last_result is None else self._last_result()
+        found = None if self.last_result is None else self.last_result()
         if found is not None and found._version == self._last_version:  # noqa: SLF001
             return found
         return None
@@ -236,8 +237,6 @@ _NOTHING: Final[dict[tuple[torch.dtype, torch.device], torch.Tensor]] = {}
 
 def _nothing(like: torch.Tensor) -> torch.Tensor:
     # A tensor of no elements; one serves all, since nobody writes it.
-    found = _NOTHING.get((like.dtype, like.device))
-    if found is None:
-        found = torch.empty(0, dtype=like.dtype, device=like.device)
-        _NOTHING[like.dtype, like.device] = found
+    found = torch.empty(0, dtype=like.dtype, device=like.device)
+    _NOTHING[like.dtype, like.device] = found
     return found

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, TypeAlias
 
-from cswap.codecs.base import checked_bound, checked_size
+from cswap.codecs.base import DEFAULT_KEY, checked_bound, checked_size
 from cswap.codecs.layout import copy_bytes, unflatten_into
 from cswap.codecs.registry import get_codec
 from cswap.engine.transfer.executor import Executor
 from cswap.engine.transfer.handle import State
 from cswap.engine.transfer.resources import DAMAGED, Patience, checksum, under_way
-from cswap.engine.transfer.section import Section
+from cswap.engine.transfer.section import INDICES, Section
 from cswap.errors import CorruptEncodingError, InternalError, without_frames
 
 if TYPE_CHECKING:
@@ -28,22 +28,12 @@ if TYPE_CHECKING:
     from cswap.stores.disk import DiskFile
 
 
+_Stored: TypeAlias = "tuple[torch.Tensor | None, DiskFile | None, int]"
+"""Where an encoding was put: the store's buffer, or the file; and its bytes."""
+
+
 class _NoRoomError(Exception):
     """Neither the host tier nor the disk tier has room; ``args``: reason, why."""
-
-
-class _Stored(NamedTuple):
-    """Where an encoding was put.
-
-    Attributes:
-        host: the store's buffer; None: on disk.
-        file: on disk.
-        nbytes: encoded bytes.
-    """
-
-    host: torch.Tensor | None
-    file: DiskFile | None
-    nbytes: int
 
 
 class HostExecutor(Executor):
@@ -66,7 +56,8 @@ class HostExecutor(Executor):
     def swap_out(self, handle: Handle, x: torch.Tensor, codec: Codec) -> None:
         """See `Executor.swap_out`."""
         section = Section(0, 0, x.numel(), codec)
-        section.checked = self._what_to_check(x.dtype, codec)
+        if self._resources.verify or x.dtype in INDICES:
+            section.checked = self._what_to_check(x.dtype, codec)
         try:
             with self._lock:
                 handle.sections = [section]
@@ -84,8 +75,8 @@ class HostExecutor(Executor):
             raise
 
     def _leave(self, handle: Handle, x: torch.Tensor, stream: Stream | None) -> None:
-        section, raw = handle.sections[0], get_codec("raw")
-        while handle.state is State.LEAVING and handle.alive:
+        section = handle.sections[0]
+        while handle.state is State.LEAVING and handle.token() is not None:
             codec = section.codec
             try:
                 stored = self._encode(handle, section, x, stream)
@@ -96,6 +87,7 @@ class HostExecutor(Executor):
             except BaseException as error:
                 if stream is self._in_line and not isinstance(error, Exception):
                     raise  # an interrupt; workers get none, but a codec may raise anything
+                raw = get_codec("raw")
                 if codec is raw:
                     self._keep(handle, "raw:encode", error)
                 else:
@@ -114,7 +106,9 @@ class HostExecutor(Executor):
         else:
             bound = checked_bound(codec, x.dtype, x.numel())
             scratch = self._device.scratch(bound, "codec")
-            key = section.key(self._resources.seed, handle.position, handle.step)
+            key = DEFAULT_KEY
+            if not codec.lossless:
+                key = section.key(self._resources.seed, handle.position, handle.step)
             size = codec.encode_flat(x, scratch, key=key, stream=stream)
             stored = self._store(section, scratch, checked_size(codec, size, bound))
             self._device.give_back(scratch)
@@ -129,13 +123,13 @@ class HostExecutor(Executor):
     def _store(self, section: Section, payload: torch.Tensor, nbytes: int) -> _Stored:
         loan = self._resources.host.take(nbytes)
         if loan is None:
-            stored = _Stored(None, self._spill(payload, nbytes), nbytes)
+            host, file = None, self._spill(payload, nbytes)
         else:
-            copy_bytes(loan.buffer, payload, nbytes)
-            stored = _Stored(loan.buffer, None, nbytes)
+            host, file = loan.buffer, None
+            copy_bytes(host, payload, nbytes)
         if section.checked == "payload":
             section.checksum = checksum(_bytes(payload, nbytes))
-        return stored
+        return host, file, nbytes
 
     def _spill(self, payload: torch.Tensor, nbytes: int) -> DiskFile:
         if self._resources.disk is None:
@@ -150,12 +144,14 @@ class HostExecutor(Executor):
 
     def _commit(self, handle: Handle, section: Section, stored: _Stored) -> None:
         # The source has been read for the last time; whether it still matters is seen here.
-        host_bytes = 0 if stored.host is None else stored.host.numel()
+        host, file, nbytes = stored
+        host_bytes = 0 if host is None else host.numel()
         modified = handle.modified()
         with self._lock:
-            wanted = handle.state is State.LEAVING and handle.alive and not modified
+            leaves = handle.state is State.LEAVING and handle.token() is not None
+            wanted = leaves and not modified
             if wanted:
-                section.host, section.file, section.nbytes = stored
+                section.host, section.file, section.nbytes = host, file, nbytes
                 handle.to(State.STORED)
                 self._waiting_bytes -= handle.raw_nbytes
                 handle.let_go()
@@ -166,17 +162,18 @@ class HostExecutor(Executor):
             return
         name, raw_nbytes = section.codec.name, handle.raw_nbytes
         self._counters.swapped_out(
-            name, raw_nbytes, stored.nbytes, section.encode_s, device=-raw_nbytes, host=host_bytes
+            name, raw_nbytes, nbytes, section.encode_s, device=-raw_nbytes, host=host_bytes
         )
         advice = handle.advice
         if advice is not None and advice.learns:
-            advice.note_encoded(name, raw_nbytes, stored.nbytes)
+            advice.note_encoded(name, raw_nbytes, nbytes)
 
     def _drop(self, stored: _Stored) -> None:
-        if stored.host is not None:
-            self._resources.host.give_back(stored.host)
-        if stored.file is not None and self._resources.disk is not None:
-            self._resources.disk.release(stored.file)
+        host, file, _ = stored
+        if host is not None:
+            self._resources.host.give_back(host)
+        if file is not None and self._resources.disk is not None:
+            self._resources.disk.release(file)
 
     # ------------------------------------------------------------------- back
 
