@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import typer
 from typer.core import TyperGroup
 
-from bench.options import INTERRUPTED
 from cswap.display import visible
 from cswap.errors import CswapError
+from cswap.experiments.options import INTERRUPTED
 
 if TYPE_CHECKING:
     from typing import Any
@@ -24,15 +24,15 @@ COMMANDS = {
     "demo": "bench.demo.command",
     "swap": "bench.swap.command",
     "fit": "bench.fit.command",
-    "codecs": "bench.codecs.command",
+    "codecs": "cswap.experiments.codecs.command",
     "workloads": "bench.frameworks.command",
     "overhead": "bench.overhead.command",
     "plans": "bench.plans.command",
     "sparsity": "bench.sparsity.command",
     "papers": "bench.papers.command",
     "advisor": "bench.advisor.command",
-    "accuracy": "bench.accuracy.command",
-    "schedule": "bench.accuracy.schedule",
+    "accuracy": "cswap.experiments.accuracy.command",
+    "schedule": "cswap.experiments.accuracy.schedule",
     "compare": "bench.files.compare",
     "stale": "bench.files.stale",
     "report": "bench.pages.report",

@@ -13,12 +13,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from bench.files.kinds import Kind, Measure, ResultFileError, at, kind_of, load, rows_of
+from cswap.experiments.files.kinds import Kind, Measure, ResultFileError, at, kind_of, load, rows_of
 from cswap.report import terminal
 from cswap.report.terminal import literal
 
 if TYPE_CHECKING:
-    from bench.files.kinds import Document, Fields
+    from cswap.experiments.files.kinds import Document, Fields
 
 VERSION: Final = 1
 NOTE: Final = (

@@ -10,14 +10,6 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from bench.accuracy.report import markdown, number
-from bench.accuracy.summary import current
-from bench.codecs import tables as codec_report
-from bench.codecs.cases import OWN
-from bench.files.committed import RESULTS, ROOT, NotReadError, is_given
-from bench.files.committed import as_markdown as _markdown
-from bench.files.committed import load as _load
-from bench.files.committed import where as _where
 from bench.fit import report as fit_report
 from bench.frameworks import report as frameworks_report
 from bench.gpu.static_tables import kernels_table, targets_table
@@ -25,6 +17,14 @@ from bench.overhead import hook_costs
 from bench.papers.report import HEADINGS, networks, summary
 from bench.swap import report as swap_report
 from cswap.errors import ConfigError
+from cswap.experiments.accuracy.report import markdown, number
+from cswap.experiments.accuracy.summary import current
+from cswap.experiments.codecs import tables as codec_report
+from cswap.experiments.codecs.cases import OWN
+from cswap.experiments.files.committed import RESULTS, ROOT, NotReadError, is_given
+from cswap.experiments.files.committed import as_markdown as _markdown
+from cswap.experiments.files.committed import load as _load
+from cswap.experiments.files.committed import where as _where
 from cswap.schema.reading import read_object
 
 PAGES: Final = (

@@ -14,22 +14,22 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from rich.console import Console
 
-from bench.demo.summary import write_text
-from bench.drawing import html_page as page
-from bench.drawing.html_page import Grid, Picture, Section
-from bench.files.committed import NotReadError, as_markdown, reading
-from bench.files.kinds import ResultFileError, kind_of, load, understood
-from bench.files.resumable import SUFFIX
 from bench.gpu import tables as gpu_tables
-from bench.options import writable_folder
 from bench.pages import readme
 from cswap.display import visible_lines
+from cswap.experiments.drawing import html_page as page
+from cswap.experiments.drawing.html_page import Grid, Picture, Section
+from cswap.experiments.files.committed import NotReadError, as_markdown, reading
+from cswap.experiments.files.kinds import ResultFileError, kind_of, load, understood
+from cswap.experiments.files.resumable import SUFFIX
+from cswap.experiments.files.writing import write_text
+from cswap.experiments.options import writable_folder
 from cswap.report.terminal import literal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from bench.files.kinds import Document
+    from cswap.experiments.files.kinds import Document
 
 TITLE: Final = "cswap: benchmarks"
 OUTPUTS: Final = ("report.html", "report.md")

@@ -207,10 +207,10 @@ def read_timeline(path):
 
 
 def read_result(path):
-    from bench.drawing import html_page as page
-    from bench.files import kinds
     from bench.files.compare import compare as compare_results
     from bench.pages import report
+    from cswap.experiments.drawing import html_page as page
+    from cswap.experiments.files import kinds
 
     own = RESULTS / "swap.json"
     mine, its = kinds.load(path), kinds.load(own)
