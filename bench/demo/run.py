@@ -17,10 +17,11 @@ from bench.workloads.lockstep import Lockstep, Replica
 from cswap.experiments.files.environment import environment
 from cswap.experiments.files.writing import write
 from cswap.experiments.options import INTERRUPTED, N_THREADS
-from cswap.experiments.workloads.tasks import Task, make_task
+from cswap.experiments.workloads.tasks import make_task
 
 if TYPE_CHECKING:
     from bench.demo.settings import DemoSettings
+    from cswap.experiments.task import Task
 
 VERSION = 1  # of results.json
 

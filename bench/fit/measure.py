@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cswap.api import InstallHandle
-    from cswap.experiments.workloads.tasks import Batch, Task
+    from cswap.experiments.task import Batch, Task
 
 OFF: Final = "off"
 FIT: Final = "fit"

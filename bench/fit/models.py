@@ -18,8 +18,8 @@ from cswap.experiments.workloads.tasks import make_task
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from cswap.experiments.task import Task
     from cswap.experiments.workloads.small_models import Probe
-    from cswap.experiments.workloads.tasks import Task
 
 MODELS = ("gpt", "vit", "cnn", "resnet")
 

@@ -21,7 +21,7 @@ from cswap.report import terminal
 from cswap.report.terminal import literal
 
 if TYPE_CHECKING:
-    from cswap.experiments.workloads.tasks import Task
+    from cswap.experiments.task import Task
 
 MODELS: Final = ("cnn", "gpt", "vit", "stack")
 STEPS: Final = 30

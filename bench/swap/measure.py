@@ -17,7 +17,7 @@ from cswap.experiments.meters.timing import Timing, timing_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from cswap.experiments.workloads.tasks import Task
+    from cswap.experiments.task import Task
 
 SEED: Final = 0
 MEMCPY: Final = "memcpy, out and back"

@@ -23,7 +23,7 @@ from cswap.experiments.meters.saved_bytes import Curve, HeapSampler, SavedBytes,
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from cswap.experiments.workloads.tasks import Batch, Task
+    from cswap.experiments.task import Batch, Task
 
 N_SETTLING_STEPS = (
     2  # after a mode is switched on anew: its order of tensors is learned in the first

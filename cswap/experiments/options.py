@@ -1,27 +1,51 @@
-"""Checks of options that several commands share."""
+"""Options that several commands share, and their checks."""
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from cswap.display import short
-from cswap.errors import ConfigError
+from cswap.errors import ConfigError, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
 N_THREADS: Final = 2
 """Threads of torch and of codecs: fixed, because their number changes the order of sums, and so
 results between machines."""
+
+RESULTS: Final = Path("cswap-results")
+"""Folder of `cswap bench`'s results, in the current folder; `python -m bench` has its own."""
 
 INTERRUPTED: Final = 130
 """Exit code that a shell reports for a process that Ctrl-C ended."""
 
 Again = Annotated[bool, typer.Option("--again", help="Do not go on with an unfinished run.")]
 """Option of commands that keep finished parts in a file (`cswap.experiments.files.resumable`)."""
+
+
+def results_folder(context: typer.Context) -> Path:
+    """Folder of a command's results without --out: that of the program, else `RESULTS`."""
+    return context.obj if isinstance(context.obj, Path) else RESULTS
+
+
+def is_installed(context: typer.Context) -> bool:
+    """Whether the program is `cswap bench`, which keeps the results of every run."""
+    return results_folder(context) == RESULTS
+
+
+def needs(command: str, *modules: str) -> None:
+    """Check for packages before anything runs.
+
+    Raises:
+        UnsupportedError: one of them is not installed.
+    """
+    if missing := [name for name in modules if find_spec(name) is None]:
+        raise UnsupportedError(f"{command} needs {', '.join(missing)}: pip install 'cswap[bench]'")
 
 
 def names(option: str, text: str, known: Sequence[str]) -> list[str]:

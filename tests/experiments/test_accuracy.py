@@ -169,7 +169,12 @@ def test_pilot_runs_give_margins(tmp_path):
     settings = {"models": ["cnn"], "data": "", "steps": 4, "quick": True}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pilot, "PILOT_SEEDS", range(100, 102))
-        pilot.command(settings, tmp_path, None, Console(quiet=True))
+        pilot.command(
+            settings,
+            tmp_path,
+            lambda _: make_task("cnn", quick=True, n_steps=4),
+            Console(quiet=True),
+        )
     found = json.loads((tmp_path / pilot.FILE).read_text())
     losses = [run["validation_loss"] for run in found["runs"]]
     assert found["rows"][0]["margin"] == margin_of(losses)

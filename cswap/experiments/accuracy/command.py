@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -14,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from cswap.errors import ConfigError
 from cswap.experiments.accuracy import confirm, margins, pilot, report
 from cswap.experiments.accuracy.gradients import errors
+from cswap.experiments.accuracy.own_task import digest, load
 from cswap.experiments.accuracy.summary import summarise
 from cswap.experiments.accuracy.tasks import STEPS, make
 from cswap.experiments.accuracy.train import POLICIES, SETTLING, repeatable, train
@@ -21,27 +23,38 @@ from cswap.experiments.accuracy.verdict import FEWEST_SEEDS
 from cswap.experiments.files.environment import environment
 from cswap.experiments.files.resumable import same_code, stored
 from cswap.experiments.files.writing import write
-from cswap.experiments.options import INTERRUPTED, names, writable_folder
+from cswap.experiments.options import (
+    INTERRUPTED,
+    is_installed,
+    names,
+    needs,
+    results_folder,
+    writable_folder,
+)
 from cswap.experiments.workloads.tasks import fitting
 from cswap.experiments.workloads.user_data import load_data
 from cswap.report import terminal
 from cswap.report.terminal import literal
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cswap.experiments.task import Task
     from cswap.experiments.workloads.data import Images, Text
-    from cswap.experiments.workloads.tasks import Task
 
 MODELS: Final = tuple(STEPS)
 SEEDS: Final = {"cnn": 5, "vit": 5, "gpt": 5}
 """Matched seeds."""
 
 QUICK: Final = {"steps": 12, "seeds": 2}
-DEFAULT_OUT: Final = Path("bench/results/cpu/accuracy")
+FOLDER: Final = "accuracy"
+"""Folder of the results, in the program's own."""
 VERSION: Final = 2
 _TYPES: Final = {"runs": list, "gradient_errors": dict, "models": dict, "environment": dict}
 
 
 def main(
+    context: typer.Context,
     models: Annotated[
         str, typer.Option(help=f"Some of {', '.join(MODELS)}; default: all that fit the data.")
     ] = "",
@@ -69,7 +82,17 @@ def main(
         ),
     ] = "",
     out: Annotated[
-        str, typer.Option(help=f"Folder of results and report; default: {DEFAULT_OUT}.")
+        str,
+        typer.Option(
+            help=f"Folder of results and report; default: {FOLDER}, in the folder of results."
+        ),
+    ] = "",
+    own_task: Annotated[
+        str,
+        typer.Option(
+            "--task",
+            help="Your own model and data: FILE.py:FUNCTION, a function that returns a Task.",
+        ),
     ] = "",
     quick: Annotated[
         bool, typer.Option("--quick", help="A few steps, two seeds: decides nothing.")
@@ -88,8 +111,9 @@ def main(
 ) -> None:
     """Accuracy against latency: off, lossless, bf16, int8, fp8, int4 on real data.
 
-    On handwritten digits and Python sources, or on your own data set (--data; give --out, too, so
-    that its results do not replace those).
+    On handwritten digits and Python sources, on your own data set (--data; give --out, too, so that
+    its results do not replace those), or on your own model and data (--task). An interrupted run
+    goes on when the same command is repeated.
     """
     torch.set_num_threads(1)  # the models are small: a second thread would make them slower
     console = Console()
@@ -97,27 +121,73 @@ def main(
     if data and not out:
         raise ConfigError(f"--data {data!r}: give --out FOLDER, too.")
     _check_steps(n_steps)
-    own = load_data(data, quick=quick) if data else None
     chosen = names("--policies", policies, tuple(POLICIES))
-    used = _models(models, own)
     n_seeds = QUICK["seeds"] if quick and seeds is None else seeds
+    subject = (
+        _own(own_task, n_steps, data, models) if own_task else _known(data, models, n_steps, quick)
+    )
     settings: dict[str, Any] = {
-        "models": used,
+        "models": subject.models,
         "policies": ["off", *(p for p in chosen if p != "off")],
         "data": data,
-        "seeds": {model: n_seeds or SEEDS[model] for model in used},
+        "seeds": {model: n_seeds or SEEDS.get(model, FEWEST_SEEDS) for model in subject.models},
         "steps": n_steps,
         "quick": quick,
+        **subject.settings,
     }
-    settings["margins"] = margins.stated(settings, margins.parse(margin, used))
-    folder = writable_folder(Path(out) if out else DEFAULT_OUT)
+    given = {**subject.margins, **margins.parse(margin, subject.models)}
+    settings["margins"] = margins.stated(settings, given)
+    folder = writable_folder(Path(out) if out else _default_folder(context, subject))
     if only_pilot:
-        pilot.command(settings, folder, own, console)
+        pilot.command(settings, folder, subject.make, console)
     elif only_confirm:
         confirm.command(folder / "results.json", console)
     else:
-        document = _finished(settings, folder, own, console, again=again)
+        document = _finished(settings, folder, subject.make, console, again=again)
         raise typer.Exit(0 if document["complete"] else INTERRUPTED)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The studied models.
+
+    Attributes:
+        models: their names.
+        make: makes the task of one of them.
+        settings: further settings that decide whether a run can be continued.
+        margins: stated by the task itself, by model.
+    """
+
+    models: list[str]
+    make: Callable[[str], Task]
+    settings: dict[str, Any] = field(default_factory=dict)
+    margins: dict[str, float] = field(default_factory=dict)
+
+
+def _known(data: str, models: str, n_steps: int | None, quick: bool) -> Subject:
+    needs("bench accuracy", "matplotlib", "scipy", *([] if data else ["sklearn"]))
+    own = load_data(data, quick=quick) if data else None
+    make_one = partial(make, quick=quick, n_steps=n_steps, data=own)
+    return Subject(_models(models, own), make_one)
+
+
+def _own(spec: str, n_steps: int | None, data: str, models: str) -> Subject:
+    for option, value in (("--data", data), ("--models", models)):
+        if value:
+            raise ConfigError(f"--task and {option} exclude each other: give one of them.")
+    needs("bench accuracy", "matplotlib", "scipy")
+    task = load(spec, n_steps)
+    # Another number of steps is another experiment: its margin must be stated anew.
+    stated = {task.name: float(task.margin)} if task.margin and n_steps is None else {}
+    about = {"file": spec, "sha256": digest(spec)}
+    return Subject([task.name], lambda _: task, {"task": about}, stated)
+
+
+def _default_folder(context: typer.Context, subject: Subject) -> Path:
+    own = "task" in subject.settings
+    if own and not is_installed(context):
+        raise ConfigError("--task: give --out FOLDER, too.")
+    return results_folder(context) / (f"{FOLDER}-{subject.models[0]}" if own else FOLDER)
 
 
 def _models(text: str, data: Images | Text | None) -> list[str]:
@@ -128,7 +198,7 @@ def _models(text: str, data: Images | Text | None) -> list[str]:
 def _finished(
     settings: dict[str, Any],
     folder: Path,
-    own: Images | Text | None,
+    maker: Callable[[str], Task],
     console: Console,
     *,
     again: bool,
@@ -137,7 +207,7 @@ def _finished(
     document = _started(folder, settings, again=again)
     try:
         with repeatable():
-            _train(document, folder, own, console)
+            _train(document, folder, maker, console)
     except KeyboardInterrupt:
         console.print("Interrupted: the same command goes on from here.")
     document["summary"] = summarise(document)
@@ -170,14 +240,14 @@ def _started(out: Path, settings: dict[str, Any], *, again: bool) -> dict[str, A
 
 
 def _train(
-    document: dict[str, Any], out: Path, data: Images | Text | None, console: Console
+    document: dict[str, Any], out: Path, maker: Callable[[str], Task], console: Console
 ) -> None:
     settings = document["settings"]
     done = {(run["model"], run["seed"]) for run in document["runs"]}
     bar = (TextColumn("{task.description:<16}"), BarColumn(), MofNCompleteColumn())
     with Progress(*bar, TimeElapsedColumn(), console=console) as progress:
         for name in settings["models"]:
-            task = make(name, quick=settings["quick"], n_steps=settings["steps"], data=data)
+            task = maker(name)
             document["models"][name] = {"n_steps": task.n_steps, **task.facts}
             for seed in range(settings["seeds"][name]):
                 if (name, seed) in done:

@@ -36,7 +36,8 @@ def command(file: Path, console: Console) -> None:
     """
     document = read_object(file, "file")
     settings = document.get("settings", {})
-    if not document.get("complete") or settings.get("data") or settings.get("quick"):
+    own = any(settings.get(key) for key in ("data", "quick", "task"))
+    if own or not document.get("complete"):
         raise ConfigError(f"--confirm: {file} holds no finished results on the default data.")
     for model in track(settings["models"], "Repeating", console=console):
         different = _different(document, model)

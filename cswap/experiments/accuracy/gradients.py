@@ -14,8 +14,7 @@ from cswap.experiments.accuracy.train import POLICIES, gradients
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cswap.experiments.workloads.small_models import Net
-    from cswap.experiments.workloads.tasks import Task
+    from cswap.experiments.task import Task
 
 MOST_STEPS: Final = 8
 """A policy that has used no lossy codec after this number of steps has no error to report."""
@@ -23,7 +22,9 @@ MOST_STEPS: Final = 8
 Errors = dict[str, float]
 
 
-def errors(model: Net, task: Task, policies: Sequence[str], seed: int) -> dict[str, Errors | None]:
+def errors(
+    model: torch.nn.Module, task: Task, policies: Sequence[str], seed: int
+) -> dict[str, Errors | None]:
     """By policy and class of module: relative error of its parameters' gradients, all together.
 
     ``||g - g_off|| / ||g_off||``. None for a policy that did not use its lossy codec in
@@ -49,7 +50,7 @@ def _relative(mine: dict[str, torch.Tensor], exact: dict[str, torch.Tensor]) -> 
 
 
 def _by_class(
-    model: Net, task: Task, options: dict[str, Any] | None, seed: int
+    model: torch.nn.Module, task: Task, options: dict[str, Any] | None, seed: int
 ) -> dict[str, torch.Tensor] | None:
     # The gradients of the first step in which a lossy codec was used, from the second step on: in
     # the first one, the advisor has not seen the tensors yet.
@@ -77,7 +78,7 @@ def _lossy_bytes(handle: Any) -> float:
     return float(sum(c.raw for name, c in by_codec.items() if not get_codec(name).lossless))
 
 
-def _flat(model: Net) -> dict[str, torch.Tensor]:
+def _flat(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     pieces: dict[str, list[torch.Tensor]] = {}
     for module in model.modules():
         for parameter in module.parameters(recurse=False):

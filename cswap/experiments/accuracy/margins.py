@@ -73,8 +73,9 @@ def stated(settings: dict[str, Any], given: dict[str, float]) -> dict[str, float
     """The margins of a comparison: the given ones over those of `MARGINS`, where these hold.
 
     Those of `MARGINS` hold for the tasks as they are, so not for other data, another number of
-    steps or ``--quick``.
+    steps, ``--quick`` or a user's task.
     """
-    own = settings["data"] or settings["steps"] is not None or settings["quick"]
+    changed = settings["data"] or settings["steps"] is not None or settings["quick"]
+    own = changed or "task" in settings
     known = {} if own else {m: MARGINS[m] for m in settings["models"] if m in MARGINS}
     return {**known, **given}

@@ -13,42 +13,43 @@ from rich.progress import track
 from rich.table import Table
 
 from cswap.experiments.accuracy.margins import PILOT_SEEDS, margin_of
-from cswap.experiments.accuracy.tasks import make
 from cswap.experiments.accuracy.train import repeatable, train
 from cswap.experiments.files.resumable import Partial
 from cswap.report import terminal
 from cswap.report.terminal import literal
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from rich.console import Console
 
-    from cswap.experiments.workloads.data import Images, Text
+    from cswap.experiments.task import Task
 
 VERSION: Final = 1
 FILE: Final = "pilot.json"
 
 
 def command(
-    settings: dict[str, Any], folder: Path, data: Images | Text | None, console: Console
+    settings: dict[str, Any], folder: Path, maker: Callable[[str], Task], console: Console
 ) -> None:
     """Train every model from `PILOT_SEEDS`, write the file and show it.
 
     An unfinished run in the folder is continued.
 
     Args:
-        settings: settings of the command: models, data, steps, quick.
+        settings: settings of the command: models, data, steps, quick, and task if it is a user's.
         folder: folder of the file.
-        data: training data; None takes each task's own.
+        maker: makes the task of a model.
         console: shows progress and the table.
     """
-    asked = {key: settings[key] for key in ("models", "data", "steps", "quick")}
+    keys = ("models", "data", "steps", "quick", "task")
+    asked = {key: settings[key] for key in keys if key in settings}
     partial = Partial(folder / FILE, kind="accuracy pilot", version=VERSION, settings=asked)
     wanted = [(model, seed) for model in settings["models"] for seed in PILOT_SEEDS]
     runs = []
     for model, seed in track(wanted, "Training", console=console):
-        make_run = lambda m=model, s=seed: _one(settings, data, m, s)  # noqa: E731
+        make_run = lambda m=model, s=seed: _one(maker(m), m, s)  # noqa: E731
         runs.append(partial.part(f"{model} {seed}", make_run))
     rows = [_row(model, [r for r in runs if r["model"] == model]) for model in settings["models"]]
     partial.finish(runs=runs, rows=rows)
@@ -56,10 +57,7 @@ def command(
     console.print(literal(f"Written: {folder / FILE}"), soft_wrap=True)
 
 
-def _one(
-    settings: dict[str, Any], data: Images | Text | None, model: str, seed: int
-) -> dict[str, Any]:
-    task = make(model, quick=settings["quick"], n_steps=settings["steps"], data=data)
+def _one(task: Task, model: str, seed: int) -> dict[str, Any]:
     with repeatable():
         found = train(task, ["off"], seed, lambda: None)["off"].finish()
     return {

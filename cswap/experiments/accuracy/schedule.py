@@ -35,16 +35,17 @@ from cswap.experiments.accuracy.verdict import (
     verdict,
 )
 from cswap.experiments.files.resumable import Partial
-from cswap.experiments.options import Again, writable_file
+from cswap.experiments.options import Again, needs, results_folder, writable_file
 from cswap.report import terminal
 from cswap.report.terminal import literal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cswap.experiments.workloads.tasks import Task
+    from cswap.experiments.task import Task
 
-DEFAULT_OUT: Final = Path("bench/results/cpu/accuracy/schedule.json")
+FILE: Final = Path("accuracy/schedule.json")
+"""The result file, in the program's folder of results."""
 VERSION: Final = 1
 MODEL: Final = "cnn"
 EPOCHS: Final = 9
@@ -71,7 +72,11 @@ HEADINGS: Final = (
 
 
 def main(
-    out: Annotated[Path, typer.Option(help="Result file (JSON).")] = DEFAULT_OUT,
+    context: typer.Context,
+    out: Annotated[
+        Path | None,
+        typer.Option(help=f"Result file (JSON); default: {FILE}, in the folder of results."),
+    ] = None,
     seeds: Annotated[int, typer.Option(help="Matched seeds.", min=1)] = FEWEST_SEEDS,
     quick: Annotated[
         bool, typer.Option("--quick", help="A few steps, two seeds: decides nothing.")
@@ -83,7 +88,8 @@ def main(
     An interrupted run goes on when the same command is repeated.
     """
     torch.set_num_threads(1)
-    writable_file(out)
+    needs("bench schedule", "scipy", "sklearn")
+    out = writable_file(out or results_folder(context) / FILE)
     n_seeds = min(seeds, 2) if quick else seeds
     settings = {
         "schedules": {name: list(rates) for name, rates in SCHEDULES.items()},

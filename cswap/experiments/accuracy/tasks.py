@@ -16,8 +16,8 @@ from cswap.experiments.workloads.tasks import make_task
 from cswap.experiments.workloads.vision import Vit, VitShape
 
 if TYPE_CHECKING:
+    from cswap.experiments.task import Task
     from cswap.experiments.workloads.data import Text
-    from cswap.experiments.workloads.tasks import Task
 
 STEPS: Final = {"cnn": 150, "vit": 300, "gpt": 200}
 """Training steps by model. The losses of plain training show the learning in these steps."""

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from torch.nn import functional
 
 import cswap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from cswap.experiments.workloads.small_models import Net
-    from cswap.experiments.workloads.tasks import Task
+    from torch import Tensor, nn
+
+    from cswap.experiments.task import Task
 
 POLICIES: Final[dict[str, dict[str, Any] | None]] = {
     "off": None,
@@ -104,24 +104,24 @@ class Trained:
         }
 
 
-def gradients(model: Net, task: Task, seed: int, step: int) -> float:
+def gradients(model: nn.Module, task: Task, seed: int, step: int) -> float:
     """One forward and backward; the loss."""
     inputs, targets = task.batch(seed, step)
     torch.manual_seed(seed * 1_000_003 + step)
-    loss = functional.cross_entropy(model(inputs), targets)
+    loss = task.loss(model(inputs), targets)
     loss.backward()
     return float(loss.detach())
 
 
-def validate(model: Net, task: Task) -> tuple[float, float]:
-    """Mean loss in nats and accuracy on held-out data."""
+def validate(model: nn.Module, task: Task) -> tuple[float, float]:
+    """Mean loss, of cross entropy in nats, and accuracy on held-out data."""
     model.eval()
     loss, hits, n = 0.0, 0, 0
     with torch.no_grad():
         for inputs, targets in task.validation:
-            logits = model(inputs)
-            loss += float(functional.cross_entropy(logits, targets)) * targets.numel()
-            hits += int((logits.argmax(1) == targets).sum())
+            outputs = model(inputs)
+            loss += float(task.loss(outputs, targets)) * targets.numel()
+            hits += int(task.right(outputs, targets).sum())
             n += targets.numel()
     model.train()
     return loss / n, hits / n
@@ -180,6 +180,10 @@ def _same(mine: Trained, its: Trained) -> bool:
     if mine.run.losses[-1] != its.run.losses[-1]:
         return False
     return all(
-        torch.equal(a.detach().view(torch.int32), b.detach().view(torch.int32))
+        torch.equal(_bytes(a), _bytes(b))
         for a, b in zip(mine.model.parameters(), its.model.parameters(), strict=True)
     )
+
+
+def _bytes(parameter: Tensor) -> Tensor:
+    return parameter.detach().reshape(-1).view(torch.uint8)

@@ -28,7 +28,15 @@ from cswap.experiments.codecs.user_tensors import record as record_script
 from cswap.experiments.files.kinds import understood
 from cswap.experiments.files.resumable import Partial
 from cswap.experiments.meters.host_memory import host_available_bytes
-from cswap.experiments.options import N_THREADS, Again, names, writable_file
+from cswap.experiments.options import (
+    N_THREADS,
+    Again,
+    is_installed,
+    names,
+    needs,
+    results_folder,
+    writable_file,
+)
 from cswap.report import terminal
 from cswap.report.terminal import literal
 from cswap.schema.reading import read_object
@@ -37,7 +45,8 @@ if TYPE_CHECKING:
     from cswap.experiments.codecs.cases import Case
     from cswap.experiments.codecs.contenders import Row
 
-DEFAULT_OUT: Final = Path("bench/results/cpu/codecs.json")
+FILE: Final = "codecs.json"
+"""Name of a whole run's result file, in the program's folder of results."""
 
 VERSION: Final = 2
 """Version of the result file. 1 had only recorded tensors, and rows without key, family and
@@ -45,11 +54,15 @@ zeros."""
 
 
 def main(
+    context: typer.Context,
     device: Annotated[str, typer.Option(help="Only 'cpu' for now.")] = "cpu",
     mib: Annotated[int, typer.Option(help="Size of each recorded data set, in MiB.")] = 64,
     rounds: Annotated[int, typer.Option(help="Counted rounds.")] = 7,
     out: Annotated[
-        str, typer.Option(help=f"Result file (JSON); a whole run's default: {DEFAULT_OUT}.")
+        str,
+        typer.Option(
+            help=f"Result file (JSON); a whole run's default: {FILE}, in the folder of results."
+        ),
     ] = "",
     families: Annotated[
         str, typer.Option(help=f"Some of {', '.join(FAMILIES)}; default: all.")
@@ -73,18 +86,21 @@ def main(
     """Measure ratio and speed of every codec on recorded and synthetic tensors, or on your own.
 
     Your own come from a file (--tensors, of torch, safetensors or numpy) or from a script (--record
-    runs it and keeps its saved tensors). Only a whole run has a default result file: everything
-    else is written only where --out says. Pictures lie beside the result file. An interrupted run
-    goes on when the same command is repeated.
+    runs it and keeps its saved tensors). `cswap bench` writes to cswap-results. `python -m bench`
+    has a default result file for a whole run only: everything else is written only where --out
+    says. Pictures lie beside the result file. An interrupted run goes on when the same command is
+    repeated.
     """
     console = Console()
     n_threads = (1 if quick else N_THREADS) if threads is None else threads
     whole = not (quick or families or kinds or codecs or tensors or script)
-    path = Path(out) if out else DEFAULT_OUT if whole else None
+    default = results_folder(context) / FILE
+    part = default.with_stem("codecs-own" if tensors or script else "codecs-part")
+    path = Path(out) if out else default if whole else part if is_installed(context) else None
     if plots_only:
-        _redraw(path or DEFAULT_OUT, console)
+        _redraw(path or default, console)
         return
-    settings = {
+    settings: dict[str, Any] = {
         "families": names("--families", families, FAMILIES) if families else list(FAMILIES),
         "kinds": names("--kinds", kinds, KINDS) if kinds else list(KINDS),
         "codecs": _codec_names(codecs),
@@ -105,6 +121,8 @@ def main(
     if partial.went_on:
         console.print(f"Going on: {partial.went_on} data sets were measured before.")
     if own is None:
+        if "recorded" in settings["families"]:
+            needs("bench codecs", "sklearn")
         console.print("Recording and preparing tensors ...")
         own = _cases(settings)
     document = _finished(own, partial, console)

@@ -15,8 +15,8 @@ from cswap.experiments.workloads.tasks import make_task
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from cswap.experiments.task import Task
     from cswap.experiments.workloads.small_models import Net
-    from cswap.experiments.workloads.tasks import Task
 
 WARM_STEPS: Final = 30
 """Steps of training before recording: activations of an untrained model are not typical."""

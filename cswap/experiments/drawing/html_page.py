@@ -135,14 +135,21 @@ def where(environment: dict[str, Any]) -> str:
     """One line on machine, versions, commit and command of a result, as far as it says."""
     gpu, versions = environment.get("gpu"), environment.get("versions")
     load = environment.get("load_average_before")
-    changed = ", changed since" if environment.get("cswap_modified") else ""
     parts = [
         *([str(gpu.get("name"))] if isinstance(gpu, dict) else []),
         f"{environment.get('cpu')}, {environment.get('n_cpus')} cores",
         f"torch {versions.get('torch') if isinstance(versions, dict) else None}",
-        f"commit {environment.get('cswap_commit')}{changed}",
+        _cswap(environment),
         *([f"load {load[0]} before"] if isinstance(load, list) and load else []),
         str(environment.get("command")),
         str(environment.get("started")),
     ]
     return "; ".join(parts)
+
+
+def _cswap(environment: dict[str, Any]) -> str:
+    # A checkout's commit, or the version of an installed package.
+    commit, versions = environment.get("cswap_commit"), environment.get("versions")
+    if commit is None and isinstance(versions, dict) and versions.get("cswap"):
+        return f"cswap {versions['cswap']}"
+    return f"commit {commit}{', changed since' if environment.get('cswap_modified') else ''}"

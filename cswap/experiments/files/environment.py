@@ -13,9 +13,10 @@ from pathlib import Path
 
 import torch
 
-from cswap.experiments.files.measured_code import measured
+from cswap.experiments.files.measured_code import ROOT, measured
 
 PACKAGES = (
+    "cswap",
     "torch",
     "numpy",
     "numba",
@@ -50,10 +51,16 @@ def environment(kind: str) -> dict[str, object]:
         "versions": {name: version_of(name) for name in PACKAGES},
         "cswap_commit": _git("rev-parse", "HEAD"),
         "cswap_modified": bool(_git("status", "--porcelain", "--untracked-files=no")),
-        "command": " ".join(["python", "-m", "bench", *sys.argv[1:]]),
+        "command": " ".join([*_program(), *sys.argv[1:]]),
         "measures": measured(kind),
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
+
+
+def _program() -> list[str]:
+    name = Path(sys.argv[0])
+    is_cswap = name.name == "cswap" or name.parts[-2:] == ("cswap", "__main__.py")
+    return ["cswap"] if is_cswap else ["python", "-m", "bench"]
 
 
 def _cpu_name() -> str:
@@ -74,10 +81,10 @@ def version_of(name: str) -> str | None:
 
 
 def _git(*arguments: str) -> str | None:
-    """Return git's answer, or None without git or outside a repository."""
+    """Return git's answer, or None without git or a checkout of cswap."""
     git = shutil.which("git")
-    if git is None:
+    # An installed package may lie in the repository of another project.
+    if git is None or not (ROOT / "pyproject.toml").exists():
         return None
-    root = Path(__file__).parent
-    done = subprocess.run([git, *arguments], cwd=root, capture_output=True, text=True, check=False)
+    done = subprocess.run([git, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
     return done.stdout.strip() if done.returncode == 0 else None

@@ -26,6 +26,7 @@ _CODECS: Final = ("cswap/codecs", "kernels/cswap_kernels")
 _PROFILER: Final = ("cswap/profiler.py", "cswap/schema/tensor.py")
 _METERS: Final = "cswap/experiments/meters"
 _WORKLOADS: Final = (
+    "cswap/experiments/task.py",
     "cswap/experiments/workloads/data.py",
     "cswap/experiments/workloads/small_models.py",
     "cswap/experiments/workloads/tasks.py",
@@ -83,12 +84,19 @@ def fingerprint(paths: Iterable[str], root: Path = ROOT) -> dict[str, str]:
 
     A path that does not exist is left out: a result that had it differs from now on.
     """
-    files = {file for path in paths for file in (root / path, *(root / path).rglob("*"))}
+    tops = [_existing(root, path) for path in paths]
+    files = {file for top in tops for file in (top, *top.rglob("*"))}
     return digests(
         (file.relative_to(root).as_posix(), file.read_text(encoding="utf-8"))
         for file in sorted(files)
         if file.is_file() and file.suffix in SUFFIXES
     )
+
+
+def _existing(root: Path, path: str) -> Path:
+    # An installed package has the kernels beside cswap, not in the checkout's folder.
+    found = root / path
+    return found if found.exists() else root / path.removeprefix("kernels/")
 
 
 def digests(texts: Iterable[tuple[str, str]]) -> dict[str, str]:

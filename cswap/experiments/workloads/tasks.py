@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.optim import AdamW, Optimizer
+from torch.optim import AdamW
 
 from cswap.errors import ConfigError
+from cswap.experiments.task import Task
 from cswap.experiments.workloads.data import (
     Images,
     Text,
@@ -26,45 +26,12 @@ from cswap.experiments.workloads.vision import SquaredReluMlp, Vit, VitShape
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-Batch = tuple[Tensor, Tensor]
+    from cswap.experiments.task import Batch
 
 TASKS = ("cnn", "gpt", "vit", "mlp")
 
 VALIDATION_BATCH = 512
 """Images at a time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """One model to train.
-
-    Attributes:
-        name: one of TASKS.
-        n_steps: training steps.
-        peak_lr: learning rate after the warm-up.
-        build: makes the model from torch's global random state.
-        optimizer: makes its optimizer.
-        batch: (seed, step) -> inputs and targets.
-        validation: fixed batches that are never trained on.
-        facts: sizes and data, for the report.
-    """
-
-    name: str
-    n_steps: int
-    peak_lr: float
-    build: Callable[[], Net]
-    optimizer: Callable[[Net], Optimizer]
-    batch: Callable[[int, int], Batch]
-    validation: tuple[Batch, ...]
-    facts: dict[str, object]
-
-    def lr(self, step: int) -> float:
-        """Linear warm-up over a tenth of the steps, then a cosine down to a tenth of the peak."""
-        n_warm = max(1, self.n_steps // 10)
-        if step < n_warm:
-            return self.peak_lr * (step + 1) / n_warm
-        done = (step - n_warm) / max(1, self.n_steps - n_warm)
-        return self.peak_lr * (0.55 + 0.45 * math.cos(math.pi * done))
 
 
 def make_task(
