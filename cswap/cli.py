@@ -41,7 +41,7 @@ def main() -> None:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        app()
+        app(prog_name="cswap")
     except CswapError as error:
         print(f"cswap: {visible(str(error))}", file=sys.stderr)
         sys.exit(2)

@@ -139,19 +139,12 @@ def _check_loss(spec: str, task: Task, model: torch.nn.Module, what: str, batch:
     inputs, targets = batch
     with torch.no_grad():
         outputs = _called(spec, f"the model on {what}", lambda: model(inputs))
-        loss = _called(
-            spec, f"loss(outputs, targets) on {what}", lambda: task.loss(outputs, targets)
-        )
-        right = _called(
-            spec, f"right(outputs, targets) on {what}", lambda: task.right(outputs, targets)
-        )
+        loss = _called(spec, f"loss on {what}", lambda: task.loss(outputs, targets))
+        right = _called(spec, f"right on {what}", lambda: task.right(outputs, targets))
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-        raise _wrong(spec, f"loss(outputs, targets) on {what} is {_a(loss)}; return a mean.")
+        raise _wrong(spec, f"loss on {what} is {_a(loss)}; return a mean.")
     if not isinstance(right, torch.Tensor) or right.shape != targets.shape:
-        raise _wrong(
-            spec,
-            f"right(outputs, targets) on {what} is {_a(right)}; its shape must be the targets'.",
-        )
+        raise _wrong(spec, f"right on {what} is {_a(right)}; its shape must be the targets'.")
 
 
 def _called(spec: str, what: str, call: Callable[[], Any]) -> Any:

@@ -74,6 +74,29 @@ def rows(document: dict[str, Any]) -> Iterator[tuple[str, ...]]:
         )
 
 
+SHORT: Final = ("model", "policy", "verdict", "raw / held bytes", f"swap latency on {GPUS[0]}*")
+
+
+def short_rows(document: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    """A row per model and policy, of `SHORT`: the verdict, and the gain in bytes and latency."""
+    for row in document["summary"]:
+        if row["policy"] != "off":
+            gain = row["simulated_swap"][GPUS[0]]["reduction"]
+            yield (
+                row["model"],
+                row["policy"],
+                row["verdict"],
+                f"{row['eligible_bytes'] / row['held_bytes']:.2f}" if row["held_bytes"] else "",
+                f"{-100 * gain:+.0f} %",
+            )
+
+
+def facts(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """A row per model: its sizes and data."""
+    for model, found in document.get("models", {}).items():
+        yield model, ", ".join(f"{key}: {value}" for key, value in found.items())
+
+
 def number(value: float | None, form: str, factor: float = 1) -> str:
     """A figure in words; JSON has null for a value that is not finite.
 
@@ -150,7 +173,11 @@ def _html(document: dict[str, Any], pictures: dict[str, Path]) -> str:
     section = page.Section(
         "",
         page.where(document["environment"]),
-        [page.Grid(COLUMNS, list(rows(document)), notes=notes(document))],
+        [
+            page.Grid(SHORT, list(short_rows(document)), "In short"),
+            page.Grid(COLUMNS, list(rows(document)), "All figures", notes(document)),
+            page.Grid(("model", "sizes and data"), list(facts(document)), "Models"),
+        ],
         pictures=[page.Picture(*_SHOWN[name], path) for name, path in pictures.items()],
     )
     return page.render("cswap: accuracy against latency", [section])
