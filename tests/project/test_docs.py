@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -135,7 +136,7 @@ def check_command(words, span):
 
     from cswap import cli
 
-    command = typer.main.get_command(cli.app)
+    command: Any = typer.main.get_command(cli.app)
     while hasattr(command, "commands") and words and not words[0].startswith("--"):
         assert words[0] in command.list_commands(None), span
         command, words = command.get_command(None, words[0]), words[1:]

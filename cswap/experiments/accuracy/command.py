@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from cswap.errors import ConfigError
 from cswap.experiments.accuracy import confirm, margins, pilot, report
+from cswap.experiments.accuracy.choices import choices
 from cswap.experiments.accuracy.gradients import errors
 from cswap.experiments.accuracy.own_task import digest, load
 from cswap.experiments.accuracy.summary import summarise
@@ -261,6 +262,8 @@ def _train(
 def _one(document: dict[str, Any], task: Task, seed: int, on_step: Any) -> None:
     policies = document["settings"]["policies"]
     replicas = train(task, policies, seed, on_step)
+    if seed == 0:
+        document.setdefault("choices", {})[task.name] = choices(replicas)
     runs = [replica.finish() for replica in replicas.values()]
     if seed == 0:
         found = errors(replicas["off"].model, task, policies[1:], seed)

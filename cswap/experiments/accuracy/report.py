@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rich.table import Table
 
+from cswap.experiments.accuracy import choices
 from cswap.experiments.accuracy.summary import GPUS, current
 from cswap.experiments.accuracy.verdict import CONFIDENCE, FEWEST_SEEDS
 from cswap.experiments.drawing import html_page as page
@@ -169,6 +170,13 @@ _SHOWN: Final = {
 """Pictures, their headings, and a description for readers who do not see them."""
 
 
+def _by_module(document: dict[str, Any]) -> Iterator[page.Grid]:
+    for model, found in document.get("choices", {}).items():
+        note = "The codec that took most encodings of the tensor, and its ratio; of the first seed."
+        title = f"Codecs by module: {model}"
+        yield page.Grid(choices.headings(found), list(choices.rows(found)), title, [note])
+
+
 def _html(document: dict[str, Any], pictures: dict[str, Path]) -> str:
     section = page.Section(
         "",
@@ -176,6 +184,7 @@ def _html(document: dict[str, Any], pictures: dict[str, Path]) -> str:
         [
             page.Grid(SHORT, list(short_rows(document)), "In short"),
             page.Grid(COLUMNS, list(rows(document)), "All figures", notes(document)),
+            *_by_module(document),
             page.Grid(("model", "sizes and data"), list(facts(document)), "Models"),
         ],
         pictures=[page.Picture(*_SHOWN[name], path) for name, path in pictures.items()],
