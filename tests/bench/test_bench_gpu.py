@@ -33,7 +33,7 @@ with pytest.MonkeyPatch.context() as patch:  # the root is not on the path that 
     from bench.gpu.report import Deadline, Report, driver_version, shares
     from bench.workloads import large_models as models
     from bench.workloads.methods import METHODS, ORACLE
-    from cswap.experiments.meters.host_memory import host_available_bytes
+    from cswap.experiments.host_memory import host_available_bytes
     from cswap.experiments.meters.timing import timing_of
 
 KIB = 1 << 10

@@ -27,7 +27,7 @@ from cswap.experiments.codecs.user_tensors import load
 from cswap.experiments.codecs.user_tensors import record as record_script
 from cswap.experiments.files.kinds import understood
 from cswap.experiments.files.resumable import Partial
-from cswap.experiments.meters.host_memory import host_available_bytes
+from cswap.experiments.host_memory import host_available_bytes
 from cswap.experiments.options import (
     N_THREADS,
     Again,
