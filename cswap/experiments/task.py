@@ -6,15 +6,15 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
 from torch.nn import functional
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from torch import Tensor
     from torch.optim import Optimizer
 
-    Batch = tuple[Tensor, Tensor]
+Batch = tuple[Tensor, Tensor]
 
 
 def class_is_right(logits: Tensor, targets: Tensor) -> Tensor:
