@@ -5,34 +5,35 @@ A module is imported when its command is called.
 
 from __future__ import annotations
 
-import os
-from importlib import import_module
-from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
 
 import typer
-from typer.core import TyperGroup
 
-from bench.options import INTERRUPTED
+from cswap.commands import experiments
+from cswap.commands.experiments import GO_ON, LazyGroup
 from cswap.display import visible
 from cswap.errors import CswapError
 
 if TYPE_CHECKING:
     from typing import Any
 
+RESULTS = Path("bench/results/cpu")
+"""Folder of the committed results, from the repository's root."""
+
 COMMANDS = {
     "demo": "bench.demo.command",
     "swap": "bench.swap.command",
     "fit": "bench.fit.command",
-    "codecs": "bench.codecs.command",
+    "codecs": experiments.COMMANDS["codecs"],
     "workloads": "bench.frameworks.command",
     "overhead": "bench.overhead.command",
     "plans": "bench.plans.command",
     "sparsity": "bench.sparsity.command",
     "papers": "bench.papers.command",
     "advisor": "bench.advisor.command",
-    "accuracy": "bench.accuracy.command",
-    "schedule": "bench.accuracy.schedule",
+    "accuracy": experiments.COMMANDS["accuracy"],
+    "schedule": experiments.COMMANDS["schedule"],
     "compare": "bench.files.compare",
     "stale": "bench.files.stale",
     "report": "bench.pages.report",
@@ -42,56 +43,35 @@ COMMANDS = {
 """Commands, and the modules that run them."""
 
 
-GO_ON = "the same command goes on from here. With --again it begins anew"
-AFTER_CTRL_C = {
-    **dict.fromkeys(("swap", "fit", "workloads", "codecs", "plans", "sparsity"), GO_ON),
-    **dict.fromkeys(("papers", "schedule"), GO_ON),
-    "gpu": "all finished measurements are written",
-}
-"""Message after an interrupt, by command. Other commands keep nothing, except demo and accuracy,
-which print their own message."""
+class BenchGroup(LazyGroup):
+    """The commands of `COMMANDS`; their errors are one line."""
 
-
-class LazyGroup(TyperGroup):
-    """Imports commands one by one: a missing package of one benchmark must not stop another."""
+    modules = COMMANDS
+    after_ctrl_c: ClassVar = {
+        **experiments.AFTER_CTRL_C,
+        **dict.fromkeys(("swap", "fit", "workloads", "plans", "sparsity", "papers"), GO_ON),
+        "gpu": "all finished measurements are written",
+    }
+    """Other commands keep nothing, except demo and accuracy, which print their own message."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; print its error, or after Ctrl-C the state of its results."""
+        """Run the command; print its error."""
         try:
             return super().invoke(ctx)
         except CswapError as error:
             typer.echo(visible(str(error)), err=True)
             raise typer.Exit(2) from error
-        except KeyboardInterrupt:
-            what = AFTER_CTRL_C.get(ctx.invoked_subcommand, "nothing is written")
-            typer.echo(f"\nInterrupted: {what}.", err=True)
-            raise typer.Exit(INTERRUPTED) from None
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        """Return the commands whose module exists."""
-        return [name for name, module in COMMANDS.items() if find_spec(module)]
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Import and return one command; None lets typer name the ones that exist."""
-        if cmd_name not in self.list_commands(ctx):
-            return None
-        app = typer.Typer(add_completion=False)
-        app.command(cmd_name)(import_module(COMMANDS[cmd_name]).main)
-        return typer.main.get_command(app)
 
 
-# A calibration in the background would disturb measurements and change the advisor's choices.
-os.environ.setdefault("CSWAP_CALIBRATE", "0")
-# torch reads this when it loads OpenMP. OpenMP's threads wait for each other in a busy loop by
-# default. On a machine with other work, this made training five times slower.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+experiments.prepare()
 
-app = typer.Typer(cls=LazyGroup, no_args_is_help=True, add_completion=False)
+app = typer.Typer(cls=BenchGroup, no_args_is_help=True, add_completion=False)
 
 
 @app.callback()
-def bench() -> None:
+def bench(context: typer.Context) -> None:
     """Demo and benchmarks of cswap."""
+    context.obj = RESULTS
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from dataclasses import asdict
 from io import TextIOWrapper
@@ -13,7 +12,7 @@ import typer
 
 import cswap
 from cswap import doctor as doctor_module
-from cswap.commands import planning
+from cswap.commands import experiments, planning
 from cswap.commands.output import AsJson, Form, chosen, emit
 from cswap.display import shown, visible
 from cswap.errors import ConfigError, CswapError
@@ -33,6 +32,7 @@ app = typer.Typer(
 
 app.command()(planning.plan)
 app.add_typer(planning.hardware_app, name="hardware")
+app.add_typer(experiments.bench_app, name="bench")
 
 
 def main() -> None:
@@ -41,7 +41,7 @@ def main() -> None:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        app()
+        app(prog_name="cswap")
     except CswapError as error:
         print(f"cswap: {visible(str(error))}", file=sys.stderr)
         sys.exit(2)
@@ -302,24 +302,3 @@ def codecs(
         lambda: [asdict(row) for row in rows],
         drop=("on CUDA", "takes on CPU"),
     )
-
-
-@app.command(
-    add_help_option=False,
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-)
-def bench(context: typer.Context) -> None:
-    """Run a demo or a benchmark: `python -m bench`, from anywhere. Needs a checkout.
-
-    Files that benchmarks write are relative to the current directory.
-    """
-    root = Path(cswap.__file__).resolve().parents[1]
-    if not all((root / file).is_file() for file in ("bench/__main__.py", "pyproject.toml")):
-        raise ConfigError(
-            f"bench: benchmarks come with the repository, not with the package in "
-            f"{shown(str(root))}. In a checkout, run `python -m bench`, or `pip install -e .` "
-            "first."
-        )
-    sys.path.insert(0, str(root))
-    sys.argv = ["bench", *context.args]  # what results say they were made by
-    importlib.import_module("bench.__main__").app(context.args, prog_name="cswap bench")

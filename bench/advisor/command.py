@@ -18,15 +18,14 @@ from bench.advisor.cells import SimulatedGpu, ThisCpu, oracle, static, total_s
 from bench.advisor.recording import record
 from bench.advisor.report import draw, tables
 from bench.advisor.truth import MODES, outcomes
-from bench.demo.settings import N_THREADS
-from bench.demo.summary import write
-from bench.files.environment import environment
-from bench.options import writable_file
-from bench.workloads.tasks import TASKS
 from cswap.advisor import calibrate
 from cswap.advisor.advisor import Advisor
 from cswap.advisor.call_site import Site
 from cswap.config import SwapConfig
+from cswap.experiments.files.environment import environment
+from cswap.experiments.files.writing import write
+from cswap.experiments.options import N_THREADS, writable_file
+from cswap.experiments.workloads.tasks import TASKS
 from cswap.plan.hardware import load_hardware
 from cswap.report import terminal
 from cswap.report.terminal import literal

@@ -9,9 +9,9 @@ from torch.nn import functional
 
 import cswap
 from bench.advisor.truth import LOSSLESS
-from bench.codecs.recorded import trained
 from cswap.advisor.live_costs import KEEP
 from cswap.advisor.rates import DEFAULT_PRICE_S_PER_BYTE, HOOKS_S
+from cswap.experiments.codecs.recorded import trained
 
 if TYPE_CHECKING:
     from cswap.engine.engine import SwapEngine

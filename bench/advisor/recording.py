@@ -12,7 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
-from bench.codecs.recorded import trained
+from cswap.experiments.codecs.recorded import trained
 
 if TYPE_CHECKING:
     from torch import Tensor

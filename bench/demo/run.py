@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
@@ -13,11 +13,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from bench.demo import summary as results
 from bench.demo import tables
 from bench.demo.pictures import draw
-from bench.demo.settings import N_THREADS, DemoSettings
-from bench.files.environment import environment
-from bench.options import INTERRUPTED
 from bench.workloads.lockstep import Lockstep, Replica
-from bench.workloads.tasks import Task, make_task
+from cswap.experiments.files.environment import environment
+from cswap.experiments.files.writing import write
+from cswap.experiments.options import INTERRUPTED, N_THREADS
+from cswap.experiments.workloads.tasks import make_task
+
+if TYPE_CHECKING:
+    from bench.demo.settings import DemoSettings
+    from cswap.experiments.task import Task
 
 VERSION = 1  # of results.json
 
@@ -141,7 +145,7 @@ def run(settings: DemoSettings, console: Console | None = None) -> int:
 
 def _write_down(demo: Demo, *, complete: bool) -> None:
     json_path, picture_path = demo.settings.out / "results.json", demo.settings.out / "demo.png"
-    results.write(json_path, demo.document(complete=complete))
+    write(json_path, demo.document(complete=complete))
     demo.console.print(tables.comparison(demo.rows()))
     for name, spread in demo.spreads().items():
         demo.console.print(tables.spread_line(name, spread))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bench.options import writable_folder
 from cswap.errors import ConfigError
+from cswap.experiments.options import writable_folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 MODELS = ("cnn", "gpt")
 MODES = ("off", "lossless", "remat", "int8", "checkpoint")
-# fixed, because the number of threads changes the order of sums, and so results between machines
-N_THREADS = 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import math
 from dataclasses import asdict, dataclass
 from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any
 
-from cswap.errors import ConfigError
-
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from bench.meters.saved_bytes import Curve
     from bench.workloads.lockstep import Lockstep, Log, Replica
+    from cswap.experiments.meters.saved_bytes import Curve
 
 N_SETTLING_TIMES = 3  # the first steps of a run meet cold caches and are not timed
 
@@ -197,37 +191,3 @@ def _final(run: Lockstep, mode: str) -> float | None:
         if replica.mode == mode and validations and validations[-1].n_steps == run.task.n_steps:
             return validations[-1].loss
     return None
-
-
-def write(path: Path, document: dict[str, Any]) -> None:
-    """Write strict JSON (a number that is not finite becomes null), whole or not at all.
-
-    Raises:
-        ConfigError: the file cannot be written.
-    """
-    write_text(path, json.dumps(_finite(document), indent=1, allow_nan=False))
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text and a line's end, whole or not at all; its folder is made if there is none.
-
-    Raises:
-        ConfigError: the file cannot be written.
-    """
-    partial = path.with_suffix(".tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text + "\n", encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        raise ConfigError(f"{str(path)!r}: cannot be written ({error.strerror}).") from error
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value

@@ -1,1 +1,1 @@
-"""Drawing: labels of plots, and the HTML page that pictures are put on."""
+"""Drawing: what the reports of training steps share."""

@@ -13,12 +13,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from bench.files.kinds import Kind, Measure, ResultFileError, at, kind_of, load, rows_of
+from cswap.experiments.files.kinds import Kind, Measure, ResultFileError, at, kind_of, load, rows_of
 from cswap.report import terminal
 from cswap.report.terminal import literal
 
 if TYPE_CHECKING:
-    from bench.files.kinds import Document, Fields
+    from cswap.experiments.files.kinds import Document, Fields
 
 VERSION: Final = 1
 NOTE: Final = (
@@ -180,8 +180,8 @@ def _some(rows: dict[tuple[str, ...], Fields]) -> str:
 
 
 def _differences(a: Fields, b: Fields) -> list[tuple[str, str, str]]:
-    # The digests of the measured files (`bench.files.measured_code`) say nothing to a reader: the
-    # number of files that differ does.
+    # The digests of the measured files (see `cswap.experiments.files.measured_code`) say nothing to
+    # a reader: the number of files that differ does.
     mine, its = ({**environment} for environment in (a, b))
     files = [(e.pop("measures", None) or {}).get("files", {}) for e in (mine, its)]
     mine, its = _flat(mine), _flat(its)

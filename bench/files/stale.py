@@ -1,8 +1,8 @@
 """`python -m bench stale`: committed results that are older than the code that they measure.
 
 A result names the code that its figures depend on and the digests of its files
-(`bench.files.measured_code`). Older files have a commit only: the code at that commit is compared
-then. `make release` refuses results that are stale.
+(`cswap.experiments.files.measured_code`). Older files have a commit only: the code at that commit
+is compared then. `make release` refuses results that are stale.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 from rich.console import Console
 
-from bench.files.kinds import ResultFileError, kind_of, load
-from bench.files.measured_code import (
+from cswap.experiments.files.kinds import ResultFileError, kind_of, load
+from cswap.experiments.files.measured_code import (
     ROOT,
     SUFFIXES,
     digests,
@@ -27,7 +27,7 @@ from bench.files.measured_code import (
     is_measured,
     paths_of,
 )
-from bench.files.resumable import SUFFIX
+from cswap.experiments.files.resumable import SUFFIX
 from cswap.report.terminal import literal
 
 if TYPE_CHECKING:

@@ -9,12 +9,11 @@ import torch
 import typer
 from rich.console import Console
 
-from bench.demo.settings import N_THREADS
-from bench.files.resumable import Partial
 from bench.fit import report
 from bench.fit.measure import measure
 from bench.fit.models import MODELS
-from bench.options import Again, names, writable_file
+from cswap.experiments.files.resumable import Partial
+from cswap.experiments.options import N_THREADS, Again, names, writable_file
 from cswap.report.terminal import literal
 
 SHARES: Final = (0.75, 0.5, 0.35)

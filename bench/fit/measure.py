@@ -13,16 +13,16 @@ import torch
 
 import cswap
 from bench.fit.models import WithLoss, fit_task
-from bench.meters.saved_bytes import HeapSampler, SavedBytes, heap_bytes
 from bench.workloads import modes
 from cswap.errors import GoalError
+from cswap.experiments.meters.saved_bytes import HeapSampler, SavedBytes, heap_bytes
 from cswap.fit.resident import Resident
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from bench.workloads.tasks import Batch, Task
     from cswap.api import InstallHandle
+    from cswap.experiments.task import Batch, Task
 
 OFF: Final = "off"
 FIT: Final = "fit"

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from bench.workloads.small_models import Net
-from bench.workloads.tasks import make_task
+from cswap.experiments.workloads.small_models import Net
+from cswap.experiments.workloads.tasks import make_task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from bench.workloads.small_models import Probe
-    from bench.workloads.tasks import Task
+    from cswap.experiments.task import Task
+    from cswap.experiments.workloads.small_models import Probe
 
 MODELS = ("gpt", "vit", "cnn", "resnet")
 

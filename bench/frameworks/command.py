@@ -12,13 +12,12 @@ import torch
 import typer
 from rich.console import Console
 
-from bench.demo.settings import N_THREADS
-from bench.files.environment import version_of
-from bench.files.resumable import Partial
 from bench.frameworks import report
 from bench.frameworks.measure import N_SETTLING, PLAIN, WAYS, Row, measure
 from bench.frameworks.models import FULL, QUICK, WORKLOADS
-from bench.options import Again, names, writable_file
+from cswap.experiments.files.environment import version_of
+from cswap.experiments.files.resumable import Partial
+from cswap.experiments.options import N_THREADS, Again, names, writable_file
 from cswap.report import terminal
 from cswap.report.terminal import literal
 

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 import cswap
-from bench.meters.saved_bytes import heap_bytes
 from bench.workloads.lockstep import same_bits
 from bench.workloads.modes import PINS, settle
+from cswap.experiments.meters.saved_bytes import heap_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from bench.gpu.meter import Meter
     from bench.gpu.report import Report
     from bench.gpu.samples import Sample
-    from bench.meters.timing import Timing
     from cswap.codecs.base import Codec, LateSize
     from cswap.codecs.gpu import LaunchShape
+    from cswap.experiments.meters.timing import Timing
 
 MIB: Final = 1 << 20
 COPY: Final = "copy"

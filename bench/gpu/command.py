@@ -12,7 +12,7 @@ import typer
 from bench.gpu import build, codecs, link, pictures, swap, tables, targets, training
 from bench.gpu.meter import CudaMeter, Meter
 from bench.gpu.report import SHARES, Deadline, Report, shares, slug, where
-from bench.options import names, writable_folder
+from cswap.experiments.options import names, writable_folder
 
 RESULTS: Final = Path("bench/results")
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from bench.gpu.meter import Meter
     from bench.gpu.report import Report
     from bench.gpu.samples import Sample
-    from bench.meters.timing import Timing
     from cswap.codecs.base import LateSize
+    from cswap.experiments.meters.timing import Timing
 
 WAYS: Final = ("D2H", "H2D", "both")
 STORED: Final = (("zvc", samples.RELU_85), ("int8", samples.DENSE))

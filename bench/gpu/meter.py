@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from bench.meters.timing import Timing, timing_of
 from cswap.devices.cuda import cuda_device
+from cswap.experiments.meters.timing import Timing, timing_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -193,21 +193,6 @@ def rss_bytes() -> int:
     if not statm.exists():
         return 0
     return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def host_available_bytes() -> int | None:
-    """Host memory that may still be taken, by the kernel's and the container's word."""
-    known = []
-    info = Path("/proc/meminfo")
-    if info.exists():
-        fields = dict(line.split(":", 1) for line in info.read_text().splitlines() if ":" in line)
-        if "MemAvailable" in fields:
-            known.append(int(fields["MemAvailable"].split()[0]) << 10)
-    group = Path("/sys/fs/cgroup")
-    limit, used = group / "memory.max", group / "memory.current"
-    if limit.exists() and used.exists() and limit.read_text().strip().isdigit():
-        known.append(int(limit.read_text()) - int(used.read_text()))
-    return min(known, default=None)
 
 
 def _event() -> torch.cuda.Event:

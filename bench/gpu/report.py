@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import torch
 
-from bench.demo.summary import write
-from bench.files.environment import environment, version_of
+from cswap.experiments.files.environment import environment, version_of
+from cswap.experiments.files.writing import write
 
 SHARES: Final = {"codecs": 0.35, "link": 0.07, "swap": 0.18, "training": 0.40}
 """Parts in their order, and how much of the whole run's time each may take."""

@@ -15,8 +15,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from bench.options import names
 from cswap.errors import CswapError
+from cswap.experiments.options import names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

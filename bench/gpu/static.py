@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
-from bench.demo.summary import write
-from bench.files.environment import environment, version_of
 from bench.ptx.count import executed
 from bench.ptx.data import UNSIGNED, words_of_floats
 from bench.ptx.device import STREAM, Kernels, interpreted
@@ -29,6 +27,8 @@ from cswap.codecs import gpu
 from cswap.codecs.base import EncodeKey, word_dtype
 from cswap.codecs.registry import get_codec
 from cswap.codecs.tiled import TiledCodec
+from cswap.experiments.files.environment import environment, version_of
+from cswap.experiments.files.writing import write
 from cswap_kernels.cuda.compiler import Cubin, link
 from cswap_kernels.cuda.container import THREADS
 from cswap_kernels.tiles import TILE_WORDS

@@ -11,10 +11,10 @@ from torch.autograd.graph import save_on_cpu
 
 from bench.gpu import samples
 from bench.gpu.codecs import MIB, Contender, relative_error
-from bench.meters.timing import Timing, timing_of
 from cswap.codecs.registry import get_codec
 from cswap.config import SwapConfig
 from cswap.engine.engine import SwapEngine
+from cswap.experiments.meters.timing import Timing, timing_of
 from cswap.schema.tensor import dtype_name
 
 if TYPE_CHECKING:

@@ -12,17 +12,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bench.gpu.meter import host_available_bytes, rss_bytes
-from bench.meters.timing import Timing, timing_of
+from bench.gpu.meter import rss_bytes
 from bench.workloads import large_models as models
 from bench.workloads.methods import METHODS, ORACLE, Method
+from cswap.experiments.host_memory import host_available_bytes
+from cswap.experiments.meters.timing import Timing, timing_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from bench.gpu.meter import Meter
     from bench.gpu.report import Report
-    from bench.workloads.small_models import GptShape
+    from cswap.experiments.workloads.small_models import GptShape
 
 GIB: Final = 1 << 30
 N_WARM: Final = 3

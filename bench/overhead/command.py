@@ -13,17 +13,16 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from bench.demo.settings import N_THREADS
-from bench.demo.summary import write
-from bench.files.environment import environment
-from bench.meters.timing import Timing, interleaved
-from bench.options import writable_file
 from bench.overhead import hook_costs
 from cswap.codecs.base import DEFAULT_KEY
 from cswap.codecs.layout import copy_bytes
 from cswap.codecs.registry import get_codec
 from cswap.config import SwapConfig
 from cswap.engine.engine import SwapEngine
+from cswap.experiments.files.environment import environment
+from cswap.experiments.files.writing import write
+from cswap.experiments.meters.timing import Timing, interleaved
+from cswap.experiments.options import N_THREADS, writable_file
 from cswap.report import terminal
 from cswap.report.terminal import literal
 

@@ -10,11 +10,11 @@ import torch
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
-from bench.meters.timing import Timing, interleaved
 from bench.workloads.methods import METHODS, NotInstalledError
 from bench.workloads.modes import PINS
 from cswap.config import SwapConfig
 from cswap.engine.engine import SwapEngine
+from cswap.experiments.meters.timing import Timing, interleaved
 
 if TYPE_CHECKING:
     from collections.abc import Callable

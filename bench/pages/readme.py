@@ -6,18 +6,10 @@ A table stands between ``<!-- NAME -->`` and ``<!-- /NAME -->``; a stale one fai
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
-from bench.accuracy.report import markdown, number
-from bench.accuracy.summary import current
-from bench.codecs import tables as codec_report
-from bench.codecs.cases import OWN
-from bench.files.committed import RESULTS, ROOT, NotReadError, is_given
-from bench.files.committed import as_markdown as _markdown
-from bench.files.committed import load as _load
-from bench.files.committed import where as _where
 from bench.fit import report as fit_report
 from bench.frameworks import report as frameworks_report
 from bench.gpu.static_tables import kernels_table, targets_table
@@ -25,6 +17,12 @@ from bench.overhead import hook_costs
 from bench.papers.report import HEADINGS, networks, summary
 from bench.swap import report as swap_report
 from cswap.errors import ConfigError
+from cswap.experiments.codecs import tables as codec_report
+from cswap.experiments.files.committed import RESULTS, ROOT
+from cswap.experiments.files.committed import as_markdown as _markdown
+from cswap.experiments.files.committed import load as _load
+from cswap.experiments.files.committed import where as _where
+from cswap.experiments.pages import tables as experiments
 from cswap.schema.reading import read_object
 
 PAGES: Final = (
@@ -47,15 +45,6 @@ PICTURES: Final = {
 
 MIB: Final = 1 << 20
 
-_SHOWN: Final = {
-    "relu": ("zvc", "zvc+expk", "int8", "zvc+int8", "lz4", "zstd", "blosc2"),
-    "gelu": ("expk", "int8", "fp8", "int4", "lz4", "zstd", "blosc2"),
-    "mask": ("bitpack", "lz4", "zstd", "blosc2"),
-    "index": ("bitpack", "lz4", "zstd", "blosc2"),
-    "token": ("bitpack", "lz4", "zstd", "blosc2"),
-}
-"""Codecs in the README's table, by kind of data; docs/benchmarks.md has all."""
-
 
 def demo_table() -> str:
     """The demo's comparison."""
@@ -76,108 +65,6 @@ def demo_table() -> str:
     headings = ["run", "peak saved MiB", "raw / encoded", "step time, off = 1", "val. loss"]
     headings += ["accuracy %", "bit-equal to off", "largest gradient difference"]
     return _markdown(headings, rows) + "\n\n" + _where(data, "demo.json")
-
-
-def _codec_rows(rows: list[dict[str, Any]]) -> list[list[str]]:
-    return [
-        [
-            f"{r['data']} {r['dtype']}",
-            f"`{r['codec']}`",
-            f"{r['ratio']:.2f}",
-            f"{r['encode_gb_per_s']:.1f}",
-            f"{r['encode_of_memcpy']:.2f}",
-            f"{r['decode_gb_per_s']:.1f}",
-            f"{r['decode_of_memcpy']:.2f}",
-            "" if r["lossless"] else f"{r['relative_rms_error']:.1e}",
-        ]
-        for r in rows
-    ]
-
-
-_CODEC_HEADINGS: Final = [
-    "data",
-    "codec",
-    "ratio",
-    "encode GB/s",
-    "of memcpy",
-    "decode GB/s",
-    "of memcpy",
-    "relative RMS error",
-]
-
-
-def _of_families(*families: str) -> dict[str, Any]:
-    # The codecs' results on these families of data; a file without any has no such table.
-    data = _load("codecs.json")
-    rows = [r for r in data["rows"] if r.get("family", "recorded") in families]
-    if not rows:
-        raise NotReadError(", ".join(families))
-    return {**data, "rows": rows}
-
-
-def codec_table() -> str:
-    """The codecs that matter on each kind of data."""
-    data = _of_families("recorded")
-    shown = [
-        r
-        for r in data["rows"]
-        if r["codec"] in _SHOWN.get(r["data"], ()) and r["dtype"] != "bfloat16"
-    ]
-    return _markdown(_CODEC_HEADINGS, _codec_rows(shown)) + "\n\n" + _where(data, "codecs.json")
-
-
-def all_codecs_table() -> str:
-    """Every codec on every recorded tensor."""
-    data = _of_families("recorded", OWN)
-    return (
-        _markdown(_CODEC_HEADINGS, _codec_rows(data["rows"])) + "\n\n" + _where(data, "codecs.json")
-    )
-
-
-_OWN_KIND: Final = (
-    ("zvc", "relu float32"),
-    ("zvc+expk", "relu float32"),
-    ("zvc+expk", "relu bfloat16"),
-    ("expk", "gelu float32"),
-    ("expk", "gelu bfloat16"),
-    ("bitpack", "mask bool"),
-    ("bitpack", "index int64"),
-    ("bitpack", "token int64"),
-)
-"""The data that each of our lossless codecs is for."""
-
-
-def peers_table() -> str:
-    """Our lossless codecs on their own kind of data, against lz4 and zstd."""
-    data = _of_families("recorded")
-    found = {(r["codec"], f"{r['data']} {r['dtype']}"): r for r in data["rows"]}
-    rows = []
-    for codec, kind in _OWN_KIND:
-        ours, lz4, zstd = (found[name, kind] for name in (codec, "lz4", "zstd"))
-        faster = [f"{ours['encode_gb_per_s'] / r['encode_gb_per_s']:.1f}" for r in (lz4, zstd)]
-        ratios = [f"{r['ratio']:.2f}" for r in (ours, lz4, zstd)]
-        rows.append([f"`{codec}` on {kind}", *faster, *ratios])
-    headings = ["codec and data", "encode rate / lz4's", "/ zstd's", "ratio", "lz4's", "zstd's"]
-    return _markdown(headings, rows) + "\n\n" + _where(data, "codecs.json")
-
-
-def crossovers_table() -> str:
-    """The shares of zeros at which sparse codecs change places."""
-    return _synthetic(codec_report.crossover_lines(_load("codecs.json")))
-
-
-def values_table() -> str:
-    """Ratios of lossless codecs by distribution of values."""
-    return _synthetic(codec_report.value_lines(_load("codecs.json")))
-
-
-def _synthetic(lines: list[list[str]]) -> str:
-    if not lines and is_given():
-        raise NotReadError("sparsity, values")
-    if not lines:
-        return "Not in `bench/results/cpu/codecs.json` yet: `python -m bench codecs` measures it."
-    where = _where(_load("codecs.json"), "codecs.json")
-    return f"{_markdown(lines[0], lines[1:])}\n\n{where}"
 
 
 def codec_pictures() -> str:
@@ -274,29 +161,6 @@ def forced_table() -> str:
     return _markdown(headings, rows) + "\n\n" + decided + _where(data, "advisor.json")
 
 
-def accuracy_table() -> str:
-    """The effect of lossy swapping on accuracy."""
-    data = _load("accuracy/results.json")
-    return markdown(data) + "\n" + _where(data, "accuracy/results.json")
-
-
-def short_accuracy_table() -> str:
-    """The same for the README: change of the loss, verdict, bytes."""
-    data = current(_load("accuracy/results.json"))
-    rows = [
-        [
-            f"{r['model']} {r['policy']}",
-            number(r["loss"]["mean"], "+.4f"),
-            r["verdict"],
-            f"{r['eligible_bytes'] / r['held_bytes']:.2f}",
-        ]
-        for r in data["summary"]
-        if r["policy"] != "off"
-    ]
-    headings = ["model, policy", "change of validation loss", "verdict", "raw / held bytes"]
-    return _markdown(headings, rows) + "\n\n" + _where(data, "accuracy/results.json")
-
-
 def plans_table() -> str:
     """Policies on models, machines and budgets, simulated."""
     data = _load("plans.json")
@@ -355,23 +219,17 @@ def workloads_table() -> str:
 
 
 TABLES: Final = {
+    **experiments.TABLES,
     "kernels": kernels_table,
     "kernel targets": targets_table,
     "papers": papers_table,
     "paper networks": paper_networks_table,
     "results": results_table,
-    "accuracy": accuracy_table,
-    "short accuracy": short_accuracy_table,
     "plans": plans_table,
     "advisor": advisor_table,
     "prediction": prediction_table,
     "forced": forced_table,
     "demo": demo_table,
-    "codecs": codec_table,
-    "all codecs": all_codecs_table,
-    "peers": peers_table,
-    "crossovers": crossovers_table,
-    "values": values_table,
     "codec pictures": codec_pictures,
     "overhead": overhead_table,
     "hooks": hooks_table,

@@ -9,12 +9,12 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from bench.demo.summary import write
-from bench.files.environment import environment
-from bench.files.resumable import stored
-from bench.options import names, writable_file
 from bench.papers import cswap, cswap_means, home, home_means, swapadvisor, time_model, tvdnn, vdnn
 from bench.papers.report import draw, table
+from cswap.experiments.files.environment import environment
+from cswap.experiments.files.resumable import stored
+from cswap.experiments.files.writing import write
+from cswap.experiments.options import names, writable_file
 from cswap.report import terminal
 from cswap.report.terminal import literal
 

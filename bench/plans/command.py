@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from bench.files.resumable import Partial
-from bench.options import Again, writable_file
 from bench.sparsity.stored import as_measured, has_run
 from bench.workloads.zoo.catalogue import build, example, loss
+from cswap.experiments.files.resumable import Partial
+from cswap.experiments.options import Again, writable_file
 from cswap.plan.estimate import estimate
 from cswap.plan.hardware import load_hardware
 from cswap.plan.planner import available, compare

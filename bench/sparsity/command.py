@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from bench.files.environment import environment
-from bench.files.resumable import stored
-from bench.options import names, writable_file
 from bench.sparsity.stored import packed, save
 from bench.sparsity.training import ACTIVATIONS, CHECKPOINTS, CODECS, RUNS, Run, train
+from cswap.experiments.files.environment import environment
+from cswap.experiments.files.resumable import stored
+from cswap.experiments.options import names, writable_file
 from cswap.report import terminal
 from cswap.report.terminal import literal
 

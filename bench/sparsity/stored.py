@@ -9,9 +9,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from bench.demo.summary import write_text
 from cswap.codecs.registry import get_codec
 from cswap.errors import TraceError
+from cswap.experiments.files.writing import write_text
 from cswap.plan.tensor_values import Values, with_values
 from cswap.schema.reading import read_object
 

@@ -9,19 +9,18 @@ import torch
 import typer
 from rich.console import Console
 
-from bench.demo.settings import N_THREADS
-from bench.files.resumable import Partial
-from bench.options import Again, names, writable_file
 from bench.swap import report
 from bench.swap.measure import train
 from bench.swap.stack import stack_task
 from bench.workloads.methods import OFF, ON_CPU
-from bench.workloads.tasks import make_task
+from cswap.experiments.files.resumable import Partial
+from cswap.experiments.options import N_THREADS, Again, names, writable_file
+from cswap.experiments.workloads.tasks import make_task
 from cswap.report import terminal
 from cswap.report.terminal import literal
 
 if TYPE_CHECKING:
-    from bench.workloads.tasks import Task
+    from cswap.experiments.task import Task
 
 MODELS: Final = ("cnn", "gpt", "vit", "stack")
 STEPS: Final = 30

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from bench.demo import summary as results
-from bench.meters.timing import Timing, timing_of
 from bench.workloads.lockstep import Lockstep, Replica
 from bench.workloads.methods import OFF, NotInstalledError
+from cswap.experiments.meters.timing import Timing, timing_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from bench.workloads.tasks import Task
+    from cswap.experiments.task import Task
 
 SEED: Final = 0
 MEMCPY: Final = "memcpy, out and back"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from bench.workloads.small_models import Block, Dropout, GptShape
+from cswap.experiments.workloads.small_models import Block, Dropout, GptShape
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bench.meters.saved_bytes import Curve, HeapSampler, SavedBytes, heap_bytes
 from bench.workloads import modes
+from cswap.experiments.meters.saved_bytes import Curve, HeapSampler, SavedBytes, heap_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from bench.workloads.tasks import Batch, Task
+    from cswap.experiments.task import Batch, Task
 
 N_SETTLING_STEPS = (
     2  # after a mode is switched on anew: its order of tensors is learned in the first
@@ -62,7 +62,7 @@ class Memory:
 
     Attributes:
         n_steps: training steps done before.
-        saved: bytes of saved tensors over time, `bench.meters.saved_bytes.SavedBytes`.
+        saved: bytes of saved tensors over time, `cswap.experiments.meters.saved_bytes.SavedBytes`.
         between: the same between forward and backward, model only.
         heap: growth of the allocator's bytes over time; empty unless asked for and known.
         heap_after_forward: that growth when forward had ended; None if not measured.

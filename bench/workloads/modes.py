@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from bench.meters.saved_bytes import Held
 from bench.workloads.methods import DEMO, ON_CPU
+from cswap.experiments.meters.saved_bytes import Held
 
 if TYPE_CHECKING:
     from bench.workloads.methods import Method

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from bench.__main__ import app
 from bench.files.compare import Figure, Verdict, compare, verdict
-from bench.files.kinds import Measure, kind_of, load
+from cswap.experiments.files.kinds import Measure, kind_of, load
 
 RESULTS = Path(__file__).parents[2] / "bench" / "results" / "cpu"
 

@@ -29,11 +29,12 @@ ROOT = Path(__file__).parents[2]
 with pytest.MonkeyPatch.context() as patch:  # the root is not on the path that pytest starts with
     patch.syspath_prepend(str(ROOT))
     from bench.gpu import codecs, link, pictures, samples, shapes, swap, tables, targets, training
-    from bench.gpu.meter import CudaMeter, Memory, Meter, host_available_bytes, rss_bytes
+    from bench.gpu.meter import CudaMeter, Memory, Meter, rss_bytes
     from bench.gpu.report import Deadline, Report, driver_version, shares
-    from bench.meters.timing import timing_of
     from bench.workloads import large_models as models
     from bench.workloads.methods import METHODS, ORACLE
+    from cswap.experiments.host_memory import host_available_bytes
+    from cswap.experiments.meters.timing import timing_of
 
 KIB = 1 << 10
 WHERE = {"gpu": {"name": "made up"}}

@@ -20,7 +20,7 @@ pytest.importorskip("sklearn")  # the accuracy report's module imports scipy wit
 from typer.testing import CliRunner
 
 from bench.__main__ import app
-from bench.files.kinds import KINDS, at, kind_of, load, rows_of
+from cswap.experiments.files.kinds import KINDS, at, kind_of, load, rows_of
 
 RESULTS = Path(__file__).parents[2] / "bench" / "results"
 COMMITTED = sorted(RESULTS.rglob("*.json"))
@@ -179,7 +179,7 @@ def test_markdown_has_the_figures_of_the_files(report):
 @pytest.fixture(scope="module")
 def accuracy(tmp_path_factory):
     """The accuracy experiment's own report on the committed results."""
-    from bench.accuracy.report import write
+    from cswap.experiments.accuracy.report import write
 
     folder = tmp_path_factory.mktemp("accuracy")
     write(json.loads((RESULTS / "cpu" / "accuracy" / "results.json").read_text()), folder)
@@ -192,7 +192,7 @@ def test_the_accuracy_report_needs_nothing_else(accuracy):
 
 
 def test_text_of_results_is_no_markup():
-    from bench.drawing.html_page import Grid, Section, render
+    from cswap.experiments.drawing.html_page import Grid, Section, render
 
     text = render("a & b", [Section("<i>", "<b>", [Grid(["<script>"], [["<img src=x>"]])])])
     assert "<script>" not in text

@@ -17,12 +17,12 @@ from torch.autograd.graph import save_on_cpu
 from typer.testing import CliRunner
 
 from bench.__main__ import app
-from bench.meters.saved_bytes import Held, SavedBytes
 from bench.swap import command, report
 from bench.swap.measure import MEMCPY
 from bench.swap.stack import MIB, stack_task
 from bench.workloads import methods
 from bench.workloads.methods import METHODS, ON_CPU
+from cswap.experiments.meters.saved_bytes import Held, SavedBytes
 
 PEERS = ("TRL OffloadActivations", "torchtune OffloadActivations")
 LOSSLESS = [name for name in ON_CPU if name not in (*PEERS, "cswap int8")]

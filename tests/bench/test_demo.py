@@ -142,7 +142,7 @@ def test_wrong_option_is_refused_before_anything_runs(arguments, words):
 @pytest.fixture
 def memory(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT))
-    return importlib.import_module("bench.meters.saved_bytes")
+    return importlib.import_module("cswap.experiments.meters.saved_bytes")
 
 
 def relus(x, n):

@@ -14,8 +14,15 @@ from typer.testing import CliRunner
 
 from bench.__main__ import app
 from bench.files import stale
-from bench.files.kinds import KINDS
-from bench.files.measured_code import MEASURED, ROOT, digest, fingerprint, measured, paths_of
+from cswap.experiments.files.kinds import KINDS
+from cswap.experiments.files.measured_code import (
+    MEASURED,
+    ROOT,
+    digest,
+    fingerprint,
+    measured,
+    paths_of,
+)
 
 CODE = '"""A module."""\n\nRATE = 3  # per second\n'
 

@@ -154,7 +154,7 @@ def test_dtypes_are_abbreviated_by_group():
     assert doctor.abbreviate([]) == ""
 
 
-# cswap bench: the same code as `python -m bench`.
+# cswap bench: the package's experiments, and in a checkout what `python -m bench` has.
 
 
 def test_bench_runs_what_python_m_bench_runs(run, monkeypatch, tmp_path):
@@ -170,10 +170,38 @@ def test_bench_runs_what_python_m_bench_runs(run, monkeypatch, tmp_path):
     assert run("bench", "nonsuch")[0] == 2
 
 
+def test_bench_writes_into_the_current_folder(run, monkeypatch, tmp_path):
+    pytest.importorskip("sklearn")
+    monkeypatch.chdir(tmp_path)
+    options = ("--families", "values", "--quick", "--codecs", "bitpack", "--threads", "1")
+    code, out, _ = run("bench", "codecs", *options)
+    assert code == 0, out
+    found = json.loads((tmp_path / "cswap-results" / "codecs-part.json").read_text())
+    assert found["environment"]["command"].startswith("cswap bench codecs --families values")
+    code, out, err = run("bench", "report")
+    assert code == 0, err
+    page = (tmp_path / "cswap-results" / "report.html").read_text("utf-8")
+    assert "bitpack" in page
+    assert [path.name for path in tmp_path.iterdir()] == ["cswap-results"]
+
+
+def test_bench_imports_experiments_when_they_run():
+    code = (
+        "import sys, cswap.cli\n"
+        "print([n for n in sys.modules if n.startswith('cswap.experiments')])"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "kernels")))}
+    found = subprocess.check_output([sys.executable, "-c", code], text=True, env=environment)
+    assert found.strip() == "[]"
+
+
 def test_bench_without_a_checkout_says_where_to_get_one(run, monkeypatch, tmp_path):
     monkeypatch.setattr(cswap, "__file__", str(tmp_path / "cswap" / "__init__.py"))
     code, out, err = run("bench", "demo")
     assert (code, out) == (2, "")
-    assert err.startswith("cswap: bench: benchmarks come with the repository, not with")
+    assert err.startswith(
+        "cswap: bench 'demo': the package has codecs, accuracy, schedule, report."
+    )
+    assert "benchmarks come with the repository, not with" in err
     assert err.count("\n") == 1
     assert "`pip install -e .`" in err

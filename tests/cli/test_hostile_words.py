@@ -372,7 +372,7 @@ def test_what_cannot_be_written_is_said_before_anything_runs(
     monkeypatch.setattr(planner, "compare", runs)
     monkeypatch.setattr(timeline, "page", runs)
     monkeypatch.setattr("cswap.advisor.calibrate.steps", runs)
-    monkeypatch.setattr("bench.files.resumable.environment", runs)
+    monkeypatch.setattr("cswap.experiments.files.resumable.environment", runs)
     for wrong in (tmp_path, Path("/dev/null/folder/x.png")):
         line = refused(*command, wrong)
         assert str(wrong.parent) in line

@@ -1,0 +1,167 @@
+"""The accuracy experiment's pictures: Pareto plots, gradient errors, training losses."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final
+
+from cswap.experiments.accuracy.summary import GPUS
+from cswap.experiments.accuracy.verdict import CONFIDENCE
+from cswap.experiments.codecs.plots import front
+from cswap.report.figure import new_figure, png_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from matplotlib.axes import Axes
+
+COLOURS: Final = {
+    "lossless": "#0072b2",
+    "bf16": "#56b4e9",
+    "int8": "#009e73",
+    "fp8": "#e69f00",
+    "int4": "#d55e00",
+}
+"""Okabe and Ito's palette, which colour-blind readers can distinguish."""
+
+GPU: Final = GPUS[0]
+"""The others change the latencies, but hardly their reduction."""
+
+MARKERS: Final = {"cnn": "o", "vit": "s", "gpt": "^"}
+NOT_USED: Final = "not used"
+"""Cell of the heat map for a policy whose lossy codec took no tensor."""
+
+EXACT: Final = 1e-8
+"""Errors are drawn as at least this much, since the colours' scale is logarithmic."""
+
+
+def pareto(document: dict[str, Any], path: Path) -> None:
+    """Each policy's cost in accuracy and loss against the latency that it saves on a GPU."""
+    figure = new_figure(12, 5.4)
+    left, right = figure.subplots(1, 2)
+    rows = [row for row in document["summary"] if row["policy"] != "off"]
+    _points(left, rows, "accuracy_change", 100.0)
+    _points(right, rows, "loss", 1.0)
+    _margins(right, rows)
+    for axes in (left, right):
+        axes.set_xlabel(f"swap latency below raw copies, % (simulated, {GPU})")
+    left.set_ylabel(f"change of accuracy, points ({CONFIDENCE:.0%} CI)")
+    right.set_ylabel(f"change of validation loss, nats ({CONFIDENCE:.0%} CI)")
+    handles, labels = left.get_legend_handles_labels()
+    if handles:
+        figure.legend(
+            handles, labels, loc="outside lower center", ncols=6, fontsize=8,
+            title="lines: policies that no other one of the model beats in both; dotted: each "
+            "model's margin", title_fontsize=8,
+        )  # fmt: skip
+    path.write_bytes(png_of(figure))
+
+
+def _points(axes: Axes, rows: list[dict[str, Any]], key: str, factor: float) -> None:
+    better = 1.0 if key == "accuracy_change" else -1.0
+    by_model: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        found = row[key]
+        if found["mean"] is None or not math.isfinite(found["mean"]):
+            continue
+        x, y = 100 * row["simulated_swap"][GPU]["reduction"], factor * found["mean"]
+        by_model.setdefault(row["model"], []).append((x, better * y))
+        known = found["low"] is not None
+        bars = [[y - factor * found["low"]], [factor * found["high"] - y]] if known else None
+        axes.errorbar(
+            *(x, y),
+            yerr=bars,
+            fmt=MARKERS.get(row["model"], "o"),
+            color=COLOURS.get(row["policy"], "black"),
+            capsize=3,
+            ms=5,
+            label=f"{row['model']} {row['policy']}",
+        )
+    for points in by_model.values():
+        best = front(points)
+        axes.plot([p[0] for p in best], [better * p[1] for p in best], color="#999999", lw=0.8)
+    axes.axhline(0.0, color="black", lw=0.8)
+    axes.grid(alpha=0.3)
+
+
+def _margins(axes: Axes, rows: list[dict[str, Any]]) -> None:
+    # Only within the reach of the points: a wide margin must not press them together.
+    low, high = axes.get_ylim()
+    for model, margin in {row["model"]: row["margin"] for row in rows}.items():
+        if margin is not None and low < margin < high:
+            axes.axhline(margin, color="#999999", lw=0.9, ls=":")
+            axes.annotate(
+                f"margin of {model}", (1, margin), xycoords=("axes fraction", "data"),
+                ha="right", va="bottom", fontsize=7, color="#555555",
+            )  # fmt: skip
+
+
+def heat(document: dict[str, Any], path: Path) -> None:
+    """Relative error of gradients by policy and class of module, a panel per model."""
+    from matplotlib.colors import LogNorm
+
+    found = document["gradient_errors"]
+    n = max(1, len(found))
+    figure = new_figure(4 * n, 3.4)
+    panels = figure.subplots(1, n, squeeze=False)
+    for panel, (model, by_policy) in zip(panels[0], found.items(), strict=False):
+        kinds, values, words = heat_cells(by_policy)
+        if not values:
+            continue
+        panel.imshow(values, norm=LogNorm(EXACT, 1.0), cmap="cividis", aspect="auto")
+        for y, line in enumerate(words):
+            for x, word in enumerate(line):
+                ink = "w" if values[y][x] < 1e-4 else "k"
+                panel.text(x, y, word, ha="center", va="center", fontsize=7, color=ink)
+        panel.set(title=model, xticks=range(len(kinds)), yticks=range(len(by_policy)))
+        panel.set_xticklabels(kinds, rotation=30, ha="right", fontsize=8)
+        panel.set_yticklabels(list(by_policy), fontsize=8)
+    figure.suptitle("relative error of gradients, ||g - g_off|| / ||g_off||", fontsize=10)
+    path.write_bytes(png_of(figure))
+
+
+def heat_cells(
+    by_policy: dict[str, dict[str, float] | None],
+) -> tuple[list[str], list[list[float]], list[list[str]]]:
+    """The heat map's columns, and per policy its values and the words in its cells.
+
+    >>> heat_cells({"lossless": {"Linear": 0.0}, "int8": {"Linear": 0.013}, "int4": None})
+    (['Linear'], [[1e-08], [0.013], [nan]], [['0'], ['1.3e-02'], ['not used']])
+    """
+    kinds = sorted({kind for errors in by_policy.values() if errors for kind in errors})
+    values, words = [], []
+    for errors in by_policy.values():
+        if errors is None:
+            values.append([math.nan] * len(kinds))
+            words.append([NOT_USED] * len(kinds))
+        else:
+            line = [max(errors.get(kind, 0.0), EXACT) for kind in kinds]
+            values.append(line)
+            words.append(["0" if value <= EXACT else f"{value:.1e}" for value in line])
+    return kinds, values, words
+
+
+def curves(document: dict[str, Any], path: Path) -> None:
+    """Training losses of the first seed."""
+    models = document["settings"]["models"]
+    figure = new_figure(4 * len(models), 3.4)
+    panels = figure.subplots(1, len(models), squeeze=False)
+    for panel, model in zip(panels[0], models, strict=True):
+        for run in document["runs"]:
+            if run["model"] == model and run["seed"] == 0:
+                colour = COLOURS.get(run["policy"], "#999999")
+                width = 3.5 if run["policy"] == "off" else 1.2
+                panel.plot(run["losses"], color=colour, lw=width, label=run["policy"])
+        panel.set(title=model, xlabel="training step", ylabel="cross entropy, nats")
+        panel.grid(alpha=0.3)
+    panels[0][0].legend(fontsize=7)
+    path.write_bytes(png_of(figure))
+
+
+DRAWN: Final[dict[str, Callable[[dict[str, Any], Path], None]]] = {
+    "pareto": pareto,
+    "heat": heat,
+    "curves": curves,
+}
+"""Function that draws each picture, by name of the file."""

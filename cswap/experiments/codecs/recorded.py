@@ -1,0 +1,161 @@
+"""Real tensors to measure codecs on, recorded from the demo's models after a little training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from cswap.experiments.workloads.small_models import Block, Gpt
+from cswap.experiments.workloads.tasks import make_task
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cswap.experiments.task import Task
+    from cswap.experiments.workloads.small_models import Net
+
+WARM_STEPS: Final = 30
+"""Steps of training before recording: activations of an untrained model are not typical."""
+
+KINDS: Final = ("relu", "gelu", "softmax", "gradient", "mask", "index", "token")
+_FLOATS: Final = (torch.float32, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class DataSet:
+    """Tensors of one kind, one after the other.
+
+    Attributes:
+        kind: one of KINDS.
+        tensor: [n], contiguous.
+    """
+
+    kind: str
+    tensor: Tensor
+
+
+def record(nbytes: int, *, quick: bool = False) -> list[DataSet]:
+    """Each kind of tensor in each dtype that training would save it in, of about ``nbytes``.
+
+    Nothing is repeated to fill up: fresh batches are run until there is enough.
+    """
+    cnn, cnn_task = trained("cnn", quick=quick)
+    gpt, gpt_task = trained("gpt", quick=quick)
+    floats = {
+        "relu": _collect(cnn, cnn_task, nn.ReLU, lambda _, out: out, nbytes),
+        "gelu": _collect(gpt, gpt_task, nn.GELU, lambda _, out: out, nbytes),
+        "softmax": _collect(gpt, gpt_task, nn.LayerNorm, _attention_of(gpt), nbytes),
+        "gradient": _gradients(cnn, cnn_task, nbytes),
+    }
+    found = [DataSet(kind, x.to(dtype)) for kind, x in floats.items() for dtype in _FLOATS]
+    masks = _collect(cnn, cnn_task, nn.MaxPool2d, _dropout_mask, nbytes)
+    indices = _collect(cnn, cnn_task, nn.MaxPool2d, _pool_indices, nbytes)
+    tokens = _tokens(gpt_task, nbytes)
+    return [
+        *found,
+        DataSet("mask", masks),
+        DataSet("index", indices),
+        DataSet("token", tokens),
+    ]
+
+
+def trained(name: str, *, quick: bool) -> tuple[Net, Task]:
+    """A task and its model after WARM_STEPS of training (2 if quick), from seed 0."""
+    task = make_task(name, quick=quick, n_steps=WARM_STEPS)
+    torch.manual_seed(0)
+    net = task.build()
+    optimizer = task.optimizer(net)
+    for step in range(2 if quick else WARM_STEPS):
+        for group in optimizer.param_groups:
+            group["lr"] = task.lr(step)
+        inputs, targets = task.batch(0, step)
+        optimizer.zero_grad()
+        functional.cross_entropy(net(inputs), targets).backward()
+        optimizer.step()
+    return net, task
+
+
+def _collect(
+    net: Net,
+    task: Task,
+    kind: type[nn.Module],
+    take: Callable[[tuple[Tensor, ...], Tensor], Tensor],
+    nbytes: int,
+) -> Tensor:
+    # Run fresh batches, and join the results of `take` on each module's inputs and output.
+    pieces: list[Tensor] = []
+
+    def hook(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        pieces.append(take(inputs, output).detach().reshape(-1).clone())
+
+    handles = [m.register_forward_hook(hook) for m in net.modules() if isinstance(m, kind)]
+    step = 1000  # batches that were not trained on
+    with torch.no_grad():
+        while sum(p.numel() * p.element_size() for p in pieces) < nbytes:
+            net(task.batch(0, step)[0])
+            step += 1
+    for handle in handles:
+        handle.remove()
+    return _cut(torch.cat(pieces), nbytes)
+
+
+def _cut(x: Tensor, nbytes: int) -> Tensor:
+    return x[: nbytes // x.element_size()].clone()
+
+
+def _attention_of(net: Net) -> Callable[[tuple[Tensor, ...], Tensor], Tensor]:
+    # Attention is fused and never shows its probabilities: compute them from the norm's output.
+    assert isinstance(net, Gpt)
+    block = net.blocks[0]
+    assert isinstance(block, Block)
+    qkv, n_heads = block.qkv, block.n_heads
+
+    def probabilities(_inputs: tuple[Tensor, ...], normed: Tensor) -> Tensor:
+        batch, time, width = normed.shape
+        heads = qkv(normed).view(batch, time, 3, n_heads, width // n_heads)
+        q, k, _ = heads.permute(2, 0, 3, 1, 4)
+        scores = q @ k.transpose(-1, -2) / (width // n_heads) ** 0.5
+        future = torch.ones(time, time, dtype=torch.bool).triu(1)
+        found: Tensor = scores.masked_fill(future, float("-inf")).softmax(-1)
+        return found
+
+    return probabilities
+
+
+def _gradients(net: Net, task: Task, nbytes: int) -> Tensor:
+    # Gradients with respect to activations, as double backward would save them.
+    pieces: list[Tensor] = []
+
+    def hook(_module: nn.Module, _inputs: object, outputs: tuple[Tensor, ...]) -> None:
+        pieces.append(outputs[0].detach().reshape(-1).clone())
+
+    handles = [
+        m.register_full_backward_hook(hook) for m in net.modules() if isinstance(m, nn.Conv2d)
+    ]
+    step = 1000
+    while sum(p.numel() * p.element_size() for p in pieces) < nbytes:
+        inputs, targets = task.batch(0, step)
+        inputs.requires_grad_()  # otherwise torch warns about the hook
+        functional.cross_entropy(net(inputs), targets).backward()
+        step += 1
+    for handle in handles:
+        handle.remove()
+    net.zero_grad()
+    return _cut(torch.cat(pieces), nbytes)
+
+
+def _dropout_mask(_inputs: tuple[Tensor, ...], pooled: Tensor) -> Tensor:
+    return torch.native_dropout(pooled, 0.25, True)[1]
+
+
+def _pool_indices(inputs: tuple[Tensor, ...], _output: Tensor) -> Tensor:
+    return functional.max_pool2d(inputs[0], 2, return_indices=True)[1]
+
+
+def _tokens(task: Task, nbytes: int) -> Tensor:
+    n_batches = -(-nbytes // task.batch(0, 0)[0].nbytes)
+    return _cut(torch.cat([task.batch(0, s)[0].reshape(-1) for s in range(n_batches)]), nbytes)

@@ -1,0 +1,1 @@
+"""Result files: their kinds, environments and digests; going on with unfinished ones."""

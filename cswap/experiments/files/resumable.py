@@ -1,0 +1,135 @@
+"""Long benchmarks continue after an interrupt: a file beside the result holds the finished parts.
+
+The result file itself is written when all parts are finished, so a committed file is never
+incomplete.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from cswap.errors import ConfigError
+from cswap.experiments.files.environment import environment
+from cswap.experiments.files.writing import write
+from cswap.schema.reading import read_object
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from rich.console import Console
+
+    Part = Callable[[Callable[[], object]], list[dict[str, Any]]]
+
+SUFFIX: Final = ".partial.json"
+
+
+class Partial:
+    """A result document that grows part by part, on the disk after each.
+
+    Args:
+        out: the result file; the unfinished one has SUFFIX instead of its own. None: no file.
+        kind: the command's name.
+        version: version of the document's format.
+        settings: the options, as JSON-able values. An unfinished file with other settings, another
+            version or other code is not continued, because its figures would be from another
+            experiment.
+        again: whether to begin again in any case.
+
+    Attributes:
+        document: the content; a command adds its own keys.
+        went_on: number of parts that were finished before.
+    """
+
+    def __init__(
+        self,
+        out: Path | None,
+        *,
+        kind: str,
+        version: int,
+        settings: dict[str, Any],
+        again: bool = False,
+    ) -> None:
+        self.out, self.path = out, None if out is None else out.with_suffix(SUFFIX)
+        self.document: dict[str, Any] = {
+            "kind": kind,
+            "version": version,
+            "settings": settings,
+            "environment": environment(kind),
+            "done": {},
+            "complete": False,
+        }
+        same = {"kind": kind, "version": version, "settings": settings}
+        types = {"done": dict, "environment": dict}
+        found = None if again or self.path is None else stored(self.path, types, **same)
+        if found is not None and same_code(found, self.document):
+            self.document = found
+        self.went_on = len(self.document["done"])
+
+    def part(self, name: str, make: Callable[[], Any]) -> Any:
+        """Return the JSON-able result of ``make``, which is called unless an earlier run has it."""
+        done = self.document["done"]
+        if name not in done:
+            done[name] = make()
+            if self.path is not None:
+                write(self.path, self.document)
+        return done[name]
+
+    def rows_of_parts(
+        self, parts: Mapping[str, Part], n_steps: int, console: Console
+    ) -> list[dict[str, Any]]:
+        """The rows of all parts, in turn, each with a bar of its steps.
+
+        Args:
+            parts: by name; each is called with what it calls after a step, and returns its rows.
+            n_steps: steps of each.
+            console: where the bars are.
+        """
+        if self.went_on:
+            console.print(f"Going on: {', '.join(self.document['done'])} done before.")
+        rows: list[dict[str, Any]] = []
+        bar = (TextColumn("{task.description:<16}"), BarColumn(), MofNCompleteColumn())
+        with Progress(*bar, TimeElapsedColumn(), console=console) as progress:
+            for name, measure in parts.items():
+                task = progress.add_task(name, total=n_steps)
+                rows += self.part(name, partial(measure, partial(progress.advance, task)))
+                progress.update(task, completed=n_steps)
+        return rows
+
+    def finish(self, **fields: Any) -> dict[str, Any]:
+        """Write the result without the parts; ``fields`` hold the parts in their final form."""
+        kept = {key: value for key, value in self.document.items() if key != "done"}
+        document = {**kept, **fields, "complete": True}
+        if self.out is not None and self.path is not None:
+            write(self.out, document)
+            self.path.unlink(missing_ok=True)
+        return document
+
+
+def stored(
+    path: Path, types: Mapping[str, type] = MappingProxyType({}), **same: Any
+) -> dict[str, Any] | None:
+    """Read the document at a path; None if it cannot be read or its fields do not match.
+
+    Args:
+        path: path of a JSON file.
+        types: types of further fields that it must have.
+        same: values of fields. They must match, so that new parts belong to the same experiment.
+    """
+    try:
+        found = read_object(path, "file")
+    except ConfigError:
+        return None
+    if not all(type(found.get(key)) is kind for key, kind in types.items()):
+        return None
+    return found if all(found.get(key) == value for key, value in same.items()) else None
+
+
+def same_code(found: dict[str, Any], mine: dict[str, Any]) -> bool:
+    """Whether two documents measure the same code, by the digests in their environments."""
+    first, second = (d["environment"].get("measures") for d in (found, mine))
+    return first is not None and bool(first == second)

@@ -1,0 +1,1 @@
+"""Small models, their data, and the tasks that train them."""

@@ -1,0 +1,242 @@
+"""`python -m bench codecs`: synthetic families, crossovers, pictures and the result file."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("typer")
+pytest.importorskip("matplotlib")
+
+from typer.testing import CliRunner
+
+from bench.__main__ import app
+from bench.pages.readme import filled
+from cswap.experiments.codecs import cases as families
+from cswap.experiments.codecs import tables as codec_report
+from cswap.experiments.codecs.cases import (
+    SHARES,
+    VOCABULARY,
+    Case,
+    random_zeros,
+    runs_of_zeros,
+    synthetic,
+    zipf,
+)
+from cswap.experiments.codecs.contenders import measure
+from cswap.experiments.codecs.crossovers import Cost, crossings, crossovers
+from cswap.experiments.codecs.plots import draw
+
+
+@pytest.fixture(autouse=True)
+def short_readings(monkeypatch):
+    monkeypatch.setattr("cswap.experiments.meters.timing.SETTLE_S", 0.0)
+    monkeypatch.setattr("cswap.experiments.codecs.contenders.MOST_REPEATS", 1)
+
+
+def run(*arguments):
+    options = ["--quick", "--threads", "1", *map(str, arguments)]
+    return CliRunner().invoke(app, ["codecs", *options], env={"COLUMNS": "200"})
+
+
+@pytest.mark.parametrize("where", [random_zeros, runs_of_zeros])
+@pytest.mark.parametrize("share", SHARES)
+def test_the_share_of_zeros_is_exact(where, share):
+    n = 10_001
+    mask = where(n, share, np.random.default_rng(0))
+    assert mask.shape == (n,)
+    assert int(mask.sum()) == round(n * share)
+
+
+def test_zeros_in_runs_come_in_runs():
+    mask = runs_of_zeros(1 << 18, 0.3, np.random.default_rng(0)).int()
+    n_runs = int((mask.diff() == 1).sum()) + int(mask[0])
+    assert 50 < int(mask.sum()) / n_runs < 80
+    scattered = random_zeros(1 << 18, 0.3, np.random.default_rng(0)).int()
+    assert int(scattered.sum()) / int((scattered.diff() == 1).sum()) < 2
+
+
+def test_token_ids_are_zipfs():
+    ids = zipf(200_000, np.random.default_rng(0))
+    assert ids.dtype == np.int64
+    assert 0 <= ids.min() <= ids.max() < VOCABULARY
+    counts = np.bincount(ids, minlength=4)
+    assert counts[0] / counts[1] == pytest.approx(2, rel=0.05)
+    assert counts[0] / counts[3] == pytest.approx(4, rel=0.05)
+
+
+@pytest.mark.parametrize("family", ["sparsity", "values", "sizes"])
+def test_cases_make_the_tensor_that_they_say_and_the_same_one_each_time(family):
+    cases = synthetic(family, quick=True)
+    assert len({(c.data, c.zeros, c.nbytes, str(c.make().dtype)) for c in cases}) == len(cases)
+    for case in cases:
+        x = case.make()
+        assert x.nbytes == case.nbytes
+        assert x.ndim == 1
+        assert torch.equal(x, case.make())
+        if case.zeros is not None:
+            assert int((x == 0).sum()) == round(x.numel() * case.zeros)
+
+
+def test_sizes_reach_from_4_kib_to_1_gib():
+    sizes = {case.nbytes for case in synthetic("sizes", quick=False)}
+    assert sorted(sizes) == [4096 * 4**i for i in range(10)]
+    assert max(sizes) == 1 << 30
+
+
+def test_families_are_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(families, "record", lambda nbytes, *, quick: [])
+    monkeypatch.setattr(families, "SHARES", (0.5,))
+    out = tmp_path / "codecs.json"
+    result = run("--families", "recorded,sparsity,values", "--out", out, "--codecs", "zvc,csr")
+    assert result.exit_code == 0, result.output
+    document = json.loads(out.read_text())
+    assert (document["version"], document["complete"]) == (2, True)
+    rows = {r["key"]: r for r in document["rows"]}
+    assert len(rows) == len(document["rows"])
+    assert {r["family"] for r in rows.values()} == {"sparsity", "values"}
+    assert "sparsity/zeros in runs 50%/bfloat16/262144/csr" in rows
+    half = rows["sparsity/random zeros 50%/float32/262144/zvc"]
+    assert half["ratio"] == pytest.approx(1 / (0.5 + 1 / 32), rel=0.01)
+    memcpy = rows["sparsity/random zeros 50%/float32/262144/memcpy"]
+    assert memcpy["encode_of_memcpy"] == memcpy["ratio"] == 1
+    quotient = memcpy["encode"]["median_s"] / half["encode"]["median_s"]
+    assert half["encode_of_memcpy"] == pytest.approx(quotient)
+
+
+def test_sizes_are_measured_drawn_and_drawn_again(tmp_path):
+    out = tmp_path / "codecs.json"
+    assert run("--families", "sizes", "--out", out, "--codecs", "raw").exit_code == 0
+    picture = tmp_path / "codecs-sizes.png"
+    assert list(tmp_path.glob("*.png")) == [picture]
+    picture.unlink()
+    assert run("--plots-only", "--out", out).exit_code == 0
+    assert list(tmp_path.glob("*.png")) == [picture]
+
+
+def test_what_does_not_fit_in_memory_is_taken_down_as_skipped(tmp_path, monkeypatch):
+    monkeypatch.setattr("cswap.experiments.codecs.command.host_available_bytes", lambda: 1 << 20)
+    out = tmp_path / "codecs.json"
+    assert run("--families", "sizes", "--out", out, "--codecs", "raw").exit_code == 0
+    document = json.loads(out.read_text())
+    assert max(r["nbytes"] for r in document["rows"]) == 64 << 10
+    assert len(document["skipped"]) == 4
+    assert "1048576 are free" in document["skipped"][0]
+
+
+def test_a_part_of_a_run_does_not_replace_the_committed_results(tmp_path, monkeypatch):
+    monkeypatch.setattr(families, "SHARES", ())
+    monkeypatch.chdir(tmp_path)
+    assert run("--families", "sparsity", "--codecs", "raw").exit_code == 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_matplotlib_the_result_is_written_and_the_reason_told(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    out = tmp_path / "codecs.json"
+    result = run("--families", "sizes", "--out", out, "--codecs", "raw")
+    assert result.exit_code == 0, result.output
+    assert "No pictures: pictures need matplotlib" in result.output
+    assert [path.name for path in tmp_path.iterdir()] == ["codecs.json"]
+
+
+@pytest.mark.parametrize("option", ["--families", "--kinds"])
+def test_unknown_names_are_refused(option):
+    result = run(option, "nothing")
+    assert result.exit_code == 2
+    assert result.output.startswith(f"{option} 'nothing': unknown nothing; known are ")
+
+
+@pytest.mark.parametrize("text", [None, "", "[]", '{"rows": []}', '{"rows": 3}'])
+def test_a_file_without_results_is_not_drawn(tmp_path, text):
+    path = tmp_path / "x.json"
+    if text is not None:
+        path.write_text(text)
+    result = run("--plots-only", "--out", path)
+    assert result.exit_code == 2
+    assert "--out" in result.output
+
+
+def test_a_lossy_codec_that_leaves_something_of_zeros_is_told():
+    case = Case("own", "zeros", 4096, lambda: torch.zeros(1024))
+    rows = {row.codec: row for row in measure(case, 1, ("zvc", "int8"))}
+    assert rows["int8"].relative_rms_error == 0
+    assert rows["zvc"].ratio > 10
+
+
+def exact(*values):
+    return [Cost(v, v, v) for v in values]
+
+
+def test_curves_cross_where_their_lines_meet():
+    x = [0.0, 0.5, 1.0]
+    (found,) = crossings(x, exact(1, 2, 3), exact(3, 2.5, 2))
+    assert found == pytest.approx((2 / 3, 7 / 3, True))
+    assert list(crossings(x, exact(1, 2, 3), exact(1, 2, 3))) == []
+    assert list(crossings(x, exact(1, 2, 3), exact(2, 3, 4))) == []
+    # equal for a while, as where both fall back to raw, and then apart: nothing was better before
+    assert list(crossings(x, exact(1, 1, 3), exact(1, 1, 2))) == []
+    # touching in a point of the sweep
+    assert list(crossings(x, exact(1, 2, 3), exact(2, 2, 2))) == [(0.5, 2, True)]
+    # there and back
+    assert [c[0] for c in crossings(x, exact(1, 3, 1), exact(2, 2, 2))] == [0.25, 0.75]
+
+
+def test_curves_whose_ranges_overlap_do_not_cross():
+    near = [Cost(1, 1.9, 3), Cost(1, 2.1, 3), Cost(1, 1.9, 3)]
+    assert list(crossings([0, 1, 2], near, [Cost(1, 2, 3)] * 3)) == []
+    apart = [Cost(1, 1, 1), Cost(1, 3, 5), Cost(9, 9, 9)]
+    (found,) = crossings([0, 1, 2], apart, [Cost(4, 4, 4)] * 3)
+    assert found == pytest.approx((1 + 1 / 6, 4, True))
+
+
+def sweep(codec, ratios, seconds):
+    times = [{"low_s": s, "median_s": s, "high_s": s} for s in seconds]
+    return [
+        {
+            "family": "sparsity",
+            "data": "random zeros",
+            "dtype": "float32",
+            "codec": codec,
+            "zeros": i / 2,
+            "ratio": ratio,
+            "nbytes": 10**9,
+            "encode": t,
+            "decode": t,
+            "encode_gb_per_s": 1 / t["median_s"],
+            "decode_gb_per_s": 1 / t["median_s"],
+        }
+        for i, (ratio, t) in enumerate(zip(ratios, times, strict=True))
+    ]
+
+
+def test_crossovers_are_told_with_their_value(tmp_path):
+    rows = [*sweep("zvc", [1, 2, 10], [1, 1, 1]), *sweep("csr", [1, 1.6, 20], [2, 1.5, 0.5])]
+    document = {"rows": rows[::-1]}
+    found = {c.quantity: c for c in crossovers(document)}
+    # 1/ratio: zvc 0.5 -> 0.1, csr 0.625 -> 0.05: they meet after 5/7 of the way
+    assert found["ratio"].zeros == pytest.approx(0.5 + 0.5 * 5 / 7)
+    assert 1 / found["ratio"].value == pytest.approx(0.5 - 0.4 * 5 / 7)
+    assert (found["ratio"].below, found["ratio"].above) == ("zvc", "csr")
+    assert found["encode"].zeros == pytest.approx(0.75)
+    assert found["encode"].value == pytest.approx(1.0)  # 1 GB in a second
+    lines = codec_report.crossover_lines(document)
+    assert lines[0][3:] == ["zvc, csr", "zvc, rle", "csr, rle"]
+    assert lines[1] == ["random zeros", "float32", "ratio", "csr from 86%", "-", "-"]
+    assert [p.name for p in draw(document, tmp_path, "x")] == ["x-sparsity-float32.png"]
+
+
+def test_pages_say_what_is_not_measured_yet(tmp_path, monkeypatch):
+    (tmp_path / "codecs.json").write_text(json.dumps({"rows": []}))
+    monkeypatch.setattr("bench.pages.readme.RESULTS", tmp_path)
+    monkeypatch.setattr("cswap.experiments.files.committed.RESULTS", tmp_path)
+    names = ("crossovers", "codec pictures")
+    page = filled("\n".join(f"<!-- {name} -->\n<!-- /{name} -->" for name in names))
+    assert "codecs.json` yet" in page
+    assert "![" not in page
+    (tmp_path / "codecs-sizes.png").touch()
+    assert "](codecs-sizes.png)" in filled(page)

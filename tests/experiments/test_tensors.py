@@ -1,0 +1,223 @@
+"""`python -m bench codecs` on the user's own tensors, and what it says when they are wrong."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import sys
+import types
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("typer")
+
+from typer.testing import CliRunner
+
+from bench.__main__ import app
+from cswap.experiments.codecs.user_tensors import MIN_BYTES, load, record
+
+SCRIPT = """
+import sys
+import torch
+assert sys.argv == [__file__]
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    weight = torch.randn(256, 256, requires_grad=True)
+    x = torch.randn(512, 256)
+    hidden = (x @ weight).relu()
+    (hidden @ weight).square().sum().backward()
+    raise SystemExit(0)
+"""
+
+
+def run(*arguments):
+    options = ["--rounds", "1", "--codecs", "zvc,int8", *map(str, arguments)]
+    return CliRunner().invoke(app, ["codecs", *options], env={"COLUMNS": "200"})
+
+
+def test_what_a_scripts_autograd_saves_is_measured(tmp_path):
+    script, out = tmp_path / "train.py", tmp_path / "out.json"
+    script.write_text(SCRIPT)
+    found = record(str(script))
+    assert [d.kind.split()[1] for d in found] == ["leaf", "ReluBackward0", "MmBackward0"]
+    assert all(d.tensor.nbytes >= MIN_BYTES for d in found)
+    result = run("--record", script, "--out", out)
+    assert result.exit_code == 0, result.output
+    rows = json.loads(out.read_text())["rows"]
+    assert {row["codec"] for row in rows} == {"memcpy", "zvc", "int8"}
+    relu = next(r for r in rows if "Relu" in r["data"] and r["codec"] == "zvc")
+    assert relu["ratio"] > 1.8
+
+
+def test_a_report_on_ones_own_tensors_has_a_row_for_each_and_no_table_of_other_data(tmp_path):
+    pytest.importorskip("matplotlib")
+    torch.save({"of $x": torch.randn(1 << 14).relu()}, tmp_path / "mine.pt")
+    out = tmp_path / "results" / "mine.json"
+    result = run("--tensors", tmp_path / "mine.pt", "--out", out)
+    assert result.exit_code == 0, result.output
+    assert out.with_name("mine-pareto.png").exists()
+    result = CliRunner().invoke(app, ["report", str(out.parent)])
+    assert result.exit_code == 0, result.output
+    page = out.with_name("report.md").read_text()
+    rows = [line.split("|")[1:3] for line in page.splitlines() if line.startswith("| mine.of")]
+    assert [codec.strip() for _, codec in rows] == ["memcpy", "zvc", "int8"]
+    assert page.count("###") == 1
+    for wrong in ("cannot be made", "Not in"):
+        assert wrong not in page
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".npy", ".npz"])
+def test_files_of_torch_and_numpy_are_read(tmp_path, suffix):
+    path = tmp_path / f"mine{suffix}"
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    if suffix == ".pt":
+        torch.save({"a": torch.from_numpy(x).T, "b": [torch.arange(3)]}, path)
+    elif suffix == ".npy":
+        np.save(path, x)
+    else:
+        np.savez(path, a=x)
+    found = load(str(path))
+    assert found[0].tensor.is_contiguous()
+    assert sorted(found[0].tensor.tolist()) == list(range(6))
+    assert len(found) == (2 if suffix == ".pt" else 1)
+    result = run("--tensors", path)
+    assert result.exit_code == 0, result.output
+    assert "mine" in result.output
+
+
+class RunsCode:
+    """Unpickled carelessly, it raises."""
+
+    def __reduce__(self):
+        return exec, ("raise SystemExit('the code was run')",)
+
+
+def wrong_file(tmp_path, kind):
+    path = tmp_path / f"wrong.{SUFFIXES.get(kind, 'pt')}"
+    x = {
+        "empty": torch.empty(0),
+        "nothing": {"a": 3},
+        "pickle": {"a": RunsCode()},
+        "module": torch.nn.Linear(2, 2),
+        "sparse": torch.ones(3).to_sparse(),
+        "meta": torch.ones(3, device="meta"),
+    }
+    if kind in x:
+        torch.save(x[kind], path)
+    elif kind == "plain pickle":
+        path.write_bytes(pickle.dumps(RunsCode()))
+    elif kind == "objects":
+        np.save(path, np.array([{}, 1], dtype=object), allow_pickle=True)
+    elif kind == "text":
+        np.save(path, np.array(["a"]))
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "no bytes":
+        path.touch()
+    elif kind != "missing":
+        path.write_text("no tensors")
+    return path
+
+
+SUFFIXES = {
+    "suffix": "csv",
+    "objects": "npy",
+    "text": "npy",
+    "damaged npz": "npz",
+    "damaged npy": "npy",
+}
+
+
+def one_line(result, message):
+    assert result.exit_code == 2, result.output
+    assert message in result.output
+    assert len(result.output.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("missing", "cannot be read"),
+        ("damaged", "cannot be read"),
+        ("no bytes", "cannot be read: EOFError"),
+        ("damaged npz", "cannot be read"),
+        ("folder", "Is a directory"),
+        ("suffix", "must end in"),
+        ("empty", "is empty"),
+        ("nothing", "no tensor"),
+        ("pickle", "would run its code"),
+        ("plain pickle", "would run its code"),
+        ("module", "would run its code"),
+        ("objects", "or holds objects. Save arrays"),
+        ("text", "cannot be read"),
+        ("damaged npy", "it is damaged, or holds objects"),
+        ("sparse", "no codec takes it"),
+        ("meta", "no codec takes it"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_one_line_and_exit_code_2(tmp_path, kind, message):
+    one_line(run("--tensors", wrong_file(tmp_path, kind)), message)
+
+
+def test_arrays_of_another_byte_order_are_read(tmp_path):
+    np.save(tmp_path / "x.npy", np.array([1.0, 2.0], dtype=">f4"))
+    (found,) = load(str(tmp_path / "x.npy"))
+    assert found.tensor.tolist() == [1.0, 2.0]
+
+
+def test_safetensors_are_read(tmp_path, monkeypatch):
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(b"")
+    monkeypatch.setitem(sys.modules, "safetensors", None)  # as where it is not installed
+    monkeypatch.delitem(sys.modules, "safetensors.torch", raising=False)
+    one_line(run("--tensors", path), "pip install safetensors")
+    fake = types.SimpleNamespace(
+        load_file=lambda file: {"a": torch.ones(3)} if file == path else {}
+    )
+    monkeypatch.setitem(sys.modules, "safetensors", types.ModuleType("safetensors"))
+    monkeypatch.setitem(sys.modules, "safetensors.torch", fake)
+    (found,) = load(str(path))
+    assert (found.kind, found.tensor.tolist()) == ("x.a", [1.0] * 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "no such file"),
+        ("import torch\ntorch.ones(3)", "saved no tensor"),
+        ("raise ValueError('mine\\nin two lines')", "ValueError: mine"),
+        ("raise SystemExit(3)", "exits with 3"),
+        ("def f(:", "SyntaxError"),
+    ],
+)
+def test_a_script_that_records_nothing_is_refused(tmp_path, text, message):
+    script = tmp_path / "script.py"
+    if text is not None:
+        script.write_text(text)
+    one_line(run("--record", script), message)
+
+
+def test_a_script_finds_its_neighbours(tmp_path):
+    (tmp_path / "neighbour_of_script.py").write_text(
+        SCRIPT.replace("assert sys.argv == [__file__]", "")
+    )
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import runpy, neighbour_of_script as n; runpy.run_path(n.__file__, run_name='__main__')"
+    )
+    before = list(sys.path)
+    assert len(record(str(script))) == 3
+    assert sys.path == before
+
+
+def test_own_tensors_exclude_each_other_and_families(tmp_path):
+    one_line(run("--tensors", "x.pt", "--record", "y.py"), "--tensors and --record exclude")
+    one_line(run("--tensors", "x.pt", "--families", "sizes"), "--tensors and --families exclude")
+
+
+def test_an_unknown_codec_is_refused():
+    result = CliRunner().invoke(app, ["codecs", "--codecs", "zcv", "--tensors", "x.pt"])
+    one_line(result, "zcv")
+    assert "zvc" in result.output
