@@ -38,8 +38,10 @@ class _Tensor:
     prefetch: int
     backward: int
     rank: tuple[int, int]
-    at: str = "nowhere"  # nowhere, device, leaving, host, coming, decoding, dropped, dead, again
+    # nowhere, device, leaving (raw), sent (encoded), host, coming, decoding, dropped, dead, again
+    at: str = "nowhere"
     copies: int = 0  # bytes of raw and encoded copies on the device
+    scratch: int = 0  # bytes that an encode writes
     fetched: bool = False
     uses_left: int = 0
 
@@ -161,7 +163,7 @@ class Replay:
         self._look()
 
     def _device_bytes(self) -> int:
-        held = sum(tensor.copies for tensor in self._tensors)
+        held = sum(tensor.copies + tensor.scratch for tensor in self._tensors)
         return self.trace.resident_bytes + held + self._workspace + self._made
 
     def _host_bytes(self) -> int:
@@ -186,10 +188,23 @@ class Replay:
 
     def _start(self, *, forced: bool) -> None:
         """Start all jobs that can start; forced: start the first job that lacks only room."""
+        self._stay()
         free = (self._start_codec, self._start_d2h, self._start_compute, self._start_h2d)
         for start in (free[0], free[3], free[2]) if forced else free:
             if not (forced and self._jobs):
                 start(forced)
+
+    def _stay(self) -> None:
+        """Keep the raw tensors on their way out that the operator that runs next reads."""
+        if "compute" in self._jobs or self.drain:
+            return
+        for t in self.trace.operators[self._waiting()].inputs:
+            tensor = self._tensors[t]
+            if tensor.at == "leaving":
+                tensor.at, tensor.fetched = "device", True
+                for line in self._lines.values():
+                    if tensor in line:
+                        line.remove(tensor)
 
     def _start_codec(self, forced: bool) -> None:
         if "codec" in self._jobs:
@@ -200,7 +215,7 @@ class Replay:
             self._jobs["codec"] = _Job(self._codec_s(tensor, "decode"), self._decoded(tensor))
         elif self._lines["encode"] and (forced or self._room(self._lines["encode"][0].encoded)):
             tensor = self._lines["encode"].pop(0)
-            tensor.copies += tensor.encoded
+            tensor.scratch = tensor.encoded
             self._encoding = True
             self._jobs["codec"] = _Job(self._codec_s(tensor, "encode"), self._encoded(tensor))
             self._look()
@@ -254,10 +269,12 @@ class Replay:
     def _due(self) -> _Tensor | None:
         """The next swap-in in the order of backward uses, if it may start now."""
         pending = (t for t in self._tensors if t.action == "swap" and not t.fetched)
-        tensor = min(pending, key=lambda t: t.rank, default=None)
-        return (
-            tensor if tensor and tensor.at == "host" and tensor.prefetch <= self._started else None
-        )
+        for tensor in sorted(pending, key=lambda t: t.rank):
+            if tensor.prefetch > self._started:
+                return None
+            if tensor.at != "leaving" or self.drain:
+                return tensor if tensor.at == "host" else None
+        return None
 
     def _codec_s(self, tensor: _Tensor, what: str) -> Fraction:
         place = next(p for p, t in enumerate(self._life.swappable) if t == tensor.index)
@@ -277,14 +294,17 @@ class Replay:
 
     def _encoded(self, tensor: _Tensor) -> Callable[[], None]:
         def end() -> None:
-            tensor.copies -= tensor.nbytes
-            self._lines["d2h"].append(tensor)
+            tensor.scratch = 0
+            if tensor.at == "leaving":
+                tensor.at, tensor.copies = "sent", tensor.encoded
+                self._lines["d2h"].append(tensor)
 
         return end
 
     def _left(self, tensor: _Tensor) -> Callable[[], None]:
         def end() -> None:
-            tensor.copies, tensor.at = 0, "host"
+            if tensor.at in ("leaving", "sent"):
+                tensor.copies, tensor.at = 0, "host"
             self._leaver, self._link = None, self._link + tensor.encoded
 
         return end
@@ -373,7 +393,7 @@ class Replay:
 
     def _missing(self, index: int) -> _Tensor | None:
         inputs = (self._tensors[t] for t in self.trace.operators[index].inputs)
-        away = ("leaving", "host", "coming", "decoding")
+        away = ("leaving", "sent", "host", "coming", "decoding")
         return next((tensor for tensor in inputs if tensor.at in away), None)
 
     def _account(self, passed: Fraction) -> None:
@@ -392,4 +412,6 @@ class Replay:
             return next((cause for job, cause in causes if job in self._jobs), "memory")
         if missing.at == "host":
             return "swap_in" if "h2d" in self._jobs else "memory"
-        return {"leaving": "swap_out", "coming": "swap_in", "decoding": "codec"}[missing.at]
+        if missing.at in ("leaving", "sent"):
+            return "swap_out"
+        return "swap_in" if missing.at == "coming" else "codec"

@@ -13,6 +13,7 @@ from cswap.plan.simulator.events import (
     start_compute,
     start_in,
     start_out,
+    stay,
 )
 from cswap.plan.simulator.state import (
     ACTION,
@@ -61,6 +62,7 @@ from cswap.plan.simulator.state import (
     SAMPLES,
     SAMPLES_AT,
     SECONDS,
+    SENT,
     SPEED,
     START_BYTES,
     STARTED,
@@ -83,6 +85,7 @@ _SNAP = 1e-12  # relative: ends that differ only by rounding are one instant
 
 @njit(cache=True, nogil=True, forceinline=True)
 def _start_all(n, x):
+    stay(n)
     start_codec(n, x, False)
     start_out(n, x)
     start_compute(n, x, False)
@@ -110,7 +113,7 @@ def _cause(n, x):
     k = n[n[WORK] + n[ITEM]] if n[ITEM] < n[CHAIN] else n[OP]
     for i in range(operator(n, k, INPUTS), operator(n, k + 1, INPUTS)):
         status = n[n[STATUS] + n[i]]
-        if status == OUT:
+        if OUT <= status <= SENT:
             return SWAP_OUT_S
         if status == HOST:  # not copied yet: another copy is in progress, or there is no room
             return SWAP_IN_S if n[IN_JOB] >= 0 else MEMORY_S

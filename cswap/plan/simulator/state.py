@@ -13,8 +13,9 @@ import numpy as np
 
 from cswap_kernels.jit import njit
 
-# Status of a tensor. From OUT to DECODE it is not on the device, and an operator may wait for it.
-ABSENT, DEVICE, OUT, HOST, IN, DECODE, DROPPED, DEAD, TEMP = range(9)
+# Status of a tensor. From OUT to DECODE an operator that reads it may have to wait. OUT: its raw
+# bytes are still on the device. SENT: only its encoding is.
+ABSENT, DEVICE, OUT, SENT, HOST, IN, DECODE, DROPPED, DEAD, TEMP = range(10)
 
 # First entries of n: bytes and progress; running jobs; heads and tails of queues; the timeline.
 MEM, PEAK, HELD, HELD_PEAK, LINK_BYTES, OP, RUNNING, ITEM, CHAIN, STARTED = range(10)
