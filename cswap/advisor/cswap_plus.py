@@ -32,8 +32,8 @@ SUB_MODELS: Final = 4
 
 MAX: Final = 512
 """MAX of ZFP's rate P: the bits of a block of 4 x 4 float32 values, as in CSWAP's released code.
-The papers do not define the unit. With 32, the bits of one value, the papers' step of P would round to
-0 in most trainings. Codecs have whole bits per value, see `bits_per_value`."""
+The papers do not define the unit. With 32, the bits of one value, the papers' step of P would round
+to 0 in most trainings. Codecs have whole bits per value, see `bits_per_value`."""
 
 VALUE_BITS: Final = 32
 """Bits of a float32."""

@@ -176,10 +176,11 @@ def test_zfp_slides_down_from_what_the_first_epoch_allows(epochs, monkeypatch):
     for _ in range(epochs):
         advisor.begin_epoch(epochs)
         rates.append(choose())
-    assert rates[0].startswith("zfp:")
-    numbers = [int(rate.partition(":")[2] or 16) for rate in rates]
+    bits = {"raw": 32, "zfp": 16}  # at first, the mildest rates gain less than the advisor's margin
+    numbers = [bits.get(rate) or int(rate.removeprefix("zfp:")) for rate in rates]
     assert numbers == sorted(numbers, reverse=True)
     assert numbers[0] > numbers[-1] >= 1
+    assert len(set(numbers)) > 5
 
 
 def test_zfp_needs_the_papers_policy():
