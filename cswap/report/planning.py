@@ -21,6 +21,8 @@ COLUMNS: Final = (
 DROPPED: Final = ("average GiB", "host GiB", "keep / swap / recompute", "over the link GiB")
 """Columns that a narrow terminal does without, the first to go first."""
 
+UNIFIED_NOTE: Final = " Host memory is the device's own: encodings count in the budget."
+
 HARDWARE_NOTE: Final = (
     "Figures are those of data sheets and publications, not measured: `cswap hardware show NAME`."
 )

@@ -147,6 +147,8 @@ class Replay:
             p = place.get(index)
             action = "keep" if p is None else ("keep", "swap", "recompute")[self.action[p]]
             codec = "raw" if p is None else self.codec[p]
+            if self.hardware.unified and (action, codec) == ("swap", "raw"):
+                action = "keep"
             ratio = 1.0 if codec == "raw" else tensor.ratios.get(codec, 1.0)
             encoded = max(1, math.ceil(tensor.nbytes / ratio))
             first, last = life.forward[index] + 1, life.backward[index]
@@ -258,10 +260,11 @@ class Replay:
         tensor = wanted or self._due()
         if tensor is None:
             return
-        need = tensor.nbytes + (0 if tensor.raw else tensor.encoded)
+        there = tensor.copies  # its encoding, where host memory is the device's own
+        need = tensor.nbytes + (0 if tensor.raw else tensor.encoded) - there
         if not (self._room(need + (0 if wanted else reserve)) or (forced and wanted)):
             return
-        tensor.at, tensor.fetched, tensor.copies = "coming", True, need
+        tensor.at, tensor.fetched, tensor.copies = "coming", True, there + need
         seconds = self._copy_s(tensor, self.hardware.h2d_bytes_per_s)
         self._jobs["h2d"] = _Job(seconds, self._came(tensor))
         self._look()
@@ -283,7 +286,12 @@ class Replay:
         return Fraction(rate.overhead_s) + tensor.nbytes / Fraction(bytes_per_s)
 
     def _copy_s(self, tensor: _Tensor, bytes_per_s: float) -> Fraction:
+        if self.hardware.unified:
+            return Fraction(0)
         return Fraction(self.hardware.link_latency_s) + tensor.encoded / Fraction(bytes_per_s)
+
+    def _copied(self, tensor: _Tensor) -> int:
+        return 0 if self.hardware.unified else tensor.encoded
 
     def _speed(self, resource: str) -> Fraction:
         if resource == "compute" and "codec" in self._jobs:
@@ -304,15 +312,15 @@ class Replay:
     def _left(self, tensor: _Tensor) -> Callable[[], None]:
         def end() -> None:
             if tensor.at in ("leaving", "sent"):
-                tensor.copies, tensor.at = 0, "host"
-            self._leaver, self._link = None, self._link + tensor.encoded
+                tensor.copies, tensor.at = (tensor.encoded if self.hardware.unified else 0), "host"
+            self._leaver, self._link = None, self._link + self._copied(tensor)
 
         return end
 
     def _came(self, tensor: _Tensor) -> Callable[[], None]:
         def end() -> None:
             tensor.at = "device" if tensor.raw else "decoding"
-            self._link += tensor.encoded
+            self._link += self._copied(tensor)
             if not tensor.raw:
                 self._lines["decode"].append(tensor)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -54,6 +55,17 @@ def test_policies_are_compared_and_the_best_plan_is_written(trace, tmp_path):
     plan = Plan.parse(out)
     assert plan.policy not in ("none", "oracle")
     assert plan.predicted["peak_bytes"] <= budget
+
+
+def test_the_table_says_that_encodings_count_on_a_cpu(trace, tmp_path):
+    path, made = trace
+    profile = tmp_path / "cpu.json"
+    replace(load_hardware("v100-pcie3"), unified=True).save(profile)
+    budget = int(0.8 * max(live_bytes(made)))
+    options = ("--hardware", profile, "--budget", budget, "--time-limit", 0.3)
+    result = invoke("plan", path, *options)
+    assert result.exit_code == 0, result.output
+    assert "encodings count in the budget" in result.output
 
 
 def test_rows_as_json(trace):

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -371,6 +372,26 @@ def test_joint_is_close_to_trying_everything(count):
         gaps.append(result.step_s / best - 1)
     assert len(gaps) > 0.8 * count
     assert max(gaps) <= 0.02
+
+
+def test_where_host_memory_is_the_devices_own_plans_do_without_raw_swaps():
+    rng = np.random.default_rng(14)
+    unified, made = replace(MACHINE, unified=True), 0
+    for share in (0.3, 0.6, 0.9):
+        trace = network(rng, 12)
+        low, high = smallest_feasible_budget(trace, unified), max(live_bytes(trace))
+        assert low > smallest_feasible_budget(trace, MACHINE)
+        budget = int(low + share * (high - low))
+        for policy in ("tvdnn-ilp", "home", "joint"):
+            try:
+                plan = planner.plan(trace, unified, budget, policy, time_limit=0.5)
+            except BudgetError:
+                assert policy == "tvdnn-ilp"  # it swaps raw only
+                continue
+            made += 1
+            assert all(d.codec != "raw" for d in plan.decisions.values())
+            assert simulate(trace, unified, plan, budget).feasible
+    assert made == 6
 
 
 def test_joint_is_no_worse_than_any_other():

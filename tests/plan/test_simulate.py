@@ -158,6 +158,29 @@ def test_codec_tax_slows_what_it_overlaps():
     assert result.exposed_s[CAUSES.index("codec")] == pytest.approx(2.0, rel=1e-9)
 
 
+def test_encodings_count_where_host_memory_is_the_devices_own():
+    """Of six tensors of 1 MB five are encoded into a quarter. The last, wanted at once, stays."""
+    trace = chain(6, 1.0, 1_000_000, ratio=4.0)
+    hardware = machine(unified=True, codecs={"zvc": CodecRate(1e12, 1e12)})
+    simulator = Simulator(trace, hardware)
+    result = simulator.run(*arrays(simulator, 1, codec=1))
+    assert result.step_s == pytest.approx(13.0, rel=1e-4)  # no copy at 1 MB/s
+    assert result.link_bytes == 0
+    # At the start of f4: x3, which is being encoded, x4, x5, and the encodings of x0 to x3.
+    assert result.peak_bytes == 3_000_000 + 4 * 250_000
+    assert result.host_peak_bytes == 5 * 250_000
+
+
+def test_raw_swaps_gain_nothing_where_host_memory_is_the_devices_own():
+    simulator = Simulator(chain(6, 1.0, 1_000_000), machine(unified=True))
+    swapped, kept = (simulator.run(*arrays(simulator, action)) for action in (1, 0))
+    assert swapped == kept
+    assert swapped.peak_bytes == 6_000_000
+    plan = simulator.to_plan(*arrays(simulator, 1))
+    assert {decision.action for decision in plan.decisions.values()} == {"keep"}
+    assert plan.predicted["peak_bytes"] == 6_000_000
+
+
 def test_both_directions_share_the_link():
     """x0 comes back while x1 leaves: both at half speed."""
     tensors = (TraceTensor(1_000_000, saved=0), TraceTensor(1_000_000, saved=1), TraceTensor(0))
@@ -276,10 +299,11 @@ def random_machine(rng, exact):
     )  # fmt: skip
 
 
-def random_case(seed):
+def random_case(seed, *, unified=False):
     rng = random.Random(seed)
     exact = seed % 2 == 0  # times that floats hold exactly, so that many events coincide
-    trace, hardware = random_trace(rng, exact), random_machine(rng, exact)
+    trace = random_trace(rng, exact)
+    hardware = replace(random_machine(rng, exact), unified=unified)
     floor, full = smallest_feasible_budget(trace, hardware), max(live_bytes(trace))
     budget = rng.choice([floor, full, int(floor + (full - floor) * rng.random()), int(floor * 0.9)])
     simulator = Simulator(trace, hardware, budget, drain=rng.random() < 0.1)
@@ -306,7 +330,7 @@ def replayed(simulator, action, codec, prefetch):
 def test_equals_the_exact_replay_on_random_traces(block):
     feasible = swaps = 0
     for seed in range(100 * block, 100 * block + 100):
-        simulator, *choice = random_case(seed)
+        simulator, *choice = random_case(seed, unified=seed % 5 == 0)
         result = simulator.run(*choice)
         truth = replayed(simulator, *choice)
         assert result.feasible == truth.feasible, seed
@@ -322,7 +346,7 @@ def test_equals_the_exact_replay_on_random_traces(block):
         feasible += result.feasible
         swaps += result.link_bytes > 0
     assert feasible > 10
-    assert swaps > 50
+    assert swaps > 40
 
 
 def test_smallest_budget_runs_and_one_byte_less_never_does():

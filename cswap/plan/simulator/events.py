@@ -14,6 +14,9 @@ tensor's decision takes effect:
   the copy ends (with raw, the tensor's bytes do).
 * recompute: the tensor's bytes become free at once.
 
+Where host memory is the device's own (`UNIFIED`), encodings stay in device memory until they have
+been decoded, copies take no time and move no bytes, and a raw swap keeps the tensor.
+
 A tensor on its way out stays if the operator that runs next reads it while its raw bytes are still
 on the device, as in the engine. Queued jobs of the tensor are dropped. A job that has begun goes on
 to its end, and its result is thrown away: no copy follows an encode, and a raw copy frees nothing
@@ -119,6 +122,7 @@ from cswap.plan.simulator.state import (
     STATUS,
     TEMP,
     TENSOR,
+    UNIFIED,
     USES,
     WORK,
     WORKSPACE,
@@ -256,12 +260,12 @@ def end_link(n, x, out):
     p = n[OUT_JOB] if out else n[IN_JOB]
     t = position(n, p, TENSOR)
     encoded = n[n[ENCODED] + p]
-    n[LINK_BYTES] += encoded
+    n[LINK_BYTES] += 0 if n[UNIFIED] else encoded
     if out:
         close_span(n, x, OUT_SPAN)
         n[OUT_JOB], x[OUT_END] = -1, np.inf
         if OUT <= n[n[STATUS] + t] <= SENT:
-            n[MEM] -= encoded
+            n[MEM] -= 0 if n[UNIFIED] else encoded
             n[n[STATUS] + t] = HOST
         else:  # it has stayed
             n[HELD] -= encoded
@@ -404,7 +408,7 @@ def _next_in(n, x, force):
 
 @njit(cache=True, nogil=True, forceinline=True)
 def _in_bytes(n, p):
-    staging = n[n[ENCODED] + p] if n[n[CODEC] + p] else 0
+    staging = n[n[ENCODED] + p] if n[n[CODEC] + p] and not n[UNIFIED] else 0
     return tensor(n, position(n, p, TENSOR), NBYTES) + staging
 
 

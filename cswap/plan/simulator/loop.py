@@ -71,6 +71,7 @@ from cswap.plan.simulator.state import (
     SWAP_IN_S,
     SWAP_OUT_S,
     TENSOR,
+    UNIFIED,
     WORK,
     close_span,
     operator,
@@ -169,7 +170,8 @@ def choose(n, x, action, codec, prefetch, encoded, seconds):
     """Enter a candidate: [n] action, codec, prefetch, and the chosen codecs' bytes and seconds."""
     for p in range(action.size):
         first, last = position(n, p, FORWARD) + 1, position(n, p, BACKWARD)
-        n[n[ACTION] + p] = action[p]
+        idle = n[UNIFIED] and action[p] == 1 and codec[p] == 0
+        n[n[ACTION] + p] = 0 if idle else action[p]
         n[n[CODEC] + p] = codec[p]
         n[n[PREFETCH] + p] = min(max(prefetch[p], first), last)
         n[n[ENCODED] + p] = encoded[p, codec[p]]
@@ -209,7 +211,7 @@ def earliest(n):
     for i in range(starts.size):
         p = position(n, i, ORDER)
         nbytes = tensor(n, position(n, p, TENSOR), NBYTES)
-        staging = n[n[ENCODED] + p] if n[n[CODEC] + p] else 0
+        staging = n[n[ENCODED] + p] if n[n[CODEC] + p] and not n[UNIFIED] else 0
         start = position(n, p, BACKWARD)
         if n[n[ACTION] + p] == 1:
             first = max(before, position(n, p, FORWARD) + 1)
