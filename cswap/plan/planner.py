@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final
 
 from cswap.display import MOST_SHOWN, shown
-from cswap.errors import BudgetError, ConfigError
+from cswap.errors import BudgetError, ConfigError, HardwareError
 from cswap.plan.hardware import load_hardware
 from cswap.plan.policy_tools.problem import Problem, silent
 from cswap.plan.policy_tools.search import interruptible
@@ -122,7 +122,8 @@ def plan(
     Raises:
         BudgetError: no plan of this policy fits. The error holds the smallest budget that some
             plan fits.
-        ConfigError: the trace, the hardware or an argument is wrong (the message names it).
+        ConfigError: the trace, the hardware or an argument is wrong (the message names it), or the
+            trace was estimated for a machine that computes at other rates.
     """
     problem = _problem(trace, hardware, budget, seed, time_limit, recompute, progress)
     made = _solve(problem, policy, stoppable=stoppable)
@@ -201,6 +202,7 @@ def _problem(
     progress: Report | None,
 ) -> Problem:
     step, machine = Trace.parse(trace), load_hardware(hardware)
+    _check_durations(step, machine)
     _CHECK.count("seed", seed)
     _compile_loops(step, machine)
     deadline = None
@@ -210,6 +212,27 @@ def _problem(
         deadline = time.monotonic() + time_limit
     nbytes = _budget(budget, machine)
     return Problem(step, machine, nbytes, seed, deadline, recompute, progress or silent)
+
+
+def _check_durations(trace: Trace, hardware: Hardware) -> None:
+    # An estimate's durations are a roofline's. They hold on every profile with the same roofline,
+    # such as one with another link. Names of measured devices are not those of profiles.
+    if trace.source != "estimated" or trace.hardware in ("", hardware.name):
+        return
+    try:
+        theirs = load_hardware(trace.hardware)
+    except HardwareError:
+        theirs = None
+    if theirs is None or _roofline(theirs) != _roofline(hardware):
+        raise ConfigError(
+            f"trace.hardware={shown(trace.hardware)}: its durations were estimated for that "
+            f"machine, not for {shown(hardware.name)}. Estimate it again: "
+            f"cswap.estimate(..., hardware={shown(hardware.name)})."
+        )
+
+
+def _roofline(hardware: Hardware) -> tuple[object, ...]:
+    return {**hardware.flops}, hardware.memory_bytes_per_s
 
 
 def _compile_loops(trace: Trace, hardware: Hardware) -> None:
@@ -239,7 +262,7 @@ def _module(policy: str) -> Any:
 def _solve(problem: Problem, policy: str, *, stoppable: bool = True) -> Plan:
     """Make the policy's plan; raise at once if no plan at all fits the budget."""
     module = _module(policy)
-    if policy not in UNBOUNDED:
+    if policy not in UNBOUNDED and not problem.hardware.unified:
         smallest = smallest_feasible_budget(problem.trace, problem.hardware)
         if problem.budget_bytes < smallest:
             raise BudgetError(problem.budget_bytes, smallest, "no plan runs in this budget.")
