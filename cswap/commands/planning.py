@@ -31,7 +31,9 @@ def plan(
     out: Annotated[str, typer.Option(help="Write the (best) plan to this file.")] = "",
     seed: Annotated[int, typer.Option(help="Of random choices.")] = 0,
     time_limit: Annotated[float | None, typer.Option(help="Seconds per policy.")] = None,
-    recompute: Annotated[bool, typer.Option(help="Tensors may be computed again.")] = True,
+    recompute: Annotated[
+        bool, typer.Option(help="Tensors may be computed again; most such plans only simulate.")
+    ] = False,
     form: Form = Format.TABLE,
     as_json: AsJson = False,
 ) -> None:

@@ -101,7 +101,7 @@ def plan(
     *,
     seed: int = 0,
     time_limit: float | None = None,
-    recompute: bool = True,
+    recompute: bool = False,
     stoppable: bool = True,
     progress: Report | None = None,
 ) -> Plan:
@@ -114,7 +114,8 @@ def plan(
         policy: one of `POLICIES`.
         seed: seed of every random choice.
         time_limit: seconds after which the best plan so far is returned; None: the policy decides.
-        recompute: whether the plan may recompute tensors; see `Problem.recompute`.
+        recompute: whether the plan may recompute tensors. An engine recomputes only whole modules:
+            `cswap.install` refuses most of these plans (`cswap.schema.executable`).
         stoppable: whether the first Ctrl-C in the main thread ends the search with the best plan so
             far. Otherwise it raises KeyboardInterrupt as usual.
         progress: called with the fraction done and a text.
@@ -140,7 +141,7 @@ def compare(
     *,
     seed: int = 0,
     time_limit: float | None = None,
-    recompute: bool = True,
+    recompute: bool = False,
     stoppable: bool = True,
     progress: Report | None = None,
 ) -> list[Row]:
