@@ -163,8 +163,12 @@ def test_a_trace_estimated_for_another_machine_is_refused():
     with pytest.raises(ConfigError, match=r"trace\.hardware='an old profile'"):
         planner.plan(replace(trace, hardware="an old profile"), "h200-pcie5")
     assert planner.plan(trace, "v100-pcie3", policy="none").policy
-    assert planner.plan(trace, "v100-pcie3-cswap", policy="none").policy  # another link, the same GPU
-    assert planner.plan(replace(trace, source="measured", hardware="Tesla V100"), MACHINE, FULL).policy
+    assert planner.plan(
+        trace, "v100-pcie3-cswap", policy="none"
+    ).policy  # another link, the same GPU
+    assert planner.plan(
+        replace(trace, source="measured", hardware="Tesla V100"), MACHINE, FULL
+    ).policy
 
 
 def test_compare_has_a_row_for_each_policy_and_ranks_by_step_time(policies):
