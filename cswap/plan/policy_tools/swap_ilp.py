@@ -86,7 +86,6 @@ def least_stall(
     ways: Ways | None = None,
     *,
     relaxed: bool = False,
-    fixed: NDArray[np.int8] | None = None,
     limit_s: float | None = None,
 ) -> Flow | None:
     """Build the program and solve it with HiGHS.
@@ -95,13 +94,12 @@ def least_stall(
         simulator: simulator of the trace, the machine and the budget.
         ways: alternatives to raw swaps; None: raw swaps only.
         relaxed: whether parts of tensors may leave.
-        fixed: [n] 1 where a tensor leaves raw, 0 elsewhere; None: the program decides.
         limit_s: time limit in seconds.
 
     Returns:
         None if no solution fits, or none was found in time.
     """
-    return Program(simulator, ways).solve(relaxed=relaxed, fixed=fixed, limit_s=limit_s)
+    return Program(simulator, ways).solve(relaxed=relaxed, limit_s=limit_s)
 
 
 class _Lane(NamedTuple):
@@ -142,22 +140,18 @@ class Program:
         self,
         *,
         relaxed: bool = False,
-        fixed: NDArray[np.int8] | None = None,
         limit_s: float | None = None,
     ) -> Flow | None:
         """Solve the program; arguments and result are those of `least_stall`."""
         from scipy.optimize import Bounds, milp
 
         n, high = self._n, self._upper_bounds()
-        low = np.zeros_like(high)
-        if fixed is not None:
-            low[:n] = high[:n] = fixed
         whole = np.zeros_like(high)
         whole[: 3 * n] = not relaxed
         found = milp(
             self._cost,
             integrality=whole,
-            bounds=Bounds(low, high),
+            bounds=Bounds(np.zeros_like(high), high),
             constraints=self._constraints,
             options={} if limit_s is None else {"time_limit": limit_s},
         )
