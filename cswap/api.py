@@ -15,6 +15,7 @@ from cswap.log import log
 from cswap.notices import tell_of_options
 from cswap.recompute import Recomputed, modules_to_recompute
 from cswap.removable import RemovedAtExit
+from cswap.schema.executable import obstacles
 from cswap.schema.plan import Plan
 from cswap.selectors import Globs, Selectors
 
@@ -175,10 +176,13 @@ def _engine(
 ) -> tuple[SwapEngine, tuple[str, ...]]:
     # The engine, and the paths of the modules that its plan recomputes.
     plan = None if resolved.plan is None else Plan.parse(resolved.plan)
-    if plan is not None and plan.order:
-        log.warning("plan.order: the model's own order of operators is run instead.")
     recompute = modules_to_recompute(plan, model) if plan and model else {}
     unseen = {position for positions in recompute.values() for position in positions}
+    if plan is not None and (found := obstacles(plan, unseen)):
+        raise ConfigError(
+            f"plan: an engine cannot follow it: {'; '.join(found)}. Make a plan without "
+            "recomputation (recompute=False), by a policy that keeps the model's order."
+        )
     engine = SwapEngine(resolved, plan, unseen=unseen)
     tell_of_options(resolved, model)
     return engine, tuple(recompute)

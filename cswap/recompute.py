@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.checkpoint import checkpoint
 
 from cswap.module_patch import ModulePatch, mark
+from cswap.schema.executable import whole_modules
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,24 +19,8 @@ if TYPE_CHECKING:
 
 
 def modules_to_recompute(plan: Plan, model: torch.nn.Module) -> dict[str, set[int]]:
-    """The largest modules of which the plan recomputes all that they save, and those positions.
-
-    A module that saves one tensor that is to be recomputed and another that is not cannot be
-    recomputed by itself: its tensors are left to the advisor.
-    """
-    found: dict[str, set[int]] = {}
-    for path, _ in model.named_modules():
-        inside = any(path == p or path.startswith(p + ".") for p in found)
-        if not path or inside:
-            continue
-        saved = {p: d for p, d in plan.decisions.items() if _within(d.module, path)}
-        if saved and all(d.action == "recompute" for d in saved.values()):
-            found[path] = set(saved)
-    return found
-
-
-def _within(module: str, path: str) -> bool:
-    return module == path or module.startswith(path + ".")
+    """The largest modules of which the plan recomputes all that they save, and those positions."""
+    return whole_modules(plan, (path for path, _ in model.named_modules()))
 
 
 class Recomputed:

@@ -170,7 +170,7 @@ def plans_table() -> str:
             f"{c['model']}, batch {c['batch']}",
             c["hardware"],
             f"{c['budget_bytes'] / 2**30:.1f} GiB",
-            *(f"{c['of_ideal'][p]:.1%}" if c["of_ideal"].get(p) else "-" for p in policies),
+            *(_of_ideal(c, p) for p in policies),
         ]
         for c in data["cells"]
     ]
@@ -179,6 +179,12 @@ def plans_table() -> str:
         + "\n\n"
         + _where(data, "plans.json")
     )
+
+
+def _of_ideal(cell: dict[str, Any], policy: str) -> str:
+    if not (share := cell["of_ideal"].get(policy)):
+        return "-"
+    return f"{share:.1%}" + "*" * (policy in cell.get("simulated_only", ()))
 
 
 def papers_table() -> str:

@@ -56,7 +56,9 @@ def step_s(model: str, hardware: Hardware, policy: str, batch: int) -> float | N
     """Seconds of a step under the policy, simulated; None if no plan of it fits."""
     trace = step(model, "cifar10", batch, hardware, optimizer="adam")
     try:
-        made = plan(trace, hardware, policy=policy, time_limit=TIME_LIMIT_S, stoppable=False)
+        made = plan(
+            trace, hardware, policy=policy, time_limit=TIME_LIMIT_S, recompute=True, stoppable=False
+        )
     except BudgetError:
         return None
     return made.predicted["step_s"]

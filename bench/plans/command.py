@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import torch
 import typer
@@ -19,15 +20,26 @@ from cswap.experiments.options import Again, writable_file
 from cswap.plan.estimate import estimate
 from cswap.plan.hardware import load_hardware
 from cswap.plan.planner import available, compare
-from cswap.plan.simulate import smallest_feasible_budget
+from cswap.plan.policy_tools.layerwise import layerwise
+from cswap.plan.simulate import Simulator, smallest_feasible_budget
 from cswap.plan.simulator.lifetimes import live_bytes
 from cswap.report import terminal
 from cswap.report.terminal import literal
+from cswap.schema.executable import obstacles
+
+if TYPE_CHECKING:
+    from cswap.plan.hardware import Hardware
+    from cswap.plan.planner import Row
+    from cswap.schema.trace import Trace
 
 MODELS: Final = (("vgg16", 128), ("resnet50", 128), ("gpt2", 16))
 GPUS: Final = ("v100-pcie3", "a100-pcie4", "h200-pcie5")
 SHARES: Final = (0.75, 0.5, 0.25, 0.1)
 """Budgets, as shares of the way from the smallest feasible budget to the unswapped peak."""
+
+RECOMPUTING: Final = ("capuchin", "home", "joint")
+"""Policies that may recompute single tensors. The columns with their names alone do not, so that an
+engine can follow the plans."""
 
 DEFAULT_OUT: Final = Path("bench/results/cpu/plans.json")
 
@@ -44,8 +56,13 @@ def main(
     """
     writable_file(out)
     policies = [name for name in available() if name not in ("none", "oracle")]
+    columns = [
+        *policies,
+        *(f"{name}, recompute" for name in RECOMPUTING),
+        *(f"{name}, barriers" for name in policies if name.startswith("vdnn")),
+    ]
     settings = {"policies": policies, "time_limit_s": time_limit, "quick": quick}
-    partial = Partial(out, kind="plans", version=1, settings=settings, again=again)
+    partial = Partial(out, kind="plans", version=2, settings=settings, again=again)
     cells: list[dict[str, Any]] = []
     models, gpus = (MODELS[:1], GPUS[:1]) if quick else (MODELS, GPUS)
     with Progress() as progress:
@@ -56,9 +73,9 @@ def main(
                 make = functools.partial(_cells, model, batch, gpu, policies, time_limit)
                 cells += partial.part(f"{model} on {gpu}", make)
                 progress.advance(bar)
-    partial.finish(policies=policies, cells=cells, time_limit_s=time_limit)
+    partial.finish(policies=columns, cells=cells, time_limit_s=time_limit)
     console = Console()
-    terminal.show(_table(policies, cells), console=console)
+    terminal.show(_table(columns, cells), console=console)
     console.print(literal(f"Written: {out}"))
 
 
@@ -78,7 +95,13 @@ def _cells(
     found = []
     for share in SHARES:
         budget = int(floor + share * (full - floor))
-        rows = compare(trace, hardware, budget, policies, time_limit=time_limit, stoppable=False)
+        run = functools.partial(compare, trace, hardware, budget, stoppable=False)
+        rows = run(policies, time_limit=time_limit)
+        again = run(RECOMPUTING, time_limit=time_limit, recompute=True)
+        rows += [replace(row, policy=f"{row.policy}, recompute") for row in again]
+        of_ideal = {r.policy: 1 / r.slowdown if r.plan else None for r in rows}
+        barriers = [r for r in rows if r.policy.startswith("vdnn")]
+        of_ideal |= {f"{r.policy}, barriers": _with_barriers(trace, hardware, r) for r in barriers}
         found.append(
             {
                 "model": model,
@@ -90,12 +113,23 @@ def _cells(
                 "smallest_bytes": floor,
                 "simulated": True,
                 "ratios": "bench/results/cpu/sparsity.json" if measured else None,
-                "of_ideal": {r.policy: 1 / r.slowdown if r.plan else None for r in rows},
+                "of_ideal": of_ideal,
+                "simulated_only": [r.policy for r in rows if r.plan and obstacles(r.plan)],
                 "peak_bytes": {r.policy: r.simulation.peak_bytes for r in rows if r.simulation},
                 "planning_s": {r.policy: r.planning_s for r in rows},
             }
         )
     return found
+
+
+def _with_barriers(trace: Trace, hardware: Hardware, row: Row) -> float | None:
+    """The share of the ideal if the end of each layer waits for its copies, as in vDNN's paper."""
+    if row.plan is None:
+        return None
+    simulator = Simulator(trace, hardware)
+    action, codec, _ = simulator.from_plan(row.plan)
+    found = layerwise(simulator, action, codec)
+    return found.compute_s / found.step_s
 
 
 def _table(policies: list[str], cells: list[dict[str, Any]]) -> Table:

@@ -30,6 +30,14 @@ SPARSITIES: Final = (0.2, 0.8)
 SUB_MODELS: Final = 4
 """Number of models that share that range: our choice, the papers do not say."""
 
+MAX: Final = 512
+"""MAX of ZFP's rate P: the bits of a block of 4 x 4 float32 values, as in CSWAP's released code.
+The papers do not define the unit. With 32, the bits of one value, the papers' step of P would round
+to 0 in most trainings. Codecs have whole bits per value, see `bits_per_value`."""
+
+VALUE_BITS: Final = 32
+"""Bits of a float32."""
+
 Size = Literal["paper", "exact"]
 
 
@@ -81,6 +89,17 @@ def sparse_bytes(nbytes: float, zeros: float, size: Size = "paper", word_bits: i
 def dense_bytes(nbytes: float, rate: int, most: int) -> float:
     """Bytes of a fixed-rate ZFP encoding: P of MAX (Eq. 7)."""
     return nbytes * rate / most
+
+
+def bits_per_value(rate: int) -> int:
+    """Bits of one float32 at rate P of `MAX`, rounded up: the parameter of the codec ``zfp``.
+
+    At most 31, because 32 bits would save nothing.
+
+    >>> bits_per_value(512), bits_per_value(100), bits_per_value(1)
+    (31, 7, 1)
+    """
+    return min(math.ceil(rate * VALUE_BITS / MAX), VALUE_BITS - 1)
 
 
 @dataclass(frozen=True, slots=True)

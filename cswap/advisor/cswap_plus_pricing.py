@@ -22,9 +22,12 @@ import torch
 
 from cswap.advisor.cost import Candidate
 from cswap.advisor.cswap_plus import (
+    MAX,
     SPARSITIES,
+    VALUE_BITS,
     Dense,
     Swap,
+    bits_per_value,
     dense_bytes,
     fit_times,
     sliding_down,
@@ -45,9 +48,6 @@ if TYPE_CHECKING:
 
 CODECS: Final = ("zvc", "csr", "rle")
 """The lossless codecs of the papers."""
-
-ZFP_MAX: Final = 32
-"""MAX of the rate P: bits of a float32."""
 
 ZFP_SAMPLE: Final = 1 << 16
 """Number of values on which ZFP's time is measured, once."""
@@ -73,7 +73,7 @@ class CswapPlusPricing:
     def begin_epoch(self, epoch: int, epochs: int) -> None:
         """An epoch begins: slide ZFP's rate down, within the bounds of the first epoch."""
         if self._bounds is None and self._dense:
-            self._bounds = top_bottom(self._dense, ZFP_MAX)
+            self._bounds = top_bottom(self._dense, MAX)
         self._dense.clear()
         if self._bounds is not None:
             self.rate = sliding_down(*self._bounds, epoch, epochs)
@@ -119,10 +119,11 @@ class CswapPlusPricing:
         self._dense.append(Dense(swap, lambda _: seconds, lambda _: 0.0))
         if self.rate is None:
             return []
-        codec = get_codec(f"zfp:{self.rate}")
+        bits = bits_per_value(self.rate)
+        codec = get_codec(f"zfp:{bits}")
         if not takes(codec, x.dtype, x.device.type):
             return []
-        encoded = dense_bytes(x.nbytes, self.rate, ZFP_MAX)
+        encoded = dense_bytes(x.nbytes, bits, VALUE_BITS)
         cost_s = swap.compressed_cost_s(encoded, seconds, 0.0)
         return [Candidate(codec.name, x.nbytes / encoded, seconds, cost_s, encoded)]
 

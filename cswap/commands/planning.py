@@ -31,7 +31,9 @@ def plan(
     out: Annotated[str, typer.Option(help="Write the (best) plan to this file.")] = "",
     seed: Annotated[int, typer.Option(help="Of random choices.")] = 0,
     time_limit: Annotated[float | None, typer.Option(help="Seconds per policy.")] = None,
-    recompute: Annotated[bool, typer.Option(help="Tensors may be computed again.")] = True,
+    recompute: Annotated[
+        bool, typer.Option(help="Tensors may be computed again; most such plans only simulate.")
+    ] = False,
     form: Form = Format.TABLE,
     as_json: AsJson = False,
 ) -> None:
@@ -42,11 +44,13 @@ def plan(
     from rich.progress import Progress
 
     from cswap.config import parse_bytes
+    from cswap.plan.hardware import load_hardware
     from cswap.plan.planner import available, compare
     from cswap.report import planning
 
     names = available() if policy == "all" else [name.strip() for name in policy.split(",")]
     nbytes = parse_bytes(budget, "budget") if budget else None
+    machine = load_hardware(_hardware(hardware))
     if out:
         check_writable("--out", out)
     quiet = not sys.stdout.isatty()
@@ -58,7 +62,7 @@ def plan(
 
         rows = compare(
             trace,
-            _hardware(hardware),
+            machine,
             nbytes,
             names,
             seed=seed,
@@ -67,6 +71,7 @@ def plan(
             progress=show,
         )
     best = planning.best(rows)
+    note = planning.UNIFIED_NOTE if machine.unified else ""
     if out:
         with writing("--out", out):
             best.save(out)
@@ -75,7 +80,7 @@ def plan(
         planning.COLUMNS,
         map(planning.cells, rows),
         lambda: [planning.record(row) for row in rows],
-        ["Simulated." + (f" Written: {out} (policy {best.policy})" if out else "")],
+        ["Simulated." + note + (f" Written: {out} (policy {best.policy})" if out else "")],
         drop=planning.DROPPED,
     )
 

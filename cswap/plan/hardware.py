@@ -73,6 +73,8 @@ class Hardware:
         host_memory_bytes: host memory that swapped tensors may use; 0: unlimited.
         codec_tax: share of its speed that computation loses while a codec runs, 0 <= tax < 1.
         codecs: codec rates by name; raw has no entry, because it costs nothing.
+        unified: whether host memory is the device's own, as on a CPU. Encodings then count as
+            device memory, nothing is copied, and a raw swap would free nothing.
         measured: whether the figures were measured on this machine.
         sources: the source of each figure, by field.
     """
@@ -88,6 +90,7 @@ class Hardware:
     host_memory_bytes: int = 0
     codec_tax: float = 0.0
     codecs: Mapping[str, CodecRate] = field(default_factory=dict)
+    unified: bool = False
     measured: bool = False
     sources: Mapping[str, str] = field(default_factory=dict)
 
@@ -100,6 +103,7 @@ class Hardware:
         _CHECK.seconds(f"{where}.link_latency_s", self.link_latency_s)
         _CHECK.number(f"{where}.duplex_factor", self.duplex_factor, LEAST_SHARE, 1.0)
         _CHECK.number(f"{where}.codec_tax", self.codec_tax, 0.0, 1.0 - LEAST_SHARE)
+        _CHECK.flag(f"{where}.unified", self.unified)
         _CHECK.flag(f"{where}.measured", self.measured)
         for dtype, flops in self.flops.items():
             _rate(f"{where}.flops[{shown(dtype)}].peak", flops.peak)

@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final
 
 from cswap.display import MOST_SHOWN, shown
-from cswap.errors import BudgetError, ConfigError
+from cswap.errors import BudgetError, ConfigError, HardwareError
 from cswap.plan.hardware import load_hardware
 from cswap.plan.policy_tools.problem import Problem, silent
 from cswap.plan.policy_tools.search import interruptible
@@ -101,7 +101,7 @@ def plan(
     *,
     seed: int = 0,
     time_limit: float | None = None,
-    recompute: bool = True,
+    recompute: bool = False,
     stoppable: bool = True,
     progress: Report | None = None,
 ) -> Plan:
@@ -114,7 +114,8 @@ def plan(
         policy: one of `POLICIES`.
         seed: seed of every random choice.
         time_limit: seconds after which the best plan so far is returned; None: the policy decides.
-        recompute: whether the plan may recompute tensors; see `Problem.recompute`.
+        recompute: whether the plan may recompute tensors. An engine recomputes only whole modules:
+            `cswap.install` refuses most of these plans (`cswap.schema.executable`).
         stoppable: whether the first Ctrl-C in the main thread ends the search with the best plan so
             far. Otherwise it raises KeyboardInterrupt as usual.
         progress: called with the fraction done and a text.
@@ -122,7 +123,8 @@ def plan(
     Raises:
         BudgetError: no plan of this policy fits. The error holds the smallest budget that some
             plan fits.
-        ConfigError: the trace, the hardware or an argument is wrong (the message names it).
+        ConfigError: the trace, the hardware or an argument is wrong (the message names it), or the
+            trace was estimated for a machine that computes at other rates.
     """
     problem = _problem(trace, hardware, budget, seed, time_limit, recompute, progress)
     made = _solve(problem, policy, stoppable=stoppable)
@@ -139,7 +141,7 @@ def compare(
     *,
     seed: int = 0,
     time_limit: float | None = None,
-    recompute: bool = True,
+    recompute: bool = False,
     stoppable: bool = True,
     progress: Report | None = None,
 ) -> list[Row]:
@@ -201,6 +203,7 @@ def _problem(
     progress: Report | None,
 ) -> Problem:
     step, machine = Trace.parse(trace), load_hardware(hardware)
+    _check_durations(step, machine)
     _CHECK.count("seed", seed)
     _compile_loops(step, machine)
     deadline = None
@@ -210,6 +213,27 @@ def _problem(
         deadline = time.monotonic() + time_limit
     nbytes = _budget(budget, machine)
     return Problem(step, machine, nbytes, seed, deadline, recompute, progress or silent)
+
+
+def _check_durations(trace: Trace, hardware: Hardware) -> None:
+    # An estimate's durations are a roofline's. They hold on every profile with the same roofline,
+    # such as one with another link. Names of measured devices are not those of profiles.
+    if trace.source != "estimated" or trace.hardware in ("", hardware.name):
+        return
+    try:
+        theirs = load_hardware(trace.hardware)
+    except HardwareError:
+        theirs = None
+    if theirs is None or _roofline(theirs) != _roofline(hardware):
+        raise ConfigError(
+            f"trace.hardware={shown(trace.hardware)}: its durations were estimated for that "
+            f"machine, not for {shown(hardware.name)}. Estimate it again: "
+            f"cswap.estimate(..., hardware={shown(hardware.name)})."
+        )
+
+
+def _roofline(hardware: Hardware) -> tuple[object, ...]:
+    return {**hardware.flops}, hardware.memory_bytes_per_s
 
 
 def _compile_loops(trace: Trace, hardware: Hardware) -> None:
@@ -239,7 +263,7 @@ def _module(policy: str) -> Any:
 def _solve(problem: Problem, policy: str, *, stoppable: bool = True) -> Plan:
     """Make the policy's plan; raise at once if no plan at all fits the budget."""
     module = _module(policy)
-    if policy not in UNBOUNDED:
+    if policy not in UNBOUNDED and not problem.hardware.unified:
         smallest = smallest_feasible_budget(problem.trace, problem.hardware)
         if problem.budget_bytes < smallest:
             raise BudgetError(problem.budget_bytes, smallest, "no plan runs in this budget.")

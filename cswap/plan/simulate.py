@@ -51,7 +51,8 @@ class Simulation:
         step_s: end of the last operator.
         compute_s: sum of the operators' durations; step_s = compute_s + sum of exposed.
         exposed: exposed seconds by cause, see `CAUSES`.
-        peak_bytes: maximum of device memory, resident bytes included.
+        peak_bytes: maximum of device memory, resident bytes included. On unified hardware it
+            includes the encodings.
         average_bytes: mean of device memory over time.
         host_peak_bytes: maximum of host memory.
         link_bytes: bytes copied in both directions together.
@@ -118,7 +119,8 @@ def simulate(
 def smallest_feasible_budget(trace: Trace, hardware: Hardware) -> int:
     """The smallest device memory in which some plan runs: every swappable tensor is swapped raw.
 
-    Host memory is not limited here.
+    Host memory is not limited here. On unified hardware it is an upper bound of this size, see
+    `Simulator.floor_bytes`.
     """
     return Simulator(trace, hardware).floor_bytes()
 

@@ -52,6 +52,7 @@ def this_machine(kind: str = "cpu") -> Hardware:
         link_latency_s=link.latency_s,
         host_memory_bytes=0,
         codec_tax=link.codec_tax,
+        unified=kind == "cpu",
         codecs={name: _rate(times) for name, times in found.times.items() if name != "raw"},
         measured=True,
         sources={"": "measured on this machine by `cswap calibrate` and a matrix product"},

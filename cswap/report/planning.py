@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from cswap.errors import ConfigError
+from cswap.schema.executable import obstacles
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,6 +21,8 @@ COLUMNS: Final = (
 )
 DROPPED: Final = ("average GiB", "host GiB", "keep / swap / recompute", "over the link GiB")
 """Columns that a narrow terminal does without, the first to go first."""
+
+UNIFIED_NOTE: Final = " Host memory is the device's own: encodings count in the budget."
 
 HARDWARE_NOTE: Final = (
     "Figures are those of data sheets and publications, not measured: `cswap hardware show NAME`."
@@ -53,7 +56,7 @@ def cells(row: Row) -> tuple[str, ...]:
     """A row of `COLUMNS`."""
     found = row.simulation
     if found is None or row.plan is None:
-        return (row.policy, *[""] * 7, f"{row.planning_s:.2f}", row.error)
+        return (row.policy, *[""] * 7, f"{row.planning_s:.2f}", "no plan fits")
     sizes = (found.peak_bytes, found.average_bytes, found.host_peak_bytes, found.link_bytes)
     actions = [decision.action for decision in row.plan.decisions.values()]
     return (
@@ -63,7 +66,7 @@ def cells(row: Row) -> tuple[str, ...]:
         *(f"{n / 2**30:.2f}" for n in sizes),
         " / ".join(str(actions.count(a)) for a in ("keep", "swap", "recompute")),
         f"{row.planning_s:.2f}",
-        "",
+        "simulated only" if obstacles(row.plan) else "",
     )
 
 
@@ -75,6 +78,7 @@ def record(row: Row) -> dict[str, Any]:
         "simulation": simulation,
         "plan": None if row.plan is None else row.plan.to_dict(),
         "planning_s": row.planning_s,
+        "obstacles": [] if row.plan is None else obstacles(row.plan),
         "error": row.error,
     }
 

@@ -38,8 +38,10 @@ class _Tensor:
     prefetch: int
     backward: int
     rank: tuple[int, int]
-    at: str = "nowhere"  # nowhere, device, leaving, host, coming, decoding, dropped, dead, again
+    # nowhere, device, leaving (raw), sent (encoded), host, coming, decoding, dropped, dead, again
+    at: str = "nowhere"
     copies: int = 0  # bytes of raw and encoded copies on the device
+    scratch: int = 0  # bytes that an encode writes
     fetched: bool = False
     uses_left: int = 0
 
@@ -145,6 +147,8 @@ class Replay:
             p = place.get(index)
             action = "keep" if p is None else ("keep", "swap", "recompute")[self.action[p]]
             codec = "raw" if p is None else self.codec[p]
+            if self.hardware.unified and (action, codec) == ("swap", "raw"):
+                action = "keep"
             ratio = 1.0 if codec == "raw" else tensor.ratios.get(codec, 1.0)
             encoded = max(1, math.ceil(tensor.nbytes / ratio))
             first, last = life.forward[index] + 1, life.backward[index]
@@ -161,7 +165,7 @@ class Replay:
         self._look()
 
     def _device_bytes(self) -> int:
-        held = sum(tensor.copies for tensor in self._tensors)
+        held = sum(tensor.copies + tensor.scratch for tensor in self._tensors)
         return self.trace.resident_bytes + held + self._workspace + self._made
 
     def _host_bytes(self) -> int:
@@ -186,10 +190,23 @@ class Replay:
 
     def _start(self, *, forced: bool) -> None:
         """Start all jobs that can start; forced: start the first job that lacks only room."""
+        self._stay()
         free = (self._start_codec, self._start_d2h, self._start_compute, self._start_h2d)
         for start in (free[0], free[3], free[2]) if forced else free:
             if not (forced and self._jobs):
                 start(forced)
+
+    def _stay(self) -> None:
+        """Keep the raw tensors on their way out that the operator that runs next reads."""
+        if "compute" in self._jobs or self.drain:
+            return
+        for t in self.trace.operators[self._waiting()].inputs:
+            tensor = self._tensors[t]
+            if tensor.at == "leaving":
+                tensor.at, tensor.fetched = "device", True
+                for line in self._lines.values():
+                    if tensor in line:
+                        line.remove(tensor)
 
     def _start_codec(self, forced: bool) -> None:
         if "codec" in self._jobs:
@@ -200,7 +217,7 @@ class Replay:
             self._jobs["codec"] = _Job(self._codec_s(tensor, "decode"), self._decoded(tensor))
         elif self._lines["encode"] and (forced or self._room(self._lines["encode"][0].encoded)):
             tensor = self._lines["encode"].pop(0)
-            tensor.copies += tensor.encoded
+            tensor.scratch = tensor.encoded
             self._encoding = True
             self._jobs["codec"] = _Job(self._codec_s(tensor, "encode"), self._encoded(tensor))
             self._look()
@@ -243,10 +260,11 @@ class Replay:
         tensor = wanted or self._due()
         if tensor is None:
             return
-        need = tensor.nbytes + (0 if tensor.raw else tensor.encoded)
+        there = tensor.copies  # its encoding, where host memory is the device's own
+        need = tensor.nbytes + (0 if tensor.raw else tensor.encoded) - there
         if not (self._room(need + (0 if wanted else reserve)) or (forced and wanted)):
             return
-        tensor.at, tensor.fetched, tensor.copies = "coming", True, need
+        tensor.at, tensor.fetched, tensor.copies = "coming", True, there + need
         seconds = self._copy_s(tensor, self.hardware.h2d_bytes_per_s)
         self._jobs["h2d"] = _Job(seconds, self._came(tensor))
         self._look()
@@ -254,10 +272,12 @@ class Replay:
     def _due(self) -> _Tensor | None:
         """The next swap-in in the order of backward uses, if it may start now."""
         pending = (t for t in self._tensors if t.action == "swap" and not t.fetched)
-        tensor = min(pending, key=lambda t: t.rank, default=None)
-        return (
-            tensor if tensor and tensor.at == "host" and tensor.prefetch <= self._started else None
-        )
+        for tensor in sorted(pending, key=lambda t: t.rank):
+            if tensor.prefetch > self._started:
+                return None
+            if tensor.at != "leaving" or self.drain:
+                return tensor if tensor.at == "host" else None
+        return None
 
     def _codec_s(self, tensor: _Tensor, what: str) -> Fraction:
         place = next(p for p, t in enumerate(self._life.swappable) if t == tensor.index)
@@ -266,7 +286,12 @@ class Replay:
         return Fraction(rate.overhead_s) + tensor.nbytes / Fraction(bytes_per_s)
 
     def _copy_s(self, tensor: _Tensor, bytes_per_s: float) -> Fraction:
+        if self.hardware.unified:
+            return Fraction(0)
         return Fraction(self.hardware.link_latency_s) + tensor.encoded / Fraction(bytes_per_s)
+
+    def _copied(self, tensor: _Tensor) -> int:
+        return 0 if self.hardware.unified else tensor.encoded
 
     def _speed(self, resource: str) -> Fraction:
         if resource == "compute" and "codec" in self._jobs:
@@ -277,22 +302,25 @@ class Replay:
 
     def _encoded(self, tensor: _Tensor) -> Callable[[], None]:
         def end() -> None:
-            tensor.copies -= tensor.nbytes
-            self._lines["d2h"].append(tensor)
+            tensor.scratch = 0
+            if tensor.at == "leaving":
+                tensor.at, tensor.copies = "sent", tensor.encoded
+                self._lines["d2h"].append(tensor)
 
         return end
 
     def _left(self, tensor: _Tensor) -> Callable[[], None]:
         def end() -> None:
-            tensor.copies, tensor.at = 0, "host"
-            self._leaver, self._link = None, self._link + tensor.encoded
+            if tensor.at in ("leaving", "sent"):
+                tensor.copies, tensor.at = (tensor.encoded if self.hardware.unified else 0), "host"
+            self._leaver, self._link = None, self._link + self._copied(tensor)
 
         return end
 
     def _came(self, tensor: _Tensor) -> Callable[[], None]:
         def end() -> None:
             tensor.at = "device" if tensor.raw else "decoding"
-            self._link += tensor.encoded
+            self._link += self._copied(tensor)
             if not tensor.raw:
                 self._lines["decode"].append(tensor)
 
@@ -373,7 +401,7 @@ class Replay:
 
     def _missing(self, index: int) -> _Tensor | None:
         inputs = (self._tensors[t] for t in self.trace.operators[index].inputs)
-        away = ("leaving", "host", "coming", "decoding")
+        away = ("leaving", "sent", "host", "coming", "decoding")
         return next((tensor for tensor in inputs if tensor.at in away), None)
 
     def _account(self, passed: Fraction) -> None:
@@ -392,4 +420,6 @@ class Replay:
             return next((cause for job, cause in causes if job in self._jobs), "memory")
         if missing.at == "host":
             return "swap_in" if "h2d" in self._jobs else "memory"
-        return {"leaving": "swap_out", "coming": "swap_in", "decoding": "codec"}[missing.at]
+        if missing.at in ("leaving", "sent"):
+            return "swap_out"
+        return "swap_in" if missing.at == "coming" else "codec"

@@ -158,7 +158,8 @@ def test_values_are_sampled_once_per_epoch():
     assert {choose(dense) for _ in range(30)} == {"raw"}
 
 
-def test_zfp_slides_down_from_what_the_first_epoch_allows(monkeypatch):
+@pytest.mark.parametrize("epochs", [10, 90])
+def test_zfp_slides_down_from_what_the_first_epoch_allows(epochs, monkeypatch):
     pytest.importorskip("zfpy")
     advisor = Advisor(SwapConfig(policy="cswap+", lossy="zfp"), None)
     # As on a GPU: on this CPU, zfp is never worth its time.
@@ -172,13 +173,14 @@ def test_zfp_slides_down_from_what_the_first_epoch_allows(monkeypatch):
 
     assert choose() == "raw"  # the first epoch finds Top and Bottom
     rates = []
-    for _ in range(10):
-        advisor.begin_epoch(10)
+    for _ in range(epochs):
+        advisor.begin_epoch(epochs)
         rates.append(choose())
-    assert rates[0].startswith("zfp:")
-    numbers = [int(rate.partition(":")[2] or 16) for rate in rates]
+    bits = {"raw": 32, "zfp": 16}  # at first, the mildest rates gain less than the advisor's margin
+    numbers = [bits.get(rate) or int(rate.removeprefix("zfp:")) for rate in rates]
     assert numbers == sorted(numbers, reverse=True)
     assert numbers[0] > numbers[-1] >= 1
+    assert len(set(numbers)) > 5
 
 
 def test_zfp_needs_the_papers_policy():

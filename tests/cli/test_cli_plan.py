@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,9 +18,12 @@ from cswap.advisor.link import Link
 from cswap.errors import ConfigError, HardwareError
 from cswap.plan.estimate import estimate
 from cswap.plan.hardware import list_hardware, load_hardware
+from cswap.plan.planner import Row
+from cswap.plan.simulate import simulate, smallest_feasible_budget
 from cswap.plan.simulator.lifetimes import live_bytes
 from cswap.plan.this_machine import this_machine
-from cswap.schema.plan import Plan
+from cswap.report import planning
+from cswap.schema.plan import Decision, Plan
 
 pytest.importorskip("typer")
 
@@ -54,6 +58,32 @@ def test_policies_are_compared_and_the_best_plan_is_written(trace, tmp_path):
     plan = Plan.parse(out)
     assert plan.policy not in ("none", "oracle")
     assert plan.predicted["peak_bytes"] <= budget
+
+
+def test_the_table_says_that_encodings_count_on_a_cpu(trace, tmp_path):
+    path, made = trace
+    profile = tmp_path / "cpu.json"
+    replace(load_hardware("v100-pcie3"), unified=True).save(profile)
+    options = ("--hardware", profile, "--budget", max(live_bytes(made)), "--time-limit", 0.3)
+    result = invoke("plan", path, *options)
+    assert result.exit_code == 0, result.output
+    assert "encodings count in the budget" in result.output
+
+
+def test_plans_that_do_not_fit_or_only_simulate_take_one_line(trace):
+    path, made = trace
+    hardware = load_hardware("v100-pcie3")
+    tight = ("--budget", smallest_feasible_budget(made, hardware))
+    result = invoke("plan", path, "--hardware", "v100-pcie3", *tight, "--policy", "none,capuchin")
+    assert result.exit_code == 0, result.output
+    rows = [row for row in result.output.splitlines() if row.startswith(("none", "capuchin"))]
+    assert [row.rstrip().endswith("no plan fits") for row in rows] == [True, False]
+    plan = Plan({0: Decision("recompute"), 1: Decision("keep")})
+    row = Row("home", simulate(made, hardware, plan), plan, 0.1, 1.0)
+    assert planning.cells(row)[-1] == "simulated only"
+    assert planning.record(row)["obstacles"] == [
+        "tensors recomputed outside of whole modules: 0",
+    ]
 
 
 def test_rows_as_json(trace):

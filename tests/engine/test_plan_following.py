@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -10,7 +12,9 @@ from torch import nn
 
 import cswap
 from cswap.engine.order.plan_follower import PlanFollower
+from cswap.errors import ConfigError
 from cswap.recompute import modules_to_recompute
+from cswap.schema.executable import obstacles
 from cswap.schema.plan import Decision, Plan
 
 
@@ -124,7 +128,7 @@ def test_a_module_of_which_all_is_to_be_recomputed_is():
     assert equal(gradients(model), expected)
 
 
-def test_what_is_no_whole_module_is_left_to_the_advisor():
+def test_plans_that_an_engine_cannot_follow_are_refused():
     model = make_model()
     decisions = plan_of(model)
     first = next(p for p, d in decisions.items() if d.module == "1.act")
@@ -132,9 +136,18 @@ def test_what_is_no_whole_module_is_left_to_the_advisor():
     assert set(modules_to_recompute(Plan(decisions), model)) == {"1.act"}
     decisions[first] = Decision("recompute", nbytes=decisions[first].nbytes)
     assert modules_to_recompute(Plan(decisions), model) == {}
-    expected = gradients(model)
-    with cswap.install(model, plan=Plan(decisions), min_bytes=0, workers=0):
-        assert equal(gradients(model), expected)
+    wanted = rf"plan: an engine cannot follow it: tensors recomputed outside of .*: {first}\."
+    for refused in (partial(cswap.install, model), cswap.install, cswap.swapping):
+        with pytest.raises(ConfigError, match=wanted):
+            refused(plan=Plan(decisions), min_bytes=0)
+    kept = {p: replace(d, action="keep", codec=None) for p, d in decisions.items()}
+    with pytest.raises(ConfigError, match="an order of operators"):
+        cswap.install(model, plan=Plan(kept, order=(0,)), min_bytes=0)
+    named = {p: Decision("recompute", module="1.act") for p in range(20)}
+    assert obstacles(Plan(named)) == []
+    named[30] = Decision("keep", module="1.act")
+    (text,) = obstacles(Plan(named))
+    assert text.endswith("7 (1.act) and 12 more")
 
 
 @pytest.mark.parametrize(("prefetch", "hit"), [(0, False), (2, True), (None, True)])

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -152,6 +153,22 @@ def test_wrong_arguments_are_named(change, message):
     with pytest.raises(ConfigError) as caught:
         planner.plan(**(arguments | change))
     assert message in str(caught.value)
+
+
+def test_a_trace_estimated_for_another_machine_is_refused():
+    trace = replace(chain(), source="estimated", hardware="v100-pcie3")
+    for call in (planner.plan, planner.compare):
+        with pytest.raises(ConfigError, match=r"estimated for that machine, not for 'h200-pcie5'"):
+            call(trace, "h200-pcie5")
+    with pytest.raises(ConfigError, match=r"trace\.hardware='an old profile'"):
+        planner.plan(replace(trace, hardware="an old profile"), "h200-pcie5")
+    assert planner.plan(trace, "v100-pcie3", policy="none").policy
+    assert planner.plan(
+        trace, "v100-pcie3-cswap", policy="none"
+    ).policy  # another link, the same GPU
+    assert planner.plan(
+        replace(trace, source="measured", hardware="Tesla V100"), MACHINE, FULL
+    ).policy
 
 
 def test_compare_has_a_row_for_each_policy_and_ranks_by_step_time(policies):

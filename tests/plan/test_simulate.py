@@ -61,15 +61,13 @@ def test_uniform_chain_backward_is_the_slower_of_compute_and_copy_per_stage(copy
     n, compute_s = 12, 0.5
     hardware = machine(d2h_bytes_per_s=1e12, h2d_bytes_per_s=1000 / copy_s)
     simulator = Simulator(chain(n, compute_s, 1000), hardware)
-    ahead = np.maximum(simulator.backward - 1, n + 2)  # the first comes back on demand
+    ahead = np.maximum(simulator.backward - 1, n + 2)
     result = simulator.run(*arrays(simulator, 1, prefetch=ahead))
     forward_s = (n + 1) * compute_s
-    leaving_s = 1000 / 1e12  # the last tensor must have left before it can come back
-    stages_s = (n - 1) * max(compute_s, copy_s)
-    expected_s = forward_s + leaving_s + copy_s + stages_s + compute_s
-    assert result.step_s == pytest.approx(expected_s, rel=1e-9)
+    stages_s = (n - 1) * max(compute_s, copy_s)  # the last tensor is wanted at once, and stays
+    assert result.step_s == pytest.approx(forward_s + stages_s + compute_s, rel=1e-9)
     assert result.exposed_s[CAUSES.index("swap_in")] == pytest.approx(
-        copy_s + (n - 1) * max(copy_s - compute_s, 0.0), rel=1e-9
+        (n - 1) * max(copy_s - compute_s, 0.0), rel=1e-9
     )
 
 
@@ -80,25 +78,68 @@ def test_uniform_chain_forward_is_the_slower_of_compute_and_copy_per_stage(copy_
     hardware = machine(d2h_bytes_per_s=1000 / copy_s, h2d_bytes_per_s=1e12)
     simulator = Simulator(chain(n, compute_s, 1000), hardware, 3000)
     result = simulator.run(*arrays(simulator, 1))
-    # x_0 leaves when layer 0 has ended, at 2 stages; then one tensor per stage. The last is back in
-    # host when its copy ends; then every stage of backward is a copy (1 ns) and its compute.
+    # x_0 leaves when layer 0 has ended, at 2 stages; then one tensor per stage. The last layer but
+    # one waits until the tensor that was saved two layers before has left; the last makes nothing
+    # that takes room. Every stage of backward is a copy (1 ns) and its compute. The tensors that
+    # have not left by then stay and are not copied.
     if copy_s <= compute_s:
-        began_s = (n + 1) * compute_s + copy_s
+        turn_s, stayed = (n + 1) * compute_s, 1
     else:
-        began_s = 2 * compute_s + n * copy_s
-    back_s = n * (1000 / 1e12 + compute_s)
+        turn_s = 4 * compute_s + (n - 3) * copy_s
+        stayed = 3 if copy_s > 4 * compute_s else 2
+    back_s = n * compute_s + (n - stayed) * 1000 / 1e12
     assert result.feasible
-    assert result.step_s == pytest.approx(began_s + back_s, rel=1e-9)
+    assert result.step_s == pytest.approx(turn_s + back_s, rel=1e-9)
 
 
 def test_codec_adds_its_times_and_divides_the_copies():
     hardware = machine(codecs={"zvc": CodecRate(4000.0, 8000.0, 0.125)})
-    simulator = Simulator(chain(1, 1.0, 1_000_000, ratio=4.0), hardware)
+    simulator = Simulator(chain(1, 1.0, 1_000_000, ratio=4.0), hardware, drain=True)
     result = simulator.run(*arrays(simulator, 1, codec=1))
     encode_s, decode_s, copy_s = 250.125, 125.125, 0.25
     assert result.step_s == pytest.approx(3.0 + encode_s + decode_s + 2 * copy_s, rel=1e-9)
     assert result.link_bytes == 500_000
     assert result.peak_bytes == 1_250_000
+
+
+def wanted_after(seconds, codec):
+    """Two tensors of 1 MB leave together at 1 s, and are wanted, the later first, so much later.
+
+    An encode takes 4 s, a decode 2 s, a copy 1 s raw and 0.25 s encoded.
+    """
+    tensors = [TraceTensor(1_000_000, saved=i, ratios={"zvc": 4.0}) for i in range(2)]
+    operators = (
+        op("forward", 1.0, [], [0, 1]),
+        op("forward", seconds, [], []),
+        op("backward", 0.5, [1], []),
+        op("backward", 0.5, [0], []),
+    )
+    hardware = machine(codecs={"zvc": CodecRate(250_000, 500_000)})
+    simulator = Simulator(Trace(operators, tuple(tensors)), hardware)
+    return simulator.run(*arrays(simulator, 1, codec=codec))
+
+
+STAYS = [
+    # codec, seconds until wanted, waited seconds by cause, bytes copied, peak of device memory
+    (0, 0.0, {}, 1_000_000, 2_000_000),  # x0 is being copied, x1 is queued: both stay
+    (0, 1.5, {"swap_in": 1.0}, 3_000_000, 2_000_000),  # x0 has left, x1 is being copied
+    (1, 1.0, {}, 0, 2_250_000),  # x0 is being encoded, x1 is queued: both stay
+    # x0 has left encoded. x1, in its encode, stays; the decode of x0 waits for the end of that.
+    (1, 4.125, {"swap_in": 0.25, "codec": 3.125 + 2.0}, 500_000, 2_250_000),
+    # x0 is encoded, and its raw bytes are gone: it waits for the copies and the decode.
+    (1, 3.6, {"swap_out": 0.15, "swap_in": 0.25, "codec": 2.0}, 500_000, 2_250_000),
+]
+
+
+@pytest.mark.parametrize(("codec", "seconds", "waited", "copied", "peak"), STAYS)
+def test_tensors_on_their_way_out_stay_as_long_as_their_raw_bytes_are_there(
+    codec, seconds, waited, copied, peak
+):
+    result = wanted_after(seconds, codec)
+    assert result.step_s == pytest.approx(2.0 + seconds + sum(waited.values()), rel=1e-9)
+    assert result.exposed_s == pytest.approx([waited.get(cause, 0.0) for cause in CAUSES])
+    assert result.link_bytes == copied
+    assert result.peak_bytes == peak
 
 
 def test_codec_tax_slows_what_it_overlaps():
@@ -115,6 +156,29 @@ def test_codec_tax_slows_what_it_overlaps():
     result = simulator.run(*arrays(simulator, 1, codec=1, prefetch=[2]))
     assert result.step_s == pytest.approx(22.0 + 2.0, rel=1e-9)
     assert result.exposed_s[CAUSES.index("codec")] == pytest.approx(2.0, rel=1e-9)
+
+
+def test_encodings_count_where_host_memory_is_the_devices_own():
+    """Of six tensors of 1 MB five are encoded into a quarter. The last, wanted at once, stays."""
+    trace = chain(6, 1.0, 1_000_000, ratio=4.0)
+    hardware = machine(unified=True, codecs={"zvc": CodecRate(1e12, 1e12)})
+    simulator = Simulator(trace, hardware)
+    result = simulator.run(*arrays(simulator, 1, codec=1))
+    assert result.step_s == pytest.approx(13.0, rel=1e-4)  # no copy at 1 MB/s
+    assert result.link_bytes == 0
+    # At the start of f4: x3, which is being encoded, x4, x5, and the encodings of x0 to x3.
+    assert result.peak_bytes == 3_000_000 + 4 * 250_000
+    assert result.host_peak_bytes == 5 * 250_000
+
+
+def test_raw_swaps_gain_nothing_where_host_memory_is_the_devices_own():
+    simulator = Simulator(chain(6, 1.0, 1_000_000), machine(unified=True))
+    swapped, kept = (simulator.run(*arrays(simulator, action)) for action in (1, 0))
+    assert swapped == kept
+    assert swapped.peak_bytes == 6_000_000
+    plan = simulator.to_plan(*arrays(simulator, 1))
+    assert {decision.action for decision in plan.decisions.values()} == {"keep"}
+    assert plan.predicted["peak_bytes"] == 6_000_000
 
 
 def test_both_directions_share_the_link():
@@ -146,13 +210,14 @@ def test_recomputation_runs_the_segment_once_and_keeps_what_it_saved():
 
 
 def test_sections_leave_one_by_one():
-    """A section is copied out and back while the next is encoded."""
+    """A section is copied out while the next is encoded."""
     trace = chain(1, 1.0, 1_000_000, ratio=4.0)
     hardware = machine(codecs={"zvc": CodecRate(1e6, 1e15)})
-    whole = simulate(trace, hardware, Plan({0: Decision("swap", "zvc")}))
-    cut = simulate(trace, hardware, Plan({0: Decision("swap", "zvc", section_bytes=250_000)}))
+    whole = simulate(trace, hardware, Plan({0: Decision("swap", "zvc")}), drain=True)
+    sections = Plan({0: Decision("swap", "zvc", section_bytes=250_000)})
+    cut = simulate(trace, hardware, sections, drain=True)
     assert whole.step_s == pytest.approx(3 + 1.0 + 0.25 + 0.25, rel=1e-6)
-    assert cut.step_s == pytest.approx(3 + 1.0 + 2 * 0.0625, rel=1e-6)
+    assert cut.step_s == pytest.approx(3 + 1.0 + 5 * 0.0625, rel=1e-6)
     assert cut.peak_bytes < whole.peak_bytes
 
 
@@ -234,10 +299,11 @@ def random_machine(rng, exact):
     )  # fmt: skip
 
 
-def random_case(seed):
+def random_case(seed, *, unified=False):
     rng = random.Random(seed)
     exact = seed % 2 == 0  # times that floats hold exactly, so that many events coincide
-    trace, hardware = random_trace(rng, exact), random_machine(rng, exact)
+    trace = random_trace(rng, exact)
+    hardware = replace(random_machine(rng, exact), unified=unified)
     floor, full = smallest_feasible_budget(trace, hardware), max(live_bytes(trace))
     budget = rng.choice([floor, full, int(floor + (full - floor) * rng.random()), int(floor * 0.9)])
     simulator = Simulator(trace, hardware, budget, drain=rng.random() < 0.1)
@@ -264,7 +330,7 @@ def replayed(simulator, action, codec, prefetch):
 def test_equals_the_exact_replay_on_random_traces(block):
     feasible = swaps = 0
     for seed in range(100 * block, 100 * block + 100):
-        simulator, *choice = random_case(seed)
+        simulator, *choice = random_case(seed, unified=seed % 5 == 0)
         result = simulator.run(*choice)
         truth = replayed(simulator, *choice)
         assert result.feasible == truth.feasible, seed
@@ -280,7 +346,7 @@ def test_equals_the_exact_replay_on_random_traces(block):
         feasible += result.feasible
         swaps += result.link_bytes > 0
     assert feasible > 10
-    assert swaps > 50
+    assert swaps > 40
 
 
 def test_smallest_budget_runs_and_one_byte_less_never_does():

@@ -242,8 +242,14 @@ def test_getting_started_runs(run_page, capsys):
 
 
 def test_planning_runs(run_page):
-    plan = run_page("planning.md")["plan"]
-    assert 0 < plan.predicted["peak_bytes"] <= 200 << 20
+    names = run_page("planning.md")
+    assert 0 < names["plan"].predicted["peak_bytes"] <= 200 << 20
+    codecs = [decision.codec for decision in names["zvc"].decisions.values()]
+    stats = names["handle"].stats
+    assert codecs == ["zvc"] * 2
+    assert stats.swapped == 2
+    assert stats.by_codec["zvc"].count == 2
+    assert stats.fallbacks == 0
 
 
 def test_the_codec_of_the_page_is_the_tested_file_and_short():

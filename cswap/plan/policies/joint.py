@@ -11,6 +11,7 @@
 5. Local search from the best candidate: tensor by tensor, most bytes first, every other action is
    simulated and taken if the step gets shorter. Then pairs are tried: one tensor stays, another
    leaves.
+6. The best candidates are tried in sections, too.
 
 The simulator evaluates all candidates. So the plan is never worse than the simple plans among them.
 """
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from cswap.plan.policy_tools.cutting import in_sections, rank
 from cswap.plan.policy_tools.ilp_candidates import guesses
 from cswap.plan.policy_tools.recompute_cost import chain_s
 from cswap.plan.policy_tools.search import Best
@@ -54,6 +56,9 @@ CHANCES: Final = 60
 POOL: Final = 80
 """Number of candidates in the pool from which parents are drawn."""
 
+CUT: Final = 8
+"""Number of the best candidates that are tried in sections."""
+
 IDLE: Final = 30
 """The descent ends after this number, times the number of tensors, of children in a row that do
 not enter the pool."""
@@ -79,7 +84,11 @@ def solve(problem: Problem) -> Plan:
     assert best.action is not None
     assert best.codec is not None
     # Candidates were judged with swap-ins as early as memory allows, and a plan can say that.
-    return problem.simulator.to_plan(best.action, best.codec, None, "joint")
+    plan = problem.simulator.to_plan(best.action, best.codec, None, "joint")
+    if best.cost_s <= problem.simulator.compute_s * (1 + IDEAL):
+        return plan
+    plans = [plan, in_sections(problem, plan), *search.others_in_sections()]
+    return min(plans, key=rank)
 
 
 class _Joint:
@@ -135,6 +144,14 @@ class _Joint:
 
     def _feasible(self, choice: Choice) -> bool:
         return self._judge(choice) < self._simulator.worst_s
+
+    def others_in_sections(self) -> Iterator[Plan]:
+        """The next best candidates, in sections."""
+        for _, action, codec in self._pool[1:CUT]:
+            if self._problem.stopped():
+                return
+            plan = self._simulator.to_plan(action, codec, None, "joint")
+            yield in_sections(self._problem, plan)
 
     # ------------------------------------------------------------ candidates
 

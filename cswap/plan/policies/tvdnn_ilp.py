@@ -5,21 +5,21 @@ mentions memory objects cut into sections that are swapped independently, and an
 ILP. The program is in `policy_tools.swap_ilp`, and HiGHS solves it.
 
 In the program, memory is freed continuously and copies have no latency. In the simulator, sections
-have `SECTION_BYTES`. So the simulator evaluates several plans: the program's solution and the
-relaxation's solution rounded up, each with whole tensors and in sections. The best is the plan.
+have a size (`policy_tools.cutting`). So the simulator evaluates several plans: the program's
+solution and the relaxation's solution rounded up, each with whole tensors and in sections. The best
+is the plan.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from cswap.plan.policy_tools.cutting import in_sections, rank
 from cswap.plan.policy_tools.swap_ilp import Program
-from cswap.plan.simulate import SWAP, simulate
-from cswap.plan.simulator.simulator import predictions
+from cswap.plan.simulate import SWAP
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from cswap.plan.policy_tools.problem import Problem
     from cswap.plan.policy_tools.swap_ilp import Flow
     from cswap.schema.plan import Plan
-
-SECTION_BYTES: Final = 32 << 20
 
 LIMIT_S: Final = 60.0
 """Time limit of the relaxation and of the integer program each, if the problem has no deadline."""
@@ -50,9 +48,10 @@ def solve(problem: Problem) -> Plan:
     plans = [
         plan
         for moved in _choices(problem)
-        for plan in (_plan(problem, moved), _cut(problem, moved))
+        for whole in (_plan(problem, moved),)
+        for plan in (whole, in_sections(problem, whole))
     ]
-    return min(plans, key=_rank)
+    return min(plans, key=rank)
 
 
 def _choices(problem: Problem) -> Iterator[NDArray[np.int8]]:
@@ -86,25 +85,3 @@ def _solved(problem: Problem, program: Program, *, share: float, relaxed: bool) 
 
 def _plan(problem: Problem, moved: NDArray[np.int8]) -> Plan:
     return problem.simulator.to_plan(moved, np.zeros_like(moved), policy="tvdnn-ilp")
-
-
-def _cut(problem: Problem, moved: NDArray[np.int8]) -> Plan:
-    """The same plan in sections, with the figures of its own simulation."""
-    plan = _plan(problem, moved)
-    large = {
-        position: replace(decision, section_bytes=SECTION_BYTES)
-        for position, decision in plan.decisions.items()
-        if decision.action == "swap" and (decision.nbytes or 0) > SECTION_BYTES
-    }
-    if not large:
-        return plan
-    cut = replace(plan, decisions={**plan.decisions, **large})
-    found = simulate(problem.trace, problem.hardware, cut, problem.budget_bytes)
-    return replace(cut, predicted=predictions(found, found.compute_s))
-
-
-def _rank(plan: Plan) -> tuple[bool, float, float]:
-    # Feasible plans first; then by step time; with equal step times, fewer bytes are better.
-    predicted = plan.predicted
-    step_s = round(predicted["step_s"] / max(predicted["compute_s"], 1e-12), 9)
-    return not predicted["feasible"], step_s, predicted["link_bytes"]

@@ -33,8 +33,7 @@ class Problem:
         seed: seed of every random choice.
         deadline: time in `time.monotonic` seconds at which the policy returns its best plan so far;
             None: no limit.
-        recompute: whether tensors may be computed again. An engine recomputes only whole modules,
-            if the plan recomputes all their tensors; other tensors it leaves to its advisor.
+        recompute: whether tensors may be computed again.
         report: progress function; policies call it from time to time.
         interrupt: set from outside to stop early.
     """

@@ -42,6 +42,9 @@ TIE: Final = 1e-4
 """Price of a second on the link, in seconds of the step. Among choices with equal stalls, it
 selects the one that moves fewer bytes."""
 
+NO_LINK: Final = 1e6
+"""Rate in MiB/s that stands for no link, where host memory is the device's own."""
+
 _MIB: Final = 1 << 20
 
 
@@ -83,7 +86,6 @@ def least_stall(
     ways: Ways | None = None,
     *,
     relaxed: bool = False,
-    fixed: NDArray[np.int8] | None = None,
     limit_s: float | None = None,
 ) -> Flow | None:
     """Build the program and solve it with HiGHS.
@@ -92,13 +94,12 @@ def least_stall(
         simulator: simulator of the trace, the machine and the budget.
         ways: alternatives to raw swaps; None: raw swaps only.
         relaxed: whether parts of tensors may leave.
-        fixed: [n] 1 where a tensor leaves raw, 0 elsewhere; None: the program decides.
         limit_s: time limit in seconds.
 
     Returns:
         None if no solution fits, or none was found in time.
     """
-    return Program(simulator, ways).solve(relaxed=relaxed, fixed=fixed, limit_s=limit_s)
+    return Program(simulator, ways).solve(relaxed=relaxed, limit_s=limit_s)
 
 
 class _Lane(NamedTuple):
@@ -126,8 +127,11 @@ class Program:
         if ways is not None:
             self._lanes.append(_Lane(n, 3 * n + 4 * m, ways.encoded_bytes / _MIB))
         hardware = simulator.hardware
-        self._out_rate = hardware.d2h_bytes_per_s / _MIB
-        self._in_rate = hardware.h2d_bytes_per_s / _MIB
+        self._unified = hardware.unified
+        self._out_rate = self._in_rate = NO_LINK
+        if not hardware.unified:
+            self._out_rate = hardware.d2h_bytes_per_s / _MIB
+            self._in_rate = hardware.h2d_bytes_per_s / _MIB
         self._rows: list[tuple[NDArray[np.int64], Floats, float]] = []
         self._cost = self._costs()
         self._constraints = self._all_constraints()
@@ -136,22 +140,18 @@ class Program:
         self,
         *,
         relaxed: bool = False,
-        fixed: NDArray[np.int8] | None = None,
         limit_s: float | None = None,
     ) -> Flow | None:
         """Solve the program; arguments and result are those of `least_stall`."""
         from scipy.optimize import Bounds, milp
 
         n, high = self._n, self._upper_bounds()
-        low = np.zeros_like(high)
-        if fixed is not None:
-            low[:n] = high[:n] = fixed
         whole = np.zeros_like(high)
         whole[: 3 * n] = not relaxed
         found = milp(
             self._cost,
             integrality=whole,
-            bounds=Bounds(low, high),
+            bounds=Bounds(np.zeros_like(high), high),
             constraints=self._constraints,
             options={} if limit_s is None else {"time_limit": limit_s},
         )
@@ -170,7 +170,7 @@ class Program:
         # 1 for possible shares, 0 for impossible ones. Flows have no upper bound.
         high = np.full(len(self._cost), np.inf)
         high[: 3 * self._n] = 0.0
-        high[: self._n] = 1.0
+        high[: self._n] = not self._unified  # there a raw swap frees nothing
         if self._ways is not None:
             high[self._n : 2 * self._n] = np.isfinite(self._ways.codec_s)
             high[2 * self._n : 3 * self._n] = np.isfinite(self._ways.again_s)
@@ -242,9 +242,10 @@ class Program:
         for k in range(self._m):
             away: list[tuple[int, float]] = []
             if self._ways is not None:
+                held = self._lanes[1].mib if self._unified else np.zeros(self._n)
                 for s in np.flatnonzero((forward < k) & (k < backward)).tolist():
                     mib = -float(raw.mib[s])
-                    away += [(self._n + s, mib), (2 * self._n + s, mib)]
+                    away += [(self._n + s, mib + float(held[s])), (2 * self._n + s, mib)]
             for out, back in ((OUT1, IN1), (OUT2, IN2)):
                 flow = [(self._at(raw, back, k), 1.0), (self._at(raw, out, k), -1.0)]
                 self._row([*flow, *away], budget - live[k])

@@ -7,16 +7,17 @@ machine's rate holds for every P.
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from cswap.advisor.cswap_plus import SPARSITIES, Dense, sliding_down, top_bottom
-from cswap.plan.tensor_values import FIXED_RATE_FAMILY, FIXED_RATE_MAX
-
-MAX: Final = 512
-"""Largest P: the bits of a block of 4 x 4 float32 values, as in CSWAP's released code. The papers
-do not define the unit. With 32, the bits of one value, the papers' step of P would round to 0 in
-most trainings. Codecs have whole bits per value, so P is rounded up to them."""
+from cswap.advisor.cswap_plus import (
+    MAX,
+    SPARSITIES,
+    Dense,
+    bits_per_value,
+    sliding_down,
+    top_bottom,
+)
+from cswap.plan.tensor_values import FIXED_RATE_FAMILY
 
 if TYPE_CHECKING:
     from cswap.advisor.cswap_plus import Swap
@@ -61,7 +62,7 @@ def rate_of(simulator: Simulator, ways: dict[int, Swap], epoch: int, epochs: int
     found = top_bottom(tensors, MAX)
     if found is None:
         return None
-    wanted = math.ceil(sliding_down(*found, epoch, epochs) * FIXED_RATE_MAX / MAX)
+    wanted = bits_per_value(sliding_down(*found, epoch, epochs))
     known = sorted(int(name.partition(":")[2]) for name in _rates(simulator))
     milder = [rate for rate in known if rate >= wanted]
     return f"{FIXED_RATE_FAMILY}:{milder[0] if milder else known[-1]}"

@@ -14,9 +14,18 @@ tensor's decision takes effect:
   the copy ends (with raw, the tensor's bytes do).
 * recompute: the tensor's bytes become free at once.
 
+Where host memory is the device's own (`UNIFIED`), encodings stay in device memory until they have
+been decoded, copies take no time and move no bytes, and a raw swap keeps the tensor.
+
+A tensor on its way out stays if the operator that runs next reads it while its raw bytes are still
+on the device, as in the engine. Queued jobs of the tensor are dropped. A job that has begun goes on
+to its end, and its result is thrown away: no copy follows an encode, and a raw copy frees nothing
+on the device. If operators wait for swap-outs (`DRAIN`), every tensor leaves.
+
 Swap-ins run in the order of first backward uses. A swap-in does not start before its operator p has
-started, and it may not take the room that a waiting operator needs. A swap-in that a waiting
-operator reads goes first, as soon as there is room for it. A swap-in needs room for the raw bytes.
+started, and it may not take the room that a waiting operator needs. A tensor whose raw bytes have
+not left yet does not hold up the swap-ins that follow. A swap-in that a waiting operator reads goes
+first, as soon as there is room for it. A swap-in needs room for the raw bytes.
 With a codec it also needs room for the encoded bytes until the copy has ended and the tensor is
 decoded. Decodes go before encodes. While the codec runs, compute loses the share `tax` of its
 speed. While both directions of the link are busy, each has the share `duplex` of its speed.
@@ -107,11 +116,13 @@ from cswap.plan.simulator.state import (
     R_RECOMPUTE,
     RUNNING,
     SECONDS,
+    SENT,
     SPEED,
     STARTED,
     STATUS,
     TEMP,
     TENSOR,
+    UNIFIED,
     USES,
     WORK,
     WORKSPACE,
@@ -226,16 +237,20 @@ def end_again(n, x):
 def end_codec(n, x):
     """End an encode or a decode."""
     p = n[CODEC_JOB]
+    t = position(n, p, TENSOR)
     close_span(n, x, CODEC_SPAN)
     n[CODEC_JOB] = -1
     x[CODEC_END] = np.inf
     if n[DECODING]:
         n[MEM] -= n[n[ENCODED] + p]
-        n[n[STATUS] + position(n, p, TENSOR)] = DEVICE
-    else:
-        n[MEM] -= tensor(n, position(n, p, TENSOR), NBYTES)
+        n[n[STATUS] + t] = DEVICE
+    elif n[n[STATUS] + t] == OUT:
+        n[MEM] -= tensor(n, t, NBYTES)
+        n[n[STATUS] + t] = SENT
         n[n[QUEUE] + 2 * n[N_POSITIONS] + n[OUT_TAIL]] = p
         n[OUT_TAIL] += 1
+    else:  # it has stayed
+        n[MEM] -= n[n[ENCODED] + p]
     set_speed(n, x)
 
 
@@ -245,12 +260,15 @@ def end_link(n, x, out):
     p = n[OUT_JOB] if out else n[IN_JOB]
     t = position(n, p, TENSOR)
     encoded = n[n[ENCODED] + p]
-    n[LINK_BYTES] += encoded
+    n[LINK_BYTES] += 0 if n[UNIFIED] else encoded
     if out:
         close_span(n, x, OUT_SPAN)
         n[OUT_JOB], x[OUT_END] = -1, np.inf
-        n[MEM] -= encoded
-        n[n[STATUS] + t] = HOST
+        if OUT <= n[n[STATUS] + t] <= SENT:
+            n[MEM] -= 0 if n[UNIFIED] else encoded
+            n[n[STATUS] + t] = HOST
+        else:  # it has stayed
+            n[HELD] -= encoded
     else:
         close_span(n, x, IN_SPAN)
         n[IN_JOB], x[IN_END] = -1, np.inf
@@ -264,10 +282,30 @@ def end_link(n, x, out):
 
 
 @njit(cache=True, nogil=True, forceinline=True)
+def stay(n):
+    """Keep the tensors that the operator that runs next reads and whose raw bytes are here."""
+    if n[RUNNING] or n[DRAIN]:
+        return
+    k = n[n[WORK] + n[ITEM]] if n[ITEM] < n[CHAIN] else n[OP]
+    for i in range(operator(n, k, INPUTS), operator(n, k + 1, INPUTS)):
+        if n[n[STATUS] + n[i]] == OUT:
+            n[n[STATUS] + n[i]] = DEVICE
+            n[n[BEGUN] + tensor(n, n[i], POSITION)] = 1
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def _stayed(n, p):
+    """Whether a position in a queue of swap-outs leaves no more."""
+    return not OUT <= n[n[STATUS] + position(n, p, TENSOR)] <= SENT
+
+
+@njit(cache=True, nogil=True, forceinline=True)
 def start_codec(n, x, force):
     """Start the next decode, else the next encode if there is room for it."""
     if n[CODEC_JOB] >= 0:
         return
+    while n[ENC_HEAD] < n[ENC_TAIL] and _stayed(n, n[n[QUEUE] + n[ENC_HEAD]]):
+        n[ENC_HEAD] += 1
     if n[DEC_HEAD] < n[DEC_TAIL]:
         p = n[n[QUEUE] + n[N_POSITIONS] + n[DEC_HEAD]]
         n[DEC_HEAD] += 1
@@ -292,9 +330,14 @@ def start_codec(n, x, force):
 @njit(cache=True, nogil=True, forceinline=True)
 def start_out(n, x):
     """Start the next D2H copy."""
-    if n[OUT_JOB] >= 0 or n[OUT_HEAD] == n[OUT_TAIL]:
+    if n[OUT_JOB] >= 0:
         return
-    p = n[n[QUEUE] + 2 * n[N_POSITIONS] + n[OUT_HEAD]]
+    queue = n[QUEUE] + 2 * n[N_POSITIONS]
+    while n[OUT_HEAD] < n[OUT_TAIL] and _stayed(n, n[queue + n[OUT_HEAD]]):
+        n[OUT_HEAD] += 1
+    if n[OUT_HEAD] == n[OUT_TAIL]:
+        return
+    p = n[queue + n[OUT_HEAD]]
     n[OUT_HEAD] += 1
     n[OUT_JOB] = p
     n[HELD] += n[n[ENCODED] + p]
@@ -348,21 +391,24 @@ def _next_in(n, x, force):
                 p = tensor(n, t, POSITION)
                 room = n[MEM] + _in_bytes(n, p) <= limit
                 return p if room or force else -1
-    while n[FETCHED] < n[N_POSITIONS]:
-        p = position(n, n[FETCHED], ORDER)
-        if n[n[ACTION] + p] == 1 and not n[n[BEGUN] + p]:
-            due = n[n[PREFETCH] + p] <= n[STARTED]
-            if not due or n[n[STATUS] + position(n, p, TENSOR)] != HOST:
-                return -1
-            room = n[MEM] + reserve + _in_bytes(n, p) <= limit
-            return p if room else -1
-        n[FETCHED] += 1
+    for i in range(n[FETCHED], n[N_POSITIONS]):
+        p = position(n, i, ORDER)
+        if n[n[ACTION] + p] != 1 or n[n[BEGUN] + p]:
+            n[FETCHED] += i == n[FETCHED]
+            continue
+        if n[n[PREFETCH] + p] > n[STARTED]:
+            return -1
+        status = n[n[STATUS] + position(n, p, TENSOR)]
+        if status == OUT and not n[DRAIN]:
+            continue
+        room = n[MEM] + reserve + _in_bytes(n, p) <= limit
+        return p if room and status == HOST else -1
     return -1
 
 
 @njit(cache=True, nogil=True, forceinline=True)
 def _in_bytes(n, p):
-    staging = n[n[ENCODED] + p] if n[n[CODEC] + p] else 0
+    staging = n[n[ENCODED] + p] if n[n[CODEC] + p] and not n[UNIFIED] else 0
     return tensor(n, position(n, p, TENSOR), NBYTES) + staging
 
 

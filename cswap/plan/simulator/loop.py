@@ -13,6 +13,7 @@ from cswap.plan.simulator.events import (
     start_compute,
     start_in,
     start_out,
+    stay,
 )
 from cswap.plan.simulator.state import (
     ACTION,
@@ -61,6 +62,7 @@ from cswap.plan.simulator.state import (
     SAMPLES,
     SAMPLES_AT,
     SECONDS,
+    SENT,
     SPEED,
     START_BYTES,
     STARTED,
@@ -69,6 +71,7 @@ from cswap.plan.simulator.state import (
     SWAP_IN_S,
     SWAP_OUT_S,
     TENSOR,
+    UNIFIED,
     WORK,
     close_span,
     operator,
@@ -83,6 +86,7 @@ _SNAP = 1e-12  # relative: ends that differ only by rounding are one instant
 
 @njit(cache=True, nogil=True, forceinline=True)
 def _start_all(n, x):
+    stay(n)
     start_codec(n, x, False)
     start_out(n, x)
     start_compute(n, x, False)
@@ -110,7 +114,7 @@ def _cause(n, x):
     k = n[n[WORK] + n[ITEM]] if n[ITEM] < n[CHAIN] else n[OP]
     for i in range(operator(n, k, INPUTS), operator(n, k + 1, INPUTS)):
         status = n[n[STATUS] + n[i]]
-        if status == OUT:
+        if OUT <= status <= SENT:
             return SWAP_OUT_S
         if status == HOST:  # not copied yet: another copy is in progress, or there is no room
             return SWAP_IN_S if n[IN_JOB] >= 0 else MEMORY_S
@@ -166,7 +170,8 @@ def choose(n, x, action, codec, prefetch, encoded, seconds):
     """Enter a candidate: [n] action, codec, prefetch, and the chosen codecs' bytes and seconds."""
     for p in range(action.size):
         first, last = position(n, p, FORWARD) + 1, position(n, p, BACKWARD)
-        n[n[ACTION] + p] = action[p]
+        idle = n[UNIFIED] and action[p] == 1 and codec[p] == 0
+        n[n[ACTION] + p] = 0 if idle else action[p]
         n[n[CODEC] + p] = codec[p]
         n[n[PREFETCH] + p] = min(max(prefetch[p], first), last)
         n[n[ENCODED] + p] = encoded[p, codec[p]]
@@ -206,7 +211,7 @@ def earliest(n):
     for i in range(starts.size):
         p = position(n, i, ORDER)
         nbytes = tensor(n, position(n, p, TENSOR), NBYTES)
-        staging = n[n[ENCODED] + p] if n[n[CODEC] + p] else 0
+        staging = n[n[ENCODED] + p] if n[n[CODEC] + p] and not n[UNIFIED] else 0
         start = position(n, p, BACKWARD)
         if n[n[ACTION] + p] == 1:
             first = max(before, position(n, p, FORWARD) + 1)

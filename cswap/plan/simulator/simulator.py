@@ -69,7 +69,7 @@ class RunResult(NamedTuple):
 
 def predictions(result: RunResult | Simulation, compute_s: float) -> dict[str, float]:
     """The figures that a plan stores as `Plan.predicted`."""
-    names = ("step_s", "peak_bytes", "average_bytes", "link_bytes")
+    names = ("step_s", "peak_bytes", "average_bytes", "host_peak_bytes", "link_bytes")
     figures = {name: getattr(result, name) for name in names}
     return {"compute_s": compute_s, "feasible": float(result.feasible)} | figures
 
@@ -150,11 +150,21 @@ class Simulator:
         self._rank[self.order] = np.arange(len(self.order))
 
     def floor_bytes(self) -> int:
-        """Smallest budget in which the step runs: swappable tensors leave and return on demand."""
+        """Smallest budget in which the step runs: swappable tensors leave and return on demand.
+
+        On unified hardware a raw swap frees nothing. There it is the smallest budget of three
+        plans: all tensors stay; all are encoded into the fewest bytes; all that can be are
+        recomputed, and the others encoded.
+        """
         count = len(self.saved)
-        swap, raw = np.ones(count, np.int8), np.zeros(count, np.int8)
-        n, _ = self._run(swap, raw, self.backward, timeless=True)
-        return int(n[state.PEAK])
+        swap, codec = np.full(count, SWAP, np.int8), np.zeros(count, np.int8)
+        actions = [swap]
+        if self.hardware.unified:
+            codec = self.encoded_bytes.argmin(axis=1).astype(np.int8)
+            drop = np.where(self.recomputable, RECOMPUTE, SWAP).astype(np.int8)
+            actions += [np.full(count, KEEP, np.int8), drop]
+        runs = (self._run(action, codec, self.backward, timeless=True) for action in actions)
+        return min(int(n[state.PEAK]) for n, _ in runs)
 
     def record(
         self, action: NDArray[np.int8], codec: NDArray[np.int8], prefetch: NDArray[np.int32]
@@ -220,6 +230,8 @@ class Simulator:
             policy: name of the policy that made the candidate.
         """
         decisions = {}
+        if self.hardware.unified:  # a raw swap frees nothing
+            action = np.where((action == SWAP) & (codec == 0), KEEP, action)
         for p, saved in enumerate(self.saved):
             name, tensor = _NAMES[int(action[p])], self.trace.tensors[self.swappable[p]]
             module = self._module_of(self.swappable[p])

@@ -13,8 +13,9 @@ import numpy as np
 
 from cswap_kernels.jit import njit
 
-# Status of a tensor. From OUT to DECODE it is not on the device, and an operator may wait for it.
-ABSENT, DEVICE, OUT, HOST, IN, DECODE, DROPPED, DEAD, TEMP = range(9)
+# Status of a tensor. From OUT to DECODE an operator that reads it may have to wait. OUT: its raw
+# bytes are still on the device. SENT: only its encoding is.
+ABSENT, DEVICE, OUT, SENT, HOST, IN, DECODE, DROPPED, DEAD, TEMP = range(10)
 
 # First entries of n: bytes and progress; running jobs; heads and tails of queues; the timeline.
 MEM, PEAK, HELD, HELD_PEAK, LINK_BYTES, OP, RUNNING, ITEM, CHAIN, STARTED = range(10)
@@ -22,16 +23,16 @@ FETCHED, FLAWS, FIRST_OVER, JOBS, CODEC_JOB, DECODING, OUT_JOB, IN_JOB = range(1
 ENC_HEAD, ENC_TAIL, DEC_HEAD, DEC_TAIL, OUT_HEAD, OUT_TAIL = range(18, 24)
 SPANS, SAMPLES, COMPUTE_SPAN, CODEC_SPAN, OUT_SPAN, IN_SPAN = range(24, 30)
 # Sizes and limits. HOST_BUDGET 0 means no limit. DRAIN 1: operators wait for all swap-outs; DRAIN
-# 2: swap-ins wait for them, too.
+# 2: swap-ins wait for them, too. UNIFIED 1: host memory is device memory.
 N_OPERATORS, N_TENSORS, N_POSITIONS, N_ROWS = range(30, 34)
-BUDGET, HOST_BUDGET, START_BYTES, DRAIN = range(34, 38)
+BUDGET, HOST_BUDGET, START_BYTES, DRAIN, UNIFIED = range(34, 39)
 # Indices into n at which the tables, the candidate and the state of each tensor begin. PEAKS:
 # maximum of device bytes from the end of the previous operator to the operator's own end.
-OPERATORS, TENSORS, POSITIONS, STATUS, USES, BEGUN, QUEUE, WORK = range(38, 46)
-ACTION, CODEC, PREFETCH, ENCODED, PEAKS = range(46, 51)
+OPERATORS, TENSORS, POSITIONS, STATUS, USES, BEGUN, QUEUE, WORK = range(39, 47)
+ACTION, CODEC, PREFETCH, ENCODED, PEAKS = range(47, 52)
 # Indices into x at which the durations, the candidate's seconds and the timeline (N_ROWS rows)
 # begin.
-DURATIONS, SECONDS, SPANS_AT, SAMPLES_AT, N_SIZE = range(51, 56)
+DURATIONS, SECONDS, SPANS_AT, SAMPLES_AT, N_SIZE = range(52, 57)
 
 # First entries of x: clocks, speeds (1: full speed), byte seconds; exposed seconds by cause; rates.
 NOW, COMPUTE_END, CODEC_END, OUT_END, IN_END, SPEED, LINK_SPEED, INTEGRAL = range(8)

@@ -47,6 +47,7 @@ def build(
     n[[state.BUDGET, state.HOST_BUDGET]] = budget_bytes, hardware.host_memory_bytes
     there = (t.nbytes for t, p in zip(trace.tensors, life.producer, strict=True) if p < 0)
     n[[state.START_BYTES, state.DRAIN]] = trace.resident_bytes + sum(there), drain
+    n[state.UNIFIED] = hardware.unified
     n[state.DURATIONS], n[state.SECONDS] = state.X_SIZE, state.X_SIZE + m
     n[state.SPANS_AT] = state.X_SIZE + m + 4 * len(positions)
     x = np.zeros(n[state.SPANS_AT], np.float64)
@@ -129,6 +130,8 @@ def _seconds(
             rate = hardware.codecs.get(name) or hardware.codecs[_family(name)]
             seconds[:, column, 0] = rate.overhead_s + raw / rate.encode_bytes_per_s
             seconds[:, column, 1] = rate.overhead_s + raw / rate.decode_bytes_per_s
+    if hardware.unified:
+        return seconds
     seconds[:, :, 2] = hardware.link_latency_s + encoded / hardware.d2h_bytes_per_s
     seconds[:, :, 3] = hardware.link_latency_s + encoded / hardware.h2d_bytes_per_s
     return seconds
