@@ -6,7 +6,7 @@ A table stands between ``<!-- NAME -->`` and ``<!-- /NAME -->``; a stale one fai
 from __future__ import annotations
 
 import re
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
