@@ -307,7 +307,7 @@ class Packer:
             self._counters.stay("saved_again", handle.raw_nbytes)
             return True
         if token.remat is not None:
-            if self._recomputer.is_worth(token):
+            if self._recomputer.is_worth(token, fresh=fresh):
                 token.lane.executor.recompute_later(handle)
                 return True
             token.remat = None

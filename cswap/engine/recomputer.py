@@ -7,7 +7,9 @@ Note [a chain is tried once]
 Where a call site saves the result of a chain of operators for the first time, the chain runs at
 once and is compared with the tensor, bit by bit. So a chain whose kernels are not repeatable on
 this machine is never used, nor one in whose values somebody wrote behind autograd's back. The try
-also says how long it takes. From then on the chain is trusted at this call site.
+also says how long it takes. From then on the chain is trusted at this call site. A machine that was
+busy then says too long a time: where nothing was worth its time, the chain is timed once more
+whenever the tensor has rested (Note [a tensor that rests]), and the shorter time counts.
 
 Note [inputs of what is computed again]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -92,9 +94,14 @@ class Recomputer:
         found = (self._lossy if handle.lossy_ok else self._exact).find(tensor)
         return found if found is not None and found.nbytes == handle.raw_nbytes else None
 
-    def is_worth(self, token: Token) -> bool:
-        """Whether the token's tensor is to be computed again, rather than stored or kept."""
-        handle, trial = token.handle, self._tried(token)
+    def is_worth(self, token: Token, *, fresh: bool = False) -> bool:
+        """Whether the token's tensor is to be computed again, rather than stored or kept.
+
+        Args:
+            token: its ``remat`` says how.
+            fresh: whether to time it once more; many steps have passed since it was looked at.
+        """
+        handle, trial = token.handle, self._tried(token, again=fresh)
         return (
             trial is not None
             and trial.agrees
@@ -113,7 +120,7 @@ class Recomputer:
         trial = self._tried(token)
         return trial.seconds if trial is not None and trial.agrees else None
 
-    def _tried(self, token: Token) -> Trial | None:
+    def _tried(self, token: Token, *, again: bool = False) -> Trial | None:
         # See Note [a chain is tried once]; None: there is no chain.
         handle, remat = token.handle, token.remat
         if remat is None or handle.site is None:
@@ -124,6 +131,10 @@ class Recomputer:
             if len(self._trials) >= MOST_TRIALS:
                 self._trials.clear()
             trial = self._trials[key] = self._try(token, remat)
+        elif again and trial.agrees:
+            latest = self._try(token, remat)
+            seconds = min(trial.seconds, latest.seconds)
+            trial = self._trials[key] = Trial(latest.agrees, seconds)
         return trial
 
     def run(self, remat: Remat) -> torch.Tensor:

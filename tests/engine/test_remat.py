@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
 
 import cswap
+from cswap.engine.saved.rest import FIRST_STEPS
 from cswap.testing.engines import assert_empty
 
 N = 1 << 15
@@ -96,6 +98,23 @@ def test_the_memory_itself_is_gone_between_forward_and_backward():
 def pass_through(engine, loss):
     with torch.autograd.graph.saved_tensors_hooks(engine.pack, engine.unpack):
         return loss()
+
+
+def test_a_chain_that_a_busy_machine_has_timed_is_timed_once_more(monkeypatch):
+    seconds = [3.0]
+    monkeypatch.setattr("cswap.engine.recomputer._timed", lambda *_: seconds[0])
+    nothing_pays = SimpleNamespace(codec=None, learns=False)
+    monkeypatch.setattr("cswap.advisor.advisor.Advisor.choose", lambda *_, **__: nothing_pays)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.GELU(), torch.nn.Linear(512, 1))
+    x = torch.randn(64, 64)
+    wanted = gradients(model, x)
+    with cswap.install(model, min_bytes=0, workers=0) as handle:
+        for _ in range(FIRST_STEPS + 1):
+            gradients(model, x)
+        assert "remat" not in handle.stats.by_codec
+        seconds[0] = 1e-6
+        assert all(map(torch.equal, wanted, gradients(model, x)))
+        assert handle.stats.by_codec["remat"].count == 1
 
 
 def test_a_chain_that_does_not_give_the_bits_is_not_used(caplog):
