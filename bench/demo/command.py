@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bench.demo.settings import MODELS, MODES, DemoSettings
+from bench.demo.settings import DEFAULT_MODES, MODELS, MODES, DemoSettings
 
 
 def main(
@@ -15,12 +15,14 @@ def main(
         "demo-out"
     ),
     models: Annotated[str, typer.Option(help="Which models, comma-separated.")] = ",".join(MODELS),
-    modes: Annotated[str, typer.Option(help="Which modes; 'off' must be one.")] = ",".join(MODES),
+    modes: Annotated[
+        str, typer.Option(help=f"Some of {', '.join(MODES)}; 'off' must be one.")
+    ] = ",".join(DEFAULT_MODES),
     steps: Annotated[int | None, typer.Option(help="Training steps per model.")] = None,
-    seed: Annotated[int, typer.Option(help="First of the three seeds.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of weights, batches and dropout.")] = 0,
     quick: Annotated[bool, typer.Option(help="Tiny models, a few steps: does it work?")] = False,
 ) -> None:
-    """Train a CNN and a GPT on the CPU: off, three modes of cswap, and torch's checkpointing."""
+    """Train a CNN and a GPT on the CPU: off, with cswap, and with torch's checkpointing."""
     settings = DemoSettings.parse(
         out=out, models=models, modes=modes, steps=steps, seed=seed, quick=quick
     )

@@ -1,4 +1,4 @@
-"""The demo's picture: per model its losses, and the bytes that saved tensors hold in a step."""
+"""The demo's picture: losses, bytes of saved tensors in a step, and step time against memory."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
+    from bench.demo.summary import Row
     from bench.workloads.lockstep import Lockstep
 
 MIB = 1 << 20
@@ -23,7 +24,7 @@ STYLES = {
 }
 
 
-def draw(runs: list[Lockstep], path: Path) -> None:
+def draw(runs: list[Lockstep], rows: list[Row], path: Path) -> None:
     """Write the picture of the runs that have something to show."""
     import matplotlib as mpl
 
@@ -31,11 +32,12 @@ def draw(runs: list[Lockstep], path: Path) -> None:
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(
-        len(runs), 2, figsize=(12, 4.3 * len(runs)), squeeze=False, layout="constrained"
+        len(runs), 3, figsize=(17, 4.3 * len(runs)), squeeze=False, layout="constrained"
     )
-    for run, (left, right) in zip(runs, axes, strict=True):
+    for run, (left, middle, right) in zip(runs, axes, strict=True):
         _losses(run, left)
-        _bytes(run, right)
+        _bytes(run, middle)
+        _time_against_memory([row for row in rows if row.model == run.task.name], right)
     figure.savefig(path, dpi=120)
     plt.close(figure)
 
@@ -81,4 +83,31 @@ def _bytes(run: Lockstep, axes: Axes) -> None:
         ylim=(0, None),
     )
     axes.legend()
+    axes.grid(alpha=0.3)
+
+
+def _time_against_memory(rows: list[Row], axes: Axes) -> None:
+    for row in rows:
+        if row.peak_saved_bytes is None or row.step_time_rel is None:
+            continue
+        low, high = row.step_time_rel_quartiles or (row.step_time_rel, row.step_time_rel)
+        spread = [[row.step_time_rel - low], [high - row.step_time_rel]]
+        axes.errorbar(
+            row.peak_saved_bytes / MIB,
+            row.step_time_rel,
+            yerr=spread,
+            fmt="o",
+            color=STYLES[row.mode][0],
+            capsize=3,
+            label=row.mode,
+        )
+    axes.set(
+        title="step time against memory: down and left is better",
+        xlabel="peak of saved tensors (MiB)",
+        ylabel="step time / off's, with quartiles",
+        xlim=(0, None),
+        ylim=(0, None),
+    )
+    if axes.containers:
+        axes.legend()
     axes.grid(alpha=0.3)

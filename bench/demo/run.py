@@ -18,6 +18,7 @@ from cswap.experiments.files.environment import environment
 from cswap.experiments.files.writing import write
 from cswap.experiments.options import INTERRUPTED, N_THREADS
 from cswap.experiments.workloads.tasks import make_task
+from cswap.report import terminal
 
 if TYPE_CHECKING:
     from bench.demo.settings import DemoSettings
@@ -35,9 +36,7 @@ class Demo:
         self.environment = environment("demo")
         self.facts: dict[str, dict[str, object]] = {}
         self.warm_up_s: dict[str, dict[str, float]] = {}
-        self.runs: dict[
-            str, list[Lockstep]
-        ] = {}  # per model: the run of all modes, then those of more seeds
+        self.runs: dict[str, Lockstep] = {}
 
     def train(self) -> None:
         """Train every model in every mode."""
@@ -48,7 +47,6 @@ class Demo:
                 self.facts[name] = {"n_steps": task.n_steps, **task.facts}
                 self._warm_up(task)
                 self._all_modes(task, progress)
-                self._more_seeds(task, progress)
 
     def _warm_up(self, task: Task) -> None:
         """Do one step per mode on a throw-away model.
@@ -65,28 +63,8 @@ class Demo:
 
     def _all_modes(self, task: Task, progress: Progress) -> None:
         label = f"{task.name}: {', '.join(self.settings.modes)}"
-        self._run(task, self.settings.modes, self.settings.seed, progress, label, measured=True)
-
-    def _more_seeds(self, task: Task, progress: Progress) -> None:
-        if "int8" not in self.settings.modes:
-            return
-        for seed in self.settings.seeds[1:]:
-            label = f"{task.name}: off, int8, seed {seed}"
-            self._run(task, ("off", "int8"), seed, progress, label, measured=False)
-
-    def _run(
-        self,
-        task: Task,
-        modes: tuple[str, ...],
-        seed: int,
-        progress: Progress,
-        label: str,
-        *,
-        measured: bool,
-    ) -> None:
         bar = progress.add_task(label, total=task.n_steps)
-        run = Lockstep(task, modes, seed, measured=measured)
-        self.runs.setdefault(task.name, []).append(run)
+        run = self.runs[task.name] = Lockstep(task, self.settings.modes, self.settings.seed)
         try:
             run.run(lambda n_steps: progress.update(bar, completed=n_steps))
         finally:
@@ -99,7 +77,6 @@ class Demo:
             "version": VERSION,
             "rows": [asdict(row) for row in self.rows()],
             "complete": complete,
-            "int8_against_seeds": self.spreads(),
             "environment": {
                 **self.environment,
                 "seconds": time.perf_counter() - self.started_s,
@@ -108,17 +85,12 @@ class Demo:
             "settings": {**asdict(self.settings), "out": str(self.settings.out)},
             "models": self.facts,
             "how_measured": results.HOW_MEASURED,
-            "curves": {name: results.curves(runs[0]) for name, runs in self.runs.items()},
+            "curves": {name: results.curves(run) for name, run in self.runs.items()},
         }
 
     def rows(self) -> list[results.Row]:
         """Return a row per model and mode."""
-        return [row for runs in self.runs.values() for row in results.rows(runs[0])]
-
-    def spreads(self) -> dict[str, dict[str, Any]]:
-        """Return int8 against the seeds, per model for which it is known."""
-        found = {name: results.spread(runs) for name, runs in self.runs.items()}
-        return {name: spread for name, spread in found.items() if spread}
+        return [row for run in self.runs.values() for row in results.rows(run)]
 
 
 def run(settings: DemoSettings, console: Console | None = None) -> int:
@@ -145,18 +117,16 @@ def run(settings: DemoSettings, console: Console | None = None) -> int:
 
 def _write_down(demo: Demo, *, complete: bool) -> None:
     json_path, picture_path = demo.settings.out / "results.json", demo.settings.out / "demo.png"
+    rows = demo.rows()
     write(json_path, demo.document(complete=complete))
-    demo.console.print(tables.comparison(demo.rows()))
-    for name, spread in demo.spreads().items():
-        demo.console.print(tables.spread_line(name, spread))
-    for line in tables.heap_lines(demo.rows()):
-        demo.console.print(line)
-    for line in tables.fallback_lines(demo.rows()):
+    terminal.show(tables.comparison(rows), drop=tables.DROPPED, console=demo.console)
+    for line in tables.fallback_lines(rows):
         demo.console.print(f"[bold red]{line}[/]")
-    seen = [runs[0] for runs in demo.runs.values()]
-    if seen:
-        draw(seen, picture_path)
+    if demo.runs:
+        draw(list(demo.runs.values()), rows, picture_path)
     seconds = time.perf_counter() - demo.started_s
     demo.console.print(
-        f"{seconds:.0f} s in all. Written: {json_path}, {picture_path if seen else ''}"
+        f"{seconds:.0f} s in all. Written: {json_path}, {picture_path if demo.runs else ''}"
     )
+    for line in tables.conclusions(rows):
+        demo.console.print(f"[bold]{line}[/]", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Makes rows, a seed-to-seed spread and one JSON file from the logs of the demo's runs."""
+"""Makes rows and one JSON file from the logs of the demo's runs."""
 
 from __future__ import annotations
 
@@ -158,36 +158,3 @@ def curves(run: Lockstep) -> dict[str, Any]:
 
 def _curve(curve: Curve) -> dict[str, list[float] | list[int]]:
     return {"ms": [round(at_s * 1e3, 3) for at_s in curve.at_s], "bytes": curve.nbytes}
-
-
-def spread(runs: list[Lockstep]) -> dict[str, Any] | None:
-    """Compare int8's effect on the validation loss with that of the seed.
-
-    None with fewer than two finished seeds.
-    """
-    finished = [run for run in runs if _final(run, "off") and _final(run, "int8")]
-    if len(finished) < 2:
-        return None
-    off = [_final(run, "off") for run in finished]
-    int8 = [_final(run, "int8") for run in finished]
-    differences = [mine - its for mine, its in zip(int8, off, strict=True) if mine and its]
-    losses = [loss for loss in off if loss]
-    seed_spread = max(losses) - min(losses)
-    return {
-        "seeds": [run.seed for run in finished],
-        "off": off,
-        "int8": int8,
-        "spread": seed_spread,
-        "int8_minus_off": differences,
-        "max_abs_difference": max(map(abs, differences)),
-        "int8_within_spread": max(map(abs, differences)) < seed_spread,
-    }
-
-
-def _final(run: Lockstep, mode: str) -> float | None:
-    """Validation loss after the last step; None if the run lacks the mode or did not get there."""
-    for replica in run.replicas:
-        validations = replica.log.validations
-        if replica.mode == mode and validations and validations[-1].n_steps == run.task.n_steps:
-            return validations[-1].loss
-    return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.table import Table
@@ -14,8 +14,20 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 UNKNOWN = "-"
-TITLE = "Saved tensors: cswap's three modes and torch's checkpointing"
+TITLE = "Saved tensors: cswap and torch's checkpointing"
+WORDS = {
+    "remat": "with one line",
+    "lossless": "with nothing computed again",
+    "int8": "with int8",
+    "checkpoint": "by checkpointing",
+}
+"""Names of modes in a sentence."""
+
+DROPPED = ("diff", "acc.\n%", "ratio", "loss")
+"""Columns that a narrow terminal does without, the first to go first."""
+
 CAPTION = (
+    'remat: cswap by one line, lossless; int8: with lossy="int8". '
     "peak: most bytes that saved tensors held in a step; x less: than off. ratio: raw / encoded "
     "bytes. time: of a step, off = 1. loss, acc.: validation. bits: loss and all gradients equal "
     "off's, in every step. diff: largest difference of a gradient from off's."
@@ -54,27 +66,27 @@ def _number(value: float | None, form: str, factor: float = 1) -> str:
     return UNKNOWN if value is None else form.format(value * factor)
 
 
-def spread_line(model: str, spread: dict[str, Any]) -> str:
-    """Return one line on the effect of int8, and of the seed, on the validation loss."""
-    verdict = "below" if spread["int8_within_spread"] else "NOT below"
+def conclusions(rows: Sequence[Row]) -> list[str]:
+    """Return a sentence per model: what each mode saved, at what time."""
+    found = []
+    for model in dict.fromkeys(row.model for row in rows):
+        off = next((row for row in rows if row.model == model and row.mode == "off"), None)
+        said = [_said(row) for row in rows if row.model == model and row.mode in WORDS]
+        if off is not None and off.peak_saved_bytes and any(said):
+            peak = off.peak_saved_bytes / MIB
+            said_of = "; ".join(filter(None, said))
+            found.append(f"{model.upper()}, {peak:.1f} MiB of saved tensors without: {said_of}.")
+    return found
+
+
+def _said(row: Row) -> str:
+    if row.peak_ratio is None or row.step_time_rel is None:
+        return ""
+    bits = ", every bit equal" if row.bit_equal and row.mode in ("lossless", "remat") else ""
     return (
-        f"{model}: int8 moved the validation loss by at most {spread['max_abs_difference']:.4f}, "
-        f"{verdict} the spread of {len(spread['seeds'])} seeds without cswap, "
-        f"{spread['spread']:.4f}."
+        f"{WORDS[row.mode]} {row.peak_ratio:.1f} times less{bits}, "
+        f"at {row.step_time_rel:.2f} times the time"
     )
-
-
-def heap_lines(rows: Sequence[Row]) -> list[str]:
-    """Return a line per model on all memory that malloc allocated in one step."""
-    peaks: dict[str, list[str]] = {}
-    for row in rows:
-        if row.heap_peak_bytes is not None:
-            text = f"{row.mode} {row.heap_peak_bytes / MIB:.1f}"
-            peaks.setdefault(row.model, []).append(text)
-    return [
-        f"{model}: all memory allocated at the peak of a step (MiB): {', '.join(modes)}."
-        for model, modes in peaks.items()
-    ]
 
 
 def fallback_lines(rows: Sequence[Row]) -> list[str]:

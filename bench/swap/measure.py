@@ -96,7 +96,7 @@ def train(
     """
     failures = {method: _failure(task, method) for method in methods}
     working = [method for method in methods if failures[method] is None]
-    run = Lockstep(task, working, SEED, measured=True)
+    run = Lockstep(task, working, SEED)
     copies: list[Copies] = []
 
     def stepped(_n_steps: int) -> None:

@@ -234,18 +234,18 @@ def same_bits(mine: Tensor, its: Tensor) -> bool:
 class Lockstep:
     """Trains one task in several modes, step by step in turns.
 
+    Memory is measured at the first, the middle and the last step.
+
     Args:
         task: what to train.
         chosen: modes; the first is "off", which the others are compared with.
         seed: of weights, batches and dropout.
-        measured: also measure memory, at the first, the middle and the last step, and validate on
-            the way; else only at the end.
     """
 
-    def __init__(self, task: Task, chosen: Sequence[str], seed: int, *, measured: bool) -> None:
+    def __init__(self, task: Task, chosen: Sequence[str], seed: int) -> None:
         self.task, self.seed = task, seed
-        self.validate_at = {round(task.n_steps * k / 4) for k in range(0 if measured else 4, 5)}
-        self.measure_at = {round(task.n_steps * k / 2) for k in range(3)} if measured else set()
+        self.validate_at = {round(task.n_steps * k / 4) for k in range(5)}
+        self.measure_at = {round(task.n_steps * k / 2) for k in range(3)}
         self.replicas = [Replica(task, mode, seed) for mode in chosen]
 
     def run(self, on_step: Callable[[int], None]) -> None:

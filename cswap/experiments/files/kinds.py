@@ -322,7 +322,7 @@ KINDS: Final = (
     ),
     Kind(
         "demo",
-        ("int8_against_seeds",),
+        ("how_measured",),
         _plain,
         ("model", "mode"),
         (
