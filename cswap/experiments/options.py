@@ -33,7 +33,7 @@ def results_folder(context: typer.Context) -> Path:
     return context.obj if isinstance(context.obj, Path) else RESULTS
 
 
-def is_installed(context: typer.Context) -> bool:
+def is_cswap_bench(context: typer.Context) -> bool:
     """Whether the program is `cswap bench`, which keeps the results of every run."""
     return results_folder(context) == RESULTS
 

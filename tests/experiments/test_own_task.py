@@ -41,6 +41,9 @@ def make_task():
 def make_nothing():
     pass
 
+def leave():
+    raise SystemExit(3)
+
 def make_error():
     raise ValueError("no data")
 """
@@ -107,11 +110,11 @@ def test_the_example_is_trained_and_reported_and_its_runs_go_on(bench, monkeypat
 
 @pytest.fixture
 def asked(monkeypatch):
-    """The settings of the runs that would have begun."""
+    """Settings and folders of the runs that would have begun."""
     found = []
 
-    def finished(settings, *_, **__):
-        found.append(settings)
+    def finished(settings, folder, *_, **__):
+        found.append({**settings, "folder": folder.as_posix()})
         return {"complete": True}
 
     monkeypatch.setattr(command, "_finished", finished)
@@ -124,6 +127,9 @@ def test_the_tasks_margin_holds_for_its_own_number_of_steps(bench, asked):
     bench("--quick", "--margin", "0.2")
     assert [settings["margins"] for settings in asked] == [{"halves": 0.01}, {}, {"halves": 0.2}]
     assert asked[0]["seeds"] == {"halves": 5}
+    folders = [settings["folder"] for settings in asked]
+    assert folders[0] == folders[1] == "cswap-results/accuracy-halves"
+    assert folders[2] == "cswap-results/accuracy-halves-quick"  # replaces no long run's results
 
 
 def test_runs_of_a_changed_file_are_begun_anew(bench, asked, tmp_path):
@@ -163,6 +169,7 @@ def test_another_loss_and_other_types_are_trained(bench, spec, tmp_path):
         ("loss=lambda out, targets: out", "loss on batch(0, 0) is a tensor of shape (8, 2)"),
         ("right=lambda out, targets: out", "its shape must be the targets'"),
         ("batch=None", "its Task has batch=None"),
+        ("facts={'x': x}", "JSON of the Task's facts fails: TypeError"),
     ],
 )
 def test_wrong_tasks_are_refused_before_anything_runs(change, message, spec):
@@ -182,6 +189,7 @@ def test_wrong_tasks_are_refused_before_anything_runs(change, message, spec):
         ("{}:torch", "no function torch in it"),
         ("{}:make_nothing", "make_nothing() returns a NoneType; return a cswap.experiments.task"),
         ("{}:make_error", "make_error() fails: ValueError: no data"),
+        ("{}:leave", "leave() fails: SystemExit: 3"),
     ],
 )
 def test_wrong_files_and_functions_are_refused(text, message, spec):

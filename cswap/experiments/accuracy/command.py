@@ -26,7 +26,7 @@ from cswap.experiments.files.resumable import same_code, stored
 from cswap.experiments.files.writing import write
 from cswap.experiments.options import (
     INTERRUPTED,
-    is_installed,
+    is_cswap_bench,
     names,
     needs,
     results_folder,
@@ -138,7 +138,7 @@ def main(
     }
     given = {**subject.margins, **margins.parse(margin, subject.models)}
     settings["margins"] = margins.stated(settings, given)
-    folder = writable_folder(Path(out) if out else _default_folder(context, subject))
+    folder = writable_folder(Path(out) if out else _default_folder(context, subject, quick=quick))
     if only_pilot:
         pilot.command(settings, folder, subject.make, console)
     elif only_confirm:
@@ -184,11 +184,15 @@ def _own(spec: str, n_steps: int | None, data: str, models: str) -> Subject:
     return Subject([task.name], lambda _: task, {"task": about}, stated)
 
 
-def _default_folder(context: typer.Context, subject: Subject) -> Path:
+def _default_folder(context: typer.Context, subject: Subject, *, quick: bool) -> Path:
     own = "task" in subject.settings
-    if own and not is_installed(context):
-        raise ConfigError("--task: give --out FOLDER, too.")
-    return results_folder(context) / (f"{FOLDER}-{subject.models[0]}" if own else FOLDER)
+    if not is_cswap_bench(context):
+        if own:
+            raise ConfigError("--task: give --out FOLDER, too.")
+        return results_folder(context) / FOLDER
+    # A quick run must not replace a long one's results.
+    parts = [FOLDER, *([subject.models[0]] if own else []), *(["quick"] if quick else [])]
+    return results_folder(context) / "-".join(parts)
 
 
 def _models(text: str, data: Images | Text | None) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import importlib.util
+import json
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -113,6 +114,7 @@ def _check_fields(spec: str, task: Any) -> None:
     margin = task.margin
     if margin is not None and not (isinstance(margin, int | float) and 0 < margin < float("inf")):
         raise _wrong(spec, f"its Task has margin={margin!r}; it must be above 0, or None.")
+    _called(spec, "JSON of the Task's facts", lambda: json.dumps(task.facts))
     if not isinstance(task.validation, Sequence) or not task.validation:
         raise _wrong(spec, "its Task has no batches in validation; give a tuple of at least one.")
 
@@ -150,7 +152,7 @@ def _check_loss(spec: str, task: Task, model: torch.nn.Module, what: str, batch:
 def _called(spec: str, what: str, call: Callable[[], Any]) -> Any:
     try:
         return call()
-    except Exception as error:  # the user's code may raise any error
+    except (Exception, SystemExit) as error:  # the user's code may raise any error
         lines = str(error).splitlines()
         raise _wrong(
             spec, f"{what} fails: {type(error).__name__}: {short(lines[0] if lines else '')}"

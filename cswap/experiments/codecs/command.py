@@ -31,7 +31,7 @@ from cswap.experiments.host_memory import host_available_bytes
 from cswap.experiments.options import (
     N_THREADS,
     Again,
-    is_installed,
+    is_cswap_bench,
     names,
     needs,
     results_folder,
@@ -96,7 +96,7 @@ def main(
     whole = not (quick or families or kinds or codecs or tensors or script)
     default = results_folder(context) / FILE
     part = default.with_stem("codecs-own" if tensors or script else "codecs-part")
-    path = Path(out) if out else default if whole else part if is_installed(context) else None
+    path = Path(out) if out else default if whole else part if is_cswap_bench(context) else None
     if plots_only:
         _redraw(path or default, console)
         return
