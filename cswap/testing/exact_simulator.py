@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from cswap.errors import InternalError
 from cswap.plan.simulator.lifetimes import Lifetimes, lifetimes
+from cswap.testing.exact_records import Item, Job, Replayed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,57 +25,6 @@ if TYPE_CHECKING:
 
 
 CAUSES: Final = ("swap_in", "swap_out", "memory", "codec", "recompute")
-
-
-@dataclass(slots=True)
-class _Tensor:
-    """A tensor's choice, and the current place of its bytes."""
-
-    index: int
-    nbytes: int
-    encoded: int
-    action: str
-    raw: bool
-    prefetch: int
-    backward: int
-    rank: tuple[int, int]
-    # nowhere, device, leaving (raw), sent (encoded), host, coming, decoding, dropped, dead, again
-    at: str = "nowhere"
-    copies: int = 0  # bytes of raw and encoded copies on the device
-    scratch: int = 0  # bytes that an encode writes
-    fetched: bool = False
-    uses_left: int = 0
-
-
-@dataclass(slots=True)
-class _Job:
-    """A job on one resource: its remaining seconds at full speed, and the action at its end."""
-
-    left_s: Fraction
-    end: Callable[[], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Replayed:
-    """The exact results of `Replay.run`.
-
-    Attributes:
-        step_s: end of the last operator.
-        peak_bytes: maximum of device memory.
-        host_peak_bytes: maximum of host memory.
-        average_bytes: mean of device memory over time.
-        link_bytes: bytes copied in both directions together.
-        feasible: whether both budgets hold all the time and no tensor is lost.
-        exposed_s: exposed seconds by cause, as `Simulation.exposed`.
-    """
-
-    step_s: Fraction
-    peak_bytes: int
-    host_peak_bytes: int
-    average_bytes: Fraction
-    link_bytes: int
-    feasible: bool
-    exposed_s: dict[str, Fraction]
 
 
 @dataclass(slots=True)
@@ -98,9 +48,9 @@ class Replay:
     codec: Sequence[str]
     prefetch: Sequence[int]
     drain: bool = False
-    _tensors: list[_Tensor] = field(default_factory=list)
-    _jobs: dict[str, _Job] = field(default_factory=dict)
-    _lines: dict[str, list[_Tensor]] = field(default_factory=dict)
+    _tensors: list[Item] = field(default_factory=list)
+    _jobs: dict[str, Job] = field(default_factory=dict)
+    _lines: dict[str, list[Item]] = field(default_factory=dict)
     _chain: list[int] = field(default_factory=list)
     _workspace: int = 0
     _made: int = 0  # bytes of outputs of the operator that runs
@@ -113,7 +63,7 @@ class Replay:
     _link: int = 0
     _exposed: dict[str, Fraction] = field(default_factory=dict)
     _life: Lifetimes = field(init=False)
-    _leaver: _Tensor | None = None  # the tensor of the D2H copy
+    _leaver: Item | None = None  # the tensor of the D2H copy
 
     def run(self) -> Replayed:
         """Replay the step."""
@@ -154,9 +104,7 @@ class Replay:
             first, last = life.forward[index] + 1, life.backward[index]
             start = 0 if p is None else min(max(self.prefetch[p], first), last)
             rank = (last, -1 if p is None else p)
-            record = _Tensor(
-                index, tensor.nbytes, encoded, action, codec == "raw", start, last, rank
-            )
+            record = Item(index, tensor.nbytes, encoded, action, codec == "raw", start, last, rank)
             if life.producer[index] < 0:
                 record.at, record.copies = "device", tensor.nbytes
             self._tensors.append(record)
@@ -214,12 +162,12 @@ class Replay:
         if self._lines["decode"]:
             tensor = self._lines["decode"].pop(0)
             self._encoding = False
-            self._jobs["codec"] = _Job(self._codec_s(tensor, "decode"), self._decoded(tensor))
+            self._jobs["codec"] = Job(self._codec_s(tensor, "decode"), self._decoded(tensor))
         elif self._lines["encode"] and (forced or self._room(self._lines["encode"][0].encoded)):
             tensor = self._lines["encode"].pop(0)
             tensor.scratch = tensor.encoded
             self._encoding = True
-            self._jobs["codec"] = _Job(self._codec_s(tensor, "encode"), self._encoded(tensor))
+            self._jobs["codec"] = Job(self._codec_s(tensor, "encode"), self._encoded(tensor))
             self._look()
 
     def _start_d2h(self, forced: bool) -> None:
@@ -227,7 +175,7 @@ class Replay:
             return
         tensor = self._leaver = self._lines["d2h"].pop(0)
         seconds = self._copy_s(tensor, self.hardware.d2h_bytes_per_s)
-        self._jobs["d2h"] = _Job(seconds, self._left(tensor))
+        self._jobs["d2h"] = Job(seconds, self._left(tensor))
         self._look()
 
     def _start_compute(self, forced: bool) -> None:
@@ -245,7 +193,7 @@ class Replay:
             end = self._ran_again(index)
         else:
             end, self._started = self._ran(index), index
-        self._jobs["compute"] = _Job(Fraction(self.trace.operators[index].duration_s), end)
+        self._jobs["compute"] = Job(Fraction(self.trace.operators[index].duration_s), end)
         self._look()
 
     def _start_h2d(self, forced: bool) -> None:
@@ -266,10 +214,10 @@ class Replay:
             return
         tensor.at, tensor.fetched, tensor.copies = "coming", True, there + need
         seconds = self._copy_s(tensor, self.hardware.h2d_bytes_per_s)
-        self._jobs["h2d"] = _Job(seconds, self._came(tensor))
+        self._jobs["h2d"] = Job(seconds, self._came(tensor))
         self._look()
 
-    def _due(self) -> _Tensor | None:
+    def _due(self) -> Item | None:
         """The next swap-in in the order of backward uses, if it may start now."""
         pending = (t for t in self._tensors if t.action == "swap" and not t.fetched)
         for tensor in sorted(pending, key=lambda t: t.rank):
@@ -279,18 +227,18 @@ class Replay:
                 return tensor if tensor.at == "host" else None
         return None
 
-    def _codec_s(self, tensor: _Tensor, what: str) -> Fraction:
+    def _codec_s(self, tensor: Item, what: str) -> Fraction:
         place = next(p for p, t in enumerate(self._life.swappable) if t == tensor.index)
         rate = self.hardware.codecs[self.codec[place]]
         bytes_per_s = rate.encode_bytes_per_s if what == "encode" else rate.decode_bytes_per_s
         return Fraction(rate.overhead_s) + tensor.nbytes / Fraction(bytes_per_s)
 
-    def _copy_s(self, tensor: _Tensor, bytes_per_s: float) -> Fraction:
+    def _copy_s(self, tensor: Item, bytes_per_s: float) -> Fraction:
         if self.hardware.unified:
             return Fraction(0)
         return Fraction(self.hardware.link_latency_s) + tensor.encoded / Fraction(bytes_per_s)
 
-    def _copied(self, tensor: _Tensor) -> int:
+    def _copied(self, tensor: Item) -> int:
         return 0 if self.hardware.unified else tensor.encoded
 
     def _speed(self, resource: str) -> Fraction:
@@ -300,7 +248,7 @@ class Replay:
             return Fraction(self.hardware.duplex_factor)
         return Fraction(1)
 
-    def _encoded(self, tensor: _Tensor) -> Callable[[], None]:
+    def _encoded(self, tensor: Item) -> Callable[[], None]:
         def end() -> None:
             tensor.scratch = 0
             if tensor.at == "leaving":
@@ -309,7 +257,7 @@ class Replay:
 
         return end
 
-    def _left(self, tensor: _Tensor) -> Callable[[], None]:
+    def _left(self, tensor: Item) -> Callable[[], None]:
         def end() -> None:
             if tensor.at in ("leaving", "sent"):
                 tensor.copies, tensor.at = (tensor.encoded if self.hardware.unified else 0), "host"
@@ -317,7 +265,7 @@ class Replay:
 
         return end
 
-    def _came(self, tensor: _Tensor) -> Callable[[], None]:
+    def _came(self, tensor: Item) -> Callable[[], None]:
         def end() -> None:
             tensor.at = "device" if tensor.raw else "decoding"
             self._link += self._copied(tensor)
@@ -326,7 +274,7 @@ class Replay:
 
         return end
 
-    def _decoded(self, tensor: _Tensor) -> Callable[[], None]:
+    def _decoded(self, tensor: Item) -> Callable[[], None]:
         def end() -> None:
             tensor.copies, tensor.at = tensor.nbytes, "device"
 
@@ -350,7 +298,7 @@ class Replay:
 
         return end
 
-    def _leave(self, tensor: _Tensor) -> None:
+    def _leave(self, tensor: Item) -> None:
         if tensor.action == "swap":
             tensor.at = "leaving"
             self._lines["d2h" if tensor.raw else "encode"].append(tensor)
@@ -399,7 +347,7 @@ class Replay:
         """The operator that runs next: the first of the chain, or the next of the step."""
         return self._chain[0] if self._chain else self._next
 
-    def _missing(self, index: int) -> _Tensor | None:
+    def _missing(self, index: int) -> Item | None:
         inputs = (self._tensors[t] for t in self.trace.operators[index].inputs)
         away = ("leaving", "sent", "host", "coming", "decoding")
         return next((tensor for tensor in inputs if tensor.at in away), None)

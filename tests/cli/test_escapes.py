@@ -142,7 +142,7 @@ def test_names_in_a_trace_and_a_profile(printed, tmp_path):
     for operator in trace["operators"]:
         operator["name"] = operator["module"] = EVIL
     (tmp_path / "trace.json").write_text(json.dumps(trace))
-    profile = cswap.load_hardware("rtx2080ti-cswap").to_dict() | {"name": EVIL}
+    profile = cswap.load_hardware("v100-pcie3").to_dict() | {"name": EVIL}
     (tmp_path / "profile.json").write_text(json.dumps(profile))
     options = ("--hardware", tmp_path / "profile.json", "--policy", "none,vdnn-all")
     assert "Simulated." in printed("plan", tmp_path / "trace.json", *options)

@@ -321,7 +321,7 @@ def test_endless_names_of_codecs_are_refused(name):
 @pytest.mark.parametrize("seed", [-1, 10**400, "1", True])
 def test_a_wrong_seed_is_refused(policy, seed):
     with pytest.raises(ConfigError, match="seed="):
-        planner.plan(EXAMPLES / "trace.json", PROFILE, policy=policy, seed=seed)
+        planner.plan(EXAMPLES / "trace.json", "v100-pcie3", policy=policy, seed=seed)
 
 
 # Through the command line.
@@ -343,7 +343,7 @@ def refused(monkeypatch, capsys):
     return call
 
 
-TO_PLAN = ("plan", EXAMPLES / "trace.json", "--hardware", PROFILE, "--policy")
+TO_PLAN = ("plan", EXAMPLES / "trace.json", "--hardware", "v100-pcie3", "--policy")
 
 
 def test_a_negative_seed_is_refused(refused):

@@ -404,7 +404,7 @@ def test_where_host_memory_is_the_devices_own_plans_do_without_raw_swaps():
 
 @pytest.mark.parametrize("scale", [1, 16])
 def test_joint_is_no_worse_than_any_other(scale):
-    """With the larger tensors, tvdnn-ilp plans sections."""
+    """That keeps the order of operators. With the larger tensors, tvdnn-ilp plans sections."""
     rng = np.random.default_rng(8)
     for share in (0.2, 0.5, 0.8):
         trace = network(rng, 20)
@@ -413,7 +413,11 @@ def test_joint_is_no_worse_than_any_other(scale):
         budget = between(trace, share)
         others = [name for name in SEARCHED if name != "joint"]
         rows = planner.compare(trace, MACHINE, budget, [*others, "joint"], time_limit=1.0)
-        steps = {row.policy: row.simulation.step_s for row in rows if row.simulation is not None}
+        steps = {
+            row.policy: row.simulation.step_s
+            for row in rows
+            if row.simulation is not None and row.plan is not None and not row.plan.order
+        }
         assert steps["joint"] <= min(steps.values()) * (1 + 1e-9), steps
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from cswap.plan.simulator.chain import end_again
 from cswap.plan.simulator.events import (
-    end_again,
     end_codec,
     end_link,
     end_operator,
