@@ -28,7 +28,7 @@ ROW_KEYS = {
 MODES = ["off", "lossless", "remat", "int8", "checkpoint"]
 
 
-def bench(*arguments: str):
+def run_bench(*arguments: str):
     """Run `python -m bench` in this process: importing torch anew takes seconds."""
     n_threads = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch:
@@ -42,7 +42,7 @@ def bench(*arguments: str):
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
     out = tmp_path_factory.mktemp("demo")
-    done = bench("demo", "--quick", "--steps", "2", "--out", str(out))
+    done = run_bench("demo", "--quick", "--steps", "2", "--out", str(out))
     assert done.exit_code == 0, done.output
     return out, done.output, json.loads((out / "results.json").read_text(encoding="utf-8"))
 
@@ -104,7 +104,7 @@ def test_interrupted_run_writes_what_it_has(tmp_path, monkeypatch):
         look(self, n_steps)
 
     monkeypatch.setattr(Lockstep, "_look", stop)
-    done = bench(
+    done = run_bench(
         "demo", "--quick", "--steps", "3", "--modes", "off,checkpoint", "--out", str(tmp_path)
     )
     assert done.exit_code == 130, done.output
@@ -129,7 +129,7 @@ def test_interrupted_run_writes_what_it_has(tmp_path, monkeypatch):
     ],
 )
 def test_wrong_option_is_refused_before_anything_runs(arguments, words):
-    done = bench("demo", *arguments)
+    done = run_bench("demo", *arguments)
     assert done.exit_code == 2
     assert words in " ".join(done.output.replace("│", " ").split())
 
