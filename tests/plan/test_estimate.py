@@ -286,7 +286,6 @@ def test_model_that_looks_at_values_is_refused():
 
 
 @pytest.mark.sampled
-@pytest.mark.sampled
 @pytest.mark.parametrize("name", SMALL)
 @pytest.mark.parametrize("min_bytes", [0, 4096, 65536])
 def test_positions_and_bytes_are_the_engines(name, min_bytes):
