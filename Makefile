@@ -29,7 +29,8 @@ demo: $(STAMP) ## train the two demo models with and without cswap; results in d
 test: $(STAMP) ## what CI runs: check, and meanwhile every test that is neither slow nor for a GPU
 	$(call BESIDE_CHECK,not slow and not gpu)
 
-test-all: $(STAMP) ## test, and the slow ones
+test-all: export HYPOTHESIS_PROFILE ?= all
+test-all: $(STAMP) ## test, and the slow ones; more examples for each property
 	$(call BESIDE_CHECK,not gpu)
 
 SLICE ?= all

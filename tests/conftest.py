@@ -35,13 +35,14 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Compilation on first use would break any deadline; CI repeats a red run exactly.
-settings.register_profile("dev", max_examples=25, deadline=None)
-settings.register_profile("ci", max_examples=25, deadline=None, derandomize=True)
+# Compilation on first use would break any deadline; CI repeats a red run exactly. The Makefile
+# chooses `all` for test-all.
+CI = bool(os.environ.get("CI"))
+settings.register_profile("dev", max_examples=12, deadline=None)
+settings.register_profile("ci", max_examples=12, deadline=None, derandomize=True)
+settings.register_profile("all", max_examples=50, deadline=None, derandomize=CI)
 settings.register_profile("nightly", max_examples=2000, deadline=None)
-settings.load_profile(
-    os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev")
-)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if CI else "dev"))
 
 
 # GPU tests run where nothing is installed but torch, numpy, numba, pytest and hypothesis.
@@ -75,6 +76,17 @@ def pytest_configure(config: pytest.Config) -> None:
     asked_for_gpu = config.option.markexpr == "gpu" and not config.option.collectonly
     if asked_for_gpu and (reason := missing_for_gpu()):
         pytest.exit(f"GPU tests were asked for, but there is no CUDA device: {reason}", 2)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """What is imported stays: looking for garbage in it, again and again, takes seconds."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -13,19 +13,33 @@ pytest.importorskip("matplotlib")
 from typer.testing import CliRunner
 
 from bench.__main__ import app
-from bench.advisor import forced
+from bench.advisor import command, forced
 from bench.advisor.cells import cheapest
 from bench.advisor.report import KEYS
+from bench.advisor.truth import LOSSLESS
+from bench.workloads.tasks import TASKS
+from cswap.advisor import calibrate
 
 
-def test_every_cell_is_compared_and_the_oracle_is_the_best(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("models", "codecs"),
+    [
+        pytest.param(TASKS[:1], ("raw", "zvc"), id="few"),
+        pytest.param(TASKS[:2], LOSSLESS, id="all", marks=pytest.mark.slow),
+    ],
+)
+def test_every_cell_is_compared_and_the_oracle_is_the_best(models, codecs, tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "TASKS", models)
+    monkeypatch.setattr(forced, "LOSSLESS", codecs)
+    monkeypatch.setattr(calibrate, "ROUNDS", 1)
+    monkeypatch.setitem(calibrate.SIZES, "cpu", (1 << 14, 1 << 16, 1 << 18))
     monkeypatch.setenv("CSWAP_CACHE_DIR", str(tmp_path))  # the command sets one of its own
     monkeypatch.setattr(forced, "WARM", 1)
     out = tmp_path / "advisor.json"
     result = CliRunner().invoke(app, ["advisor", "--quick", "--out", str(out)])
     assert result.exit_code == 0, result.output
     found = json.loads(out.read_text())
-    assert len(found["cells"]) == 2 * 4 * 2  # models, machines, modes
+    assert len(found["cells"]) == len(models) * 4 * 2  # machines, modes
     for row in found["cells"]:
         best = row["oracle_s"] * (1 - 1e-9)
         assert all(row[key] >= best for key in KEYS.values()), row
@@ -35,6 +49,7 @@ def test_every_cell_is_compared_and_the_oracle_is_the_best(tmp_path, monkeypatch
     assert found["prediction"]["bitpack"]["median"] < 0.03
     assert out.with_suffix(".png").read_bytes()[:4] == b"\x89PNG"
     assert set(found["training"]) == {"cnn", "gpt"}
+    assert all(set(rows) == {"auto", *codecs} for rows in found["training"].values())
 
 
 def test_the_cheapest_depends_on_the_price():

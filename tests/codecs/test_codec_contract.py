@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import Phase, settings
 
 from cswap.codecs import registry
 from cswap.codecs.raw import Raw
@@ -352,13 +353,26 @@ def restored(monkeypatch):
     monkeypatch.setattr(registry, "_made", dict(registry._made))
 
 
+@pytest.fixture
+def unshrunk():
+    """A failure that is expected need not be made smaller, which takes seconds."""
+    usual = settings.default
+    settings.register_profile("unshrunk", usual, phases=[Phase.generate])
+    settings.load_profile("unshrunk")
+    yield
+    settings.register_profile("usual", usual)
+    settings.load_profile("usual")
+
+
 @pytest.mark.parametrize("sound", [Broken, Lossy])
-def test_sound_codecs_of_others_pass(sound):
+def test_sound_codecs_of_others_pass(sound, monkeypatch):
+    monkeypatch.setattr(hostile, "N_MUTATIONS", 8)
     register_codec("broken", sound)
     check_codec(get_codec("broken"), error_bound=close, twin="cpu")
 
 
 @pytest.mark.parametrize(("breach", "message"), BREACHES, ids=[b.__name__ for b, _ in BREACHES])
+@pytest.mark.usefixtures("unshrunk")
 def test_breach_is_found_and_named(breach, message):
     register_codec("broken", breach)
     with pytest.raises((AssertionError, CswapError, RuntimeError), match=message):

@@ -100,9 +100,9 @@ ALL, DEFAULTS = "min_bytes=0, codec='zvc', workers=2", "workers=1"
 @pytest.mark.parametrize(
     ("options", "last"),
     [
-        (ALL, "del y"),
         (ALL, "raise SystemExit"),
         (DEFAULTS, "y.sum().backward()"),
+        pytest.param(ALL, "del y", marks=pytest.mark.slow),
         pytest.param(ALL, "y.sum().backward()", marks=pytest.mark.slow),
         pytest.param(DEFAULTS, "del y", marks=pytest.mark.slow),
         pytest.param(DEFAULTS, "raise SystemExit", marks=pytest.mark.slow),

@@ -46,11 +46,21 @@ def heap_bytes():
 def main(activation, options):
     LIBC.mallinfo2.restype = Mallinfo2
     torch.manual_seed(0)
-    torch.use_deterministic_algorithms(True)  # no codec is tried later, and compiled for that
+    # So no codec is tried later, and compiled for that. torch.use_deterministic_algorithms would
+    # import torch's compiler, which takes five seconds. So would an optimizer of torch's, below.
+    torch._C._set_deterministic_algorithms(True)
     layers = (m for _ in range(6) for m in (nn.Linear(256, 256), getattr(nn, activation)()))
     net = nn.Sequential(*layers)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
+    momenta = [torch.zeros_like(p) for p in net.parameters()]
     x = torch.randn(4096, 256)  # each activation: 4 MiB
+
+    @torch.no_grad()
+    def optimize():
+        for parameter, momentum in zip(net.parameters(), momenta, strict=True):
+            assert parameter.grad is not None
+            momentum.mul_(0.9).add_(parameter.grad)
+            parameter.sub_(momentum, alpha=0.01)
+            parameter.grad = None
 
     def step():
         loss = net(x).square().mean()
@@ -58,8 +68,7 @@ def main(activation, options):
         loss.backward()
         del loss
         found = heap_bytes()
-        optimizer.step()
-        optimizer.zero_grad()
+        optimize()
         return forward, found
 
     step()

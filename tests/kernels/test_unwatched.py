@@ -85,6 +85,7 @@ def test_a_kernel_is_compiled_while_another_one_is():
     assert compile_under_a_profiler() == 2
 
 
+@pytest.mark.slow  # the tests above are of its parts
 def test_the_profilers_events_of_a_first_step_can_be_read():
     command = [sys.executable, "-c", FIRST_STEP]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -62,6 +62,7 @@ def site(tmp_path):
     return tmp_path, build
 
 
+@pytest.mark.slow
 def test_the_pages_build_without_a_warning(site):
     folder, build = site
     done = build()
