@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from bench.drawing.steps import MIB, UNKNOWN, add_point, draw_by_model, grouped_table, mib
+from bench.drawing.steps import (
+    MIB,
+    UNKNOWN,
+    add_point,
+    draw_by_model,
+    grouped_table,
+    mib,
+)
 from bench.fit.measure import CHECKPOINT, FIT, OFF
 
 if TYPE_CHECKING:

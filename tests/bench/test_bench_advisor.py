@@ -17,8 +17,8 @@ from bench.advisor import command, forced
 from bench.advisor.cells import cheapest
 from bench.advisor.report import KEYS
 from bench.advisor.truth import LOSSLESS
-from bench.workloads.tasks import TASKS
 from cswap.advisor import calibrate
+from cswap.experiments.workloads.tasks import TASKS
 
 
 @pytest.mark.parametrize(
