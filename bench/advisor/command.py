@@ -15,6 +15,7 @@ from rich.progress import Progress
 
 from bench.advisor import forced, prediction
 from bench.advisor.cells import SimulatedGpu, ThisCpu, oracle, static, total_s
+from bench.advisor.models import MODELS, UNSEEN
 from bench.advisor.recording import record
 from bench.advisor.report import draw, tables
 from bench.advisor.truth import MODES, outcomes
@@ -25,7 +26,6 @@ from cswap.config import SwapConfig
 from cswap.experiments.files.environment import environment
 from cswap.experiments.files.writing import write
 from cswap.experiments.options import N_THREADS, writable_file
-from cswap.experiments.workloads.tasks import TASKS
 from cswap.plan.hardware import load_hardware
 from cswap.report import terminal
 from cswap.report.terminal import literal
@@ -61,7 +61,7 @@ def main(
 
 def measure(*, quick: bool) -> dict[str, Any]:
     """Everything but the environment."""
-    models = TASKS[:2] if quick else TASKS
+    models = (*MODELS[:2], *UNSEEN[:1]) if quick else MODELS
     cells, errors = [], {}
     with Progress() as progress:
         bar = progress.add_task("Calibrating", total=2 + 2 * len(models))
@@ -102,6 +102,7 @@ def _row(recording: Recording, cell: Cell, mode: str) -> dict[str, Any]:
     best = min(statics, key=statics.__getitem__)
     return {
         "model": recording.model,
+        "unseen": recording.model in UNSEEN,
         "machine": cell.machine,
         "simulated": cell.simulated,
         "mode": mode,

@@ -12,7 +12,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
-from cswap.experiments.codecs.recorded import trained
+from bench.advisor.models import advisor_task
+from cswap.experiments.codecs.recorded import WARM_STEPS, train
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,7 +57,8 @@ class Recording:
 
 def record(model: str, *, quick: bool) -> Recording:
     """Train the task's model a little, then record a step of it."""
-    net, task = trained(model, quick=quick)
+    task = advisor_task(model, quick=quick, n_steps=WARM_STEPS)
+    net = train(task, quick=quick)
     inputs, targets = task.batch(0, task.n_steps)
     with FlopCounterMode(display=False) as counter:
         functional.cross_entropy(net(inputs), targets)

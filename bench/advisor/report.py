@@ -33,7 +33,7 @@ def tables(result: dict[str, Any]) -> Iterator[Table]:
         table.add_column(column)
     for row in result["cells"]:
         table.add_row(
-            row["model"],
+            row["model"] + " (unseen)" * row["unseen"],
             row["machine"] + " *" * row["simulated"],
             row["mode"],
             f"{1e3 * row['oracle_s']:.3f}",

@@ -119,7 +119,7 @@ def advisor_table() -> str:
     keys = ("advisor_s", "best_static_s", "cswap_plus_s", "raw_s")
     rows = [
         [
-            f"{r['model']}, {r['mode']}",
+            f"{r['model']}{' (unseen)' * r.get('unseen', False)}, {r['mode']}",
             r["machine"] + (" *" if r["simulated"] else ""),
             f"{1e3 * r['oracle_s']:.1f}",
             *(f"{r[key] / r['oracle_s']:.3f}" for key in keys),

@@ -64,10 +64,15 @@ def record(nbytes: int, *, quick: bool = False) -> list[DataSet]:
 
 
 def trained(name: str, *, quick: bool) -> tuple[Net, Task]:
-    """A task and its model after WARM_STEPS of training (2 if quick), from seed 0."""
+    """One of TASKS and its model after WARM_STEPS of training (2 if quick), from seed 0."""
     task = make_task(name, quick=quick, n_steps=WARM_STEPS)
+    return train(task, quick=quick), task
+
+
+def train(task: Task, *, quick: bool) -> Net:
+    """The task's model after WARM_STEPS of training (2 if quick), from seed 0."""
     torch.manual_seed(0)
-    net = task.build()
+    net: Net = task.build()
     optimizer = task.optimizer(net)
     for step in range(2 if quick else WARM_STEPS):
         for group in optimizer.param_groups:
@@ -76,7 +81,7 @@ def trained(name: str, *, quick: bool) -> tuple[Net, Task]:
         optimizer.zero_grad()
         functional.cross_entropy(net(inputs), targets).backward()
         optimizer.step()
-    return net, task
+    return net
 
 
 def _collect(
