@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from cswap.codecs.registry import get_codec as get_codec
     from cswap.codecs.registry import list_codecs as list_codecs
     from cswap.codecs.registry import register_codec as register_codec
+    from cswap.compiled.hooks import inlined as inlined
     from cswap.config import SwapConfig as SwapConfig
     from cswap.errors import ConfigError as ConfigError
     from cswap.errors import CorruptEncodingError as CorruptEncodingError
@@ -49,6 +50,7 @@ _EXPORTS: Final = {
     "UnknownCodecError": "cswap.errors",
     "estimate": "cswap.plan.estimate",
     "get_codec": "cswap.codecs.registry",
+    "inlined": "cswap.compiled.hooks",
     "install": "cswap.api",
     "list_codecs": "cswap.codecs.registry",
     "list_hardware": "cswap.plan.hardware",
@@ -74,6 +76,7 @@ __all__ = [
     "__version__",
     "estimate",
     "get_codec",
+    "inlined",
     "install",
     "list_codecs",
     "list_hardware",

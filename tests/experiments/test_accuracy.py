@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from cswap.experiments.accuracy.train import train as train_all
 from cswap.experiments.accuracy.verdict import EQUAL, UNDECIDED, WORSE
 from cswap.experiments.workloads.tasks import make_task
 from cswap.plan.hardware import load_hardware
+from cswap.stats.stats import CodecStats
 
 SEEDS = range(5)
 
@@ -256,6 +258,11 @@ def test_a_codec_that_was_not_used_has_no_error_to_show(monkeypatch):
     assert rounded is not None
     assert set(exact.values()) == {0.0}
     assert max(rounded.values()) > 0.0
+    counts = {name: CodecStats(raw=100) for name in ("remat", "zvc", "int8")}
+    handle = SimpleNamespace(
+        engine=SimpleNamespace(synchronize=lambda: None), stats=SimpleNamespace(by_codec=counts)
+    )
+    assert gradients._lossy_bytes(handle) == 100
     monkeypatch.setattr(gradients, "_lossy_bytes", lambda _handle: 0.0)
     monkeypatch.setattr(gradients, "MOST_STEPS", 2)
     assert gradients.errors(model, task, ("int8",), 0) == {"int8": None}  # not zeros
