@@ -27,6 +27,7 @@ COMMANDS = {
     "fit": "bench.fit.command",
     "codecs": experiments.COMMANDS["codecs"],
     "workloads": "bench.frameworks.command",
+    "inlined": "bench.inlined.command",
     "overhead": "bench.overhead.command",
     "plans": "bench.plans.command",
     "sparsity": "bench.sparsity.command",

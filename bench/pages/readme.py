@@ -13,6 +13,7 @@ import typer
 from bench.fit import report as fit_report
 from bench.frameworks import report as frameworks_report
 from bench.gpu.static_tables import kernels_table, targets_table
+from bench.inlined import report as inlined_report
 from bench.overhead import hook_costs
 from bench.papers.report import HEADINGS, networks, summary
 from bench.swap import report as swap_report
@@ -27,7 +28,10 @@ from cswap.schema.reading import read_object
 
 PAGES: Final = (
     ROOT / "README.md",
-    *(ROOT / "docs" / f"{n}.md" for n in ("benchmarks", "advisor", "lossy", "planning", "fit")),
+    *(
+        ROOT / "docs" / f"{n}.md"
+        for n in ("benchmarks", "advisor", "lossy", "planning", "fit", "compile")
+    ),
 )
 PICTURES: Final = {
     RESULTS / "advisor.png": ROOT / "docs" / "advisor.png",
@@ -111,6 +115,16 @@ def fit_table() -> str:
     shown = "![step time over off's against the peak of memory](fit.png)\n\n"
     notes = f"{fit_report.NOTE} {_where(data, 'fit.json')}"
     return f"{_markdown(list(fit_report.HEADINGS), fit_report.cells(data))}\n\n{shown}{notes}"
+
+
+def inlined_table() -> str:
+    """Compiled models with codecs inside of their graphs."""
+    try:
+        data = _load("inlined.json")
+    except ConfigError:
+        return "Not measured yet: `python -m bench inlined` does."
+    notes = f"{inlined_report.NOTE} {_where(data, 'inlined.json')}"
+    return f"{_markdown(list(inlined_report.HEADINGS), inlined_report.cells(data))}\n\n{notes}"
 
 
 def advisor_table() -> str:
@@ -242,6 +256,7 @@ TABLES: Final = {
     "swap": swap_table,
     "workloads": workloads_table,
     "fit": fit_table,
+    "inlined": inlined_table,
 }
 
 

@@ -263,6 +263,22 @@ KINDS: Final = (
         "workloads.json",
     ),
     Kind(
+        "inlined",
+        (),
+        _plain,
+        ("model", "way"),
+        (
+            Measure(
+                "step / plain's",
+                ("time_of_plain",),
+                ("time_of_plain_spread", 0),
+                ("time_of_plain_spread", 1),
+            ),
+            _bytes("saved bytes", "saved_bytes"),
+        ),
+        "inlined.json",
+    ),
+    Kind(
         "fit",
         (),
         _plain,

@@ -61,6 +61,7 @@ MEASURED: Final[dict[str, tuple[str, ...]]] = {
     "swap": (*_ENGINE, "bench/swap", _METERS, *_WORKLOADS, "bench/workloads/methods.py"),
     "workloads": (*_ENGINE, "cswap/remat", "bench/frameworks", _METERS),
     "fit": (*_ENGINE, "cswap/fit", "cswap/remat", "bench/fit", _METERS, *_WORKLOADS),
+    "inlined": ("cswap/compiled", "bench/inlined", *_WORKLOADS),
     "overhead": (*_ENGINE, "bench/overhead"),
     "accuracy": (*_LOSSY, "cswap/experiments/accuracy/gradients.py"),
     "accuracy pilot": _TRAINED,
