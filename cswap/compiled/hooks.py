@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 LOSSY: Final = ("off", "bf16", "int8")
 DEFAULT_MIN_BYTES: Final = 64 << 10
 FORMAT: Final = 1
-"""Version of the codecs, in the key under which torch caches what it has compiled."""
+"""Version of the codecs and of the rules in graph.py, in the key of torch's cache of graphs."""
 
 
 def inlined(
