@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from bench.drawing.steps import MIB, UNKNOWN
 from bench.fit import report as fit_report
 from bench.frameworks import report as frameworks_report
 from bench.gpu.static_tables import kernels_table, targets_table
@@ -46,8 +47,6 @@ PICTURES: Final = {
     },
 }
 """Committed pictures, and the paths of their copies in docs."""
-
-MIB: Final = 1 << 20
 
 
 def demo_table() -> str:
@@ -115,6 +114,29 @@ def fit_table() -> str:
     shown = "![step time over off's against the peak of memory](fit.png)\n\n"
     notes = f"{fit_report.NOTE} {_where(data, 'fit.json')}"
     return f"{_markdown(list(fit_report.HEADINGS), fit_report.cells(data))}\n\n{shown}{notes}"
+
+
+def schedule_table() -> str:
+    """Rates of ZFP that change in the course of training."""
+    data = _load("accuracy/schedule.json")
+    rows = []
+    for r in data["rows"]:
+        change = r["against_down"]
+        rows.append(
+            [
+                r["schedule"],
+                UNKNOWN if r["bits_per_value"] is None else f"{r['bits_per_value']:.0f}",
+                f"{r['encoded_bytes_per_step'] / MIB:.2f}",
+                f"{r['validation_loss']:.4f}",
+                f"{change['mean']:+.4f} [{change['low']:+.4f}, {change['high']:+.4f}]",
+                r["verdict"],
+                f"{100 * r['accuracy']:.1f}",
+            ]
+        )
+    headings = ["schedule", "mean bits per value", "encoded MiB per step", "val. loss"]
+    headings += ["against sliding down (90 % CI)", "verdict", "accuracy %"]
+    margin = f"Margin: {data['settings']['margin']} nats."
+    return f"{_markdown(headings, rows)}\n\n{margin} {_where(data, 'accuracy/schedule.json')}"
 
 
 def inlined_table() -> str:
@@ -257,6 +279,7 @@ TABLES: Final = {
     "workloads": workloads_table,
     "fit": fit_table,
     "inlined": inlined_table,
+    "schedule": schedule_table,
 }
 
 
