@@ -67,8 +67,8 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
 def collectives_so_far() -> int | None:
     """Number of collectives that this rank has started in all its groups; None: not known."""
     try:
-        groups = tuple(dist.distributed_c10d._world.pg_map)  # noqa: SLF001
-        return sum(group._get_sequence_number_for_group() for group in groups)  # noqa: SLF001
+        groups: tuple[Any, ...] = tuple(dist.distributed_c10d._world.pg_map)  # noqa: SLF001
+        return sum(int(group._get_sequence_number_for_group()) for group in groups)  # noqa: SLF001
     except (AttributeError, RuntimeError):  # torch's own, private; some backends do not count
         return None
 
@@ -78,10 +78,10 @@ def without_collectives() -> AbstractContextManager[object]:
 
     It raises UnsupportedError there. It does nothing where there is one rank.
     """
-    return _NoCollectives() if are_several() else nullcontext()
+    return _NoCollectives() if are_several() else nullcontext()  # type: ignore[no-untyped-call]
 
 
-class _NoCollectives(TorchDispatchMode):
+class _NoCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self,
         func: Any,

@@ -7,12 +7,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 SCRIPT = Path(__file__).with_name("two_ranks.py")
 
-MOST_S = 240
+MOST_S = 280
 """Seconds after which both processes are killed: a collective that one of them lacks blocks."""
 
 
@@ -41,7 +42,7 @@ def run_both(folder, names):
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
     """Runs cases of two_ranks.py once, together with all others of the same list of names."""
-    reports: dict[tuple[str, ...], list[dict[str, object]]] = {}
+    reports: dict[tuple[str, ...], list[dict[str, Any]]] = {}
 
     def reported(names, case):
         if names not in reports:
