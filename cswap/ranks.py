@@ -60,7 +60,10 @@ def must_agree(*, lossy: bool) -> bool:
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's part of a tensor: of a DTensor, the tensor in its memory; of others, itself."""
-    part: torch.Tensor = getattr(tensor, "_local_tensor", tensor)  # DTensor takes long to import
+    # Known by its name: DTensor takes long to import, and other subclasses may raise anything.
+    if type(tensor).__name__ != "DTensor":
+        return tensor
+    part: torch.Tensor = tensor._local_tensor  # type: ignore[attr-defined]  # noqa: SLF001
     return part
 
 

@@ -135,6 +135,23 @@ def fake_group():
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("fake_group")
+def test_memory_that_a_saved_dtensor_holds_anyway_is_not_encoded_as_well():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import parallel
+
+    ways = {"0": parallel.ColwiseParallel(), "2": parallel.RowwiseParallel()}
+    net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64))
+    parallel.parallelize_module(net, init_device_mesh("cpu", (2,)), ways)
+    with cswap.install(net, codec="zvc", min_bytes=0, workers=0, remat=False) as handle:
+        for _ in range(4):
+            net(torch.randn(32, 64)).sum().backward()
+    # The result of the ReLU: it saves that, and so does the last layer, as a DTensor.
+    assert handle.stats.swapped == 1
+    assert handle.stats.kept_by_reason["saved_again"] == 3
+
+
 @pytest.mark.usefixtures("fake_group")
 def test_of_several_ranks_only_those_with_lossy_codecs_have_to_agree():
     assert are_several()
