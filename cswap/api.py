@@ -13,6 +13,7 @@ from cswap.fit.goal import Asked
 from cswap.hooks import HookPair, ModuleHooks, Swapping, check_model, installed_on
 from cswap.log import log
 from cswap.notices import tell_of_options
+from cswap.ranks import are_several
 from cswap.recompute import Recomputed, modules_to_recompute
 from cswap.removable import RemovedAtExit
 from cswap.schema.executable import obstacles
@@ -118,6 +119,12 @@ def _install_on(
     if model is None:
         return InstallHandle(engine, (_Everything(engine),))
     fit = None if asked is None else FitController(model, engine, asked)
+    if fit is not None and engine.advisor.may_use_lossy and are_several():
+        log.warning(
+            "fit with lossy codecs on several ranks: each rank plans by its own times, so ranks "
+            "that hold equal tensors may round them differently. With tensor parallelism, leave "
+            "one of the two out."
+        )
     earlier = installed_on(model)
     if earlier is not None:
         log.warning("install: this model was installed before; that is removed.")

@@ -16,8 +16,6 @@ import time
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-import torch
-
 from cswap.advisor import background_calibration as background
 from cswap.advisor import lossy_rules, options
 from cswap.advisor.call_site import Site
@@ -32,9 +30,12 @@ from cswap.advisor.site_history import RESAMPLE_EVERY, Advice, Explanation, Site
 from cswap.codecs.base import takes
 from cswap.codecs.registry import get_codec
 from cswap.profiler import LateProfile, profile
+from cswap.ranks import must_agree
 from cswap.schema.tensor import dtype_name
 
 if TYPE_CHECKING:
+    import torch
+
     from cswap.advisor.cost import Candidate
     from cswap.config import SwapConfig
     from cswap.schema.plan import Plan
@@ -127,7 +128,7 @@ class Advisor:
             for costs in tuple(self._costs.values()):
                 if costs.begin_step(now_s, exposed_s):
                     step_s = costs.look_back(used) or step_s
-            if step_s is not None and self._pricing.explores and _may_adapt():
+            if step_s is not None and self._pricing.explores and self._may_adapt():
                 trial_at(used, step_s, self._costs)
 
     def choose(
@@ -172,7 +173,7 @@ class Advisor:
             taken = memory.explanation.profile
         elif _is_far(x) and self._needs_profile(x, site, position):
             pending = LateProfile(x) if memory is None or not memory.pending else memory.pending
-            taken = pending.get() if _may_adapt() else pending.wait()
+            taken = pending.get() if self._may_adapt() else pending.wait()
             if taken is None:
                 return self._wait_for(pending, key, memory, x, costs)
         explanation = self._decide(
@@ -227,7 +228,8 @@ class Advisor:
         if found is None:
             limit = self._config.host_limit
             assert limit is None or isinstance(limit, int)
-            found = self._costs.setdefault(kind, LiveCosts(kind, limit, adapt=_may_adapt()))
+            costs = LiveCosts(kind, limit, adapt=self._may_adapt())
+            found = self._costs.setdefault(kind, costs)
             background.start_once(kind)
         return found
 
@@ -317,10 +319,14 @@ class Advisor:
         names = (*stay, *self._lossless, *lossy)
         return self._cheapest(x, site, position, reason, names, taken, memory, lossy_ok=lossy_ok)
 
-    @staticmethod
-    def _late_profile(x: torch.Tensor) -> TensorProfile | None:
+    def _may_adapt(self) -> bool:
+        # Times, and the order in which encodes finish, differ from run to run and from rank to
+        # rank. Deterministic runs, and ranks with lossy codecs, choose by neither.
+        return not must_agree(lossy=self.may_use_lossy)
+
+    def _late_profile(self, x: torch.Tensor) -> TensorProfile | None:
         pending = LateProfile(x)
-        return pending.get() if _may_adapt() else pending.wait()
+        return pending.get() if self._may_adapt() else pending.wait()
 
     def _forced(self, x: torch.Tensor, site: Site, position: int) -> tuple[str | None, str]:
         decision = self._plan.decisions.get(position) if self._plan else None
@@ -392,12 +398,6 @@ def _unless_better(
     if (1 - HYSTERESIS) * current.cost_s < (1 - margin) * best.cost_s:
         return current, f"no other is cheaper by {HYSTERESIS:.0%}"
     return best, why
-
-
-def _may_adapt() -> bool:
-    # Times, and the order in which encodes finish, differ from run to run. Users who ask for
-    # deterministic runs get choices that depend on neither.
-    return not torch.are_deterministic_algorithms_enabled()
 
 
 def _is_far(x: torch.Tensor) -> bool:

@@ -19,11 +19,12 @@ from cswap.codecs.registry import get_codec
 from cswap.codecs.warmup import WARM, warm
 from cswap.engine.recipes import Place, Recipe, RecipeBook, producer
 from cswap.engine.saved.aliases import is_result, make_token
-from cswap.engine.saved.eligibility import bytes_of, is_tracing, reason_to_keep
+from cswap.engine.saved.eligibility import bytes_of, is_tracing, is_wrapped, reason_to_keep
 from cswap.engine.saved.packed import Kept, PackedView
 from cswap.engine.saved.rest import Rest
 from cswap.engine.transfer.handle import State
 from cswap.log import log
+from cswap.ranks import local_part
 
 if TYPE_CHECKING:
     from cswap.advisor.cost import Candidate
@@ -71,7 +72,7 @@ class Packer:
         if _is_tracing():  # each look at a tensor would be recorded
             return self._keep(tensor, "tracing")
         if type(tensor) is not torch.Tensor:
-            return self._keep(tensor, "parameter" if type(tensor) is Parameter else "subclass")
+            return self._keep_special(tensor)
         if tensor.layout is not _strided:  # has no nbytes, or another meaning of it
             return self._keep(tensor, "layout")
         nbytes = tensor.nbytes
@@ -116,6 +117,18 @@ class Packer:
     def _keep(self, tensor: torch.Tensor, reason: str) -> Kept:
         self._counters.keep(reason, bytes_of(tensor))
         return self.pass_through(tensor)
+
+    def _keep_special(self, tensor: torch.Tensor) -> Kept:
+        if type(tensor) is Parameter:
+            return self._keep(tensor, "parameter")
+        part = local_part(tensor)
+        if part is not tensor and not is_wrapped(part):
+            # A DTensor that stays holds its part: an encoding of that would come on top.
+            with self._lock:
+                token = self._aliases.find(part, part.untyped_storage(), lossy_ok=True)
+            if token is not None:
+                self._pin_first(token)
+        return self._keep(tensor, "subclass")
 
     # ----------------------------------------------------------------- recipes
 
@@ -238,9 +251,7 @@ class Packer:
     def _pin(self, token: Token, tensor: torch.Tensor) -> Token:
         # A leaf is saved again: see Note [when two saved tensors are one].
         handle, lane = token.handle, token.lane
-        self._saved_again.add((handle.position, handle.raw_nbytes))
-        handle.pinned = True
-        lane.executor.stop(handle)
+        self._pin_first(token)
         if handle.state is State.KEPT and not handle.must_round_trip:
             return token
         mine = make_token(tensor, lane)
@@ -252,6 +263,13 @@ class Packer:
         with self._lock:
             self._aliases.add(mine.handle, tensor.untyped_storage())
         return mine
+
+    def _pin_first(self, token: Token) -> None:
+        # The memory stays anyway: no encoding, from the next step on from the beginning.
+        handle = token.handle
+        self._saved_again.add((handle.position, handle.raw_nbytes))
+        handle.pinned = True
+        token.lane.executor.stop(handle)
 
     def _keep_in_graph(self, tensor: torch.Tensor) -> Kept:
         # A CUDA graph replays kernels at fixed addresses: the tensors that it uses cannot go away.

@@ -6,7 +6,8 @@ torch's checkpointing runs a module's forward again in backward, with the random
 autocast state of the first time. So the gradients keep their bits, as long as the forward does
 nothing else than to compute. Batch norms that keep running statistics would count a batch twice:
 in the second forward they have copies of these, which changes no output. A module with any other
-buffer that its forward writes is never recomputed.
+buffer that its forward writes is never recomputed. Nor is a module in whose forward a collective
+runs: ranks plan for themselves, and a second collective of one rank alone would block all.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from torch.utils.checkpoint import checkpoint
 
 from cswap.fit.problem import Region, is_within
 from cswap.module_patch import ModulePatch, mark
+from cswap.ranks import are_several, collectives_so_far
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
@@ -82,7 +84,7 @@ class RegionTimer:
         found = [
             Region(path, calls.shortest_s + CHECKPOINT_S, calls.bytes_besides(path))
             for path, calls in self._calls.items()
-            if calls.most_in_step == 1 and not self._writes(path, written)
+            if calls.most_in_step == 1 and calls.alone and not self._writes(path, written)
         ]
         return tuple(found[:MOST_REGIONS])
 
@@ -106,6 +108,7 @@ class RegionTimer:
         if torch.is_grad_enabled():
             calls.in_step += 1
             calls.most_in_step = max(calls.most_in_step, calls.in_step)
+            calls.collectives = _collectives()
             calls.began_s = _now(args) - self._watch.step.hooks_s
 
     def _leave(
@@ -114,6 +117,8 @@ class RegionTimer:
         if torch.is_grad_enabled():
             took_s = _now(args) - self._watch.step.hooks_s - calls.began_s
             calls.shortest_s = min(calls.shortest_s, took_s)
+            now = _collectives()
+            calls.alone = calls.alone and now is not None and now == calls.collectives
             calls.inputs = [
                 (x.nbytes, self._watch.saved_at(storage.data_ptr()))
                 for x in args
@@ -122,10 +127,17 @@ class RegionTimer:
 
 
 class _Calls:
-    """The calls of one module."""
+    """The calls of one module.
+
+    Attributes:
+        alone: no collective of several ranks was started meanwhile (ranks.py says why).
+        collectives: that had been started when the last call began; None: not known.
+    """
 
     def __init__(self) -> None:
         self.in_step = self.most_in_step = 0
+        self.alone = True
+        self.collectives: int | None = 0
         self.began_s, self.shortest_s = 0.0, float("inf")
         self.inputs: list[tuple[int, SeenTensor | None]] = []
 
@@ -143,6 +155,10 @@ def _now(args: tuple[Any, ...]) -> float:
     if any(isinstance(x, torch.Tensor) and x.is_cuda for x in args):
         torch.cuda.synchronize()
     return time.perf_counter()
+
+
+def _collectives() -> int | None:
+    return collectives_so_far() if are_several() else 0
 
 
 def _storage_of(x: object) -> torch.UntypedStorage | None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from cswap.ranks import local_part
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -47,7 +49,7 @@ class Resident:
             if p in mine
             for x in _tensors(state)
         )
-        gradients = sum(p.nbytes for p in parameters if p.requires_grad)
+        gradients = sum(local_part(p).nbytes for p in parameters if p.requires_grad)
         return gradients + _bytes_of((*parameters, *model.buffers(), *states))
 
     def remove(self) -> None:
@@ -70,8 +72,8 @@ def _tensors(state: Any) -> list[torch.Tensor]:
 
 def _bytes_of(tensors: Iterable[torch.Tensor]) -> int:
     # Each storage once: parameters may be tied.
-    seen = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}
-    return sum(seen.values())
+    storages = [local_part(x).untyped_storage() for x in tensors]
+    return sum({s.data_ptr(): s.nbytes() for s in storages}.values())
 
 
 class Meter(Protocol):

@@ -31,6 +31,7 @@ from cswap.codecs.layout import meta_of
 from cswap.engine.saved.eligibility import reason_to_keep
 from cswap.errors import UnsupportedError
 from cswap.module_patch import is_marked, mark, without_patches
+from cswap.ranks import without_collectives
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -202,8 +203,11 @@ class Call:
         Args:
             pack: returns the tensor that backward gets in place of a saved tensor. It is not
                 called for parameters.
+
+        Raises:
+            UnsupportedError: it takes part in a collective of several ranks. None was started.
         """
-        with torch.inference_mode(mode=False), torch.enable_grad(), self._same_randomness():
+        with self._as_then(), without_collectives():
             module, targets, owned = self._fresh_module()
             leaves = [c.leaf() if isinstance(c, Copy) else c for c in self._inputs]
             targets += [x for x in leaves if isinstance(x, torch.Tensor) and x.requires_grad]
@@ -251,6 +255,11 @@ class Call:
             else:
                 setattr(module, name, value)
         return module, targets, frozenset(storages)
+
+    @contextmanager
+    def _as_then(self) -> Iterator[None]:
+        with torch.inference_mode(mode=False), torch.enable_grad(), self._same_randomness():
+            yield
 
     @contextmanager
     def _same_randomness(self) -> Iterator[None]:

@@ -26,8 +26,9 @@ Note [lossy and repeatable]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~
 Whether a tensor is out before backward asks for it is a matter of time, and so is whether there is
 room for it. With a lossy codec its values would depend on that. Where torch is told to be
-deterministic, a tensor for which a lossy codec was chosen has the codec's values in any case: if it
-has stayed, it is encoded and decoded when it is asked for.
+deterministic, and where there are several ranks (ranks.py), a tensor for which a lossy codec was
+chosen has the codec's values in any case: if it has stayed, it is encoded and decoded when it is
+asked for.
 
 Jobs and callbacks run on threads of the device's choice. State changes under `lock`; no codec, no
 copy and no wait does.
@@ -48,6 +49,7 @@ from cswap.engine.transfer.handle import ON_DEVICE, State
 from cswap.engine.transfer.resources import Patience
 from cswap.engine.transfer.section import INDICES, Checked
 from cswap.errors import to_raise
+from cswap.ranks import must_agree
 
 if TYPE_CHECKING:
     from cswap.codecs.base import Codec
@@ -310,7 +312,7 @@ class Executor(abc.ABC):
 
     def _depart(self, handle: Handle, codec: Codec) -> None:
         # Under the lock: the handle's encode is about to be submitted.
-        handle.must_round_trip = not codec.lossless and torch.are_deterministic_algorithms_enabled()
+        handle.must_round_trip = not codec.lossless and must_agree(lossy=True)
         handle.to(State.LEAVING)
 
     def _leaves_no_more(self, handle: Handle) -> None:  # noqa: B027

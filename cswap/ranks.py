@@ -1,0 +1,131 @@
+"""Several ranks: processes that train one model together, through `torch.distributed`.
+
+Note [ranks that agree]
+~~~~~~~~~~~~~~~~~~~~~~~
+Tensor parallelism and its relatives compute some tensors on every rank, and rely on equal
+gradients of the parameters behind them. A lossy codec that one rank chooses and another does not
+would let these parameters drift apart, unseen. So where there are several ranks and lossy codecs
+are admitted, choices follow the rule of deterministic algorithms: they depend on the tensors'
+values and on the order of the step, and on no measured time. Ranks with equal tensors then choose
+alike.
+
+Note [no collective of ours]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+A collective that one rank starts and another does not blocks both. cswap starts none, except
+`gather_stats`. A memory goal recomputes no module in whose forward a collective starts, and the
+accuracy guard runs none again: ranks decide for themselves, and one would run the module again
+alone.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from cswap.errors import ConfigError, UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from cswap.stats.stats import Stats
+
+
+class HasStats(Protocol):
+    """A handle of `cswap.install`, or an engine."""
+
+    @property
+    def stats(self) -> Stats:
+        """What has been done so far."""
+        ...
+
+
+def are_several() -> bool:
+    """Whether this process is one of several ranks."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def must_agree(*, lossy: bool) -> bool:
+    """Whether choices may depend on values and their order alone. See Note [ranks that agree].
+
+    Args:
+        lossy: whether a lossy codec may come of the choice; other choices change no value.
+    """
+    return torch.are_deterministic_algorithms_enabled() or (lossy and are_several())
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a tensor: of a DTensor, the tensor in its memory; of others, itself."""
+    # Known by its name: DTensor takes long to import, and other subclasses may raise anything.
+    if type(tensor).__name__ != "DTensor":
+        return tensor
+    part: torch.Tensor = tensor._local_tensor  # type: ignore[attr-defined]  # noqa: SLF001
+    return part
+
+
+def collectives_so_far() -> int | None:
+    """Number of collectives that this rank has started in all its groups; None: not known."""
+    try:
+        groups: tuple[Any, ...] = tuple(dist.distributed_c10d._world.pg_map)  # noqa: SLF001
+        return sum(int(group._get_sequence_number_for_group()) for group in groups)  # noqa: SLF001
+    except (AttributeError, RuntimeError):  # torch's own, private; some backends do not count
+        return None
+
+
+def without_collectives() -> AbstractContextManager[object]:
+    """Refuses collectives and messages between ranks, before they begin, inside the ``with``.
+
+    It raises UnsupportedError there. It does nothing where there is one rank.
+    """
+    return _NoCollectives() if are_several() else nullcontext()  # type: ignore[no-untyped-call]
+
+
+class _NoCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func.namespace in ("c10d", "_c10d_functional", "_c10d_functional_autograd"):
+            raise UnsupportedError(f"it takes part in a collective ({func})")
+        run: Callable[..., Any] = func
+        return run(*args, **(kwargs or {}))
+
+
+def gather_stats(handle: HasStats, group: dist.ProcessGroup | None = None) -> list[Stats]:
+    """The statistics of every rank, on every rank. A collective: each rank of the group calls it.
+
+    With NCCL, each rank has to have chosen its GPU by `torch.cuda.set_device`.
+
+    Args:
+        handle: from `cswap.install` (or an engine), on this rank.
+        group: of the ranks. Default: all of them.
+
+    Returns:
+        [ranks of the group] in the order of ranks.
+
+    Raises:
+        ConfigError: torch.distributed has no process group yet, this rank is not in ``group``, or
+            ``handle`` has no statistics. Raised before anything was sent.
+    """
+    mine = getattr(handle, "stats", None)
+    if mine is None:
+        raise ConfigError(
+            f"handle={type(handle).__name__}: has no stats. Give what cswap.install returned."
+        )
+    if not (dist.is_available() and dist.is_initialized()):
+        raise ConfigError(
+            "gather_stats: torch.distributed has no process group. Call "
+            "torch.distributed.init_process_group first; with one process, use handle.stats."
+        )
+    if dist.get_rank(group) < 0:
+        raise ConfigError("group: this rank is not in it. Call gather_stats on its ranks only.")
+    found: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(found, mine, group=group)
+    return found
