@@ -61,10 +61,14 @@ def main(
     arch: Annotated[
         str, typer.Option(help="Of build: architectures, 90 for sm_90, with commas between them.")
     ] = "90",
+    record: Annotated[
+        Path | None,
+        typer.Option(help="Of build: also write its seconds, size and machine to this JSON file."),
+    ] = None,
 ) -> None:
     """Measure codecs, link, swaps and training on a CUDA device; JSON and PNG for each."""
     if part is Part.BUILD:
-        _build(out or KERNELS, arch)
+        _build(out or KERNELS, arch, record)
         return
     if part is Part.STATIC:
         _static(out or STATIC)
@@ -102,15 +106,16 @@ def measure(
     print("\n".join(targets.lines(folder)), flush=True)
 
 
-def _build(path: Path, architectures: str) -> None:
+def _build(path: Path, architectures: str, record: Path | None) -> None:
     from cswap_kernels.cuda.compiler import ARCHITECTURES
 
     chosen = [int(a) for a in names("--arch", architectures, [str(a) for a in ARCHITECTURES])]
-    writable_folder(path.absolute().parent)
-    kernels = build.kernel_names()
-    took_s = build.build(path, kernels, chosen)
-    size = path.stat().st_size / 1e6
-    print(f"{len(kernels) * len(chosen)} kernels in {took_s:.0f} s: {path}, {size:.1f} MB")
+    for file in (path, *([] if record is None else [record])):
+        writable_folder(file.absolute().parent)
+    row = build.build(path, build.kernel_names(), chosen)
+    if record is not None:
+        build.record(record, row)
+    print(f"{row.n_kernels} kernels in {row.build_s:.0f} s: {path}, {row.nbytes / 1e6:.1f} MB")
     print(f"On the machine with the device: export CSWAP_KERNELS={path.name}")
 
 

@@ -12,6 +12,7 @@ import typer
 
 from bench.fit import report as fit_report
 from bench.frameworks import report as frameworks_report
+from bench.gpu.build import build_table
 from bench.gpu.static_tables import kernels_table, targets_table
 from bench.overhead import hook_costs
 from bench.papers.report import HEADINGS, networks, summary
@@ -27,7 +28,10 @@ from cswap.schema.reading import read_object
 
 PAGES: Final = (
     ROOT / "README.md",
-    *(ROOT / "docs" / f"{n}.md" for n in ("benchmarks", "advisor", "lossy", "planning", "fit")),
+    *(
+        ROOT / "docs" / f"{n}.md"
+        for n in ("benchmarks", "advisor", "lossy", "planning", "fit", "gpu-first-run")
+    ),
 )
 PICTURES: Final = {
     RESULTS / "advisor.png": ROOT / "docs" / "advisor.png",
@@ -227,6 +231,7 @@ def workloads_table() -> str:
 TABLES: Final = {
     **experiments.TABLES,
     "kernels": kernels_table,
+    "kernel file": build_table,
     "kernel targets": targets_table,
     "papers": papers_table,
     "paper networks": paper_networks_table,

@@ -9,6 +9,8 @@ pytest.importorskip("numba.cuda.extending", reason="numba-cuda is not installed"
 from bench.gpu import build
 from cswap.codecs import cubins
 from cswap.errors import ConfigError
+from cswap.experiments.files.committed import reading
+from cswap.experiments.files.kinds import kind_of, load, rows_of
 from cswap_kernels.cuda import compiler
 from cswap_kernels.cuda.compiler import Cubin
 
@@ -70,6 +72,21 @@ def test_another_file_is_refused(file):
     file.write_bytes(b"no archive")
     with pytest.raises(ConfigError, match="not a file with kernels"):
         fetch("zvc-4-encode")
+
+
+def test_a_build_is_recorded_as_a_result_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "compiled", lambda _name, _architecture: MADE)
+    file, path = tmp_path / "kernels.zip", tmp_path / build.FILE
+    row = build.build(file, ["zvc-4-encode", "zvc-4-decode"], [80, 90], processes=1)
+    build.record(path, row)
+    document = load(path)
+    kind = kind_of(document, path)
+    assert kind.name == "gpu build"
+    (found,) = rows_of(kind, document).values()
+    assert (found["architectures"], found["n_kernels"]) == ("sm_80, sm_90", 4)
+    assert found["nbytes"] == file.stat().st_size
+    with reading({build.FILE: path}):
+        assert "| sm_80, sm_90 | 4 | 1 |" in build.build_table()
 
 
 def test_every_kernel_has_a_name():

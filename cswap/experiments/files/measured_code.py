@@ -78,6 +78,7 @@ MEASURED: Final[dict[str, tuple[str, ...]]] = {
         *(path for path in _ENGINE if path not in _NOT_ON_A_CPU),
         *("bench/gpu", "bench/workloads/large_models.py"),
     ),
+    "gpu build": ("kernels/cswap_kernels", "bench/gpu/build.py"),
     "gpu static": ("kernels/cswap_kernels", "bench/ptx", "bench/gpu/static.py"),
 }
 """Files and folders that a result's figures depend on, by kind of result
