@@ -49,8 +49,7 @@ class BenchGroup(LazyGroup):
     modules = COMMANDS
     after_ctrl_c: ClassVar = {
         **experiments.AFTER_CTRL_C,
-        **dict.fromkeys(("swap", "fit", "workloads", "plans", "sparsity", "papers"), GO_ON),
-        "gpu": "all finished measurements are written",
+        **dict.fromkeys(("swap", "fit", "workloads", "plans", "sparsity", "papers", "gpu"), GO_ON),
     }
     """Other commands keep nothing, except demo and accuracy, which print their own message."""
 

@@ -91,11 +91,15 @@ def build(
     )
 
 
-def record(path: Path, row: Row) -> None:
-    """Write the result file of a build."""
-    found = environment("gpu build")
-    found["compilers"] = {name: version_of(name) for name in COMPILERS}
-    document = {"kind": "gpu build", "version": 1, "environment": found, "rows": [asdict(row)]}
+def facts() -> dict[str, object]:
+    """The environment of a build, to be asked for before it."""
+    compilers = {name: version_of(name) for name in COMPILERS}
+    return {**environment("gpu build"), "compilers": compilers}
+
+
+def record(path: Path, row: Row, before: dict[str, object]) -> None:
+    """Write the result file of a build, whose `facts` were found before."""
+    document = {"kind": "gpu build", "version": 1, "environment": before, "rows": [asdict(row)]}
     write(path, document)
 
 

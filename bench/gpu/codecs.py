@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -16,6 +17,8 @@ from cswap.errors import CswapError
 from cswap.schema.tensor import dtype_name
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from bench.gpu.meter import Meter
     from bench.gpu.report import Report
     from bench.gpu.samples import Sample
@@ -32,7 +35,7 @@ SWEPT: Final = (
     ("fp8", samples.DENSE),
     ("expk", samples.DENSE_HALF),
 )
-"""Measured over sizes and launch shapes, too."""
+"""Measured first, and over sizes and launch shapes, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +57,8 @@ class Plan:
     within_s: float = 0.5
 
 
-QUICK: Final = Plan(
-    samples.QUICK, sweep=(MIB, 16 * MIB, 1024 * MIB), shapes=shapes.SWEPT[::2], within_s=0.1
-)
+FIRST: Final = Plan(sets=(), sweep=(256 * MIB,), shapes=())
+"""The measurements of `Plan` that are worth most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,18 +178,17 @@ def usable(device: torch.device, dtype: torch.dtype) -> list[Codec]:
 def run(meter: Meter, report: Report, plan: Plan) -> None:
     """Measure some codecs over sizes and launch shapes, then every codec on every data set."""
     for name, sample in SWEPT:
-        codecs = [c for c in usable(meter.device, sample.dtype) if c.name == name]
         for nbytes in plan.sweep:
-            _measure_all(codecs, sample, nbytes, meter, report, plan)
+            _measure_all([name], sample, nbytes, meter, report, plan)
         for shape in plan.shapes:
-            _measure_all(codecs, sample, plan.nbytes, meter, report, plan, shape)
+            _measure_all([name], sample, plan.nbytes, meter, report, plan, shape)
     for sample in plan.sets:
-        codecs = usable(meter.device, sample.dtype)
+        codecs = [codec.name for codec in usable(meter.device, sample.dtype)]
         _measure_all(codecs, sample, plan.nbytes, meter, report, plan)
 
 
 def _measure_all(
-    codecs: list[Codec],
+    names: list[str],
     sample: Sample,
     nbytes: int,
     meter: Meter,
@@ -195,28 +196,40 @@ def _measure_all(
     plan: Plan,
     shape: LaunchShape | None = None,
 ) -> None:
-    where = f"{nbytes // MIB} MiB of {sample}"
+    data = f"{samples.size(nbytes)} of {sample}"
+    where = data
     if shape is not None:
         where += f", {shape.threads} threads, {shape.blocks_per_sm} blocks per SM"
-    if not codecs:
-        report.skip(where, "no codec for it on this device")
-    if not codecs or report.out_of_time(where):
-        return
-    x = sample.make(nbytes, meter.device)
-    copy = _copy(sample, x, meter, plan.within_s)
-    report.add(copy, f"copy of {where}: {copy.encode_gb_per_s:.0f} GB/s")
-    for codec in codecs:
-        what = f"{codec.name} on {where}"
-        if report.out_of_time(what):
-            continue
-        try:
-            row = _measure(codec, sample, x, meter, copy.encode, plan.within_s, shape)
-        except Exception as error:  # one codec's failure must not cost the others' figures
-            report.skip(what, error)
-            continue
-        report.add(row, f"{what}: {_line(row)}")
-    del x
+    # In every run: a share of the copy's rate holds for rates of one run.
+    start = cache(partial(_start, sample, nbytes, meter, plan.within_s))
+    wanted = {f"{name} on {where}": name for name in names}
+    if report.missing(wanted):
+        report.measure(f"copy of {data}", lambda: [start().copy], _line)
+    for what, name in wanted.items():
+        make = partial(_measure, name, start, meter, plan.within_s, shape)
+        report.measure(what, make, _line)
+    start.cache_clear()
     meter.isolate()
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A data set on the device.
+
+    Attributes:
+        sample: what it is made of.
+        x: its elements.
+        copy: how fast a plain copy of it is.
+    """
+
+    sample: Sample
+    x: torch.Tensor
+    copy: Row
+
+
+def _start(sample: Sample, nbytes: int, meter: Meter, within_s: float) -> Start:
+    x = sample.make(nbytes, meter.device)
+    return Start(sample, x, _copy(sample, x, meter, within_s))
 
 
 def _copy(sample: Sample, x: torch.Tensor, meter: Meter, within_s: float) -> Row:
@@ -230,14 +243,13 @@ def _copy(sample: Sample, x: torch.Tensor, meter: Meter, within_s: float) -> Row
 
 
 def _measure(
-    codec: Codec,
-    sample: Sample,
-    x: torch.Tensor,
+    name: str,
+    start: Callable[[], Start],
     meter: Meter,
-    copy: Timing,
     within_s: float,
     shape: LaunchShape | None,
-) -> Row:
+) -> list[Row]:
+    codec, x = get_codec(name), start().x
     with nullcontext() if shape is None else shapes.launch_shape(codec, x.dtype, shape):
         contender = Contender(codec, x, meter)
         encode = meter.time_s(contender.encode, within_s=within_s)
@@ -245,10 +257,11 @@ def _measure(
         decode = meter.time_s(contender.decode, within_s=within_s)
         launch_us = meter.launch_us(contender.encode), meter.launch_us(contender.decode)
         contender.settle()
-    row = _row(sample, x, codec.name, encode, decode, copy, launch_us, contender)
+    copy = start().copy.encode
+    row = _row(start().sample, x, codec.name, encode, decode, copy, launch_us, contender)
     if shape is None:
-        return row
-    return replace(row, threads=shape.threads, blocks_per_sm=shape.blocks_per_sm)
+        return [row]
+    return [replace(row, threads=shape.threads, blocks_per_sm=shape.blocks_per_sm)]
 
 
 def _row(

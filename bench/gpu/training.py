@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -104,15 +104,13 @@ class Plan:
     n_steps: int = 10
 
 
-QUICK: Final = Plan(
-    tasks=(
-        replace(_VGG, batch=64),
-        replace(_RESNET, batch=64),
-        replace(_SMALL, batch=8),
-        replace(_XL, batch=4),
-    ),
-    n_steps=3,
+_FIRST_METHODS: Final = (
+    *(ORACLE, "save_on_cpu", "checkpoint + save_on_cpu"),
+    *("cswap raw", "cswap lossless", "cswap int8"),
 )
+
+FIRST: Final = Plan((_VGG, _SMALL), tuple(m for m in METHODS if m.name in _FIRST_METHODS))
+"""The measurements of `Plan` that are worth most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,35 +155,47 @@ class Row:
 def run(meter: Meter, report: Report, plan: Plan) -> None:
     """Train every model in every way."""
     for task in plan.tasks:
-        if report.out_of_time(task.name):
-            continue
-        fitting = _fitting(task, meter, report)
-        if fitting is None:
-            continue
-        oracle_ms = None
+        fitting = cache(partial(_fitting, task, meter, report, plan.n_steps))
         for method in plan.methods:
-            if report.out_of_time(f"{task.name}, {method.name}"):
-                continue
-            row = train(fitting, method, meter, plan.n_steps, oracle_ms)
-            if method.name == ORACLE:
-                oracle_ms = row.step_ms
-            report.add(row, f"{task.name}, batch {row.batch}, {method.name}: {_line(row)}")
+            make = partial(_rows, fitting, method, meter, plan.n_steps)
+            report.measure(f"{task.name}, {method.name}", make, _line)
 
 
-def _fitting(task: Task, meter: Meter, report: Report) -> Task | None:
-    """The task with its batch halved until a step fits into the device's and the host's memory."""
+def _rows(
+    fitting: Callable[[], tuple[Task, Row]], method: Method, meter: Meter, n_steps: int
+) -> list[Row]:
+    task, oracle = fitting()
+    if method.name == ORACLE:
+        return [oracle]
+    return [train(task, method, meter, n_steps, oracle.step_ms)]
+
+
+def _fitting(task: Task, meter: Meter, report: Report, n_steps: int) -> tuple[Task, Row]:
+    """The task with a batch that fits, and its oracle.
+
+    Every run has its own oracle, because a share of its time holds for times of one run.
+    """
+    batch = report.fact(f"{task.name}, batch", partial(_batch, task, meter))
+    if not batch:
+        raise RuntimeError(f"no batch of {task.batch} or less can be trained")
+    task = replace(task, batch=batch)
+    return task, train(task, METHODS[0], meter, n_steps, None)
+
+
+def _batch(task: Task, meter: Meter) -> int:
+    """The task's batch, halved until a step fits the device's and the host's memory; 0 if none."""
     while task.batch:
         row = train(task, METHODS[0], meter, 1, None)
         available = host_available_bytes()
         fits_host = available is None or (row.peak_allocated_bytes or 0) < HOST_SHARE * available
         if row.failure is None and fits_host:
-            return task
+            return task.batch
         why = row.failure or f"{(available or 0) / GIB:.0f} GiB of host memory are available"
-        report.skip(f"{task.name} with a batch of {task.batch}", why)
+        print(f"{task.name} with a batch of {task.batch}: {why}", flush=True)
         if row.failure is not None and "memory" not in row.failure.lower():
-            return None
+            return 0
         task = replace(task, batch=task.batch // 2)
-    return None
+    return 0
 
 
 def train(task: Task, method: Method, meter: Meter, n_steps: int, oracle_ms: float | None) -> Row:

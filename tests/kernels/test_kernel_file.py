@@ -78,7 +78,7 @@ def test_a_build_is_recorded_as_a_result_file(tmp_path, monkeypatch):
     monkeypatch.setattr(build, "compiled", lambda _name, _architecture: MADE)
     file, path = tmp_path / "kernels.zip", tmp_path / build.FILE
     row = build.build(file, ["zvc-4-encode", "zvc-4-decode"], [80, 90], processes=1)
-    build.record(path, row)
+    build.record(path, row, build.facts())
     document = load(path)
     kind = kind_of(document, path)
     assert kind.name == "gpu build"
