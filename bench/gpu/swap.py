@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 from torch.autograd.graph import save_on_cpu
 
 from bench.gpu import samples
-from bench.gpu.codecs import MIB, Contender, relative_error
+from bench.gpu.codecs import MIB
+from bench.gpu.contenders import Contender, relative_error
 from cswap.codecs.registry import get_codec
 from cswap.config import SwapConfig
 from cswap.engine.engine import SwapEngine

@@ -29,8 +29,20 @@ ROOT = Path(__file__).parents[2]
 
 with pytest.MonkeyPatch.context() as patch:  # the root is not on the path that pytest starts with
     patch.syspath_prepend(str(ROOT))
-    from bench.gpu import codecs, link, pictures, samples, shapes, swap, tables, targets, training
+    from bench.gpu import (
+        codecs,
+        contenders,
+        link,
+        pictures,
+        samples,
+        shapes,
+        swap,
+        tables,
+        targets,
+        training,
+    )
     from bench.gpu.meter import CudaMeter, Memory, Meter, rss_bytes
+    from bench.gpu.peers import PEERS
     from bench.gpu.report import Report, driver_version
     from bench.workloads import large_models as models
     from bench.workloads.methods import METHODS, ORACLE
@@ -199,7 +211,7 @@ def test_codecs_are_measured_one_by_one(tmp_path):
     plan = codecs.Plan((samples.RELU_85,), 64 * KIB, (8 * KIB, 64 * KIB), shapes.SWEPT[:1], 0.0)
     codecs.run(HostMeter(), report, plan)
     document = finished(report)
-    assert document["skipped"] == []
+    assert {s["what"] for s in document["skipped"]} <= {*PEERS, "nvCOMP"}
     rows = document["rows"]
     first = {r["codec"]: r for r in rows if r["data"] == "relu-85" and r["nbytes"] == 64 * KIB}
     assert set(first) >= {"copy", "raw", "zvc", "csr", "expk", "int8", "fp8", "int4"}
@@ -224,15 +236,16 @@ def test_a_codec_that_fails_costs_nobody_elses_figures(tmp_path, monkeypatch):
     names = {r["codec"] for r in document["rows"]}
     assert "csr" in names
     assert "zvc" not in names
-    assert document["skipped"][0]["why"] == "RuntimeError: no such luck"
+    failed = [s["why"] for s in document["skipped"] if s["what"].startswith("zvc on")]
+    assert failed == ["RuntimeError: no such luck"]
 
 
 def test_figures_of_a_codec_that_changes_bits_are_refused():
     x = torch.ones(8)
     with pytest.raises(ValueError, match="changed bits"):
-        codecs.relative_error(x, x + 1, lossless=True)
+        contenders.relative_error(x, x + 1, lossless=True)
     with pytest.raises(ValueError, match="relative error"):
-        codecs.relative_error(x, x * float("nan"), lossless=False)
+        contenders.relative_error(x, x * float("nan"), lossless=False)
 
 
 def test_link_is_measured_over_sizes_and_kernels_are_not_where_there_are_none(tmp_path):

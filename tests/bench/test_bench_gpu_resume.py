@@ -11,19 +11,20 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 pytest.importorskip("typer")
 
-from bench.gpu import codecs, command, link, swap, training
+from bench.gpu import codecs, command, link, pictures, swap, tables, targets, training
 from bench.gpu.archive import pack, unpack
 from bench.gpu.report import BrokenDeviceError, Deadline, OutOfTimeError, Report
 from bench.workloads.methods import METHODS, ORACLE
 from cswap.errors import ConfigError
 
 GPU = {"name": "made up"}
-METER = SimpleNamespace(synchronize=lambda: None)
+METER: Any = SimpleNamespace(synchronize=lambda: None)
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,8 @@ report.measure("two", killed, str)
     command_line = [sys.executable, "-c", script, str(tmp_path)]
     done = subprocess.run(command_line, env={**os.environ, "PYTHONPATH": path}, check=False)
     assert done.returncode == -signal.SIGKILL
-    report, calls = report_of(tmp_path), []
+    report = report_of(tmp_path)
+    calls: list[str] = []
     assert not (tmp_path / "link.json").exists()
     for name in ("one", "two", "three"):
         measure(report, name, calls)
@@ -81,7 +83,8 @@ report.measure("two", killed, str)
 
 
 def test_a_finished_part_is_not_measured_again(tmp_path):
-    report, calls = report_of(tmp_path), []
+    report = report_of(tmp_path)
+    calls: list[str] = []
     measure(report, "one", calls)
     report.finish()
     again = report_of(tmp_path)
@@ -120,7 +123,8 @@ def test_ctrl_c_does_not_count_against_a_measurement(tmp_path):
 
 
 def test_nothing_begins_that_might_not_end_in_time(tmp_path):
-    report, calls = report_of(tmp_path, deadline=Deadline(1.0)), []
+    report = report_of(tmp_path, deadline=Deadline(1.0))
+    calls: list[str] = []
     with pytest.raises(OutOfTimeError, match="one may need 5 s"):
         measure(report, "one", calls)
     assert calls == []
@@ -147,7 +151,8 @@ def test_a_broken_device_ends_the_run_behind_the_failed_measurement(tmp_path):
     def fail():
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    report, calls = report_of(tmp_path, meter=SimpleNamespace(synchronize=fail)), []
+    report = report_of(tmp_path, meter=SimpleNamespace(synchronize=fail))
+    calls: list[str] = []
     with pytest.raises(BrokenDeviceError, match="after bad"):
         report.measure("bad", fail, str)
     again = report_of(tmp_path)
@@ -160,7 +165,8 @@ def test_a_broken_device_ends_the_run_behind_the_failed_measurement(tmp_path):
 def test_an_archive_brings_results_to_another_machine(tmp_path):
     here, there, archive = tmp_path / "here", tmp_path / "there", tmp_path / "results.zip"
     here.mkdir(), there.mkdir()
-    report, calls = report_of(here, written=lambda: pack(here, archive)), []
+    report = report_of(here, written=lambda: pack(here, archive))
+    calls: list[str] = []
     measure(report, "one", calls)  # written at once: a kill may follow
     assert unpack(archive, there) == ["link.partial.json"]
     assert unpack(archive, there) == []
@@ -194,9 +200,9 @@ def test_the_most_valuable_measurements_of_all_parts_come_first(tmp_path, monkey
     archive = tmp_path / "results.zip"
     parts = ["codecs", "link", "swap", "training"]
     with monkeypatch.context() as patch:
-        patch.setattr(command.tables, "markdown", lambda _: "")
-        patch.setattr(command.pictures, "draw", lambda *_: None)
-        patch.setattr(command.targets, "lines", lambda _: [])
+        patch.setattr(tables, "markdown", lambda _: "")
+        patch.setattr(pictures, "draw", lambda *_: None)
+        patch.setattr(targets, "lines", lambda _: [])
         code = command.measure(METER, GPU, tmp_path, archive, parts, Deadline(None))
     assert code == 0
     assert order[:4] == [(part, True) for part in parts]
