@@ -67,7 +67,7 @@ class PeerContender:
         back = peer.decode(self._parts, x)
         meter.synchronize()
         self.first_call_s = time.perf_counter() - start_s
-        self.nbytes = sum(part.nbytes for part in self._parts)
+        self.nbytes: int = sum(part.nbytes for part in self._parts)
         self.error = relative_error(x, back, lossless=peer.lossless)
 
     def encode(self) -> None:

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from torch.utils.dlpack import from_dlpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,7 +80,7 @@ def _csr_decode(parts: Parts, x: Tensor) -> Tensor:
     from cupyx.scipy import sparse
 
     made = sparse.csr_matrix(parts, shape=(x.numel() // COLUMNS, COLUMNS))
-    return torch.from_dlpack(made.toarray()).view(-1)
+    return from_dlpack(made.toarray()).view(-1)
 
 
 def _compact_encode(x: Tensor) -> Parts:
@@ -97,7 +98,7 @@ def _compact_decode(parts: Parts, x: Tensor) -> Tensor:
     mask = cupy.unpackbits(packed)[: x.numel()].astype(bool)
     places = cupy.cumsum(mask) - 1  # before the first value -1, whose value is not used
     words = cupy.where(mask, values[places], values.dtype.type(0))
-    return torch.from_dlpack(words).view(x.dtype)
+    return from_dlpack(words).view(x.dtype)
 
 
 def _int8_encode(x: Tensor) -> Parts:
