@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from bench.gpu.meter import Meter
     from bench.gpu.report import Report
-    from cswap.experiments.workloads.small_models import GptShape
 
 GIB: Final = 1 << 30
 N_WARM: Final = 3
@@ -76,13 +75,13 @@ class Task:
         return torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
 
 
-def _gpt(name: str, shape: GptShape, batch: int, **options: Any) -> Task:
-    build = partial(models.Gpt2, shape)
-    return Task(name, build, batch, (shape.context,), models.VOCABULARY, tokens=True, **options)
+def _gpt(name: str, sizes: tuple[int, int, int], batch: int, **options: Any) -> Task:
+    build = partial(models.gpt2, *sizes)
+    return Task(name, build, batch, (models.CONTEXT,), models.VOCABULARY, tokens=True, **options)
 
 
-_VGG: Final = Task("VGG-16", models.Vgg16, 128)
-_RESNET: Final = Task("ResNet-50", models.ResNet50, 256)
+_VGG: Final = Task("VGG-16", models.vgg16, 128)
+_RESNET: Final = Task("ResNet-50", models.resnet50, 256)
 _SMALL: Final = _gpt("GPT-2 small", models.GPT2_SMALL, 16, autocast=torch.bfloat16)
 _MEDIUM: Final = _gpt("GPT-2 medium", models.GPT2_MEDIUM, 16, autocast=torch.bfloat16)
 _LARGE: Final = _gpt("GPT-2 large", models.GPT2_LARGE, 8, autocast=torch.bfloat16)

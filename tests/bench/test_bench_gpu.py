@@ -175,11 +175,11 @@ def test_samples_have_their_size_dtype_and_values(sample):
 @pytest.mark.parametrize(
     ("build", "published"),
     [
-        pytest.param(models.Vgg16, 138_357_544, id="VGG-16"),
-        pytest.param(models.ResNet50, 25_557_032, id="ResNet-50"),
-        pytest.param(lambda: models.Gpt2(models.GPT2_SMALL), 124_439_808, id="GPT-2 small"),
-        pytest.param(lambda: models.Gpt2(models.GPT2_MEDIUM), 354_823_168, id="GPT-2 medium"),
-        pytest.param(lambda: models.Gpt2(models.GPT2_LARGE), 774_030_080, id="GPT-2 large"),
+        pytest.param(models.vgg16, 138_357_544, id="VGG-16"),
+        pytest.param(models.resnet50, 25_557_032, id="ResNet-50"),
+        pytest.param(lambda: models.gpt2(*models.GPT2_SMALL), 124_439_808, id="GPT-2 small"),
+        pytest.param(lambda: models.gpt2(*models.GPT2_MEDIUM), 354_823_168, id="GPT-2 medium"),
+        pytest.param(lambda: models.gpt2(*models.GPT2_LARGE), 774_030_080, id="GPT-2 large"),
     ],
 )
 def test_models_have_the_published_number_of_parameters(build, published):
@@ -187,9 +187,34 @@ def test_models_have_the_published_number_of_parameters(build, published):
         assert models.count_parameters(build()) == published
 
 
+@pytest.mark.parametrize(
+    ("build", "n_blocks"),
+    [(models.vgg16, 5), (models.resnet50, 16), (lambda: models.gpt2(*models.GPT2_SMALL), 12)],
+    ids=["VGG-16", "ResNet-50", "GPT-2 small"],
+)
+def test_checkpointed_models_run_each_block_once(build, n_blocks, monkeypatch):
+    run = []
+
+    def checkpoint(block, x, use_reentrant):
+        assert not use_reentrant
+        run.append(block)
+        return block(x)
+
+    monkeypatch.setattr(models, "checkpoint", checkpoint)
+    with torch.device("meta"):
+        model = build()
+        tokens = torch.zeros(1, 8, dtype=torch.int64)
+        x = tokens if n_blocks == 12 else torch.zeros(1, 3, 224, 224)
+        plain = model(x).shape
+        assert run == []
+        model.checkpointed = True
+        assert model(x).shape == plain
+    assert len(run) == len(set(run)) == n_blocks
+
+
 def test_the_largest_model_has_1_3e9_parameters():
     with torch.device("meta"):
-        assert models.count_parameters(models.Gpt2(models.GPT_1_3B)) == pytest.approx(
+        assert models.count_parameters(models.gpt2(*models.GPT_1_3B)) == pytest.approx(
             1.3e9, rel=0.02
         )
 
