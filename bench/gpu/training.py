@@ -34,6 +34,10 @@ pinned copies take up to twice their size.
 """
 
 
+OUT_OF_MEMORY: Final = ("out of memory", "not enough memory")
+"""Parts of torch's messages, of devices and of the host. An illegal access names memory, too."""
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
     """One model to train.
@@ -191,8 +195,8 @@ def _batch(task: Task, meter: Meter) -> int:
             return task.batch
         why = row.failure or f"{(available or 0) / GIB:.0f} GiB of host memory are available"
         print(f"{task.name} with a batch of {task.batch}: {why}", flush=True)
-        if row.failure is not None and "memory" not in row.failure.lower():
-            return 0
+        if row.failure and not any(text in row.failure.lower() for text in OUT_OF_MEMORY):
+            raise RuntimeError(row.failure)  # not remembered: a smaller batch would not help
         task = replace(task, batch=task.batch // 2)
     return 0
 

@@ -411,6 +411,23 @@ def test_a_batch_that_does_not_fit_is_halved(tmp_path, capsys):
     assert [n for n in (128, 64, 32) if f"tiny with a batch of {n}" in shown] == [128, 64]
 
 
+def test_another_failure_does_not_become_the_batch_of_later_runs(tmp_path):
+    class Broken(TinyModel):
+        def forward(self, x):
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    plan = training.Plan((replace(TINY, build=Broken),), METHODS[:2], 1)
+    training.run(HostMeter(), report_of(tmp_path, "training"), plan)
+    skipped = report_of(tmp_path, "training").document["skipped"]
+    assert ["illegal memory access" in s["why"] for s in skipped] == [True, True]
+    plan = training.Plan((TINY,), METHODS[:3], 1)
+    report = report_of(tmp_path, "training")
+    training.run(HostMeter(), report, plan)
+    assert [(r["method"], r["batch"]) for r in report.document["rows"]] == [
+        (METHODS[2].name, TINY.batch)
+    ]
+
+
 # ----------------------------------------------------- tables, pictures, targets
 
 
