@@ -37,8 +37,9 @@ SLICE ?= all
 test-gpu: ## the tests that need a CUDA device, with the Python that has torch for it; SLICE=codecs for a part
 	PYTHONPATH=.:kernels $(PYTHON) -m bench.gpu.slices $(SLICE)
 
-bench-gpu: ## benchmarks on a CUDA device: codecs, link, swaps, training; under bench/results/<gpu>/
-	PYTHONPATH=.:kernels $(PYTHON) -m bench gpu all
+MINUTES ?=
+bench-gpu: ## benchmarks on a CUDA device, into gpu-results.zip; MINUTES=9 stops in time, and the next run continues
+	PYTHONPATH=.:kernels $(PYTHON) -m bench gpu all $(if $(MINUTES),--minutes $(MINUTES))
 
 check: $(STAMP) ## lint, format, types, import rules
 	$(BIN)/ruff check .

@@ -51,7 +51,7 @@ class BenchGroup(LazyGroup):
     after_ctrl_c: ClassVar = {
         **experiments.AFTER_CTRL_C,
         **dict.fromkeys(("swap", "fit", "workloads", "plans", "sparsity", "papers"), GO_ON),
-        "gpu": "all finished measurements are written",
+        "gpu": "the same command goes on from here",
     }
     """Other commands keep nothing, except demo and accuracy, which print their own message."""
 

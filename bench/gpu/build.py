@@ -5,17 +5,45 @@ from __future__ import annotations
 import os
 import time
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
 from itertools import product
 from multiprocessing import get_context
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from cswap.codecs import cubins
+from cswap.experiments.files.committed import as_markdown, load, where
+from cswap.experiments.files.environment import environment, version_of
+from cswap.experiments.files.writing import write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from cswap_kernels.cuda.compiler import Cubin
+
+FILE: Final = "kernels-build.json"
+"""The committed record of a build."""
+
+COMPILERS: Final = ("numba-cuda", "cuda-bindings", "nvidia-nvjitlink")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One build.
+
+    Attributes:
+        architectures: that the kernels were compiled for, "sm_80, sm_90".
+        n_kernels: kernels in the file.
+        processes: that compiled at the same time.
+        build_s: seconds of the whole build.
+        nbytes: size of the file.
+    """
+
+    architectures: str
+    n_kernels: int
+    processes: int
+    build_s: float
+    nbytes: int
 
 
 def kernel_names() -> list[str]:
@@ -36,8 +64,8 @@ def compiled(name: str, architecture: int) -> Cubin:
 
 def build(
     path: Path, names: Sequence[str], architectures: Sequence[int], processes: int | None = None
-) -> float:
-    """Compile kernels and write them to a file for CSWAP_KERNELS; the seconds that it took.
+) -> Row:
+    """Compile kernels and write them to a file for CSWAP_KERNELS.
 
     Args:
         path: of the file; replaced if it is there.
@@ -48,14 +76,48 @@ def build(
     from cswap_kernels.cuda.compiler import THREADS
 
     start, jobs = time.perf_counter(), list(product(names, architectures))
+    processes = processes or os.cpu_count() or 1
     made = {
         (cubins.key(name, THREADS), architecture): cubin
-        for (name, architecture), cubin in zip(
-            jobs, _all(jobs, processes or os.cpu_count() or 1), strict=True
-        )
+        for (name, architecture), cubin in zip(jobs, _all(jobs, processes), strict=True)
     }
     cubins.write_file(path, made)
-    return time.perf_counter() - start
+    return Row(
+        architectures=", ".join(f"sm_{architecture}" for architecture in architectures),
+        n_kernels=len(made),
+        processes=processes,
+        build_s=time.perf_counter() - start,
+        nbytes=path.stat().st_size,
+    )
+
+
+def facts() -> dict[str, object]:
+    """The environment of a build, to be asked for before it."""
+    compilers = {name: version_of(name) for name in COMPILERS}
+    return {**environment("gpu build"), "compilers": compilers}
+
+
+def record(path: Path, row: Row, before: dict[str, object]) -> None:
+    """Write the result file of a build, whose `facts` were found before."""
+    document = {"kind": "gpu build", "version": 1, "environment": before, "rows": [asdict(row)]}
+    write(path, document)
+
+
+def build_table() -> str:
+    """How long the committed build took, and the size of its file."""
+    data = load(FILE)
+    rows = [
+        [
+            r["architectures"],
+            str(r["n_kernels"]),
+            str(r["processes"]),
+            f"{r['build_s']:.0f}",
+            f"{r['nbytes'] / 1e6:.1f}",
+        ]
+        for r in data["rows"]
+    ]
+    headings = ["architectures", "kernels", "processes", "seconds", "file, MB"]
+    return as_markdown(headings, rows) + "\n\n" + where(data, FILE)
 
 
 def _all(jobs: Sequence[tuple[str, int]], processes: int) -> Iterator[Cubin]:

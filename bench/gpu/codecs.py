@@ -2,37 +2,41 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import TYPE_CHECKING, Final
 
 import torch
 
 from bench.gpu import samples, shapes
-from cswap.codecs.base import DEFAULT_KEY
+from bench.gpu.contenders import Contender, PeerContender
+from bench.gpu.peers import PEERS, beside
+from cswap.codecs.nvcomp_library import missing as missing_nvcomp
 from cswap.codecs.registry import get_codec, list_codecs
 from cswap.errors import CswapError
 from cswap.schema.tensor import dtype_name
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
     from bench.gpu.meter import Meter
     from bench.gpu.report import Report
     from bench.gpu.samples import Sample
-    from cswap.codecs.base import Codec, LateSize
+    from cswap.codecs.base import Codec
     from cswap.codecs.gpu import LaunchShape
     from cswap.experiments.meters.timing import Timing
 
 MIB: Final = 1 << 20
 COPY: Final = "copy"
-MAX_ERROR: Final = 0.5
 SWEPT: Final = (
     ("zvc", samples.RELU_85),
     ("int8", samples.DENSE),
     ("fp8", samples.DENSE),
     ("expk", samples.DENSE_HALF),
 )
-"""Measured over sizes and launch shapes, too."""
+"""Measured first, and over sizes and launch shapes, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +58,8 @@ class Plan:
     within_s: float = 0.5
 
 
-QUICK: Final = Plan(
-    samples.QUICK, sweep=(MIB, 16 * MIB, 1024 * MIB), shapes=shapes.SWEPT[::2], within_s=0.1
-)
+FIRST: Final = Plan(sets=(), sweep=(256 * MIB,), shapes=())
+"""The measurements of `Plan` that are worth most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,7 @@ class Row:
         data: kind of values.
         dtype: of the elements.
         nbytes: raw bytes.
-        codec: its name, or "copy": device to device, what the shares refer to.
+        codec: its name, a peer's, or "copy": device to device, to which the shares refer.
         lossless: whether every bit comes back.
         ratio: raw over encoded bytes.
         encode_gb_per_s: raw bytes per second, in 1e9, by the median.
@@ -104,62 +107,6 @@ class Row:
     blocks_per_sm: int | None = None
 
 
-class Contender:
-    """One codec with a tensor to encode and memory to do so."""
-
-    def __init__(self, codec: Codec, x: torch.Tensor, meter: Meter) -> None:
-        """Encode and decode once: what comes back is checked before anything is timed."""
-        self.lossless = codec.lossless
-        self._codec, self._x, self._meter = codec, x, meter
-        bound = codec.bound(x.dtype, x.numel())
-        self._out = torch.empty(bound, dtype=torch.uint8, device=x.device)
-        self._back = torch.empty_like(x)
-        self._sizes: list[int | LateSize] = []
-        start_s = time.perf_counter()
-        self.encode()
-        meter.synchronize()
-        self.nbytes = self.settle()
-        self._payload = self._out[: self.nbytes].clone()
-        self.decode()
-        meter.synchronize()
-        self.first_call_s = time.perf_counter() - start_s
-        self.error = relative_error(x, self._back, lossless=codec.lossless)
-
-    def encode(self) -> None:
-        """Do it once; the size stays unread."""
-        stream = self._meter.stream
-        size = self._codec.encode_flat(self._x, self._out, key=DEFAULT_KEY, stream=stream)  # type: ignore[arg-type]
-        self._sizes.append(size)
-
-    def decode(self) -> None:
-        """Do it once."""
-        self._codec.decode_flat(self._payload, self._back, stream=self._meter.stream)  # type: ignore[arg-type]
-
-    def settle(self) -> int:
-        """Read the sizes of all encodes, which have finished; return the last one's."""
-        sizes = [s if isinstance(s, int) else s.value() for s in self._sizes]
-        self._sizes.clear()
-        return sizes[-1]
-
-
-def relative_error(x: torch.Tensor, back: torch.Tensor, *, lossless: bool) -> float:
-    """Relative root mean square of what a codec changed.
-
-    Raises:
-        ValueError: a lossless codec changed bits, or a lossy one nearly all of them: no figure of
-            it is reported.
-    """
-    if lossless:
-        if not torch.equal(x.view(torch.uint8), back.view(torch.uint8)):
-            raise ValueError("a lossless codec changed bits")
-        return 0.0
-    exact = x.double()
-    error = float((back.double() - exact).norm() / exact.norm())
-    if not error < MAX_ERROR:  # NaN is not
-        raise ValueError(f"what came back has a relative error of {error}")
-    return error
-
-
 def usable(device: torch.device, dtype: torch.dtype) -> list[Codec]:
     """Codecs that take this dtype on this device."""
     found = []
@@ -175,19 +122,23 @@ def usable(device: torch.device, dtype: torch.dtype) -> list[Codec]:
 
 def run(meter: Meter, report: Report, plan: Plan) -> None:
     """Measure some codecs over sizes and launch shapes, then every codec on every data set."""
+    for peer in PEERS.values():
+        if why := peer.missing():
+            report.refuse(peer.name, why)
+    if why := missing_nvcomp():
+        report.refuse("nvCOMP", why)
     for name, sample in SWEPT:
-        codecs = [c for c in usable(meter.device, sample.dtype) if c.name == name]
         for nbytes in plan.sweep:
-            _measure_all(codecs, sample, nbytes, meter, report, plan)
+            _measure_all([name], sample, nbytes, meter, report, plan)
         for shape in plan.shapes:
-            _measure_all(codecs, sample, plan.nbytes, meter, report, plan, shape)
+            _measure_all([name], sample, plan.nbytes, meter, report, plan, shape)
     for sample in plan.sets:
-        codecs = usable(meter.device, sample.dtype)
+        codecs = [codec.name for codec in usable(meter.device, sample.dtype)]
         _measure_all(codecs, sample, plan.nbytes, meter, report, plan)
 
 
 def _measure_all(
-    codecs: list[Codec],
+    names: list[str],
     sample: Sample,
     nbytes: int,
     meter: Meter,
@@ -195,28 +146,42 @@ def _measure_all(
     plan: Plan,
     shape: LaunchShape | None = None,
 ) -> None:
-    where = f"{nbytes // MIB} MiB of {sample}"
+    data = f"{samples.size(nbytes)} of {sample}"
+    where = data
     if shape is not None:
         where += f", {shape.threads} threads, {shape.blocks_per_sm} blocks per SM"
-    if not codecs:
-        report.skip(where, "no codec for it on this device")
-    if not codecs or report.out_of_time(where):
-        return
-    x = sample.make(nbytes, meter.device)
-    copy = _copy(sample, x, meter, plan.within_s)
-    report.add(copy, f"copy of {where}: {copy.encode_gb_per_s:.0f} GB/s")
-    for codec in codecs:
-        what = f"{codec.name} on {where}"
-        if report.out_of_time(what):
-            continue
-        try:
-            row = _measure(codec, sample, x, meter, copy.encode, plan.within_s, shape)
-        except Exception as error:  # one codec's failure must not cost the others' figures
-            report.skip(what, error)
-            continue
-        report.add(row, f"{what}: {_line(row)}")
-    del x
+    if shape is None and nbytes == plan.nbytes:
+        names = [*names, *beside(names, sample.dtype)]
+    # In every run: a share of the copy's rate holds for rates of one run.
+    start = cache(partial(_start, sample, nbytes, meter, plan.within_s))
+    wanted = {f"{name} on {where}": name for name in names}
+    if report.missing(wanted):
+        report.measure(f"copy of {data}", lambda: [start().copy], _line)
+    for what, name in wanted.items():
+        make = partial(_measure, name, start, meter, plan.within_s, shape)
+        report.measure(what, make, _line)
+    start.cache_clear()
     meter.isolate()
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A data set on the device.
+
+    Attributes:
+        sample: what it is made of.
+        x: its elements.
+        copy: how fast a plain copy of it is.
+    """
+
+    sample: Sample
+    x: torch.Tensor
+    copy: Row
+
+
+def _start(sample: Sample, nbytes: int, meter: Meter, within_s: float) -> Start:
+    x = sample.make(nbytes, meter.device)
+    return Start(sample, x, _copy(sample, x, meter, within_s))
 
 
 def _copy(sample: Sample, x: torch.Tensor, meter: Meter, within_s: float) -> Row:
@@ -230,25 +195,34 @@ def _copy(sample: Sample, x: torch.Tensor, meter: Meter, within_s: float) -> Row
 
 
 def _measure(
-    codec: Codec,
-    sample: Sample,
-    x: torch.Tensor,
+    name: str,
+    start: Callable[[], Start],
     meter: Meter,
-    copy: Timing,
     within_s: float,
     shape: LaunchShape | None,
-) -> Row:
-    with nullcontext() if shape is None else shapes.launch_shape(codec, x.dtype, shape):
-        contender = Contender(codec, x, meter)
+) -> list[Row]:
+    x = start().x
+    launched: AbstractContextManager[None] = nullcontext()
+    if shape is not None:
+        launched = shapes.launch_shape(get_codec(name), x.dtype, shape)
+    with launched:
+        contender = _contender(name, x, meter)
         encode = meter.time_s(contender.encode, within_s=within_s)
         contender.settle()
         decode = meter.time_s(contender.decode, within_s=within_s)
         launch_us = meter.launch_us(contender.encode), meter.launch_us(contender.decode)
         contender.settle()
-    row = _row(sample, x, codec.name, encode, decode, copy, launch_us, contender)
+    copy = start().copy.encode
+    row = _row(start().sample, x, name, encode, decode, copy, launch_us, contender)
     if shape is None:
-        return row
-    return replace(row, threads=shape.threads, blocks_per_sm=shape.blocks_per_sm)
+        return [row]
+    return [replace(row, threads=shape.threads, blocks_per_sm=shape.blocks_per_sm)]
+
+
+def _contender(name: str, x: torch.Tensor, meter: Meter) -> Contender | PeerContender:
+    if name in PEERS:
+        return PeerContender(PEERS[name], x, meter)
+    return Contender(get_codec(name), x, meter)
 
 
 def _row(
@@ -259,7 +233,7 @@ def _row(
     decode: Timing,
     copy: Timing,
     launch_us: tuple[float, float],
-    contender: Contender | None = None,
+    contender: Contender | PeerContender | None = None,
 ) -> Row:
     return Row(
         data=sample.kind,

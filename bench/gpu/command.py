@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from enum import Enum
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import torch
 import typer
 
 from bench.gpu import build, codecs, link, pictures, swap, tables, targets, training
+from bench.gpu.archive import ARCHIVE, pack, unpack
 from bench.gpu.meter import CudaMeter, Meter
-from bench.gpu.report import SHARES, Deadline, Report, shares, slug, where
+from bench.gpu.report import (
+    EXPECTED_S,
+    BrokenDeviceError,
+    Deadline,
+    OutOfTimeError,
+    Report,
+    gpu_facts,
+    slug,
+)
 from cswap.experiments.options import names, writable_folder
 
 RESULTS: Final = Path("bench/results")
-
-QUICK_MINUTES: Final = 9.0
-"""Of `--quick`, if nothing else is said."""
 
 STATIC: Final = RESULTS / "cpu" / "kernels.json"
 """Where `static` writes, if nothing else is said."""
@@ -46,7 +53,6 @@ def main(
             "from their machine code how fast they can be at best."
         ),
     ] = Part.ALL,
-    quick: Annotated[bool, typer.Option(help="Fewer sizes and repetitions.")] = False,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -56,15 +62,25 @@ def main(
     ] = None,
     minutes: Annotated[
         float | None,
-        typer.Option(help="Begin nothing new after this time; default: 9 with --quick, else none."),
+        typer.Option(help="Begin no measurement that might not end within this time."),
     ] = None,
+    archive: Annotated[
+        Path, typer.Option(help="File that gets all results, and whose results are continued.")
+    ] = ARCHIVE,
     arch: Annotated[
         str, typer.Option(help="Of build: architectures, 90 for sm_90, with commas between them.")
     ] = "90",
+    record: Annotated[
+        Path | None,
+        typer.Option(help="Of build: also write its seconds, size and machine to this JSON file."),
+    ] = None,
 ) -> None:
-    """Measure codecs, link, swaps and training on a CUDA device; JSON and PNG for each."""
+    """Measure codecs, link, swaps and training on a CUDA device; JSON and PNG for each.
+
+    The most valuable measurements come first. The same command continues after an interruption.
+    """
     if part is Part.BUILD:
-        _build(out or KERNELS, arch)
+        _build(out or KERNELS, arch, record)
         return
     if part is Part.STATIC:
         _static(out or STATIC)
@@ -77,40 +93,72 @@ def main(
         print(f"--minutes {minutes}: must be above 0.", flush=True)
         raise typer.Exit(2)
     folder = writable_folder(out or RESULTS / slug(torch.cuda.get_device_name()))
-    if minutes is None and quick:
-        minutes = QUICK_MINUTES
-    chosen = list(SHARES) if part is Part.ALL else [part.value]
-    measure(CudaMeter(), folder, chosen, quick=quick, minutes=minutes)
+    chosen = list(EXPECTED_S) if part is Part.ALL else [part.value]
+    deadline = Deadline(None if minutes is None else 60.0 * minutes)
+    raise typer.Exit(measure(CudaMeter(), gpu_facts(), folder, archive, chosen, deadline))
 
 
 def measure(
-    meter: Meter, folder: Path, parts: list[str], *, quick: bool, minutes: float | None
-) -> None:
-    """Run the parts one after the other; results are in the folder after every measurement."""
-    facts = where()
-    deadlines = {
-        name: Deadline(until_s)
-        for name, until_s in shares(parts, None if minutes is None else 60.0 * minutes).items()
-    }
-    for name in parts:
-        report = Report(folder, name, facts, deadlines[name])
-        _run(name, meter, report, quick=quick)
-        report.finish()
+    meter: Meter,
+    gpu: dict[str, Any],
+    folder: Path,
+    archive: Path,
+    parts: list[str],
+    deadline: Deadline,
+) -> int:
+    """Run the parts, the measurements worth most first; return the exit code.
+
+    Results are in the folder and in the archive after every measurement.
+    """
+    if taken := unpack(archive, folder):
+        print(f"taken from {archive}: {', '.join(taken)}", flush=True)
+    written = partial(pack, folder, archive)
+    reports = [Report(folder, name, meter, gpu, deadline, written) for name in parts]
+    code = 0
+    try:
+        for first in (True, False):
+            for report in reports:
+                _run(report, meter, first=first)
+        for report in reports:
+            report.finish()
+    except OutOfTimeError as error:
+        print(f"Stopped in time: {error}. The same command continues.", flush=True)
+    except BrokenDeviceError as error:
+        print(f"Stopped: {error}. The same command continues behind it.", flush=True)
+        code = 1
+    for report in reports:
         print(tables.markdown(report.document), flush=True)
-        picture = pictures.draw(report.document, report.path.with_suffix(".png"))
+        picture = pictures.draw(report.document, folder / f"{report.part}.png")
         print(f"picture: {picture or 'none, matplotlib is not installed'}", flush=True)
-    print("\n".join(targets.lines(folder)), flush=True)
+    rows = {report.part: report.document["rows"] for report in reports}
+    print("\n".join(targets.lines(rows)), flush=True)
+    pack(folder, archive)
+    print(f"all results: {archive}", flush=True)
+    return code
 
 
-def _build(path: Path, architectures: str) -> None:
+def _run(report: Report, meter: Meter, *, first: bool) -> None:
+    if report.part == "codecs":
+        codecs.run(meter, report, codecs.FIRST if first else codecs.Plan())
+    elif report.part == "link":
+        link.run(meter, report, link.Plan())
+    elif report.part == "swap":
+        swap.run(meter, report, swap.FIRST if first else swap.Plan())
+    else:
+        training.run(meter, report, training.FIRST if first else training.Plan())
+
+
+def _build(path: Path, architectures: str, record: Path | None) -> None:
     from cswap_kernels.cuda.compiler import ARCHITECTURES
 
     chosen = [int(a) for a in names("--arch", architectures, [str(a) for a in ARCHITECTURES])]
-    writable_folder(path.absolute().parent)
-    kernels = build.kernel_names()
-    took_s = build.build(path, kernels, chosen)
-    size = path.stat().st_size / 1e6
-    print(f"{len(kernels) * len(chosen)} kernels in {took_s:.0f} s: {path}, {size:.1f} MB")
+    for file in (path, *([] if record is None else [record])):
+        writable_folder(file.absolute().parent)
+    before = build.facts()
+    row = build.build(path, build.kernel_names(), chosen)
+    if record is not None:
+        build.record(record, row, before)
+    print(f"{row.n_kernels} kernels in {row.build_s:.0f} s: {path}, {row.nbytes / 1e6:.1f} MB")
     print(f"On the machine with the device: export CSWAP_KERNELS={path.name}")
 
 
@@ -120,14 +168,3 @@ def _static(path: Path) -> None:
     writable_folder(path.absolute().parent)
     static.run(path)
     print(f"computed, not measured: {path}")
-
-
-def _run(name: str, meter: Meter, report: Report, *, quick: bool) -> None:
-    if name == "codecs":
-        codecs.run(meter, report, codecs.QUICK if quick else codecs.Plan())
-    elif name == "link":
-        link.run(meter, report, link.QUICK if quick else link.Plan())
-    elif name == "swap":
-        swap.run(meter, report, swap.QUICK if quick else swap.Plan())
-    else:
-        training.run(meter, report, training.QUICK if quick else training.Plan())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from bench.gpu.samples import Sample
     from cswap.codecs.base import LateSize
     from cswap.experiments.meters.timing import Timing
+
+    Copies = dict[str, Callable[[], object]]
 
 WAYS: Final = ("D2H", "H2D", "both")
 STORED: Final = (("zvc", samples.RELU_85), ("int8", samples.DENSE))
@@ -41,13 +44,6 @@ class Plan:
     stored_bytes: int = 256 * MIB
     blocks: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256, 528)
     within_s: float = 0.5
-
-
-QUICK: Final = Plan(
-    sizes=tuple((64 << 10) << i for i in range(0, 15, 2)),
-    blocks=(4, 16, 64, 528),
-    within_s=0.1,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,29 +72,20 @@ class Row:
 def run(meter: Meter, report: Report, plan: Plan) -> None:
     """Measure copies over sizes, then encodes straight into pinned memory."""
     for nbytes in plan.sizes:
-        if report.out_of_time(f"copies of {nbytes} bytes"):
-            continue
-        for way, copy in _copies(meter, nbytes).items():
-            timing = meter.time_s(copy, within_s=plan.within_s)
-            moved = nbytes * (2 if way == "both" else 1)
-            row = _row(way, 0, nbytes, moved, nbytes, timing)
-            report.add(row, f"{way} {nbytes / MIB:g} MiB: {row.gb_per_s:.1f} GB/s")
+        copies = cache(partial(_copies, meter, nbytes))
+        for way in WAYS:
+            copy = partial(_copy, meter, way, nbytes, copies, plan.within_s)
+            report.measure(f"{way} of {samples.size(nbytes)}", copy, _line)
     meter.isolate()
     for name, sample in STORED:
         for blocks in plan.blocks:
             what = f"{name} into pinned memory by {blocks} blocks"
-            if report.out_of_time(what):
-                continue
-            try:
-                row = _store(meter, name, sample, blocks, plan)
-            except Exception as error:  # the codec may not be able to; copies are the usual way
-                report.skip(what, error)
-                continue
-            report.add(row, f"{what}: {row.gb_per_s:.1f} GB/s, raw {row.raw_gb_per_s:.1f}")
+            store = partial(_store, meter, name, sample, blocks, plan)
+            report.measure(what, store, _line)
         meter.isolate()
 
 
-def _copies(meter: Meter, nbytes: int) -> dict[str, Callable[[], object]]:
+def _copies(meter: Meter, nbytes: int) -> Copies:
     near = [torch.zeros(nbytes, dtype=torch.uint8, device=meter.device) for _ in range(2)]
     far = [meter.pinned(nbytes) for _ in range(2)]
 
@@ -112,7 +99,14 @@ def _copies(meter: Meter, nbytes: int) -> dict[str, Callable[[], object]]:
     return dict(zip(WAYS, ways, strict=True))
 
 
-def _store(meter: Meter, name: str, sample: Sample, blocks: int, plan: Plan) -> Row:
+def _copy(
+    meter: Meter, way: str, nbytes: int, copies: Callable[[], Copies], within_s: float
+) -> list[Row]:
+    timing = meter.time_s(copies()[way], within_s=within_s)
+    return [_row(way, 0, nbytes, nbytes * (2 if way == "both" else 1), nbytes, timing)]
+
+
+def _store(meter: Meter, name: str, sample: Sample, blocks: int, plan: Plan) -> list[Row]:
     codec = get_codec(name)
     x = sample.make(plan.stored_bytes, meter.device)
     out = meter.pinned(codec.bound(x.dtype, x.numel()))
@@ -129,7 +123,7 @@ def _store(meter: Meter, name: str, sample: Sample, blocks: int, plan: Plan) -> 
     codec.decode_flat(out[:nbytes].to(x.device), restored, stream=None)
     if codec.lossless and not torch.equal(restored, x):
         raise ValueError("what was stored in host memory decodes to something else")
-    return _row(name, blocks, nbytes, nbytes, x.nbytes, timing)
+    return [_row(name, blocks, nbytes, nbytes, x.nbytes, timing)]
 
 
 def _row(way: str, blocks: int, nbytes: int, moved: int, raw_nbytes: int, timing: Timing) -> Row:
@@ -142,3 +136,7 @@ def _row(way: str, blocks: int, nbytes: int, moved: int, raw_nbytes: int, timing
         raw_gb_per_s=raw_nbytes / timing.median_s / 1e9,
         timing=timing,
     )
+
+
+def _line(row: Row) -> str:
+    return f"{row.gb_per_s:.1f} GB/s, raw {row.raw_gb_per_s:.1f}"

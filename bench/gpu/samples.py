@@ -41,6 +41,15 @@ class Sample:
         return f"{self.kind} {str(self.dtype).removeprefix('torch.')}"
 
 
+def size(nbytes: int) -> str:
+    """Bytes for names of measurements.
+
+    >>> size(64 << 10), size(256 << 20)
+    ('64 KiB', '256 MiB')
+    """
+    return f"{nbytes >> 20} MiB" if nbytes >= 1 << 20 else f"{nbytes >> 10} KiB"
+
+
 def _normal(numel: int, generator: torch.Generator, device: torch.device) -> torch.Tensor:
     return torch.randn(numel, generator=generator, device=device)
 
@@ -80,16 +89,6 @@ KINDS: Final = {
 RELU_85: Final = Sample("relu-85", torch.float32)
 DENSE: Final = Sample("normal", torch.float32)
 DENSE_HALF: Final = Sample("normal", torch.bfloat16)
-
-QUICK: Final = (
-    Sample("relu-50", torch.float32),
-    RELU_85,
-    Sample("relu-85", torch.bfloat16),
-    DENSE,
-    DENSE_HALF,
-    Sample("mask", torch.bool),
-    Sample("index", torch.int64),
-)
 
 ALL: Final = (
     *(

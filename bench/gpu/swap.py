@@ -5,12 +5,14 @@ from __future__ import annotations
 import abc
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from torch.autograd.graph import save_on_cpu
 
 from bench.gpu import samples
-from bench.gpu.codecs import MIB, Contender, relative_error
+from bench.gpu.codecs import MIB
+from bench.gpu.contenders import Contender, relative_error
 from cswap.codecs.registry import get_codec
 from cswap.config import SwapConfig
 from cswap.engine.engine import SwapEngine
@@ -50,7 +52,8 @@ class Plan:
     rounds: int = 15
 
 
-QUICK: Final = Plan(sizes=tuple(MIB << i for i in (0, 4, 6, 8, 10)), rounds=5)
+FIRST: Final = Plan(sizes=(MIB, 64 * MIB, 256 * MIB))
+"""The measurements of `Plan` that are worth most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,37 +225,33 @@ class Seconds:
 
 
 def run(meter: Meter, report: Report, plan: Plan) -> None:
-    """Measure every group at every size."""
+    """Measure every group at every size. A group is one measurement: its ways take turns."""
     for nbytes in plan.sizes:
         for sample, codecs in GROUPS:
-            what = f"{nbytes // MIB} MiB of {sample}"
-            if report.out_of_time(what):
+            name = f"{samples.size(nbytes)} of {sample}"
+            if not report.missing([name]):
                 continue
-            try:
-                x = sample.make(nbytes, meter.device)
-                for row in _group(sample, x, codecs, meter, report, plan.rounds):
-                    report.add(row, f"{row.way}, {what}: {_line(row)}")
-                del x
-            except Exception as error:  # a failure of one group must not cost the others' figures
-                report.skip(what, error)
+            group = partial(_group, sample, nbytes, codecs, meter, report, plan.rounds)
+            report.measure(name, group, lambda row: f"{row.way}, {_line(row)}")
             meter.isolate()
 
 
 def _group(
     sample: Sample,
-    x: torch.Tensor,
+    nbytes: int,
     codecs: tuple[str, ...],
     meter: Meter,
     report: Report,
     rounds: int,
 ) -> list[Row]:
+    x = sample.make(nbytes, meter.device)
     ways: dict[str, Way] = {COPY: Copy(x, meter), SAVE_ON_CPU: SaveOnCpu(meter)}
     for codec in codecs:
         swap = Swap(codec)
         try:
             _check(swap, x, meter)
         except Exception as error:  # the codec may not be able to take it; the others do
-            report.skip(f"{codec} on {x.nbytes // MIB} MiB of {sample}", error)
+            report.skip(f"{codec} on {samples.size(nbytes)} of {sample}", error)
             continue
         ways[f"cswap {codec}"] = swap
     seconds = {name: Seconds([], [], []) for name in ways}

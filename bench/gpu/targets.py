@@ -5,11 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from cswap.schema.reading import read_object
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from pathlib import Path
 
 MIB: Final = 1 << 20
 LARGE: Final = 64 * MIB
@@ -137,11 +134,6 @@ TARGETS: Final = (
 )
 
 
-def lines(folder: Path) -> list[str]:
-    """One line per target, from the result files in a folder."""
-    documents: Documents = {}
-    for file in sorted(folder.glob("*.json")):
-        document = read_object(file, "file")
-        if "part" in document:
-            documents[document["part"]] = document["rows"]
+def lines(documents: Documents) -> list[str]:
+    """One line per target, from the rows by part."""
     return [target.line(documents) for target in TARGETS]

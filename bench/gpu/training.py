@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from bench.gpu.meter import Meter
     from bench.gpu.report import Report
-    from cswap.experiments.workloads.small_models import GptShape
 
 GIB: Final = 1 << 30
 N_WARM: Final = 3
@@ -33,6 +32,10 @@ HOST_SHARE: Final = 0.25
 """Of the host memory available, what a batch's saved tensors may need: rounded up to powers of 2,
 pinned copies take up to twice their size.
 """
+
+
+OUT_OF_MEMORY: Final = ("out of memory", "not enough memory")
+"""Parts of torch's messages, of devices and of the host. An illegal access names memory, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +79,13 @@ class Task:
         return torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
 
 
-def _gpt(name: str, shape: GptShape, batch: int, **options: Any) -> Task:
-    build = partial(models.Gpt2, shape)
-    return Task(name, build, batch, (shape.context,), models.VOCABULARY, tokens=True, **options)
+def _gpt(name: str, sizes: tuple[int, int, int], batch: int, **options: Any) -> Task:
+    build = partial(models.gpt2, *sizes)
+    return Task(name, build, batch, (models.CONTEXT,), models.VOCABULARY, tokens=True, **options)
 
 
-_VGG: Final = Task("VGG-16", models.Vgg16, 128)
-_RESNET: Final = Task("ResNet-50", models.ResNet50, 256)
+_VGG: Final = Task("VGG-16", models.vgg16, 128)
+_RESNET: Final = Task("ResNet-50", models.resnet50, 256)
 _SMALL: Final = _gpt("GPT-2 small", models.GPT2_SMALL, 16, autocast=torch.bfloat16)
 _MEDIUM: Final = _gpt("GPT-2 medium", models.GPT2_MEDIUM, 16, autocast=torch.bfloat16)
 _LARGE: Final = _gpt("GPT-2 large", models.GPT2_LARGE, 8, autocast=torch.bfloat16)
@@ -104,15 +107,13 @@ class Plan:
     n_steps: int = 10
 
 
-QUICK: Final = Plan(
-    tasks=(
-        replace(_VGG, batch=64),
-        replace(_RESNET, batch=64),
-        replace(_SMALL, batch=8),
-        replace(_XL, batch=4),
-    ),
-    n_steps=3,
+_FIRST_METHODS: Final = (
+    *(ORACLE, "save_on_cpu", "checkpoint + save_on_cpu"),
+    *("cswap raw", "cswap lossless", "cswap int8"),
 )
+
+FIRST: Final = Plan((_VGG, _SMALL), tuple(m for m in METHODS if m.name in _FIRST_METHODS))
+"""The measurements of `Plan` that are worth most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,35 +158,47 @@ class Row:
 def run(meter: Meter, report: Report, plan: Plan) -> None:
     """Train every model in every way."""
     for task in plan.tasks:
-        if report.out_of_time(task.name):
-            continue
-        fitting = _fitting(task, meter, report)
-        if fitting is None:
-            continue
-        oracle_ms = None
+        fitting = cache(partial(_fitting, task, meter, report, plan.n_steps))
         for method in plan.methods:
-            if report.out_of_time(f"{task.name}, {method.name}"):
-                continue
-            row = train(fitting, method, meter, plan.n_steps, oracle_ms)
-            if method.name == ORACLE:
-                oracle_ms = row.step_ms
-            report.add(row, f"{task.name}, batch {row.batch}, {method.name}: {_line(row)}")
+            make = partial(_rows, fitting, method, meter, plan.n_steps)
+            report.measure(f"{task.name}, {method.name}", make, _line)
 
 
-def _fitting(task: Task, meter: Meter, report: Report) -> Task | None:
-    """The task with its batch halved until a step fits into the device's and the host's memory."""
+def _rows(
+    fitting: Callable[[], tuple[Task, Row]], method: Method, meter: Meter, n_steps: int
+) -> list[Row]:
+    task, oracle = fitting()
+    if method.name == ORACLE:
+        return [oracle]
+    return [train(task, method, meter, n_steps, oracle.step_ms)]
+
+
+def _fitting(task: Task, meter: Meter, report: Report, n_steps: int) -> tuple[Task, Row]:
+    """The task with a batch that fits, and its oracle.
+
+    Every run has its own oracle, because a share of its time holds for times of one run.
+    """
+    batch = report.fact(f"{task.name}, batch", partial(_batch, task, meter))
+    if not batch:
+        raise RuntimeError(f"no batch of {task.batch} or less can be trained")
+    task = replace(task, batch=batch)
+    return task, train(task, METHODS[0], meter, n_steps, None)
+
+
+def _batch(task: Task, meter: Meter) -> int:
+    """The task's batch, halved until a step fits the device's and the host's memory; 0 if none."""
     while task.batch:
         row = train(task, METHODS[0], meter, 1, None)
         available = host_available_bytes()
         fits_host = available is None or (row.peak_allocated_bytes or 0) < HOST_SHARE * available
         if row.failure is None and fits_host:
-            return task
+            return task.batch
         why = row.failure or f"{(available or 0) / GIB:.0f} GiB of host memory are available"
-        report.skip(f"{task.name} with a batch of {task.batch}", why)
-        if row.failure is not None and "memory" not in row.failure.lower():
-            return None
+        print(f"{task.name} with a batch of {task.batch}: {why}", flush=True)
+        if row.failure and not any(text in row.failure.lower() for text in OUT_OF_MEMORY):
+            raise RuntimeError(row.failure)  # not remembered: a smaller batch would not help
         task = replace(task, batch=task.batch // 2)
-    return None
+    return 0
 
 
 def train(task: Task, method: Method, meter: Meter, n_steps: int, oracle_ms: float | None) -> Row:

@@ -13,6 +13,7 @@ import typer
 from bench.drawing.steps import MIB, UNKNOWN
 from bench.fit import report as fit_report
 from bench.frameworks import report as frameworks_report
+from bench.gpu.build import build_table
 from bench.gpu.static_tables import kernels_table, targets_table
 from bench.inlined import report as inlined_report
 from bench.overhead import hook_costs
@@ -31,7 +32,7 @@ PAGES: Final = (
     ROOT / "README.md",
     *(
         ROOT / "docs" / f"{n}.md"
-        for n in ("benchmarks", "advisor", "lossy", "planning", "fit", "compile")
+        for n in ("benchmarks", "advisor", "lossy", "planning", "fit", "compile", "gpu-first-run")
     ),
 )
 PICTURES: Final = {
@@ -263,6 +264,7 @@ def workloads_table() -> str:
 TABLES: Final = {
     **experiments.TABLES,
     "kernels": kernels_table,
+    "kernel file": build_table,
     "kernel targets": targets_table,
     "papers": papers_table,
     "paper networks": paper_networks_table,

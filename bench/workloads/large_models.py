@@ -1,25 +1,30 @@
-"""The published models that training is measured on, in blocks that can be checkpointed."""
+"""Networks of the zoo that training is measured on, with blocks that can be checkpointed."""
 
 from __future__ import annotations
 
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Final
 
-import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from cswap.experiments.workloads.small_models import Block, Dropout, GptShape
+from bench.workloads.zoo import classics, residual
+from bench.workloads.zoo import gpt2 as zoo_gpt2
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
-VGG_STAGES: Final = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
-RESNET_STAGES: Final = ((64, 3), (128, 4), (256, 6), (512, 3))
-"""Width of the bottlenecks, and how many."""
+CONTEXT: Final = zoo_gpt2.CONTEXT
+VOCABULARY: Final = zoo_gpt2.VOCABULARY
+DROPOUT: Final = 0.1
 
-VOCABULARY: Final = 50257
+GPT2_SMALL: Final = (12, 768, 12)
+GPT2_MEDIUM: Final = (24, 1024, 16)
+GPT2_LARGE: Final = (36, 1280, 20)
+GPT_1_3B: Final = (24, 2048, 16)
+"""Blocks, width and heads. The last has the blocks and the width of GPT-3 XL; its heads would not
+divide the width."""
 
 
 class BlockModel(nn.Module):
@@ -46,131 +51,65 @@ class BlockModel(nn.Module):
         return out
 
 
-class Vgg16(BlockModel):
-    """VGG, configuration D.
+class ZooModel(BlockModel):
+    """A network of the zoo.
 
-    Source: Simonyan & Zisserman 2014, "Very Deep Convolutional Networks", table 1.
+    Args:
+        net: the network.
+        layers: of the network; those of type ``block`` become its blocks, in place.
+        block: type of the blocks.
     """
 
-    def __init__(self, n_classes: int = 1000) -> None:
+    def __init__(self, net: nn.Module, layers: nn.Sequential, block: type[nn.Module]) -> None:
         super().__init__()
-        self.stages = nn.ModuleList()
-        c_in = 3
-        for stage in VGG_STAGES:
-            layers: list[nn.Module] = []
-            for c_out in stage:
-                layers += [nn.Conv2d(c_in, c_out, 3, padding=1), nn.ReLU()]
-                c_in = c_out
-            self.stages.append(nn.Sequential(*layers, nn.MaxPool2d(2)))
-        self.classifier = nn.Sequential(
-            nn.Flatten(),
-            *(nn.Linear(512 * 7 * 7, 4096), nn.ReLU(), nn.Dropout()),
-            *(nn.Linear(4096, 4096), nn.ReLU(), nn.Dropout()),
-            nn.Linear(4096, n_classes),
-        )
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Return the logits, [batch, n_classes], of images, [batch, 3, 224, 224]."""
-        x = images
-        for stage in self.stages:
-            x = self.run_block(stage, x)
-        out: Tensor = self.classifier(x)
-        return out
-
-
-class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolutions with a shortcut around them."""
-
-    def __init__(self, c_in: int, width: int, stride: int) -> None:
-        super().__init__()
-        c_out = 4 * width
-        self.body = nn.Sequential(
-            *(nn.Conv2d(c_in, width, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()),
-            nn.Conv2d(width, width, 3, stride, padding=1, bias=False),
-            *(nn.BatchNorm2d(width), nn.ReLU()),
-            *(nn.Conv2d(width, c_out, 1, bias=False), nn.BatchNorm2d(c_out)),
-        )
-        self.shortcut: nn.Module = nn.Identity()
-        if stride != 1 or c_in != c_out:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(c_in, c_out, 1, stride, bias=False), nn.BatchNorm2d(c_out)
-            )
-        self.relu = nn.ReLU()
+        self.net = net
+        for index, layer in enumerate(layers):
+            if isinstance(layer, block):
+                layers[index] = _Block(layer, self.run_block)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return [batch, 4 width, h, w] of x, [batch, c_in, h, w] before the stride."""
-        out: Tensor = self.relu(self.body(x) + self.shortcut(x))
-        return out
+        """Return the logits, [batch, n_classes], or [batch, vocabulary, time] of tokens."""
+        logits: Tensor = self.net(x)
+        return logits.transpose(1, 2) if logits.dim() == 3 else logits
 
 
-class ResNet50(BlockModel):
-    """ResNet-50 with the stride in the 3x3 convolution, as torchvision has it.
-
-    Source: He et al. 2015, "Deep Residual Learning for Image Recognition", table 1.
-    """
-
-    def __init__(self, n_classes: int = 1000) -> None:
+class _Block(nn.Module):
+    def __init__(self, block: nn.Module, run: Callable[[nn.Module, Tensor], Tensor]) -> None:
         super().__init__()
-        self.stem = nn.Sequential(
-            nn.Conv2d(3, 64, 7, 2, padding=3, bias=False),
-            *(nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1)),
-        )
-        self.blocks = nn.ModuleList()
-        c_in = 64
-        for index, (width, n_blocks) in enumerate(RESNET_STAGES):
-            for i in range(n_blocks):
-                stride = 2 if i == 0 and index > 0 else 1
-                self.blocks.append(Bottleneck(c_in, width, stride))
-                c_in = 4 * width
-        self.head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(c_in, n_classes))
+        self.block, self._run = block, run
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Return the logits, [batch, n_classes], of images, [batch, 3, 224, 224]."""
-        x = self.stem(images)
-        for block in self.blocks:
-            x = self.run_block(block, x)
-        out: Tensor = self.head(x)
-        return out
+    def forward(self, x: Tensor) -> Tensor:
+        return self._run(self.block, x)
 
 
-class Gpt2(BlockModel):
-    """GPT-2 with its head tied to the embedding.
-
-    Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners".
-    """
-
-    def __init__(self, shape: GptShape, vocabulary: int = VOCABULARY) -> None:
-        super().__init__()
-        self.token = nn.Embedding(vocabulary, shape.width)
-        self.position = nn.Embedding(shape.context, shape.width)
-        self.dropout = Dropout(shape.dropout)
-        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.n_layers))
-        self.norm = nn.LayerNorm(shape.width)
-        self.head = nn.Linear(shape.width, vocabulary, bias=False)
-        nn.init.normal_(self.token.weight, std=0.02)
-        nn.init.normal_(self.position.weight, std=0.01)
-        self.head.weight = self.token.weight
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Return the logits, [batch, vocabulary, time], of tokens, [batch, time] int64."""
-        places = torch.arange(tokens.shape[1], device=tokens.device)
-        x = self.dropout(self.token(tokens) + self.position(places))
-        for block in self.blocks:
-            x = self.run_block(block, x)
-        out: Tensor = self.head(self.norm(x)).transpose(1, 2)
-        return out
+def vgg16() -> ZooModel:
+    """VGG-16; a block is a stage of convolutions with the pooling at its end."""
+    net = classics.vgg16()
+    net.features = nn.Sequential(*_stages(net.features))
+    return ZooModel(net, net.features, nn.Sequential)
 
 
-def gpt_shape(n_layers: int, width: int, n_heads: int) -> GptShape:
-    """A GPT-2 with 1024 tokens of context."""
-    return GptShape(n_layers, width, n_heads, context=1024)
+def _stages(layers: nn.Sequential) -> Iterator[nn.Sequential]:
+    stage: list[nn.Module] = []
+    for layer in layers:
+        stage.append(layer)
+        if isinstance(layer, nn.MaxPool2d):
+            yield nn.Sequential(*stage)
+            stage = []
 
 
-GPT2_SMALL: Final = gpt_shape(12, 768, 12)
-GPT2_MEDIUM: Final = gpt_shape(24, 1024, 16)
-GPT2_LARGE: Final = gpt_shape(36, 1280, 20)
-GPT_1_3B: Final = gpt_shape(24, 2048, 16)
-"""Layers and width of GPT-3 XL; its heads would not divide the width."""
+def resnet50() -> ZooModel:
+    """ResNet-50; a block is a bottleneck."""
+    net = residual.resnet50()
+    return ZooModel(net, net.features, residual.Bottleneck)
+
+
+def gpt2(n_layers: int, width: int, n_heads: int) -> ZooModel:
+    """GPT-2 with the initial embeddings of its paper's code; a block is a transformer block."""
+    net = zoo_gpt2.Gpt2(n_layers, width, n_heads, DROPOUT)
+    nn.init.normal_(net.token.weight, std=0.02)
+    nn.init.normal_(net.position.weight, std=0.01)
+    return ZooModel(net, net.blocks, zoo_gpt2.Block)
 
 
 def count_parameters(model: nn.Module) -> int:

@@ -321,7 +321,7 @@ class _Launcher:
         self.status = _pinned_word()
         self._damage: list[int] = []
         self._retired: list[torch.Tensor] = []
-        self._failed: dict[str, UnsupportedError] = {}
+        self._failed: dict[tuple[str, int], UnsupportedError] = {}
         _launched[index] = self
 
     def damage(self) -> Sequence[int]:
@@ -394,14 +394,16 @@ class _Launcher:
             return found
 
     def _compile(self, name: str, shape: LaunchShape) -> Cubin:
-        # A compilation that failed takes seconds, and would fail again.
-        if name in self._failed:
-            raise self._failed[name]
+        # A compilation that failed takes seconds, and would fail again. With other threads per
+        # block, the kernel may be in the file of CSWAP_KERNELS.
+        key = (name, shape.threads)
+        if key in self._failed:
+            raise self._failed[key]
         try:
             return unwatched(_compiled, name, self.architecture, shape.threads)
         except Exception as error:
             failed = UnsupportedError(f"kernel {name}: cannot be compiled: {error}")
-            self._failed[name] = failed
+            self._failed[key] = failed
             raise failed from error
 
     def _bind(self) -> None:

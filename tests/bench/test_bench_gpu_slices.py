@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
+
+import pytest
 
 from bench.gpu import slices
 
@@ -20,6 +23,17 @@ def test_a_command_names_its_files():
         "tests/gpu/test_gpu_codecs.py",
         "tests/gpu/test_gpu_zfp.py",
     ]
+
+
+@pytest.mark.slow
+def test_the_slice_of_codecs_is_collected_with_a_file_of_kernels(tmp_path, monkeypatch):
+    """tests/kernels/test_kernel_file.py has the loading of its kernels, on a stand-in."""
+    monkeypatch.chdir(Path(__file__).parents[2])
+    monkeypatch.setenv("CSWAP_KERNELS", str(tmp_path / "kernels.zip"))
+    command = [*slices.SLICES["codecs"].command(), "--collect-only", "-q"]
+    found = slices.run("codecs", command, tmp_path / "log")
+    assert found.good
+    assert re.search(r"\d{3} tests collected", found.last), (tmp_path / "log").read_text()
 
 
 def test_output_is_shown_and_kept(tmp_path, capsys):

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+from types import SimpleNamespace
+
 import pytest
 
 pytest.importorskip("numba.cuda.extending", reason="numba-cuda is not installed")
 
 from bench.gpu import build
-from cswap.codecs import cubins
-from cswap.errors import ConfigError
+from cswap.codecs import cubins, gpu
+from cswap.errors import ConfigError, UnsupportedError
+from cswap.experiments.files.committed import reading
+from cswap.experiments.files.kinds import kind_of, load, rows_of
 from cswap_kernels.cuda import compiler
 from cswap_kernels.cuda.compiler import Cubin
 
@@ -70,6 +75,61 @@ def test_another_file_is_refused(file):
     file.write_bytes(b"no archive")
     with pytest.raises(ConfigError, match="not a file with kernels"):
         fetch("zvc-4-encode")
+
+
+@pytest.fixture
+def launcher(monkeypatch):
+    """A launcher of the library whose driver is a stand-in: functions are (code, entry)."""
+    made = object.__new__(gpu._Launcher)
+    made._driver = SimpleNamespace(
+        cuCtxGetCurrent=lambda: (0, 1),
+        cuModuleLoadData=lambda code: (0, code),
+        cuModuleGetFunction=lambda module, entry: (0, (module, entry)),
+    )
+    made.architecture, made._context, made._lock = 90, 1, threading.Lock()
+    made._kernels, made._failed = {}, {}
+
+    def compiled(name, *_):
+        raise AssertionError(f"{name} was compiled")
+
+    monkeypatch.setattr(compiler, "compile_kernel", compiled)
+    return made
+
+
+def test_a_device_loads_every_kernel_from_the_file_and_compiles_none(
+    tmp_path, monkeypatch, launcher
+):
+    """All that `make test-gpu SLICE=codecs` launches comes from a file that was built before."""
+    path = tmp_path / "kernels.zip"
+    monkeypatch.setattr(
+        build, "compiled", lambda name, sm: Cubin(f"{name} for {sm}".encode(), name, 32, 0, 0)
+    )
+    monkeypatch.setenv("CSWAP_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv(cubins.VARIABLE, str(path))
+    cubins._opened.cache_clear()
+    build.build(path, build.kernel_names(), [80, 90], processes=1)
+    # A launch shape that is not in the file must not cost the kernel that is.
+    with pytest.raises(UnsupportedError, match="was compiled"):
+        launcher._load("zvc-4-encode", gpu.LaunchShape(512))
+    for name in build.kernel_names():
+        loaded = launcher._load(name, gpu.DEFAULT_SHAPE)
+        assert loaded.function == (f"{name} for 90".encode(), name.encode())
+    cubins._opened.cache_clear()
+
+
+def test_a_build_is_recorded_as_a_result_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "compiled", lambda _name, _architecture: MADE)
+    file, path = tmp_path / "kernels.zip", tmp_path / build.FILE
+    row = build.build(file, ["zvc-4-encode", "zvc-4-decode"], [80, 90], processes=1)
+    build.record(path, row, build.facts())
+    document = load(path)
+    kind = kind_of(document, path)
+    assert kind.name == "gpu build"
+    (found,) = rows_of(kind, document).values()
+    assert (found["architectures"], found["n_kernels"]) == ("sm_80, sm_90", 4)
+    assert found["nbytes"] == file.stat().st_size
+    with reading({build.FILE: path}):
+        assert "| sm_80, sm_90 | 4 | 1 |" in build.build_table()
 
 
 def test_every_kernel_has_a_name():

@@ -441,4 +441,12 @@ KINDS: Final = (
         ),
         "kernels.json",
     ),
+    Kind(
+        "gpu build",
+        (),
+        _plain,
+        ("architectures",),
+        (Measure("build s", ("build_s",)), _bytes("file bytes", "nbytes")),
+        "kernels-build.json",
+    ),
 )

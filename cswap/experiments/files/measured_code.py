@@ -77,8 +77,9 @@ MEASURED: Final[dict[str, tuple[str, ...]]] = {
     "papers": (*_PLANNER, "bench/papers"),
     "gpu": (
         *(path for path in _ENGINE if path not in _NOT_ON_A_CPU),
-        *("bench/gpu", "bench/workloads/large_models.py"),
+        *("bench/gpu", "bench/workloads/large_models.py", "bench/workloads/zoo"),
     ),
+    "gpu build": ("kernels/cswap_kernels", "bench/gpu/build.py"),
     "gpu static": ("kernels/cswap_kernels", "bench/ptx", "bench/gpu/static.py"),
 }
 """Files and folders that a result's figures depend on, by kind of result

@@ -75,9 +75,13 @@ class Partial:
         done = self.document["done"]
         if name not in done:
             done[name] = make()
-            if self.path is not None:
-                write(self.path, self.document)
+            self.save()
         return done[name]
+
+    def save(self) -> None:
+        """Write the unfinished file as the document is now."""
+        if self.path is not None:
+            write(self.path, self.document)
 
     def rows_of_parts(
         self, parts: Mapping[str, Part], n_steps: int, console: Console

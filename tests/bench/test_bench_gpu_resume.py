@@ -1,0 +1,225 @@
+"""The GPU benchmarks go on where they stopped: killed, out of time, or with a broken device."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("typer")
+
+from bench.gpu import codecs, command, link, pictures, swap, tables, targets, training
+from bench.gpu.archive import pack, unpack
+from bench.gpu.report import BrokenDeviceError, Deadline, OutOfTimeError, Report
+from bench.workloads.methods import METHODS, ORACLE
+from cswap.errors import ConfigError
+
+GPU = {"name": "made up"}
+METER: Any = SimpleNamespace(synchronize=lambda: None)
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+
+
+def report_of(folder, *, gpu=None, meter=METER, deadline=None, written=lambda: None):
+    return Report(folder, "link", meter, gpu or GPU, deadline, written)
+
+
+def measure(report, name, calls):
+    def make():
+        calls.append(name)
+        return [Row(name)]
+
+    report.measure(name, make, str)
+
+
+def names(report):
+    return [row["name"] for row in report.document["rows"]]
+
+
+def test_a_killed_run_goes_on_with_the_next_measurement(tmp_path):
+    script = """
+import os, signal, sys
+from pathlib import Path
+from types import SimpleNamespace
+from dataclasses import dataclass
+from bench.gpu.report import Report
+@dataclass
+class Row:
+    name: str
+def killed():
+    os.kill(os.getpid(), signal.SIGKILL)
+meter = SimpleNamespace(synchronize=lambda: None)
+report = Report(Path(sys.argv[1]), "link", meter, {"name": "made up"})
+report.measure("one", lambda: [Row("one")], str)
+report.measure("two", killed, str)
+"""
+    root = Path(__file__).parents[2]
+    path = os.pathsep.join([str(root), str(root / "kernels")])
+    command_line = [sys.executable, "-c", script, str(tmp_path)]
+    done = subprocess.run(command_line, env={**os.environ, "PYTHONPATH": path}, check=False)
+    assert done.returncode == -signal.SIGKILL
+    report = report_of(tmp_path)
+    calls: list[str] = []
+    assert not (tmp_path / "link.json").exists()
+    for name in ("one", "two", "three"):
+        measure(report, name, calls)
+    assert calls == ["two", "three"]
+    report.finish()
+    document = json.loads((tmp_path / "link.json").read_text())
+    assert [row["name"] for row in document["rows"]] == ["one", "two", "three"]
+    assert document["complete"]
+
+
+def test_a_finished_part_is_not_measured_again(tmp_path):
+    report = report_of(tmp_path)
+    calls: list[str] = []
+    measure(report, "one", calls)
+    report.finish()
+    again = report_of(tmp_path)
+    measure(again, "one", calls)
+    again.finish()
+    assert calls == ["one"]
+    assert names(again) == ["one"]
+
+
+def test_what_ends_the_process_twice_is_not_begun_again(tmp_path):
+    def ends():
+        raise SystemExit
+
+    for _ in range(2):
+        with pytest.raises(SystemExit):
+            report_of(tmp_path).measure("bad", ends, str)
+    report = report_of(tmp_path)
+    report.measure("bad", ends, str)
+    measure(report, "good", [])
+    assert names(report) == ["good"]
+    assert report.document["skipped"] == [
+        {"what": "bad", "why": "the process ended 2 times while this was measured"}
+    ]
+
+
+def test_ctrl_c_does_not_count_against_a_measurement(tmp_path):
+    def stop():
+        raise KeyboardInterrupt
+
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            report_of(tmp_path).measure("one", stop, str)
+    report = report_of(tmp_path)
+    measure(report, "one", [])
+    assert names(report) == ["one"]
+
+
+def test_nothing_begins_that_might_not_end_in_time(tmp_path):
+    report = report_of(tmp_path, deadline=Deadline(1.0))
+    calls: list[str] = []
+    with pytest.raises(OutOfTimeError, match="one may need 5 s"):
+        measure(report, "one", calls)
+    assert calls == []
+    report = report_of(tmp_path, deadline=Deadline(60.0))
+    measure(report, "one", calls)
+    # From now on the longest measurement counts, not the first guess.
+    report._partial.document["done"]["one"]["took_s"] = 50.0
+    with pytest.raises(OutOfTimeError, match="two may need 75 s"):
+        measure(report, "two", calls)
+    assert calls == ["one"]
+
+
+def test_results_of_another_gpu_are_kept_beside(tmp_path, capsys):
+    measure(report_of(tmp_path), "one", [])
+    other = report_of(tmp_path, gpu={"name": "other"})
+    assert names(other) == []
+    measure(other, "one", [])
+    kept = json.loads((tmp_path / "link-before-1.partial.json").read_text())
+    assert kept["environment"]["gpu"] == GPU
+    assert "link-before-1.partial.json" in capsys.readouterr().out
+
+
+def test_a_broken_device_ends_the_run_behind_the_failed_measurement(tmp_path):
+    def fail():
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    report = report_of(tmp_path, meter=SimpleNamespace(synchronize=fail))
+    calls: list[str] = []
+    with pytest.raises(BrokenDeviceError, match="after bad"):
+        report.measure("bad", fail, str)
+    again = report_of(tmp_path)
+    for name in ("bad", "good"):
+        measure(again, name, calls)
+    assert calls == ["good"]
+    assert "illegal memory access" in again.document["skipped"][0]["why"]
+
+
+def test_an_archive_brings_results_to_another_machine(tmp_path):
+    here, there, archive = tmp_path / "here", tmp_path / "there", tmp_path / "results.zip"
+    here.mkdir(), there.mkdir()
+    report = report_of(here, written=lambda: pack(here, archive))
+    calls: list[str] = []
+    measure(report, "one", calls)  # written at once: a kill may follow
+    assert unpack(archive, there) == ["link.partial.json"]
+    assert unpack(archive, there) == []
+    continued = report_of(there)
+    measure(continued, "one", calls)
+    measure(continued, "two", calls)
+    assert (calls, names(continued)) == (["one", "two"], ["one", "two"])
+
+
+@pytest.mark.parametrize("name", ["../evil.json", "/evil.json", "evil.py"])
+def test_an_archive_of_other_files_is_refused(tmp_path, name):
+    archive = tmp_path / "results.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr(name, "x")
+    with pytest.raises(ConfigError, match="evil"):
+        unpack(archive, tmp_path)
+    archive.write_bytes(b"damaged")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        unpack(archive, tmp_path)
+
+
+def test_the_most_valuable_measurements_of_all_parts_come_first(tmp_path, monkeypatch):
+    order = []
+    for part in (codecs, link, swap, training):
+
+        def run(_meter, report, plan, part=part):
+            order.append((report.part, plan == getattr(part, "FIRST", part.Plan())))
+            measure(report, "one", [])
+
+        monkeypatch.setattr(part, "run", run)
+    archive = tmp_path / "results.zip"
+    parts = ["codecs", "link", "swap", "training"]
+    with monkeypatch.context() as patch:
+        patch.setattr(tables, "markdown", lambda _: "")
+        patch.setattr(pictures, "draw", lambda *_: None)
+        patch.setattr(targets, "lines", lambda _: [])
+        code = command.measure(METER, GPU, tmp_path, archive, parts, Deadline(None))
+    assert code == 0
+    assert order[:4] == [(part, True) for part in parts]
+    assert order[4:] == [(part, part == "link") for part in parts]
+    with zipfile.ZipFile(archive) as file:
+        assert sorted(file.namelist()) == sorted(f"{part}.json" for part in parts)
+
+
+def test_the_first_measurements_are_part_of_all():
+    assert set(training.FIRST.tasks) <= set(training.Plan().tasks)
+    assert [m.name for m in training.FIRST.methods] == [
+        *(ORACLE, "checkpoint + save_on_cpu", "save_on_cpu"),
+        *("cswap raw", "cswap lossless", "cswap int8"),
+    ]
+    assert all(method in METHODS for method in training.FIRST.methods)
+    assert training.FIRST.n_steps == training.Plan().n_steps
+    assert set(swap.FIRST.sizes) <= set(swap.Plan().sizes)
+    assert swap.FIRST.rounds == swap.Plan().rounds
+    assert set(codecs.FIRST.sweep) <= set(codecs.Plan().sweep)
+    assert codecs.FIRST.within_s == codecs.Plan().within_s
