@@ -64,7 +64,8 @@ class Demo:
     def _all_modes(self, task: Task, progress: Progress) -> None:
         label = f"{task.name}: {', '.join(self.settings.modes)}"
         bar = progress.add_task(label, total=task.n_steps)
-        run = self.runs[task.name] = Lockstep(task, self.settings.modes, self.settings.seed)
+        run = Lockstep(task, self.settings.modes, self.settings.seed, looks=(0.0, 1.0))
+        self.runs[task.name] = run
         try:
             run.run(lambda n_steps: progress.update(bar, completed=n_steps))
         finally:

@@ -18,8 +18,8 @@ HOW_MEASURED = {
         "all tensors passed to autograd's pack or returned by its unpack (model and loss, "
         "recomputation included), each counted once at full size from then until its last owner "
         "drops it, followed by weak references, plus the encodings the engine holds. Parameters, "
-        "buffers and the batch are left out. Measured in extra steps before, half-way through and "
-        "after training; the largest counts."
+        "buffers and the batch are left out. Measured in extra steps before and after training; "
+        "the largest counts."
     ),
     "ratio": (
         "Raw bytes of all tensors that the model's forward saved (parameters left out, a storage "

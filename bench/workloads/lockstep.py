@@ -234,18 +234,23 @@ def same_bits(mine: Tensor, its: Tensor) -> bool:
 class Lockstep:
     """Trains one task in several modes, step by step in turns.
 
-    Memory is measured at the first, the middle and the last step.
-
     Args:
         task: what to train.
         chosen: modes; the first is "off", which the others are compared with.
         seed: of weights, batches and dropout.
+        looks: moments of the training, from 0.0 to 1.0, at which memory is measured and the model
+            is validated; each takes several steps.
     """
 
-    def __init__(self, task: Task, chosen: Sequence[str], seed: int) -> None:
+    def __init__(
+        self,
+        task: Task,
+        chosen: Sequence[str],
+        seed: int,
+        looks: Sequence[float] = (0.0, 0.5, 1.0),
+    ) -> None:
         self.task, self.seed = task, seed
-        self.validate_at = {round(task.n_steps * k / 4) for k in range(5)}
-        self.measure_at = {round(task.n_steps * k / 2) for k in range(3)}
+        self.look_at = {round(task.n_steps * look) for look in looks}
         self.replicas = [Replica(task, mode, seed) for mode in chosen]
 
     def run(self, on_step: Callable[[int], None]) -> None:
@@ -264,9 +269,8 @@ class Lockstep:
 
     def _look(self, n_steps: int) -> None:
         for replica in self.replicas:
-            if n_steps in self.validate_at:
+            if n_steps in self.look_at:
                 replica.validate(n_steps)
-            if n_steps in self.measure_at:
                 replica.measure(n_steps, with_heap=n_steps == self.task.n_steps)
 
     def close(self) -> None:
