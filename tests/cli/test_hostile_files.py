@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 RESULTS = Path(__file__).parents[2] / "bench" / "results" / "cpu"
-PROFILE = "rtx2080ti-cswap"
+PROFILE = "v100-pcie3"
 
 TOKENS = {
     "@huge": "9" * 400,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 
 import numpy as np
@@ -304,13 +303,10 @@ def test_an_order_that_helps_is_part_of_the_plan(monkeypatch):
     assert not without.feasible
 
 
-def test_an_engine_says_that_it_runs_the_models_own_order(caplog):
+def test_an_engine_refuses_an_order_that_is_not_the_models_own():
     made = Plan({}, order=(1, 0))
-    model = torch.nn.Linear(4, 4)
-    with caplog.at_level(logging.WARNING, logger="cswap"):
-        handle = cswap.install(model, plan=made)
-        handle.remove()
-    assert sum("order" in record.message for record in caplog.records) == 1
+    with pytest.raises(ConfigError, match="an order of operators that is not the model's own"):
+        cswap.install(torch.nn.Linear(4, 4), plan=made)
 
 
 def test_estimated_parameters_are_tensors_that_are_updated_early():
