@@ -141,7 +141,7 @@ class SiteMemory:
     trial: Codec | None = None
     switches: int = 0
     epoch: int = 0
-    advice: Advice | None = None
+    advice: Advice | None = field(default=None, repr=False, compare=False)
     _reference: tuple[str, float] = ("", 0.0)
     _ratios: dict[str, Correction] = field(default_factory=dict)
     _seen: dict[str, list[float]] = field(default_factory=dict)

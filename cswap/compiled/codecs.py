@@ -27,7 +27,13 @@ GROUP: Final = 128
 """Values that share a scale, as in the format ``int8``."""
 
 CODES: Final = 255
+"""Steps of a group's range."""
+
+SMALLEST: Final = CODES * torch.finfo(torch.float32).tiny
+"""Range of a group, below which the inverse of a step would be infinite."""
+
 BITS: Final = 8
+"""Booleans in a byte."""
 
 
 def _grouped(x: Tensor) -> Tensor:
@@ -49,13 +55,16 @@ def encode_int8(x: Tensor) -> tuple[Tensor, ...]:
     """Codes [..., groups, values] uint8, scales [..., groups, 1] float32, zeros' codes uint8.
 
     A group's range is that of its values and of zero; the error is at most half a step of it, and
-    a whole one at values next to zero. A group with an infinity or a NaN comes back as NaN.
+    a whole one at values next to zero and at the far end of a group that lies almost on one side
+    of zero. Of a group whose range is below `SMALLEST`, only signs come back. A group with an
+    infinity or a NaN, or with float64 values that float32 cannot hold, comes back as NaN.
     """
     y = _grouped(x).float()
     low, high = y.amin(-1, keepdim=True).clamp(max=0), y.amax(-1, keepdim=True).clamp(min=0)
-    scale = (high - low) / CODES
-    inverse = torch.where(scale > 0, 1 / scale, 0.0)
-    zero = (-low * inverse).round()
+    scale = high / CODES - low / CODES  # the range itself may be infinite
+    inverse = torch.where(scale < SMALLEST / CODES, 0.0, 1 / scale)
+    # A code is left on each side of zero that has values.
+    zero = (-low * inverse).round().clamp((low < 0).float(), CODES - (high > 0).float())
     code = (y * inverse).round() + zero
     code = torch.where((y != 0) & (code == zero), zero + y.sign(), code).clamp(0, CODES)
     return code.to(torch.uint8), scale, zero.to(torch.uint8)

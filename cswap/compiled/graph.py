@@ -16,15 +16,11 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from torch.fx import Node
 
-_EXPONENTIALS: Final = (
-    "exp",
-    "exp2",
-    "expm1",
-    "_softmax_backward_data",
-    "_log_softmax_backward_data",
+_EXPONENTIALS: Final = frozenset(
+    {"exp", "exp2", "expm1", "_softmax_backward_data", "_log_softmax_backward_data"}
 )
-_PASSED: Final = (
-    *(
+_PASSED: Final = frozenset(
+    {
         "add",
         "sub",
         "convert_element_type",
@@ -33,29 +29,36 @@ _PASSED: Final = (
         "reshape",
         "_unsafe_view",
         "unsqueeze",
-    ),
-    *("expand", "permute", "t", "transpose", "clone", "detach", "alias", "squeeze"),
+        "squeeze",
+        "expand",
+        "permute",
+        "t",
+        "transpose",
+        "clone",
+        "detach",
+        "alias",
+    }
 )
 """Operators after which a value still is an exponent."""
 
-_SCALED: Final = ("mul", "div")
+_SCALED: Final = frozenset({"mul", "div"})
 """Likewise, with a number as the other factor."""
 
+_REDUCTIONS: Final = frozenset(
+    {"sum", "mean", "amax", "amin", "var", "var_mean", "logsumexp", "rsqrt"}
+)
+"""Operators whose results stay exact, and the root that a norm takes of one."""
 
-_REDUCTIONS: Final = ("sum", "mean", "amax", "amin", "var", "var_mean", "logsumexp", "rsqrt")
 MOST_STEPS: Final = 6
 """Operators that are followed from a saved value."""
 
 
-def must_stay_exact(graphs: dict[str, Any] | None) -> bool:
+def must_stay_exact(graphs: dict[str, Any]) -> bool:
     """Whether the value is one of Note [exponentials].
 
     Args:
-        graphs: what torch says of the saved value: its node and the graphs of forward and backward;
-            None: nothing.
+        graphs: what torch says of the saved value: its node and the graphs of forward and backward.
     """
-    if graphs is None:
-        return False
     node = graphs["_node"]
     if node.target is operator.getitem and node.args[1] != 0:  # statistics beside a result
         return True

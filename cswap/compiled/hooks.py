@@ -17,6 +17,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from torch._functorch._aot_autograd import utils as aot_utils
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd.graph import saved_tensors_hooks
@@ -31,6 +32,7 @@ from cswap.errors import ConfigError
 from cswap.log import log
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
 
 LOSSY: Final = ("off", "bf16", "int8")
@@ -79,17 +81,13 @@ def inlined(
 
 @cache
 def _can_trace() -> bool:
-    try:
-        from torch._functorch._aot_autograd.utils import (  # noqa: F401
-            saved_tensors_hooks_are_inlineable,
-        )
-    except ImportError:
-        log.warning(
-            "inlined: torch %s traces no hooks (2.8 does); hooks run between the graphs instead.",
-            torch.__version__,
-        )
-        return False
-    return True
+    # Without the graphs around a value, nobody could tell which values must stay exact.
+    if _tell() is not None and hasattr(aot_utils, "saved_tensors_hooks_are_inlineable"):
+        return True
+    log.warning(
+        "inlined: torch %s traces no hooks; they run between the graphs instead.", torch.__version__
+    )
+    return False
 
 
 @cache
@@ -116,7 +114,8 @@ def pack(saved: torch.Tensor, lossy: str, min_bytes: int) -> Any:
     if isinstance(n, int) and n * saved.element_size() < min_bytes:
         return saved
     codec = codec_for(saved, lossy)
-    if codec is None or (codec != "mask" and must_stay_exact(_graphs())):
+    tell = _tell()
+    if codec is None or (codec != "mask" and tell is not None and must_stay_exact(tell())):
         return saved
     return encode(saved, codec)
 
@@ -128,9 +127,10 @@ def unpack(packed: Any) -> torch.Tensor:
     return packed if isinstance(packed, torch.Tensor) else decode(*packed)
 
 
-def _graphs() -> dict[str, Any] | None:
-    # Of the value that is being packed; a torch that does not tell has no such function.
-    from torch._functorch._aot_autograd import graph_compile
-
-    tell = getattr(graph_compile, "_get_saved_tensor_hook_context", None)
-    return None if tell is None else tell()
+def _tell() -> Callable[[], dict[str, Any]] | None:
+    # torch's function that gives the node of the value being packed, and the graphs around it.
+    try:
+        from torch._functorch._aot_autograd import graph_compile
+    except ImportError:
+        return None
+    return getattr(graph_compile, "_get_saved_tensor_hook_context", None)

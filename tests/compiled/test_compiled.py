@@ -180,6 +180,18 @@ def test_int8_of_extremes():
     assert torch.equal(y[0], x[0])
     assert torch.allclose(y[1:3], x[1:3], rtol=1e-2)
     assert y[3].abs().max() <= 1e-38
+    opposite = torch.full((128,), 3e38)
+    opposite[::2] = -3e38
+    assert torch.allclose(decode(*encode(opposite, "int8")), opposite, rtol=1e-2)
+    for sign in (1, -1):
+        one_sided = sign * torch.linspace(1e-6, 1, 128)
+        one_sided[7] = -sign * 1e-6
+        back = decode(*encode(one_sided, "int8"))
+        assert torch.equal(back.sign(), one_sided.sign())
+        assert (back - one_sided).abs().max() <= 1.01 / 255
+    tiny = torch.zeros(128)
+    tiny[3], tiny[4] = 1e-40, -1e-40
+    assert torch.equal(decode(*encode(tiny, "int8")).sign(), tiny.sign())
     x[1, 5] = torch.nan
     assert decode(*encode(x, "int8"))[1].isnan().all()
 
