@@ -25,6 +25,7 @@ from cswap.experiments.accuracy.margins import MARGINS, margin_of, stated
 from cswap.experiments.accuracy.summary import current, summarise
 from cswap.experiments.accuracy.train import train as train_all
 from cswap.experiments.accuracy.verdict import EQUAL, UNDECIDED, WORSE
+from cswap.experiments.launchers import Launcher
 from cswap.experiments.workloads.tasks import make_task
 from cswap.plan.hardware import load_hardware
 from cswap.stats.stats import CodecStats
@@ -75,7 +76,7 @@ def test_policies_are_trained_compared_and_reported(tmp_path):
 
 
 def test_an_interrupted_run_is_gone_on_with(tmp_path, monkeypatch):
-    from cswap.experiments.accuracy import command
+    from cswap.experiments.accuracy import sweep
 
     real, seeds = train_all, []
 
@@ -85,7 +86,7 @@ def test_an_interrupted_run_is_gone_on_with(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return real(task, policies, seed, on_step)
 
-    monkeypatch.setattr(command, "train", train)
+    monkeypatch.setattr(sweep, "train", train)
     assert run(tmp_path, "--policies", "int8").exit_code == 130
     assert run(tmp_path, "--policies", "int8").exit_code == 0
     assert seeds == [0, 1, 1]
@@ -175,6 +176,7 @@ def test_pilot_runs_give_margins(tmp_path):
             settings,
             tmp_path,
             lambda _: make_task("cnn", quick=True, n_steps=4),
+            Launcher(),
             Console(quiet=True),
         )
     found = json.loads((tmp_path / pilot.FILE).read_text())

@@ -18,7 +18,7 @@ import torch
 from cswap import cli
 from cswap.errors import ConfigError, UnsupportedError
 from cswap.experiments import options
-from cswap.experiments.accuracy import command
+from cswap.experiments.accuracy import command, sweep
 from cswap.experiments.accuracy.own_task import load
 from cswap.experiments.accuracy.train import train as train_all
 
@@ -87,7 +87,7 @@ def test_the_example_is_trained_and_reported_and_its_runs_go_on(bench, monkeypat
             raise KeyboardInterrupt
         return train_all(task, policies, seed, on_step)
 
-    monkeypatch.setattr(command, "train", train)
+    monkeypatch.setattr(sweep, "train", train)
     assert bench(*SHORT, "--margin", "0.5")[0] == 130
     assert bench(*SHORT, "--margin", "0.5")[0] == 0
     assert seeds == [0, 1, 1]

@@ -212,6 +212,22 @@ def test_a_script_finds_its_neighbours(tmp_path):
     assert sys.path == before
 
 
+def test_a_script_gets_its_arguments_and_tensors_that_no_codec_takes_are_left_out(tmp_path):
+    script, out = tmp_path / "train.py", tmp_path / "out.json"
+    script.write_text(
+        "import sys, torch\n"
+        "assert sys.argv[1:] == ['--size', '128 2'], sys.argv\n"
+        "x = torch.ones(512, 64, requires_grad=True)\n"
+        "torch.sparse.mm(torch.eye(512).to_sparse(), x).sin().sum().backward()\n"
+    )
+    result = run("--record", script, "--out", out, "--", "--size", "128 2")
+    assert result.exit_code == 0, result.output
+    document = json.loads(out.read_text())
+    assert len({row["data"] for row in document["rows"]}) == 1  # the sparse one is left out
+    assert document["settings"]["own"] == f"{script} --size '128 2'"
+    one_line(run("--", "--size"), "give --record")
+
+
 def test_own_tensors_exclude_each_other_and_families(tmp_path):
     one_line(run("--tensors", "x.pt", "--record", "y.py"), "--tensors and --record exclude")
     one_line(run("--tensors", "x.pt", "--families", "sizes"), "--tensors and --families exclude")

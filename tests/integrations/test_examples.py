@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import runpy
+import shlex
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -26,3 +31,42 @@ def test_with_lightning(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     main = runpy.run_path(str(EXAMPLES / "with_lightning.py"))["main"]
     assert main().stats.swapped > 0
+
+
+def cells_of(notebook):
+    """Sources of the notebook's code cells, with its shell lines as calls of `shell`."""
+    for cell in json.loads(notebook.read_text("utf-8"))["cells"]:
+        assert not cell.get("outputs")  # committed without: figures belong to a machine
+        if cell["cell_type"] == "code":
+            lines = "".join(cell["source"]).splitlines()
+            yield "\n".join(f"shell({line[1:]!r})" if line[:1] == "!" else line for line in lines)
+
+
+def test_the_notebook_goes_from_stats_to_explain_to_report(monkeypatch, tmp_path, capsys):
+    pytest.importorskip("typer")
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    shown: list[str] = []
+    said: list[str] = []
+
+    def shell(line):
+        program, *rest = shlex.split(line)
+        command = [sys.executable, "-m", program, *rest]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        said.append(done.stdout)
+
+    display = SimpleNamespace(Image=shown.append)
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(display=display))
+    names = {"shell": shell}
+    for source in cells_of(EXAMPLES / "stats_to_report.ipynb"):
+        exec(compile(source, "stats_to_report.ipynb", "exec"), names)
+    printed = capsys.readouterr().out
+    assert "ratio" in printed
+    assert "times less than lossless" in printed
+    assert float(printed.split(" times less")[0].split()[-1]) > 1
+    assert len(said) == 3
+    assert all(said)
+    assert shown == ["step.png"]
+    assert (tmp_path / "step.png").stat().st_size > 1000

@@ -142,6 +142,7 @@ def check_command(words, span):
         assert words[0] in command.list_commands(None), span
         command, words = command.get_command(None, words[0]), words[1:]
     options = {o for p in command.params for o in (*p.opts, *p.secondary_opts)}
+    words = words[: words.index("--")] if "--" in words else words  # the rest is a script's
     assert {w for w in words if w.startswith("--")} <= {*options, "--help"}, span
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -10,20 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import torch
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cswap.errors import ConfigError
 from cswap.experiments.accuracy import confirm, margins, pilot, report
-from cswap.experiments.accuracy.choices import choices
-from cswap.experiments.accuracy.gradients import errors
-from cswap.experiments.accuracy.own_task import digest, load
+from cswap.experiments.accuracy.own_task import OwnTask
 from cswap.experiments.accuracy.summary import summarise
+from cswap.experiments.accuracy.sweep import sweep
 from cswap.experiments.accuracy.tasks import STEPS, make
-from cswap.experiments.accuracy.train import POLICIES, SETTLING, repeatable, train
+from cswap.experiments.accuracy.train import POLICIES, SETTLING
 from cswap.experiments.accuracy.verdict import FEWEST_SEEDS
 from cswap.experiments.files.environment import environment
 from cswap.experiments.files.resumable import same_code, stored
 from cswap.experiments.files.writing import write
+from cswap.experiments.launchers import LOCAL, JobsOption, Launcher, LauncherOption
 from cswap.experiments.options import (
     INTERRUPTED,
     is_cswap_bench,
@@ -109,6 +108,8 @@ def main(
         bool,
         typer.Option("--confirm", help="Repeat the first steps; if bits agree, the results stand."),
     ] = False,
+    launcher: LauncherOption = LOCAL,
+    jobs: JobsOption = 1,
 ) -> None:
     """Accuracy against latency: off, lossless, bf16, int8, fp8, int4 on real data.
 
@@ -117,7 +118,8 @@ def main(
     goes on when the same command is repeated.
     """
     torch.set_num_threads(1)  # the models are small: a second thread would make them slower
-    console = Console()
+    launched = Launcher(launcher, jobs)
+    console = Console(quiet=not launched.reports)
     n_steps = QUICK["steps"] if quick and steps is None else steps
     if data and not out:
         raise ConfigError(f"--data {data!r}: give --out FOLDER, too.")
@@ -140,11 +142,15 @@ def main(
     settings["margins"] = margins.stated(settings, given)
     folder = writable_folder(Path(out) if out else _default_folder(context, subject, quick=quick))
     if only_pilot:
-        pilot.command(settings, folder, subject.make, console)
+        pilot.command(settings, folder, subject.make, launched, console)
     elif only_confirm:
+        if not launched.stays_here:
+            raise ConfigError(
+                "--confirm repeats a few steps here: leave --launcher and --jobs out."
+            )
         confirm.command(folder / "results.json", console)
     else:
-        document = _finished(settings, folder, subject.make, console, again=again)
+        document = _finished(settings, folder, subject.make, launched, console, again=again)
         raise typer.Exit(0 if document["complete"] else INTERRUPTED)
 
 
@@ -177,11 +183,11 @@ def _own(spec: str, n_steps: int | None, data: str, models: str) -> Subject:
         if value:
             raise ConfigError(f"--task and {option} exclude each other: give one of them.")
     needs("bench accuracy", "matplotlib", "scipy")
-    task = load(spec, n_steps)
+    source, task = OwnTask.first(spec, n_steps)
     # Another number of steps is another experiment: its margin must be stated anew.
     stated = {task.name: float(task.margin)} if task.margin and n_steps is None else {}
-    about = {"file": spec, "sha256": digest(spec)}
-    return Subject([task.name], lambda _: task, {"task": about}, stated)
+    about = {"file": spec, "sha256": source.sha256}
+    return Subject([task.name], source, {"task": about}, stated)
 
 
 def _default_folder(context: typer.Context, subject: Subject, *, quick: bool) -> Path:
@@ -204,6 +210,7 @@ def _finished(
     settings: dict[str, Any],
     folder: Path,
     maker: Callable[[str], Task],
+    launcher: Launcher,
     console: Console,
     *,
     again: bool,
@@ -211,8 +218,7 @@ def _finished(
     # Train, compare, write and show the results, also those of an interrupted run.
     document = _started(folder, settings, again=again)
     try:
-        with repeatable():
-            _train(document, folder, maker, console)
+        sweep(document, maker, launcher, console, lambda: write(folder / "results.json", document))
     except KeyboardInterrupt:
         console.print("Interrupted: the same command goes on from here.")
     document["summary"] = summarise(document)
@@ -242,34 +248,3 @@ def _started(out: Path, settings: dict[str, Any], *, again: bool) -> dict[str, A
     }
     found = None if again else stored(out / "results.json", _TYPES, **same)
     return found if found is not None and same_code(found, new) else new
-
-
-def _train(
-    document: dict[str, Any], out: Path, maker: Callable[[str], Task], console: Console
-) -> None:
-    settings = document["settings"]
-    done = {(run["model"], run["seed"]) for run in document["runs"]}
-    bar = (TextColumn("{task.description:<16}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*bar, TimeElapsedColumn(), console=console) as progress:
-        for name in settings["models"]:
-            task = maker(name)
-            document["models"][name] = {"n_steps": task.n_steps, **task.facts}
-            for seed in range(settings["seeds"][name]):
-                if (name, seed) in done:
-                    continue
-                row = progress.add_task(f"{name}, seed {seed}", total=task.n_steps)
-                _one(document, task, seed, lambda row=row: progress.advance(row))
-                write(out / "results.json", document)
-    document["complete"] = True
-
-
-def _one(document: dict[str, Any], task: Task, seed: int, on_step: Any) -> None:
-    policies = document["settings"]["policies"]
-    replicas = train(task, policies, seed, on_step)
-    if seed == 0:
-        document.setdefault("choices", {})[task.name] = choices(replicas)
-    runs = [replica.finish() for replica in replicas.values()]
-    if seed == 0:
-        found = errors(replicas["off"].model, task, policies[1:], seed)
-        document["gradient_errors"][task.name] = found
-    document["runs"] += [{"model": task.name, **asdict(run)} for run in runs]

@@ -9,7 +9,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,6 +59,48 @@ def load(spec: str, n_steps: int | None) -> Task:
 def digest(spec: str) -> str:
     """Digest of the task's file: an unfinished run of another content is not continued."""
     return hashlib.sha256(Path(spec.rpartition(":")[0]).read_bytes()).hexdigest()[:12]
+
+
+_LOADED: dict[OwnTask, Task] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class OwnTask:
+    """Where a user's task comes from, for processes of a launcher: they load it again, once.
+
+    Attributes:
+        spec: ``FILE.py:FUNCTION``.
+        n_steps: as of `load`.
+        sha256: start of the file's digest.
+    """
+
+    spec: str
+    n_steps: int | None
+    sha256: str
+
+    @classmethod
+    def first(cls, spec: str, n_steps: int | None) -> tuple[OwnTask, Task]:
+        """Where it comes from, and the task itself.
+
+        Raises:
+            ConfigError: as `load`.
+        """
+        task = load(spec, n_steps)
+        source = cls(spec, n_steps, digest(spec))
+        _LOADED[source] = task
+        return source, task
+
+    def __call__(self, _model: str) -> Task:
+        """The task.
+
+        Raises:
+            ConfigError: as `load`, or the file has another content in this process.
+        """
+        if self not in _LOADED:
+            source, _ = OwnTask.first(self.spec, self.n_steps)
+            if source != self:
+                raise _wrong(self.spec, "it is another file here; copy it to every machine.")
+        return _LOADED[self]
 
 
 def _imported(spec: str, file: Path) -> ModuleType:

@@ -6,10 +6,11 @@ policy is trained.
 
 from __future__ import annotations
 
+import functools
 import statistics
 from typing import TYPE_CHECKING, Any, Final
 
-from rich.progress import track
+import torch
 from rich.table import Table
 
 from cswap.experiments.accuracy.margins import PILOT_SEEDS, margin_of
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from cswap.experiments.launchers import Launcher
     from cswap.experiments.task import Task
 
 VERSION: Final = 1
@@ -31,7 +33,11 @@ FILE: Final = "pilot.json"
 
 
 def command(
-    settings: dict[str, Any], folder: Path, maker: Callable[[str], Task], console: Console
+    settings: dict[str, Any],
+    folder: Path,
+    maker: Callable[[str], Task],
+    launcher: Launcher,
+    console: Console,
 ) -> None:
     """Train every model from `PILOT_SEEDS`, write the file and show it.
 
@@ -41,23 +47,26 @@ def command(
         settings: settings of the command: models, data, steps, quick, and task if it is a user's.
         folder: folder of the file.
         maker: makes the task of a model.
+        launcher: runs the trainings.
         console: shows progress and the table.
     """
     keys = ("models", "data", "steps", "quick", "task")
     asked = {key: settings[key] for key in keys if key in settings}
     partial = Partial(folder / FILE, kind="accuracy pilot", version=VERSION, settings=asked)
-    wanted = [(model, seed) for model in settings["models"] for seed in PILOT_SEEDS]
-    runs = []
-    for model, seed in track(wanted, "Training", console=console):
-        make_run = lambda m=model, s=seed: _one(maker(m), m, s)  # noqa: E731
-        runs.append(partial.part(f"{model} {seed}", make_run))
+    wanted = {
+        f"{model} {seed}": (model, seed) for model in settings["models"] for seed in PILOT_SEEDS
+    }
+    runs = partial.parts(wanted, functools.partial(_one, maker), launcher, console)
     rows = [_row(model, [r for r in runs if r["model"] == model]) for model in settings["models"]]
     partial.finish(runs=runs, rows=rows)
     terminal.show(_table(rows), console=console)
     console.print(literal(f"Written: {folder / FILE}"), soft_wrap=True)
 
 
-def _one(task: Task, model: str, seed: int) -> dict[str, Any]:
+def _one(maker: Callable[[str], Task], part: tuple[str, int]) -> dict[str, Any]:
+    torch.set_num_threads(1)  # as the command, in another process, too
+    model, seed = part
+    task = maker(model)
     with repeatable():
         found = train(task, ["off"], seed, lambda: None)["off"].finish()
     return {

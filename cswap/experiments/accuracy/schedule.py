@@ -8,6 +8,7 @@ number of bytes, to a few thousandths: epochs differ by one step, and zfp fills 
 
 from __future__ import annotations
 
+import functools
 import statistics
 from dataclasses import asdict
 from itertools import pairwise
@@ -17,7 +18,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import torch
 import typer
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 from torch import nn
 
@@ -35,6 +35,7 @@ from cswap.experiments.accuracy.verdict import (
     verdict,
 )
 from cswap.experiments.files.resumable import Partial
+from cswap.experiments.launchers import LOCAL, JobsOption, Launcher, LauncherOption
 from cswap.experiments.options import Again, needs, results_folder, writable_file
 from cswap.report import terminal
 from cswap.report.terminal import literal
@@ -82,6 +83,8 @@ def main(
         bool, typer.Option("--quick", help="A few steps, two seeds: decides nothing.")
     ] = False,
     again: Again = False,
+    launcher: LauncherOption = LOCAL,
+    jobs: JobsOption = 1,
 ) -> None:
     """Train a dense network with ZFP's rate sliding down, constant, and sliding up.
 
@@ -89,6 +92,7 @@ def main(
     """
     torch.set_num_threads(1)
     needs("bench schedule", "scipy", "sklearn")
+    launched = Launcher(launcher, jobs)
     out = writable_file(out or results_folder(context) / FILE)
     n_seeds = min(seeds, 2) if quick else seeds
     settings = {
@@ -100,21 +104,19 @@ def main(
     partial = Partial(
         out, kind="accuracy schedule", version=VERSION, settings=settings, again=again
     )
-    wanted = [(name, seed) for seed in range(n_seeds) for name in SCHEDULES]
-    console = Console()
-    runs = []
-    for name, seed in track(wanted, "Training", console=console):
-        make_run = lambda n=name, s=seed: _run(n, s, quick=quick)  # noqa: E731
-        runs.append(partial.part(f"{name} {seed}", make_run))
+    wanted = {f"{name} {seed}": (name, seed) for seed in range(n_seeds) for name in SCHEDULES}
+    console = Console(quiet=not launched.reports)
+    runs = partial.parts(wanted, functools.partial(_run, quick), launched, console)
     document = partial.finish(runs=runs, rows=summarise(runs, settings))
     terminal.show(_table(document), console=console)
     console.print(literal(f"Written: {out}"), soft_wrap=True)
 
 
-def _run(schedule: str, seed: int, *, quick: bool) -> dict[str, Any]:
+def _run(quick: bool, part: tuple[str, int]) -> dict[str, Any]:
+    torch.set_num_threads(1)  # as the command, in another process, too
     task = make(MODEL, quick=quick, n_steps=EPOCHS if quick else None)
     with repeatable():
-        return train(task, schedule, seed)
+        return train(task, *part)
 
 
 def train(task: Task, schedule: str, seed: int) -> dict[str, Any]:

@@ -6,6 +6,7 @@ On recorded tensors, on synthetic ones that sweep over sparsity, values and size
 from __future__ import annotations
 
 import functools
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -82,16 +83,20 @@ def main(
         bool, typer.Option("--plots-only", help="Draw the result file's pictures anew.")
     ] = False,
     again: Again = False,
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="After --: arguments of --record's script.")
+    ] = None,
 ) -> None:
     """Measure ratio and speed of every codec on recorded and synthetic tensors, or on your own.
 
     Your own come from a file (--tensors, of torch, safetensors or numpy) or from a script (--record
-    runs it and keeps its saved tensors). `cswap bench` writes to cswap-results. `python -m bench`
-    has a default result file for a whole run only: everything else is written only where --out
-    says. Pictures lie beside the result file. An interrupted run goes on when the same command is
-    repeated.
+    runs it and keeps its saved tensors: --record train.py -- --epochs 1). `cswap bench` writes to
+    cswap-results. `python -m bench` has a default result file for a whole run only: everything else
+    is written only where --out says. Pictures lie beside the result file. An interrupted run goes
+    on when the same command is repeated.
     """
     console = Console()
+    given = arguments or []
     n_threads = (1 if quick else N_THREADS) if threads is None else threads
     whole = not (quick or families or kinds or codecs or tensors or script)
     default = results_folder(context) / FILE
@@ -108,13 +113,13 @@ def main(
         "rounds": rounds,
         "threads": n_threads,
         "quick": quick,
-        "own": tensors or script or None,
+        "own": tensors or (shlex.join([script, *given]) if script else None),
     }
     if device != "cpu" or min(mib, rounds, n_threads) < 1:
         raise ConfigError("--device must be cpu; --mib, --rounds and --threads at least 1")
     if path is not None:
         writable_file(path)
-    own = _own(tensors, script, families)
+    own = _own(tensors, script, given, families)
     torch.set_num_threads(n_threads)
     all_threads.cache_clear()
     partial = Partial(path, kind="codecs", version=VERSION, settings=settings, again=again)
@@ -150,7 +155,7 @@ def _codec_names(text: str) -> list[str]:
     return found
 
 
-def _own(tensors: str, script: str, families: str) -> list[Case] | None:
+def _own(tensors: str, script: str, arguments: list[str], families: str) -> list[Case] | None:
     given = [
         option
         for option, value in (
@@ -162,9 +167,11 @@ def _own(tensors: str, script: str, families: str) -> list[Case] | None:
     ]
     if len(given) > 1:
         raise ConfigError(f"{' and '.join(given)} exclude each other: give one of them.")
+    if arguments and not script:
+        raise ConfigError(f"{shlex.join(arguments)!r}: arguments are of a script; give --record.")
     if tensors:
         return of_data_sets(OWN, load(tensors))
-    return of_data_sets(OWN, record_script(script)) if script else None
+    return of_data_sets(OWN, record_script(script, arguments)) if script else None
 
 
 def _cases(settings: dict[str, Any]) -> list[Case]:

@@ -17,7 +17,7 @@ from cswap.experiments.codecs.recorded import DataSet
 from cswap.schema.tensor import DTYPES, dtype_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from torch import Tensor
 
@@ -102,16 +102,19 @@ def _named(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
 def _data_set(name: str, x: Tensor, path: str) -> DataSet:
     if x.numel() == 0:
         raise ConfigError(f"--tensors {path!r}: {name} is empty.")
-    usable = x.layout is torch.strided and dtype_name(x.dtype) in DTYPES and not x.is_meta
-    if not usable:
+    if not _usable(x):
         raise ConfigError(
             f"--tensors {path!r}: {name} is {x.dtype} {x.layout} on {x.device}: no codec takes it."
         )
     return DataSet(name, x.detach().contiguous().view(-1))
 
 
-def record(script: str) -> list[DataSet]:
-    """Run a script as ``python SCRIPT`` would, and keep its saved tensors.
+def _usable(x: Tensor) -> bool:
+    return x.layout is torch.strided and dtype_name(x.dtype) in DTYPES and not x.is_meta
+
+
+def record(script: str, arguments: Sequence[str] = ()) -> list[DataSet]:
+    """Run a script as ``python SCRIPT ARGUMENTS`` would, and keep its saved tensors.
 
     Each storage of `MIN_BYTES` or more once per version, parameters left out, up to `RECORD_LIMIT`
     bytes.
@@ -123,7 +126,7 @@ def record(script: str) -> list[DataSet]:
         raise ConfigError(f"--record {script!r}: no such file.")
     recorder = _Recorder()
     before = sys.argv, sys.path
-    sys.argv, sys.path = [script], [str(Path(script).resolve().parent), *sys.path]
+    sys.argv, sys.path = [script, *arguments], [str(Path(script).resolve().parent), *sys.path]
     try:
         with saved_tensors_hooks(recorder.pack, lambda x: x):
             runpy.run_path(script, run_name="__main__")
@@ -153,9 +156,11 @@ class _Recorder:
     def pack(self, x: Tensor) -> Tensor:
         """Autograd's pack hook: returns x unchanged."""
         owned = isinstance(x, torch.nn.Parameter) or (x.is_leaf and x.requires_grad)
+        if owned or not _usable(x):
+            return x
         fits = x.nbytes >= MIN_BYTES and self._nbytes + x.nbytes <= RECORD_LIMIT
         key = (x.untyped_storage().data_ptr(), x._version)  # noqa: SLF001
-        if not owned and fits and key not in self._seen:
+        if fits and key not in self._seen:
             self._seen[key] = x
             self._nbytes += x.nbytes
             producer = "leaf" if x.grad_fn is None else x.grad_fn.name()

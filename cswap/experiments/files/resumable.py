@@ -8,9 +8,16 @@ from __future__ import annotations
 
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    track,
+)
 
 from cswap.errors import ConfigError
 from cswap.experiments.files.environment import environment
@@ -23,8 +30,12 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from cswap.experiments.launchers import Launcher
+
     Part = Callable[[Callable[[], object]], list[dict[str, Any]]]
 
+P = TypeVar("P")
+R = TypeVar("R")
 SUFFIX: Final = ".partial.json"
 
 
@@ -77,6 +88,25 @@ class Partial:
             done[name] = make()
             self.save()
         return done[name]
+
+    def parts(
+        self, wanted: Mapping[str, P], work: Callable[[P], R], launcher: Launcher, console: Console
+    ) -> list[R]:
+        """The JSON-able results of all parts, those of an earlier run included, in order.
+
+        Args:
+            wanted: arguments by the names of the parts.
+            work: makes a result from an argument.
+            launcher: runs the parts that are missing.
+            console: where a bar counts the parts.
+        """
+        done = self.document["done"]
+        missing = {argument: name for name, argument in wanted.items() if name not in done}
+        found = launcher.run(work, list(missing))
+        for argument, result in track(found, "Training", total=len(missing), console=console):
+            done[missing[argument]] = result
+            self.save()
+        return [done[name] for name in wanted]
 
     def save(self) -> None:
         """Write the unfinished file as the document is now."""

@@ -1,0 +1,118 @@
+"""`--launcher` and `--jobs`: trainings in other processes give the same losses, in order."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("typer")
+pytest.importorskip("matplotlib")
+pytest.importorskip("scipy")
+
+from cswap.errors import ConfigError, UnsupportedError
+from cswap.experiments import launchers
+from cswap.experiments.accuracy.own_task import OwnTask
+from cswap.experiments.launchers import Launcher
+
+EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "own_model.py"
+SHORT = ("--steps", "5", "--seeds", "3", "--policies", "int8")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "cswap")
+
+
+def train(folder, *options, by=("-m", "cswap")):
+    """Run `cswap bench accuracy` on the example in a process of its own; the result document."""
+    command = [
+        *(sys.executable, "-W", "ignore", *by, "bench", "accuracy"),
+        *("--task", f"{EXAMPLE}:make_task", *SHORT, "--out", str(folder), *options),
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("results.json") == 1  # of two ranks, one reports
+    return found_in(folder)
+
+
+def found_in(folder):
+    """The document without its machine, and without bytes: they depend on the workers' times."""
+    document = json.loads((folder / "results.json").read_text())
+    timed = ("held_bytes", "eligible_bytes", "by_codec")
+    runs = [{k: v for k, v in run.items() if k not in timed} for run in document["runs"]]
+    kept = ("complete", "settings", "models", "gradient_errors")
+    return {"runs": runs, **{key: document[key] for key in kept}}
+
+
+@pytest.fixture(scope="module")
+def in_one_process(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("local")
+    train(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("options", "by"),
+    [
+        pytest.param(("--jobs", "2"), ("-m", "cswap"), id="processes"),
+        pytest.param(("--launcher", "torchrun"), TORCHRUN, id="torchrun", marks=pytest.mark.slow),
+        pytest.param(
+            ("--launcher", "ray"),
+            ("-m", "cswap"),
+            id="ray",
+            marks=[
+                pytest.mark.slow,
+                pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed"),
+            ],
+        ),
+    ],
+)
+def test_every_launcher_writes_the_same_losses(options, by, in_one_process, tmp_path):
+    # They go on from an unfinished run of one process.
+    document = json.loads((in_one_process / "results.json").read_text())
+    document["runs"] = [run for run in document["runs"] if run["seed"] == 2]
+    document["complete"] = False
+    (tmp_path / "results.json").write_text(json.dumps(document))
+    found = train(tmp_path, *options, by=by)
+    assert found["complete"]
+    assert json.dumps(found) == json.dumps(found_in(in_one_process))
+
+
+def test_results_come_as_parts_end_and_an_error_reaches_the_command():
+    assert sorted(Launcher(jobs=2).run(abs, [-3, 2, -1])) == [(-3, 3), (-1, 1), (2, 2)]
+    with pytest.raises(ZeroDivisionError):
+        list(Launcher(jobs=2).run(partial(divmod, 1), [1, 0]))
+
+
+def test_wrong_options_say_what_to_do(monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(ConfigError, match="known are local, torchrun, ray"):
+        Launcher("slurm")
+    with pytest.raises(ConfigError, match="start the command with it"):
+        Launcher("torchrun")
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(ConfigError, match="has its own number"):
+        Launcher("torchrun", jobs=2)
+    assert not Launcher("torchrun").reports
+    monkeypatch.setattr(launchers, "needs", refuse)
+    with pytest.raises(UnsupportedError, match="ray"):
+        Launcher("ray")
+
+
+def refuse(command, *modules):
+    """As `options.needs` where nothing is installed."""
+    raise UnsupportedError(f"{command} needs {modules}")
+
+
+def test_a_task_of_another_file_is_refused_in_the_other_process():
+    source, task = OwnTask.first(f"{EXAMPLE}:make_task", 5)
+    assert source("halves") is task
+    changed = OwnTask(source.spec, 5, "0" * 12)
+    with pytest.raises(ConfigError, match="another file here"):
+        changed("halves")
