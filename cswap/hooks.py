@@ -20,12 +20,13 @@ import inspect
 import threading
 import types
 import weakref
-from functools import partial, wraps
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
+from cswap.dynamo import begin_below, set_compiler, warn_of_tracing
 from cswap.engine.saved.module_stack import OUTSIDE
 from cswap.errors import ConfigError
 from cswap.guard.guard import make_guard
@@ -223,8 +224,12 @@ class ModuleHooks:
         take_off_inactive()
 
     def _begin(self, *_call: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        compiler = set_compiler(None)
         if self._guard is not None:  # before its own hooks on the model, if that is a single module
             self._guard.begin_step()
+        set_compiler(compiler)
 
     def _track(self, module: torch.nn.Module, scope: Scope) -> None:
         scopes = self._engine.scopes
@@ -268,10 +273,13 @@ class _ModelCall:
 
         @wraps(original if function is None else function)
         def forward(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-            target = original if function is None else partial(function, module)
-            if not self.active or torch.compiler.is_compiling():
-                return target(*args, **kwargs)
-            return self._run(target, args, kwargs)
+            target = original if function is None else function
+            given = args if function is None else (module, *args)
+            if not self.active or (torch.compiler.is_compiling() and warn_of_tracing()):
+                return target(*given, **kwargs)
+            return self._run(target, given, kwargs)
+
+        begin_below(forward)
 
         self._forward = mark(forward)
         if function is None:  # the signature that callers are to see has no module in it
@@ -288,6 +296,7 @@ class _ModelCall:
     def _run(
         self, target: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
+        compiler = set_compiler(None)
         if self.before is not None:
             self.before()
         self._engine.begin_step()
@@ -298,15 +307,28 @@ class _ModelCall:
         try:
             scopes.stack = [OUTSIDE, self._scope]
             pair.push()
-            return target(*args, **kwargs)
+            set_compiler(compiler)
+            return _call(target, args, kwargs)
         finally:
             pair.active = False  # first, and no call before it: see the Note
+            set_compiler(None)
             scopes.stack = before
             pair.withdraw()
+            set_compiler(compiler)
 
     def _owned(self) -> Iterable[torch.Tensor]:
         yield from self._model.parameters()
         yield from self._model.buffers()
+
+
+def _call(target: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    # The frame where torch.compile begins: it does not look into frames of torch's own modules,
+    # such as nn.Sequential's, when they come first.
+    return target(*args, **kwargs)
+
+
+for _function in (_ModelCall._run, ModuleHooks._begin):  # noqa: SLF001
+    begin_below(_function)
 
 
 def _with_module(original: Callable[..., Any]) -> inspect.Signature:

@@ -1,0 +1,53 @@
+"""What torch.compile's frontend sees of an installed model: `begin_below`, `set_compiler`.
+
+Note [a model that is compiled]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+The hooks are Python: they run between compiled graphs. Where the installed model's call is the
+first frame that the compiler sees, as after ``torch.compile(model)`` and ``model.compile()``, it is
+told to begin below the wrapper of ``forward``, so the hooks are on around the graphs, and none of
+our code is traced. Where a larger function is compiled, the wrapper is traced with it, and can only
+warn.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, Final
+
+from torch._C._dynamo import eval_frame
+
+from cswap.log import log
+
+set_compiler: Final[Any] = eval_frame.set_eval_frame
+"""Sets this thread's compiler of frames; None: none. Returns the one before."""
+
+
+def begin_below(function: Any) -> None:
+    """Leave the frame of a Python function to the interpreter; the frames below may be compiled.
+
+    `torch._dynamo` has the same, but its import takes seconds.
+    """
+    if hasattr(eval_frame, "set_code_exec_strategy"):
+        skip, default = eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT  # noqa: SLF001
+        strategy = eval_frame._FrameExecStrategy(skip, default)  # noqa: SLF001
+        eval_frame.set_code_exec_strategy(function.__code__, strategy)
+    elif hasattr(eval_frame, "skip_code"):  # torch 2.6
+        eval_frame.skip_code(function.__code__)
+
+
+def warn_of_tracing() -> bool:
+    """Say once that the compiler traces an installed model inside of a larger graph; True."""
+    _warn()
+    return True
+
+
+@cache
+def _warn() -> None:
+    log.warning(
+        "install: torch.compile traces the model as a part of something larger; tensors that it "
+        "saves stay. Install on the compiled model: cswap.install(torch.compile(model))."
+    )
+
+
+# While it traces, the compiler calls such a function and takes its result for a constant.
+warn_of_tracing._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001
