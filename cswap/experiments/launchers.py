@@ -13,7 +13,7 @@ import torch.distributed as dist
 import typer
 
 from cswap.errors import ConfigError
-from cswap.experiments.options import names, needs
+from cswap.experiments.options import needs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -55,8 +55,9 @@ class Launcher:
     """
 
     def __init__(self, name: str = LOCAL, jobs: int = 1) -> None:
-        (self.name,) = names("--launcher", name, LAUNCHERS)[:1]
-        self.jobs = jobs
+        if name not in LAUNCHERS:
+            raise ConfigError(f"--launcher {name!r}: unknown; known are {', '.join(LAUNCHERS)}.")
+        self.name, self.jobs = name, jobs
         if jobs > 1 and self.name != LOCAL:
             raise ConfigError(f"--jobs {jobs}: --launcher {self.name} has its own number.")
         if self.name == TORCHRUN and "RANK" not in os.environ:
