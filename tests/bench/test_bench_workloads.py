@@ -180,3 +180,13 @@ def test_each_workload_of_an_installed_package_trains_bit_equal(name, tmp_path, 
         ("checkpoint", None, True),
     ]
     assert build(QUICK).batch(N_SETTLING).keys() == build(QUICK).batch(1).keys()
+
+
+def test_the_summary_counts_workloads_that_hold_less_and_those_that_take_little_longer():
+    def row(name, held, time, way="cswap"):
+        return {"workload": name, "way": way, "held_of_plain": held, "time_of_plain": time}
+
+    rows = [row("a", 0.6, 1.05), row("b", 0.7, 1.2), row("c", 0.9, 1.0), row("d", None, None)]
+    found = report.summary({"rows": [*rows, row("a", 0.1, 1.0, "cswap int8")]})
+    assert "2 of 3 workloads: a, b." in found
+    assert "1 take at most 1.10 of plain's time: a." in found
