@@ -6,17 +6,20 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
+from cswap.palette import BLACK, BLUE, GREEN, GREY, VERMILION
+from cswap.report.figure import new_figure, png_of
+from cswap.report.log_axis import plain_ticks
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 COLOURS = {
-    "advisor": "#0072b2",
-    "best static codec": "#009e73",
-    "CSwap+ rule": "#d55e00",
-    "raw": "#999999",
+    "advisor": BLUE,
+    "best static codec": GREEN,
+    "CSwap+ rule": VERMILION,
+    "raw": GREY,
 }
-"""Okabe and Ito's, which colour-blind readers can tell apart."""
 
 KEYS = {
     "advisor": "advisor_s",
@@ -62,22 +65,16 @@ def tables(result: dict[str, Any]) -> Iterator[Table]:
 
 def draw(cells: Sequence[dict[str, Any]], path: Path) -> None:
     """Bars of cost over the oracle's, a panel per machine."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
     machines = list(dict.fromkeys(row["machine"] for row in cells))
-    figure, axes = plt.subplots(
-        len(machines), 1, figsize=(9, 2.3 * len(machines)), squeeze=False, layout="constrained"
-    )
+    figure = new_figure(9, 2.3 * len(machines))
+    axes = figure.subplots(len(machines), 1, squeeze=False)
     for machine, (panel,) in zip(machines, axes, strict=True):
         rows = [row for row in cells if row["machine"] == machine]
         for i, (label, key) in enumerate(KEYS.items()):
             heights = [row[key] / row["oracle_s"] for row in rows]
             places = [at + 0.2 * (i - 1.5) for at in range(len(rows))]
             panel.bar(places, heights, 0.2, color=COLOURS[label], label=label)
-        panel.axhline(1.0, color="black", lw=0.8)
+        panel.axhline(1.0, color=BLACK, lw=0.8)
         panel.set(
             title=machine + (" (simulated)" if rows[0]["simulated"] else ""),
             ylabel="cost / oracle's",
@@ -85,6 +82,7 @@ def draw(cells: Sequence[dict[str, Any]], path: Path) -> None:
             xticks=range(len(rows)),
             xticklabels=[f"{row['model']}\n{row['mode']}" for row in rows],
         )
-    axes[0][0].legend(ncols=4, fontsize=8)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+        plain_ticks(panel.yaxis)
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=4, fontsize=8)
+    path.write_bytes(png_of(figure))

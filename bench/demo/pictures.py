@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cswap.palette import BLUE, GREEN, GREY, SKY, VERMILION
+from cswap.report.figure import new_figure, png_of
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -16,30 +19,23 @@ MIB = 1 << 20
 TITLES = {"cnn": "CNN on handwritten digits", "gpt": "GPT on Python source"}
 # (colour, line style, width): the widest is drawn first, so that equal curves stay visible
 STYLES = {
-    "off": ("#9aa0a6", "-", 4.5),
-    "lossless": ("#1a73e8", "-", 1.6),
-    "remat": ("#9334e6", "-.", 1.5),
-    "int8": ("#d93025", "--", 1.4),
-    "checkpoint": ("#188038", ":", 1.8),
+    "off": (GREY, "-", 4.5),
+    "lossless": (SKY, "-", 1.6),
+    "remat": (BLUE, "-.", 1.5),
+    "int8": (VERMILION, "--", 1.4),
+    "checkpoint": (GREEN, ":", 1.8),
 }
 
 
 def draw(runs: list[Lockstep], rows: list[Row], path: Path) -> None:
     """Write the picture of the runs that have something to show."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(
-        len(runs), 3, figsize=(17, 4.3 * len(runs)), squeeze=False, layout="constrained"
-    )
+    figure = new_figure(17, 4.3 * len(runs))
+    axes = figure.subplots(len(runs), 3, squeeze=False)
     for run, (left, middle, right) in zip(runs, axes, strict=True):
         _losses(run, left)
         _bytes(run, middle)
         _time_against_memory([row for row in rows if row.model == run.task.name], right)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    path.write_bytes(png_of(figure))
 
 
 def _losses(run: Lockstep, axes: Axes) -> None:
@@ -106,7 +102,6 @@ def _time_against_memory(rows: list[Row], axes: Axes) -> None:
         xlabel="peak of saved tensors (MiB)",
         ylabel="step time / off's, with quartiles",
         xlim=(0, None),
-        ylim=(0, None),
     )
     if axes.containers:
         axes.legend()

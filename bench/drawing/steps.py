@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rich import box
 from rich.table import Table
 
+from cswap.palette import BLACK
 from cswap.report.figure import new_figure, png_of
 from cswap.report.terminal import literal
 
@@ -69,7 +70,7 @@ def draw_by_model(
     panels = figure.subplots(n_rows, n_columns, squeeze=False).flatten()
     for model, axes in zip(models, panels, strict=False):
         panel(axes, [row for row in rows if row["model"] == model])
-        axes.axhline(1.0, color="black", lw=0.6)
+        axes.axhline(1.0, color=BLACK, lw=0.6)
         axes.set(title=model, xlabel=xlabel, ylabel="step time / off's", xlim=(0, None))
         axes.grid(alpha=0.3)
     for axes in panels[len(models) :]:

@@ -13,6 +13,7 @@ from bench.drawing.steps import (
     mib,
 )
 from bench.fit.measure import CHECKPOINT, FIT, OFF
+from cswap.palette import BLACK, BLUE, GREEN, LIGHT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,7 +32,7 @@ NOTE: Final = (
     "blocks as hold the goal. Steps take turns; step / off's: median of the quotients of like "
     "steps, with quartiles. Added: step / off's less 1. Heap: growth of all memory allocated."
 )
-COLOURS: Final = {OFF: "#000000", FIT: "#0072b2", CHECKPOINT: "#009e73"}
+COLOURS: Final = {OFF: BLACK, FIT: BLUE, CHECKPOINT: GREEN}
 MARKERS: Final = {OFF: "o", FIT: "D", CHECKPOINT: "s"}
 
 
@@ -90,7 +91,7 @@ def _panel(axes: Axes, rows: list[dict[str, Any]]) -> None:
     for row in rows:
         method = row["method"]
         if method == FIT:
-            axes.axvline(row["goal_bytes"] / MIB, color="#bbbbbb", ls=":", lw=1.2, label="goal")
+            axes.axvline(row["goal_bytes"] / MIB, color=LIGHT, ls=":", lw=1.2, label="goal")
         if row["time_of_off"] is not None:
             look = {"marker": MARKERS[method], "colour": COLOURS[method]}
             add_point(axes, row, row["peak_bytes"], label=method, **look)

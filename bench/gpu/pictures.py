@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from cswap.errors import UnsupportedError
+from cswap.experiments.drawing.labels import place
+from cswap.palette import BLUE, CYCLE, GREEN, GREY
+from cswap.report.figure import new_figure, png_of
+from cswap.report.log_axis import plain_ticks
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
@@ -20,26 +26,24 @@ Rows = list[dict[str, Any]]
 
 def draw(document: dict[str, Any], path: Path) -> Path | None:
     """Write the picture of one result file; None if there is nothing to draw, or to draw with."""
-    try:
-        import matplotlib as mpl
-    except ImportError:
-        return None
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
     panels = [(paint, rows) for paint, rows in _PANELS[document["part"]](document["rows"]) if rows]
     if not panels:
         return None
     width, height = INCHES
-    figure, axes = plt.subplots(
-        len(panels), 1, figsize=(2 * width, height * len(panels)), squeeze=False,
-        layout="constrained",
-    )  # fmt: skip
-    for (paint, rows), ax in zip(panels, axes[:, 0], strict=True):
+    try:
+        figure = new_figure(2 * width, height * len(panels))
+    except UnsupportedError:
+        return None
+    axes = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
+    for (paint, rows), ax in zip(panels, axes, strict=True):
+        ax.set_prop_cycle(color=CYCLE)
         paint(ax, rows)
     figure.suptitle(document["environment"]["gpu"]["name"])
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    figure.draw_without_rendering()  # lays the panels out: words are placed in pixels
+    for (paint, rows), ax in zip(panels, axes, strict=True):
+        if paint is _memory_and_time:
+            place(ax, [(*_memory_and_ms(row), row["method"]) for row in rows])
+    path.write_bytes(png_of(figure))
     return path
 
 
@@ -67,8 +71,8 @@ def _rates(axes: Axes, rows: Rows) -> None:
     places, labels, place = [], [], 0
     for name, group in groups.items():
         for row in group:
-            axes.bar(place - 0.2, row["encode_gb_per_s"], 0.4, color="#1a73e8")
-            axes.bar(place + 0.2, row["decode_gb_per_s"], 0.4, color="#188038")
+            axes.bar(place - 0.2, row["encode_gb_per_s"], 0.4, color=BLUE)
+            axes.bar(place + 0.2, row["decode_gb_per_s"], 0.4, color=GREEN)
             places.append(place)
             labels.append(f"{row['codec']} on {name}")
             place += 1
@@ -106,6 +110,7 @@ def _stores(axes: Axes, rows: Rows) -> None:
     for name, group in _groups(rows, "way").items():
         axes.plot([r["blocks"] for r in group], [r["gb_per_s"] for r in group], "o-", label=name)
     axes.set(xlabel="thread blocks", ylabel="GB/s across the link", xscale="log")
+    plain_ticks(axes.xaxis)
     axes.legend()
     axes.grid(alpha=0.3)
 
@@ -120,10 +125,12 @@ def _latencies(axes: Axes, rows: Rows) -> None:
         axes.plot(sizes, [1e3 * r["total_s"] for r in group], "o-", label=name)
     _over_sizes(axes, "ms out and back")
     axes.set(yscale="log", title=f"{rows[0]['data']} {rows[0]['dtype']}")
+    plain_ticks(axes.yaxis)
 
 
 def _over_sizes(axes: Axes, ylabel: str) -> None:
     axes.set(xlabel="MiB", ylabel=ylabel, xscale="log")
+    plain_ticks(axes.xaxis)
     axes.legend(fontsize=7)
     axes.grid(alpha=0.3)
 
@@ -133,11 +140,13 @@ def _training_panels(rows: Rows) -> list[tuple[Any, Rows]]:
     return [(_memory_and_time, group) for group in _groups(done, "model").values()]
 
 
+def _memory_and_ms(row: dict[str, Any]) -> tuple[float, float]:
+    return row["peak_allocated_bytes"] / GIB, row["step_ms"]
+
+
 def _memory_and_time(axes: Axes, rows: Sequence[dict[str, Any]]) -> None:
     for row in rows:
-        x, y = row["peak_allocated_bytes"] / GIB, row["step_ms"]
-        axes.plot(x, y, "o", color="#d93025" if row["cswap"] else "#5f6368")
-        axes.annotate(row["method"], (x, y), fontsize=7, xytext=(4, 4), textcoords="offset points")
+        axes.plot(*_memory_and_ms(row), "o", color=BLUE if row["cswap"] else GREY)
     axes.set(
         title=f"{rows[0]['model']}, batch {rows[0]['batch']}",
         xlabel="peak allocated (GiB)",

@@ -11,15 +11,12 @@ from typing import Annotated, Any, Final
 import typer
 
 from bench.drawing.steps import MIB, UNKNOWN
-from bench.fit import report as fit_report
-from bench.frameworks import report as frameworks_report
 from bench.gpu.build import build_table
 from bench.gpu.static_tables import kernels_table, targets_table
-from bench.inlined import report as inlined_report
 from bench.overhead import hook_costs
+from bench.pages import decision_tables, step_tables
+from bench.pages.folding import folded
 from bench.papers.report import HEADINGS, networks, summary
-from bench.swap import report as swap_report
-from cswap.errors import ConfigError
 from cswap.experiments.codecs import tables as codec_report
 from cswap.experiments.files.committed import RESULTS, ROOT
 from cswap.experiments.files.committed import as_markdown as _markdown
@@ -32,7 +29,16 @@ PAGES: Final = (
     ROOT / "README.md",
     *(
         ROOT / "docs" / f"{n}.md"
-        for n in ("benchmarks", "advisor", "lossy", "planning", "fit", "compile", "gpu-first-run")
+        for n in (
+            "index",
+            "benchmarks",
+            "advisor",
+            "lossy",
+            "planning",
+            "fit",
+            "compile",
+            "gpu-first-run",
+        )
     ),
 )
 PICTURES: Final = {
@@ -50,30 +56,19 @@ PICTURES: Final = {
 """Committed pictures, and the paths of their copies in docs."""
 
 
-def demo_table() -> str:
-    """The demo's comparison."""
-    data = _load("demo.json")
-    rows = [
-        [
-            f"{r['model']} {r['mode']}",
-            f"{r['peak_saved_bytes'] / MIB:.1f}",
-            f"{r['ratio']:.2f}",
-            f"{r['step_time_rel']:.2f}",
-            f"{r['final_loss']:.4f}",
-            f"{100 * r['accuracy']:.1f}",
-            "yes" if r["bit_equal"] else "no",
-            f"{r['max_grad_diff']:.1e}",
-        ]
-        for r in data["rows"]
-    ]
-    headings = ["run", "peak saved MiB", "raw / encoded", "step time, off = 1", "val. loss"]
-    headings += ["accuracy %", "bit-equal to off", "largest gradient difference"]
-    return _markdown(headings, rows) + "\n\n" + _where(data, "demo.json")
-
-
 def codec_pictures() -> str:
-    """The pictures beside the result file."""
-    return codec_report.picture_links(RESULTS, "codecs") or "No pictures have been drawn yet."
+    """Ratios and rates of codecs as pictures."""
+    return _pictures("pareto", "sizes")
+
+
+def sparsity_pictures() -> str:
+    """The codecs over the share of zeros as pictures."""
+    return _pictures("sparsity-float32", "sparsity-bfloat16")
+
+
+def _pictures(*names: str) -> str:
+    links = codec_report.picture_links(RESULTS, "codecs", names)
+    return links or "No pictures have been drawn yet."
 
 
 def overhead_table() -> str:
@@ -92,29 +87,6 @@ def hooks_table() -> str:
     headings = ["hooks", "tensor", "us", "20 % ... 80 %"]
     notes = f"{hook_costs.NOTE} {_where(data, 'overhead.json')}"
     return f"{_markdown(headings, rows)}\n\n{notes}"
-
-
-def swap_table() -> str:
-    """Training steps in every way to swap or recompute."""
-    try:
-        data = _load("swap.json")
-    except FileNotFoundError:
-        return "No `bench/results/cpu/swap.json` yet: `python -m bench swap` writes it."
-    rows = swap_report.cells(data)
-    shown = "![step time over off's against peak bytes of saved tensors](swap.png)\n\n"
-    notes = f"{swap_report.NOTE} {_where(data, 'swap.json')}"
-    return f"{_markdown(list(swap_report.HEADINGS), rows)}\n\n{shown}{notes}"
-
-
-def fit_table() -> str:
-    """Memory goals, held by cswap and by checkpointing."""
-    try:
-        data = _load("fit.json")
-    except ConfigError:
-        return "Not measured yet: `python -m bench fit` does."
-    shown = "![step time over off's against the peak of memory](fit.png)\n\n"
-    notes = f"{fit_report.NOTE} {_where(data, 'fit.json')}"
-    return f"{_markdown(list(fit_report.HEADINGS), fit_report.cells(data))}\n\n{shown}{notes}"
 
 
 def schedule_table() -> str:
@@ -138,64 +110,6 @@ def schedule_table() -> str:
     headings += ["against sliding down (90 % CI)", "verdict", "accuracy %"]
     margin = f"Margin: {data['settings']['margin']} nats."
     return f"{_markdown(headings, rows)}\n\n{margin} {_where(data, 'accuracy/schedule.json')}"
-
-
-def inlined_table() -> str:
-    """Compiled models with codecs inside of their graphs."""
-    try:
-        data = _load("inlined.json")
-    except ConfigError:
-        return "Not measured yet: `python -m bench inlined` does."
-    notes = f"{inlined_report.NOTE} {_where(data, 'inlined.json')}"
-    return f"{_markdown(list(inlined_report.HEADINGS), inlined_report.cells(data))}\n\n{notes}"
-
-
-def advisor_table() -> str:
-    """The cost of the advisor's choices, against the best choices."""
-    data = _load("advisor.json")
-    keys = ("advisor_s", "best_static_s", "cswap_plus_s", "raw_s")
-    rows = [
-        [
-            f"{r['model']}{' (unseen)' * r.get('unseen', False)}, {r['mode']}",
-            r["machine"] + (" *" if r["simulated"] else ""),
-            f"{1e3 * r['oracle_s']:.1f}",
-            *(f"{r[key] / r['oracle_s']:.3f}" for key in keys),
-            f"`{r['best_static']}`",
-        ]
-        for r in data["cells"]
-    ]
-    headings = ["model, lossy codecs", "machine", "oracle, ms", "advisor", "best static", "CSwap+"]
-    return (
-        _markdown([*headings, "raw", "which static"], rows) + "\n\n" + _where(data, "advisor.json")
-    )
-
-
-def prediction_table() -> str:
-    """Predicted against true ratios."""
-    data = _load("advisor.json")
-    rows = [
-        [f"`{codec}`", f"{r['median']:.1%}", f"{r['largest']:.1%}", f"{r['tensors']:.0f}"]
-        for codec, r in data["prediction"].items()
-    ]
-    headings = ["codec", "median error", "largest error", "tensors"]
-    return _markdown(headings, rows) + "\n\n" + _where(data, "advisor.json")
-
-
-def forced_table() -> str:
-    """Training with auto and with every codec forced."""
-    data = _load("advisor.json")
-    rows = [
-        [
-            f"{model} `{codec}`",
-            *(f"{1e3 * r[key]:.1f}" for key in ("cost_s", "device_s", "hooks_s")),
-            f"{r['held_bytes'] / MIB:.1f}",
-        ]
-        for model, found in data["training"].items()
-        for codec, r in found.items()
-    ]
-    headings = ["model, codec", "cost of a step, ms", "codecs, ms", "hooks, ms", "held, MiB"]
-    decided = f"Deciding took {data['decision_us']:.1f} us per tensor, samples included. "
-    return _markdown(headings, rows) + "\n\n" + decided + _where(data, "advisor.json")
 
 
 def plans_table() -> str:
@@ -250,17 +164,6 @@ def results_table() -> str:
     return _markdown(["file", "made by", "CPU", "on", "at commit"], rows)
 
 
-def workloads_table() -> str:
-    """Models of other packages, trained in every way."""
-    try:
-        data = _load("workloads.json")
-    except ConfigError:
-        return "Not in `bench/results/cpu` yet: `python -m bench workloads` measures it."
-    table = _markdown(frameworks_report.HEADINGS, frameworks_report.cells(data))
-    words = f"{frameworks_report.summary(data)} {frameworks_report.NOTE}"
-    return f"{table}\n\n{words} {_where(data, 'workloads.json')}"
-
-
 TABLES: Final = {
     **experiments.TABLES,
     "kernels": kernels_table,
@@ -270,17 +173,19 @@ TABLES: Final = {
     "paper networks": paper_networks_table,
     "results": results_table,
     "plans": plans_table,
-    "advisor": advisor_table,
-    "prediction": prediction_table,
-    "forced": forced_table,
-    "demo": demo_table,
+    "advisor": decision_tables.advisor_table,
+    "prediction": decision_tables.prediction_table,
+    "forced": decision_tables.forced_table,
+    "demo": step_tables.demo_table,
+    "short demo": step_tables.short_demo_table,
     "codec pictures": codec_pictures,
+    "sparsity pictures": sparsity_pictures,
     "overhead": overhead_table,
     "hooks": hooks_table,
-    "swap": swap_table,
-    "workloads": workloads_table,
-    "fit": fit_table,
-    "inlined": inlined_table,
+    "swap": step_tables.swap_table,
+    "workloads": step_tables.workloads_table,
+    "fit": step_tables.fit_table,
+    "inlined": step_tables.inlined_table,
     "schedule": schedule_table,
 }
 
@@ -290,7 +195,7 @@ def filled(text: str) -> str:
     for name, make in TABLES.items():
         mark = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
         if mark.search(text):
-            table = make()
+            table = folded(make())
             text = mark.sub(lambda m, table=table: f"{m[1]}{table}\n{m[2]}", text)  # type: ignore[misc]
     return text
 

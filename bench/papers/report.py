@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rich.table import Table
 
+from cswap.palette import BLUE, GREY, LIGHT, VERMILION
 from cswap.report.figure import new_figure, png_of
 
 if TYPE_CHECKING:
@@ -14,8 +15,8 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
-COLOURS: Final = {"vDNN": "#9aa0a6", "published": "#d93025", "ours": "#1a73e8"}
-"""Colours as in `bench.demo.pictures`; markers differ, too."""
+COLOURS: Final = {"vDNN": GREY, "published": VERMILION, "ours": BLUE}
+"""Markers differ, too."""
 
 SHORT: Final = {
     "alexnet": "AlexNet",
@@ -145,7 +146,7 @@ def _panel(axes: Axes, rows: Sequence[dict[str, Any]], activation: str) -> None:
         label = key if key == "published" else "ours, simulated"
         axes.plot(places, [r[key] for r in rows], marker, color=COLOURS[key], label=label, ms=7)
     for place, row in zip(places, rows, strict=True):
-        axes.plot([place] * 2, [row["published"], row["ours"]], color="#cccccc", lw=1, zorder=0)
+        axes.plot([place] * 2, [row["published"], row["ours"]], color=LIGHT, lw=1, zorder=0)
     labels = [
         f"{SHORT[r['details']['model']]}, {r['details']['dataset']}, {r['details']['gpu']}"
         for r in rows

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from bench.drawing.steps import UNKNOWN, add_point, draw_by_model, grouped_table, mib
 from bench.swap.measure import MEMCPY
 from bench.workloads.methods import OFF, ON_CPU
+from cswap.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,17 +30,17 @@ NOTE: Final = (
     "to backward; memcpy is the copies alone, there and back, with no step."
 )
 COLOURS: Final = {
-    "off": "#000000",
-    "checkpoint": "#009e73",
-    "checkpoint + save_on_cpu": "#009e73",
-    "save_on_cpu": "#e69f00",
-    "TRL OffloadActivations": "#cc79a7",
-    "torchtune OffloadActivations": "#cc79a7",
-    "cswap raw": "#56b4e9",
-    "cswap lossless": "#0072b2",
-    "cswap int8": "#d55e00",
+    "off": BLACK,
+    "checkpoint": GREEN,
+    "checkpoint + save_on_cpu": GREEN,
+    "save_on_cpu": ORANGE,
+    "TRL OffloadActivations": PURPLE,
+    "torchtune OffloadActivations": PURPLE,
+    "cswap raw": SKY,
+    "cswap lossless": BLUE,
+    "cswap int8": VERMILION,
 }
-"""Okabe and Ito's, which colour-blind readers can tell apart; the markers differ, too."""
+"""The markers differ, too."""
 
 MARKERS: Final = dict(zip(ON_CPU, "oPsXvv<D^", strict=True))
 
@@ -80,8 +81,7 @@ def _panel(axes: Axes, rows: list[dict[str, Any]]) -> None:
         method = row["method"]
         if method == MEMCPY:
             label = f"{OFF} + copies, not hidden"
-            axes.axhline(1 + row["time_of_off"], color="#999999", ls=":", lw=1.2, label=label)
+            axes.axhline(1 + row["time_of_off"], color=GREY, ls=":", lw=1.2, label=label)
         elif row["failure"] is None:
             look = {"marker": MARKERS[method], "colour": COLOURS[method]}
             add_point(axes, row, row["peak_saved_bytes"], label=method, **look)
-    axes.set_ylim(bottom=0)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from cswap.display import visible
+from cswap.palette import CYCLE
 from cswap.report.figure import new_figure, png_of
+from cswap.report.log_axis import plain_ticks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,14 +63,16 @@ def picture(found: Calibration) -> bytes:
         figure.subplots(1, 2, sharey=True), ("encode", "decode"), strict=True
     ):
         zeros = [i / 20 for i in range(21)]
+        axes.set_prop_cycle(color=CYCLE)
         for i, (name, both) in enumerate(found.times.items()):
             model = both.encode if direction == "encode" else both.decode
             rates = [model.bytes_per_s(z) / 1e9 for z in zeros]
-            style = ("-", "--", ":", "-.")[i // 5 % 4]
+            style = ("-", "--", ":", "-.")[i // len(CYCLE) % 4]
             label = visible(name).replace("$", r"\$")  # else matplotlib sets a formula
             axes.plot([100 * z for z in zeros], rates, style, label=label)
         axes.set(title=direction, xlabel="zeros, %", yscale="log")
-        axes.grid(alpha=0.3, which="both")
+        axes.grid(alpha=0.3)
+    plain_ticks(figure.axes[0].yaxis)  # the panels share it
     figure.axes[0].set_ylabel("GB/s of raw bytes, large tensors")
     figure.axes[1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
     return png_of(figure)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cswap.display import shown, visible
 from cswap.errors import ConfigError
+from cswap.palette import BLUE, GREEN, GREY, ORANGE, SKY, VERMILION
 from cswap.report.figure import new_figure, png_of
 from cswap.schema.checks import MOST_BYTES, MOST_SECONDS, Checks
 from cswap.schema.reading import read_object
@@ -19,13 +20,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLOURS: Final = {
-    "encode": "#0072b2",
-    "decode": "#009e73",
-    "copy out": "#e69f00",
-    "copy in": "#56b4e9",
-    "wait": "#d55e00",
+    "encode": BLUE,
+    "decode": GREEN,
+    "copy out": ORANGE,
+    "copy in": SKY,
+    "wait": VERMILION,
 }
-"""Okabe and Ito's palette, which colour-blind readers can distinguish."""
 
 COLUMNS: Final = ("saved in", "tensors", "MiB", "encode ms", "decode ms", "copies ms", "waited ms")
 
@@ -163,8 +163,8 @@ def _draw_bytes(events: list[dict[str, Any]], axes: Axes) -> None:
     device = [event["args"]["device"] / 2**20 for event in counts]
     host = [event["args"]["host"] / 2**20 for event in counts]
     both = [a + b for a, b in zip(device, host, strict=True)]
-    axes.fill_between(at, device, step="post", color="#999999", label="on the device, raw")
-    axes.fill_between(at, both, device, step="post", color="#56b4e9", label="on the host, encoded")
+    axes.fill_between(at, device, step="post", color=GREY, label="on the device, raw")
+    axes.fill_between(at, both, device, step="post", color=SKY, label="on the host, encoded")
     axes.set(ylabel="saved tensors, MiB", ylim=(0, None))
     axes.legend(fontsize=8, loc="upper left")
     axes.grid(alpha=0.3)

@@ -476,7 +476,7 @@ def test_pictures_are_drawn_where_matplotlib_is_installed(results, part, tmp_pat
     assert pictures.draw(results[part], path) == path
     assert path.read_bytes()[:4] == b"\x89PNG"
     assert pictures.draw({**results[part], "rows": []}, tmp_path / "none.png") is None
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert pictures.draw(results[part], tmp_path / "none.png") is None
 
 

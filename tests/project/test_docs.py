@@ -71,6 +71,11 @@ def test_the_pages_build_without_a_warning(site):
     api = (folder / "site" / "api" / "index.html").read_text("utf-8")
     for name, module in cswap._EXPORTS.items():
         assert f'id="{module}.{name}"' in api
+    measured = (folder / "site" / "benchmarks" / "index.html").read_text("utf-8")
+    assert re.search(r"<details>\s*<summary>[^<]+</summary>\s*<table>", measured)
+    assert "<p>|" not in measured  # a folded table that was not read as one
+    assert "content.code.copy" in measured
+    assert measured.count('name="__palette"') == 3  # light, dark, as the system
 
 
 @pytest.mark.slow

@@ -73,6 +73,28 @@ def test_every_marked_block_is_filled_and_every_table_is_shown_once():
     assert sorted(ends) == sorted(TABLES)  # a misspelt mark would have an end without a block
 
 
+def test_long_tables_are_folded_and_short_ones_are_not():
+    from bench.pages.folding import MOST_ROWS
+    from bench.pages.readme import PAGES
+
+    for page in PAGES:
+        text = page.read_text("utf-8")
+        shut = re.findall(r"<details markdown=.*?</details>", text, re.S)
+        open_ = re.sub(r"<details markdown=.*?</details>", "", text, flags=re.S)
+        for part, is_long in [*((part, True) for part in shut), (open_, False)]:
+            for table in re.findall(r"(?:^\|.*\n)+", part, re.M):
+                assert (table.count("\n") - 2 > MOST_ROWS) == is_long, table[:99]
+
+
+def test_a_part_of_a_page_shows_its_picture_before_its_tables():
+    from bench.pages.readme import PAGES
+
+    for page in PAGES:
+        for part in re.split(r"^##+ ", page.read_text("utf-8"), flags=re.M):
+            picture, table = re.search(r"^!\[", part, re.M), re.search(r"^\|", part, re.M)
+            assert not (picture and table) or picture.start() < table.start(), part[:60]
+
+
 def test_a_table_by_hand_holds_no_measured_figure():
     allowed = {
         ("README.md", "| `guard_error` | 0.25 |"),  # a default: see below

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from cswap.experiments.accuracy.summary import GPUS
 from cswap.experiments.accuracy.verdict import CONFIDENCE
 from cswap.experiments.codecs.plots import front
+from cswap.palette import BLACK, BLUE, GREY, ORANGE, PURPLE, SKY, VERMILION
 from cswap.report.figure import new_figure, png_of
 
 if TYPE_CHECKING:
@@ -15,15 +16,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 COLOURS: Final = {
-    "lossless": "#0072b2",
-    "bf16": "#56b4e9",
-    "int8": "#009e73",
-    "fp8": "#e69f00",
-    "int4": "#d55e00",
+    "lossless": BLUE,
+    "bf16": SKY,
+    "int8": VERMILION,
+    "fp8": ORANGE,
+    "int4": PURPLE,
 }
-"""Okabe and Ito's palette, which colour-blind readers can distinguish."""
 
 GPU: Final = GPUS[0]
 """The others change the latencies, but hardly their reduction."""
@@ -48,14 +49,26 @@ def pareto(document: dict[str, Any], path: Path) -> None:
         axes.set_xlabel(f"swap latency below raw copies, % (simulated, {GPU})")
     left.set_ylabel(f"change of accuracy, points ({CONFIDENCE:.0%} CI)")
     right.set_ylabel(f"change of validation loss, nats ({CONFIDENCE:.0%} CI)")
-    handles, labels = left.get_legend_handles_labels()
-    if handles:
+    _legend(figure, rows)
+    path.write_bytes(png_of(figure))
+
+
+def _legend(figure: Figure, rows: list[dict[str, Any]]) -> None:
+    # A colour per policy and a marker per model, not an entry for each pair of them.
+    from matplotlib.lines import Line2D
+
+    policies = dict.fromkeys(row["policy"] for row in rows)
+    models = dict.fromkeys(row["model"] for row in rows)
+    entries = [
+        *(Line2D([], [], ls="", marker="D", c=COLOURS.get(p, BLACK), label=p) for p in policies),
+        *(Line2D([], [], ls="", marker=MARKERS.get(m, "o"), c=GREY, label=m) for m in models),
+    ]
+    if entries:
         figure.legend(
-            handles, labels, loc="outside lower center", ncols=6, fontsize=8,
+            handles=entries, loc="outside lower center", ncols=len(entries), fontsize=8,
             title="lines: policies that no other one of the model beats in both; dotted: each "
             "model's margin", title_fontsize=8,
         )  # fmt: skip
-    path.write_bytes(png_of(figure))
 
 
 def _points(axes: Axes, rows: list[dict[str, Any]], key: str, factor: float) -> None:
@@ -73,27 +86,27 @@ def _points(axes: Axes, rows: list[dict[str, Any]], key: str, factor: float) -> 
             *(x, y),
             yerr=bars,
             fmt=MARKERS.get(row["model"], "o"),
-            color=COLOURS.get(row["policy"], "black"),
+            color=COLOURS.get(row["policy"], BLACK),
             capsize=3,
             ms=5,
-            label=f"{row['model']} {row['policy']}",
         )
     for points in by_model.values():
         best = front(points)
-        axes.plot([p[0] for p in best], [better * p[1] for p in best], color="#999999", lw=0.8)
-    axes.axhline(0.0, color="black", lw=0.8)
+        axes.plot([p[0] for p in best], [better * p[1] for p in best], color=GREY, lw=0.8)
+    axes.axhline(0.0, color=BLACK, lw=0.8)
     axes.grid(alpha=0.3)
 
 
 def _margins(axes: Axes, rows: list[dict[str, Any]]) -> None:
-    # Only within the reach of the points: a wide margin must not press them together.
+    # Words at the left, where intervals are short: the milder a codec, the less it saves. Only
+    # within the reach of the points: a wide margin must not press them together.
     low, high = axes.get_ylim()
     for model, margin in {row["model"]: row["margin"] for row in rows}.items():
         if margin is not None and low < margin < high:
-            axes.axhline(margin, color="#999999", lw=0.9, ls=":")
+            axes.axhline(margin, color=GREY, lw=0.9, ls=":")
             axes.annotate(
-                f"margin of {model}", (1, margin), xycoords=("axes fraction", "data"),
-                ha="right", va="bottom", fontsize=7, color="#555555",
+                f"margin of {model}", (0.01, margin), xycoords=("axes fraction", "data"),
+                ha="left", va="bottom", fontsize=7, color=BLACK,
             )  # fmt: skip
 
 
@@ -150,7 +163,7 @@ def curves(document: dict[str, Any], path: Path) -> None:
     for panel, model in zip(panels[0], models, strict=True):
         for run in document["runs"]:
             if run["model"] == model and run["seed"] == 0:
-                colour = COLOURS.get(run["policy"], "#999999")
+                colour = COLOURS.get(run["policy"], GREY)
                 width = 3.5 if run["policy"] == "off" else 1.2
                 panel.plot(run["losses"], color=colour, lw=width, label=run["policy"])
         panel.set(title=model, xlabel="training step", ylabel="cross entropy, nats")

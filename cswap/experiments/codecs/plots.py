@@ -1,7 +1,6 @@
 """Pictures of the codecs' benchmark: ratio against rate, rates by size, sweeps over sparsity.
 
-All from the result file. Colours are Okabe and Ito's, for colour-blind readers, and
-every codec has a marker of its own.
+All from the result file. Every codec has a marker of its own.
 """
 
 from __future__ import annotations
@@ -13,10 +12,12 @@ from cswap.experiments.codecs.cases import OWN
 from cswap.experiments.codecs.crossovers import QUANTITIES, Crossover, crossovers, sweeps
 from cswap.experiments.codecs.tables import size_words
 from cswap.experiments.drawing.labels import place
+from cswap.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION
 from cswap.report.figure import new_figure, png_of
+from cswap.report.log_axis import plain_ticks
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from matplotlib.axes import Axes
@@ -25,19 +26,26 @@ if TYPE_CHECKING:
     from cswap.experiments.codecs.crossovers import Rows
 
 STYLES: Final = {
-    "zvc": ("#0072b2", "o"),
-    "csr": ("#d55e00", "s"),
-    "rle": ("#009e73", "^"),
-    "zvc+expk": ("#cc79a7", "v"),
-    "lz4": ("#e69f00", "D"),
-    "int8": ("#d55e00", "s"),
-    "bitpack": ("#009e73", "^"),
-    "raw": ("#56b4e9", "D"),
-    "memcpy": ("#000000", "x"),
+    "zvc": (BLUE, "o"),
+    "csr": (VERMILION, "s"),
+    "rle": (GREEN, "^"),
+    "zvc+expk": (PURPLE, "v"),
+    "lz4": (ORANGE, "D"),
+    "int8": (VERMILION, "s"),
+    "bitpack": (GREEN, "^"),
+    "raw": (SKY, "D"),
+    "memcpy": (BLACK, "x"),
 }
 """Colour and marker of codecs that are drawn as lines."""
 
-LOSSLESS, LOSSY = "#0072b2", "#d55e00"
+LOSSLESS, LOSSY = BLUE, VERMILION
+FAR: Final = 4.0
+"""A codec that is slower by this factor than all others is drawn at the edge of its panel, so that
+it does not press the others together."""
+
+_EDGE: Final = 2.0
+"""Factor from the slowest of the others to the edge."""
+
 PARETO_DATA: Final = ("relu", "gelu", "softmax", "gradient", "mask", "token")
 MOST_PANELS: Final = 12
 """Of the user's own tensors."""
@@ -103,11 +111,26 @@ def _pareto(rows: Rows) -> Figure | None:
         panel.set_axis_off()
     for panel, (title, mine) in zip(panels.flat, groups.items(), strict=False):
         _pareto_panel(panel, title, mine)
-    panels[0][0].legend(fontsize=8)
+    handles, labels = panels[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=2, fontsize=8)
     figure.draw_without_rendering()  # lays the panels out: words are placed in pixels
     for panel, mine in zip(panels.flat, groups.values(), strict=False):
-        place(panel, [(round_trip_gb_per_s(r), r["ratio"], r["codec"]) for r in mine])
+        place(panel, _words(mine))
     return figure
+
+
+def _edge(rows: Rows) -> float:
+    """The rate at which a panel begins for a codec that is `FAR` slower than all others; else 0."""
+    rates = sorted(map(round_trip_gb_per_s, rows))
+    return rates[1] / _EDGE if len(rates) > 2 and rates[1] > FAR * rates[0] else 0.0
+
+
+def _words(rows: Rows) -> Iterator[tuple[float, float, str]]:
+    edge = _edge(rows)
+    for row in rows:
+        rate = round_trip_gb_per_s(row)
+        said = f"{row['codec']}: {rate:.2g} GB/s" if rate < edge else row["codec"]
+        yield max(edge, rate), row["ratio"], said
 
 
 def _pareto_groups(rows: Rows) -> dict[str, Rows]:
@@ -127,6 +150,7 @@ def _pareto_groups(rows: Rows) -> dict[str, Rows]:
 
 
 def _pareto_panel(panel: Axes, title: str, rows: Rows) -> None:
+    edge = _edge(rows)
     for lossless, colour, marker, word in (
         (True, LOSSLESS, "o", "lossless"),
         (False, LOSSY, "s", "lossy"),
@@ -135,8 +159,11 @@ def _pareto_panel(panel: Axes, title: str, rows: Rows) -> None:
         if not mine:
             continue
         points = [(round_trip_gb_per_s(r), r["ratio"]) for r in mine]
-        panel.plot(*zip(*points, strict=True), marker, color=colour, label=word, ms=5)
-        best = front(points)
+        near = [(x, y) for x, y in points if x >= edge]
+        panel.plot([x for x, _ in near], [y for _, y in near], marker, c=colour, label=word, ms=5)
+        for _, y in (point for point in points if point not in near):
+            panel.plot(edge, y, "<", color=colour, ms=8)
+        best = [(max(edge, x), y) for x, y in front(points)]
         panel.step(*zip(*best, strict=True), where="pre", color=colour, lw=1, alpha=0.7)
     panel.set(
         title=f"{title}, {rows[0]['nbytes'] / 2**20:g} MiB",
@@ -146,7 +173,8 @@ def _pareto_panel(panel: Axes, title: str, rows: Rows) -> None:
         yscale="log",
     )
     panel.margins(0.12)
-    _plain_numbers(panel, "y")
+    plain_ticks(panel.xaxis)
+    plain_ticks(panel.yaxis)
     panel.grid(alpha=0.3)
 
 
@@ -169,8 +197,8 @@ def _sizes(rows: Rows) -> Figure | None:
         sizes = sorted({r["nbytes"] for r in swept})
         panel.set_xticks(sizes, [size_words(n).replace(" ", "\n") for n in sizes], fontsize=7)
         panel.minorticks_off()
-        _plain_numbers(panel, "y")
         panel.grid(alpha=0.3)
+    plain_ticks(panels[0].yaxis)  # the panels share it
     panels[0].legend(fontsize=8)
     return figure
 
@@ -188,10 +216,11 @@ def _sparsity(document: dict[str, Any], dtype: str) -> Figure | None:
             for codec, rows in by_codec.items():
                 _line(panel, codec, [100 * r["zeros"] for r in rows], rows, quantity)
             panel.set(ylabel=LABELS[quantity], xlabel="zeros, %", yscale="log")
-            _plain_numbers(panel, "y")
             panel.grid(alpha=0.3)
         panels[0][column].set_title(f"{data}, {dtype}")
         _without_all_zeros(panels[0][column], by_codec)
+        for panel in panels[:, column]:
+            plain_ticks(panel.yaxis)
     panels[0][0].legend(fontsize=8)
     figure.draw_without_rendering()  # lays the panels out: words are placed in pixels
     for column, data in enumerate(found):
@@ -213,7 +242,7 @@ def _without_all_zeros(panel: Axes, by_codec: dict[str, Rows]) -> None:
 
 
 def _line(panel: Axes, codec: str, x: list[float], rows: Rows, quantity: str) -> None:
-    colour, marker = STYLES.get(codec, ("#999999", "."))
+    colour, marker = STYLES.get(codec, (GREY, "."))
     key = "ratio" if quantity == "ratio" else f"{quantity}_gb_per_s"
     style = "--" if codec == "memcpy" else "-"
     panel.plot(
@@ -232,13 +261,3 @@ def _mark(panel: Axes, crossed: list[Crossover]) -> None:
         panel,
         [(100 * c.zeros, c.value, f"{c.above} > {c.below} from {c.zeros:.0%}") for c in crossed],
     )
-
-
-def _plain_numbers(panel: Axes, axis: str) -> None:
-    # 2, 5 and 20, and not powers of ten
-    from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
-
-    its = getattr(panel, f"{axis}axis")
-    its.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    its.set_major_formatter(ScalarFormatter())
-    its.set_minor_formatter(NullFormatter())

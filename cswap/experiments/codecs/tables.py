@@ -10,7 +10,7 @@ from cswap.experiments.codecs.crossovers import PAIRS, QUANTITIES, crossovers, s
 from cswap.report.terminal import literal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from cswap.experiments.codecs.contenders import Row
@@ -124,10 +124,10 @@ def value_lines(document: dict[str, Any]) -> list[list[str]]:
     return [["ratio on", *(f"`{codec}`" for codec in codecs)], *rows]
 
 
-def picture_links(folder: Path, stem: str) -> str:
-    """Markdown of the pictures that are there, under the names that they have in docs."""
+def picture_links(folder: Path, stem: str, names: Iterable[str]) -> str:
+    """Markdown of the named pictures that are there, under the names that they have in docs."""
     return "\n\n".join(
-        f"![{text}]({stem}-{name}.png)"
-        for name, text in PICTURES.items()
+        f"![{PICTURES[name]}]({stem}-{name}.png)"
+        for name in names
         if (folder / f"{stem}-{name}.png").exists()
     )

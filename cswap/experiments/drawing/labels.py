@@ -1,64 +1,126 @@
-"""Words beside points of a picture, none on top of another."""
+"""Words beside points of a picture: none on another or on a point, and off lines if possible."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from matplotlib.axes import Axes
 
-_STEPS: Final = (0.8, -1.0, 1.9, -2.1, 3.0, -3.2, 4.1, -4.3)
+_Box = tuple[float, float, float, float]
+"""Left, bottom, right, top, in pixels."""
+
+_LINES: Final = tuple(sign * 0.8 * n for n in range(1, 13) for sign in (1, -1))
 """Lines of text above (or below) the point that are tried, nearest first."""
 
-_Box = tuple[float, float, float, float]
+_MARKER: Final = 4.0
+"""Half the width of a point, in typographic points."""
+
+_GAP: Final = 1.5
+"""Between words, likewise."""
+
+_STEP: Final = 3
+"""Pixels along a line between the places that words avoid."""
+
+_MOST_BOXES: Final = 1000
+"""Per segment: one may leave the frame by far."""
 
 
 def place(axes: Axes, labels: Iterable[tuple[float, float, str]], size: float = 7) -> None:
-    """Write words beside points, right or left of them, where no other word of this call stands.
+    """Write words beside points where nothing else stands: words, points, legend, lines.
 
-    Call it when the axes have their final limits and scales. Sizes are estimates: 0.6 of the font's
-    height per character.
+    Call it when the axes have their final limits and scales.
 
     Args:
         axes: axes of the points.
         labels: (x, y, word), in the axes' own coordinates.
         size: size of the font, in points.
     """
-    scale = axes.figure.dpi / 72
-    height = 1.15 * size * scale
-    frame = axes.get_window_extent()
-    taken: list[_Box] = []
-    for x, y, word in labels:
-        at_x, at_y = axes.transData.transform((x, y))
-        width = 0.6 * size * len(word) * scale
-        candidates = [
-            (at_x + (5 * scale if right else -5 * scale - width), at_y + (step - 0.5) * height)
-            for step in _STEPS
-            for right in (True, False)
-        ]
-        free = [c for c in candidates if _fits(_box(c, width, height), frame.extents, taken)]
-        chosen = (free or candidates)[0]
-        taken.append(_box(chosen, width, height))
-        axes.annotate(
+    labels = list(labels)
+    figure: Any = axes.figure
+    scale = figure.dpi / 72
+    renderer = figure.canvas.get_renderer()
+    points = [tuple(axes.transData.transform((x, y))) for x, y, _ in labels]
+    reach = _MARKER * scale
+    taken = [(x - reach, y - reach, x + reach, y + reach) for x, y in points]
+    taken += [box for line in axes.lines for box in _along(line)]
+    if (legend := axes.get_legend()) is not None:
+        taken.append(legend.get_window_extent(renderer).extents)
+    frame = axes.get_window_extent(renderer).extents
+    for (x, y, word), point in zip(labels, points, strict=True):
+        text = axes.annotate(
             word,
             (x, y),
-            xytext=((chosen[0] - at_x) / scale, (chosen[1] - at_y) / scale),
+            xytext=(0, 0),
             textcoords="offset points",
             fontsize=size,
-            arrowprops={"arrowstyle": "-", "lw": 0.4, "color": "#777777", "shrinkB": 2},
+            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.6, "pad": 0.3},
+            arrowprops={"arrowstyle": "-", "lw": 0.4, "color": "gray", "shrinkB": 2},
         )
+        text.set_in_layout(False)  # it is inside of the frame; the layout is final
+        # Of the word alone, without the line to its point.
+        width, height = (1.02 * n for n in _size_of(text, renderer))
+        boxes = [
+            (left, bottom, left + width, bottom + height)
+            for left, bottom in _corners(point, width, height, scale)
+        ]
+        chosen = min(boxes, key=lambda box: _overlap(box, frame, taken, _GAP * scale))
+        taken.append(chosen)
+        text.set_position(((chosen[0] - point[0]) / scale, (chosen[1] - point[1]) / scale))
 
 
-def _box(corner: tuple[float, float], width: float, height: float) -> _Box:
-    return corner[0], corner[1], corner[0] + width, corner[1] + height
+def _size_of(text: Any, renderer: Any) -> tuple[float, float]:
+    from matplotlib.text import Text
+
+    extent = Text.get_window_extent(text, renderer)
+    return extent.width, extent.height
 
 
-def _fits(box: _Box, frame: Iterable[float], taken: list[_Box]) -> bool:
-    left, bottom, right, top = frame
-    inside = box[0] >= left and box[1] >= bottom and box[2] <= right and box[3] <= top
-    return inside and not any(
-        box[0] < other[2] and other[0] < box[2] and box[1] < other[3] and other[1] < box[3]
-        for other in taken
-    )
+def _along(line: Any) -> Iterator[_Box]:
+    # Small boxes on the way of a line.
+    import numpy as np
+    from matplotlib.cbook import STEP_LOOKUP_MAP
+
+    if line.get_linestyle() == "None":
+        return
+    steps = STEP_LOOKUP_MAP[line.get_drawstyle()](*line.get_data())
+    at = line.get_transform().transform(np.column_stack(steps))
+    for (x0, y0), (x1, y1) in pairwise(at[np.isfinite(at).all(axis=1)]):
+        n = min(_MOST_BOXES, 1 + int(max(abs(x1 - x0), abs(y1 - y0)) / _STEP))
+        for i in range(n):
+            x, y = x0 + (x1 - x0) * i / n, y0 + (y1 - y0) * i / n
+            yield x - 1, y - 1, x + 1, y + 1
+
+
+def _corners(
+    point: tuple[float, ...], width: float, height: float, scale: float
+) -> Iterator[tuple[float, float]]:
+    # Left bottom corners to try: beside, then above and below the point, farther and farther off.
+    x, y = point
+    for lines in (0.0, *_LINES):
+        bottom = y + (lines - 0.5) * height
+        aside = (_MARKER + _GAP + 0.5) * scale
+        yield x + aside, bottom
+        yield x - aside - width, bottom
+        if abs(lines) > 1:
+            yield x - width / 2, bottom
+            yield x + 4 * aside, bottom
+            yield x - 4 * aside - width, bottom
+
+
+def _overlap(box: _Box, frame: _Box, taken: list[_Box], gap: float) -> float:
+    # Pixels of the box that are outside of the frame or on something; `min` takes the first 0.
+    left, bottom, right, top = box
+    inside = _common(box, frame)
+    found = (right - left) * (top - bottom) - inside
+    wide = (left - gap, bottom - gap, right + gap, top + gap)
+    return found + sum(_common(wide, other) for other in taken)
+
+
+def _common(one: _Box, other: _Box) -> float:
+    width = min(one[2], other[2]) - max(one[0], other[0])
+    height = min(one[3], other[3]) - max(one[1], other[1])
+    return max(0.0, width) * max(0.0, height)

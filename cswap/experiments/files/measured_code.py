@@ -44,7 +44,7 @@ _ENGINE: Final = (
 )
 _PLANNER: Final = (
     *("cswap/plan", "cswap/schema/plan.py", "cswap/schema/trace.py", "cswap/advisor/cswap_plus.py"),
-    "cswap/schema/executable.py",
+    *("cswap/schema/executable.py", "!cswap/plan/simulator/timeline.py"),
     *("bench/sparsity/stored.py", "bench/results/cpu/sparsity.json", "bench/workloads/zoo"),
 )
 _TRAINED: Final = (
@@ -57,8 +57,14 @@ _LOSSY: Final = (
 )
 
 MEASURED: Final[dict[str, tuple[str, ...]]] = {
-    "codecs": (*_EVERY_CODEC, "cswap/experiments/codecs", "cswap/experiments/meters/timing.py"),
-    "swap": (*_ENGINE, "bench/swap", _METERS, *_WORKLOADS, "bench/workloads/methods.py"),
+    "codecs": (
+        *(*_EVERY_CODEC, "cswap/experiments/codecs", "cswap/experiments/meters/timing.py"),
+        *("!cswap/experiments/codecs/plots.py", "!cswap/experiments/codecs/tables.py"),
+    ),
+    "swap": (
+        *(*_ENGINE, "bench/swap", "!bench/swap/report.py", _METERS, *_WORKLOADS),
+        "bench/workloads/methods.py",
+    ),
     "workloads": (*_ENGINE, "cswap/remat", "bench/frameworks", _METERS),
     "fit": (*_ENGINE, "cswap/fit", "cswap/remat", "bench/fit", _METERS, *_WORKLOADS),
     "inlined": ("cswap/compiled", "bench/inlined", *_WORKLOADS),
@@ -66,18 +72,19 @@ MEASURED: Final[dict[str, tuple[str, ...]]] = {
     "accuracy": (*_LOSSY, "cswap/experiments/accuracy/gradients.py"),
     "accuracy pilot": _TRAINED,
     "accuracy schedule": (*_CODECS, *_TRAINED, "cswap/experiments/accuracy/schedule.py"),
-    "demo": (*_ENGINE, "bench/demo", _METERS, *_WORKLOADS),
-    "advisor": (*_ENGINE, "bench/advisor", *_WORKLOADS),
+    "demo": (*_ENGINE, "bench/demo", "!bench/demo/pictures.py", _METERS, *_WORKLOADS),
+    "advisor": (*_ENGINE, "bench/advisor", "!bench/advisor/report.py", *_WORKLOADS),
     "plans": (*_PLANNER, "bench/plans"),
     "sparsity": (
         *("cswap/plan/measure.py", "cswap/plan/tensor_values.py", "cswap/plan/tracing"),
         *(*_CODECS, *_PROFILER, "bench/sparsity", "bench/workloads/zoo"),
         "cswap/experiments/workloads/data.py",
     ),
-    "papers": (*_PLANNER, "bench/papers"),
+    "papers": (*_PLANNER, "bench/papers", "!bench/papers/report.py"),
     "gpu": (
         *(path for path in _ENGINE if path not in _NOT_ON_A_CPU),
-        *("bench/gpu", "bench/workloads/large_models.py", "bench/workloads/zoo"),
+        *("bench/gpu", "!bench/gpu/pictures.py", "bench/workloads/large_models.py"),
+        "bench/workloads/zoo",
     ),
     "gpu build": ("kernels/cswap_kernels", "bench/gpu/build.py"),
     "gpu static": ("kernels/cswap_kernels", "bench/ptx", "bench/gpu/static.py"),

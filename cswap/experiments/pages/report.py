@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 TITLE: Final = "cswap: benchmarks"
 OUTPUTS: Final = ("report.html", "report.md")
-SHORTENED: Final = {"codecs", "short accuracy"}
-"""Tables of the README that show a part of others."""
+SHORTENED: Final = {"codecs", "short accuracy", "short demo"}
+"""Tables of the README and the home page that show a part of others."""
 
 _ROW: Final = re.compile(r"^\|(.*)\|\s*$")
 _LINK: Final = re.compile(r"!\[[^\]]*\]\([^)]*\)")

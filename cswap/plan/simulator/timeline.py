@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from cswap.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY
 from cswap.plan.simulator.state import R_RECOMPUTE, RESOURCES
 
 if TYPE_CHECKING:
@@ -18,12 +19,12 @@ _US: Final = 1e6
 _ROWS: Final = {"compute": 0, "recompute": 0, "encode": 1, "decode": 1, "d2h": 2, "h2d": 3}
 _LANES: Final = ("compute", "codec", "D2H", "H2D")
 _COLOURS: Final = {
-    "compute": "#4477aa",
-    "recompute": "#aa3377",
-    "encode": "#228833",
-    "decode": "#66ccee",
-    "d2h": "#ee6677",
-    "h2d": "#ccbb44",
+    "compute": GREY,
+    "recompute": PURPLE,
+    "encode": BLUE,
+    "decode": GREEN,
+    "d2h": ORANGE,
+    "h2d": SKY,
 }
 
 
@@ -154,11 +155,14 @@ def _span(simulator: Simulator, code: float, at: float, start_s: float, end_s: f
 
 def _draw_memory(axes: Any, timeline: Timeline) -> None:
     times = [*timeline.times_s, max((s.end_s for s in timeline.spans), default=0.0)]
-    for label, values in (("device", timeline.device_bytes), ("host", timeline.host_bytes)):
+    held = (("device", timeline.device_bytes, GREY), ("host", timeline.host_bytes, SKY))
+    for label, values, colour in held:
         steps = [value / 2**30 for value in values]
-        axes.step(times, [*steps, steps[-1] if steps else 0.0], where="post", label=label)
+        axes.step(
+            times, [*steps, steps[-1] if steps else 0.0], where="post", color=colour, label=label
+        )
     if timeline.budget_bytes <= 2 * max(timeline.device_bytes, default=0):
-        axes.axhline(timeline.budget_bytes / 2**30, color="k", ls="--", lw=1, label="budget")
+        axes.axhline(timeline.budget_bytes / 2**30, color=BLACK, ls="--", lw=1, label="budget")
     axes.set_ylabel("GiB")
     axes.set_ylim(bottom=0)
     axes.legend(loc="upper right")

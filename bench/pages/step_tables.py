@@ -1,0 +1,106 @@
+"""Tables of training steps, in Markdown, from the committed result files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from bench.drawing.steps import MIB
+from bench.fit import report as fit_report
+from bench.frameworks import report as frameworks_report
+from bench.inlined import report as inlined_report
+from bench.swap import report as swap_report
+from cswap.experiments.files.committed import RESULTS, as_markdown, is_given, load, where
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+
+class _Report(Protocol):
+    """A module that words the rows of a kind of result file."""
+
+    @property
+    def HEADINGS(self) -> Sequence[str]: ...  # noqa: N802 - the modules' constants
+    @property
+    def NOTE(self) -> str: ...  # noqa: N802
+    def cells(self, document: dict[str, Any], /) -> Iterable[list[str]]: ...
+
+
+_WAYS: Final = {
+    "remat": "`cswap.install(model)`",
+    "int8": '`cswap.install(model, lossy="int8")`',
+    "checkpoint": "`torch.utils.checkpoint`",
+}
+"""The demo's ways, as a reader would write them."""
+
+
+def demo_table() -> str:
+    """The demo's comparison."""
+    data = load("demo.json")
+    rows = [
+        [
+            f"{r['model']} {r['mode']}",
+            f"{r['peak_saved_bytes'] / MIB:.1f}",
+            f"{r['ratio']:.2f}",
+            f"{r['step_time_rel']:.2f}",
+            f"{r['final_loss']:.4f}",
+            f"{100 * r['accuracy']:.1f}",
+            "yes" if r["bit_equal"] else "no",
+            f"{r['max_grad_diff']:.1e}",
+        ]
+        for r in data["rows"]
+    ]
+    headings = ["run", "peak saved MiB", "raw / encoded", "step time, off = 1", "val. loss"]
+    headings += ["accuracy %", "bit-equal to off", "largest gradient difference"]
+    return as_markdown(headings, rows) + "\n\n" + where(data, "demo.json")
+
+
+def short_demo_table() -> str:
+    """The same for the home page: bytes and time beside those without cswap."""
+    data = load("demo.json")
+    off = {r["model"]: r for r in data["rows"] if r["mode"] == "off"}
+    rows = [
+        [
+            f"{r['model']}, {_WAYS.get(r['mode'], r['mode'])}",
+            f"{r['peak_saved_bytes'] / off[r['model']]['peak_saved_bytes']:.0%}",
+            f"{r['step_time_rel']:.2f}",
+            f"{r['final_loss']:.4f}",
+            "equal" if r["bit_equal"] else "differ",
+        ]
+        for r in data["rows"]
+        if r["mode"] != "off"
+    ]
+    headings = ["model, way", "saved bytes at peak, of off's", "step time / off's", "val. loss"]
+    table = as_markdown([*headings, "bits of off"], rows)
+    return f"{table}\n\n{where(data, 'demo.json')}"
+
+
+def swap_table() -> str:
+    """Training steps in every way to swap or recompute."""
+    return _reported("swap", swap_report, "step time over off's against peak saved bytes")
+
+
+def fit_table() -> str:
+    """Memory goals, held by cswap and by checkpointing."""
+    return _reported("fit", fit_report, "step time over off's against the peak of memory")
+
+
+def inlined_table() -> str:
+    """Compiled models with codecs inside of their graphs."""
+    return _reported("inlined", inlined_report)
+
+
+def workloads_table() -> str:
+    """Models of other packages, trained in every way."""
+    if not is_given() and not (RESULTS / "workloads.json").exists():
+        return "Not in `bench/results/cpu` yet: `python -m bench workloads` measures it."
+    return f"{frameworks_report.summary(load('workloads.json'))}\n\n" + _reported(
+        "workloads", frameworks_report
+    )
+
+
+def _reported(name: str, report: _Report, picture: str = "") -> str:
+    # The picture of that name, if it is described; the table; the notes.
+    data = load(f"{name}.json")
+    shown = f"![{picture}]({name}.png)\n\n" if picture else ""
+    table = as_markdown(report.HEADINGS, list(report.cells(data)))
+    return f"{shown}{table}\n\n{report.NOTE} {where(data, f'{name}.json')}"
