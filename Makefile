@@ -5,7 +5,9 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 # A hanging test fails after this many seconds instead of holding everything up. Two processes share
 # the tests: an idle one takes over half of the tests that the other still has.
-PYTEST := $(BIN)/pytest --timeout 300 -n 2 --dist worksteal
+# RECORD=docs/tested-versions.json adds a row on this environment to the table of versions.
+RECORD ?=
+PYTEST := $(BIN)/pytest --timeout 300 -n 2 --dist worksteal $(if $(RECORD),--record-versions $(RECORD))
 # mypy, a minute from a cold start, runs beside the tests; its report follows theirs.
 BESIDE_CHECK = @mkdir -p .cache; \
 	$(MAKE) --no-print-directory check >.cache/check.log 2>&1 & check=$$!; \

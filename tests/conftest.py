@@ -65,6 +65,37 @@ def told_of_compiling() -> None:
     jit.told_of_compiling.set()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--record-versions",
+        type=Path,
+        metavar="FILE",
+        help="add the versions of this environment to FILE if all tests pass",
+    )
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config
+) -> None:
+    file = config.getoption("--record-versions")
+    passed, skipped = (len(terminalreporter.getreports(kind)) for kind in ("passed", "skipped"))
+    if file is None or exitstatus != 0 or not passed:
+        return
+    from bench.pages import versions
+
+    versions.record(versions.row(_selection(config), passed, skipped), file)
+    terminalreporter.write_line(f"versions recorded in {file}")
+
+
+def _selection(config: pytest.Config) -> str:
+    asked = config.args_source is pytest.Config.ArgsSource.ARGS
+    words = config.args if asked else ["all"]
+    for option in ("-m", "-k"):
+        if value := config.getoption(option):
+            words = [*words, f'{option} "{value}"']
+    return " ".join(words)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     if not config.pluginmanager.hasplugin("timeout"):

@@ -16,6 +16,7 @@ from bench.gpu.static_tables import kernels_table, targets_table
 from bench.overhead import hook_costs
 from bench.pages import decision_tables, step_tables
 from bench.pages.folding import folded
+from bench.pages.versions import versions_table
 from bench.papers.report import HEADINGS, networks, summary
 from cswap.experiments.codecs import tables as codec_report
 from cswap.experiments.files.committed import RESULTS, ROOT
@@ -37,7 +38,7 @@ PAGES: Final = (
             "planning",
             "fit",
             "compile",
-            "gpu-first-run",
+            *("gpu-first-run", "getting-started"),
         )
     ),
 )
@@ -172,6 +173,7 @@ TABLES: Final = {
     "papers": papers_table,
     "paper networks": paper_networks_table,
     "results": results_table,
+    "versions": versions_table,
     "plans": plans_table,
     "advisor": decision_tables.advisor_table,
     "prediction": decision_tables.prediction_table,
