@@ -36,7 +36,7 @@ def sequential():
 
 
 def install(model):
-    return cswap.install(model, min_bytes=0, codec="zvc")
+    return cswap.install(model, min_bytes=0, codec="zvc", workers=0)  # none is wanted early
 
 
 def installed_first(net):
