@@ -11,6 +11,7 @@ import pytest
 from cswap.errors import ConfigError, InternalError
 from cswap.plan.hardware import CodecRate, Hardware
 from cswap.plan.simulate import CAUSES, Simulator, simulate, smallest_feasible_budget
+from cswap.plan.simulator import state
 from cswap.plan.simulator.lifetimes import live_bytes, with_positions
 from cswap.schema.plan import Decision, Plan
 from cswap.schema.trace import Trace, TraceOperator, TraceTensor
@@ -319,7 +320,7 @@ def random_case(seed, *, unified=False):
 
 def replayed(simulator, action, codec, prefetch):
     names = [simulator.codecs[c] for c in codec]
-    drain = bool(simulator._tables.n[37])
+    drain = bool(simulator._template.step["drain"])
     return Replay(
         simulator.trace, simulator.hardware, simulator.budget_bytes,
         action.tolist(), names, prefetch.tolist(), drain,
@@ -347,6 +348,12 @@ def test_equals_the_exact_replay_on_random_traces(block):
         swaps += result.link_bytes > 0
     assert feasible > 10
     assert swaps > 40
+
+
+def test_no_field_has_the_name_of_an_attribute_of_numpys_records():
+    """Uncompiled code, as under a debugger, would read the attribute in its place."""
+    types = state.STEP, state.OPERATOR, state.TENSOR, state.POSITION, state.SPAN, state.SAMPLE
+    assert not {name for each in types for name in each.names or ()} & {*dir(np.record)}
 
 
 def test_smallest_budget_runs_and_one_byte_less_never_does():

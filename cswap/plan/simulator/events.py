@@ -1,6 +1,6 @@
 """The simulator's events: compute, codec, two link directions and memory.
 
-`state` defines the positions of all values in ``n`` and ``x``. `cswap.testing.exact_simulator`
+`state` defines the fields of ``s`` and the tables of ``g``. `cswap.testing.exact_simulator`
 implements the same rules slowly, in plain Python.
 
 Note [the meaning of a plan]
@@ -14,13 +14,13 @@ tensor's decision takes effect:
   the copy ends (with raw, the tensor's bytes do).
 * recompute: the tensor's bytes become free at once.
 
-Where host memory is the device's own (`UNIFIED`), encodings stay in device memory until they have
+Where host memory is the device's own (``unified``), encodings stay in device memory until they have
 been decoded, copies take no time and move no bytes, and a raw swap keeps the tensor.
 
 A tensor on its way out stays if the operator that runs next reads it while its raw bytes are still
 on the device, as in the engine. Queued jobs of the tensor are dropped. A job that has begun goes on
 to its end, and its result is thrown away: no copy follows an encode, and a raw copy frees nothing
-on the device. If operators wait for swap-outs (`DRAIN`), every tensor leaves.
+on the device. If operators wait for swap-outs (``drain``), every tensor leaves.
 
 Swap-ins run in the order of first backward uses. A swap-in does not start before its operator p has
 started, and it may not take the room that a waiting operator needs. A tensor whose raw bytes have
@@ -42,320 +42,212 @@ an operator waits for, the operator.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 
 from cswap.plan.simulator.chain import find_chain
 from cswap.plan.simulator.state import (
-    ACTION,
-    BEGUN,
-    BUDGET,
-    CHAIN,
-    CODEC,
-    CODEC_END,
-    CODEC_JOB,
-    CODEC_SPAN,
-    COMPUTE_END,
-    COMPUTE_SPAN,
     DEAD,
-    DEC_HEAD,
-    DEC_TAIL,
     DECODE,
-    DECODE_S,
-    DECODING,
     DEVICE,
-    DRAIN,
     DROPPED,
-    DURATIONS,
-    DYING,
-    ENC_HEAD,
-    ENC_TAIL,
-    ENCODE_S,
-    ENCODED,
-    FETCHED,
-    FLAWS,
-    HELD,
-    HELD_PEAK,
     HOST,
-    HOST_BUDGET,
-    IN,
-    IN_END,
-    IN_JOB,
-    IN_S,
-    IN_SPAN,
-    INPUTS,
-    ITEM,
-    LEAVING,
-    LINK_BYTES,
-    LINK_SPEED,
-    MEM,
-    N_OPERATORS,
-    N_POSITIONS,
-    NBYTES,
-    NEED,
-    NOW,
-    OP,
-    ORDER,
     OUT,
-    OUT_END,
-    OUT_HEAD,
-    OUT_JOB,
-    OUT_S,
-    OUT_SPAN,
-    OUT_TAIL,
-    OUTPUTS,
     OVER_HOST,
-    POSITION,
-    PREFETCH,
-    QUEUE,
     R_COMPUTE,
     R_DECODE,
     R_ENCODE,
-    R_IN,
     R_OUT,
     R_RECOMPUTE,
-    RUNNING,
-    SECONDS,
     SENT,
-    SPEED,
-    STARTED,
-    STATUS,
-    TENSOR,
-    UNIFIED,
-    WORK,
-    WORKSPACE,
     close_span,
+    next_operator,
     open_span,
-    operator,
-    position,
     set_link_speed,
     set_speed,
     take,
-    tensor,
 )
 from cswap_kernels.jit import njit
 
-
-@njit(cache=True, nogil=True, forceinline=True)
-def end_operator(n, x):
-    """End operator OP: free dead tensors, queue or drop leaving ones, find the next chain."""
-    k = n[OP]
-    n[MEM] -= operator(n, k, WORKSPACE)
-    for i in range(operator(n, k, OUTPUTS), operator(n, k + 1, OUTPUTS)):
-        n[n[STATUS] + n[i]] = DEVICE
-    for i in range(operator(n, k, DYING), operator(n, k + 1, DYING)):
-        t = n[i]
-        if n[n[STATUS] + t] == DEVICE:
-            n[MEM] -= tensor(n, t, NBYTES)
-        n[n[STATUS] + t] = DEAD
-    for i in range(operator(n, k, LEAVING), operator(n, k + 1, LEAVING)):
-        p = n[i]
-        t = position(n, p, TENSOR)
-        if n[n[ACTION] + p] == 1:
-            n[n[STATUS] + t] = OUT
-            lane, tail = (2, OUT_TAIL) if n[n[CODEC] + p] == 0 else (0, ENC_TAIL)
-            n[n[QUEUE] + lane * n[N_POSITIONS] + n[tail]] = p
-            n[tail] += 1
-        elif n[n[ACTION] + p] == 2:
-            n[n[STATUS] + t] = DROPPED
-            n[MEM] -= tensor(n, t, NBYTES)
-    n[OP] = k + 1
-    n[ITEM] = n[CHAIN] = 0
-    if k + 1 < n[N_OPERATORS]:
-        find_chain(n, x, k + 1)
-        take(n, 0)
+if TYPE_CHECKING:
+    from cswap.plan.simulator.state import Tables
 
 
 @njit(cache=True, nogil=True, forceinline=True)
-def end_codec(n, x):
+def end_operator(s: Any, g: Tables) -> None:
+    """End the step's operator: free dead tensors, queue or drop leaving ones, find a chain."""
+    operator, following = g.operators[s.operator], g.operators[s.operator + 1]
+    s.device_bytes -= operator.workspace_bytes
+    for i in range(operator.outputs, following.outputs):
+        g.tensors[g.lists[i]].status = DEVICE
+    for i in range(operator.dying, following.dying):
+        tensor = g.tensors[g.lists[i]]
+        if tensor.status == DEVICE:
+            s.device_bytes -= tensor.raw_bytes
+        tensor.status = DEAD
+    for i in range(operator.leaving, following.leaving):
+        _leave(s, g, g.lists[i])
+    s.operator += 1
+    s.repeated = s.chained = 0
+    if s.operator < len(g.operators) - 1:
+        find_chain(s, g, s.operator)
+        take(s, g, 0)
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def _leave(s: Any, g: Tables, p: int) -> None:
+    """Let the decision on a position take effect."""
+    position = g.positions[p]
+    tensor = g.tensors[position.tensor]
+    if position.action == 1:
+        tensor.status = OUT
+        if position.codec == 0:
+            _queue_out(s, g, p)
+        else:
+            g.positions[s.encodes_queued].encodes = p
+            s.encodes_queued += 1
+    elif position.action == 2:
+        tensor.status = DROPPED
+        s.device_bytes -= tensor.raw_bytes
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def _queue_out(s: Any, g: Tables, p: int) -> None:
+    g.positions[s.outs_queued].outs = p
+    s.outs_queued += 1
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def end_codec(s: Any, g: Tables) -> None:
     """End an encode or a decode."""
-    p = n[CODEC_JOB]
-    t = position(n, p, TENSOR)
-    close_span(n, x, CODEC_SPAN)
-    n[CODEC_JOB] = -1
-    x[CODEC_END] = np.inf
-    if n[DECODING]:
-        n[MEM] -= n[n[ENCODED] + p]
-        n[n[STATUS] + t] = DEVICE
-    elif n[n[STATUS] + t] == OUT:
-        n[MEM] -= tensor(n, t, NBYTES)
-        n[n[STATUS] + t] = SENT
-        n[n[QUEUE] + 2 * n[N_POSITIONS] + n[OUT_TAIL]] = p
-        n[OUT_TAIL] += 1
+    p = s.codec_job
+    position = g.positions[p]
+    tensor = g.tensors[position.tensor]
+    close_span(s, g, s.codec_span)
+    s.codec_job, s.codec_end_s = -1, np.inf
+    if s.decoding:
+        s.device_bytes -= position.encoded_bytes
+        tensor.status = DEVICE
+    elif tensor.status == OUT:
+        s.device_bytes -= tensor.raw_bytes
+        tensor.status = SENT
+        _queue_out(s, g, p)
     else:  # it has stayed
-        n[MEM] -= n[n[ENCODED] + p]
-    set_speed(n, x)
+        s.device_bytes -= position.encoded_bytes
+    set_speed(s)
 
 
 @njit(cache=True, nogil=True, forceinline=True)
-def end_link(n, x, out):
-    """End a copy; ``out``: D2H, else H2D."""
-    p = n[OUT_JOB] if out else n[IN_JOB]
-    t = position(n, p, TENSOR)
-    encoded = n[n[ENCODED] + p]
-    n[LINK_BYTES] += 0 if n[UNIFIED] else encoded
-    if out:
-        close_span(n, x, OUT_SPAN)
-        n[OUT_JOB], x[OUT_END] = -1, np.inf
-        if OUT <= n[n[STATUS] + t] <= SENT:
-            n[MEM] -= 0 if n[UNIFIED] else encoded
-            n[n[STATUS] + t] = HOST
-        else:  # it has stayed
-            n[HELD] -= encoded
-    else:
-        close_span(n, x, IN_SPAN)
-        n[IN_JOB], x[IN_END] = -1, np.inf
-        n[HELD] -= encoded
-        n[n[STATUS] + t] = DEVICE
-        if n[n[CODEC] + p]:
-            n[n[STATUS] + t] = DECODE
-            n[n[QUEUE] + n[N_POSITIONS] + n[DEC_TAIL]] = p
-            n[DEC_TAIL] += 1
-    set_link_speed(n, x)
+def end_out(s: Any, g: Tables) -> None:
+    """End a D2H copy."""
+    position = g.positions[s.out_job]
+    tensor = g.tensors[position.tensor]
+    close_span(s, g, s.out_span)
+    s.out_job, s.out_end_s = -1, np.inf
+    moved = 0 if s.unified else position.encoded_bytes
+    s.link_bytes += moved
+    if OUT <= tensor.status <= SENT:
+        s.device_bytes -= moved
+        tensor.status = HOST
+    else:  # it has stayed
+        s.host_bytes -= position.encoded_bytes
+    set_link_speed(s)
 
 
 @njit(cache=True, nogil=True, forceinline=True)
-def stay(n):
+def stay(s: Any, g: Tables) -> None:
     """Keep the tensors that the operator that runs next reads and whose raw bytes are here."""
-    if n[RUNNING] or n[DRAIN]:
+    if s.running or s.drain:
         return
-    k = n[n[WORK] + n[ITEM]] if n[ITEM] < n[CHAIN] else n[OP]
-    for i in range(operator(n, k, INPUTS), operator(n, k + 1, INPUTS)):
-        if n[n[STATUS] + n[i]] == OUT:
-            n[n[STATUS] + n[i]] = DEVICE
-            n[n[BEGUN] + tensor(n, n[i], POSITION)] = 1
+    k = next_operator(s, g)
+    for i in range(g.operators[k].inputs, g.operators[k + 1].inputs):
+        tensor = g.tensors[g.lists[i]]
+        if tensor.status == OUT:
+            tensor.status = DEVICE
+            g.positions[tensor.position].fetched = 1
 
 
 @njit(cache=True, nogil=True, forceinline=True)
-def _stayed(n, p):
+def _stayed(g: Tables, p: int) -> bool:
     """Whether a position in a queue of swap-outs leaves no more."""
-    return not OUT <= n[n[STATUS] + position(n, p, TENSOR)] <= SENT
+    return not OUT <= g.tensors[g.positions[p].tensor].status <= SENT
 
 
 @njit(cache=True, nogil=True, forceinline=True)
-def start_codec(n, x, force):
+def start_codec(s: Any, g: Tables, force: bool) -> None:
     """Start the next decode, else the next encode if there is room for it."""
-    if n[CODEC_JOB] >= 0:
+    if s.codec_job >= 0:
         return
-    while n[ENC_HEAD] < n[ENC_TAIL] and _stayed(n, n[n[QUEUE] + n[ENC_HEAD]]):
-        n[ENC_HEAD] += 1
-    if n[DEC_HEAD] < n[DEC_TAIL]:
-        p = n[n[QUEUE] + n[N_POSITIONS] + n[DEC_HEAD]]
-        n[DEC_HEAD] += 1
-        n[DECODING] = 1
-    elif n[ENC_HEAD] < n[ENC_TAIL]:
-        p = n[n[QUEUE] + n[ENC_HEAD]]
-        encoded = n[n[ENCODED] + p]
-        if n[MEM] + encoded > n[BUDGET] and not force:
+    while s.encodes_begun < s.encodes_queued and _stayed(g, g.positions[s.encodes_begun].encodes):
+        s.encodes_begun += 1
+    if s.decodes_begun < s.decodes_queued:
+        p = g.positions[s.decodes_begun].decodes
+        s.decodes_begun += 1
+        s.decoding = 1
+    elif s.encodes_begun < s.encodes_queued:
+        p = g.positions[s.encodes_begun].encodes
+        encoded_bytes = g.positions[p].encoded_bytes
+        if s.device_bytes + encoded_bytes > s.budget_bytes and not force:
             return
-        n[ENC_HEAD] += 1
-        n[DECODING] = 0
-        take(n, encoded)
+        s.encodes_begun += 1
+        s.decoding = 0
+        take(s, g, encoded_bytes)
     else:
         return
-    open_span(n, x, CODEC_SPAN, R_DECODE if n[DECODING] else R_ENCODE, p)
-    n[CODEC_JOB] = p
-    which = DECODE_S if n[DECODING] else ENCODE_S
-    x[CODEC_END] = x[NOW] + x[n[SECONDS] + 4 * p + which]
-    set_speed(n, x)
+    s.codec_span = open_span(s, g, R_DECODE if s.decoding else R_ENCODE, p)
+    s.codec_job = p
+    position = g.positions[p]
+    s.codec_end_s = s.now_s + (position.decode_s if s.decoding else position.encode_s)
+    set_speed(s)
 
 
 @njit(cache=True, nogil=True, forceinline=True)
-def start_out(n, x):
+def start_out(s: Any, g: Tables) -> None:
     """Start the next D2H copy."""
-    if n[OUT_JOB] >= 0:
+    if s.out_job >= 0:
         return
-    queue = n[QUEUE] + 2 * n[N_POSITIONS]
-    while n[OUT_HEAD] < n[OUT_TAIL] and _stayed(n, n[queue + n[OUT_HEAD]]):
-        n[OUT_HEAD] += 1
-    if n[OUT_HEAD] == n[OUT_TAIL]:
+    while s.outs_begun < s.outs_queued and _stayed(g, g.positions[s.outs_begun].outs):
+        s.outs_begun += 1
+    if s.outs_begun == s.outs_queued:
         return
-    p = n[queue + n[OUT_HEAD]]
-    n[OUT_HEAD] += 1
-    n[OUT_JOB] = p
-    n[HELD] += n[n[ENCODED] + p]
-    n[HELD_PEAK] = max(n[HELD_PEAK], n[HELD])
-    if n[HOST_BUDGET] and n[HELD] > n[HOST_BUDGET]:
-        n[FLAWS] |= OVER_HOST
-    open_span(n, x, OUT_SPAN, R_OUT, p)
-    set_link_speed(n, x)
-    x[OUT_END] = x[NOW] + x[n[SECONDS] + 4 * p + OUT_S] / x[LINK_SPEED]
+    p = g.positions[s.outs_begun].outs
+    s.outs_begun += 1
+    s.out_job = p
+    s.host_bytes += g.positions[p].encoded_bytes
+    s.host_peak_bytes = max(s.host_peak_bytes, s.host_bytes)
+    if s.host_budget_bytes and s.host_bytes > s.host_budget_bytes:
+        s.flaws |= OVER_HOST
+    s.out_span = open_span(s, g, R_OUT, p)
+    set_link_speed(s)
+    s.out_end_s = s.now_s + g.positions[p].out_s / s.link_speed
 
 
 @njit(cache=True, nogil=True, forceinline=True)
-def _leaving(n):
+def leaving(s: Any) -> bool:
     """Whether a swap-out is queued or in progress."""
-    encoding = n[ENC_HEAD] < n[ENC_TAIL] or (n[CODEC_JOB] >= 0 and not n[DECODING])
-    return encoding or n[OUT_JOB] >= 0 or n[OUT_HEAD] < n[OUT_TAIL]
+    encoding = s.encodes_begun < s.encodes_queued or (s.codec_job >= 0 and not s.decoding)
+    return encoding or s.out_job >= 0 or s.outs_begun < s.outs_queued
 
 
 @njit(cache=True, nogil=True, forceinline=True)
-def start_compute(n, x, force):
+def start_compute(s: Any, g: Tables, force: bool) -> None:
     """Start the next operator if its inputs are on the device and there is room for it."""
-    if n[RUNNING] or (n[DRAIN] and _leaving(n)):
+    if s.running or (s.drain and leaving(s)):
         return
-    again = n[ITEM] < n[CHAIN]
-    k = n[n[WORK] + n[ITEM]] if again else n[OP]
-    for i in range(operator(n, k, INPUTS), operator(n, k + 1, INPUTS)):
-        if OUT <= n[n[STATUS] + n[i]] <= DECODE:
+    k = next_operator(s, g)
+    for i in range(g.operators[k].inputs, g.operators[k + 1].inputs):
+        status = g.tensors[g.lists[i]].status
+        if OUT <= status <= DECODE:
             return
-    need = operator(n, k, NEED)
-    if n[MEM] + need > n[BUDGET] and not force:
+    need_bytes = g.operators[k].need_bytes
+    if s.device_bytes + need_bytes > s.budget_bytes and not force:
         return
-    take(n, need)
-    n[RUNNING] = 2 if again else 1
-    if not again:
-        n[STARTED] = k
-    open_span(n, x, COMPUTE_SPAN, R_RECOMPUTE if again else R_COMPUTE, k)
-    x[COMPUTE_END] = x[NOW] + x[n[DURATIONS] + k] / x[SPEED]
-
-
-@njit(cache=True, nogil=True, forceinline=True)
-def _next_in(n, x, force):
-    """The position whose swap-in starts now, or -1."""
-    limit = n[BUDGET]
-    reserve = 0
-    if not n[RUNNING]:
-        k = n[n[WORK] + n[ITEM]] if n[ITEM] < n[CHAIN] else n[OP]
-        reserve = operator(n, k, NEED)
-        for i in range(operator(n, k, INPUTS), operator(n, k + 1, INPUTS)):
-            t = n[i]
-            if n[n[STATUS] + t] == HOST:
-                p = tensor(n, t, POSITION)
-                room = n[MEM] + _in_bytes(n, p) <= limit
-                return p if room or force else -1
-    for i in range(n[FETCHED], n[N_POSITIONS]):
-        p = position(n, i, ORDER)
-        if n[n[ACTION] + p] != 1 or n[n[BEGUN] + p]:
-            n[FETCHED] += i == n[FETCHED]
-            continue
-        if n[n[PREFETCH] + p] > n[STARTED]:
-            return -1
-        status = n[n[STATUS] + position(n, p, TENSOR)]
-        if status == OUT and not n[DRAIN]:
-            continue
-        room = n[MEM] + reserve + _in_bytes(n, p) <= limit
-        return p if room and status == HOST else -1
-    return -1
-
-
-@njit(cache=True, nogil=True, forceinline=True)
-def _in_bytes(n, p):
-    staging = n[n[ENCODED] + p] if n[n[CODEC] + p] and not n[UNIFIED] else 0
-    return tensor(n, position(n, p, TENSOR), NBYTES) + staging
-
-
-@njit(cache=True, nogil=True, forceinline=True)
-def start_in(n, x, force):
-    """Start the next H2D copy if one may start."""
-    if n[IN_JOB] >= 0 or (n[DRAIN] == 2 and _leaving(n)):
-        return
-    p = _next_in(n, x, force)
-    if p < 0:
-        return
-    n[n[BEGUN] + p] = 1
-    take(n, _in_bytes(n, p))
-    n[n[STATUS] + position(n, p, TENSOR)] = IN
-    n[IN_JOB] = p
-    open_span(n, x, IN_SPAN, R_IN, p)
-    set_link_speed(n, x)
-    x[IN_END] = x[NOW] + x[n[SECONDS] + 4 * p + IN_S] / x[LINK_SPEED]
+    take(s, g, need_bytes)
+    if s.repeated < s.chained:
+        s.running = 2
+    else:
+        s.running = 1
+        s.started = k
+    s.compute_span = open_span(s, g, R_RECOMPUTE if s.running == 2 else R_COMPUTE, k)
+    s.compute_end_s = s.now_s + g.operators[k].duration_s / s.speed

@@ -2,223 +2,257 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 
 from cswap.plan.simulator.chain import end_again
 from cswap.plan.simulator.events import (
     end_codec,
-    end_link,
     end_operator,
+    end_out,
     start_codec,
     start_compute,
-    start_in,
     start_out,
     stay,
 )
 from cswap.plan.simulator.state import (
-    ACTION,
-    BACKWARD,
-    BUDGET,
-    CHAIN,
-    CODEC,
-    CODEC_END,
-    CODEC_JOB,
-    CODEC_S,
-    COMPUTE_END,
-    COMPUTE_SPAN,
     DECODE,
     DEVICE,
-    ENCODED,
-    FIRST_OVER,
-    FLAWS,
-    FORWARD,
-    HELD,
     HOST,
     IN,
-    IN_END,
-    IN_JOB,
-    INPUTS,
-    INTEGRAL,
-    ITEM,
-    LINK_SPEED,
-    MEM,
-    MEMORY_S,
-    N_OPERATORS,
-    N_POSITIONS,
-    N_ROWS,
-    N_TENSORS,
-    NBYTES,
-    NOW,
-    OP,
-    ORDER,
     OUT,
-    OUT_END,
-    OUT_JOB,
-    PEAKS,
-    PREFETCH,
-    PRODUCER,
-    RECOMPUTE_S,
-    RUNNING,
-    SAMPLES,
-    SAMPLES_AT,
-    SECONDS,
     SENT,
-    SPEED,
-    START_BYTES,
-    STARTED,
-    STATUS,
     STUCK,
-    SWAP_IN_S,
-    SWAP_OUT_S,
-    TENSOR,
-    UNIFIED,
-    WORK,
+    Tables,
     close_span,
-    operator,
-    position,
+    next_operator,
     take,
-    tensor,
 )
+from cswap.plan.simulator.swap_ins import end_in, in_bytes, start_in
 from cswap_kernels.jit import njit
+from cswap_kernels.uncounted import uncounted
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _SNAP = 1e-12  # relative: ends that differ only by rounding are one instant
 
-
-@njit(cache=True, nogil=True, forceinline=True)
-def _start_all(n, x):
-    stay(n)
-    start_codec(n, x, False)
-    start_out(n, x)
-    start_compute(n, x, False)
-    start_in(n, x, False)
+_SWAP_IN, _SWAP_OUT, _MEMORY, _CODEC = range(4)
 
 
 @njit(cache=True, nogil=True, forceinline=True)
-def _idle(n):
-    return not n[RUNNING] and n[CODEC_JOB] < 0 and n[OUT_JOB] < 0 and n[IN_JOB] < 0
+def _start_all(s: Any, g: Tables) -> None:
+    stay(s, g)
+    start_codec(s, g, False)
+    start_out(s, g)
+    start_compute(s, g, False)
+    start_in(s, g, False)
 
 
 @njit(cache=True, nogil=True, forceinline=True)
-def _force(n, x):
+def _idle(s: Any) -> bool:
+    return not s.running and s.codec_job < 0 and s.out_job < 0 and s.in_job < 0
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def _force(s: Any, g: Tables) -> None:
     """Start one job over the budget, because no job can start within it."""
-    start_codec(n, x, True)
-    if _idle(n):
-        start_in(n, x, True)
-    if _idle(n):
-        start_compute(n, x, True)
+    start_codec(s, g, True)
+    if _idle(s):
+        start_in(s, g, True)
+    if _idle(s):
+        start_compute(s, g, True)
 
 
 @njit(cache=True, nogil=True, forceinline=True)
-def _cause(n, x):
-    """Index into x of the cause for which the next operator waits."""
-    k = n[n[WORK] + n[ITEM]] if n[ITEM] < n[CHAIN] else n[OP]
-    for i in range(operator(n, k, INPUTS), operator(n, k + 1, INPUTS)):
-        status = n[n[STATUS] + n[i]]
+def _cause(s: Any, g: Tables) -> int:
+    """The cause for which the next operator waits."""
+    k = next_operator(s, g)
+    for i in range(g.operators[k].inputs, g.operators[k + 1].inputs):
+        status = g.tensors[g.lists[i]].status
         if OUT <= status <= SENT:
-            return SWAP_OUT_S
+            return _SWAP_OUT
         if status == HOST:  # not copied yet: another copy is in progress, or there is no room
-            return SWAP_IN_S if n[IN_JOB] >= 0 else MEMORY_S
+            return _SWAP_IN if s.in_job >= 0 else _MEMORY
         if status == IN:
-            return SWAP_IN_S
+            return _SWAP_IN
         if status == DECODE:
-            return CODEC_S
-    if n[OUT_JOB] >= 0:
-        return SWAP_OUT_S
-    return CODEC_S if n[CODEC_JOB] >= 0 else MEMORY_S
+            return _CODEC
+    if s.out_job >= 0:
+        return _SWAP_OUT
+    return _CODEC if s.codec_job >= 0 else _MEMORY
 
 
 @njit(cache=True, nogil=True, forceinline=True)
-def _advance(n, x):
-    """Advance the clock to the next end of a job, and account seconds and bytes."""
-    if n[SAMPLES] < n[N_ROWS]:
-        at = n[SAMPLES_AT] + 3 * n[SAMPLES]
-        x[at], x[at + 1], x[at + 2] = x[NOW], n[MEM], n[HELD]
-    n[SAMPLES] += 1
-    end = min(x[COMPUTE_END], x[CODEC_END], x[OUT_END], x[IN_END])
-    passed = max(end - x[NOW], 0.0)
-    x[INTEGRAL] += passed * n[MEM]
-    if not n[RUNNING]:
-        x[_cause(n, x)] += passed
+def _account(s: Any, g: Tables, passed_s: float) -> None:
+    """Add seconds that pass to the exposed seconds of their cause."""
+    if s.running:
+        s.codec_s += passed_s * (1.0 - s.speed)
+        if s.running == 2:
+            s.recompute_s += passed_s * s.speed
+        return
+    cause = _cause(s, g)
+    if cause == _SWAP_IN:
+        s.swap_in_s += passed_s
+    elif cause == _SWAP_OUT:
+        s.swap_out_s += passed_s
+    elif cause == _MEMORY:
+        s.memory_s += passed_s
     else:
-        x[CODEC_S] += passed * (1.0 - x[SPEED])
-        if n[RUNNING] == 2:
-            x[RECOMPUTE_S] += passed * x[SPEED]
-    x[NOW] = max(end, x[NOW])
+        s.codec_s += passed_s
 
 
 @njit(cache=True, nogil=True, forceinline=True)
-def _end_all(n, x):
-    until = x[NOW] * (1.0 + _SNAP)
-    if x[COMPUTE_END] <= until:
-        close_span(n, x, COMPUTE_SPAN)
-        again = n[RUNNING] == 2
-        n[RUNNING], x[COMPUTE_END] = 0, np.inf
+def _advance(s: Any, g: Tables) -> None:
+    """Advance the clock to the next end of a job, and account seconds and bytes."""
+    if s.n_samples < len(g.samples):
+        sample = g.samples[s.n_samples]
+        sample.now_s, sample.device_bytes, sample.host_bytes = s.now_s, s.device_bytes, s.host_bytes
+    s.n_samples += 1
+    end_s = min(s.compute_end_s, s.codec_end_s, s.out_end_s, s.in_end_s)
+    passed_s = max(end_s - s.now_s, 0.0)
+    s.byte_seconds += passed_s * s.device_bytes
+    _account(s, g, passed_s)
+    s.now_s = max(end_s, s.now_s)
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def _end_all(s: Any, g: Tables) -> None:
+    until_s = s.now_s * (1.0 + _SNAP)
+    if s.compute_end_s <= until_s:
+        close_span(s, g, s.compute_span)
+        again = s.running == 2
+        s.running, s.compute_end_s = 0, np.inf
         if again:
-            end_again(n, x)
+            end_again(s, g)
         else:
-            end_operator(n, x)
-    if x[CODEC_END] <= until:
-        end_codec(n, x)
-    if x[OUT_END] <= until:
-        end_link(n, x, True)
-    if x[IN_END] <= until:
-        end_link(n, x, False)
+            end_operator(s, g)
+    if s.codec_end_s <= until_s:
+        end_codec(s, g)
+    if s.out_end_s <= until_s:
+        end_out(s, g)
+    if s.in_end_s <= until_s:
+        end_in(s, g)
 
 
-@njit(cache=True, nogil=True)
-def choose(n, x, action, codec, prefetch, encoded, seconds):
-    """Enter a candidate: [n] action, codec, prefetch, and the chosen codecs' bytes and seconds."""
-    for p in range(action.size):
-        first, last = position(n, p, FORWARD) + 1, position(n, p, BACKWARD)
-        idle = n[UNIFIED] and action[p] == 1 and codec[p] == 0
-        n[n[ACTION] + p] = 0 if idle else action[p]
-        n[n[CODEC] + p] = codec[p]
-        n[n[PREFETCH] + p] = min(max(prefetch[p], first), last)
-        n[n[ENCODED] + p] = encoded[p, codec[p]]
-        for i in range(4):
-            x[n[SECONDS] + 4 * p + i] = seconds[p, codec[p], i]
+@njit(cache=True, nogil=True, forceinline=True)
+def _chosen(
+    s: Any,
+    tables: Tables,
+    action: NDArray[np.int8],
+    codec: NDArray[np.int8],
+    prefetch: NDArray[np.int32],
+    encoded: NDArray[np.int64],
+    seconds: NDArray[np.float64],
+) -> Tables:
+    """Copies of the tables, with the candidate."""
+    positions = tables.positions.copy()
+    for p in range(len(positions)):
+        position = positions[p]
+        idle = s.unified and action[p] == 1 and codec[p] == 0
+        position.action = 0 if idle else action[p]
+        position.codec = codec[p]
+        position.prefetch = min(max(prefetch[p], position.forward + 1), position.backward)
+        position.encoded_bytes = encoded[p, codec[p]]
+        position.encode_s = seconds[p, codec[p], 0]
+        position.decode_s = seconds[p, codec[p], 1]
+        position.out_s = seconds[p, codec[p], 2]
+        position.in_s = seconds[p, codec[p], 3]
+    return Tables(
+        tables.operators.copy(),
+        tables.tensors.copy(),
+        positions,
+        tables.lists,
+        tables.spans,
+        tables.samples,
+        tables.peaks,
+    )
 
 
-@njit(cache=True, nogil=True)
-def run(n, x):
-    """Simulate one step of the candidate in ``n`` and ``x``, which also hold the result."""
-    for t in range(n[N_TENSORS]):
-        if tensor(n, t, PRODUCER) < 0:
-            n[n[STATUS] + t] = DEVICE
-    n[CODEC_JOB] = n[OUT_JOB] = n[IN_JOB] = n[STARTED] = n[FIRST_OVER] = -1
-    x[COMPUTE_END] = x[CODEC_END] = x[OUT_END] = x[IN_END] = np.inf
-    x[SPEED] = x[LINK_SPEED] = 1.0
-    take(n, n[START_BYTES])
-    while n[OP] < n[N_OPERATORS]:
-        _start_all(n, x)
-        if _idle(n):
-            _force(n, x)
-            if _idle(n):
-                n[FLAWS] |= STUCK
+@njit(cache=True, nogil=True, forceinline=True)
+def _begin(s: Any, g: Tables) -> None:
+    for t in range(len(g.tensors)):
+        if g.tensors[t].producer < 0:
+            g.tensors[t].status = DEVICE
+    s.codec_job = s.out_job = s.in_job = s.started = s.first_over = -1
+    s.compute_end_s = s.codec_end_s = s.out_end_s = s.in_end_s = np.inf
+    s.speed = s.link_speed = 1.0
+    take(s, g, s.start_bytes)
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def _loop(s: Any, g: Tables) -> None:
+    """Simulate the step."""
+    g = uncounted(g)  # see Note [uncounted arrays]
+    _begin(s, g)
+    while s.operator < len(g.operators) - 1:
+        _start_all(s, g)
+        if _idle(s):
+            _force(s, g)
+            if _idle(s):
+                s.flaws |= STUCK
                 break
-        _advance(n, x)
-        _end_all(n, x)
+        _advance(s, g)
+        _end_all(s, g)
 
 
 @njit(cache=True, nogil=True)
-def earliest(n):
+def run(
+    template: NDArray[np.void],
+    tables: Tables,
+    action: NDArray[np.int8],
+    codec: NDArray[np.int8],
+    prefetch: NDArray[np.int32],
+    encoded: NDArray[np.int64],
+    seconds: NDArray[np.float64],
+) -> NDArray[np.void]:
+    """Simulate one step of a candidate; return its record, an array of one row.
+
+    Args:
+        template: [1] the record before the step.
+        tables: only the rows of spans, samples and peaks are written.
+        action: [n] of the candidate.
+        codec: [n] of the candidate.
+        prefetch: [n] of the candidate.
+        encoded: as in `tables.Template`.
+        seconds: as in `tables.Template`.
+    """
+    step = template.copy()
+    g = _chosen(step[0], tables, action, codec, prefetch, encoded, seconds)
+    _loop(step[0], g)
+    return step
+
+
+@njit(cache=True, nogil=True)
+def earliest(
+    template: NDArray[np.void],
+    tables: Tables,
+    action: NDArray[np.int8],
+    codec: NDArray[np.int8],
+    prefetch: NDArray[np.int32],
+    encoded: NDArray[np.int64],
+    seconds: NDArray[np.float64],
+) -> NDArray[np.int32]:
     """[n] earliest starts of swap-ins that memory allows, in the order of first backward uses.
 
-    PEAKS in ``n``: bytes held at each operator without prefetching. Each prefetch adds its bytes.
+    The arguments are those of `run`. ``tables.peaks`` holds the bytes at each operator without
+    prefetching. Each prefetch adds its bytes.
     """
-    starts = np.empty(n[N_POSITIONS], np.int32)
+    s = template[0]
+    g = _chosen(s, tables, action, codec, prefetch, encoded, seconds)
+    starts = np.empty(len(g.positions), np.int32)
     before = 0
-    for i in range(starts.size):
-        p = position(n, i, ORDER)
-        nbytes = tensor(n, position(n, p, TENSOR), NBYTES)
-        staging = n[n[ENCODED] + p] if n[n[CODEC] + p] and not n[UNIFIED] else 0
-        start = position(n, p, BACKWARD)
-        if n[n[ACTION] + p] == 1:
-            first = max(before, position(n, p, FORWARD) + 1)
-            limit = n[BUDGET] - nbytes - staging
-            while start > first and n[n[PEAKS] + start - 1] <= limit:
+    for i in range(len(starts)):
+        p = g.positions[i].order
+        position = g.positions[p]
+        start = position.backward
+        if position.action == 1:
+            first = max(before, position.forward + 1)
+            limit_bytes = s.budget_bytes - in_bytes(s, g, p)
+            while start > first and g.peaks[start - 1] <= limit_bytes:
                 start -= 1
-                n[n[PEAKS] + start] += nbytes
+                g.peaks[start] += g.tensors[position.tensor].raw_bytes
             before = start
         starts[p] = start
     return starts

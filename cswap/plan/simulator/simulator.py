@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from cswap.plan.hardware import Hardware
     from cswap.plan.simulate import Simulation
+    from cswap.plan.simulator.tables import Template
     from cswap.schema.trace import Trace
 
 KEEP, SWAP, RECOMPUTE = 0, 1, 2
@@ -79,16 +80,16 @@ class Record(NamedTuple):
 
     Attributes:
         result: the result, as `Simulator.run` returns it.
-        spans: [., 4] resource (index into `state.RESOURCES`), operator or position, start and end
-            in s.
-        samples: [., 3] time in s, device bytes, host bytes; each row holds until the next.
+        spans: `state.SPAN`: resource (index into `state.RESOURCES`), operator or position, start
+            and end in s.
+        samples: `state.SAMPLE`: device bytes, host bytes, time in s; each row holds until the next.
         flaws: bits of `state`, such as OVER_DEVICE.
         first_over: operator that waited or ran when the device budget was first exceeded, or -1.
     """
 
     result: RunResult
-    spans: NDArray[np.float64]
-    samples: NDArray[np.float64]
+    spans: NDArray[np.void]
+    samples: NDArray[np.void]
     flaws: int
     first_over: int
 
@@ -132,17 +133,19 @@ class Simulator:
         self.trace, self.hardware = trace, hardware
         self.budget_bytes = hardware.memory_bytes if budget_bytes is None else int(budget_bytes)
         self._life = life = lifetimes(trace)
-        self._tables = tables = build(trace, hardware, life, self.budget_bytes, drain)
+        self._template = template = build(trace, hardware, life, self.budget_bytes, drain)
+        self._timeless = template.timeless()
         self.swappable = life.swappable
         self.saved = tuple(trace.tensors[t].saved for t in life.swappable)
         self.codecs = codec_names(hardware, trace)
         self.nbytes = np.array([trace.tensors[t].nbytes for t in life.swappable], np.int64)
-        self.encoded_bytes = tables.encoded
-        self.ratios = self.nbytes[:, None] / tables.encoded
-        self.forward, self.backward = tables.positions[:, 1], tables.positions[:, 2]
-        self.order = tables.positions[:, 3]
-        self.encode_s, self.decode_s = tables.seconds[:, :, 0], tables.seconds[:, :, 1]
-        self.d2h_s, self.h2d_s = tables.seconds[:, :, 2], tables.seconds[:, :, 3]
+        self.encoded_bytes = template.encoded
+        self.ratios = self.nbytes[:, None] / template.encoded
+        positions = template.tables.positions
+        self.forward, self.backward = positions["forward"].copy(), positions["backward"].copy()
+        self.order = positions["order"].copy()
+        self.encode_s, self.decode_s = template.seconds[:, :, 0], template.seconds[:, :, 1]
+        self.d2h_s, self.h2d_s = template.seconds[:, :, 2], template.seconds[:, :, 3]
         self.recomputable = np.array([self._can_recompute(t) for t in life.swappable], np.bool_)
         self.compute_s = sum(o.duration_s for o in trace.operators)
         self.worst_s = self._worst_s()
@@ -163,8 +166,8 @@ class Simulator:
             codec = self.encoded_bytes.argmin(axis=1).astype(np.int8)
             drop = np.where(self.recomputable, RECOMPUTE, SWAP).astype(np.int8)
             actions += [np.full(count, KEEP, np.int8), drop]
-        runs = (self._run(action, codec, self.backward, timeless=True) for action in actions)
-        return min(int(n[state.PEAK]) for n, _ in runs)
+        runs = (self._run(self._timeless, action, codec, self.backward) for action in actions)
+        return min(int(step["peak_bytes"].item()) for step in runs)
 
     def record(
         self, action: NDArray[np.int8], codec: NDArray[np.int8], prefetch: NDArray[np.int32]
@@ -172,15 +175,16 @@ class Simulator:
         """Simulate one candidate and record all jobs and the memory over time."""
         n_rows = 4 * (len(self.trace.operators) + 4 * len(self.saved)) + 64
         while True:
-            n, x = self._run(action, codec, prefetch, n_rows=n_rows)
-            used = int(max(n[state.SPANS], n[state.SAMPLES]))
-            if used <= n_rows:
+            spans, samples = np.zeros(n_rows, state.SPAN), np.zeros(n_rows, state.SAMPLE)
+            tables = self._template.tables._replace(spans=spans, samples=samples)
+            template = replace(self._template, tables=tables)
+            step = self._run(template, action, codec, prefetch)
+            n_spans, n_samples = step["n_spans"].item(), step["n_samples"].item()
+            if max(n_spans, n_samples) <= n_rows:
                 break
-            n_rows = used
-        spans = x[n[state.SPANS_AT] :][: 4 * n[state.SPANS]].reshape(-1, 4)
-        samples = x[n[state.SAMPLES_AT] :][: 3 * n[state.SAMPLES]].reshape(-1, 3)
-        flaws, first_over = int(n[state.FLAWS]), int(n[state.FIRST_OVER])
-        return Record(self._result(n, x), spans, samples, flaws, first_over)
+            n_rows = max(n_spans, n_samples)
+        flaws, first_over = step["flaws"].item(), step["first_over"].item()
+        return Record(self._result(step), spans[:n_spans], samples[:n_samples], flaws, first_over)
 
     def run(
         self, action: NDArray[np.int8], codec: NDArray[np.int8], prefetch: NDArray[np.int32]
@@ -196,7 +200,7 @@ class Simulator:
         Raises:
             InternalError: an array has the wrong length or a codec index out of range.
         """
-        return self._result(*self._run(action, codec, prefetch))
+        return self._result(self._run(self._template, action, codec, prefetch))
 
     def earliest_prefetch(
         self, action: NDArray[np.int8], codec: NDArray[np.int8]
@@ -206,9 +210,10 @@ class Simulator:
         The free memory comes from a run in which copies and operators take no time and every
         swap-in starts on demand. Each prefetched tensor is then added to the memory in turn.
         """
-        n, _ = self._run(action, codec, self.backward, timeless=True)
-        n[state.BUDGET] = self.budget_bytes
-        starts: NDArray[np.int32] = loop.earliest(n)
+        tables = self._timeless.tables._replace(peaks=np.zeros(len(self.trace.operators), np.int64))
+        self._run(replace(self._timeless, tables=tables), action, codec, self.backward)
+        template = replace(self._template, tables=tables)
+        starts: NDArray[np.int32] = loop.earliest(*template.candidate(action, codec, self.backward))
         return starts
 
     def to_plan(
@@ -316,65 +321,42 @@ class Simulator:
     def _worst_s(self) -> float:
         again_s = sum(o.duration_s for o in self.trace.operators if o.phase == "forward")
         computing_s = self.compute_s + again_s * len(self.saved)
-        slowest_s = self._tables.seconds.sum(axis=2).max(axis=1, initial=0.0).sum()
+        slowest_s = self._template.seconds.sum(axis=2).max(axis=1, initial=0.0).sum()
         moving_s = float(slowest_s) / self.hardware.duplex_factor
         return computing_s / (1.0 - self.hardware.codec_tax) + moving_s
 
     def _run(
         self,
+        template: Template,
         action: NDArray[np.int8],
         codec: NDArray[np.int8],
         prefetch: NDArray[np.integer],
-        *,
-        n_rows: int = 0,
-        timeless: bool = False,
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Run the inner loop; return its arrays, see `state`.
-
-        Args:
-            action: as for `run`.
-            codec: as for `run`.
-            prefetch: as for `run`.
-            n_rows: rows for the timeline, behind the end of the templates.
-            timeless: jobs take no time, memory is unlimited, and operators and swap-ins wait for
-                all swap-outs.
-        """
-        count, tables = len(self.saved), self._tables
+    ) -> NDArray[np.void]:
+        """Run the inner loop from a template; return its state."""
+        count = len(self.saved)
         if not action.size == codec.size == prefetch.size == count:
             raise InternalError(f"simulator: arrays must have {count} entries.")
         if count and not (codec.min() >= 0 and codec.max() < len(self.codecs)):
             raise InternalError(f"simulator: codec indices must be in 0..{len(self.codecs) - 1}.")
-        n, x = tables.n.copy(), tables.x.copy()
-        choice = _as(action, np.int8), _as(codec, np.int8), _as(prefetch, np.int32)
-        loop.choose(n, x, *choice, tables.encoded, tables.seconds)
-        if timeless:
-            x[state.X_SIZE :] = 0.0
-            n[state.BUDGET], n[state.HOST_BUDGET], n[state.DRAIN] = 1 << 62, 0, 2
-        if n_rows:
-            n[state.N_ROWS], n[state.SAMPLES_AT] = n_rows, len(x) + 4 * n_rows
-            x = np.concatenate([x, np.zeros(7 * n_rows)])
-        loop.run(n, x)
-        if n[state.FLAWS] & state.STUCK:
-            raise InternalError(f"simulator: stuck at operator {n[state.OP]}.")
-        return n, x
+        step: NDArray[np.void] = loop.run(*template.candidate(action, codec, prefetch))
+        if step["flaws"].item() & state.STUCK:
+            raise InternalError(f"simulator: stuck at operator {step['operator'].item()}.")
+        return step
 
-    def _result(self, n: NDArray[np.int64], x: NDArray[np.float64]) -> RunResult:
-        over = max(int(n[state.PEAK]) - self.budget_bytes, 0)
+    def _result(self, step: NDArray[np.void]) -> RunResult:
+        peak_bytes, host_peak_bytes = step["peak_bytes"].item(), step["host_peak_bytes"].item()
+        over = max(peak_bytes - self.budget_bytes, 0)
         if self.hardware.host_memory_bytes:
-            over = max(over, int(n[state.HELD_PEAK]) - self.hardware.host_memory_bytes)
-        step_s = float(x[state.NOW])
+            over = max(over, host_peak_bytes - self.hardware.host_memory_bytes)
+        step_s, flaws = step["now_s"].item(), step["flaws"].item()
         return RunResult(
             step_s=step_s,
-            peak_bytes=int(n[state.PEAK]),
-            feasible=not n[state.FLAWS],
-            over_bytes=max(over, 1) if n[state.FLAWS] else 0,
-            average_bytes=float(x[state.INTEGRAL]) / step_s if step_s > 0 else 0.0,
-            host_peak_bytes=int(n[state.HELD_PEAK]),
-            link_bytes=int(n[state.LINK_BYTES]),
-            exposed_s=tuple(x[state.SWAP_IN_S : state.RECOMPUTE_S + 1].tolist()),
-            jobs=int(n[state.JOBS]),
+            peak_bytes=peak_bytes,
+            feasible=not flaws,
+            over_bytes=max(over, 1) if flaws else 0,
+            average_bytes=step["byte_seconds"].item() / step_s if step_s > 0 else 0.0,
+            host_peak_bytes=host_peak_bytes,
+            link_bytes=step["link_bytes"].item(),
+            exposed_s=tuple(step[f"{cause}_s"].item() for cause in CAUSES),
+            jobs=step["jobs"].item(),
         )
-
-
-def _as(values: NDArray[np.integer], dtype: type[np.integer]) -> NDArray[np.integer]:
-    return np.ascontiguousarray(values, dtype)

@@ -1,123 +1,160 @@
-"""The state of the simulator's inner loop: two flat arrays, and the positions of values in them.
+"""The state of the simulator's inner loop: a record of scalars ``s``, and tables ``g`` of records.
 
-``n`` holds integers (counts, bytes, indices). ``x`` holds seconds and speeds. The state is two
-arrays instead of a record of many arrays for speed: Numba counts references to every array that a
-compiled function reads from a record. This counting took ten times longer than the simulation.
+Each row of a table is a record, too: ``g.tensors[t].status`` is a field that compiled code can set.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from cswap_kernels.jit import njit
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 # Status of a tensor. From OUT to DECODE an operator that reads it may have to wait. OUT: its raw
 # bytes are still on the device. SENT: only its encoding is.
 ABSENT, DEVICE, OUT, SENT, HOST, IN, DECODE, DROPPED, DEAD, TEMP = range(10)
-
-# First entries of n: bytes and progress; running jobs; heads and tails of queues; the timeline.
-MEM, PEAK, HELD, HELD_PEAK, LINK_BYTES, OP, RUNNING, ITEM, CHAIN, STARTED = range(10)
-FETCHED, FLAWS, FIRST_OVER, JOBS, CODEC_JOB, DECODING, OUT_JOB, IN_JOB = range(10, 18)
-ENC_HEAD, ENC_TAIL, DEC_HEAD, DEC_TAIL, OUT_HEAD, OUT_TAIL = range(18, 24)
-SPANS, SAMPLES, COMPUTE_SPAN, CODEC_SPAN, OUT_SPAN, IN_SPAN = range(24, 30)
-# Sizes and limits. HOST_BUDGET 0 means no limit. DRAIN 1: operators wait for all swap-outs; DRAIN
-# 2: swap-ins wait for them, too. UNIFIED 1: host memory is device memory.
-N_OPERATORS, N_TENSORS, N_POSITIONS, N_ROWS = range(30, 34)
-BUDGET, HOST_BUDGET, START_BYTES, DRAIN, UNIFIED = range(34, 39)
-# Indices into n at which the tables, the candidate and the state of each tensor begin. PEAKS:
-# maximum of device bytes from the end of the previous operator to the operator's own end.
-OPERATORS, TENSORS, POSITIONS, STATUS, USES, BEGUN, QUEUE, WORK = range(39, 47)
-ACTION, CODEC, PREFETCH, ENCODED, PEAKS = range(47, 52)
-# Indices into x at which the durations, the candidate's seconds and the timeline (N_ROWS rows)
-# begin.
-DURATIONS, SECONDS, SPANS_AT, SAMPLES_AT, N_SIZE = range(52, 57)
-
-# First entries of x: clocks, speeds (1: full speed), byte seconds; exposed seconds by cause; rates.
-NOW, COMPUTE_END, CODEC_END, OUT_END, IN_END, SPEED, LINK_SPEED, INTEGRAL = range(8)
-SWAP_IN_S, SWAP_OUT_S, MEMORY_S, CODEC_S, RECOMPUTE_S, TAX, DUPLEX, X_SIZE = range(8, 16)
-
-# Columns of the tables. NEED: bytes of outputs and workspace. INPUTS to LEAVING: index into n at
-# which the operator's list begins; the list ends where the next operator's list begins. LEAVING and
-# ORDER (by first backward use) hold positions, the others hold tensors.
-NEED, WORKSPACE, INPUTS, OUTPUTS, DYING, LEAVING, OPERATOR_COLUMNS = range(7)
-NBYTES, PRODUCER, POSITION, TENSOR_COLUMNS = range(4)
-TENSOR, FORWARD, BACKWARD, ORDER, POSITION_COLUMNS = range(5)
-ENCODE_S, DECODE_S, OUT_S, IN_S = range(4)
 
 OVER_DEVICE, OVER_HOST, LOST_ANCESTOR, STUCK = 1, 2, 4, 8
 RESOURCES: Final = ("compute", "recompute", "encode", "decode", "d2h", "h2d")
 R_COMPUTE, R_RECOMPUTE, R_ENCODE, R_DECODE, R_OUT, R_IN = range(6)
 
 
-@njit(cache=True, nogil=True, forceinline=True)
-def operator(n, k, column):
-    """An entry of the operators' table."""
-    return n[n[OPERATORS] + OPERATOR_COLUMNS * k + column]
+def _record(integers: str, seconds: str) -> np.dtype[np.void]:
+    """A type of records whose fields have the given names: i64, then f64."""
+    fields = [(name, "i8") for name in integers.split()]
+    fields += [(name, "f8") for name in seconds.split()]
+    return np.dtype((np.record, np.dtype(fields, align=True)))
+
+
+STEP: Final = _record(
+    # Limits. host_budget_bytes 0: no limit. drain 1: operators wait for all swap-outs; drain 2:
+    # swap-ins wait for them, too. unified 1: host memory is device memory.
+    "budget_bytes host_budget_bytes start_bytes drain unified "
+    # Bytes now, and their maxima.
+    "device_bytes peak_bytes host_bytes host_peak_bytes link_bytes "
+    # The next operator, and the last one that has started. running 1: the next operator runs;
+    # running 2: one of the chain does. Of the chain's `chained` operators, `repeated` have ended.
+    "operator started running repeated chained "
+    # Positions in progress, or -1.
+    "codec_job decoding out_job in_job "
+    # Queues: entries taken, entries in all. Swap-ins begun, in the order of first backward uses.
+    "encodes_begun encodes_queued decodes_begun decodes_queued outs_begun outs_queued fetched "
+    # Bits such as OVER_DEVICE; the operator at which the device budget was first exceeded, or -1.
+    "flaws first_over jobs "
+    # The timeline: rows used, and the row of each job in progress.
+    "n_spans n_samples compute_span codec_span out_span in_span",
+    # Clocks. Ends of what does not run are infinite. Speeds: 1 is full speed.
+    "now_s compute_end_s codec_end_s out_end_s in_end_s speed link_speed tax duplex "
+    # Device bytes times seconds; exposed seconds by cause.
+    "byte_seconds swap_in_s swap_out_s memory_s codec_s recompute_s",
+)
+
+OPERATOR: Final = _record(
+    # need_bytes: outputs and workspace. inputs to leaving: the index in `lists` at which the
+    # operator's list begins; the list ends where the next operator's list begins. inputs, outputs
+    # and dying list tensors; leaving lists positions.
+    "need_bytes workspace_bytes inputs outputs dying leaving "
+    # mark: see `find_chain`. The columns `chain` and `stack` are lists: row i holds entry i.
+    "mark chain stack",
+    "duration_s",
+)
+
+TENSOR: Final = _record(
+    # producer: an operator, or -1. position: in the candidate, or -1. uses: see `find_chain`. Not
+    # nbytes: NumPy's records have an attribute of that name, which the uncompiled code would read.
+    "raw_bytes producer position status uses",
+    "",
+)
+
+POSITION: Final = _record(
+    "tensor forward backward "
+    # The candidate; encoded_bytes and the seconds are those of its codec. fetched: its swap-in has
+    # begun, or is not needed.
+    "action codec prefetch encoded_bytes fetched "
+    # Columns that are lists of positions: row i holds entry i. order: by first backward use.
+    "order encodes decodes outs",
+    "encode_s decode_s out_s in_s",
+)
+
+SPAN: Final = _record("resource index", "start_s end_s")
+SAMPLE: Final = _record("device_bytes host_bytes", "now_s")
+
+
+class Tables(NamedTuple):
+    """The tables. ``operators`` has one more row, the end of the last operator's lists.
+
+    The last three are records of the run. Rows beyond their ends are not recorded. peaks: maximum
+    of device bytes from the end of the previous operator to the operator's own end.
+    """
+
+    operators: NDArray[np.void]  # OPERATOR
+    tensors: NDArray[np.void]  # TENSOR
+    positions: NDArray[np.void]  # POSITION
+    lists: NDArray[np.int64]
+    spans: NDArray[np.void]  # SPAN
+    samples: NDArray[np.void]  # SAMPLE
+    peaks: NDArray[np.int64]
 
 
 @njit(cache=True, nogil=True, forceinline=True)
-def tensor(n, t, column):
-    """An entry of the tensors' table."""
-    return n[n[TENSORS] + TENSOR_COLUMNS * t + column]
-
-
-@njit(cache=True, nogil=True, forceinline=True)
-def position(n, p, column):
-    """An entry of the swappable tensors' table."""
-    return n[n[POSITIONS] + POSITION_COLUMNS * p + column]
-
-
-@njit(cache=True, nogil=True, forceinline=True)
-def take(n, nbytes):
+def take(s: Any, g: Tables, nbytes: int) -> None:
     """Take device bytes; note an excess over the budget. Callers check for room."""
-    n[MEM] += nbytes
-    n[PEAK] = max(n[PEAK], n[MEM])
-    if n[MEM] > n[BUDGET] and not n[FLAWS] & OVER_DEVICE:
-        n[FLAWS] |= OVER_DEVICE
-        n[FIRST_OVER] = n[OP]
-    if n[OP] < n[N_OPERATORS]:
-        at = n[PEAKS] + n[OP]
-        n[at] = max(n[at], n[MEM])
+    s.device_bytes += nbytes
+    s.peak_bytes = max(s.peak_bytes, s.device_bytes)
+    if s.device_bytes > s.budget_bytes and not s.flaws & OVER_DEVICE:
+        s.flaws |= OVER_DEVICE
+        s.first_over = s.operator
+    if s.operator < len(g.peaks):
+        g.peaks[s.operator] = max(g.peaks[s.operator], s.device_bytes)
 
 
 @njit(cache=True, nogil=True, forceinline=True)
-def open_span(n, x, slot, resource, index):
-    """Begin a span of the timeline; ``n[slot]`` keeps its row for `close_span`."""
-    row = n[SPANS]
-    n[SPANS] += 1
-    n[JOBS] += 1
-    n[slot] = row
-    if row < n[N_ROWS]:
-        at = n[SPANS_AT] + 4 * row
-        x[at], x[at + 1], x[at + 2] = resource, index, x[NOW]
+def open_span(s: Any, g: Tables, resource: int, index: int) -> int:
+    """Begin a span of the timeline; return its row for `close_span`."""
+    row: int = s.n_spans
+    s.n_spans += 1
+    s.jobs += 1
+    if row < len(g.spans):
+        span = g.spans[row]
+        span.resource, span.index, span.start_s = resource, index, s.now_s
+    return row
 
 
 @njit(cache=True, nogil=True, forceinline=True)
-def close_span(n, x, slot):
-    """End the span whose row is in ``n[slot]``."""
-    if n[slot] < n[N_ROWS]:
-        x[n[SPANS_AT] + 4 * n[slot] + 3] = x[NOW]
+def close_span(s: Any, g: Tables, row: int) -> None:
+    """End the span in a row."""
+    if row < len(g.spans):
+        g.spans[row].end_s = s.now_s
 
 
 @njit(cache=True, nogil=True, forceinline=True)
-def set_speed(n, x):
+def set_speed(s: Any) -> None:
     """Set the speed of compute, lower while the codec runs; move the running operator's end."""
-    speed = 1.0 if n[CODEC_JOB] < 0 else 1.0 - x[TAX]
-    if speed != x[SPEED]:
-        if n[RUNNING]:
-            x[COMPUTE_END] = x[NOW] + (x[COMPUTE_END] - x[NOW]) * x[SPEED] / speed
-        x[SPEED] = speed
+    speed = 1.0 if s.codec_job < 0 else 1.0 - s.tax
+    if speed != s.speed:
+        if s.running:
+            s.compute_end_s = s.now_s + (s.compute_end_s - s.now_s) * s.speed / speed
+        s.speed = speed
 
 
 @njit(cache=True, nogil=True, forceinline=True)
-def set_link_speed(n, x):
+def set_link_speed(s: Any) -> None:
     """Set the link's speed, lower while both directions are busy; move the copies' ends."""
-    speed = x[DUPLEX] if n[OUT_JOB] >= 0 and n[IN_JOB] >= 0 else 1.0
-    if speed != x[LINK_SPEED]:
-        if x[OUT_END] < np.inf:
-            x[OUT_END] = x[NOW] + (x[OUT_END] - x[NOW]) * x[LINK_SPEED] / speed
-        if x[IN_END] < np.inf:
-            x[IN_END] = x[NOW] + (x[IN_END] - x[NOW]) * x[LINK_SPEED] / speed
-        x[LINK_SPEED] = speed
+    speed = s.duplex if s.out_job >= 0 and s.in_job >= 0 else 1.0
+    if speed != s.link_speed:
+        if s.out_end_s < np.inf:
+            s.out_end_s = s.now_s + (s.out_end_s - s.now_s) * s.link_speed / speed
+        if s.in_end_s < np.inf:
+            s.in_end_s = s.now_s + (s.in_end_s - s.now_s) * s.link_speed / speed
+        s.link_speed = speed
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def next_operator(s: Any, g: Tables) -> int:
+    """The operator that runs next: of the chain, else of the step."""
+    k: int = g.operators[s.repeated].chain if s.repeated < s.chained else s.operator
+    return k

@@ -20,76 +20,70 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Tables:
+class Template:
     """The tables that all candidates of one simulator share.
 
     Attributes:
-        n: i64 template of the inner loop's integers, without rows for a timeline.
-        x: f64 template of its seconds.
+        step: [1] the record of scalars before the step.
+        tables: the tables before the step, without rows for a timeline.
         encoded: [n, codecs] i64 bytes on the link.
         seconds: [n, codecs, 4] encode, decode, D2H, H2D; each while nothing else runs.
-        positions: [n, 4] i64 tensor, forward, backward, order.
     """
 
-    n: NDArray[np.int64]
-    x: NDArray[np.float64]
+    step: NDArray[np.void]
+    tables: state.Tables
     encoded: NDArray[np.int64]
     seconds: NDArray[np.float64]
-    positions: NDArray[np.int64]
+
+    def candidate(
+        self,
+        action: NDArray[np.integer],
+        codec: NDArray[np.integer],
+        prefetch: NDArray[np.integer],
+    ) -> tuple[object, ...]:
+        """The arguments of `loop.run` for a candidate."""
+        choice = _as(action, np.int8), _as(codec, np.int8), _as(prefetch, np.int32)
+        return self.step, self.tables, *choice, self.encoded, self.seconds
+
+    def timeless(self) -> Template:
+        """The same without time and memory limits; operators and swap-ins wait for swap-outs."""
+        step, operators = self.step.copy(), self.tables.operators.copy()
+        step["budget_bytes"], step["host_budget_bytes"], step["drain"] = 1 << 62, 0, 2
+        operators["duration_s"] = 0.0
+        tables = self.tables._replace(operators=operators)
+        return Template(step, tables, self.encoded, np.zeros_like(self.seconds))
 
 
 def build(
     trace: Trace, hardware: Hardware, life: Lifetimes, budget_bytes: int, drain: bool
-) -> Tables:
+) -> Template:
     """Build the tables; codecs are in the order of `codec_names`."""
-    encoded, positions = encoded_bytes(trace, hardware, life), _positions(life)
-    n, m = _integers(trace, life, positions), len(trace.operators)
-    n[[state.BUDGET, state.HOST_BUDGET]] = budget_bytes, hardware.host_memory_bytes
+    encoded = encoded_bytes(trace, hardware, life)
+    operators, lists = _operators(trace, life)
+    tables = state.Tables(
+        operators=operators,
+        tensors=_tensors(trace, life),
+        positions=_positions(life),
+        lists=lists,
+        spans=np.zeros(0, state.SPAN),
+        samples=np.zeros(0, state.SAMPLE),
+        peaks=np.zeros(0, np.int64),
+    )
     there = (t.nbytes for t, p in zip(trace.tensors, life.producer, strict=True) if p < 0)
-    n[[state.START_BYTES, state.DRAIN]] = trace.resident_bytes + sum(there), drain
-    n[state.UNIFIED] = hardware.unified
-    n[state.DURATIONS], n[state.SECONDS] = state.X_SIZE, state.X_SIZE + m
-    n[state.SPANS_AT] = state.X_SIZE + m + 4 * len(positions)
-    x = np.zeros(n[state.SPANS_AT], np.float64)
-    x[[state.TAX, state.DUPLEX]] = hardware.codec_tax, hardware.duplex_factor
-    x[state.X_SIZE : state.X_SIZE + m] = [operator.duration_s for operator in trace.operators]
-    seconds = _seconds(trace, hardware, life, encoded)
-    return Tables(n, x, encoded, seconds, positions)
+    step = np.zeros(1, state.STEP)
+    step["budget_bytes"], step["host_budget_bytes"] = budget_bytes, hardware.host_memory_bytes
+    step["start_bytes"] = trace.resident_bytes + sum(there)
+    step["drain"], step["unified"] = drain, hardware.unified
+    step["tax"], step["duplex"] = hardware.codec_tax, hardware.duplex_factor
+    return Template(step, tables, encoded, _seconds(trace, hardware, life, encoded))
 
 
-def _integers(trace: Trace, life: Lifetimes, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The template of the integers: sizes, tables, and space for the candidate and the state."""
-    m, size, count = len(trace.operators), len(trace.tensors), len(positions)
-    tables = {
-        state.OPERATORS: _operators(trace, life),
-        state.TENSORS: _tensors(trace, life).ravel(),
-        state.POSITIONS: positions.ravel(),
-    }
-    room = {
-        **dict.fromkeys((state.STATUS, state.USES), size),
-        **dict.fromkeys((state.BEGUN, state.ACTION, state.CODEC, state.PREFETCH), count),
-        state.ENCODED: count,
-        state.QUEUE: 3 * count,
-        state.WORK: 3 * m,
-        state.PEAKS: m,
-    }
-    regions = tables | {region: np.zeros(length, np.int64) for region, length in room.items()}
-    head, end = np.zeros(state.N_SIZE, np.int64), state.N_SIZE
-    for region, values in regions.items():
-        head[region] = end
-        end += values.size
-    head[[state.N_OPERATORS, state.N_TENSORS, state.N_POSITIONS]] = m, size, count
-    rows = tables[state.OPERATORS][: (m + 1) * state.OPERATOR_COLUMNS].reshape(m + 1, -1)
-    rows[:, state.INPUTS :] += head[state.OPERATORS]  # a view: makes the list indices absolute
-    return np.concatenate([head, *regions.values()])
-
-
-def _positions(life: Lifetimes) -> NDArray[np.int64]:
-    positions = np.zeros((len(life.swappable), state.POSITION_COLUMNS), np.int64)
-    for position, t in enumerate(life.swappable):
-        positions[position, : state.ORDER] = t, life.forward[t], life.backward[t]
-    by_use = np.lexsort((np.arange(len(positions)), positions[:, state.BACKWARD]))
-    positions[:, state.ORDER] = by_use
+def _positions(life: Lifetimes) -> NDArray[np.void]:
+    positions = np.zeros(len(life.swappable), state.POSITION)
+    positions["tensor"] = life.swappable
+    positions["forward"] = [life.forward[t] for t in life.swappable]
+    positions["backward"] = [life.backward[t] for t in life.swappable]
+    positions["order"] = np.argsort(positions["backward"], kind="stable")
     return positions
 
 
@@ -137,17 +131,17 @@ def _seconds(
     return seconds
 
 
-def _tensors(trace: Trace, life: Lifetimes) -> NDArray[np.int64]:
-    tensors = np.full((len(trace.tensors), 3), -1, np.int64)
-    for t, tensor in enumerate(trace.tensors):
-        tensors[t, :2] = tensor.nbytes, life.producer[t]
-    for position, t in enumerate(life.swappable):
-        tensors[t, 2] = position
+def _tensors(trace: Trace, life: Lifetimes) -> NDArray[np.void]:
+    tensors = np.zeros(len(trace.tensors), state.TENSOR)
+    tensors["raw_bytes"] = [tensor.nbytes for tensor in trace.tensors]
+    tensors["producer"] = life.producer
+    tensors["position"] = -1
+    tensors["position"][list(life.swappable)] = np.arange(len(life.swappable))
     return tensors
 
 
-def _operators(trace: Trace, life: Lifetimes) -> NDArray[np.int64]:
-    """The operators' table and its lists; indices are relative to the begin of the table."""
+def _operators(trace: Trace, life: Lifetimes) -> tuple[NDArray[np.void], NDArray[np.int64]]:
+    """The operators' table and its lists."""
     m = len(trace.operators)
     dying: list[list[int]] = [[] for _ in range(m)]
     leaving: list[list[int]] = [[] for _ in range(m)]
@@ -155,21 +149,25 @@ def _operators(trace: Trace, life: Lifetimes) -> NDArray[np.int64]:
         dying[life.last_use[t]].append(t)
     for position, t in enumerate(life.swappable):
         leaving[life.forward[t]].append(position)
-    rows = np.zeros((m + 1, state.OPERATOR_COLUMNS), np.int64)
-    index: list[int] = []
-    lists: tuple[tuple[int, Sequence[Sequence[int]]], ...] = (
-        (state.INPUTS, [operator.inputs for operator in trace.operators]),
-        (state.OUTPUTS, [operator.outputs for operator in trace.operators]),
-        (state.DYING, dying),
-        (state.LEAVING, leaving),
-    )
-    for column, members in lists:
-        for k, each in enumerate(members):
-            rows[k, column] = rows.size + len(index)
-            index += each
-        rows[m, column] = rows.size + len(index)
-    for k, operator in enumerate(trace.operators):
-        made = sum(trace.tensors[t].nbytes for t in operator.outputs)
-        rows[k, state.NEED] = made + operator.workspace_bytes
-        rows[k, state.WORKSPACE] = operator.workspace_bytes
-    return np.concatenate([rows.ravel(), np.array(index, np.int64)])
+    operators = np.zeros(m + 1, state.OPERATOR)
+    lists: list[int] = []
+    columns: dict[str, Sequence[Sequence[int]]] = {
+        "inputs": [operator.inputs for operator in trace.operators],
+        "outputs": [operator.outputs for operator in trace.operators],
+        "dying": dying,
+        "leaving": leaving,
+    }
+    for column, members in columns.items():
+        begins = np.cumsum([len(lists), *map(len, members)])
+        operators[column] = begins
+        lists += [index for each in members for index in each]
+    made = [sum(trace.tensors[t].nbytes for t in o.outputs) for o in trace.operators]
+    operators["workspace_bytes"][:m] = [o.workspace_bytes for o in trace.operators]
+    operators["need_bytes"][:m] = made
+    operators["need_bytes"] += operators["workspace_bytes"]
+    operators["duration_s"][:m] = [o.duration_s for o in trace.operators]
+    return operators, np.array(lists, np.int64)
+
+
+def _as(values: NDArray[np.integer], dtype: type[np.integer]) -> NDArray[np.integer]:
+    return np.ascontiguousarray(values, dtype)

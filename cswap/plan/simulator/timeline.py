@@ -134,21 +134,20 @@ def from_record(simulator: Simulator, record: Record, name: str = "") -> Timelin
     samples = record.samples
     return Timeline(
         spans=tuple(sorted(spans, key=lambda span: span.start_s)),
-        times_s=tuple(samples[:, 0].tolist()),
-        device_bytes=tuple(int(b) for b in samples[:, 1]),
-        host_bytes=tuple(int(b) for b in samples[:, 2]),
+        times_s=tuple(samples["now_s"].tolist()),
+        device_bytes=tuple(samples["device_bytes"].tolist()),
+        host_bytes=tuple(samples["host_bytes"].tolist()),
         budget_bytes=simulator.budget_bytes,
         name=name,
     )
 
 
-def _span(simulator: Simulator, code: float, at: float, start_s: float, end_s: float) -> Span:
-    resource, trace = RESOURCES[int(code)], simulator.trace
+def _span(simulator: Simulator, code: int, at: int, start_s: float, end_s: float) -> Span:
+    resource, trace = RESOURCES[code], simulator.trace
     if code <= R_RECOMPUTE:
-        index = int(at)
-        operator = trace.operators[index]
-        return Span(resource, operator.name or operator.kind, index, start_s, end_s)
-    index = simulator.swappable[int(at)]
+        operator = trace.operators[at]
+        return Span(resource, operator.name or operator.kind, at, start_s, end_s)
+    index = simulator.swappable[at]
     tensor = trace.tensors[index]
     return Span(resource, tensor.name or f"tensor {index}", index, start_s, end_s, tensor.nbytes)
 

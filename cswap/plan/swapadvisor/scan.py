@@ -8,9 +8,12 @@ import numpy as np
 
 from cswap.plan.swapadvisor.graph import IN_ITS_GAP
 from cswap_kernels.jit import njit
+from cswap_kernels.uncounted import uncounted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    _Indices = NDArray[np.int64]
 
 UNMADE, DIRTY, CLEAN, AWAY, DEAD = 0, 1, 2, 3, 4
 """State of a tensor. UNMADE: not yet produced. DIRTY: on the device only. CLEAN: on the device,
@@ -62,8 +65,9 @@ class State(NamedTuple):
 
 
 @njit(cache=True, nogil=True)
-def scan(g, s, order):
+def scan(g: Tables, s: State, order: _Indices) -> None:
     """Plan and time the swaps of a schedule; the state holds the result."""
+    g, s = uncounted(g), uncounted(s)  # see Note [uncounted arrays]
     at, places = _users(g, order)
     _begin(g, s, at, places)
     for i in range(len(order)):
@@ -84,8 +88,8 @@ def scan(g, s, order):
     _repeat(g, s)
 
 
-@njit(cache=True, nogil=True)
-def _users(g, order):
+@njit(cache=True, nogil=True, forceinline=True)
+def _users(g: Tables, order: _Indices) -> tuple[_Indices, _Indices]:
     """Positions of each tensor's readers in the schedule, ascending: begins of rows, and rows."""
     # Plain loops: numpy's cumsum and slices would take seconds to compile.
     at = np.zeros(len(g.n_uses) + 1, np.int64)
@@ -102,8 +106,8 @@ def _users(g, order):
     return at, places
 
 
-@njit(cache=True, nogil=True)
-def _begin(g, s, at, places):
+@njit(cache=True, nogil=True, forceinline=True)
+def _begin(g: Tables, s: State, at: _Indices, places: _Indices) -> None:
     """Place the tensors that exist when the step starts: inputs, and resident parameters."""
     made = np.zeros(len(g.nbytes), np.bool_)
     for j in range(len(g.out_items)):
@@ -122,8 +126,8 @@ def _begin(g, s, at, places):
                 s.where[t] = CLEAN
 
 
-@njit(cache=True, nogil=True)
-def _take(g, s, t, i, at, places):
+@njit(cache=True, nogil=True, forceinline=True)
+def _take(g: Tables, s: State, t: int, i: int, at: _Indices, places: _Indices) -> float:
     """Take an object for a tensor; return the time at which the object is free."""
     c = g.cls[t]
     if s.n_free[c] > 0:
@@ -131,20 +135,21 @@ def _take(g, s, t, i, at, places):
         place = s.queue[g.first[c] + s.head[c]]
         s.head[c] = (s.head[c] + 1) % count
         s.n_free[c] -= 1
-        ready_s = s.free_s[place]
+        ready_s: float = s.free_s[place]
     else:
         victim = _victim(g, s, c, i, at, places)
         if victim < 0:
             s.totals[0] += g.object_bytes[c]
-            return s.clock[COMPUTE]
+            now_s: float = s.clock[COMPUTE]
+            return now_s
         place = s.place[victim]
         ready_s = _leave(g, s, victim)
     s.place[t], s.held[place] = place, t
     return ready_s
 
 
-@njit(cache=True, nogil=True)
-def _victim(g, s, c, i, at, places):
+@njit(cache=True, nogil=True, forceinline=True)
+def _victim(g: Tables, s: State, c: int, i: int, at: _Indices, places: _Indices) -> int:
     """The tensor of a class whose next use is furthest in the future, or -1."""
     found, furthest, found_old = -1, -1, False
     for place in range(g.first[c], g.first[c + 1]):
@@ -163,8 +168,8 @@ def _victim(g, s, c, i, at, places):
     return found
 
 
-@njit(cache=True, nogil=True)
-def _leave(g, s, t):
+@njit(cache=True, nogil=True, forceinline=True)
+def _leave(g: Tables, s: State, t: int) -> float:
     """Swap a tensor out; return the time at which its object is free."""
     s.held[s.place[t]] = -1
     s.place[t] = -1
@@ -176,21 +181,23 @@ def _leave(g, s, t):
         s.initial[t] = False  # it leaves unused: it should not be resident when the step starts
     s.where[t] = AWAY
     s.left[t] = True
-    return max(s.host_s[t], s.end_s[t])
+    free_s: float = max(s.host_s[t], s.end_s[t])
+    return free_s
 
 
-@njit(cache=True, nogil=True)
-def _bring(g, s, t, i, at, places):
+@njit(cache=True, nogil=True, forceinline=True)
+def _bring(g: Tables, s: State, t: int, i: int, at: _Indices, places: _Indices) -> float:
     """Swap a tensor in; return the time at which it is on the device."""
     ready_s = _take(g, s, t, i, at, places)
-    s.clock[IN] = max(s.clock[IN], ready_s, s.host_s[t]) + g.h2d_s[t]
+    there_s: float = max(s.clock[IN], ready_s, s.host_s[t]) + g.h2d_s[t]
+    s.clock[IN] = there_s
     s.totals[1] += g.nbytes[t]
     s.where[t] = CLEAN
-    return s.clock[IN]
+    return there_s
 
 
-@njit(cache=True, nogil=True)
-def _end(g, s, k):
+@njit(cache=True, nogil=True, forceinline=True)
+def _end(g: Tables, s: State, k: int) -> None:
     """End operator k: mark updated parameters as changed, free tensors without later readers."""
     for j in range(g.in_at[k], g.in_at[k + 1]):
         t = g.in_items[j]
@@ -202,8 +209,8 @@ def _end(g, s, k):
         _touched(g, s, g.out_items[j])
 
 
-@njit(cache=True, nogil=True)
-def _touched(g, s, t):
+@njit(cache=True, nogil=True, forceinline=True)
+def _touched(g: Tables, s: State, t: int) -> None:
     s.touched[t] += 1
     s.end_s[t] = s.clock[COMPUTE]
     if s.read[t] < g.n_uses[t] or g.parameter[t]:
@@ -219,8 +226,8 @@ def _touched(g, s, t):
     s.held[place], s.place[t], s.free_s[place] = -1, -1, s.end_s[t]
 
 
-@njit(cache=True, nogil=True)
-def _repeat(g, s):
+@njit(cache=True, nogil=True, forceinline=True)
+def _repeat(g: Tables, s: State) -> None:
     """Move parameters back to their places at the start of the step."""
     for t in range(len(g.nbytes)):
         if not g.parameter[t]:
