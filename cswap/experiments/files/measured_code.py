@@ -28,7 +28,9 @@ _NOT_ON_A_CPU: Final = (
     *("!cswap/devices/cuda.py", "!cswap/devices/cuda_callbacks.py"),
     *("!cswap/devices/cuda_events.py", "!cswap/devices/pinned.py"),
 )
-_CODECS: Final = (*_EVERY_CODEC, *_NOT_ON_A_CPU)
+_LOOPS: Final = "kernels/cswap_kernels/uncounted.py"
+"""Only the planner's loops import it."""
+_CODECS: Final = (*_EVERY_CODEC, f"!{_LOOPS}", *_NOT_ON_A_CPU)
 _PROFILER: Final = ("cswap/profiler.py", "cswap/schema/tensor.py")
 _METERS: Final = "cswap/experiments/meters"
 _WORKLOADS: Final = (
@@ -45,6 +47,7 @@ _ENGINE: Final = (
 _PLANNER: Final = (
     *("cswap/plan", "cswap/schema/plan.py", "cswap/schema/trace.py", "cswap/advisor/cswap_plus.py"),
     *("cswap/schema/executable.py", "!cswap/plan/simulator/timeline.py"),
+    _LOOPS,
     *("bench/sparsity/stored.py", "bench/results/cpu/sparsity.json", "bench/workloads/zoo"),
 )
 _TRAINED: Final = (
@@ -86,8 +89,8 @@ MEASURED: Final[dict[str, tuple[str, ...]]] = {
         *("bench/gpu", "!bench/gpu/pictures.py", "bench/workloads/large_models.py"),
         "bench/workloads/zoo",
     ),
-    "gpu build": ("kernels/cswap_kernels", "bench/gpu/build.py"),
-    "gpu static": ("kernels/cswap_kernels", "bench/ptx", "bench/gpu/static.py"),
+    "gpu build": ("kernels/cswap_kernels", f"!{_LOOPS}", "bench/gpu/build.py"),
+    "gpu static": ("kernels/cswap_kernels", f"!{_LOOPS}", "bench/ptx", "bench/gpu/static.py"),
 }
 """Files and folders that a result's figures depend on, by kind of result
 (`cswap.experiments.files.kinds`) or by the first word of the kind. A path after "!" is left out of
