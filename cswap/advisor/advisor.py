@@ -206,6 +206,10 @@ class Advisor:
             )
         return True
 
+    def price(self, kind: str) -> float:
+        """Price of a byte on this kind of device, in seconds."""
+        return self._costs_on(kind).price_s_per_byte
+
     def _is_settled(self, memory: SiteMemory, costs: LiveCosts, kind: str) -> bool:
         return (
             memory.pending is None

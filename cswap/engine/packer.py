@@ -218,7 +218,7 @@ class Packer:
         handle.pinned = (position, handle.raw_nbytes) in self._saved_again
         chooser = self._state.chooser
         if self._remat and decision is None and chooser is None:
-            token.remat = self._recomputer.find(tensor, handle)
+            token.remat = self._recomputer.find(tensor, handle, place)
         self._admit(token, storage)
         packed = PackedView(token, tensor)
         if decision is not None and decision.action == "keep":
@@ -226,7 +226,7 @@ class Packer:
             self._counters.stay("plan", handle.raw_nbytes)
         elif self._window.open:
             self._hold_in_window(token)
-        elif chooser is None or not self._obey(chooser, token, tensor):
+        elif chooser is None or not self._obey(chooser, token, tensor, place):
             self._send(token, place)
         if lane.step_bytes is not None:
             lane.hold_step()
@@ -295,7 +295,7 @@ class Packer:
     def _send(self, token: Token, place: Place) -> None:
         before = None if place.shares else place.rest
         place.rest, place.shares = None, False
-        paid = self._swap_out(token, fresh=before is not None)
+        paid = self._swap_out(token, place, fresh=before is not None)
         if not paid and self._may_rest:
             step = token.handle.step
             place.rest = token.rest = Rest(step + 1) if before is None else before.longer(step)
@@ -316,8 +316,9 @@ class Packer:
             # Tensors on their way out count, too: the budget is a limit, not a goal.
             token.lane.hold_within(max(0, self._budget_bytes - self._window.nbytes))
 
-    def _swap_out(self, token: Token, *, fresh: bool = False) -> bool:
-        # Whether something was worth its time. fresh: see `Advisor.choose`.
+    def _swap_out(self, token: Token, place: Place | None = None, *, fresh: bool = False) -> bool:
+        # Whether something was worth its time. place: None once the tensor's step has gone on.
+        # fresh: see `Advisor.choose`.
         handle, source = token.handle, token.source
         if handle.state is not State.KEPT or source is None:
             return True
@@ -325,7 +326,7 @@ class Packer:
             self._counters.stay("saved_again", handle.raw_nbytes)
             return True
         if token.remat is not None:
-            if self._recomputer.is_worth(token, fresh=fresh):
+            if self._recomputer.is_worth(token, place, fresh=fresh):
                 token.lane.executor.recompute_later(handle)
                 return True
             token.remat = None
@@ -344,7 +345,7 @@ class Packer:
             self._counters.compiled(warm(codec, x.dtype, x.device))
         token.lane.executor.swap_out(token.handle, x, codec)
 
-    def _obey(self, chooser: Chooser, token: Token, tensor: torch.Tensor) -> bool:
+    def _obey(self, chooser: Chooser, token: Token, tensor: torch.Tensor, place: Place) -> bool:
         # Whether the chooser has decided; then that is done.
         handle, source = token.handle, token.source
         if handle.state is not State.KEPT or source is None or handle.pinned or handle.modified():
@@ -352,7 +353,7 @@ class Packer:
         choice = chooser.choose(
             tensor,
             handle,
-            lambda: self._seconds_again(token, tensor),
+            lambda: self._seconds_again(token, tensor, place),
             lambda: self._candidates(handle, source),
         )
         if choice is None:
@@ -370,9 +371,9 @@ class Packer:
         self._encode(token, x, get_codec(choice.action))
         return True
 
-    def _seconds_again(self, token: Token, tensor: torch.Tensor) -> float | None:
+    def _seconds_again(self, token: Token, tensor: torch.Tensor, place: Place) -> float | None:
         if self._remat:
-            token.remat = self._recomputer.find(tensor, token.handle)
+            token.remat = self._recomputer.find(tensor, token.handle, place)
         return self._recomputer.seconds(token)
 
     def _candidates(self, handle: Handle, source: torch.Tensor) -> tuple[Candidate, ...]:

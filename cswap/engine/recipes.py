@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from cswap.engine.saved.module_stack import Scope
     from cswap.engine.saved.rest import Rest
     from cswap.engine.transfer.device_lanes import Lane
+    from cswap.remat.record import Formula, Remat
 
 MOST_RECIPES: Final = 1 << 14
 """Call sites that are remembered; a model whose shapes always change would fill the memory."""
@@ -69,11 +70,22 @@ class Place:
         recipe: of the tensor that was saved here last.
         rest: see Note [a tensor that rests] in rest.py; None: the tensor does not rest.
         shares: it rests because the tensor rests whose memory it shares.
+        formula: by which the tensor could be computed again.
+        recomputed_at: position and price of a byte at which that was worth its time last; None: it
+            was not.
     """
 
     recipe: Recipe
     rest: Rest | None = None
     shares: bool = False
+    formula: Formula | None = None
+    recomputed_at: tuple[int, float] | None = None
+
+    def note(self, remat: Remat | None) -> None:
+        """The tensor that is saved here now can be computed again like this; None: it cannot."""
+        formula = None if remat is None else remat.formula
+        if formula is not self.formula:
+            self.formula, self.recomputed_at = formula, None
 
 
 class RecipeBook:

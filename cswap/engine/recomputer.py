@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from cswap.engine.recipes import Place
     from cswap.engine.saved.packed import Token
     from cswap.engine.state import EngineState
     from cswap.engine.transfer.handle import Handle
@@ -83,25 +84,42 @@ class Recomputer:
         self._trials: dict[_Key, Trial] = {}
         self.note_ready: Callable[[Token], None] = lambda _: None
 
-    def find(self, tensor: torch.Tensor, handle: Handle) -> Remat | None:
+    def find(self, tensor: torch.Tensor, handle: Handle, place: Place) -> Remat | None:
         """How to compute the tensor that is being packed again; None: it cannot be.
 
         Args:
             tensor: as autograd gives it to pack.
             handle: of its memory.
+            place: where in the step it is saved.
         """
         if not handle.whole or handle.gathered:
             return None
-        found = (self._lossy if handle.lossy_ok else self._exact).find(tensor)
-        return found if found is not None and found.nbytes == handle.raw_nbytes else None
+        finder = self._lossy if handle.lossy_ok else self._exact
+        found = finder.find(tensor, place.formula)
+        if found is not None and found.formula.nbytes != handle.raw_nbytes:
+            found = None
+        place.note(found)
+        return found
 
-    def is_worth(self, token: Token, *, fresh: bool = False) -> bool:
+    def is_worth(self, token: Token, place: Place | None, *, fresh: bool = False) -> bool:
         """Whether the token's tensor is to be computed again, rather than stored or kept.
 
         Args:
             token: its ``remat`` says how.
+            place: where in the step it is saved, if that is known.
             fresh: whether to time it once more; many steps have passed since it was looked at.
         """
+        if place is None:
+            return self._is_worth(token, fresh=fresh)
+        handle = token.handle
+        now = handle.position, self._advisor.price(token.lane.device.kind)
+        if place.recomputed_at == now:  # nothing has changed since
+            return True
+        worth = self._is_worth(token, fresh=fresh)
+        place.recomputed_at = now if worth else None
+        return worth
+
+    def _is_worth(self, token: Token, *, fresh: bool) -> bool:
         handle, trial = token.handle, self._tried(token, again=fresh)
         return (
             trial is not None
@@ -126,7 +144,7 @@ class Recomputer:
         handle, remat = token.handle, token.remat
         if remat is None or handle.site is None:
             return None
-        key = handle.site.scope, remat.operator, handle.raw_nbytes
+        key = handle.site.scope, remat.formula.operator, handle.raw_nbytes
         trial = self._trials.get(key)
         if trial is None:
             if len(self._trials) >= MOST_TRIALS:
@@ -145,14 +163,23 @@ class Recomputer:
             RuntimeError: autograd's own, if an input was modified in place since it was saved.
             CorruptEncodingError: an input did not come back as it was stored.
         """
-        inputs = [self._input(packed, again=True) for packed in remat.inputs]
-        return _flat(remat.run(inputs, exact=not any(map(_may_be_lossy, remat.inputs))))
+        return _flat(remat.run(*self._bring(remat, again=True)))
 
-    def _input(self, packed: object, *, again: bool) -> torch.Tensor:
+    def _bring(self, remat: Remat, *, again: bool) -> tuple[list[torch.Tensor], bool]:
+        # The inputs, and whether they have the bits that they had. again: they will be asked for
+        # once more.
+        inputs, exact = [], True
+        for packed in remat.inputs:
+            if isinstance(packed, Kept):
+                inputs.append(packed.unpack())
+                continue
+            assert isinstance(packed, PackedView)  # see _depth_of
+            inputs.append(self._input(packed, again=again))
+            exact = exact and not packed.token.handle.lossy_ok
+        return inputs, exact
+
+    def _input(self, packed: PackedView, *, again: bool) -> torch.Tensor:
         # See Note [inputs of what is computed again].
-        if isinstance(packed, Kept):
-            return packed.unpack()
-        assert isinstance(packed, PackedView)  # see _depth_of
         token = packed.token
         if token.handle.modified():
             packed.raise_modified()
@@ -167,9 +194,8 @@ class Recomputer:
         if source is None:
             return Trial(agrees=False, seconds=0.0)
         try:
-            inputs = [self._input(packed, again=False) for packed in remat.inputs]
-            exact = not any(map(_may_be_lossy, remat.inputs))
-            result = _flat(remat.run(inputs, exact=exact))
+            inputs, exact = self._bring(remat, again=False)
+            result = _flat(remat.run(inputs, exact))
             agrees = same_bits(result, source) or (not exact and _is_near(result, source))
             if source.is_cuda or not exact or must_agree(lossy=token.handle.lossy_ok):
                 seconds = _estimated(remat, token)
@@ -189,11 +215,8 @@ def _depth_of(packed: object, *, lossy_ok: bool) -> int | None:
     token = packed.token
     if token.handle.lossy_ok and not lossy_ok:
         return None
-    return token.remat.depth if token.remat is not None and token.handle.recomputed else 0
-
-
-def _may_be_lossy(packed: object) -> bool:
-    return isinstance(packed, PackedView) and packed.token.handle.lossy_ok
+    remat = token.remat
+    return remat.formula.depth if remat is not None and token.handle.recomputed else 0
 
 
 def _is_near(result: torch.Tensor, source: torch.Tensor) -> bool:
@@ -205,8 +228,8 @@ def _is_near(result: torch.Tensor, source: torch.Tensor) -> bool:
 def _estimated(remat: Remat, token: Token) -> float:
     # Where the host has only issued the work, and where a choice changes values: those are not to
     # depend on how busy the machine is.
-    nbytes = remat.passes * token.handle.raw_nbytes
-    return nbytes / PASS_BYTES_PER_S[token.lane.device.kind] + OPERATOR_S * len(remat.steps)
+    nbytes = remat.formula.passes * token.handle.raw_nbytes
+    return nbytes / PASS_BYTES_PER_S[token.lane.device.kind] + OPERATOR_S * len(remat.formula.steps)
 
 
 def _timed(remat: Remat, inputs: list[torch.Tensor]) -> float:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from cswap.remat.record import Constant, Kind
+    from cswap.remat.record import Constant
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,6 @@ class PlannedStep:
     function: Callable[..., torch.Tensor]
     operands: tuple[Value | None, ...]
     constants: tuple[object, ...]
-    kind: Kind
     inexact: Callable[..., torch.Tensor] | None = None
 
 
@@ -93,7 +92,6 @@ class Chain:
                 step.function,
                 operands,
                 step.constants,
-                step.kind,
                 tuple([n for n, at in last.items() if at == k]),
                 step.inexact,
             )

@@ -11,7 +11,7 @@ inputs do not live longer because of the Remat.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import torch
@@ -21,6 +21,8 @@ from cswap.remat.settings import SameBits, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from cswap.remat.reads import Read
 
 Constant: TypeAlias = torch.Tensor | complex
 """A copy of a small leaf, or a number."""
@@ -44,7 +46,6 @@ class Step:
         operands: numbers of the tensors. Inputs are numbered first, then the record's constants,
             then the results of steps. None for an argument that was not given.
         constants: the other arguments.
-        kind: class of its memory traffic.
         last_use: operands that no later step needs.
         inexact: runs instead of ``function`` if the bits of inputs have changed.
     """
@@ -53,7 +54,6 @@ class Step:
     function: Callable[..., torch.Tensor]
     operands: tuple[int | None, ...]
     constants: tuple[object, ...]
-    kind: Kind
     last_use: tuple[int, ...] = ()
     inexact: Callable[..., torch.Tensor] | None = None
 
@@ -74,13 +74,62 @@ class Layout:
     dtype: torch.dtype
     device: torch.device
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor's elements."""
+        return self.sizes.numel() * self.dtype.itemsize
+
+    def is_of(self, tensor: torch.Tensor) -> bool:
+        """Whether it is this tensor's layout."""
+        return (
+            self.sizes == tensor.shape
+            and self.strides == tensor.stride()
+            and self.dtype is tensor.dtype
+            and self.device == tensor.device
+        )
+
     @staticmethod
     def of(tensor: torch.Tensor) -> Layout:
         """The layout of a tensor."""
         return Layout(tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
+class Formula:
+    """How a call site's tensor is computed again, whatever its inputs are.
+
+    Attributes:
+        steps: operators in the order in which they run; the last one gives the result.
+        layout: layout of the result.
+        depth: number of operators in a row, including those that compute the inputs again.
+        passes: approximate number of reads and writes of memory of the result's size.
+        unseen: number of intermediate values that no operator saved. A write into them that
+            autograd does not see cannot be detected, see `Remat.agrees`.
+        version: autograd's version of the tensor when it was saved.
+        root: type of the node that made it.
+        reads: by which it is recognised, see Note [a formula is recognised] in reads.py.
+        operator: name of the chain, without its views: ``"silu>mul"``.
+        nbytes: bytes of the result.
+    """
+
+    steps: tuple[Step, ...]
+    layout: Layout
+    depth: int
+    passes: int
+    unseen: int
+    version: int
+    root: type
+    reads: tuple[Read, ...]
+    operator: str = field(init=False)
+    nbytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.operator = ">".join(step.operator for step in self.steps if step.operator != VIEW)
+        self.nbytes = self.layout.nbytes
+
+
+# Not frozen: one is made for each tensor in each step, and a frozen one takes twice the time.
+@dataclass(slots=True, eq=False)
 class Remat:
     """The operators and inputs that compute a saved tensor again, bit by bit.
 
@@ -89,45 +138,18 @@ class Remat:
     same sizes, strides and offset in it.
 
     Attributes:
-        steps: operators in the order in which they run; the last one gives the result.
+        formula: the operators.
         inputs: packed objects, which autograd holds for the operators that saved them.
         constants: copies of small leaves, and numbers. Operands number them after the inputs.
-        layout: layout of the result.
         settings: settings of torch under which the result has the same bits.
-        depth: number of operators in a row, including those that compute the inputs again.
-        passes: approximate number of reads and writes of memory of the result's size.
-        unseen: number of intermediate values that no operator saved. A write into them that
-            autograd does not see cannot be detected, see `Remat.agrees`.
     """
 
-    steps: tuple[Step, ...]
+    formula: Formula
     inputs: tuple[object, ...]
     constants: tuple[Constant, ...]
-    layout: Layout
     settings: Settings
-    depth: int
-    passes: int
-    unseen: int
 
-    @property
-    def operator(self) -> str:
-        """Name of the chain, without its views: ``"silu>mul"``."""
-        return ">".join(step.operator for step in self.steps if step.operator != VIEW)
-
-    @property
-    def kind(self) -> Kind:
-        """The most expensive kind among its operators."""
-        kinds = {step.kind for step in self.steps}
-        if "reduction" in kinds:
-            return "reduction"
-        return "elementwise" if "elementwise" in kinds else "copy"
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the result."""
-        return self.layout.sizes.numel() * self.layout.dtype.itemsize
-
-    def run(self, inputs: Sequence[torch.Tensor], *, exact: bool = True) -> torch.Tensor:
+    def run(self, inputs: Sequence[torch.Tensor], exact: bool = True) -> torch.Tensor:
         """Compute the tensor again.
 
         Args:
@@ -142,8 +164,9 @@ class Remat:
             InternalError: the result has another shape, dtype or device.
         """
         values: list[Constant | None] = [*inputs, *self.constants]
+        formula = self.formula
         with SameBits(self.settings):
-            for step in self.steps:
+            for step in formula.steps:
                 operands = [None if n is None else values[n] for n in step.operands]
                 function = step.function if exact or step.inexact is None else step.inexact
                 values.append(function(*operands, *step.constants))
@@ -152,7 +175,7 @@ class Remat:
                 del operands
             result = values[-1]
             assert isinstance(result, torch.Tensor)  # the last step's
-            return self._checked(result)
+            return _checked(result, formula)
 
     def agrees(self, tensor: torch.Tensor, inputs: Sequence[torch.Tensor]) -> bool:
         """Whether the result has the same bits as the memory of the saved tensor.
@@ -166,20 +189,21 @@ class Remat:
         """
         return same_bits(self.run(inputs), tensor)
 
-    def _checked(self, result: torch.Tensor) -> torch.Tensor:
-        expected = self.layout
-        if (
-            result.shape != expected.sizes
-            or result.dtype != expected.dtype
-            or result.device != expected.device
-        ):
-            raise InternalError(
-                f"{self.operator} gave {result.dtype} {tuple(result.shape)} on {result.device} "
-                f"for {expected.dtype} {tuple(expected.sizes)} on {expected.device}"
-            )
-        if result.stride() == expected.strides and not result.storage_offset():
-            return result
-        return copy_with_strides(result, expected.dtype, expected.strides)
+
+def _checked(result: torch.Tensor, formula: Formula) -> torch.Tensor:
+    expected = formula.layout
+    if (
+        result.shape != expected.sizes
+        or result.dtype != expected.dtype
+        or result.device != expected.device
+    ):
+        raise InternalError(
+            f"{formula.operator} gave {result.dtype} {tuple(result.shape)} on {result.device} "
+            f"for {expected.dtype} {tuple(expected.sizes)} on {expected.device}"
+        )
+    if result.stride() == expected.strides and not result.storage_offset():
+        return result
+    return copy_with_strides(result, expected.dtype, expected.strides)
 
 
 def copy_with_strides(

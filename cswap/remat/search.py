@@ -22,9 +22,10 @@ import torch
 
 from cswap.remat.chain import Chain, PlannedStep, Value
 from cswap.remat.operators import RESULT_SLOTS, Operator, operator_of
-from cswap.remat.record import VIEW, Layout, Remat
+from cswap.remat.reads import NotFoundError, Reader
+from cswap.remat.record import VIEW, Formula, Layout, Remat
 from cswap.remat.settings import Settings
-from cswap.remat.views import View, constants_of, saved_number, view_of
+from cswap.remat.views import View, constants_of, view_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,13 +34,6 @@ if TYPE_CHECKING:
 
 REDUCTION_PASSES: Final = 2
 """Number of passes of a reduction besides those over its operands and its result."""
-
-MOST_CONSTANT_SHARE: Final = 64
-"""A leaf is copied if it is at most 1/MOST_CONSTANT_SHARE of the tensor that it saves."""
-
-
-class NotFoundError(Exception):
-    """The tensor cannot be computed again and has to be stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,63 +93,42 @@ def _is_lost(node: Any) -> bool:
 class Search:
     """One search for one tensor."""
 
-    def __init__(self, limits: Limits, base: torch.Tensor) -> None:
+    def __init__(self, limits: Limits, base: torch.Tensor, node: Any) -> None:
+        """Args: limits: of the search; base: owns the memory; node: made it."""
         self._limits = limits
-        self._base = base
+        self._base, self._node = base, node
         self._layout = Layout.of(base)
         self._version = base._version  # noqa: SLF001
         self._chain = Chain()
+        self._read = Reader(node)
         self._unseen = self._passes = 0
 
-    def remat(self, node: Any, row: Operator | View) -> Remat:
-        """Find the record for the result of a node.
+    def remat(self, row: Operator | View) -> Remat:
+        """Find the record for the result of the node, whose row this is.
 
         Raises:
             NotFoundError: no record exists within the limits.
         """
-        if not self._has_own_memory() or not self._is_result(node, row):
+        node = self._node
+        if not (has_own_memory(self._base) and is_result(self._base, node, row)):
             raise NotFoundError
         value = self._made_by(node, 0, row, self._layout.strides, 0)
         if not value.computed or self._version > value.depth:
             raise NotFoundError
         if self._unseen and not self._limits.through_unsaved:
             raise NotFoundError
-        return Remat(
+        formula = Formula(
             self._chain.steps(),
-            tuple(self._chain.inputs),
-            tuple(self._chain.constants),
             self._layout,
-            Settings.current(),
             value.depth,
             self._passes,
             self._unseen,
+            self._version,
+            type(node),
+            tuple(self._read.reads),
         )
-
-    # ------------------------------------------------------------- the result
-
-    def _has_own_memory(self) -> bool:
-        base, layout = self._base, self._layout
-        if base.storage_offset() or base.is_conj() or base.is_neg():
-            return False
-        try:
-            nbytes = base.untyped_storage().nbytes()
-        except RuntimeError:  # a wrapper of another tensor, inside vmap or jvp
-            return False
-        return nbytes == layout.sizes.numel() * layout.dtype.itemsize
-
-    def _is_result(self, node: Any, row: Operator | View) -> bool:
-        if self._base.output_nr:
-            return False
-        if not self._version:
-            return True
-        if not isinstance(row, Operator) or not row.saves_result:
-            return False
-        if node._raw_saved_result.data is not None:  # noqa: SLF001
-            return False
-        try:  # Both are None while the node saves its result; later the second raises.
-            return node._saved_result is None  # noqa: SLF001
-        except RuntimeError:
-            return False
+        chain = self._chain
+        return Remat(formula, tuple(chain.inputs), tuple(chain.constants), Settings.current())
 
     # ----------------------------------------------------------------- values
 
@@ -172,13 +145,13 @@ class Search:
             return self._viewed(node, number, row, level)
         if level >= self._limits.max_depth:
             raise NotFoundError
-        if row.trains and saved_number(node, "training") is not True:
+        if row.trains and self._read.number(node, "training") is not True:
             raise NotFoundError
         if row.rounds_statistics:
             self._check_statistics(node, number, level)
         below = strides if row.keeps_strides else None
         operands = tuple([self._operand(node, o, below, level) for o in row.operands])
-        constants = tuple([saved_number(node, name) for name in row.constants])
+        constants = tuple([self._read.number(node, name) for name in row.constants])
         if row.extra:
             constants += self._extra(node, number, row, strides, level)
         self._passes += len(operands) + 1 + (REDUCTION_PASSES if row.kind == "reduction" else 0)
@@ -188,33 +161,34 @@ class Search:
         if depth > self._limits.max_depth:
             raise NotFoundError
         return self._chain.add_step(
-            PlannedStep(row.name, row.function, operands, constants, row.kind, row.inexact),
+            PlannedStep(row.name, row.function, operands, constants, row.inexact),
             depth,
             computed=True,
         )
 
     def _viewed(self, node: Any, number: int, view: View, level: int) -> Value:
-        below, below_number = node.next_functions[0]
+        below, below_number = self._read.below(node, 0)
         strides = None
         if view.fresh:  # only `reshape` makes such a view, from a contiguous copy
-            strides = _contiguous(node._saved_self_sym_sizes)  # noqa: SLF001
+            sizes = self._read.number(node, "self_sym_sizes")
+            strides = _contiguous(sizes)  # type: ignore[arg-type]
         operand = self._value(below, below_number, strides, level)
-        constants = constants_of(view, node, number)
-        step = PlannedStep(VIEW, view.function, (operand,), constants, "copy")
+        constants = constants_of(view, self._read, node, number)
+        step = PlannedStep(VIEW, view.function, (operand,), constants)
         return self._chain.add_step(step, operand.depth, computed=operand.computed)
 
     def _operand(
         self, node: Any, operand: Operand, strides: tuple[int, ...] | None, level: int
     ) -> Value | None:
         if operand.slot is not None:
-            packed = _slot(node, operand.slot)
+            packed = self._read.slot(node, operand.slot)
             if packed is not None:
-                return self._held(packed)
+                return self._held(node, operand.slot, packed)
             if operand.optional:
                 return None
         if operand.edge is None:
             raise NotFoundError
-        below, number = node.next_functions[operand.edge]
+        below, number = self._read.below(node, operand.edge)
         return self._value(below, number, strides, level + 1)
 
     def _value(self, node: Any, number: int, strides: tuple[int, ...] | None, level: int) -> Value:
@@ -223,12 +197,13 @@ class Search:
             raise NotFoundError
         name = type(node).__name__
         if name == "AccumulateGrad":
-            return self._leaf(node.variable)
+            self._unseen += 1
+            return self._chain.add_constant(self._read.leaf(node, self._layout.nbytes))
         slot = RESULT_SLOTS.get(name)
         if slot is not None and number == 0:
-            packed = _slot(node, slot)
+            packed = self._read.slot(node, slot)
             if packed is not None:
-                return self._held(packed)
+                return self._held(node, slot, packed)
         row = row_of(node)
         if row is None or (number and isinstance(row, Operator)):
             raise NotFoundError
@@ -238,26 +213,13 @@ class Search:
             self._unseen += 1
         return self._made_by(node, number, row, strides, level)
 
-    def _held(self, packed: object) -> Value:
+    def _held(self, node: Any, slot: str, packed: object) -> Value:
         depth = self._limits.depth_of(packed)
-        if depth is not None:
-            return self._chain.add_input(packed, depth)
-        # Autograd saves numbers as tensors without calling the pack hook.
-        if type(packed) is not torch.Tensor or packed.dim() or packed.dtype not in _NUMBERS:
-            raise NotFoundError
-        if packed._version or packed.requires_grad:  # noqa: SLF001
-            raise NotFoundError
-        return self._chain.add_constant(packed.item())
-
-    def _leaf(self, variable: torch.Tensor) -> Value:
-        # Copied, because the optimizer may change the leaf before backward needs it.
-        if type(variable) not in _PLAIN or variable.layout is not torch.strided:
-            raise NotFoundError
-        nbytes = self._layout.sizes.numel() * self._layout.dtype.itemsize
-        if variable.numel() * variable.element_size() * MOST_CONSTANT_SHARE > nbytes:
-            raise NotFoundError
-        self._unseen += 1
-        return self._chain.add_constant(variable.detach().clone())
+        if depth is None:
+            return self._chain.add_constant(self._read.constant(node, slot))
+        value = self._chain.add_input(packed, depth)
+        self._read.take_input(node, slot, depth, value.index)
+        return value
 
     # -------------------------------------------------------------- arguments
 
@@ -274,49 +236,61 @@ class Search:
             return (dtype,)
         if row.name == "clone" and strides is None:
             raise NotFoundError  # the node does not store the order of the copy
-        if row.name == "cast" and _device_below(node) != self._layout.device:
+        if row.name == "cast" and self._device_below(node) != self._layout.device:
             raise NotFoundError
         return (dtype, strides)
 
     def _dtype(self, node: Any, number: int, level: int) -> torch.dtype:
-        if level == 0 and node is self._base.grad_fn:
+        if level == 0 and node is self._node:
             return self._layout.dtype
-        found = node._input_metadata[number].dtype  # noqa: SLF001
-        assert isinstance(found, torch.dtype)
-        return found
+        return self._read.output(node, number)[0]
+
+    def _device_below(self, node: Any) -> torch.device | None:
+        below, number = self._read.below(node, 0)
+        if below is None:
+            return None
+        leaf = self._read.variable(below)
+        return self._read.output(below, number)[1] if leaf is None else leaf[1]
 
     def _check_statistics(self, node: Any, number: int, level: int) -> None:
         # See Note [the epsilon of a norm].
         if self._dtype(node, number, level) in _FULL or self._layout.device.type != "cpu":
             return
-        weight = node.next_functions[1][0]
-        if weight is None or getattr(weight, "variable", self._base).dtype not in _FULL:
+        weight, _ = self._read.below(node, 1)
+        if weight is None:
+            raise NotFoundError
+        leaf = self._read.variable(weight)
+        if (self._layout.dtype if leaf is None else leaf[0]) not in _FULL:
             raise NotFoundError
 
-
-_NUMBERS: Final = frozenset({torch.float64, torch.int64, torch.complex128, torch.bool})
-"""Dtypes in which torch wraps Python's numbers."""
-
-_PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 
 _FULL: Final = frozenset({torch.float32, torch.float64})
 
 
-def _slot(node: Any, name: str) -> object:
-    """The packed object of a saved tensor; None: the slot is empty or was freed."""
+def has_own_memory(base: torch.Tensor) -> bool:
+    """Whether a tensor covers its storage, from the first byte to the last."""
+    if base.storage_offset() or base.is_conj() or base.is_neg():
+        return False
     try:
-        return getattr(node, f"_raw_saved_{name}").data
-    except AttributeError:  # the node of another version of torch
-        raise NotFoundError from None
+        return base.untyped_storage().nbytes() == base.nbytes
+    except RuntimeError:  # a wrapper of another tensor, inside vmap or jvp
+        return False
 
 
-def _device_below(node: Any) -> torch.device | None:
-    below, number = node.next_functions[0]
-    if below is None:
-        return None
-    variable = getattr(below, "variable", None)
-    found = below._input_metadata[number].device if variable is None else variable.device  # noqa: SLF001
-    return found if isinstance(found, torch.device) else None
+def is_result(base: torch.Tensor, node: Any, row: Operator | View) -> bool:
+    """Whether a tensor has the value that its node gave it. See Note [values, not memory]."""
+    if base.output_nr:
+        return False
+    if not base._version:  # noqa: SLF001
+        return True
+    if not isinstance(row, Operator) or not row.saves_result:
+        return False
+    if node._raw_saved_result.data is not None:  # noqa: SLF001
+        return False
+    try:  # Both are None while the node saves its result; later the second raises.
+        return node._saved_result is None  # noqa: SLF001
+    except RuntimeError:
+        return False
 
 
 def _contiguous(sizes: Sequence[int]) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ it: every cast that it made is an operator of its own.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 _get_onednn = torch._C._get_mkldnn_enabled  # noqa: SLF001
 _set_onednn = torch._C._set_mkldnn_enabled  # noqa: SLF001
+_set_grad_enabled = torch._C._set_grad_enabled  # noqa: SLF001
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +39,8 @@ class Settings:
 
     @staticmethod
     def current() -> Settings:
-        """The current settings."""
-        return Settings(torch.get_num_threads(), bool(_get_onednn()))
+        """The current settings: the same object while they are the same."""
+        return _settings(torch.get_num_threads(), bool(_get_onednn()))
 
     def apply(self) -> None:
         """Set them for the calling thread."""
@@ -48,21 +50,26 @@ class Settings:
             _set_onednn(self.onednn)
 
 
+@lru_cache(maxsize=64)
+def _settings(threads: int, onednn: bool) -> Settings:
+    return Settings(threads, onednn)
+
+
 class SameBits:
     """A context in which operators run under ``settings``, without a history."""
 
-    __slots__ = ("_autocast", "_no_grad", "_outside", "_settings")
+    __slots__ = ("_autocast", "_had_grad", "_outside", "_settings")
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._no_grad = torch.no_grad()
         self._autocast = torch._C._DisableAutocast()  # noqa: SLF001
 
     def __enter__(self) -> None:
         self._outside = Settings.current()
-        self._no_grad.__enter__()
+        self._had_grad = torch.is_grad_enabled()
+        _set_grad_enabled(False)
         self._autocast.__enter__()  # type: ignore[no-untyped-call]
-        if self._outside != self._settings:
+        if self._outside is not self._settings:
             self._settings.apply()
 
     def __exit__(
@@ -71,7 +78,7 @@ class SameBits:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._outside != self._settings:
+        if self._outside is not self._settings:
             self._outside.apply()
         self._autocast.__exit__(kind, error, traceback)
-        self._no_grad.__exit__(kind, error, traceback)
+        _set_grad_enabled(self._had_grad)

@@ -14,6 +14,8 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from cswap.remat.reads import Reader
+
 
 @dataclass(frozen=True, slots=True)
 class View:
@@ -85,11 +87,12 @@ def view_of(name: str) -> View | None:
     return _ROWS.get(name)
 
 
-def constants_of(view: View, node: Any, number: int) -> tuple[object, ...]:
+def constants_of(view: View, read: Reader, node: Any, number: int) -> tuple[object, ...]:
     """The arguments of a view's function after the tensor.
 
     Args:
         view: the row of the node.
+        read: reads nodes.
         node: the node that made the view.
         number: number of the view among the node's outputs.
 
@@ -98,19 +101,8 @@ def constants_of(view: View, node: Any, number: int) -> tuple[object, ...]:
     """
     found: list[object] = []
     if view.sizes:
-        found.append(tuple(node._input_metadata[number].shape))  # noqa: SLF001
-    found += [saved_number(node, name) for name in view.constants]
+        found.append(read.output(node, number)[2])
+    found += [read.number(node, name) for name in view.constants]
     if view.number:
         found.append(number)
     return tuple(found)
-
-
-def saved_number(node: Any, name: str) -> object:
-    """A saved argument of a node that is not a tensor.
-
-    Negative symbolic integers are stored as their two's complement.
-    """
-    value = getattr(node, f"_saved_{name}")
-    if type(value) is int and value >= 1 << 63:
-        return value - (1 << 64)
-    return value

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from cswap.remat.record import Layout, Remat, same_bits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from cswap.remat.record import Formula
 
 
 class Held:
@@ -36,7 +39,7 @@ class Again:
 
     def __init__(self, remat: Remat, tensor: torch.Tensor) -> None:
         self.remat = remat
-        self.depth = remat.depth
+        self.depth = remat.formula.depth
         self.wanted = tensor.detach().clone(memory_format=torch.preserve_format)
         self.view = (tensor.size(), tensor.stride(), tensor.storage_offset())
         self.dtype = tensor.dtype
@@ -47,13 +50,36 @@ class Again:
         inputs = [packed.unpack() for packed in self.remat.inputs]  # type: ignore[attr-defined]
         before = [x.detach().clone() for x in inputs]
         whole = self.remat.run(inputs)
-        assert Layout.of(whole) == self.remat.layout
+        assert Layout.of(whole) == self.remat.formula.layout
         assert not whole.storage_offset()
         assert not whole.requires_grad
         assert all(map(same_bits, inputs, before))  # inputs are only read
         out = whole.as_strided(*self.view)
-        assert same_bits(out, self.wanted), self.remat.operator
+        assert same_bits(out, self.wanted), self.remat.formula.operator
         return out
+
+
+FORMULAS: Final[defaultdict[tuple[int, int, bool], deque[Formula]]] = defaultdict(
+    lambda: deque(maxlen=8)
+)
+"""What was found last within the same limits, by this test and by others: every tensor is looked
+for with each."""
+
+
+def assert_same(a: Remat, b: Remat) -> None:
+    """Two records have the same steps, numbers, and the very same inputs."""
+    mine, its = a.formula, b.formula
+    assert mine.steps == its.steps
+    assert repr([step.constants for step in mine.steps]) == repr(
+        [step.constants for step in its.steps]
+    )  # 0.0 is not -0.0
+    assert (mine.layout, mine.version, mine.root) == (its.layout, its.version, its.root)
+    assert (mine.depth, mine.passes, mine.unseen) == (its.depth, its.passes, its.unseen)
+    assert all(x is y for x, y in zip(a.inputs, b.inputs, strict=True))
+    for x, y in zip(a.constants, b.constants, strict=True):
+        assert type(x) is type(y)
+        assert same_bits(x, y) if isinstance(x, torch.Tensor) else repr(x) == repr(y)
+    assert a.settings is b.settings
 
 
 @dataclass
@@ -88,13 +114,37 @@ class Engine:
         remat = None
         if self.finder is not None and tensor.numel() >= self.least_numel:
             remat = self.finder.find(tensor)
-        self.saved.append("-" if remat is None else remat.operator)
+            self._find_with_formulas(tensor, remat)
+        return self.pack_found(tensor, remat)
+
+    def pack_found(self, tensor: torch.Tensor, remat: Remat | None) -> Held | Again:
+        storage = tensor.untyped_storage()
+        key = (storage._cdata, tensor._version, tensor.size(), tensor.stride())
+        self.saved.append("-" if remat is None else remat.formula.operator)
         packed = Held(tensor) if remat is None else Again(remat, tensor)
         self.packed.append(packed)
         if isinstance(packed, Again):
             self.again[key] = packed
             self.identities.append(StorageWeakRef(storage))
         return packed
+
+    def _find_with_formulas(self, tensor: torch.Tensor, remat: Remat | None) -> None:
+        # Whatever formula is expected, the result is the same; the right one is recognised.
+        assert self.finder is not None
+        limits = self.finder._limits
+        known = FORMULAS[limits.max_depth, limits.max_passes, limits.through_unsaved]
+        if remat is not None:
+            known.append(remat.formula)
+        for formula in known:
+            found = self.finder.find(tensor, formula)
+            if remat is None:
+                assert found is None
+                continue
+            assert found is not None
+            assert_same(found, remat)
+        if remat is not None:
+            assert found is not None
+            assert found.formula is remat.formula
 
     @property
     def found(self) -> list[str]:

@@ -105,7 +105,7 @@ def test_a_norm_in_full_precision_under_autocast(engine: Engine, storing: Engine
     with torch.autocast("cpu", torch.bfloat16):
         check_steps(engine, storing, net=Mixed())
     assert engine.found == ["layer_norm>cast"]
-    assert engine.remats[0].unseen == 1
+    assert engine.remats[0].formula.unseen == 1
 
 
 @contextmanager
@@ -188,7 +188,7 @@ def test_retain_graph(engine: Engine, storing: Engine) -> None:
 
     net = Net()
     check_steps(engine, storing, backward, net)
-    unpacked = [(p.remat.operator, p.unpacked) for p in engine.again.values()]
+    unpacked = [(p.remat.formula.operator, p.unpacked) for p in engine.again.values()]
     # The product asks for SiLU's result, which its own node asks for, too.
     assert unpacked == [("layer_norm", 2), ("silu", 4), ("mul", 2)]
 
@@ -254,8 +254,8 @@ def test_the_length_of_a_chain(make_engine: Callable[..., Engine]) -> None:
         engine = make_engine(max_depth=most)
         with engine.hooks():
             function()
-        assert [remat.depth for remat in engine.remats][: len(found)] == found
-        assert max(remat.depth for remat in engine.remats) == most
+        assert [remat.formula.depth for remat in engine.remats][: len(found)] == found
+        assert max(remat.formula.depth for remat in engine.remats) == most
 
 
 def test_the_length_of_an_unsaved_chain(make_engine: Callable[..., Engine]) -> None:
@@ -330,5 +330,5 @@ def test_a_result_is_freed_while_its_record_lives(engine: Engine) -> None:
     del y
     assert tensor() is None
     assert storage() is None
-    assert remat.nbytes == 4000
+    assert remat.formula.nbytes == 4000
     del loss
