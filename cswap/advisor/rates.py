@@ -12,24 +12,24 @@ from cswap.codecs.traits import CodecRate
 _G: Final = 1e9
 
 UNKNOWN_RATES: Final = {
-    "cpu": CodecRate(2 * _G, 2 * _G),
+    "cpu": CodecRate(3 * _G, 3 * _G),
     "cuda": CodecRate(50 * _G, 50 * _G),
 }
 """By kind of device, of codecs that declare no rates: assumed, not measured. Slow on purpose: the
 advisor takes such a codec only where its ratio is worth it, until measurements correct the rate."""
 
-DEFAULT_PRICE_S_PER_BYTE: Final = 2.5e-9
-"""Worth of a byte of memory on a CPU: two to three times the seconds per byte of torch's
-checkpointing, since a user who turns swapping on is short of memory.
+DEFAULT_PRICE_S_PER_BYTE: Final = 1.35e-9
+"""Worth of a byte of memory on a CPU: the seconds that torch's checkpointing takes for it.
 
-Checkpointing's: extra step time over saved bytes in bench/results/cpu/demo.json, 1.3e-9 for the CNN
-and 0.8e-9 for the GPT.
+The median over the eleven models of bench/results/cpu/workloads.json, from 0.8e-9 (Llama) to 6.8e-9
+(GCN): extra time of a step over the bytes that are held less.
 """
 
 HOOKS_S: Final = 60e-6
-"""Host time of swapping a tensor out and back, besides kernels and copies.
+"""Host time of swapping a tensor out and back, besides kernels and copies, with warm caches.
 
-Source: bench/results/cpu/overhead.json.
+With cold caches it is about four times as long (bench/results/cpu/overhead.json). At that price the
+tensors of small models would all stay.
 """
 
 LINK_BYTES_PER_S: Final[dict[str, tuple[float, float] | None]] = {

@@ -37,6 +37,8 @@ class NotFoundError(Exception):
 class What(enum.Enum):
     """What is read of a node."""
 
+    __hash__ = object.__hash__  # Enum's own is Python code, and these are keys
+
     BELOW = "type and number of the node at an edge"
     NUMBER = "saved argument that is not a tensor"
     OUTPUT = "dtype, device and sizes of an output"
@@ -138,7 +140,9 @@ def read_again(
         NotFoundError: a number or a leaf is not of the kind that can be copied.
         AttributeError: a node was freed.
     """
-    nodes, inputs, constants = [root], [], []
+    nodes = [root]
+    inputs: list[object] = []
+    constants: list[Constant] = []
     for what, at, name, found in reads:
         node = nodes[at]
         if what is What.INPUT:

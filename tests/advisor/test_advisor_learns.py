@@ -145,11 +145,11 @@ def test_noise_does_not_make_choices_flap(shares, may_keep, wide):
 
 def test_a_slow_neighbour_slows_all_codecs_and_changes_no_choice():
     run = Run()
-    chosen = [run.step(sparse(0.6, step), slower=3.0) for step in range(40)]
+    chosen = [run.step(sparse(0.6, step), slower=1.5) for step in range(40)]
     assert switches(chosen) == 0
     found = run.advisor.explain()[0]
     assert found.candidates[0].device_s - HOOKS_S == pytest.approx(
-        3.0 * rate_s(found.candidates[0].codec, profile(sparse(0.6, 39))), rel=0.05
+        1.5 * rate_s(found.candidates[0].codec, profile(sparse(0.6, 39))), rel=0.05
     )
 
 

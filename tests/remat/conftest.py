@@ -78,7 +78,11 @@ def assert_same(a: Remat, b: Remat) -> None:
     assert all(x is y for x, y in zip(a.inputs, b.inputs, strict=True))
     for x, y in zip(a.constants, b.constants, strict=True):
         assert type(x) is type(y)
-        assert same_bits(x, y) if isinstance(x, torch.Tensor) else repr(x) == repr(y)
+        if isinstance(x, torch.Tensor):
+            assert isinstance(y, torch.Tensor)
+            assert same_bits(x, y)
+        else:
+            assert repr(x) == repr(y)
     assert a.settings is b.settings
 
 

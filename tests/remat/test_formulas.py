@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import pytest
 import torch
@@ -14,9 +14,10 @@ from tests.remat.conftest import FORMULAS
 from tests.remat.test_values import held, make_leaf, saver
 
 if TYPE_CHECKING:
+    from cswap.remat.record import Formula
     from tests.remat.conftest import Engine
 
-Function = "Callable[[torch.Tensor], torch.Tensor]"
+Function: TypeAlias = "Callable[[torch.Tensor], torch.Tensor]"
 
 _weight = torch.randn(8, requires_grad=True)
 
@@ -79,7 +80,7 @@ def test_no_search_where_the_formula_is_known(
     assert engine.found
     finder = engine.finder
     assert finder is not None
-    found = []
+    found: list[Formula] = []
 
     def pack(tensor: torch.Tensor) -> object:
         remat = finder.find(tensor, first[len(found)]) if len(found) < len(first) else None
