@@ -14,6 +14,8 @@ from tests.remat.conftest import FORMULAS
 from tests.remat.test_values import held, make_leaf, saver
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from cswap.remat.record import Formula
     from tests.remat.conftest import Engine
 
