@@ -14,6 +14,7 @@ from torch import nn
 
 import cswap
 from cswap import ConfigError, CswapError, SwapConfig, UnknownCodecError
+from cswap.advisor.rates import PRICES_S_PER_BYTE
 from cswap.config import parse_bytes
 
 
@@ -316,7 +317,8 @@ def test_verify_mode_changes_nothing_but_time():
 
 
 @pytest.mark.parametrize("lossy", ["int8", "fp8", "int4", "bf16", 0.01])
-def test_lossy_gradients_are_close_and_repeatable(lossy):
+def test_lossy_gradients_are_close_and_repeatable(lossy, monkeypatch):
+    monkeypatch.setitem(PRICES_S_PER_BYTE, "cpu", 1e-7)  # tensors this small are worth their hooks
     net = model()
     expected = grads(net, X)
     found = []
