@@ -71,5 +71,13 @@ def test_gradients_are_bit_equal_if_all_that_can_be_is_computed_again(case, monk
     operators.check_operator(case, "cpu", lambda _: ("raw",))
 
 
+@pytest.mark.parametrize("dtype", operators.DTYPES, ids=str)
+def test_the_samples_of_a_quick_sweep_use_every_codec(dtype):
+    codecs_of = operators.rotating(CODECS, dtype)
+    of_samples = [codecs_of(sample) for sample in range(operators.SAMPLES)]
+    assert all(codecs[0] == "auto" for codecs in of_samples)
+    assert {*CODECS} == {codec for codecs in of_samples for codec in codecs[1:]}
+
+
 def test_the_sweep_has_really_swapped():
     assert not swept.packed or swept.tensors > 0.1 * swept.packed
