@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import gc
+import itertools
+import json
 import os
+import signal
+import subprocess
+import sys
 import tempfile
+import threading
 from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +20,9 @@ import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Iterator
+
+    Ended = subprocess.CompletedProcess[str]
 
 # The repository's root is not on the path (see kernels/README.md): once imported, `bench` is found.
 with pytest.MonkeyPatch.context() as patch:
@@ -63,6 +71,74 @@ def told_of_compiling() -> None:
     from cswap_kernels import jit
 
     jit.told_of_compiling.set()
+
+
+class Forked:
+    """Programs in processes of their own, without the seconds that importing torch takes.
+
+    They are forked from one process (forks.py), which is started when the first is asked for.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._server: Any = None
+        self._numbers = itertools.count()
+
+    def run_all(
+        self, programs: list[tuple[str, list[str]]], *, timeout: float = 120, **environment: str
+    ) -> list[Ended]:
+        """Run programs (Python text, arguments) at the same time; how each ended."""
+        jobs = [self._job(text, arguments, environment) for text, arguments in programs]
+        server = self._started()
+        server.stdin.write(json.dumps(jobs) + "\n")
+        server.stdin.flush()
+        pids = json.loads(server.stdout.readline())
+        late = threading.Timer(timeout, _kill, (pids,))
+        late.start()
+        codes = json.loads(server.stdout.readline())
+        late.cancel()
+        return [
+            subprocess.CompletedProcess(
+                job["arguments"], code, *(Path(file).read_text("utf-8") for file in job["files"])
+            )
+            for job, code in zip(jobs, codes, strict=True)
+        ]
+
+    def run(self, text: str, *arguments: object, **options: Any) -> Ended:
+        """Run one program; how it ended."""
+        (done,) = self.run_all([(text, [str(a) for a in arguments])], **options)
+        return done
+
+    def _job(self, text, arguments, environment):
+        number = next(self._numbers)
+        files = [str(self._folder / f"{number}.{name}") for name in ("out", "err")]
+        own = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"} | environment
+        return {"program": text, "arguments": arguments, "files": files, "environment": own}
+
+    def _started(self):
+        if self._server is None:
+            command = [sys.executable, str(Path(__file__).with_name("forks.py"))]
+            pipe = subprocess.PIPE
+            self._server = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+        return self._server
+
+    def close(self) -> None:
+        """End the process that is forked."""
+        if self._server is not None:
+            self._server.communicate()
+
+
+def _kill(pids: list[int]) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="session")
+def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forked]:
+    """Runs programs in processes of their own, quickly."""
+    made = Forked(tmp_path_factory.mktemp("forked"))
+    yield made
+    made.close()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -6,8 +6,6 @@ import json
 import logging
 import math
 import os
-import subprocess
-import sys
 import threading
 import time
 from contextlib import nullcontext
@@ -332,7 +330,7 @@ def test_in_the_background_it_can_be_switched_off(monkeypatch):
 
 
 @pytest.mark.parametrize("runs", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_process_that_exits_meanwhile_does_so_cleanly(tmp_path, runs):
+def test_a_process_that_exits_meanwhile_does_so_cleanly(tmp_path, runs, forked):
     script = (
         "import time, torch, cswap\n"
         "model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU())\n"
@@ -340,11 +338,9 @@ def test_a_process_that_exits_meanwhile_does_so_cleanly(tmp_path, runs):
         "model(torch.randn(256, 64)).sum().backward()\n"
         "time.sleep(0.2)\n"
     )
-    environment = os.environ | {"CSWAP_CALIBRATE": "1", "CSWAP_CACHE_DIR": str(tmp_path)}
+    environment = {"CSWAP_CALIBRATE": "1", "CSWAP_CACHE_DIR": str(tmp_path)}
     for _ in range(runs):  # the second goes on where the first was
-        done = subprocess.run(
-            [sys.executable, "-c", script], env=environment, capture_output=True, text=True
-        )
+        done = forked.run(script, **environment)
         assert (done.returncode, done.stderr) == (0, "")
     assert list(tmp_path.glob("calibration/cpu-*.json"))
     assert not list(tmp_path.glob("calibration/*.lock"))

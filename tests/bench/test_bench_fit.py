@@ -17,19 +17,31 @@ from bench.fit import command, report
 from bench.fit.measure import CHECKPOINT, FIT, OFF
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    out = tmp_path_factory.mktemp("fit") / "fit.json"
+def fit(folder, settling, shares):
+    """Result file, output and document of the command on a small model."""
+    out = folder / "fit.json"
     with pytest.MonkeyPatch.context() as patch:
         # Small models: what cswap would leave alone as too small counts, too.
         patch.setenv("CSWAP_MIN_BYTES", "1KiB")
         patch.setattr(command, "N_THREADS", 1)
-        patch.setattr(command, "SHARES", (0.75, 0.5, 0.01))
-        patch.setattr("bench.fit.measure.SETTLING", 20)
+        patch.setattr(command, "SHARES", shares)
+        patch.setattr("bench.fit.measure.SETTLING", settling)
         options = ["--quick", "--models", "gpt", "--rounds", "2", "--out", str(out)]
         result = CliRunner().invoke(app, ["fit", *options], env={"COLUMNS": "250"})
     assert result.exit_code == 0, result.output
     return out, result.output, json.loads(out.read_text())
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    return fit(tmp_path_factory.mktemp("fit"), settling=20, shares=(0.75, 0.5, 0.01))
+
+
+def test_every_share_and_method_has_a_row(tmp_path):
+    _, _, document = fit(tmp_path, settling=20, shares=(0.75, 0.01))
+    assert document["complete"]
+    rows = {(row["share"], row["method"]) for row in document["rows"]}
+    assert {(None, OFF), *((share, m) for share in (0.75, 0.01) for m in (FIT, CHECKPOINT))} <= rows
 
 
 @pytest.mark.slow
@@ -58,8 +70,7 @@ def test_what_cannot_be_reached_says_so(found):
     assert other["how"] == "cannot be reached"
 
 
-def test_added_times_are_compared_where_both_are_known(found):
-    _, _, _document = found
+def test_added_times_are_compared_where_both_are_known():
     base = {"model": "m", "share": 0.5}
     rows = [
         {**base, "method": FIT, "time_of_off": 1.1, "added_of_checkpoint": None},

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +45,7 @@ def names(report):
     return [row["name"] for row in report.document["rows"]]
 
 
-def test_a_killed_run_goes_on_with_the_next_measurement(tmp_path):
+def test_a_killed_run_goes_on_with_the_next_measurement(tmp_path, forked):
     script = """
 import os, signal, sys
 from pathlib import Path
@@ -65,10 +62,8 @@ report = Report(Path(sys.argv[1]), "link", meter, {"name": "made up"})
 report.measure("one", lambda: [Row("one")], str)
 report.measure("two", killed, str)
 """
-    root = Path(__file__).parents[2]
-    path = os.pathsep.join([str(root), str(root / "kernels")])
-    command_line = [sys.executable, "-c", script, str(tmp_path)]
-    done = subprocess.run(command_line, env={**os.environ, "PYTHONPATH": path}, check=False)
+    roots = [str(Path(__file__).parents[2]), str(Path(__file__).parents[2] / "kernels")]
+    done = forked.run(f"import sys; sys.path[:0] = {roots}\n{script}", tmp_path)
     assert done.returncode == -signal.SIGKILL
     report = report_of(tmp_path)
     calls: list[str] = []

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import pytest
 
@@ -80,18 +78,11 @@ y = net(x)
 """
 
 
-def run(program):
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program],
-        env=os.environ, capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
-    return done.returncode, done.stderr
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.parametrize("program", [CHILD, GRAPH_ACROSS_A_FORK], ids=["steps", "one graph"])
-def test_a_forked_child_swaps_and_leaks_nothing(program):
-    assert run(program) == (0, "")
+def test_a_forked_child_swaps_and_leaks_nothing(program, forked):
+    done = forked.run(program)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 ALL, DEFAULTS = "min_bytes=0, codec='zvc', workers=2", "workers=1"
@@ -108,5 +99,6 @@ ALL, DEFAULTS = "min_bytes=0, codec='zvc', workers=2", "workers=1"
         pytest.param(DEFAULTS, "raise SystemExit", marks=pytest.mark.slow),
     ],
 )
-def test_a_process_that_ends_while_tensors_are_on_their_way_ends_cleanly(options, last):
-    assert run(ENDS.format(options=options, last=last)) == (0, "")
+def test_a_process_that_ends_while_tensors_are_on_their_way_ends_cleanly(options, last, forked):
+    done = forked.run(ENDS.format(options=options, last=last))
+    assert (done.returncode, done.stderr) == (0, "")

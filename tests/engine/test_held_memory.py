@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import statistics
-import subprocess
 import sys
 import time
 from functools import cache
@@ -30,17 +28,19 @@ MACHINE_CODE_BYTES = 5 * MIB
 """Kernels that default options choose and that the warm-up has not compiled."""
 
 
-@cache
-def held(activation, options):
+@pytest.fixture(scope="module")
+def held(forked):
     """Bytes above the heap before: in forward, in front of each step, after remove."""
     program = Path(__file__).with_name("memory_in_front_of_the_optimizer.py")
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(program), activation, options],
-        env=os.environ, capture_output=True, text=True, check=False, timeout=250,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+
+    @cache
+    def measured(activation, options):
+        done = forked.run(program.read_text("utf-8"), activation, options, timeout=250)
+        assert done.returncode == 0, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    return measured
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="mallinfo2 is glibc's")
@@ -54,7 +54,7 @@ def held(activation, options):
         pytest.param('{"workers": 0, "codec": "int8"}', marks=pytest.mark.slow),
     ],
 )
-def test_the_heap_in_front_of_the_optimizer_is_that_of_plain_training(activation, options):
+def test_the_heap_in_front_of_the_optimizer_is_that_of_plain_training(activation, options, held):
     plain, found = held(activation, "null"), held(activation, options)
     bound = max(plain["step"]) + POOLS_BYTES + MACHINE_CODE_BYTES
     # The accuracy guard holds copies of one layer's call in the second step and the third.

@@ -110,13 +110,25 @@ def drawn(monkeypatch):
     return figures
 
 
-def test_pictures_of_the_committed_results_are_legible(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "dtypes",
+    [
+        pytest.param(("float32",), id="float32"),
+        pytest.param(("float32", "bfloat16"), id="all", marks=pytest.mark.slow),
+    ],
+)
+def test_pictures_of_the_committed_results_are_legible(tmp_path, monkeypatch, dtypes):
     import bench.advisor.report
     import bench.swap.report
     from cswap.experiments.accuracy.pictures import pareto
     from cswap.experiments.accuracy.summary import current
 
-    figures = drawn(monkeypatch)
+    figures, sparsity = drawn(monkeypatch), plots._sparsity
+
+    def of_chosen(document, dtype):  # words of a picture take seconds to place
+        return sparsity(document, dtype) if dtype in dtypes else None
+
+    monkeypatch.setattr(plots, "_sparsity", of_chosen)
 
     def result(name):
         return json.loads((RESULTS / name).read_text())
