@@ -22,6 +22,7 @@ from bench.swap.measure import MEMCPY
 from bench.swap.stack import MIB, stack_task
 from bench.workloads import methods
 from bench.workloads.methods import METHODS, ON_CPU
+from cswap.advisor.rates import PRICES_S_PER_BYTE
 from cswap.experiments.meters.saved_bytes import Held, SavedBytes
 
 PEERS = ("TRL OffloadActivations", "torchtune OffloadActivations")
@@ -39,6 +40,7 @@ def found(tmp_path_factory):
     # Small batches: everything that cswap would leave alone as too small is swapped, too.
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CSWAP_MIN_BYTES", "1KiB")
+        patch.setitem(PRICES_S_PER_BYTE, "cpu", 1e-7)
         # Workers that get no core encode nothing before backward asks for it.
         patch.setenv("CSWAP_WORKERS", "0")
         # Two would wait for one another in busy loops where the machine has other work.
