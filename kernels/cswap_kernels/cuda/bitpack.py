@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from numba import cuda, int32, uint32, uint64
 
 from cswap_kernels.cuda.bitpack_words import WORDS
-from cswap_kernels.cuda.planes import parts_bytes, whole_groups
+from cswap_kernels.cuda.planes import fill_behind, parts_bytes, whole_groups
 from cswap_kernels.cuda.primitives import as_u64
 from cswap_kernels.cuda.quads import get_fields, halves, pair, put_fields
 from cswap_kernels.cuda.warps import WORD_TYPES, lane_id, n_warps, padded, warp_id, warp_max_u32
@@ -47,17 +47,6 @@ def encoded_bytes(n, width):
     """Bytes of an encoding of n words by ``width`` bits."""
     rows = int32(int32(width >> int32(3)) * padded(n))
     return int32(int32(int32(HEADER) + rows) + parts_bytes(n, int32(width & int32(7))))
-
-
-@cuda.jit(device=True)
-def fill_behind(x, n, value):
-    """Let the words of x from n on, up to a multiple of 64, be a value. Ends with a syncthreads."""
-    if n & int32(63):
-        i = int32(n + int32(cuda.threadIdx.x))
-        while i < whole_groups(n):
-            x[i] = value
-            i = int32(i + int32(cuda.blockDim.x))
-        cuda.syncthreads()
 
 
 @cuda.jit(device=True)

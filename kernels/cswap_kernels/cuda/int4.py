@@ -74,6 +74,89 @@ def grid_of(low, high, top):
     return bits, zero
 
 
+@cuda.jit(device=True)
+def sections(n):
+    """Groups of n words, the byte at which codes begin behind their scales, and bytes of codes."""
+    n_groups = int32((n + int32(31)) >> int32(5))
+    half = int32(int32(int32(n_groups + int32(1)) >> int32(1)) << int32(5))
+    return n_groups, padded(int32(n_groups << int32(2))), half
+
+
+@cuda.jit(device=True)
+def random_of_row(row, key, stream):
+    """Four u32 for each lane, for the four groups of a row of the tensor.
+
+    The 16 counters of a row give eight values 16 bits each: number g of the counter of lane % 16
+    has those of group g, the low half for the lanes below 16.
+    """
+    k0, k1 = uint32(key & uint64(0xFFFFFFFF)), uint32(key >> uint64(32))
+    c2, c3 = uint32(stream & uint64(0xFFFFFFFF)), uint32(stream >> uint64(32))
+    counter = uint64(uint64(row) << uint64(4))
+    counter = uint64(counter | uint64(uint32(lane_id() & int32(15))))
+    c0, c1 = uint32(counter & uint64(0xFFFFFFFF)), uint32(counter >> uint64(32))
+    return philox4x32(c0, c1, c2, c3, k0, k1)
+
+
+@cuda.jit(device=True)
+def random_of(four, g):
+    """The 16 bits of this lane's word in group g of a row, from `random_of_row`."""
+    r0, r1, r2, r3 = four
+    random = r0 if g == 0 else r1 if g == 1 else r2 if g == 2 else r3
+    if lane_id() >= int32(16):
+        random = uint32(random >> uint32(16))
+    return random
+
+
+@cuda.jit(device=True)
+def magnitude_of(value):
+    """Bits of |x| of a float32, from `ordered` ones."""
+    return int32(~value) if value < int32(0) else value
+
+
+@cuda.jit(device=True)
+def put_scale(scales, group, low, high, amax):
+    """Write a group's step and z: (low, z, z times step, 65536 / step). amax: bits of max |x|."""
+    step_bits, zero = grid_of(low, high, amax)
+    if lane_id() == int32(0):
+        upper = uint32(unsigned(int32(zero)) << uint32(16))
+        scales[group] = uint32(uint32(step_bits >> uint32(16)) | upper)
+    step = bits_f32(step_bits)
+    return low, zero, float32(zero * step), float32(float32(65536.0) / step)
+
+
+@cuda.jit(device=True)
+def code_of(value, grid, random):
+    """The code (u8) of a value in a group of which `put_scale` gave ``grid``, rounded at random."""
+    low, zero, base, inverse = grid
+    y = float32(float32(value - base) * inverse)
+    y = float32(min(float32(max(y, float32(0.0))), float32(TOP)))
+    q = int32(int32(rint(y)) + signed(uint32(random & uint32(0xFFFF))))
+    q = int32(q >> int32(16))
+    if low >= float32(0.0) and zero == float32(0.0) and value > float32(0.0):
+        q = int32(max(q, int32(1)))
+    return uint8(q)
+
+
+@cuda.jit(device=True)
+def zero_codes(codes, first, last):
+    """Zero codes[first:last]."""
+    i = int32(first + int32(cuda.threadIdx.x))
+    while i < last:
+        codes[i] = uint8(0)
+        i = int32(i + int32(cuda.blockDim.x))
+
+
+@cuda.jit(device=True)
+def pack(codes, half):
+    """Two codes per byte, of words ``half`` apart, from one per byte. Ends with a syncthreads."""
+    i = int32(cuda.threadIdx.x)
+    while i < half:
+        upper = uint32(uint32(codes[int32(i + half)]) << uint32(4))
+        codes[i] = uint8(uint32(uint32(codes[i]) | upper))
+        i = int32(i + int32(cuda.blockDim.x))
+    cuda.syncthreads()
+
+
 def int4_tile(word, as_words):
     """(measure, write, decode) for words of ``word`` bytes; contract: container.py.
 
@@ -82,85 +165,64 @@ def int4_tile(word, as_words):
     load, store = float_access(word)
 
     @cuda.jit(device=True)
+    def seen(x, i, n, kind):
+        # (value, smallest, largest as `ordered`, exponent and 1 << 20 unless 0) of one word, the
+        # last three to be reduced over a group.
+        value, low, high, counts = float32(0.0), int32(HIGHEST), int32(LOWEST), int32(0)
+        if i < n:
+            value = load(x, i, kind)
+            bits = f32_bits(value)
+            magnitude = signed(uint32(bits & uint32(MAGNITUDE)))
+            low = ordered(bits)
+            high, counts = low, int32(magnitude >> int32(23))
+            if magnitude != int32(0):
+                counts = int32(counts + int32(1 << 20))
+        return value, low, high, counts
+
+    @cuda.jit(device=True)
+    def put_row(x, n, row, scales, codes, kind, random, found):
+        # Scales and codes of a row's groups, unless values are too large; `found`, carried on.
+        (top, exponents, n_nonzero), n_groups = found, int32((n + int32(31)) >> int32(5))
+        for g in range(4):
+            group = int32(int32(row << int32(2)) + int32(g))
+            i = int32(int32(group << int32(5)) + lane_id())
+            value, low, high, counts = seen(x, i, n, kind)
+            low, high, counts = warp_min(low), warp_max(high), warp_sum(counts)
+            exponents = int32(exponents + int32(counts & int32(0xFFFFF)))
+            n_nonzero = int32(n_nonzero + int32(counts >> int32(20)))
+            amax = int32(0)
+            if group < n_groups:
+                amax = int32(max(magnitude_of(high), magnitude_of(low)))
+            top = int32(max(top, amax))
+            if group < n_groups and top < int32(LIMIT):
+                grid = put_scale(
+                    scales, group, bits_f32(unordered(low)), bits_f32(unordered(high)), amax
+                )
+                own = random_of(random, g)
+                if i < n:
+                    codes[i] = code_of(value, grid, own)
+        return top, exponents, n_nonzero
+
+    @cuda.jit(device=True)
     def encode(x, n, dst, tmp, a0, a1, a2, a3, first):
-        kind, lane = int32(a0), lane_id()
-        n_groups = int32((n + int32(31)) >> int32(5))
-        start = padded(int32(n_groups << int32(2)))
+        n_groups, start, half = sections(n)
         zero_bytes(dst, int32(n_groups << int32(2)), start)
-        half = int32(int32(int32(n_groups + int32(1)) >> int32(1)) << int32(5))
         scales, codes = as_u32(dst), advance(dst, start)  # one code per byte, at first
-        i = int32(n + int32(cuda.threadIdx.x))
-        while i < int32(half << int32(1)):
-            codes[i] = uint8(0)
-            i = int32(i + int32(cuda.blockDim.x))
-        k0, k1 = uint32(a1 & uint64(0xFFFFFFFF)), uint32(a1 >> uint64(32))
-        c2, c3 = uint32(a2 & uint64(0xFFFFFFFF)), uint32(a2 >> uint64(32))
-        top, exponents, n_nonzero = int32(0), int32(0), int32(0)
-        row = warp_id()
+        zero_codes(codes, n, int32(half << int32(1)))
+        found, row = (int32(0), int32(0), int32(0)), warp_id()
         while int32(row << int32(2)) < n_groups:
-            # The 16 counters of a row give eight values 16 bits each: number g of the counter of
-            # lane % 16 has those of group g, the low half for the lanes below 16.
-            counter = uint64(uint64(int64(int64(first >> int64(7)) + int64(row))) << uint64(4))
-            counter = uint64(counter | uint64(uint32(lane & int32(15))))
-            c0, c1 = uint32(counter & uint64(0xFFFFFFFF)), uint32(counter >> uint64(32))
-            r0, r1, r2, r3 = philox4x32(c0, c1, c2, c3, k0, k1)
-            for g in range(4):
-                group = int32(int32(row << int32(2)) + int32(g))
-                i = int32(int32(group << int32(5)) + lane)
-                value, inside = float32(0.0), i < n
-                lo, hi, counts = int32(HIGHEST), int32(LOWEST), int32(0)
-                if inside:
-                    value = load(x, i, kind)
-                    bits = f32_bits(value)
-                    magnitude = signed(uint32(bits & uint32(MAGNITUDE)))
-                    lo = ordered(bits)
-                    hi, counts = lo, int32(magnitude >> int32(23))
-                    if magnitude != int32(0):
-                        counts = int32(counts + int32(1 << 20))
-                lo, hi, counts = warp_min(lo), warp_max(hi), warp_sum(counts)
-                exponents = int32(exponents + int32(counts & int32(0xFFFFF)))
-                n_nonzero = int32(n_nonzero + int32(counts >> int32(20)))
-                amax = int32(0)
-                if group < n_groups:
-                    above = int32(~hi) if hi < int32(0) else hi
-                    below = int32(~lo) if lo < int32(0) else lo
-                    amax = int32(max(above, below))
-                top = int32(max(top, amax))
-                if group < n_groups and top < int32(LIMIT):
-                    low, high = bits_f32(unordered(lo)), bits_f32(unordered(hi))
-                    step_bits, zero = grid_of(low, high, amax)
-                    step = bits_f32(step_bits)
-                    if lane == int32(0):
-                        upper = uint32(unsigned(int32(zero)) << uint32(16))
-                        scales[group] = uint32(uint32(step_bits >> uint32(16)) | upper)
-                    base, inverse = float32(zero * step), float32(float32(65536.0) / step)
-                    random = r0 if g == 0 else r1 if g == 1 else r2 if g == 2 else r3
-                    if lane >= int32(16):
-                        random = uint32(random >> uint32(16))
-                    if inside:
-                        y = float32(float32(value - base) * inverse)
-                        y = float32(min(float32(max(y, float32(0.0))), float32(TOP)))
-                        q = int32(int32(rint(y)) + signed(uint32(random & uint32(0xFFFF))))
-                        q = int32(q >> int32(16))
-                        if low >= float32(0.0) and zero == float32(0.0) and value > float32(0.0):
-                            q = int32(max(q, int32(1)))
-                        codes[i] = uint8(q)
+            random = random_of_row(int64(int64(first >> int64(7)) + int64(row)), a1, a2)
+            found = put_row(x, n, row, scales, codes, int32(a0), random, found)
             row = int32(row + n_warps())
+        top, exponents, n_nonzero = found
         if any_raw(top, exponents, n_nonzero, tmp):
             return int32(-1)
-        i = int32(cuda.threadIdx.x)
-        while i < half:
-            upper = uint32(uint32(codes[int32(i + half)]) << uint32(4))
-            codes[i] = uint8(uint32(uint32(codes[i]) | upper))
-            i = int32(i + int32(cuda.blockDim.x))
-        cuda.syncthreads()
+        pack(codes, half)
         return int32(start + half)
 
     @cuda.jit(device=True)
     def decode(src, nbytes, x, n, tmp, a0, a1, a2, a3, first):
-        n_groups = int32((n + int32(31)) >> int32(5))
-        start = padded(int32(n_groups << int32(2)))
-        half = int32(int32(int32(n_groups + int32(1)) >> int32(1)) << int32(5))
+        _, start, half = sections(n)
         if nbytes != int32(start + half):
             return int32(-1)
         scales, codes = as_u32(src), advance(src, start)

@@ -24,3 +24,14 @@ def parts_bytes(n, bits):
     if bits & int32(1):
         total = int32(total + padded(int32(m >> int32(3))))
     return total
+
+
+@cuda.jit(device=True)
+def fill_behind(x, n, value):
+    """Let the words of x from n on, up to a multiple of 64, be a value. Ends with a syncthreads."""
+    if n & int32(63):
+        i = int32(n + int32(cuda.threadIdx.x))
+        while i < whole_groups(n):
+            x[i] = value
+            i = int32(i + int32(cuda.blockDim.x))
+        cuda.syncthreads()
