@@ -9,7 +9,7 @@ STAMP := .venv/.installed
 RECORD ?=
 PYTEST := $(BIN)/pytest --timeout 300 -n 2 --dist worksteal $(if $(RECORD),--record-versions $(RECORD))
 # mypy, a minute from a cold start, runs beside the tests; its report follows theirs.
-# Where no kernel is compiled, as in CI, that is done first, beside mypy: two processes of pytest would
+# Where no kernels have been compiled yet, as in CI, that is done first, beside mypy: two processes of pytest would
 # both compile most of them. These are what many tests need; it takes as long as mypy.
 KERNELS := .cache/numba
 WARM := bitpack csr expk int8 rle zvc zvc+expk

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 from collections import Counter
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,9 +95,16 @@ class Forked:
         server.stdin.flush()
         pids = json.loads(server.stdout.readline())
         late = threading.Timer(timeout, _kill, (pids,))
+        late.daemon = True
         late.start()
-        codes = json.loads(server.stdout.readline())
-        late.cancel()
+        try:
+            codes = json.loads(server.stdout.readline())
+        except BaseException:  # its answers are not to be taken for those to the next jobs
+            _kill([*pids, server.pid])
+            self._server = None
+            raise
+        finally:
+            late.cancel()
         return [
             subprocess.CompletedProcess(
                 job["arguments"], code, *(Path(file).read_text("utf-8") for file in job["files"])
@@ -130,7 +138,8 @@ class Forked:
 
 def _kill(pids: list[int]) -> None:
     for pid in pids:
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture(scope="session")

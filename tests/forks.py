@@ -7,11 +7,12 @@ them have ended, their exit codes. A child becomes a program like any other: it 
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import sys
 import warnings
+
+import torch
 
 import cswap.api
 import cswap.codecs.tiled
@@ -25,10 +26,12 @@ def become(job):
     for descriptor, opened in enumerate([null, *(os.open(f, flags) for f in job["files"])]):
         os.dup2(opened, descriptor)
         os.close(opened)
+    os.environ.clear()
     os.environ.update(job["environment"])
+    if "OMP_NUM_THREADS" in os.environ:  # which torch has read already
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     sys.argv = ["-c", *job["arguments"]]
     warnings.simplefilter("ignore")
-    gc.unfreeze()
 
 
 def answer(numbers):
@@ -41,7 +44,6 @@ def next_program():
     """Serve jobs; the text of the program, in a child that is to run it."""
     del sys.path[0]  # this folder, whose subfolders have names of packages
     while line := sys.stdin.readline():
-        gc.freeze()  # a collection in a child would copy every page
         pids = []
         for job in json.loads(line):
             pid = os.fork()
@@ -50,6 +52,8 @@ def next_program():
                 return job["program"]
             pids.append(pid)
         answer(pids)
+        for pid in pids:  # until all have ended, their numbers stay theirs: one may be killed
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         answer([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids])
     return ""
 

@@ -16,7 +16,8 @@ UNKNOWN_RATES: Final = {
     "cuda": CodecRate(50 * _G, 50 * _G),
 }
 """By kind of device, of codecs that declare no rates: assumed, not measured. Slow on purpose: the
-advisor takes such a codec only where its ratio is worth it, until measurements correct the rate."""
+advisor takes such a codec only where its ratio is worth it, until measurements correct the rate.
+At the price of a byte below, one that halves its tensors is not worth its time on a CPU."""
 
 DEFAULT_PRICE_S_PER_BYTE: Final = 1.35e-9
 """Worth of a byte of memory on a CPU: the seconds that torch's checkpointing takes for it.

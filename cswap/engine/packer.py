@@ -317,7 +317,7 @@ class Packer:
             token.lane.hold_within(max(0, self._budget_bytes - self._window.nbytes))
 
     def _swap_out(self, token: Token, place: Place | None = None, *, fresh: bool = False) -> bool:
-        # Whether something was worth its time. place: None once the tensor's step has gone on.
+        # Whether something was worth its time. place: None for a tensor that leaves the window.
         # fresh: see `Advisor.choose`.
         handle, source = token.handle, token.source
         if handle.state is not State.KEPT or source is None:

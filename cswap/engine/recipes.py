@@ -70,22 +70,22 @@ class Place:
         recipe: of the tensor that was saved here last.
         rest: see Note [a tensor that rests] in rest.py; None: the tensor does not rest.
         shares: it rests because the tensor rests whose memory it shares.
-        formula: by which the tensor could be computed again.
-        recomputed_at: position and price of a byte at which that was worth its time last; None: it
-            was not.
+        formula: by which the tensor could be computed again; None: it could not.
+        worth_at: position, price of a byte and number of refused trials at which that was worth its
+            time last; None: it was not.
     """
 
     recipe: Recipe
     rest: Rest | None = None
     shares: bool = False
     formula: Formula | None = None
-    recomputed_at: tuple[int, float] | None = None
+    worth_at: tuple[int, float, int] | None = None
 
     def note(self, remat: Remat | None) -> None:
         """The tensor that is saved here now can be computed again like this; None: it cannot."""
         formula = None if remat is None else remat.formula
         if formula is not self.formula:
-            self.formula, self.recomputed_at = formula, None
+            self.formula, self.worth_at = formula, None
 
 
 class RecipeBook:

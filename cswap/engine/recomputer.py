@@ -82,6 +82,7 @@ class Recomputer:
         self._exact = Finder(partial(_depth_of, lossy_ok=False))
         self._lossy = Finder(partial(_depth_of, lossy_ok=True))
         self._trials: dict[_Key, Trial] = {}
+        self._refused = 0  # trials that disagreed where one had agreed
         self.note_ready: Callable[[Token], None] = lambda _: None
 
     def find(self, tensor: torch.Tensor, handle: Handle, place: Place) -> Remat | None:
@@ -93,6 +94,7 @@ class Recomputer:
             place: where in the step it is saved.
         """
         if not handle.whole or handle.gathered:
+            place.note(None)
             return None
         finder = self._lossy if handle.lossy_ok else self._exact
         found = finder.find(tensor, place.formula)
@@ -107,16 +109,17 @@ class Recomputer:
         Args:
             token: its ``remat`` says how.
             place: where in the step it is saved, if that is known.
-            fresh: whether to time it once more; many steps have passed since it was looked at.
+            fresh: whether to time it once more, if it was not worth it: many steps have passed.
         """
         if place is None:
             return self._is_worth(token, fresh=fresh)
         handle = token.handle
-        now = handle.position, self._advisor.price(token.lane.device.kind)
-        if place.recomputed_at == now:  # nothing has changed since
+        price = self._advisor.price(token.lane.device.kind)
+        now = handle.position, price, self._refused
+        if place.worth_at == now:  # nothing has changed since
             return True
         worth = self._is_worth(token, fresh=fresh)
-        place.recomputed_at = now if worth else None
+        place.worth_at = now if worth else None
         return worth
 
     def _is_worth(self, token: Token, *, fresh: bool) -> bool:
@@ -154,6 +157,7 @@ class Recomputer:
             latest = self._try(token, remat)
             seconds = min(trial.seconds, latest.seconds)
             trial = self._trials[key] = Trial(latest.agrees, seconds)
+            self._refused += not latest.agrees
         return trial
 
     def run(self, remat: Remat) -> torch.Tensor:

@@ -40,11 +40,11 @@ class Finder:
 
         Args:
             depth_of: returns the number of operators between a packed object and bytes that are
-                held: 0 for a tensor that is kept or swapped, `Remat.depth` for a tensor that is
+                held: 0 for a tensor that is kept or swapped, `Formula.depth` for a tensor that is
                 computed again, None for an object that is not the engine's.
             max_depth: largest number of operators in a row; each costs time at unpack.
             max_passes: largest number of reads and writes of memory of the tensor's size.
-            through_unsaved: whether intermediate values may be unsaved; see `Remat.unseen`.
+            through_unsaved: whether intermediate values may be unsaved; see `Formula.unseen`.
         """
         self._limits = Limits(depth_of, max_depth, max_passes, through_unsaved)
 

@@ -6,7 +6,7 @@ A search is a function of what it reads: the types of nodes, their numbers, whic
 and how deep the packed objects in the others are. So a `Reader` takes down each read with what it
 found. In the next step the same call site saves another tensor, made by other nodes. If every read
 finds there what it found before, the search would find the same steps, and only the packed objects
-and the copies of leaves are new. Reading again takes a third of a search.
+and the copies of leaves are new. Reading again takes less than half the time of a search.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ MOST_CONSTANT_SHARE: Final = 64
 _NUMBERS: Final = frozenset({torch.float64, torch.int64, torch.complex128, torch.bool})
 """Dtypes in which torch wraps Python's numbers."""
 
+_SIGNED_ZEROS: Final = (float, complex)
+
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -39,8 +41,8 @@ class What(enum.Enum):
 
     __hash__ = object.__hash__  # Enum's own is Python code, and these are keys
 
-    BELOW = "type and number of the node at an edge"
-    NUMBER = "saved argument that is not a tensor"
+    BELOW = "type of the node at an edge, and number of its output"
+    ARGUMENT = "saved argument that is not a tensor"
     OUTPUT = "dtype, device and sizes of an output"
     VARIABLE = "dtype and device of a leaf"
     EMPTY = "slot without a tensor"
@@ -56,7 +58,7 @@ class Read(NamedTuple):
         what: was read.
         node: number of the node: the root is 0, then every `What.BELOW` adds one.
         name: of the attribute, or number of the edge or the output.
-        found: by the search. Of an input: its depth, and its number.
+        found: by the search. Of an input: its depth, and its index among the inputs.
     """
 
     what: What
@@ -85,10 +87,10 @@ class Reader:
         self._nodes.append(below)
         return below, number
 
-    def number(self, node: Any, name: str) -> object:
+    def argument(self, node: Any, name: str) -> object:
         """A saved argument that is not a tensor."""
-        found = _number(node, f"_saved_{name}")
-        self._note(What.NUMBER, node, f"_saved_{name}", found)
+        found = _argument(node, f"_saved_{name}")
+        self._note(What.ARGUMENT, node, f"_saved_{name}", found)
         return found
 
     def output(self, node: Any, number: int) -> tuple[torch.dtype, torch.device, tuple[int, ...]]:
@@ -120,7 +122,7 @@ class Reader:
         return _constant(getattr(node, f"_raw_saved_{name}").data)
 
     def leaf(self, node: Any, nbytes: int) -> torch.Tensor:
-        """A copy of a leaf, for a tensor of this size."""
+        """A copy of a leaf. Args: nbytes: of the tensor that is to be computed."""
         self._note(What.LEAF, node, "variable")
         return _leaf(node.variable, nbytes)
 
@@ -183,10 +185,12 @@ def _is_input(
 
 def _same(a: Any, b: Any) -> bool:
     # 1, 1.0 and True give results of different dtypes, and 0.0 and -0.0 different bits.
-    return type(a) is type(b) and a == b and (a != 0 or repr(a) == repr(b))
+    if type(a) is not type(b) or a != b:
+        return False
+    return type(a) not in _SIGNED_ZEROS or repr(a) == repr(b)
 
 
-def _number(node: Any, name: str) -> object:
+def _argument(node: Any, name: str) -> object:
     # Negative symbolic integers are stored as their two's complement.
     value = getattr(node, name)
     if type(value) is int and value >= 1 << 63:
@@ -227,7 +231,7 @@ def _leaf(variable: torch.Tensor, nbytes: int) -> torch.Tensor:
 
 
 _LOOKS: Final[dict[What, Callable[[Any, Any], object]]] = {
-    What.NUMBER: _number,
+    What.ARGUMENT: _argument,
     What.OUTPUT: _output,
     What.VARIABLE: _variable,
     What.EMPTY: _slot,

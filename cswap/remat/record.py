@@ -158,7 +158,8 @@ class Remat:
                 norms use their saved statistics, which are not those of the changed input.
 
         Returns:
-            A new tensor without a history, with `layout`, at the beginning of its own storage.
+            A new tensor without a history, with the formula's layout, at the beginning of its own
+            storage.
 
         Raises:
             InternalError: the result has another shape, dtype or device.
@@ -184,7 +185,7 @@ class Remat:
         Only this check finds ``y.data = other``, which autograd does not see.
 
         Args:
-            tensor: memory of `layout`.
+            tensor: memory of the formula's layout.
             inputs: see `run`.
         """
         return same_bits(self.run(inputs), tensor)

@@ -9,7 +9,7 @@ like any other. A tensor is the result of its node if three conditions hold:
 * No unknown write came after the node: the tensor's version is 0, or its node is saving it at this
   moment. An address proves nothing, because it is reused after a tensor is freed.
 * The inputs have their values of that time. For saved inputs this holds, because their unpack
-  compares versions. Unsaved inputs are computed again themselves, and `Remat.unseen` counts them.
+  compares versions. Unsaved inputs are computed again themselves, and `Formula.unseen` counts them.
 * The result has memory of its own, from the first byte of a storage to the last.
 """
 
@@ -145,13 +145,13 @@ class Search:
             return self._viewed(node, number, row, level)
         if level >= self._limits.max_depth:
             raise NotFoundError
-        if row.trains and self._read.number(node, "training") is not True:
+        if row.trains and self._read.argument(node, "training") is not True:
             raise NotFoundError
         if row.rounds_statistics:
             self._check_statistics(node, number, level)
         below = strides if row.keeps_strides else None
         operands = tuple([self._operand(node, o, below, level) for o in row.operands])
-        constants = tuple([self._read.number(node, name) for name in row.constants])
+        constants = tuple([self._read.argument(node, name) for name in row.constants])
         if row.extra:
             constants += self._extra(node, number, row, strides, level)
         self._passes += len(operands) + 1 + (REDUCTION_PASSES if row.kind == "reduction" else 0)
@@ -170,7 +170,7 @@ class Search:
         below, below_number = self._read.below(node, 0)
         strides = None
         if view.fresh:  # only `reshape` makes such a view, from a contiguous copy
-            sizes = self._read.number(node, "self_sym_sizes")
+            sizes = self._read.argument(node, "self_sym_sizes")
             strides = _contiguous(sizes)  # type: ignore[arg-type]
         operand = self._value(below, below_number, strides, level)
         constants = constants_of(view, self._read, node, number)

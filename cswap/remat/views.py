@@ -102,7 +102,7 @@ def constants_of(view: View, read: Reader, node: Any, number: int) -> tuple[obje
     found: list[object] = []
     if view.sizes:
         found.append(read.output(node, number)[2])
-    found += [read.number(node, name) for name in view.constants]
+    found += [read.argument(node, name) for name in view.constants]
     if view.number:
         found.append(number)
     return tuple(found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
 
 import cswap
+from cswap.advisor.call_site import Site
+from cswap.engine.recipes import Place
+from cswap.engine.recomputer import Trial
 from cswap.engine.saved.rest import FIRST_STEPS
 from cswap.testing.engines import assert_empty
 
@@ -220,3 +224,23 @@ def test_policies_that_are_compared_plans_and_checksums_do_without(options):
     with cswap.install(model, min_bytes=0, workers=0, **options) as handle:
         gradients(model, x)
     assert "remat" not in handle.stats.by_codec
+
+
+def test_a_chain_that_disagrees_once_is_used_nowhere_in_its_scope(monkeypatch):
+    saved = SimpleNamespace(site=Site("scope"), position=0, raw_nbytes=1 << 20)
+    token: Any = SimpleNamespace(
+        handle=saved,
+        remat=SimpleNamespace(formula=SimpleNamespace(operator="gelu")),
+        lane=SimpleNamespace(device=SimpleNamespace(kind="cpu")),
+    )
+    recipe: Any = None
+    here, there = Place(recipe), Place(recipe)
+    with cswap.install(torch.nn.GELU()) as handle:
+        recomputer = handle.engine._state.recomputer
+        monkeypatch.setattr(recomputer, "_try", lambda *_: Trial(agrees=True, seconds=1e-6))
+        assert recomputer.is_worth(token, here)
+        assert here.worth_at is not None
+        monkeypatch.setattr(recomputer, "_try", lambda *_: Trial(agrees=False, seconds=1e-6))
+        assert recomputer.is_worth(token, here, fresh=True)  # nothing has changed since
+        assert not recomputer.is_worth(token, there, fresh=True)
+        assert not recomputer.is_worth(token, here)

@@ -37,6 +37,10 @@ PAIRS: dict[str, tuple[Function, Function]] = {
         lambda x: functional.leaky_relu(x, 0.0),
         lambda x: functional.leaky_relu(x, -0.0),
     ),
+    "the sign of an imaginary zero": (
+        lambda x: saver(torch.complex(x, x) ** complex(2, 0.0)).abs(),
+        lambda x: saver(torch.complex(x, x) ** complex(2, -0.0)).abs(),
+    ),
     "a text": (functional.gelu, lambda x: functional.gelu(x, approximate="tanh")),
     "a dimension": (lambda x: x.softmax(0), lambda x: x.softmax(1)),
     "an operator below": (lambda x: x.abs().neg(), lambda x: x.sin().neg()),
