@@ -42,7 +42,7 @@ _WORKLOADS: Final = (
 )
 _ENGINE: Final = (
     *("cswap/engine", "cswap/hooks.py", "cswap/pool.py", "cswap/devices", "cswap/stores"),
-    *("cswap/advisor", *_CODECS, *_PROFILER),
+    *("cswap/advisor", "cswap/remat", *_CODECS, *_PROFILER),
 )
 _PLANNER: Final = (
     *("cswap/plan", "cswap/schema/plan.py", "cswap/schema/trace.py", "cswap/advisor/cswap_plus.py"),
@@ -61,15 +61,15 @@ _LOSSY: Final = (
 
 MEASURED: Final[dict[str, tuple[str, ...]]] = {
     "codecs": (
-        *(*_EVERY_CODEC, "cswap/experiments/codecs", "cswap/experiments/meters/timing.py"),
+        *(*_CODECS, "cswap/experiments/codecs", "cswap/experiments/meters/timing.py"),
         *("!cswap/experiments/codecs/plots.py", "!cswap/experiments/codecs/tables.py"),
     ),
     "swap": (
         *(*_ENGINE, "bench/swap", "!bench/swap/report.py", _METERS, *_WORKLOADS),
         "bench/workloads/methods.py",
     ),
-    "workloads": (*_ENGINE, "cswap/remat", "bench/frameworks", _METERS),
-    "fit": (*_ENGINE, "cswap/fit", "cswap/remat", "bench/fit", _METERS, *_WORKLOADS),
+    "workloads": (*_ENGINE, "bench/frameworks", _METERS),
+    "fit": (*_ENGINE, "cswap/fit", "bench/fit", _METERS, *_WORKLOADS),
     "inlined": ("cswap/compiled", "bench/inlined", *_WORKLOADS),
     "overhead": (*_ENGINE, "bench/overhead"),
     "accuracy": (*_LOSSY, "cswap/experiments/accuracy/gradients.py"),
