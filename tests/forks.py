@@ -58,4 +58,5 @@ def next_program():
     return ""
 
 
-exec(compile(next_program(), "<program>", "exec", dont_inherit=True))
+if __name__ == "__main__":
+    exec(compile(next_program(), "<program>", "exec", dont_inherit=True))
