@@ -73,7 +73,7 @@ def main(activation, options):
 
     step()
     # The accuracy guard gives gradients of outputs, for which torch imports sympy: 14 MiB.
-    torch.autograd.grad(net(x[:1]), net[0].weight, torch.ones(1, 256))
+    torch.autograd.grad(net(x[:1]), next(net.parameters()), torch.ones(1, 256))
     codec = options.get("codec", "zvc") if options else "zvc"
     for warm in (codec, "auto"):
         with cswap.install(net, codec=warm, workers=0, guard_every=0):
