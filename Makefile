@@ -10,13 +10,13 @@ RECORD ?=
 PYTEST := $(BIN)/pytest --timeout 300 -n 2 --dist worksteal $(if $(RECORD),--record-versions $(RECORD))
 # mypy, a minute from a cold start, runs beside the tests; its report follows theirs.
 # Where no kernels have been compiled yet, as in CI, that is done first, beside mypy: two processes of pytest would
-# both compile most of them. These are what many tests need; it takes as long as mypy.
+# both compile most of them. These are what many tests need.
 KERNELS := .cache/numba
-WARM := bitpack csr expk int8 rle zvc zvc+expk
+WARM = NUMBA_CACHE_DIR=$(CURDIR)/$(KERNELS) OMP_NUM_THREADS=1 $(BIN)/cswap warm
 BESIDE_CHECK = @mkdir -p .cache; \
 	$(MAKE) --no-print-directory check >.cache/check.log 2>&1 & check=$$!; \
 	trap 'kill $$check' INT TERM; \
-	[ -d $(KERNELS) ] || NUMBA_CACHE_DIR=$(CURDIR)/$(KERNELS) OMP_NUM_THREADS=1 $(BIN)/cswap warm $(WARM); \
+	[ -d $(KERNELS) ] || { $(WARM) bitpack csr expk & warm=$$!; $(WARM) int8 rle zvc zvc+expk; wait $$warm; }; \
 	$(PYTEST) -m "$(1)"; tested=$$?; \
 	wait $$check; checked=$$?; \
 	cat .cache/check.log; [ $$tested = 0 ] && [ $$checked = 0 ]
