@@ -102,9 +102,7 @@ def random_of(four, g):
     """The 16 bits of this lane's word in group g of a row, from `random_of_row`."""
     r0, r1, r2, r3 = four
     random = r0 if g == 0 else r1 if g == 1 else r2 if g == 2 else r3
-    if lane_id() >= int32(16):
-        random = uint32(random >> uint32(16))
-    return random
+    return uint32(random >> uint32(lane_id() & int32(16)))
 
 
 @cuda.jit(device=True)
