@@ -15,7 +15,7 @@ KERNELS := .cache/numba
 WARM = NUMBA_CACHE_DIR=$(CURDIR)/$(KERNELS) OMP_NUM_THREADS=1 $(BIN)/cswap warm
 BESIDE_CHECK = @mkdir -p .cache; \
 	$(MAKE) --no-print-directory check >.cache/check.log 2>&1 & check=$$!; \
-	trap 'kill $$check' INT TERM; \
+	trap 'kill $$check $$warm; exit 130' INT TERM; \
 	[ -d $(KERNELS) ] || { $(WARM) bitpack csr expk & warm=$$!; $(WARM) int8 rle zvc zvc+expk; wait $$warm; }; \
 	$(PYTEST) -m "$(1)"; tested=$$?; \
 	wait $$check; checked=$$?; \

@@ -22,8 +22,8 @@ At the price of a byte below, one that halves its tensors is not worth its time 
 DEFAULT_PRICE_S_PER_BYTE: Final = 1.35e-9
 """Worth of a byte of memory on a CPU: the seconds that torch's checkpointing takes for it.
 
-The median over the eleven models of bench/results/cpu/workloads.json, from 1.1e-9 (timm's ViT) to
-8.6e-9 (GCN): extra time of a step over the bytes that are held less.
+The median over the eleven models of `bench workloads`: extra time of a step over the bytes that are
+held less. Three runs on one machine: docs/decisions.md.
 """
 
 HOOKS_S: Final = 60e-6
