@@ -36,6 +36,11 @@ _CACHE = tempfile.TemporaryDirectory(prefix="cswap-tests-")
 os.environ["CSWAP_CACHE_DIR"] = _CACHE.name
 os.environ["CSWAP_CALIBRATE"] = "0"
 
+# Started in the background (nohup, a CI agent), Python ignores Ctrl-C, and so would every program
+# that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # All processes of all runs share the compiled CPU kernels. Numba finds them by the source's text.
 os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(__file__).parents[1] / ".cache" / "numba"))
 
