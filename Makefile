@@ -12,11 +12,12 @@ PYTEST := $(BIN)/pytest --timeout 300 -n 2 --dist worksteal $(if $(RECORD),--rec
 # Where no kernels have been compiled yet, as in CI, that is done first, beside mypy: two processes of pytest would
 # both compile most of them. These are what many tests need.
 KERNELS := .cache/numba
-WARM = NUMBA_CACHE_DIR=$(CURDIR)/$(KERNELS) OMP_NUM_THREADS=1 $(BIN)/cswap warm
+WARM = NUMBA_CACHE_DIR=$(CURDIR)/$(KERNELS) OMP_NUM_THREADS=1 \
+	$(BIN)/cswap warm --jobs 2 expk bitpack csr rle zvc+expk int8
 BESIDE_CHECK = @mkdir -p .cache; \
 	$(MAKE) --no-print-directory check >.cache/check.log 2>&1 & check=$$!; \
-	trap 'kill $$check $$warm; exit 130' INT TERM; \
-	[ -d $(KERNELS) ] || { $(WARM) bitpack csr expk & warm=$$!; $(WARM) int8 rle zvc zvc+expk; wait $$warm; }; \
+	trap 'kill $$check; exit 130' INT TERM; \
+	[ -d $(KERNELS) ] || $(WARM); \
 	$(PYTEST) -m "$(1)"; tested=$$?; \
 	wait $$check; checked=$$?; \
 	cat .cache/check.log; [ $$tested = 0 ] && [ $$checked = 0 ]

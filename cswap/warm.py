@@ -6,6 +6,8 @@ a container is built.
 
 from __future__ import annotations
 
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -53,27 +55,41 @@ def names() -> list[str]:
     return [name for name in list_codecs() if _usable(name)]
 
 
-def steps(codecs: Sequence[str]) -> Iterator[str]:
+def steps(codecs: Sequence[str], jobs: int = 1) -> Iterator[str]:
     """Compile or load kernels one by one.
 
     Args:
         codecs: by name.
+        jobs: processes that share the work. 1 stays in this one.
 
     Yields:
-        The name of each codec once its kernels are there, then `PROFILER` and `PLANNER`.
+        The name of each codec once its kernels are there, then `PROFILER` and `PLANNER`. Of several
+        processes, in the order in which they end.
 
     Raises:
         CswapError: there is no such codec.
     """
+    names = [get_codec(name).name for name in codecs]
+    if jobs == 1:
+        yield from map(_compile, (*names, PROFILER, PLANNER))
+        return
+    # A fork would copy the locks of threads that torch and Numba have started.
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        longest_first = (PLANNER, *names, PROFILER)
+        for done in as_completed([pool.submit(_compile, name) for name in longest_first]):
+            yield done.result()
+
+
+def _compile(name: str) -> str:
     told_of_compiling.set()  # whoever calls this knows
-    for codec in [get_codec(name) for name in codecs]:
-        _codec(codec)
-        yield codec.name
-    for dtype in DTYPES:
-        profile(torch.zeros(64, dtype=dtype))
-    yield PROFILER
-    compare(_trace(), "v100-pcie3", policies=("joint", "swapadvisor"), time_limit=0.1)
-    yield PLANNER
+    if name == PROFILER:
+        for dtype in DTYPES:
+            profile(torch.zeros(64, dtype=dtype))
+    elif name == PLANNER:
+        compare(_trace(), "v100-pcie3", policies=("joint", "swapadvisor"), time_limit=0.1)
+    else:
+        _codec(get_codec(name))
+    return name
 
 
 def _usable(name: str) -> bool:

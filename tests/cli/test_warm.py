@@ -33,6 +33,11 @@ def test_each_codec_is_a_step_and_then_profiler_and_planner():
     assert {"zvc", "int8", "zvc+int8"} <= set(warm.names())
 
 
+@pytest.mark.slow  # `make test` does it where no kernels are compiled
+def test_processes_share_the_work():
+    assert sorted(warm.steps(["raw"], jobs=2)) == ["planner", "profiler", "raw"]
+
+
 def test_an_unknown_codec_is_refused_before_anything_is_compiled():
     result = CliRunner().invoke(cli.app, ["warm", "raw", "zcv"])
     assert isinstance(result.exception, UnknownCodecError)
