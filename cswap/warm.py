@@ -6,6 +6,7 @@ a container is built.
 
 from __future__ import annotations
 
+import signal
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Final
@@ -73,8 +74,10 @@ def steps(codecs: Sequence[str], jobs: int = 1) -> Iterator[str]:
     if jobs == 1:
         yield from map(_compile, (*names, PROFILER, PLANNER))
         return
-    # A fork would copy the locks of threads that torch and Numba have started.
-    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+    # A fork would copy the locks of threads that torch and Numba have started. Ctrl-C ends a process
+    # of the pool only if it is not an exception there: it would be the result of that part.
+    ends = {"initializer": signal.signal, "initargs": (signal.SIGINT, signal.SIG_DFL)}
+    with ProcessPoolExecutor(jobs, get_context("spawn"), **ends) as pool:
         longest_first = (PLANNER, *names, PROFILER)
         for done in as_completed([pool.submit(_compile, name) for name in longest_first]):
             yield done.result()
