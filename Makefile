@@ -16,7 +16,7 @@ WARM = NUMBA_CACHE_DIR=$(CURDIR)/$(KERNELS) OMP_NUM_THREADS=1 \
 	$(BIN)/cswap warm --jobs 2 expk bitpack csr rle zvc+expk int8
 BESIDE_CHECK = @mkdir -p .cache; \
 	$(MAKE) --no-print-directory check >.cache/check.log 2>&1 & check=$$!; \
-	trap 'kill $$check; exit 130' INT TERM; \
+	trap 'kill $$check 2>/dev/null; exit 130' INT TERM; \
 	[ -d $(KERNELS) ] || $(WARM); \
 	$(PYTEST) -m "$(1)"; tested=$$?; \
 	wait $$check; checked=$$?; \

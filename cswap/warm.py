@@ -74,10 +74,14 @@ def steps(codecs: Sequence[str], jobs: int = 1) -> Iterator[str]:
     if jobs == 1:
         yield from map(_compile, (*names, PROFILER, PLANNER))
         return
-    # A fork would copy the locks of threads that torch and Numba have started. Ctrl-C ends a process
-    # of the pool only if it is not an exception there: it would be the result of that part.
-    ends = {"initializer": signal.signal, "initargs": (signal.SIGINT, signal.SIG_DFL)}
-    with ProcessPoolExecutor(jobs, get_context("spawn"), **ends) as pool:
+    # A fork would copy the locks of threads that torch and Numba have started. As an exception,
+    # Ctrl-C would be the result of one part, and the process would go on with the next.
+    with ProcessPoolExecutor(
+        jobs,
+        get_context("spawn"),
+        initializer=signal.signal,
+        initargs=(signal.SIGINT, signal.SIG_DFL),
+    ) as pool:
         longest_first = (PLANNER, *names, PROFILER)
         for done in as_completed([pool.submit(_compile, name) for name in longest_first]):
             yield done.result()
