@@ -24,7 +24,7 @@ BESIDE_CHECK = @mkdir -p .cache; \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: demo test test-all test-gpu bench-gpu check fix bench docs build release clean help
+.PHONY: demo test test-integrations test-all test-gpu bench-gpu check fix bench docs build release clean help
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -36,6 +36,16 @@ demo: $(STAMP) ## train the two demo models with and without cswap; results in d
 
 test: $(STAMP) ## what CI runs: check, and meanwhile every test that is neither slow nor for a GPU
 	$(call BESIDE_CHECK,not slow and not gpu)
+
+INTEGRATED := .cache/integrations
+$(INTEGRATED)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(INTEGRATED)
+	$(INTEGRATED)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt \
+		-e ".[host,plan,bench,dev,transformers,lightning,accelerate]"
+	touch $@
+
+test-integrations: $(INTEGRATED)/.installed ## the tests of cswap.integrations, with the packages of others, in a venv of their own
+	$(INTEGRATED)/bin/pytest --timeout 300 -m "not gpu" $(if $(RECORD),--record-versions $(RECORD)) tests/integrations
 
 test-all: export HYPOTHESIS_PROFILE ?= all
 test-all: $(STAMP) ## test, and the slow ones; more examples for each property
