@@ -78,6 +78,7 @@ def main(activation, options):
     for warm in (codec, "auto"):
         with cswap.install(net, codec=warm, workers=0, guard_every=0):
             step()  # compiles
+    gc.freeze()  # else each collection goes through all that torch has imported, 18 times
     before = heap_bytes()
     handle = None if options is None else cswap.install(net, **options)
     rows = [step() for _ in range(STEPS)]
