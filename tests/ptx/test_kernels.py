@@ -23,6 +23,16 @@ ALONE = [name for name in TARGETS if "+" not in name and ":" not in name]
 TOGETHER = "zvc+int8"
 """Its kernels compile faster than those of zvc+expk. The slow tests run all compositions."""
 
+ELSEWHERE = ("zvc", "int8", "fp16")
+"""Formats left to the slow tests, as two kernels each take seconds to compile: zvc and int8 run as
+parts of `TOGETHER`, and fp16 is the kernel of bf16 with another argument.
+"""
+
+USUALLY = [
+    pytest.param(name, marks=pytest.mark.slow if name in ELSEWHERE else ())
+    for name in (*ALONE, TOGETHER)
+]
+
 EVERY = [
     pytest.param(name, dtype, id=f"{name}-{str(dtype).removeprefix('torch.')}")
     for name, dtypes in TARGETS.items()
@@ -36,7 +46,7 @@ def kernels():
     return Kernels(90)
 
 
-@pytest.mark.parametrize("name", [*ALONE, TOGETHER])
+@pytest.mark.parametrize("name", USUALLY)
 def test_twins_agree(kernels, name, monkeypatch):
     # A third of the kinds of damage per format, in turn; all kinds with the slow tests.
     first = ALONE.index(name) % 3 if name in ALONE else 0
