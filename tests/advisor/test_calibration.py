@@ -158,7 +158,9 @@ def test_the_advisor_decides_by_what_was_measured():
 def quick(monkeypatch):
     monkeypatch.setitem(calibrate.SIZES, "cpu", (1 << 16, 1 << 18))
     monkeypatch.setattr(calibrate, "all_candidates", lambda: ("raw", "zvc", "bitpack"))
+    monkeypatch.setattr(calibrate, "ROUNDS", 2)
     monkeypatch.setitem(link.SIZES, "cpu", (1 << 14, 1 << 16, 1 << 18))
+    monkeypatch.setattr(link, "ROUNDS", 3)
 
 
 def test_the_command_measures_shows_and_keeps(quick):
@@ -333,6 +335,10 @@ def test_in_the_background_it_can_be_switched_off(monkeypatch):
 def test_a_process_that_exits_meanwhile_does_so_cleanly(tmp_path, runs, forked):
     script = (
         "import time, torch, cswap\n"
+        "from cswap.advisor import background_calibration, calibrate\n"
+        "background_calibration.SHARE = 0.9  # at work, most likely, when the process exits\n"
+        "calibrate.SIZES['cpu'], calibrate.ROUNDS = (1 << 18, 1 << 20), 2\n"
+        "calibrate.all_candidates = lambda: ('raw', 'zvc', 'bitpack')\n"
         "model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU())\n"
         "handle = cswap.install(model)\n"
         "model(torch.randn(256, 64)).sum().backward()\n"
