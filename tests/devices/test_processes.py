@@ -13,7 +13,7 @@ from torch import nn
 import cswap
 
 net = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256), nn.Sigmoid())
-x = torch.randn(512, 256)
+x = torch.randn(256, 256)
 
 def gradients():
     net.zero_grad()
@@ -32,7 +32,7 @@ for _ in range(3):
     pid = os.fork()
     if pid == 0:
         del y
-        for _ in range(60):
+        for _ in range(20):
             net(x)  # without a backward: nothing may pile up
         fine = held(handle) == (0, 0)
         fine = fine and all(map(torch.equal, gradients(), expected))
@@ -69,7 +69,7 @@ from torch import nn
 import cswap
 
 torch.set_num_threads(1)
-net = nn.Sequential(*(m for _ in range(150) for m in (nn.Linear(64, 64), nn.ReLU())))
+net = nn.Sequential(*(m for _ in range(80) for m in (nn.Linear(64, 64), nn.ReLU())))
 x = torch.randn(512, 64)
 handle = cswap.install(net, {options})
 net(x)
