@@ -17,7 +17,7 @@ from bench.advisor import command, forced
 from bench.advisor.cells import cheapest
 from bench.advisor.report import KEYS
 from bench.advisor.truth import LOSSLESS
-from cswap.advisor import calibrate
+from cswap.advisor import calibrate, link
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,9 @@ from cswap.advisor import calibrate
 def test_every_cell_is_compared_and_the_oracle_is_the_best(models, codecs, tmp_path, monkeypatch):
     monkeypatch.setattr(command, "MODELS", models)
     monkeypatch.setattr(forced, "LOSSLESS", codecs)
+    monkeypatch.setattr(command, "N_THREADS", 1)
     monkeypatch.setattr(calibrate, "ROUNDS", 1)
+    monkeypatch.setattr(link, "ROUNDS", 1)
     monkeypatch.setitem(calibrate.SIZES, "cpu", (1 << 14, 1 << 16, 1 << 18))
     monkeypatch.setenv("CSWAP_CACHE_DIR", str(tmp_path))  # the command sets one of its own
     monkeypatch.setattr(forced, "WARM", 1)

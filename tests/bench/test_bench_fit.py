@@ -38,7 +38,7 @@ def found(tmp_path_factory):
 
 
 def test_every_share_and_method_has_a_row(tmp_path):
-    _, _, document = fit(tmp_path, settling=20, shares=(0.75, 0.01))
+    _, _, document = fit(tmp_path, settling=10, shares=(0.75, 0.01))
     assert document["complete"]
     rows = {(row["share"], row["method"]) for row in document["rows"]}
     assert {(None, OFF), *((share, m) for share in (0.75, 0.01) for m in (FIT, CHECKPOINT))} <= rows

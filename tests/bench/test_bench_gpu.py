@@ -219,7 +219,17 @@ def test_the_largest_model_has_1_3e9_parameters():
         )
 
 
-@pytest.mark.parametrize("task", training.Plan().tasks, ids=lambda t: t.name)
+# GPT-2 medium and large are the code of GPT-2 small, and take seconds.
+LARGE = ("GPT-2 medium", "GPT-2 large")
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        pytest.param(t, id=t.name, marks=pytest.mark.slow if t.name in LARGE else ())
+        for t in training.Plan().tasks
+    ],
+)
 def test_models_give_logits_for_every_target(task):
     small = replace(task, batch=2)
     inputs, targets = small.inputs(torch.device("cpu"))
@@ -431,30 +441,30 @@ def test_another_failure_does_not_become_the_batch_of_later_runs(tmp_path):
 # ----------------------------------------------------- tables, pictures, targets
 
 
-@pytest.fixture
-def results(tmp_path):
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
     """Result files with figures made up, but for their form."""
-    meter = HostMeter()
-    report = report_of(tmp_path, "codecs")
+    folder, meter = tmp_path_factory.mktemp("results"), HostMeter()
+    report = report_of(folder, "codecs")
     plan = codecs.Plan((samples.RELU_85,), 8 * KIB, (8 * KIB, 16 * KIB), shapes.SWEPT[:1], 0.0)
     codecs.run(meter, report, plan)
     report.refuse("lz4", "made up")
     report.finish()
-    report = report_of(tmp_path, "link")
+    report = report_of(folder, "link")
     link.run(meter, report, link.Plan((KIB, 2 * KIB), 8 * KIB, (), 0.0))
     timing = timing_of([1e-3])
     row = link.Row("zvc", 4, KIB, 4 * KIB, 50.0, 200.0, timing)
     report.measure("made up", lambda: [row], str)
     report.finish()
-    report = report_of(tmp_path, "swap")
+    report = report_of(folder, "swap")
     swap.run(meter, report, swap.Plan((8 * KIB, 16 * KIB), 1))
     report.finish()
-    report = report_of(tmp_path, "training")
+    report = report_of(folder, "training")
     training.run(meter, report, training.Plan((TINY,), METHODS[:2], 1))
     failed = training.Row("tiny", "made up", 4, 1, failure="OutOfMemoryError: made up")
     report.measure("made up", lambda: [failed], str)
     report.finish()
-    return {p.stem: json.loads(p.read_text(encoding="utf-8")) for p in tmp_path.glob("*.json")}
+    return {p.stem: json.loads(p.read_text(encoding="utf-8")) for p in folder.glob("*.json")}
 
 
 @pytest.mark.parametrize("part", ["codecs", "link", "swap", "training"])

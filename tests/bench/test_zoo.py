@@ -40,7 +40,13 @@ def test_resnet152_widened_once_is_resnet152():
     assert n_parameters(catalogue.build("wresnet152", widen=1)) == 60_192_808
 
 
-@pytest.mark.parametrize("name", ZOO)
+LARGE = ("gpt2-medium", "gpt2-large", "gpt2-xl")
+"""The code of gpt2, with other numbers."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n in LARGE else ()) for n in ZOO]
+)
 def test_example_goes_through_model_and_loss(name):
     inputs, target = catalogue.example(name, 2)
     logits = catalogue.build(name)(inputs)
