@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +17,10 @@ pytest.importorskip("typer")
 pytest.importorskip("matplotlib")
 pytest.importorskip("scipy")
 
+import torch
+from typer.testing import CliRunner
+
+from cswap import cli
 from cswap.errors import ConfigError, UnsupportedError
 from cswap.experiments import launchers
 from cswap.experiments.accuracy.own_task import OwnTask
@@ -23,6 +28,7 @@ from cswap.experiments.launchers import Launcher
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "own_model.py"
 SHORT = ("--steps", "5", "--seeds", "3", "--policies", "int8")
+HERE = object()
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "cswap")
 
 
@@ -34,12 +40,29 @@ runpy.run_module("cswap", run_name="__main__", alter_sys=True)
 """As `python -m cswap`, in a process that has imported torch."""
 
 
-def train(forked, folder, *options, by=None):
-    """Run `cswap bench accuracy` on the example in a process of its own; the result document."""
-    command = [
-        *("bench", "accuracy", "--task", f"{EXAMPLE}:make_task"),
-        *(*SHORT, "--out", str(folder), *options),
-    ]
+def command_of(folder, *options):
+    """`cswap bench accuracy` on the example."""
+    task = ("bench", "accuracy", "--task", f"{EXAMPLE}:make_task")
+    return [*task, *SHORT, "--out", str(folder), *options]
+
+
+def train_here(folder, *options):
+    """Run the command in this process, which has imported what it needs; the result document."""
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in the other processes: sums in the same order
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        patch.setenv("OMP_NUM_THREADS", "1")
+        done = CliRunner().invoke(cli.app, command_of(folder, *options))
+    torch.set_num_threads(n_threads)
+    assert done.exit_code == 0, done.output
+    assert done.output.count("results.json") == 1
+    return found_in(folder)
+
+
+def train_apart(forked, folder, *options, by=None):
+    """Run the command in a process of its own; the result document."""
+    command = command_of(folder, *options)
     if by is None:
         done = forked.run(CSWAP, *command, timeout=240, OMP_NUM_THREADS="1")
     else:
@@ -63,16 +86,16 @@ def found_in(folder):
 
 
 @pytest.fixture(scope="module")
-def in_one_process(tmp_path_factory, forked):
+def in_one_process(tmp_path_factory):
     folder = tmp_path_factory.mktemp("local")
-    train(forked, folder)
+    train_here(folder)
     return folder
 
 
 @pytest.mark.parametrize(
     ("options", "by"),
     [
-        pytest.param(("--jobs", "2"), None, id="processes"),
+        pytest.param(("--jobs", "2"), HERE, id="processes"),
         pytest.param(("--launcher", "torchrun"), TORCHRUN, id="torchrun", marks=pytest.mark.slow),
         pytest.param(
             ("--launcher", "ray"),
@@ -91,7 +114,10 @@ def test_every_launcher_writes_the_same_losses(options, by, in_one_process, tmp_
     document["runs"] = [run for run in document["runs"] if run["seed"] == 2]
     document["complete"] = False
     (tmp_path / "results.json").write_text(json.dumps(document))
-    found = train(forked, tmp_path, *options, by=by)
+    if by is HERE:
+        found = train_here(tmp_path, *options)
+    else:
+        found = train_apart(forked, tmp_path, *options, by=by)
     assert found["complete"]
     assert json.dumps(found) == json.dumps(found_in(in_one_process))
 
