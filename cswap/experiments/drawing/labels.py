@@ -9,6 +9,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from matplotlib.axes import Axes
+    from numpy.typing import NDArray
+
+    _Boxes = NDArray[Any]
 
 _Box = tuple[float, float, float, float]
 """Left, bottom, right, top, in pixels."""
@@ -39,6 +42,8 @@ def place(axes: Axes, labels: Iterable[tuple[float, float, str]], size: float = 
         labels: (x, y, word), in the axes' own coordinates.
         size: size of the font, in points.
     """
+    import numpy as np
+
     labels = list(labels)
     figure: Any = axes.figure
     scale = figure.dpi / 72
@@ -67,7 +72,8 @@ def place(axes: Axes, labels: Iterable[tuple[float, float, str]], size: float = 
             (left, bottom, left + width, bottom + height)
             for left, bottom in _corners(point, width, height, scale)
         ]
-        chosen = min(boxes, key=lambda box: _overlap(box, frame, taken, _GAP * scale))
+        others = np.array(taken, dtype=float)
+        chosen = min(boxes, key=lambda box: _overlap(box, frame, others, _GAP * scale))
         taken.append(chosen)
         text.set_position(((chosen[0] - point[0]) / scale, (chosen[1] - point[1]) / scale))
 
@@ -111,13 +117,16 @@ def _corners(
             yield x - 4 * aside - width, bottom
 
 
-def _overlap(box: _Box, frame: _Box, taken: list[_Box], gap: float) -> float:
+def _overlap(box: _Box, frame: _Box, taken: _Boxes, gap: float) -> float:
     # Pixels of the box that are outside of the frame or on something; `min` takes the first 0.
+    # Lines are thousands of boxes: those that share nothing with the box are left out at once.
     left, bottom, right, top = box
     inside = _common(box, frame)
     found = (right - left) * (top - bottom) - inside
     wide = (left - gap, bottom - gap, right + gap, top + gap)
-    return found + sum(_common(wide, other) for other in taken)
+    near = (taken[:, 0] < wide[2]) & (taken[:, 2] > wide[0])
+    near &= (taken[:, 1] < wide[3]) & (taken[:, 3] > wide[1])
+    return found + sum(_common(wide, other) for other in taken[near].tolist())
 
 
 def _common(one: _Box, other: _Box) -> float:
