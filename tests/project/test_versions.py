@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import platform
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -26,16 +24,21 @@ def test_a_row_replaces_that_of_the_same_environment_and_tests(tmp_path):
     assert len(versions.rows(file)) == 2
 
 
+PYTEST = """
+import os, sys
+import pytest
+os.chdir(sys.argv[1])
+raise SystemExit(pytest.main(sys.argv[2:]))
+"""
+
+
 @pytest.mark.parametrize("broken", [False, True])
-def test_a_run_is_recorded_if_it_passed(tmp_path, broken):
+def test_a_run_is_recorded_if_it_passed(tmp_path, broken, forked):
     file, more = tmp_path / "versions.json", tmp_path / "test_more.py"
     more.write_text(f"def test_x():\n    assert {not broken}\n")
     fine = "tests/project/test_changelog.py"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", fine, str(more)]
-    command += ["--rootdir", str(ROOT), "--record-versions", str(file)]
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
-    )
+    options = ["-q", "-p", "no:cacheprovider", "--rootdir", ROOT, "--record-versions", file]
+    done = forked.run(PYTEST, ROOT, fine, more, *options)
     assert done.returncode == broken, done.stdout + done.stderr
     assert file.exists() != broken
     if not broken:
