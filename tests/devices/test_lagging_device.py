@@ -341,8 +341,8 @@ class Program:
         self.engine.synchronize()
 
 
-FEW = (*range(80), 643)  # some have found faults
-MANY = range(80, 3000)
+FEW = (*range(40), 643)  # some have found faults
+MANY = range(40, 3000)
 
 
 @pytest.mark.parametrize(

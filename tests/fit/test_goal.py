@@ -12,7 +12,7 @@ import torch
 import cswap
 from cswap.errors import ConfigError, GoalError
 
-STEPS = 18
+STEPS = 12
 
 
 def train(training, n=STEPS):
