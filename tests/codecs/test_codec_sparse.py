@@ -16,9 +16,11 @@ import torch
 from numba import njit
 
 from cswap.codecs.base import EncodeKey
+from cswap.codecs.compose import composed_traits, survivors
 from cswap.codecs.registry import compositions, get_codec, installed_codecs
+from cswap.codecs.traits import CodecRate, CodecTraits
 from cswap.errors import ConfigError, CorruptEncodingError
-from cswap.schema.tensor import DTYPES
+from cswap.schema.tensor import DTYPES, TensorProfile
 from cswap.testing import check_codec, hostile
 from cswap.testing.strategies import values_for
 from cswap_kernels.rle import rle_decode_reference, rle_encode_reference
@@ -373,6 +375,32 @@ def test_tiles_without_zeros_are_the_second_codec_s_whatever_their_place():
     composed, alone = (segments(e.payload, x.numel(), 4) for e in both)
     assert len(set(alone)) == 3
     assert composed == [None if s is None else s + b"\0" for s in alone]
+
+
+def test_the_rate_of_a_composition_is_that_of_its_parts_one_after_the_other():
+    rates = [{"cpu": CodecRate(100.0, 200.0, overhead)} for overhead in (3.0, 2.0)]
+    composed = composed_traits(*(CodecTraits(rates=each) for each in rates))
+    assert composed.rates == {"cpu": CodecRate(1 / 0.015, 1 / 0.0075, 3.0)}  # X has half the words
+
+
+@pytest.mark.parametrize(
+    ("zeros", "alone", "ratio"),
+    [(0.5, 2.0, 32 / (1 + 0.5 * 32 / 2)), (0.0, 2.0, 2.0), (0.5, 0.5, 32 / (1 + 0.5 * 32))],
+)
+def test_the_predicted_ratio_of_a_composition(zeros, alone, ratio):
+    composed = composed_traits(CodecTraits(), CodecTraits(predicted_ratio=lambda _: alone))
+    profile = TensorProfile("float32", 1000, 64, zero_fraction=zeros)
+    assert composed.predicted_ratio is not None
+    assert composed.predicted_ratio(profile) == ratio
+
+
+def test_fractions_of_a_profile_become_shares_of_the_survivors():
+    profile = TensorProfile(
+        "float32", 1000, 64, zero_fraction=0.5, repeat_fraction=0.75, zero_exponent=0.625
+    )
+    found = survivors(profile)
+    assert (found.nbytes, found.zero_fraction) == (500, 0.0)
+    assert (found.repeat_fraction, found.zero_exponent) == (0.5, 0.25)
 
 
 def test_survivors_that_the_second_codec_refuses_are_stored_as_they_are():

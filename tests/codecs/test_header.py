@@ -194,6 +194,23 @@ def test_gaps_beyond_what_a_reader_trusts_are_not_written():
     assert (x_hat.stride(), bits(x_hat).tolist()) == (x.stride(), bits(x).tolist())
 
 
+@pytest.mark.parametrize(("row", "span"), [(1, 256 << 20), (40_000, 4096 * 80_000)])
+def test_gaps_as_large_as_a_reader_trusts_are_written_and_read(row, span):
+    memory = torch.empty(span + 1, dtype=torch.uint8)  # never touched but at both ends
+    encoding = get_codec("raw").encode(memory.as_strided((2, row), (span - row, 1)))
+    assert read_stream(write_stream(encoding)).meta == encoding.meta
+    encoding = get_codec("raw").encode(memory.as_strided((2, row), (span - row + 1, 1)))
+    with pytest.raises(UnsupportedError, match=f"span {span + 1} bytes"):
+        write_stream(encoding)
+
+
+def test_as_many_dimensions_as_pytorch_has_are_read():
+    x = torch.arange(4.0).view(*[1] * 63, 4)
+    assert torch.equal(
+        get_codec("raw").decode(read_stream(get_codec("raw").encode(x).to_bytes())), x
+    )
+
+
 def test_codec_name_that_no_header_holds_is_refused():
     encoding = read_stream(STREAM)
     with pytest.raises(UnsupportedError, match="its name is too long for a stream"):

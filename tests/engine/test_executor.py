@@ -23,9 +23,11 @@ from cswap.engine.saved.aliases import make_token
 from cswap.engine.transfer import section as section_module
 from cswap.engine.transfer.device_lanes import make_executor
 from cswap.engine.transfer.handle import LEGAL, Handle, State
+from cswap.engine.transfer.host_executor import HostExecutor
 from cswap.errors import CorruptEncodingError, InternalError
 from cswap.pool import Allowance
 from cswap.stats.counters import Counters
+from cswap.stats.stats import CodecStats
 from cswap.stores.disk import DiskStore
 from cswap.stores.host import HostStore
 
@@ -135,6 +137,32 @@ def test_wanted_before_it_is_out_it_is_not_moved(bench):
     assert_empty(bench)
 
 
+def test_wanted_while_it_waits_for_its_encode_it_stays(monkeypatch):
+    device = CpuDevice(1)
+    monkeypatch.setattr(device, "_start", lambda: True)  # no thread ever
+    bench = Bench(device)
+    handle = bench.swap_out(values())
+    assert bench.executor.memory(handle).own
+    assert handle.state is State.KEPT
+    assert bench.stats().kept_by_reason == {"wanted_early": 1}
+
+
+@pytest.mark.parametrize(("views", "after"), [(1, State.STORED), (2, State.READY)])
+def test_decoded_memory_is_held_for_the_other_views(bench, views, after):
+    handle = bench.swap_out(values())
+    bench.settle(handle)
+    handle.views = views
+    assert same(bench.executor.memory(handle).tensor, values())
+    assert handle.state is after
+
+
+def test_what_is_computed_again_costs_no_bytes_and_no_encode():
+    bench = Bench(CpuDevice(0))
+    handle = bench.handle(values())
+    bench.executor.recompute_later(handle)
+    assert bench.stats().by_codec == {"remat": CodecStats(1, handle.raw_nbytes)}
+
+
 def test_a_prefetched_tensor_is_a_hit_and_can_be_fetched_again(bench):
     x = values()
     handle = bench.swap_out(x.clone())
@@ -150,6 +178,50 @@ def test_a_prefetched_tensor_is_a_hit_and_can_be_fetched_again(bench):
     bench.executor.release(handle)
     bench.settle()
     assert_empty(bench)
+
+
+def test_what_was_decoded_ahead_is_decoded_once_for_all_that_ask(bench):
+    x = values()
+    handle = bench.swap_out(x.clone())
+    bench.settle(handle)
+    bench.executor.prefetch(handle)
+    first, second = (bench.executor.memory(handle) for _ in range(2))
+    assert same(second.tensor, x)
+    assert second.tensor.data_ptr() == first.tensor.data_ptr()
+    assert (bench.stats().prefetch_hits, bench.stats().prefetch_misses) == (2, 0)
+
+
+def test_decoded_memory_that_a_user_holds_serves_the_next_one_too(bench):
+    handle = bench.swap_out(values())
+    bench.settle(handle)
+    bench.executor.prefetch(handle)
+    held = bench.executor.memory(handle).tensor
+    bench.executor.drop_result(handle)
+    assert bench.executor.memory(handle).tensor.data_ptr() == held.data_ptr()
+    assert bench.stats().prefetch_misses == 0
+
+
+class Joining(SimDevice):
+    """Takes down what the computation is ordered after."""
+
+    def __init__(self, seed):
+        super().__init__(seed)
+        self.joined = []
+
+    def join(self, event, at=None):
+        self.joined.append((event, at))
+        super().join(event, at)
+
+
+@pytest.mark.parametrize("let_go", ["drop_result", "release"])
+def test_memory_that_nobody_asked_for_is_let_go_after_its_decode(let_go):
+    bench = Bench(Joining(0))
+    handle = bench.swap_out(values())
+    bench.settle(handle)
+    bench.executor.prefetch(handle)
+    ahead = bench.executor._ahead[id(handle)]
+    getattr(bench.executor, let_go)(handle)
+    assert bench.device.joined == [(ahead.decoded, ahead.issued)]
 
 
 def reach(bench, state):
@@ -231,6 +303,21 @@ def test_a_codec_that_fails_to_decode_is_an_error_and_no_hang(bench):
     assert_empty(bench)
 
 
+def test_no_memory_to_decode_into_is_said_and_asked_for_again(bench, monkeypatch):
+    def allocate(*_args):
+        raise RuntimeError("out of memory")
+
+    handle = bench.swap_out(values())
+    bench.settle(handle)
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.device, "allocate", allocate)
+        assert not bench.executor.prefetch(handle)
+        with pytest.raises(MemoryError, match="swap-in of 20000 bytes: out of memory"):
+            bench.executor.memory(handle)
+    assert bench.stats().fallbacks_by_reason == {"prefetch": 1}
+    assert same(bench.executor.memory(handle).tensor, values())
+
+
 @pytest.mark.parametrize("workers", [1, 3])
 def test_a_job_that_ends_its_thread_costs_a_fallback_only(workers):
     bench = Bench(CpuDevice(workers))
@@ -243,7 +330,7 @@ def test_a_job_that_ends_its_thread_costs_a_fallback_only(workers):
 
 def test_queued_jobs_run_even_if_no_worker_is_left(monkeypatch):
     device = CpuDevice(1)
-    monkeypatch.setattr(device, "_start", lambda: None)  # no thread ever
+    monkeypatch.setattr(device, "_start", lambda: True)  # no thread ever
     bench = Bench(device)
     handle = bench.swap_out(values().clone())
     bench.executor.settle(handle)  # the waiter does it
@@ -259,6 +346,7 @@ def test_host_limit_without_a_disk_keeps_the_tensor(request):
         assert handle.state is State.KEPT
         assert same(bench.executor.memory(handle).tensor, values())
         assert bench.stats().fallbacks_by_reason == {"host_limit": 1}
+        assert bench.stats().kept_by_reason == {"host_limit": 1}
 
 
 @pytest.fixture
@@ -294,6 +382,7 @@ def test_a_full_disk_keeps_the_tensor(make, disk, monkeypatch):
     assert same(bench.executor.memory(handle).tensor, values())
     assert handle.state is State.KEPT
     assert bench.stats().fallbacks_by_reason == {"disk": 1}
+    assert bench.stats().kept_by_reason == {"disk": 1}
     bench.executor.release(handle)
     assert_empty(bench)
 
@@ -308,6 +397,15 @@ def test_verify_notices_a_changed_byte(make, codec):
     part.host[part.nbytes - 20] ^= 1
     with pytest.raises(CorruptEncodingError):
         bench.executor.memory(handle)
+
+
+@pytest.mark.parametrize("codec", ["zvc", "int8"])
+@pytest.mark.parametrize("make", DEVICES.values(), ids=DEVICES)
+def test_verify_lets_pass_what_nobody_has_changed(make, codec):
+    bench = Bench(make(), verify=True)
+    handle = bench.swap_out(values(), codec)
+    bench.settle(handle)
+    assert torch.allclose(bench.executor.memory(handle).tensor, values(), atol=0.1)
 
 
 @pytest.mark.parametrize("codec", ["raw", "bitpack", "zvc"])
@@ -325,6 +423,27 @@ def test_indices_are_always_verified(make, codec):
     handle = bench.swap_out(torch.arange(N) % 2 == 0, "bitpack")  # a mask points nowhere
     bench.settle(handle)
     assert handle.sections[0].checked == ""
+
+
+def test_indices_that_cross_a_link_are_not_verified_unasked():
+    bench = Bench(SimDevice(0, eager=True))
+    handle = bench.swap_out(torch.arange(N))
+    bench.settle(handle)
+    assert [section.checked for section in handle.sections] == [""]
+
+
+def test_an_encode_that_cannot_be_submitted_waits_for_nothing(monkeypatch):
+    def submit(*_args, **_options):
+        raise RuntimeError("can't start new thread")
+
+    bench = Bench(CpuDevice(1))
+    monkeypatch.setattr(bench.device, "submit", submit)
+    handle = bench.handle(values())
+    with pytest.raises(RuntimeError, match="new thread"):
+        bench.executor.swap_out(handle, handle.source, get_codec("zvc"))
+    assert handle.state is State.KEPT
+    assert isinstance(bench.executor, HostExecutor)
+    assert bench.executor._waiting_bytes == 0
 
 
 def test_a_tensor_modified_before_its_encode_stays():
@@ -395,6 +514,7 @@ def test_what_another_thread_is_about_to_decode_is_waited_for():
     for thread in (prefetching, asking):
         thread.join(10)
     assert same(found[0], values())
+    assert bench.stats().exposed_s > 0
 
 
 def test_a_decode_that_failed_in_another_thread_is_tried_again(monkeypatch):

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import cswap
+from cswap.devices.cpu import CpuDevice
 from cswap.engine.saved import aliases
 from cswap.testing.engines import assert_empty
 
@@ -130,3 +131,14 @@ def test_nested_slices_share_where_they_may(swapping):
     (expected,) = torch.autograd.grad(z, x)
     assert torch.allclose(torch.autograd.grad(y, x)[0], expected)
     assert engine.stats.deduplicated >= 2
+
+
+def test_a_leaf_that_is_saved_again_on_its_way_out_stays(monkeypatch):
+    monkeypatch.setattr(CpuDevice, "_start", lambda _self: True)  # no thread ever
+    x = torch.randn(N, requires_grad=True)
+    with cswap.swapping(**ALL, workers=1) as engine:
+        y = x * x
+        stats = engine.stats
+        assert stats.kept_by_reason == {"wanted_early": 1}
+        assert (stats.device_bytes, stats.host_bytes) == (x.nbytes, 0)
+    del y

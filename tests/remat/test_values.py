@@ -254,6 +254,48 @@ def test_leaves_are_copied_if_they_are_small(engine: Engine) -> None:
     assert engine.found == ["add"]
 
 
+@pytest.mark.parametrize(("rows", "found"), [(64, ["add"]), (63, [])])
+def test_a_leaf_is_copied_up_to_a_64th_of_the_tensor(
+    rows: int, found: list[str], engine: Engine
+) -> None:
+    with engine.hooks():
+        saver(held(make_leaf(rows, 10)) + make_leaf(1, 10))
+    assert engine.found == found
+
+
+class Special(torch.Tensor):
+    pass
+
+
+def test_a_leaf_of_a_subclass_is_not_copied(engine: Engine) -> None:
+    leaf = torch.randn(1, 10).as_subclass(Special).requires_grad_()
+    with engine.hooks():
+        x = held(make_leaf(64, 10))
+        with torch._C.DisableTorchFunctionSubclass():
+            y = x + leaf
+        saver(y)
+    assert type(y) is torch.Tensor
+    assert engine.found == []
+
+
+OTHERS: dict[str, Callable[[], torch.Tensor]] = {
+    "one element": lambda: torch.tensor([2.0], dtype=torch.float64),
+    "not a dtype of Python's numbers": lambda: torch.tensor(2.0),
+    "a subclass": lambda: nn.Parameter(torch.tensor(2.0, dtype=torch.float64), requires_grad=False),
+    "written to": lambda: torch.tensor(1.0, dtype=torch.float64).add_(1),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_a_tensor_that_no_hook_has_seen_is_no_number(kind: str, engine: Engine) -> None:
+    with engine.hooks():
+        x = held(make_leaf(40).double())
+    y = x * OTHERS[kind]()
+    with engine.hooks():
+        saver(y)
+    assert engine.found == []
+
+
 # ----------------------------------------------------------------------- views
 
 VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

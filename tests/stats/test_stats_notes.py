@@ -94,6 +94,26 @@ def test_a_budget_takes_back_the_bytes_of_what_leaves():
     del ys
 
 
+@pytest.mark.parametrize("limit", [{"keep_last": 1}, {"budget": 4096}], ids=["last", "budget"])
+def test_what_is_modified_while_it_waits_for_its_turn_stays_for_that(limit):
+    x = torch.randn(1024, requires_grad=True)
+    with cswap.swapping(workers=0, codec="raw", min_bytes=0, **limit) as engine:
+        h = x * 1
+        y = h * h
+        h.add_(1)
+        z = x.exp()
+        assert engine.stats.kept_bytes_by_reason == {"budget": 4096, "modified": 4096}
+        assert engine.stats.swapped == 0
+    del y, z
+
+
+def test_a_tensor_without_elements_is_small_for_any_limit():
+    with cswap.swapping(workers=0, codec="raw", min_bytes=0) as engine:
+        y = torch.empty(0, 4, requires_grad=True).exp()
+    assert (engine.stats.packed, engine.stats.kept_by_reason) == (1, {"small": 1})
+    del y
+
+
 def test_what_is_dropped_while_it_is_encoded_is_counted():
     import threading
 
