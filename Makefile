@@ -9,15 +9,15 @@ STAMP := .venv/.installed
 RECORD ?=
 PYTEST := $(BIN)/pytest --timeout 300 -n 2 --dist worksteal $(if $(RECORD),--record-versions $(RECORD))
 # mypy, a minute from a cold start, runs beside the tests; its report follows theirs.
-# Where no kernels have been compiled yet, as in CI, that is done first, beside mypy: two processes of pytest would
-# both compile most of them. These are what many tests need.
+# Where kernels have not been compiled yet, as in CI, that is done first, beside mypy: two processes of pytest
+# would both compile most of them. These are what many tests need.
 KERNELS := .cache/numba
 WARM = NUMBA_CACHE_DIR=$(CURDIR)/$(KERNELS) OMP_NUM_THREADS=1 \
 	$(BIN)/cswap warm --jobs 2 expk bitpack csr rle zvc+expk int8
 BESIDE_CHECK = @mkdir -p .cache; \
 	$(MAKE) --no-print-directory check >.cache/check.log 2>&1 & check=$$!; \
 	trap 'kill $$check 2>/dev/null; exit 130' INT TERM; \
-	[ -d $(KERNELS) ] || $(WARM); \
+	[ -e $(KERNELS)/.warm ] || { $(WARM) && touch $(KERNELS)/.warm; }; \
 	$(PYTEST) -m "$(1)"; tested=$$?; \
 	wait $$check; checked=$$?; \
 	cat .cache/check.log; [ $$tested = 0 ] && [ $$checked = 0 ]

@@ -149,9 +149,14 @@ def test_exponents_and_statistics_keep_their_bits():
     assert all(is_kept for shape, is_kept in kept if shape in ((48, 96), (48, 1)))
 
 
-def test_shapes_that_change_are_traced_once():
-    # Tracing the whole Block with symbols for sizes takes 20 s.
-    plain = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64))
+def small():
+    return nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64))
+
+
+# Tracing the whole Block with symbols for sizes takes 20 s.
+@pytest.mark.parametrize("make", [small, pytest.param(Block, marks=pytest.mark.slow)])
+def test_shapes_that_change_are_traced_once(make):
+    plain = make()
     model = compiled(plain, dynamic=True)
     for n in (24, 32, 40):
         x = torch.randn(2, n, 64)

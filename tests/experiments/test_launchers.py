@@ -50,11 +50,13 @@ def train_here(folder, *options):
     """Run the command in this process, which has imported what it needs; the result document."""
     n_threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in the other processes: sums in the same order
-    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        patch.setenv("OMP_NUM_THREADS", "1")
-        done = CliRunner().invoke(cli.app, command_of(folder, *options))
-    torch.set_num_threads(n_threads)
+    try:
+        with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            patch.setenv("OMP_NUM_THREADS", "1")
+            done = CliRunner().invoke(cli.app, command_of(folder, *options))
+    finally:
+        torch.set_num_threads(n_threads)
     assert done.exit_code == 0, done.output
     assert done.output.count("results.json") == 1
     return found_in(folder)
