@@ -273,7 +273,9 @@ class SwapConfig:
         fit: bytes of device memory that a step may take, parameters and optimizer state included:
             each tensor is kept, encoded or computed again, and modules are recomputed, as that asks
             for and with the least time; ``"min"``: the least memory. Needs a model (docs/fit.md).
-        slowdown: with ``fit="min"``, the longest step, over that without cswap; default 1.1.
+        slowdown: longest step, over that without cswap. With ``fit="min"``: as measured; default
+            1.1. Without ``fit``, on a CPU: as predicted, for ``policy="auto"``; default 1.1 if
+            ``lossy`` is "off", else no limit.
 
     Raises:
         ConfigError: an option has a wrong value.

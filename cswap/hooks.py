@@ -317,8 +317,16 @@ class _ModelCall:
             set_compiler(compiler)
 
     def _owned(self) -> Iterable[torch.Tensor]:
-        yield from self._model.parameters()
-        yield from self._model.buffers()
+        # As parameters() and buffers(), which take some calls for each module in every step.
+        waiting, seen = [self._model], {self._model}
+        while waiting:
+            module = waiting.pop()
+            for tensors in (module._parameters, module._buffers):  # noqa: SLF001
+                yield from (tensor for tensor in tensors.values() if tensor is not None)
+            for child in module._modules.values():  # noqa: SLF001
+                if child is not None and child not in seen:
+                    seen.add(child)
+                    waiting.append(child)
 
 
 def _call(target: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
@@ -25,8 +26,9 @@ from cswap.advisor.explore import trial_at
 from cswap.advisor.live_costs import KEEP, REMAT, LiveCosts
 from cswap.advisor.lossy_fallback import Milder
 from cswap.advisor.pricing import make_pricing, static_codec
-from cswap.advisor.rates import HOOKS_S
+from cswap.advisor.rates import HOOKS_S, LINK_BYTES_PER_S
 from cswap.advisor.site_history import RESAMPLE_EVERY, Advice, Explanation, SiteMemory
+from cswap.advisor.time_limit import Gain, TimeLimit
 from cswap.codecs.base import takes
 from cswap.codecs.registry import get_codec
 from cswap.profiler import LateProfile, profile
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     import torch
 
     from cswap.advisor.cost import Candidate
+    from cswap.advisor.time_limit import Spent
     from cswap.config import SwapConfig
     from cswap.schema.plan import Plan
     from cswap.schema.tensor import TensorProfile
@@ -49,6 +52,9 @@ MARGIN: Final = 0.05
 
 HYSTERESIS: Final = 0.05
 """Share by which a codec must be cheaper than the codec in use."""
+
+NO_TIME: Final = "the step's time limit, slowdown="
+"""Reason for a tensor that stays because others save more bytes for a second."""
 
 EARLY: Final = "its values are not known yet"
 """Reason for a choice made before a GPU's sample has arrived."""
@@ -66,6 +72,7 @@ class Advisor:
     Attributes:
         may_use_lossy: whether the options admit a lossy codec for any tensor at all.
         milder: lossy codecs that the accuracy guard has forbidden.
+        limit: of the time that swapping adds to a CPU's step; None: there is none.
     """
 
     def __init__(self, config: SwapConfig, plan: Plan | None) -> None:
@@ -81,6 +88,7 @@ class Advisor:
         self._static = static_codec(config.policy)
         self.may_use_lossy = options.may_use_lossy(config, plan)
         self.milder = Milder()
+        self.limit = TimeLimit.of(config)
         self._lock = threading.Lock()
         self._sites: dict[_SiteKey, SiteMemory] = {}
         self._used: list[SiteMemory] = []
@@ -115,19 +123,24 @@ class Advisor:
             for costs in tuple(self._costs.values()):
                 costs.version += 1
 
-    def begin_step(self, exposed_s: float) -> None:
+    def begin_step(self, exposed_s: float, spent: Spent | None = None) -> None:
         """A step begins: fit prices to the steps before, and now and then try a codec.
 
         Args:
             exposed_s: seconds that computation has waited for swaps since the first step.
+            spent: seconds of swapping since the first step; None: not measured.
         """
         now_s = time.perf_counter()
         with self._lock:
             used, self._used = self._used, []
             step_s = None
+            if self.limit is not None and spent is not None:
+                self.limit.begin_step(now_s, spent)
             for costs in tuple(self._costs.values()):
                 if costs.begin_step(now_s, exposed_s):
                     step_s = costs.look_back(used) or step_s
+            if self.limit is not None and step_s is not None:
+                self.limit.look_back()
             if step_s is not None and self._pricing.explores and self._may_adapt():
                 trial_at(used, step_s, self._costs)
 
@@ -198,6 +211,7 @@ class Advisor:
         again = candidate(REMAT, nbytes, float(nbytes), device_s + HOOKS_S, price)
         if again.cost_s > (1 - MARGIN) * stay.cost_s:
             return False
+        self._note_gain(kind, position, Gain(again.device_s, nbytes))
         with self._lock:
             if len(self._recomputed) >= MAX_SITES:
                 self._recomputed.clear()
@@ -205,6 +219,11 @@ class Advisor:
                 position, site, None, (again, stay), REMAT, "computed again", price
             )
         return True
+
+    def _note_gain(self, kind: str, position: int, gain: Gain) -> None:
+        # A link has a price that follows its time.
+        if self.limit is not None and LINK_BYTES_PER_S[kind] is None and self._may_adapt():
+            self.limit.note(position, gain if gain.nbytes > 0 else None)
 
     def price(self, kind: str) -> float:
         """Price of a byte on this kind of device, in seconds."""
@@ -290,6 +309,12 @@ class Advisor:
         with self._lock:
             found = [memory.explained() for memory in self._sites.values()]
             found += self._recomputed.values()
+        limit = self.limit
+        if limit is not None:
+            found = [
+                replace(e, codec=KEEP, reason=NO_TIME) if limit.keeps(e.position) else e
+                for e in found
+            ]
         return sorted(found, key=lambda e: e.position)
 
     def _decide(
@@ -386,6 +411,8 @@ class Advisor:
         if stay is not None and best.cost_s > (1 - MARGIN) * stay.cost_s:
             best, why = stay, f"nothing pays by {MARGIN:.0%}"
         best, why = _unless_better(best, why, candidates, memory)
+        gain = Gain(best.device_s, x.nbytes - best.nbytes)
+        self._note_gain(x.device.type, position, gain)
         price = costs.price_s_per_byte
         return Explanation(position, site, taken, candidates, best.codec, reason + why, price)
 

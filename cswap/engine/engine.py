@@ -67,7 +67,7 @@ class SwapEngine:
         self.config, self.scopes, self.advisor = config, state.scopes, state.advisor
         self.counters, self.observer, self.owned = state.counters, state.observer, state.owned
         self._packer = Packer(state)
-        self._unpacker = Unpacker(state, self.collect)
+        self._unpacker = Unpacker(state, self._end_backward)
         self.pass_through = Packer.pass_through
 
     # ----------------------------------------------------------------- hooks
@@ -75,12 +75,16 @@ class SwapEngine:
     def pack(self, tensor: torch.Tensor) -> Kept | PackedView:
         """The object that autograd keeps instead of ``tensor``. Raises nothing but interrupts."""
         try:
-            chooser = self._state.chooser
-            if chooser is None:
-                return self._packer.pack(tensor)
             start_s = time.perf_counter()
             packed = self._packer.pack(tensor)
-            chooser.packed(tensor, packed, time.perf_counter() - start_s)
+            took_s = time.perf_counter() - start_s
+            if type(packed) is Kept:
+                self.counters.staying_s += took_s
+            else:
+                self.counters.leaving_s += took_s
+            chooser = self._state.chooser
+            if chooser is not None:
+                chooser.packed(tensor, packed, took_s)
         except BaseException:
             self._state.interrupted = True
             raise
@@ -99,12 +103,14 @@ class SwapEngine:
                 chooser.unpacked_kept()
             return packed.unpack()
         try:
-            if chooser is None:
-                return self._unpacker.unpack(packed)
-            chooser.settle()
+            if chooser is not None:
+                chooser.settle()
             start_s = time.perf_counter()
             tensor = self._unpacker.unpack(packed)
-            chooser.unpacked(packed, tensor, time.perf_counter() - start_s)
+            took_s = time.perf_counter() - start_s
+            self.counters.leaving_s += took_s
+            if chooser is not None:
+                chooser.unpacked(packed, tensor, took_s)
         except Exception:
             raise
         except BaseException:
@@ -146,8 +152,10 @@ class SwapEngine:
 
     def own(self, tensors: Iterable[torch.Tensor]) -> None:
         """These tensors outlive the step: leave them, and what shares their storage, alone."""
+        start_s = time.perf_counter()
         if self._state.owned.refresh(tensors):
             self._packer.book.forget()
+        self.counters.staying_s += time.perf_counter() - start_s
 
     # ----------------------------------------------------------------- users
 
@@ -219,6 +227,10 @@ class SwapEngine:
         self._state.lanes.pump()
         self._state.tidy()
         self._state.lanes.trim(IDLE_BYTES)
+
+    def _end_backward(self) -> None:
+        self.counters.ended_s = time.perf_counter()
+        self.collect()
 
     def rest(self) -> None:
         """No hooks are on for now: keep little memory, and no folder without files."""

@@ -14,6 +14,7 @@ from torch.nn import Parameter
 from cswap.advisor.call_site import Site
 from cswap.advisor.live_costs import KEEP, REMAT
 from cswap.advisor.site_history import Advice
+from cswap.advisor.time_limit import Spent
 from cswap.codecs.layout import flatten
 from cswap.codecs.registry import get_codec
 from cswap.codecs.warmup import WARM, warm
@@ -62,6 +63,7 @@ class Packer:
         self._budget_bytes = state.window.budget_bytes
         self._recomputer = state.recomputer
         self._remat = _computes_again(state.config)
+        self._limit = state.advisor.limit
         self._resting, self._gone = state.resting, state.resting.gone
         # Where encodings have a limit, prices follow the demand of every tensor in every step.
         self._may_rest = state.config.policy == "auto" and state.config.host_limit is None
@@ -91,7 +93,7 @@ class Packer:
             return self._keep(tensor, "goal")
         observer = self._state.observer
         if place.rest is not None and observer.seen is None and self._rests(place.rest):
-            return self._leave(tensor, place)
+            return self._leave(tensor, place, place.rest)
         packed = self._pack(tensor, place)
         if observer.seen is not None:
             observer.note(scope.path, tensor, packed)
@@ -168,7 +170,7 @@ class Packer:
             return False
         return rest.lasts(self._order.step)
 
-    def _leave(self, tensor: torch.Tensor, place: Place) -> Kept:
+    def _leave(self, tensor: torch.Tensor, place: Place, rest: Rest) -> Kept:
         # See Note [a tensor that rests].
         if place.shares:
             self._counters.share()
@@ -177,11 +179,15 @@ class Packer:
             position = self._order.next_position()
         if position == 0:
             self._begin_choices()
-        return self._resting.add(tensor, tensor.nbytes)
+        return self._resting.add(tensor, tensor.nbytes, rest.reason)
 
     def _begin_choices(self) -> None:
         self._state.follower.begin_step()
-        self._state.advisor.begin_step(self._counters.exposed_s + self._state.lanes.stalled_s)
+        counters = self._counters
+        self._state.advisor.begin_step(
+            counters.exposed_s + self._state.lanes.stalled_s,
+            Spent(counters.leaving_s, counters.staying_s, counters.ended_s),
+        )
 
     def _pack(self, tensor: torch.Tensor, place: Place) -> Kept | PackedView:
         recipe = place.recipe
@@ -295,10 +301,11 @@ class Packer:
     def _send(self, token: Token, place: Place) -> None:
         before = None if place.shares else place.rest
         place.rest, place.shares = None, False
-        paid = self._swap_out(token, place, fresh=before is not None)
-        if not paid and self._may_rest:
+        stays = self._swap_out(token, place, fresh=before is not None)
+        if stays is not None and self._may_rest:
             step = token.handle.step
-            place.rest = token.rest = Rest(step + 1) if before is None else before.longer(step)
+            rest = Rest(step + 1, reason=stays) if before is None else before.longer(step, stays)
+            place.rest = token.rest = rest
 
     def _hold_in_window(self, token: Token) -> None:
         handle = token.handle
@@ -316,28 +323,36 @@ class Packer:
             # Tensors on their way out count, too: the budget is a limit, not a goal.
             token.lane.hold_within(max(0, self._budget_bytes - self._window.nbytes))
 
-    def _swap_out(self, token: Token, place: Place | None = None, *, fresh: bool = False) -> bool:
-        # Whether something was worth its time. place: None for a tensor that leaves the window.
-        # fresh: see `Advisor.choose`.
+    def _swap_out(
+        self, token: Token, place: Place | None = None, *, fresh: bool = False
+    ) -> str | None:
+        # The reason why it was not worth its time; None: it was. place: None for a tensor that
+        # leaves the window. fresh: see `Advisor.choose`.
         handle, source = token.handle, token.source
         if handle.state is not State.KEPT or source is None:
-            return True
+            return None
         if handle.pinned:
             self._counters.stay("saved_again", handle.raw_nbytes)
-            return True
+            return None
+        if self._limit is not None and self._limit.keeps(handle.position):
+            token.remat = None
+            return self._leave_in_place(handle, "slowdown")
         if token.remat is not None:
             if self._recomputer.is_worth(token, place, fresh=fresh):
                 token.lane.executor.recompute_later(handle)
-                return True
+                return None
             token.remat = None
         x = flatten(source) if handle.gathered else source
         codec = self._choose(handle, x, may_keep=token.lane.may_keep, fresh=fresh)
         if codec is None:
-            handle.lossy_ok = False
-            self._counters.stay("does_not_pay", handle.raw_nbytes)
-            return False
+            return self._leave_in_place(handle, "does_not_pay")
         self._encode(token, x, codec)
-        return True
+        return None
+
+    def _leave_in_place(self, handle: Handle, reason: str) -> str:
+        handle.lossy_ok = False
+        self._counters.stay(reason, handle.raw_nbytes)
+        return reason
 
     def _encode(self, token: Token, x: torch.Tensor, codec: Codec) -> None:
         token.handle.lossy_ok = not codec.lossless

@@ -50,10 +50,6 @@ class Asked:
             ConfigError: options contradict each other.
         """
         if config.fit is None:
-            if config.slowdown is not None:
-                raise ConfigError(
-                    f"slowdown={config.slowdown}: goes with fit={LEAST!r}. Add that, or leave it."
-                )
             return None
         if not has_model:
             raise ConfigError(

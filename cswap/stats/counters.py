@@ -22,6 +22,10 @@ class Counters:
         kept: number and bytes of the tensors that stay on the device, by reason.
         host_is_device: see `Stats`.
         timeline: the timeline that records events; None: nothing is recorded.
+        leaving_s: seconds in the hooks, and of workers, for tensors that leave. Added to without
+            the lock: a lost summand does no harm.
+        staying_s: seconds in pack for tensors that stay, likewise.
+        ended_s: monotonic time at which the last backward ended.
     """
 
     def __init__(self) -> None:
@@ -37,6 +41,9 @@ class Counters:
         self.prefetch_hits = 0
         self.prefetch_misses = 0
         self.exposed_s = 0.0
+        self.leaving_s = 0.0
+        self.staying_s = 0.0
+        self.ended_s = 0.0
         self.compile_s = 0.0
         self.guard_checks = 0
         self.guard_worst_error = 0.0
@@ -81,11 +88,11 @@ class Counters:
         if self.timeline is not None:
             self._draw()
 
-    def rest(self, nbytes: int) -> None:
-        """A tensor was saved where nothing has been worth its time: it stays, uncompared."""
+    def rest(self, reason: str, nbytes: int) -> None:
+        """A tensor was saved where the last one stayed for this reason: it stays, uncompared."""
         with self._lock:
             self.packed += 1
-            entry = self.kept["does_not_pay"]
+            entry = self.kept[reason]
             entry[0] += 1
             entry[1] += nbytes
             self._device_bytes += nbytes

@@ -361,7 +361,7 @@ MODEL = torch.nn.Linear(2, 2)
         ({"fit": True}, "fit=True: must be bytes"),
         ({"fit": "min", "slowdown": 0.9}, "slowdown=0.9: must be at least 1"),
         ({"fit": "min", "slowdown": "fast"}, "slowdown='fast': must be a number"),
-        ({"slowdown": 1.2}, "goes with fit='min'"),
+        ({"slowdown": 0.9}, "slowdown=0.9: must be at least 1"),
         ({"fit": "1GiB", "slowdown": 1.2}, "a size already takes the least time"),
         ({"fit": "1GiB", "budget": "1MiB"}, "budget=1048576 with fit=1073741824"),
         ({"fit": "1GiB", "keep_last": 1}, "keep_last=1 with fit="),

@@ -31,15 +31,17 @@ class Rest:
     Attributes:
         since: first step in which it rests.
         steps: for how many.
+        reason: for which its tensor stays, a name in `cswap.stats.keep_reasons`.
     """
 
     since: int
     steps: int = FIRST_STEPS
+    reason: str = "does_not_pay"
 
     def lasts(self, step: int) -> bool:
         """Whether the place rests in this step."""
         return step < self.since + self.steps
 
-    def longer(self, step: int) -> Rest:
+    def longer(self, step: int, reason: str = "does_not_pay") -> Rest:
         """The rest of a place whose tensor stays again."""
-        return Rest(step + 1, min(2 * self.steps, MOST_STEPS))
+        return Rest(step + 1, min(2 * self.steps, MOST_STEPS), reason)

@@ -34,13 +34,13 @@ class RestingTensors:
         self._alive: set[_Reference] = set()
         self.gone: deque[weakref.ref[Kept]] = deque()
 
-    def add(self, tensor: torch.Tensor, nbytes: int) -> Kept:
+    def add(self, tensor: torch.Tensor, nbytes: int, reason: str) -> Kept:
         """Count a tensor until autograd lets go of the object that this returns."""
         kept = Kept(tensor.detach(), tensor._version)  # noqa: SLF001
         reference = _Reference(kept, self.gone.append)
         reference.nbytes = nbytes
         self._alive.add(reference)
-        self._counters.rest(nbytes)
+        self._counters.rest(reason, nbytes)
         return kept
 
     def collect(self) -> None:
