@@ -25,7 +25,9 @@ def reasons_named(path):
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Call):
             called = ast.unparse(node.func).rpartition(".")[2]
-            at = {"keep": 0, "stay": 0, "_keep": 1, "_NoRoomError": 0, "_leave_in_place": 1}.get(called)
+            at = {"keep": 0, "stay": 0, "_keep": 1, "_NoRoomError": 0, "_leave_in_place": 1}.get(
+                called
+            )
             named: list[ast.expr | None] = [] if at is None else [*node.args[at : at + 1]]
             named += [
                 k.value for k in node.keywords if k.arg == "keep" and isinstance(k.value, ast.IfExp)
