@@ -273,9 +273,10 @@ class SwapConfig:
         fit: bytes of device memory that a step may take, parameters and optimizer state included:
             each tensor is kept, encoded or computed again, and modules are recomputed, as that asks
             for and with the least time; ``"min"``: the least memory. Needs a model (docs/fit.md).
-        slowdown: longest step, over that without cswap. With ``fit="min"``: as measured; default
-            1.1. Without ``fit``, on a CPU: as predicted, for ``policy="auto"``; default 1.1 if
-            ``lossy`` is "off", else no limit.
+        slowdown: longest step, over that without cswap; default 1.1. With ``fit="min"``: the goal's
+            limit. Alone: of swapping on a CPU, if no ``policy``, ``codec``, ``plan``, ``budget``,
+            ``host_limit`` or ``spill_dir`` says what has to leave; with ``lossy``, there is no
+            limit by default.
 
     Raises:
         ConfigError: an option has a wrong value.

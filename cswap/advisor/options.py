@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from cswap.advisor.candidates import FIXED_RATE, lossy_names
 from cswap.advisor.pricing import static_codec
+from cswap.advisor.time_limit import decided_by
 from cswap.codecs.base import takes
 from cswap.codecs.layout import torch_dtype
 from cswap.codecs.registry import get_codec
@@ -40,6 +41,7 @@ def check(config: SwapConfig, plan: Plan | None) -> None:
     """
     if config.spill_limit is not None and config.spill_dir is None:
         raise ConfigError(f"spill_limit={config.spill_limit}: needs spill_dir as well.")
+    _check_slowdown(config)
     _check_lossy(config)
     static = static_codec(config.policy)
     if static is not None:
@@ -61,6 +63,15 @@ def check(config: SwapConfig, plan: Plan | None) -> None:
                 get_codec(decision.codec)
             except ConfigError as error:
                 raise ConfigError(f"plan.decisions[{position}]: {error}") from error
+
+
+def _check_slowdown(config: SwapConfig) -> None:
+    name = decided_by(config)
+    if config.slowdown is not None and config.fit is None and name is not None:
+        raise ConfigError(
+            f"slowdown={config.slowdown} with {name}={shown(getattr(config, name))}: that option "
+            f"says what has to leave, whatever it takes. Leave slowdown or {name} out."
+        )
 
 
 def _check_lossy(config: SwapConfig) -> None:

@@ -54,6 +54,15 @@ class Gain(NamedTuple):
     nbytes: float
 
 
+def decided_by(config: SwapConfig) -> str | None:
+    """The first option that says what has to leave, so that no limit of time can; None: none."""
+    for name in ("policy", "codec"):
+        if getattr(config, name) != "auto":
+            return name
+    names = ("plan", "budget", "host_limit", "spill_dir")
+    return next((name for name in names if getattr(config, name) is not None), None)
+
+
 class Spent(NamedTuple):
     """Seconds of swapping since the first step.
 
@@ -86,9 +95,7 @@ class TimeLimit:
 
         Where a lossy codec is allowed, bytes matter more than time, unless ``slowdown`` says so.
         """
-        if config.policy != "auto" or config.codec != "auto" or config.plan is not None:
-            return None
-        if config.fit is not None or config.host_limit is not None:
+        if config.fit is not None or decided_by(config) is not None:
             return None
         if config.slowdown is None and config.lossy != "off":
             return None
@@ -147,7 +154,8 @@ class TimeLimit:
         self._before = None
 
     def _correct(self, leaving_s: float, *, falls: bool) -> None:
-        predicted_s = sum(g.seconds for n, g in self._gains.items() if n not in self._staying)
+        gains = tuple(self._gains.items())  # another thread may note one meanwhile
+        predicted_s = sum(g.seconds for n, g in gains if n not in self._staying)
         if not predicted_s:
             return
         low, high = CORRECTIONS

@@ -11,6 +11,7 @@ from cswap.advisor.call_site import Site
 from cswap.advisor.live_costs import KEEP
 from cswap.advisor.time_limit import LEAST_S, MEASURED_SHARE, Gain, Spent, TimeLimit
 from cswap.config import SwapConfig
+from cswap.errors import ConfigError
 
 MIB = 1 << 20
 STEP_S = 1.0
@@ -138,11 +139,19 @@ def test_a_tensor_that_is_no_longer_worth_its_time_is_forgotten():
         ({"policy": "raw"}, False),
         ({"codec": "zvc"}, False),
         ({"host_limit": "1GiB"}, False),
+        ({"budget": "1GiB"}, False),
         ({"fit": "min"}, False),
     ],
 )
 def test_who_asks_for_a_limit(options, limited):
     assert (TimeLimit.of(SwapConfig(**options)) is not None) == limited
+
+
+@pytest.mark.parametrize("options", [{"codec": "zvc"}, {"policy": "raw"}, {"budget": "1GiB"}])
+def test_a_limit_that_could_not_hold_is_refused(options):
+    name = next(iter(options))
+    with pytest.raises(ConfigError, match=rf"slowdown=1.2 with {name}=.*Leave slowdown or {name}"):
+        cswap.install(torch.nn.Linear(2, 2), slowdown=1.2, **options)
 
 
 def test_a_device_with_a_link_has_a_price_instead():
