@@ -41,9 +41,6 @@ Option = tuple[float, float]
 SCALE: Final = 256
 """The images are small, so the GPU gets a batch this many times larger."""
 
-NO_LIMIT: Final = 1e6
-"""Value of ``slowdown``: the oracle knows no limit of time, either."""
-
 ROUNDS: Final = 8
 """Number of steps in which the advisor learns from its measurements."""
 
@@ -108,8 +105,7 @@ class ThisCpu:
 
     def advised(self, mode: str) -> list[str]:
         """See `Cell.advised`: the engine's own advisor, which gets the result of each choice."""
-        lossy = "off" if mode == "lossless" else mode
-        advisor = Advisor(SwapConfig(lossy=lossy, slowdown=NO_LIMIT), None)
+        advisor = Advisor(SwapConfig(lossy="off" if mode == "lossless" else mode), None)
         for _ in range(ROUNDS):
             advisor.begin_step(0.0)
             for i, (saved, of) in enumerate(

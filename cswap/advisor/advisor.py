@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     import torch
 
     from cswap.advisor.cost import Candidate
-    from cswap.advisor.time_limit import Spent
+    from cswap.advisor.time_limit import Moment
     from cswap.config import SwapConfig
     from cswap.schema.plan import Plan
     from cswap.schema.tensor import TensorProfile
@@ -123,24 +123,25 @@ class Advisor:
             for costs in tuple(self._costs.values()):
                 costs.version += 1
 
-    def begin_step(self, exposed_s: float, spent: Spent | None = None) -> None:
+    def begin_step(self, exposed_s: float, spent: tuple[Moment, Moment] | None = None) -> None:
         """A step begins: fit prices to the steps before, and now and then try a codec.
 
         Args:
             exposed_s: seconds that computation has waited for swaps since the first step.
-            spent: seconds of swapping since the first step; None: not measured.
+            spent: the moments at which this step begins, and at which the last backward ended;
+                None: nothing is measured.
         """
         now_s = time.perf_counter()
         with self._lock:
             used, self._used = self._used, []
             step_s = None
             if self.limit is not None and spent is not None:
-                self.limit.begin_step(now_s, spent)
+                self.limit.begin_step(*spent)
             for costs in tuple(self._costs.values()):
                 if costs.begin_step(now_s, exposed_s):
                     step_s = costs.look_back(used) or step_s
             if self.limit is not None and step_s is not None:
-                self.limit.look_back()
+                self.limit.look_back() if self._may_adapt() else self.limit.forget()
             if step_s is not None and self._pricing.explores and self._may_adapt():
                 trial_at(used, step_s, self._costs)
 
@@ -211,7 +212,7 @@ class Advisor:
         again = candidate(REMAT, nbytes, float(nbytes), device_s + HOOKS_S, price)
         if again.cost_s > (1 - MARGIN) * stay.cost_s:
             return False
-        self._note_gain(kind, position, Gain(again.device_s, nbytes))
+        self._note_gain(kind, position, nbytes, Gain(again.device_s, nbytes))
         with self._lock:
             if len(self._recomputed) >= MAX_SITES:
                 self._recomputed.clear()
@@ -220,10 +221,11 @@ class Advisor:
             )
         return True
 
-    def _note_gain(self, kind: str, position: int, gain: Gain) -> None:
+    def _note_gain(self, kind: str, position: int, nbytes: int, gain: Gain) -> None:
         # A link has a price that follows its time.
         if self.limit is not None and LINK_BYTES_PER_S[kind] is None and self._may_adapt():
-            self.limit.note(position, gain if gain.nbytes > 0 else None)
+            with self._lock:
+                self.limit.note(position, nbytes, gain if gain.nbytes > 0 else None)
 
     def price(self, kind: str) -> float:
         """Price of a byte on this kind of device, in seconds."""
@@ -309,13 +311,17 @@ class Advisor:
         with self._lock:
             found = [memory.explained() for memory in self._sites.values()]
             found += self._recomputed.values()
-        limit = self.limit
-        if limit is not None:
-            found = [
-                replace(e, codec=KEEP, reason=NO_TIME) if limit.keeps(e.position) else e
-                for e in found
-            ]
+        found = [replace(e, codec=KEEP, reason=NO_TIME) if self._is_kept(e) else e for e in found]
         return sorted(found, key=lambda e: e.position)
+
+    def _is_kept(self, found: Explanation) -> bool:
+        # By the limit, though a way to leave would be worth its time.
+        if self.limit is None or found.codec == KEEP:
+            return False
+        return any(
+            c.codec == KEEP and self.limit.is_kept(found.position, int(c.nbytes))
+            for c in found.candidates
+        )
 
     def _decide(
         self,
@@ -412,7 +418,7 @@ class Advisor:
             best, why = stay, f"nothing pays by {MARGIN:.0%}"
         best, why = _unless_better(best, why, candidates, memory)
         gain = Gain(best.device_s, x.nbytes - best.nbytes)
-        self._note_gain(x.device.type, position, gain)
+        self._note_gain(x.device.type, position, x.nbytes, gain)
         price = costs.price_s_per_byte
         return Explanation(position, site, taken, candidates, best.codec, reason + why, price)
 

@@ -4,8 +4,9 @@ Note [the limit of a step's time]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 On a CPU no transfer is hidden: encoding, decoding and computing again all lengthen the step. The
 price of a byte compares one tensor's time with its bytes. It says nothing of the sum of these
-times. So the sum is measured. If it exceeds the limit, the tensors that save the fewest bytes for
-a second stay, until the others fit into the limit. If it is far below, some of them leave again.
+times. So the sum is measured, from the first tensor that a step saves to the end of its backward.
+If it exceeds the limit, the tensors that save the fewest bytes for a second stay, until the others
+fit into the limit. If it is far below, some of them leave again.
 
 Predicted times are of warm caches, and too short by a factor that depends on the machine and the
 model. The factor between the measured and the predicted sum corrects the sum for other tensors.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cswap.advisor.price import STEPS
@@ -38,20 +40,14 @@ NEAR: Final = 0.8
 CORRECTIONS: Final = (1.0, 10.0)
 """Smallest and largest factor between measured and predicted times: a pause must not count."""
 
+MOST_PATIENCE: Final = 64
+"""Most look-backs before tensors that had to stay may leave again."""
+
+UNUSED: Final = 130
+"""Steps after which a tensor that did not come is forgotten: twice as long as places rest."""
+
 MOST_TENSORS: Final = 1 << 14
-"""Positions of a step that are remembered."""
-
-
-class Gain(NamedTuple):
-    """What one tensor's leaving takes and saves.
-
-    Attributes:
-        seconds: as predicted.
-        nbytes: raw bytes less those held.
-    """
-
-    seconds: float
-    nbytes: float
+"""Tensors that are remembered."""
 
 
 def decided_by(config: SwapConfig) -> str | None:
@@ -63,31 +59,58 @@ def decided_by(config: SwapConfig) -> str | None:
     return next((name for name in names if getattr(config, name) is not None), None)
 
 
-class Spent(NamedTuple):
-    """Seconds of swapping since the first step.
+class Moment(NamedTuple):
+    """A moment, and the seconds of swapping until then.
 
     Attributes:
-        leaving_s: for tensors that leave.
-        staying_s: for tensors that stay.
-        ended_s: monotonic time at which the last backward ended.
+        at_s: monotonic time.
+        leaving_s: in the hooks, for tensors that leave.
+        staying_s: in the hooks, for tensors that stay.
+        beside_s: of workers, beside the computation.
     """
 
+    at_s: float
     leaving_s: float
     staying_s: float
-    ended_s: float
+    beside_s: float
+
+
+@dataclass(slots=True)
+class Gain:
+    """What one tensor's leaving takes and saves.
+
+    Attributes:
+        seconds: as predicted.
+        nbytes: raw bytes less those held.
+        used: number of the last step in which the tensor could have left.
+    """
+
+    seconds: float
+    nbytes: float
+    used: int = 0
+
+
+_Key = tuple[int, int]
+"""Position of a tensor in its step, and its bytes: steps of several sizes may take turns."""
 
 
 class TimeLimit:
-    """Says which tensors of a step have to stay, so that swapping keeps a limit of its time."""
+    """Says which tensors of a step have to stay, so that swapping keeps a limit of its time.
+
+    Not thread-safe: the advisor holds its lock, except for `keeps`.
+    """
 
     def __init__(self, slowdown: float) -> None:
         """Args: slowdown: longest step over that without cswap, at least 1."""
         self._share = MEASURED_SHARE * (slowdown - 1)
-        self._gains: dict[int, Gain] = {}  # by position; of tensors that are worth their time
-        self._staying: set[int] = set()
+        self._gains: dict[_Key, Gain] = {}  # of tensors that are worth their time
+        self._staying: frozenset[_Key] = frozenset()
         self._factor = 1.0  # measured over predicted seconds
-        self._before: tuple[float, float, float] | None = None
+        self._patience = self._wait = 0  # look-backs before tensors may leave again
+        self._n_steps = 0
+        self._began: Moment | None = None
         self._steps: deque[tuple[float, float, float]] = deque(maxlen=STEPS)
+        self._last_step_s = 0.0
 
     @staticmethod
     def of(config: SwapConfig) -> TimeLimit | None:
@@ -101,79 +124,113 @@ class TimeLimit:
             return None
         return TimeLimit(config.slowdown or SLOWDOWN)
 
-    def note(self, position: int, gain: Gain | None) -> None:
-        """The tensor at this position of the step is worth its time by the price; None: it is not.
+    def note(self, position: int, nbytes: int, gain: Gain | None) -> None:
+        """A tensor is worth its time by the price; None: it is not.
 
         Args:
             position: number of the saved tensor in the step.
+            nbytes: its bytes.
             gain: of its cheapest way to leave.
         """
+        key = position, nbytes
         if gain is None:
-            self._gains.pop(position, None)
-        elif len(self._gains) < MOST_TENSORS:
-            self._gains[position] = gain
+            self._gains.pop(key, None)
+        elif key in self._gains or len(self._gains) < MOST_TENSORS:
+            gain.used = self._n_steps
+            self._gains[key] = gain
 
-    def keeps(self, position: int) -> bool:
-        """Whether the tensor at this position has to stay."""
-        return position in self._staying
+    def keeps(self, position: int, nbytes: int) -> bool:
+        """Whether this tensor, which could leave now, has to stay."""
+        key = position, nbytes
+        gain = self._gains.get(key)
+        if gain is not None:
+            gain.used = self._n_steps
+        return key in self._staying
 
-    def begin_step(self, now_s: float, spent: Spent) -> None:
+    def is_kept(self, position: int, nbytes: int) -> bool:
+        """Whether such a tensor has to stay, when it comes."""
+        return (position, nbytes) in self._staying
+
+    def begin_step(self, begins: Moment, ended: Moment) -> None:
         """A step begins.
 
         Args:
-            now_s: monotonic time.
-            spent: seconds of swapping since the first step.
+            begins: now.
+            ended: when the last backward ended. What comes then may be of another model.
         """
-        if self._before is not None:
-            # Up to the end of backward: what comes then may be the step of another model.
-            began_s, leaving_s, staying_s = self._before
-            if spent.ended_s > began_s:
-                step_s = spent.ended_s - began_s
-                self._steps.append(
-                    (step_s, spent.leaving_s - leaving_s, spent.staying_s - staying_s)
-                )
-        self._before = now_s, spent.leaving_s, spent.staying_s
+        began, self._began = self._began, begins
+        self._n_steps += 1
+        if began is None:
+            return
+        if ended.at_s > began.at_s:
+            at_s, leaving_s, staying_s, beside_s = (
+                b - a for a, b in zip(began, ended, strict=True)
+            )
+            self._last_step_s = max(at_s - leaving_s - staying_s, 0.0)
+            self._steps.append((self._last_step_s, leaving_s + beside_s, staying_s))
+        elif self._last_step_s and begins.leaving_s == began.leaving_s:
+            # Backward is noticed where a tensor comes back. Here all of them stayed.
+            self._steps.append((self._last_step_s, 0.0, begins.staying_s - began.staying_s))
 
     def look_back(self) -> None:
         """Choose the tensors that have to stay by the steps before."""
         if not self._steps:
             return
         step_s, leaving_s, staying_s = map(statistics.median, zip(*self._steps, strict=True))
-        limit_s = self._share * (step_s - leaving_s - staying_s) - staying_s
-        limit_s = max(LEAST_S, limit_s)
-        enough = leaving_s >= NEAR * limit_s or not self._staying
-        if leaving_s <= limit_s and enough:
+        limit_s = max(LEAST_S, self._share * step_s - staying_s)
+        exceeds = leaving_s > limit_s
+        if not exceeds and (leaving_s >= NEAR * limit_s or not self._staying):
             return
-        self._correct(leaving_s, falls=leaving_s <= limit_s)
+        if not self._may_change(exceeds=exceeds):
+            return
+        self._forget_unused()
+        self._correct(leaving_s, exceeds=exceeds)
         staying = self._beyond(limit_s / self._factor)
-        if staying == self._staying:
-            return
-        self._staying = staying
-        # These steps had other choices, and so has the one that begins now.
+        if staying != self._staying:
+            self._staying = staying
+            # The step that begins makes its choices anew, which takes time of its own.
+            self._steps.clear()
+            self._began = None
+
+    def forget(self) -> None:
+        """No tensor has to stay, until steps are looked back at again."""
+        self._gains.clear()
         self._steps.clear()
-        self._before = None
+        self._staying = frozenset()
 
-    def _correct(self, leaving_s: float, *, falls: bool) -> None:
-        gains = tuple(self._gains.items())  # another thread may note one meanwhile
-        predicted_s = sum(g.seconds for n, g in gains if n not in self._staying)
-        if not predicted_s:
-            return
+    def _may_change(self, *, exceeds: bool) -> bool:
+        # Tensors that left again and took too long wait longer each time.
+        if exceeds:
+            self._wait = self._patience
+            self._patience = min(2 * self._patience + 1, MOST_PATIENCE)
+            return True
+        self._wait -= 1
+        return self._wait < 0
+
+    def _forget_unused(self) -> None:
+        # A place that rests is not asked for many steps.
+        since = self._n_steps - UNUSED
+        for key in [key for key, gain in self._gains.items() if gain.used < since]:
+            del self._gains[key]
+
+    def _correct(self, leaving_s: float, *, exceeds: bool) -> None:
+        predicted_s = sum(g.seconds for key, g in self._gains.items() if key not in self._staying)
         low, high = CORRECTIONS
-        factor = min(max(leaving_s / predicted_s, low), high)
+        factor = min(max(leaving_s / predicted_s, low), high) if predicted_s else low
         # Slowly down: tensors that may leave again do so only when their place has rested.
-        self._factor = (self._factor + factor) / 2 if falls else factor
+        self._factor = factor if exceeds and predicted_s else (self._factor + factor) / 2
 
-    def _beyond(self, limit_s: float) -> set[int]:
-        # The positions beyond the limit, if those with the most bytes for a second come first.
-        beyond, total_s = set(), 0.0
-        for position, gain in sorted(self._gains.items(), key=_seconds_for_a_byte):
+    def _beyond(self, limit_s: float) -> frozenset[_Key]:
+        # Those that do not fit into the limit after those with more bytes for a second.
+        beyond, total_s = [], 0.0
+        for key, gain in sorted(self._gains.items(), key=_seconds_for_a_byte):
             if total_s + gain.seconds > limit_s:
-                beyond.add(position)
+                beyond.append(key)
             else:
                 total_s += gain.seconds
-        return beyond
+        return frozenset(beyond)
 
 
-def _seconds_for_a_byte(item: tuple[int, Gain]) -> float:
+def _seconds_for_a_byte(item: tuple[_Key, Gain]) -> float:
     gain = item[1]
     return gain.seconds / gain.nbytes

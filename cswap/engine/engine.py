@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from cswap.engine.packer import Packer
 from cswap.engine.saved.packed import Kept, PackedView, Token
 from cswap.engine.state import EngineState
+from cswap.engine.transfer.handle import State
 from cswap.engine.unpacker import Unpacker
 from cswap.stats.stats_file import make_record
 from cswap.stats.step_trace import Timeline
@@ -78,7 +79,7 @@ class SwapEngine:
             start_s = time.perf_counter()
             packed = self._packer.pack(tensor)
             took_s = time.perf_counter() - start_s
-            if type(packed) is Kept:
+            if isinstance(packed, Kept) or packed.token.handle.state is State.KEPT:
                 self.counters.staying_s += took_s
             else:
                 self.counters.leaving_s += took_s
@@ -229,7 +230,7 @@ class SwapEngine:
         self._state.lanes.trim(IDLE_BYTES)
 
     def _end_backward(self) -> None:
-        self.counters.ended_s = time.perf_counter()
+        self._packer.end_backward()
         self.collect()
 
     def rest(self) -> None:

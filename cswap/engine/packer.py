@@ -6,6 +6,7 @@ codec, sampling values, compiling) happens where a recipe or an advice is made.
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,7 +15,7 @@ from torch.nn import Parameter
 from cswap.advisor.call_site import Site
 from cswap.advisor.live_costs import KEEP, REMAT
 from cswap.advisor.site_history import Advice
-from cswap.advisor.time_limit import Spent
+from cswap.advisor.time_limit import Moment
 from cswap.codecs.layout import flatten
 from cswap.codecs.registry import get_codec
 from cswap.codecs.warmup import WARM, warm
@@ -64,6 +65,7 @@ class Packer:
         self._recomputer = state.recomputer
         self._remat = _computes_again(state.config)
         self._limit = state.advisor.limit
+        self._ended = self._moment()
         self._resting, self._gone = state.resting, state.resting.gone
         # Where encodings have a limit, prices follow the demand of every tensor in every step.
         self._may_rest = state.config.policy == "auto" and state.config.host_limit is None
@@ -183,10 +185,17 @@ class Packer:
 
     def _begin_choices(self) -> None:
         self._state.follower.begin_step()
+        exposed_s = self._counters.exposed_s + self._state.lanes.stalled_s
+        self._state.advisor.begin_step(exposed_s, (self._moment(), self._ended))
+
+    def end_backward(self) -> None:
+        """A backward has ended: a step's time is measured until then."""
+        self._ended = self._moment()
+
+    def _moment(self) -> Moment:
         counters = self._counters
-        self._state.advisor.begin_step(
-            counters.exposed_s + self._state.lanes.stalled_s,
-            Spent(counters.leaving_s, counters.staying_s, counters.ended_s),
+        return Moment(
+            time.perf_counter(), counters.leaving_s, counters.staying_s, counters.beside_s
         )
 
     def _pack(self, tensor: torch.Tensor, place: Place) -> Kept | PackedView:
@@ -334,7 +343,8 @@ class Packer:
         if handle.pinned:
             self._counters.stay("saved_again", handle.raw_nbytes)
             return None
-        if self._limit is not None and self._limit.keeps(handle.position):
+        limit = self._limit if token.lane.may_keep else None
+        if limit is not None and limit.keeps(handle.position, handle.raw_nbytes):
             token.remat = None
             return self._leave_in_place(handle, "slowdown")
         if token.remat is not None:

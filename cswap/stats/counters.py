@@ -22,10 +22,10 @@ class Counters:
         kept: number and bytes of the tensors that stay on the device, by reason.
         host_is_device: see `Stats`.
         timeline: the timeline that records events; None: nothing is recorded.
-        leaving_s: seconds in the hooks, and of workers, for tensors that leave. Added to without
-            the lock: a lost summand does no harm.
-        staying_s: seconds in pack for tensors that stay, likewise.
-        ended_s: monotonic time at which the last backward ended.
+        leaving_s: seconds in the hooks for tensors that leave. Added to without the lock, like the
+            next two: a lost summand does no harm.
+        staying_s: seconds in the hooks for tensors that stay, and for looking at parameters.
+        beside_s: seconds of workers that encode and decode beside the computation.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Counters:
         self.exposed_s = 0.0
         self.leaving_s = 0.0
         self.staying_s = 0.0
-        self.ended_s = 0.0
+        self.beside_s = 0.0
         self.compile_s = 0.0
         self.guard_checks = 0
         self.guard_worst_error = 0.0

@@ -115,8 +115,8 @@ class HostExecutor(Executor):
         if section.checked == "source":
             section.checksum = checksum(x)
         section.encode_s = time.thread_time() - start
-        if stream is not self._in_line:  # a worker's: in no hook's time, but it takes a core
-            self._counters.leaving_s += section.encode_s
+        if stream is not self._in_line:
+            self._counters.beside_s += section.encode_s
         if self._counters.timeline is not None:
             name = "copy out" if codec.verbatim else "encode"
             self._draw(name, handle, section, began, x.nbytes)
@@ -237,7 +237,7 @@ class HostExecutor(Executor):
             unflatten_into(out, handle.meta, result)
         section.decode_s = time.thread_time() - start
         if stream is not self._in_line:
-            self._counters.leaving_s += section.decode_s
+            self._counters.beside_s += section.decode_s
         self._counters.decoded(codec.name, section.decode_s)
         self._resources.tell(handle)
         if self._counters.timeline is not None:
