@@ -8,7 +8,7 @@ STAMP := .venv/.installed
 # RECORD=docs/tested-versions.json adds a row on this environment to the table of versions.
 RECORD ?=
 PYTEST := $(BIN)/pytest --timeout 300 -n 2 --dist worksteal $(if $(RECORD),--record-versions $(RECORD))
-# mypy, a minute from a cold start, runs beside the tests; its report follows theirs.
+# mypy, 40 seconds of a core from a cold start, runs beside the tests; its report follows theirs.
 # Where kernels have not been compiled yet, as in CI, that is done first, beside mypy: two processes of pytest
 # would both compile most of them. These are what many tests need.
 KERNELS := .cache/numba

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 import warnings
@@ -94,10 +95,24 @@ def in_one_process(tmp_path_factory):
     return folder
 
 
+def run_reversed(launcher, call, parts):
+    """As `Launcher.run`: what is sent to the processes, and the last part ends first."""
+    for part in reversed(parts):
+        yield part, pickle.loads(pickle.dumps(call))(part)
+
+
+def test_parts_that_end_in_another_order_give_the_same_file(in_one_process, tmp_path, monkeypatch):
+    # Two processes that import torch and its optimizers take 15 s, so they are a slow test.
+    monkeypatch.setattr(Launcher, "run", run_reversed)
+    found = train_here(tmp_path, "--jobs", "2")
+    assert found["complete"]
+    assert json.dumps(found) == json.dumps(found_in(in_one_process))
+
+
 @pytest.mark.parametrize(
     ("options", "by"),
     [
-        pytest.param(("--jobs", "2"), HERE, id="processes"),
+        pytest.param(("--jobs", "2"), HERE, id="processes", marks=pytest.mark.slow),
         pytest.param(("--launcher", "torchrun"), TORCHRUN, id="torchrun", marks=pytest.mark.slow),
         pytest.param(
             ("--launcher", "ray"),
