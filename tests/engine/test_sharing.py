@@ -134,7 +134,9 @@ def test_nested_slices_share_where_they_may(swapping):
 
 
 def test_a_leaf_that_is_saved_again_on_its_way_out_stays(monkeypatch):
-    monkeypatch.setattr(CpuDevice, "_start", lambda _self: True)  # no thread ever
+    # No thread ever, nor one that another test has started on the device that engines share.
+    monkeypatch.setattr(CpuDevice, "_start", lambda _self: True)
+    monkeypatch.setattr("cswap.engine.transfer.device_lanes.cpu_device", CpuDevice)
     x = torch.randn(N, requires_grad=True)
     with cswap.swapping(**ALL, workers=1) as engine:
         y = x * x
