@@ -237,8 +237,7 @@ def train(slowdown, monkeypatch, steps=14):
     model = torch.nn.Sequential(*layers)
     x = torch.randn(1 << 13, 64)
     with cswap.install(model, slowdown=slowdown, remat=False, workers=0) as handle:
-        for _ in range(steps):
-            model(x).square().mean().backward()
+        run(model, x, steps)
         engine = handle.engine
         return engine.stats, engine.explain(), [p.grad for p in model.parameters()]
 
@@ -260,12 +259,16 @@ def gelus(layers=8):
     return torch.nn.Sequential(*(module for pair in pairs for module in pair))
 
 
+def run(model, x, steps):
+    for _ in range(steps):
+        model(x).square().mean().backward()
+
+
 def test_tensors_that_are_computed_again_keep_the_limit_too(monkeypatch):
     monkeypatch.setattr("cswap.advisor.time_limit.LEAST_S", 0.0)
     model, x = gelus(), torch.randn(1 << 13, 64)
     with cswap.install(model, slowdown=1.0, workers=0) as handle:
-        for _ in range(14):
-            model(x).square().mean().backward()
+        run(model, x, 14)
         stats, choices = handle.engine.stats, handle.engine.explain()
     assert stats.kept_by_reason["slowdown"] > 0
     assert all(e.codec == KEEP for e in choices if e.reason == NO_TIME)
@@ -288,7 +291,7 @@ def test_forwards_without_a_backward_do_not_count(monkeypatch):
     model, x = gelus(), torch.randn(1 << 13, 64)
     with cswap.install(model, slowdown=50.0, workers=0) as handle:
         for _ in range(14):
-            model(x).square().mean().backward()
+            run(model, x, 1)
             with torch.no_grad():
                 for _ in range(100):
                     model(x[:8])
@@ -301,8 +304,7 @@ def test_a_budget_is_kept_whatever_it_takes(monkeypatch):
     monkeypatch.setattr("cswap.advisor.time_limit.LEAST_S", 0.0)
     model, x = gelus(), torch.randn(1 << 13, 64)
     with cswap.install(model, budget=4 * MIB, workers=0) as handle:
-        for _ in range(14):
-            model(x).square().mean().backward()
+        run(model, x, 14)
         loss = model(x).square().mean()
         assert handle.engine.stats.device_bytes <= 4 * MIB
         loss.backward()
@@ -314,10 +316,8 @@ def test_deterministic_algorithms_have_no_limit(monkeypatch):
     with cswap.install(model, slowdown=1.0, workers=0) as handle:
         limit = handle.engine.advisor.limit
         assert limit is not None
-        for _ in range(10):
-            model(x).square().mean().backward()
+        run(model, x, 10)
         assert handle.engine.stats.kept_by_reason["slowdown"] > 0
         monkeypatch.setattr("cswap.advisor.advisor.must_agree", lambda **_: True)
-        for _ in range(8):
-            model(x).square().mean().backward()
+        run(model, x, 8)
         assert not any(limit.is_kept(e.position, 2 * MIB) for e in handle.engine.explain())

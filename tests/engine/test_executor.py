@@ -387,12 +387,18 @@ def test_a_full_disk_keeps_the_tensor(make, disk, monkeypatch):
     assert_empty(bench)
 
 
-@pytest.mark.parametrize("codec", ["zvc", "int8"])
-@pytest.mark.parametrize("make", DEVICES.values(), ids=DEVICES)
-def test_verify_notices_a_changed_byte(make, codec):
+def settled(make, codec):
+    """A bench that verifies, and a handle that has left through this codec."""
     bench = Bench(make(), verify=True)
     handle = bench.swap_out(values(), codec)
     bench.settle(handle)
+    return bench, handle
+
+
+@pytest.mark.parametrize("codec", ["zvc", "int8"])
+@pytest.mark.parametrize("make", DEVICES.values(), ids=DEVICES)
+def test_verify_notices_a_changed_byte(make, codec):
+    bench, handle = settled(make, codec)
     part = handle.sections[0]
     part.host[part.nbytes - 20] ^= 1
     with pytest.raises(CorruptEncodingError):
@@ -402,9 +408,7 @@ def test_verify_notices_a_changed_byte(make, codec):
 @pytest.mark.parametrize("codec", ["zvc", "int8"])
 @pytest.mark.parametrize("make", DEVICES.values(), ids=DEVICES)
 def test_verify_lets_pass_what_nobody_has_changed(make, codec):
-    bench = Bench(make(), verify=True)
-    handle = bench.swap_out(values(), codec)
-    bench.settle(handle)
+    bench, handle = settled(make, codec)
     assert torch.allclose(bench.executor.memory(handle).tensor, values(), atol=0.1)
 
 
