@@ -21,7 +21,7 @@ import threading
 import types
 import weakref
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
@@ -35,6 +35,7 @@ from cswap.module_patch import ModulePatch, mark
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from cswap.config import SwapConfig
     from cswap.engine.engine import SwapEngine
     from cswap.engine.saved.module_stack import Scope, ScopeStack
     from cswap.removable import Removable
@@ -92,7 +93,7 @@ class HookPair:
         Raises:
             RuntimeError: torch's own, inside of `torch.func.grad` and its relatives.
         """
-        _push(self.pack, self.unpack)
+        _push(self.pack, self._engine.unpack)
         if self._recorder is not None:
             self._recorder.__enter__()  # type: ignore[no-untyped-call]
 
@@ -113,10 +114,6 @@ class HookPair:
             return self._engine.pack(tensor)
         take_off_inactive()
         return self._engine.pass_through(tensor)
-
-    def unpack(self, packed: Any) -> torch.Tensor:
-        """See `SwapEngine.unpack`."""
-        return self._engine.unpack(packed)
 
 
 def take_off_inactive() -> None:
@@ -200,7 +197,7 @@ class ModuleHooks:
         scopes = {path: scope_of(path, module) for path, module in model.named_modules()}
         self._call = _ModelCall(model, engine, scopes[""], entry)
         for path, module in model.named_modules():
-            if path and not isinstance(module, torch.jit.ScriptModule):
+            if path and _may_save(module, engine.config):
                 self._track(module, scopes[path])
         patch = ModulePatch(model)
         self._patches.append(patch)
@@ -235,16 +232,29 @@ class ModuleHooks:
         scopes = self._engine.scopes
 
         def enter(_module: torch.nn.Module, _args: Any) -> None:
-            scopes.push(scope)
+            scopes.stack.append(scope)
 
         def leave(_module: torch.nn.Module, _args: Any, _output: Any) -> None:
-            if scopes.current is scope:  # else a pre-hook before ours has raised
-                scopes.pop()
+            stack = scopes.stack
+            if stack[-1] is scope:  # else a pre-hook before ours has raised
+                stack.pop()
 
         patch = ModulePatch(module)
         self._patches.append(patch)
         patch.pre_hook(enter, prepend=True)
         patch.hook(leave, always_call=True)
+
+
+_SAVE_NOTHING: Final = (torch.nn.Identity, torch.nn.Sequential)
+
+
+def _may_save(module: torch.nn.Module, config: SwapConfig) -> bool:
+    # Whether tensors are saved in this module itself, rather than in its children. Two hooks take
+    # some microseconds for each module in every step.
+    if type(module) in _SAVE_NOTHING:
+        # A module that is recomputed saves its inputs.
+        return config.fit is not None or config.plan is not None
+    return not isinstance(module, torch.jit.ScriptModule)
 
 
 class _ModelCall:

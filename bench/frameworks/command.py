@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from bench.frameworks.models import Workload
 
-STEPS: Final = 9
+STEPS: Final = 13
 QUICK_STEPS: Final = 2
 VERSION: Final = 1
 DEFAULT_OUT: Final = Path("bench/results/cpu/workloads.json")

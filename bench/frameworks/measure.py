@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from bench.frameworks.models import Batch, Workload
     from cswap.api import InstallHandle
 
-N_SETTLING: Final = 3
-"""Steps that are not counted: kernels are compiled, and cswap learns the order of the tensors."""
+N_SETTLING: Final = 8
+"""Steps that are not counted: kernels are compiled, cswap learns the order of the tensors, and the
+limit of its time chooses."""
 
 N_LOOKS: Final = 3
 """Steps in which held bytes are measured; the median counts."""

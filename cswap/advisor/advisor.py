@@ -141,7 +141,10 @@ class Advisor:
                 if costs.begin_step(now_s, exposed_s):
                     step_s = costs.look_back(used) or step_s
             if self.limit is not None and step_s is not None:
-                self.limit.look_back() if self._may_adapt() else self.limit.forget()
+                if self._may_adapt():
+                    self.limit.look_back()
+                else:
+                    self.limit.forget()
             if step_s is not None and self._pricing.explores and self._may_adapt():
                 trial_at(used, step_s, self._costs)
 

@@ -9,7 +9,9 @@ If it exceeds the limit, the tensors that save the fewest bytes for a second sta
 fit into the limit. If it is far below, some of them leave again.
 
 Predicted times are of warm caches, and too short by a factor that depends on the machine and the
-model. The factor between the measured and the predicted sum corrects the sum for other tensors.
+operator. So the hooks of each tensor are timed as well, and the prediction counts only until the
+tensor has left once. The factor between the measured sum and that over all tensors corrects the
+rest.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ SLOWDOWN: Final = 1.1
 LEAST_S: Final = 5e-3
 """Swapping may always take this long, in seconds: small models are slow for other reasons."""
 
-MEASURED_SHARE: Final = 0.8
+MEASURED_SHARE: Final = 0.7
 """Share of the slowdown that is given to measured times. The hooks of modules, and kernels that
 find the caches cold, take the rest."""
 
@@ -38,7 +40,10 @@ NEAR: Final = 0.8
 """Share of the limit from which all choices stay, so that they do not swing."""
 
 CORRECTIONS: Final = (1.0, 10.0)
-"""Smallest and largest factor between measured and predicted times: a pause must not count."""
+"""Smallest and largest factor between the measured and the expected sum: a pause must not count."""
+
+GROWTH: Final = 1.25
+"""Largest factor by which a tensor's measured time grows at once. It may fall by any."""
 
 MOST_PATIENCE: Final = 64
 """Most look-backs before tensors that had to stay may leave again."""
@@ -83,11 +88,18 @@ class Gain:
         seconds: as predicted.
         nbytes: raw bytes less those held.
         used: number of the last step in which the tensor could have left.
+        took_s: seconds in the hooks, measured; None: the tensor has not left yet.
     """
 
     seconds: float
     nbytes: float
     used: int = 0
+    took_s: float | None = None
+
+    @property
+    def expected_s(self) -> float:
+        """Seconds that it will take."""
+        return self.seconds if self.took_s is None else self.took_s
 
 
 _Key = tuple[int, int]
@@ -97,7 +109,7 @@ _Key = tuple[int, int]
 class TimeLimit:
     """Says which tensors of a step have to stay, so that swapping keeps a limit of its time.
 
-    Not thread-safe: the advisor holds its lock, except for `keeps`.
+    Not thread-safe: the advisor holds its lock, except for `keeps` and `took`.
     """
 
     def __init__(self, slowdown: float) -> None:
@@ -105,7 +117,7 @@ class TimeLimit:
         self._share = MEASURED_SHARE * (slowdown - 1)
         self._gains: dict[_Key, Gain] = {}  # of tensors that are worth their time
         self._staying: frozenset[_Key] = frozenset()
-        self._factor = 1.0  # measured over predicted seconds
+        self._factor = 1.0  # the measured sum over the expected one
         self._patience = self._wait = 0  # look-backs before tensors may leave again
         self._n_steps = 0
         self._began: Moment | None = None
@@ -133,11 +145,20 @@ class TimeLimit:
             gain: of its cheapest way to leave.
         """
         key = position, nbytes
+        known = self._gains.get(key)
         if gain is None:
             self._gains.pop(key, None)
-        elif key in self._gains or len(self._gains) < MOST_TENSORS:
+        elif known is not None or len(self._gains) < MOST_TENSORS:
             gain.used = self._n_steps
+            gain.took_s = None if known is None else known.took_s
             self._gains[key] = gain
+
+    def took(self, position: int, nbytes: int, seconds: float) -> None:
+        """A tensor has left and come back. Args: seconds: in its hooks."""
+        gain = self._gains.get((position, nbytes))
+        if gain is not None:
+            before = gain.took_s
+            gain.took_s = seconds if before is None else min(seconds, GROWTH * before)
 
     def keeps(self, position: int, nbytes: int) -> bool:
         """Whether this tensor, which could leave now, has to stay."""
@@ -214,23 +235,24 @@ class TimeLimit:
             del self._gains[key]
 
     def _correct(self, leaving_s: float, *, exceeds: bool) -> None:
-        predicted_s = sum(g.seconds for key, g in self._gains.items() if key not in self._staying)
+        gains = self._gains.items()
+        expected_s = sum(gain.expected_s for key, gain in gains if key not in self._staying)
         low, high = CORRECTIONS
-        factor = min(max(leaving_s / predicted_s, low), high) if predicted_s else low
+        factor = min(max(leaving_s / expected_s, low), high) if expected_s else low
         # Slowly down: tensors that may leave again do so only when their place has rested.
-        self._factor = factor if exceeds and predicted_s else (self._factor + factor) / 2
+        self._factor = factor if exceeds and expected_s else (self._factor + factor) / 2
 
     def _beyond(self, limit_s: float) -> frozenset[_Key]:
         # Those that do not fit into the limit after those with more bytes for a second.
         beyond, total_s = [], 0.0
         for key, gain in sorted(self._gains.items(), key=_seconds_for_a_byte):
-            if total_s + gain.seconds > limit_s:
+            if total_s + gain.expected_s > limit_s:
                 beyond.append(key)
             else:
-                total_s += gain.seconds
+                total_s += gain.expected_s
         return frozenset(beyond)
 
 
 def _seconds_for_a_byte(item: tuple[_Key, Gain]) -> float:
     gain = item[1]
-    return gain.seconds / gain.nbytes
+    return gain.expected_s / gain.nbytes

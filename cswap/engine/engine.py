@@ -79,10 +79,11 @@ class SwapEngine:
             start_s = time.perf_counter()
             packed = self._packer.pack(tensor)
             took_s = time.perf_counter() - start_s
-            if isinstance(packed, Kept) or packed.token.handle.state is State.KEPT:
+            if isinstance(packed, Kept) or (handle := packed.token.handle).state is State.KEPT:
                 self.counters.staying_s += took_s
             else:
                 self.counters.leaving_s += took_s
+                handle.took_s += took_s
             chooser = self._state.chooser
             if chooser is not None:
                 chooser.packed(tensor, packed, took_s)
@@ -110,6 +111,7 @@ class SwapEngine:
             tensor = self._unpacker.unpack(packed)
             took_s = time.perf_counter() - start_s
             self.counters.leaving_s += took_s
+            packed.token.handle.took_s += took_s
             if chooser is not None:
                 chooser.unpacked(packed, tensor, took_s)
         except Exception:
@@ -153,10 +155,8 @@ class SwapEngine:
 
     def own(self, tensors: Iterable[torch.Tensor]) -> None:
         """These tensors outlive the step: leave them, and what shares their storage, alone."""
-        start_s = time.perf_counter()
         if self._state.owned.refresh(tensors):
             self._packer.book.forget()
-        self.counters.staying_s += time.perf_counter() - start_s
 
     # ----------------------------------------------------------------- users
 

@@ -75,7 +75,10 @@ class Packer:
         """See `SwapEngine.pack`."""
         if _is_tracing():  # each look at a tensor would be recorded
             return self._keep(tensor, "tracing")
-        if type(tensor) is not torch.Tensor:
+        kind = type(tensor)
+        if kind is Parameter:
+            return self._keep(tensor, "parameter")
+        if kind is not torch.Tensor:
             return self._keep_special(tensor)
         if tensor.layout is not _strided:  # has no nbytes, or another meaning of it
             return self._keep(tensor, "layout")
@@ -123,8 +126,6 @@ class Packer:
         return self.pass_through(tensor)
 
     def _keep_special(self, tensor: torch.Tensor) -> Kept:
-        if type(tensor) is Parameter:
-            return self._keep(tensor, "parameter")
         part = local_part(tensor)
         if part is not tensor and not is_wrapped(part):
             # A DTensor that stays holds its part: an encoding of that would come on top.

@@ -17,6 +17,7 @@ from cswap.engine.saved.observer import Observer
 from cswap.engine.saved.reclaim import Reclaimer
 from cswap.engine.saved.resting import RestingTensors
 from cswap.engine.transfer.device_lanes import Lanes, disk_store, optional_int
+from cswap.engine.transfer.handle import State
 from cswap.stats.counters import Counters
 
 if TYPE_CHECKING:
@@ -97,6 +98,9 @@ class EngineState:
             self.aliases.discard(handle)
             self.order.discard(handle)
             lane.ready.remove(handle)
+        limit = self.advisor.limit
+        if limit is not None and handle.unpacked and handle.state is State.STORED:
+            limit.took(handle.position, handle.raw_nbytes, handle.took_s)
         lane.executor.release(handle)
 
     def tidy(self) -> None:

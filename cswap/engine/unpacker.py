@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from cswap.engine.saved.packed import PackedView
-from cswap.engine.transfer.device_lanes import MOST_AHEAD
 from cswap.engine.transfer.handle import State
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ class Unpacker:
             if handle.unpacked == 0:
                 self._order.asked(handle)
         if lane.overlaps:
-            self._prefetch_after(handle)
+            self._prefetch_after(handle, lane.ahead)
         memory, own = lane.executor.memory(handle)
         out = packed.rebuild(memory, own=own)
         with self._lock:
@@ -67,11 +66,13 @@ class Unpacker:
             lane.executor.drop_result(handle)
         return out
 
-    def _prefetch_after(self, handle: Handle) -> None:
+    def _prefetch_after(self, handle: Handle, most_ahead: int) -> None:
         depth = self._follower.depth
+        if not (depth or most_ahead):
+            return
         with self._lock:
             # Tokens, so that no other thread buries these.
-            ahead = self._order.upcoming(handle, depth or MOST_AHEAD)
+            ahead = self._order.upcoming(handle, depth or most_ahead)
         for n, token in enumerate(ahead, 1):
             other, lane = token.handle, token.lane
             if not depth and n > lane.ahead:

@@ -24,7 +24,7 @@ class Counters:
         timeline: the timeline that records events; None: nothing is recorded.
         leaving_s: seconds in the hooks for tensors that leave. Added to without the lock, like the
             next two: a lost summand does no harm.
-        staying_s: seconds in the hooks for tensors that stay, and for looking at parameters.
+        staying_s: seconds in the pack hook for tensors that stay.
         beside_s: seconds of workers that encode and decode beside the computation.
     """
 

@@ -185,6 +185,29 @@ def test_a_tensor_that_is_no_longer_worth_its_time_is_forgotten():
     assert not any(steps.limit.is_kept(n, MIB) for n in range(3))
 
 
+def test_tensors_whose_hooks_take_long_stay_whatever_was_predicted():
+    steps = Steps(alike(4, LIMIT_S / 3))
+    slow = 1
+    steps.factors[slow] = 3.0
+    for _ in range(8):
+        for n in steps.leaving:
+            steps.limit.took(n, MIB, steps.factors[n] * steps.gains[n].seconds)
+        steps.run(1)
+    assert steps.limit.is_kept(slow, MIB)
+    assert len(steps.leaving) == 3
+
+
+def test_one_slow_step_says_little_about_a_tensor():
+    limit, gain = TimeLimit(SLOWDOWN), Gain(1.0, MIB)
+    limit.note(0, MIB, gain)
+    for seconds, expected in ((8.0, 8.0), (2.0, 2.0), (100.0, 2.5), (1.0, 1.0)):
+        limit.took(0, MIB, seconds)
+        assert gain.expected_s == expected
+    limit.note(0, MIB, again := Gain(3.0, MIB))
+    assert again.expected_s == 1.0  # measured times outlive predictions
+    limit.took(1, MIB, 1.0)  # of a tensor that is not worth its time
+
+
 @pytest.mark.parametrize(
     ("options", "limited"),
     [

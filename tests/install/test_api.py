@@ -329,3 +329,19 @@ def test_lossy_gradients_are_close_and_repeatable(lossy, monkeypatch):
     assert equal(*found)
     for a, b in zip(expected, found[0], strict=True):
         assert (a - b).norm() <= (0.2 if lossy == "int4" else 0.05) * a.norm()
+
+
+class Doubled(nn.Sequential):
+    def forward(self, x):
+        return super().forward(x).exp()
+
+
+def test_tensors_saved_in_containers_and_their_children_have_their_scopes():
+    net = nn.Sequential(
+        nn.Sequential(nn.Linear(64, 64), nn.Identity(), nn.ReLU()), Doubled(nn.Linear(64, 64))
+    )
+    with cswap.install(net, **ALL) as handle:
+        grads(net, X)
+        scopes = {e.site.scope for e in handle.engine.explain()}
+    assert {"0.2", "1"} <= scopes
+    assert not {"0", "0.1"} & scopes

@@ -47,6 +47,11 @@ if TYPE_CHECKING:
 
 _free_weak_ref = torch.UntypedStorage._free_weak_ref  # noqa: SLF001
 
+_channels_last = torch.channels_last
+
+IMAGE: Final = 4
+"""Dimensions of a batch of images."""
+
 WHOLE_SHARE: Final = 4
 """A view that spans at least 1/WHOLE_SHARE of its storage is swapped as the whole storage."""
 
@@ -185,7 +190,10 @@ def make_token(tensor: torch.Tensor, lane: Lane) -> Token:
     whole = storage.nbytes()
     if not storage.data_ptr():
         raise RuntimeError("the tensor has no memory")
-    if x.nbytes == whole and x.is_contiguous():  # most are
+    dense = x.is_contiguous()
+    if not dense and x.dim() == IMAGE:
+        dense = x.is_contiguous(memory_format=_channels_last)
+    if dense and x.nbytes == whole:  # most are
         token = _flat_token(x, 0, x.numel(), version, lane)
         token.handle.whole = True
     else:

@@ -42,12 +42,3 @@ class ScopeStack(threading.local):
     def current(self) -> Scope:
         """The innermost module."""
         return self.stack[-1]
-
-    def push(self, scope: Scope) -> None:
-        """Enter a module."""
-        self.stack.append(scope)
-
-    def pop(self) -> None:
-        """Leave the innermost module."""
-        if len(self.stack) > 1:
-            self.stack.pop()

@@ -1,4 +1,4 @@
-"""Where the tensor stays, for several steps on end, because no codec is worth its time.
+"""`Rest`: a place in the step whose tensor stays for several steps without being looked at.
 
 Note [a tensor that rests]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~

@@ -149,9 +149,9 @@ class Executor(abc.ABC):
             if handle.state is not State.KEPT:
                 return
             handle.recomputed = True
-            self._move(handle, State.STORED)
+            handle.to(State.STORED)
             handle.let_go()
-        self._counters.swapped_out(REMAT, handle.raw_nbytes, 0, 0.0)
+        self._counters.swapped_out(REMAT, handle.raw_nbytes, 0, 0.0, device=-handle.raw_nbytes)
 
     def memory(self, handle: Handle, *, again: bool = False) -> Memory:
         """The tensor's memory: its own if still held, else decoded, or computed again.
@@ -264,6 +264,7 @@ class Executor(abc.ABC):
         self._device.wait(event)
         end = time.perf_counter()
         self._counters.exposed(end - start)
+        self._counters.beside_s -= end - start  # the computation stood still meanwhile
         if self._counters.timeline is not None:
             self._counters.timeline.span("wait", handle.label, start, end)
 

@@ -93,6 +93,7 @@ class Handle:
         event: of the last job submitted for it; None: no job.
         error: why the stored bytes cannot be used.
         views: how many packed views refer to it; ``unpacked`` counts how often one was asked for.
+        took_s: seconds in the hooks so far, in which it left and came back.
         site: where in the model it was saved.
         prefetched: the fetch under way was not asked for by unpack.
         recomputed: it is computed again rather than stored.
@@ -125,6 +126,7 @@ class Handle:
         "step",
         "storage_key",
         "token",
+        "took_s",
         "unpacked",
         "version",
         "views",
@@ -145,6 +147,7 @@ class Handle:
         self.position = self.step = self.storage_key = self.views = self.unpacked = 0
         self.lossy_ok = self.must_round_trip = self.whole = self.pinned = self.prefetched = False
         self.recomputed = False
+        self.took_s = 0.0
         self.base: weakref.ref[torch.Tensor] | None = None
         self.sections: list[Section] = []
         self.event: Event | None = None
