@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 
 class InstallHandle(RemovedAtExit):
-    """What `install` returns: the engine, its stats, and the way to take it off again."""
+    """The result of `install`: the engine, its stats, and the way to take it off again."""
 
     def __init__(
         self, engine: SwapEngine, installed: Sequence[Removable], fit: FitController | None = None
     ) -> None:
-        """A handle of what has been installed.
+        """A handle of an installation.
 
         Args:
             engine: of the hooks.
@@ -48,7 +48,7 @@ class InstallHandle(RemovedAtExit):
 
     @property
     def stats(self) -> Stats:
-        """What has been done so far."""
+        """Statistics of the engine so far."""
         return self.engine.stats
 
     @property
@@ -66,7 +66,7 @@ class InstallHandle(RemovedAtExit):
 def install(
     model: torch.nn.Module | None = None, config: SwapConfig | None = None, **options: Any
 ) -> InstallHandle:
-    """Swap what autograd saves, from now on.
+    """Swap the tensors that autograd saves, from now on.
 
     Args:
         model: swap everything saved while this model runs forward, in any thread. Default:
@@ -95,7 +95,7 @@ def install(
 
 
 def install_on(model: torch.nn.Module, config: SwapConfig, entry: str) -> InstallHandle:
-    """Swap what autograd saves while a method of a model runs.
+    """Swap the tensors that autograd saves while a method of a model runs.
 
     Args:
         model: as for `install`.
@@ -152,7 +152,7 @@ class _Everything:
 
 
 def swapping(*, config: SwapConfig | None = None, **options: Any) -> Swapping:
-    """Swap what this thread's autograd saves inside the ``with``.
+    """Swap the tensors that this thread's autograd saves inside the ``with``.
 
     Backward may run inside or after it.
 
@@ -196,7 +196,7 @@ def _engine(
 
 
 class _ScopeRules:
-    """What the options say about a module; to be asked about parents before children."""
+    """The options' rules for a module; to be asked about parents before children."""
 
     def __init__(self, config: SwapConfig) -> None:
         self._exclude, self._include = Selectors(config.exclude), Selectors(config.include)

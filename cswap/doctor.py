@@ -1,4 +1,4 @@
-"""What of this machine cswap can use, why not, and what to install: the logic of `cswap doctor`.
+"""The parts of this machine that cswap can use, and remedies for others: logic of `cswap doctor`.
 
 Also the survey behind `cswap codecs`. Nothing here changes anything; the dearest probe is
 importing torch.
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was found out about one part.
+    """The finding about one part.
 
     Attributes:
-        part: what was looked at, such as ``torch``.
+        part: its name, such as ``torch``.
         usable: whether cswap can use it here and now.
         required: whether the CPU path needs it.
         version: of the installed distribution; empty if there is none.
-        detail: what there is, or why it is not usable.
-        remedy: what to do about it; empty if there is nothing to be done.
+        detail: its version or size, or why it is not usable.
+        remedy: a command or an advice; empty if there is nothing to be done.
     """
 
     part: str

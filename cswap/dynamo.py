@@ -1,4 +1,4 @@
-"""What torch.compile's frontend sees of an installed model: `begin_below`, `set_compiler`.
+"""An installed model, as torch.compile's frontend sees it: `begin_below`, `set_compiler`.
 
 Note [a model that is compiled]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~

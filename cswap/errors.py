@@ -74,7 +74,7 @@ class BudgetError(ConfigError):
     """No plan fits in the budget.
 
     Attributes:
-        budget_bytes: what was asked for.
+        budget_bytes: the budget that was asked for.
         smallest_bytes: the smallest budget that does; None if that is not known.
     """
 

@@ -1,6 +1,6 @@
 """pack/unpack for autograd's saved-tensor hooks, and the model call that switches them on.
 
-Nothing is decided here: what happens to a tensor is the engine's business.
+Nothing is decided here: the engine decides about each tensor.
 
 Note [hooks end with the call]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -188,7 +188,7 @@ class ModuleHooks:
         Args:
             model: whose tensors are swapped.
             engine: swaps them.
-            scope_of: says what holds for a module; asked about parents before children.
+            scope_of: gives the rules of a module; asked about parents before children.
             entry: name of the model's method during which the hooks are on.
         """
         self._engine = engine
@@ -277,7 +277,7 @@ class _ModelCall:
         self.active = True
 
     def wrapped(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """A function that takes the module, or a replica of it, and what its forward takes."""
+        """A function that takes the module, or its replica, and the arguments of its forward."""
         is_method = getattr(original, "__self__", None) is self._model
         function = getattr(original, "__func__", None) if is_method else None
 
@@ -350,7 +350,7 @@ for _function in (_ModelCall._run, ModuleHooks._begin):  # noqa: SLF001
 
 
 def _with_module(original: Callable[..., Any]) -> inspect.Signature:
-    # Of a function that takes a module before what ``original`` takes.
+    # Of a function that takes a module before the arguments of ``original``.
     module = inspect.Parameter("module", inspect.Parameter.POSITIONAL_ONLY)
     try:
         signature = inspect.signature(original)
@@ -372,7 +372,7 @@ def installed_on(model: torch.nn.Module) -> Removable | None:
 
 
 def check_model(model: object) -> None:
-    """Refuse what cannot be installed.
+    """Refuse a model that cannot be installed.
 
     Raises:
         ConfigError: no module, or a scripted one, which runs without Python hooks.

@@ -17,7 +17,7 @@ ORANGE: Final = "#e69f00"
 SKY: Final = "#56b4e9"
 PURPLE: Final = "#cc79a7"
 GREY: Final = "#999999"
-"""For what others are compared with, and for lines that guide the eye."""
+"""For the baseline of a comparison, and for lines that guide the eye."""
 
 LIGHT: Final = "#bbbbbb"
 """For lines behind everything else."""

@@ -40,7 +40,7 @@ class HasStats(Protocol):
 
     @property
     def stats(self) -> Stats:
-        """What has been done so far."""
+        """Statistics of the engine so far."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""What can be taken off a model again."""
+"""Objects that can be taken off a model again."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def _number(value: float | None, form: str, factor: float = 1) -> str:
 
 
 def conclusions(rows: Sequence[Row]) -> list[str]:
-    """Return a sentence per model: what each mode saved, at what time."""
+    """Return a sentence per model: the bytes that each mode saved, and its time."""
     found = []
     for model in dict.fromkeys(row.model for row in rows):
         off = next((row for row in rows if row.model == model and row.mode == "off"), None)

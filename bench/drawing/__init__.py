@@ -1,1 +1,1 @@
-"""Drawing: what the reports of training steps share."""
+"""Drawing: shared by the reports of training steps."""

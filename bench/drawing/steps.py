@@ -61,7 +61,7 @@ def draw_by_model(
         rows: of all models, each with its ``model``.
         panel: draws the points of one model's rows, with labels for the legend.
         path: of the PNG.
-        xlabel: what the horizontal axis says.
+        xlabel: label of the horizontal axis.
     """
     models = list(dict.fromkeys(row["model"] for row in rows))
     n_columns = min(2, len(models))

@@ -55,7 +55,7 @@ class Row:
         added_of_checkpoint: time added to a step, over the time that checkpointing adds.
         predicted_time_of_off: by cswap's plan, of forward and backward.
         bit_equal: whether all gradients had the bits of off's in every counted step.
-        how: blocks that are checkpointed, or what cswap does with the tensors.
+        how: blocks that are checkpointed, or cswap's ways for the tensors.
     """
 
     model: str
@@ -79,7 +79,7 @@ class Contender:
     """One way to train a task.
 
     Args:
-        task: what to train.
+        task: model and data.
         goal_bytes: of cswap's ``fit``; None: without cswap.
         n_checkpointed: first blocks under checkpointing.
 
@@ -122,7 +122,7 @@ class Contender:
         return saved.curve.peak
 
     def heap_growth(self, step: int) -> int | None:
-        """Peak of the heap in one step above what it is before."""
+        """Peak of the heap in one step above its bytes before."""
         gc.collect()
         baseline = heap_bytes()
         if baseline is None:

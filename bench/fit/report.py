@@ -37,7 +37,7 @@ MARKERS: Final = {OFF: "o", FIT: "D", CHECKPOINT: "s"}
 
 
 def with_quotients(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows, with the time that fit adds over what checkpointing adds at the same goal."""
+    """The rows, with fit's added time over checkpointing's at the same goal."""
     times = {(r["model"], r["share"], r["method"]): r["time_of_off"] for r in rows}
     found = []
     for row in rows:

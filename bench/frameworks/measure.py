@@ -1,7 +1,7 @@
 """One workload in every way: step times in turns, and the bytes held between forward and backward.
 
 Held bytes are the growth of the allocator's bytes over a forward, once everything is encoded: the
-only count that sees what checkpoints, compiled graphs and engines keep alike. Gradients are
+only count that sees memory of checkpoints, compiled graphs and engines alike. Gradients are
 there before.
 """
 
@@ -64,10 +64,10 @@ class Row:
         time_of_plain: median of (this way's seconds / plain's for the same step).
         time_of_plain_spread: quartiles of those quotients; None with less than two.
         bit_equal: loss and all gradients had the bits of plain's in every counted step.
-        raw_bytes: of what cswap moved or computes again, in one step.
+        raw_bytes: of tensors that cswap moved or computes again, in one step.
         encoded_bytes: of its encodings.
-        kept_bytes: of what cswap left, by reason, in one step.
-        gained_of_saved: share of what autograd saved, parameters left out, that cswap took off, by
+        kept_bytes: of tensors that cswap left, by reason, in one step.
+        gained_of_saved: share of saved bytes, parameters left out, that cswap took off, by
             its own count.
         sites: cswap's choices, those with the most bytes first.
         failure: why there are no figures, or None.
@@ -213,7 +213,7 @@ def _working(make: Callable[[], Workload], way: str, failures: dict[str, str]) -
     try:
         replica = Replica(make, way)
         replica.gradients(0, replica.batch(0))
-    except Exception as error:  # what packages raise is theirs
+    except Exception as error:  # packages raise their own
         if replica is not None:
             replica.close()
         if way == PLAIN:
@@ -243,7 +243,7 @@ def _row(name: str, replica: Replica, plain: Replica) -> Row:
 
 
 def _of_one_step(replica: Replica) -> dict[str, Any]:
-    # What cswap does with the tensors of one more step.
+    # cswap's decisions for the tensors of one more step.
     if replica.handle is None:
         return {}
     before = replica.handle.stats

@@ -52,7 +52,7 @@ QUICK: Final = Scale(layers=2, width=64, tokens=64, batch=4, side=64, nodes=1_00
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A model and what it is trained on.
+    """A model and its training data.
 
     Attributes:
         model: takes a batch's entries by name and returns the loss.
@@ -66,7 +66,7 @@ class Workload:
 
 
 class _WithLoss(nn.Module):
-    """A model whose loss is the cross entropy, or another one, of what it returns."""
+    """A model whose loss is the cross entropy, or another one, of its result."""
 
     def __init__(
         self, net: nn.Module, loss: Callable[[Tensor, Tensor], Tensor] = functional.cross_entropy

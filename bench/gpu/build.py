@@ -124,6 +124,6 @@ def _all(jobs: Sequence[tuple[str, int]], processes: int) -> Iterator[Cubin]:
     if processes == 1:
         yield from (compiled(*job) for job in jobs)
         return
-    # Numba's compiler must not be forked in the middle of what another thread does.
+    # Numba's compiler must not be forked in the middle of another thread's work.
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         yield from pool.map(compiled, *zip(*jobs, strict=True))

@@ -41,7 +41,7 @@ SWEPT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is measured, and for how long.
+    """The measurements, and their lengths.
 
     Attributes:
         sets: data sets for every codec that takes them.
@@ -82,7 +82,7 @@ class Row:
         encode_launch_us: host microseconds of a call.
         decode_launch_us: likewise.
         first_call_s: of encode and decode; holds compiling or loading kernels.
-        relative_rms_error: of what comes back; 0 if lossless.
+        relative_rms_error: of the decoded tensor; 0 if lossless.
         threads: per block of its kernels, where that is not the default.
         blocks_per_sm: of its kernels, where that is not the default.
     """
@@ -169,7 +169,7 @@ class Start:
     """A data set on the device.
 
     Attributes:
-        sample: what it is made of.
+        sample: kind of values.
         x: its elements.
         copy: how fast a plain copy of it is.
     """

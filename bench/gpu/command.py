@@ -1,4 +1,4 @@
-"""`python -m bench gpu`: what only a machine with a CUDA device can measure, and its kernels."""
+"""`python -m bench gpu`: measurements that need a CUDA device, and its kernels."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ KERNELS: Final = Path("cswap-kernels.zip")
 
 
 class Part(str, Enum):
-    """What to measure."""
+    """The parts."""
 
     CODECS = "codecs"
     LINK = "link"

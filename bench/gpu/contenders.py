@@ -21,7 +21,7 @@ class Contender:
     """One codec with a tensor to encode and memory to do so."""
 
     def __init__(self, codec: Codec, x: torch.Tensor, meter: Meter) -> None:
-        """Encode and decode once: what comes back is checked before anything is timed."""
+        """Encode and decode once: the result is checked before anything is timed."""
         self.lossless = codec.lossless
         self._codec, self._x, self._meter = codec, x, meter
         bound = codec.bound(x.dtype, x.numel())
@@ -59,7 +59,7 @@ class PeerContender:
     """One peer with a tensor to encode; see `Contender`."""
 
     def __init__(self, peer: Peer, x: torch.Tensor, meter: Meter) -> None:
-        """Encode and decode once: what comes back is checked before anything is timed."""
+        """Encode and decode once: the result is checked before anything is timed."""
         self.lossless = peer.lossless
         self._peer, self._x = peer, x
         start_s = time.perf_counter()
@@ -84,7 +84,7 @@ class PeerContender:
 
 
 def relative_error(x: torch.Tensor, back: torch.Tensor, *, lossless: bool) -> float:
-    """Relative root mean square of what a codec changed.
+    """Relative root mean square of a codec's changes.
 
     Raises:
         ValueError: a lossless codec changed bits, or a lossy one nearly all of them: no figure of

@@ -1,4 +1,4 @@
-"""Part `link`: what the link between device and host gives, and kernels that store across it."""
+"""Part `link`: rates of the link between device and host, and kernels that store across it."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ STORED: Final = (("zvc", samples.RELU_85), ("int8", samples.DENSE))
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is measured, and for how long.
+    """The measurements, and their lengths.
 
     Attributes:
         sizes: bytes of a copy.
-        stored_bytes: raw bytes of what kernels encode straight into host memory.
+        stored_bytes: raw bytes of tensors that kernels encode straight into host memory.
         blocks: numbers of thread blocks that do so.
         within_s: time for one measurement.
     """
@@ -53,8 +53,8 @@ class Row:
     Attributes:
         way: one of WAYS, or the codec that stores its encoding in host memory.
         blocks: thread blocks of that kernel; 0 for copies.
-        nbytes: what crosses the link, in one direction.
-        raw_nbytes: what that was before encoding.
+        nbytes: bytes that cross the link, in one direction.
+        raw_nbytes: their number before encoding.
         gb_per_s: bytes across the link per second, in 1e9, both directions added.
         raw_gb_per_s: raw bytes per second, in 1e9.
         timing: device seconds.

@@ -1,4 +1,4 @@
-"""What a benchmark asks of the device it measures: its time, its memory, its streams.
+"""Questions of a benchmark to the device that it measures: its time, its memory, its streams.
 
 `CudaMeter` is the only one that results come from. The class above it is there so that the
 benchmarks' own code can be tried on a machine without a GPU.
@@ -37,7 +37,7 @@ class Memory:
 
     Attributes:
         allocated: of tensors on the device.
-        reserved: what the allocator took of the device for them.
+        reserved: bytes that the allocator took of the device for them.
         pinned: page-locked host memory, as torch's allocator rounds it; None if it does not say.
     """
 
@@ -51,7 +51,7 @@ class Meter(abc.ABC):
 
     Attributes:
         device: of all tensors.
-        stream: what codecs are to run on.
+        stream: for the codecs.
         pins: whether host memory can be page-locked.
     """
 
@@ -65,7 +65,7 @@ class Meter(abc.ABC):
 
     @abc.abstractmethod
     def flush(self) -> None:
-        """Put what was measured last out of the device's caches."""
+        """Remove the last measurement's data from the device's caches."""
 
     @abc.abstractmethod
     def synchronize(self) -> None:
@@ -77,7 +77,7 @@ class Meter(abc.ABC):
 
     @abc.abstractmethod
     def isolate(self) -> None:
-        """Forget what earlier measurements left in caches and peaks."""
+        """Forget the traces of earlier measurements in caches and peaks."""
 
     @abc.abstractmethod
     def memory(self) -> Memory:
@@ -115,7 +115,7 @@ class CudaMeter(Meter):
 
     def time_s(self, run: Callable[[], object], *, within_s: float) -> Timing:
         """See `Meter.time_s`."""
-        run()  # what is compiled or allocated on first use is not what is measured
+        run()  # compilation and allocation on first use are not measured
         self.flush()
         self.synchronize()
         start_s = time.perf_counter()
@@ -156,7 +156,7 @@ class CudaMeter(Meter):
         self._flushed = None
         gc.collect()
         self.synchronize()
-        # Engines share it; what one method needed must not count as the next one's.
+        # Engines share it; one method's memory must not count as the next one's.
         cuda_device(self.device.index)._scratch.clear()  # noqa: SLF001 - trimmed by need only
         torch.cuda.empty_cache()
         empty_host_cache = getattr(torch._C, "_host_emptyCache", None)  # noqa: SLF001 - no other way

@@ -238,7 +238,7 @@ def slug(name: str) -> str:
 
 
 def gpu_facts(index: int = 0) -> dict[str, Any]:
-    """What results record of the GPU."""
+    """The GPU, as results record it."""
     properties = torch.cuda.get_device_properties(index)
     return {
         "name": properties.name,

@@ -84,7 +84,7 @@ KINDS: Final = {
     "mask": _mask,
     "index": _index,
 }
-"""relu-N: N % zeros. normal: as dense as what GELU lets through."""
+"""relu-N: N % zeros. normal: as dense as GELU's results."""
 
 RELU_85: Final = Sample("relu-85", torch.float32)
 DENSE: Final = Sample("normal", torch.float32)

@@ -1,6 +1,6 @@
 """The GPU tests in slices that end in time: `python -m bench.gpu.slices [SLICE]`, `make test-gpu`.
 
-A slice's output goes to gpu-tests/SLICE.log line by line, so a killed run leaves what it has shown.
+A slice's output goes to gpu-tests/SLICE.log line by line, so a killed run leaves its lines.
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ def _all(jobs: list[tuple[str, int]]) -> Iterator[list[dict[str, Any]]]:
     if cores == 1:
         yield from (rows(*job) for job in jobs)
         return
-    # Numba's compiler must not be forked in the middle of what another thread does.
+    # Numba's compiler must not be forked in the middle of another thread's work.
     with ProcessPoolExecutor(cores, mp_context=get_context("spawn")) as pool:
         yield from pool.map(rows, *zip(*jobs, strict=True))
 

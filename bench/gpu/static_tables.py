@@ -72,7 +72,7 @@ def kernels_table() -> str:
 
 
 def targets_table() -> str:
-    """What the kernels were designed for, beside what their machine code allows."""
+    """The kernels' design targets, beside the limits of their machine code."""
     data = load(FILE)
     processor = next(p for p in data["assumed"]["processors"] if p["name"] == TARGET_OF)
     rows = _by_key(data["rows"])

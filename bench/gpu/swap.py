@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from bench.gpu.samples import Sample
 
 COPY: Final = "pinned copy"
-"""What vDNN does: a copy to pinned memory and back, nothing else."""
+"""vDNN's way: a copy to pinned memory and back, nothing else."""
 
 SAVE_ON_CPU: Final = "save_on_cpu"
 
@@ -41,7 +41,7 @@ GROUPS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is measured, and how often.
+    """The measurements, and their number.
 
     Attributes:
         sizes: bytes of a tensor.
@@ -125,7 +125,7 @@ class Way(abc.ABC):
 
     @abc.abstractmethod
     def out(self, x: torch.Tensor) -> Any:
-        """Begin to swap out; return what `back` needs."""
+        """Begin to swap out; return the argument of `back`."""
 
     @abc.abstractmethod
     def settle(self) -> None:
@@ -217,7 +217,7 @@ class Swap(Way):
 
 @dataclass(slots=True)
 class Seconds:
-    """Of all rounds of one way: out, back, and what of both the calling thread was busy."""
+    """Of all rounds of one way: out, back, and of both the time of the calling thread."""
 
     out: list[float]
     back: list[float]

@@ -13,7 +13,7 @@ UNKNOWN: Final = "-"
 
 
 def markdown(document: dict[str, Any]) -> str:
-    """The table of one result file, and what it lacks."""
+    """The table of one result file, and the measurements that it lacks."""
     headings, rows = _TABLES[document["part"]](document["rows"])
     lines = [headings, ["---"] + ["--:"] * (len(headings) - 1), *rows]
     text = [f"| {' | '.join(line)} |" for line in lines]

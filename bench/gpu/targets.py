@@ -1,4 +1,4 @@
-"""What was aimed at, against what result files say. A target missed is said, not hidden."""
+"""Targets, against result files. A missed target is named."""
 
 from __future__ import annotations
 

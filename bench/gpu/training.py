@@ -29,7 +29,7 @@ N_WARM: Final = 3
 """Steps before the timed ones: kernels compile, memory is pinned, orders of tensors are learned."""
 
 HOST_SHARE: Final = 0.25
-"""Of the host memory available, what a batch's saved tensors may need: rounded up to powers of 2,
+"""Share of the host memory that a batch's saved tensors may need: rounded up to powers of 2,
 pinned copies take up to twice their size.
 """
 
@@ -94,7 +94,7 @@ _XL: Final = _gpt("GPT 1.3B", models.GPT_1_3B, 8, weights=torch.bfloat16)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is trained, and for how long.
+    """The training, and its length.
 
     Attributes:
         tasks: models.
@@ -130,7 +130,7 @@ class Row:
         step_ms: median of a step (forward, loss, backward, optimizer).
         step: seconds of a step.
         host_rss_bytes: most of the process's resident memory, seen between forward and backward.
-        host_rss_growth_bytes: the same above what it was before the model was made.
+        host_rss_growth_bytes: the same above its value before the model was made.
         host_pinned_bytes: most of page-locked memory, as torch rounds it; None if it does not say.
         time_of_oracle: step_ms over that without swapping; None if that was not measured.
         loss: after the last step; the same for lossless methods but for atomic additions.

@@ -28,7 +28,7 @@ WAYS: Final[dict[str, Callable[[], AbstractContextManager[Any]]]] = {
     "inlined int8": lambda: cswap.inlined("int8"),
 }
 SWAPPED: Final = "hooks between graphs, int8"
-"""The way of `cswap.install`, which counts what it holds itself."""
+"""The way of `cswap.install`, which counts its held bytes itself."""
 
 N_SETTLING: Final = 3
 

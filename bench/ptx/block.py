@@ -26,7 +26,7 @@ class ThreadBlock:
     """Threads that run together.
 
     They are scheduled in *units*: all of the block, or warps in any order. In a unit those threads
-    go on first that are furthest behind in the text, so that what diverged meets again.
+    go on first that are furthest behind in the text, so that threads that diverged meet again.
 
     Attributes:
         tid: [threads] u32.
@@ -105,7 +105,7 @@ class ThreadBlock:
     def load_global(
         self, address: Lanes, size: int, count: int, i: Any, line: int, *, read_only: bool
     ) -> list[Lanes]:
-        """Words of global memory; notes what another block wrote in this launch."""
+        """Words of global memory; notes words that another block wrote in this launch."""
         offsets, values = self._memory.load(address, size, count, self._where(line))
         writer, own = self._memory.writer, self._index + 1
         for k in range(0, size * count, size):
@@ -155,7 +155,7 @@ class ThreadBlock:
     def atomic(
         self, where: str, what: str, address: Lanes, value: Lanes, i: Any, line: int
     ) -> Lanes:
-        """Change words one thread after the other, in any order; what was there before."""
+        """Change words one thread after the other, in any order; the words before."""
         space = self._memory if where == "global" else self._shared
         size = value.dtype.itemsize
         words = space.words(size).view(value.dtype)

@@ -30,7 +30,7 @@ _ONE: Final = {f"%{a}.{x}" for a in ("ntid", "nctaid") for x in "yz"}
 
 
 class Names:
-    """What operands can stand for: registers, shared arrays and parameters of one module."""
+    """Names that operands can stand for: registers, shared arrays and parameters of one module."""
 
     def __init__(self, module: Module, shared_at: dict[str, int]) -> None:
         self.index = {name: k for k, name in enumerate(module.registers)}

@@ -27,7 +27,7 @@ Bytes = NDArray[np.uint8]
 
 KEY: Final = EncodeKey(seed=0x123456789ABCDEF0, tensor_id=5, step=7)
 JUNK: Final = 0x5A
-"""What results hold before a decode."""
+"""Contents of results before a decode."""
 
 
 class MismatchError(Exception):
@@ -38,7 +38,7 @@ class Checker:
     """Round trips and damaged payloads of one codec and dtype.
 
     Attributes:
-        notes: what the interpreter noted, by direction; "refused": of damaged payloads that were.
+        notes: the interpreter's, by direction; "refused": of damaged payloads that were.
         n_checked: round trips and damaged payloads so far.
     """
 

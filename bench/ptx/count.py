@@ -66,7 +66,7 @@ def times_of_blocks(
     A basic block of machine code runs as often as the PTX that it comes from, divided by the
     copies that unrolling made of that. Where its instructions come from several blocks of PTX,
     the median counts. Instructions that the compiler moved out of a loop are told by where most
-    others of their block of PTX are; they run as often as what is around them.
+    others of their block of PTX are; they run as often as the code around them.
 
     Args:
         kernel: the PTX.

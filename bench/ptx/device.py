@@ -1,6 +1,6 @@
 """The library's own way to a kernel (cswap/codecs/gpu.py), with the interpreter as its driver.
 
-What a launch passes is read back from the argument block that gpu.py makes, slot by slot, cut to
+A launch's arguments are read back from the argument block that gpu.py makes, slot by slot, cut to
 the sizes that the PTX declares. So argument order, sizes and launch shapes are checked as well.
 """
 
@@ -81,7 +81,7 @@ class Kernels:
 
 
 class _Driver:
-    # What gpu.py calls of cuda.bindings.driver.
+    # The functions of cuda.bindings.driver that gpu.py calls.
 
     def __init__(self, device: Interpreted) -> None:
         self._device = device
@@ -164,7 +164,7 @@ class Interpreted(gpu._Launcher):  # noqa: SLF001
 
 
 class _Torch:
-    # torch, but what gpu.py allocates lies in the interpreter's memory.
+    # torch, but the memory that gpu.py allocates is the interpreter's.
 
     class cuda:  # noqa: N801
         @staticmethod

@@ -1,4 +1,4 @@
-"""What the interpreter raises when a program does something that no program may do."""
+"""Errors of the interpreter: a program does something that no program may do."""
 
 from __future__ import annotations
 

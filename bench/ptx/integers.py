@@ -125,7 +125,7 @@ def divide(a: Lanes, b: Lanes, line: int) -> Lanes:
 
 
 def remainder(a: Lanes, b: Lanes, line: int) -> Lanes:
-    """What `divide` leaves.
+    """The remainder of `divide`.
 
     Raises:
         UndefinedError: by zero.

@@ -67,7 +67,7 @@ class Kernel:
 
     def __init__(self, text: str) -> None:
         """Raises:
-        UnsupportedError: the text holds what the interpreter does not know.
+        UnsupportedError: the interpreter does not know something in the text.
         """
         self.text = text
         self.module = parse(text)
@@ -84,7 +84,7 @@ class Kernel:
         self._junk: dict[int, list[NDArray[Any]]] = {}
 
     def junk(self, threads: int) -> list[NDArray[Any]]:
-        """What registers of so many threads hold at first."""
+        """First contents of the registers of so many threads."""
         if threads not in self._junk:
             rng, made = np.random.default_rng(threads), []
             for kind in self.names.types:

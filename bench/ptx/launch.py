@@ -1,4 +1,4 @@
-"""A launch of a kernel: blocks in any order, and what was seen of them."""
+"""A launch of a kernel: blocks in any order, and notes on them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Options:
 
 @dataclass(slots=True)
 class Report:
-    """What a launch did.
+    """The record of a launch.
 
     Attributes:
         notes: how often each oddity was seen: races, reads of unwritten memory, and more.

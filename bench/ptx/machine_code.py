@@ -134,7 +134,7 @@ def parse(text: str) -> MachineCode:
 
 
 def _length(code: list[MachineInstruction]) -> int:
-    # Instructions up to the end of the kernel. Behind it lies what never runs here: ways for warps
+    # Instructions up to the end of the kernel. Code behind it never runs here: ways for warps
     # whose lanes have parted (BRA.DIV leads there), divisions of odd operands, padding.
     barrier = max((k for k, i in enumerate(code) if i.op.startswith("BAR")), default=0)
     for k in range(barrier, len(code)):

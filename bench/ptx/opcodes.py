@@ -1,4 +1,4 @@
-"""What each opcode of PTX does, as an expression of numpy: the table `EMITTERS`."""
+"""The effect of each opcode of PTX, as an expression of numpy: the table `EMITTERS`."""
 
 from __future__ import annotations
 

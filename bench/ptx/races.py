@@ -2,7 +2,7 @@
 
 Between two barriers of the block (an *epoch*) accesses of different warps are unordered. Within a
 warp a ``bar.warp.sync`` orders them. A shuffle or a vote makes lanes meet but orders no memory:
-what only these separate is noted as "weak".
+accesses that only these separate are noted as "weak".
 """
 
 from __future__ import annotations

@@ -60,12 +60,12 @@ are refused may let two threads store different words at one place: nobody reads
 
 @dataclass(slots=True)
 class Outcome:
-    """What the checks of one codec and dtype found.
+    """The findings of the checks of one codec and dtype.
 
     Attributes:
         round_trips: that agreed.
         damaged: payloads that both twins refused or decoded alike.
-        failures: the others, and what was seen of races; empty if all is well.
+        failures: the others, and races; empty if all is well.
     """
 
     round_trips: int = 0

@@ -41,7 +41,7 @@ class Validation:
 
 @dataclass(frozen=True, slots=True)
 class Between:
-    """What the model's forward left for backward, when all encodes had finished.
+    """Memory that the model's forward left for backward, when all encodes had finished.
 
     Attributes:
         raw_bytes: bytes of the tensors saved, each storage once; right only where none is encoded.
@@ -58,7 +58,7 @@ class Between:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What one step held, after n_steps steps of training.
+    """Memory held in one step, after n_steps steps of training.
 
     Attributes:
         n_steps: training steps done before.
@@ -77,7 +77,7 @@ class Memory:
 
 @dataclass(slots=True)
 class Log:
-    """What one mode did, step by step."""
+    """The record of one mode, step by step."""
 
     losses: list[float] = field(default_factory=list)
     step_s: list[float] = field(default_factory=list)
@@ -235,7 +235,7 @@ class Lockstep:
     """Trains one task in several modes, step by step in turns.
 
     Args:
-        task: what to train.
+        task: model and data.
         chosen: modes; the first is "off", which the others are compared with.
         seed: of weights, batches and dropout.
         looks: moments of the training, from 0.0 to 1.0, at which memory is measured and the model

@@ -1,4 +1,4 @@
-"""The ways to train with less memory that are compared, each as what it changes about a model."""
+"""The ways to train with less memory that are compared, each as a change of a model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Context = AbstractContextManager[object]
 
 
 class BlockModel(Protocol):
-    """What a method asks of a model.
+    """The parts of a model that a method needs.
 
     Attributes:
         checkpointed: recompute each block in backward instead of saving its tensors.
@@ -43,8 +43,8 @@ class Method:
     Attributes:
         name: for tables.
         checkpointed: blocks are recomputed in backward.
-        offloaded: what the checkpoints keep goes to the host.
-        around: makes what is entered around each forward of the model; told whether host memory
+        offloaded: the checkpoints' inputs go to the host.
+        around: makes the context around each forward of the model; told whether host memory
             can be pinned.
         options: of `cswap.install`; None does without.
     """
@@ -109,7 +109,7 @@ METHODS: Final = (
     Method("cswap int8", options={"lossy": "int8"}),
     Method("cswap int4", options={"lossy": "int4"}),
 )
-"""The oracle, peers, and cswap. "checkpoint + save_on_cpu" is what transformers >= 5.17 does."""
+"""The oracle, peers, and cswap. "checkpoint + save_on_cpu" is the way of transformers >= 5.17."""
 
 OFF: Final = "off"
 """The oracle's name where everything is measured on the CPU."""
@@ -118,7 +118,7 @@ ON_CPU: Final = {
     OFF: replace(METHODS[0], name=OFF),
     **{m.name: m for m in METHODS if m.name not in (ORACLE, "cswap fp8", "cswap int4")},
 }
-"""What `python -m bench swap` compares, by name."""
+"""The methods that `python -m bench swap` compares, by name."""
 
 DEMO: Final = {
     OFF: ON_CPU[OFF],

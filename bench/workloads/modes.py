@@ -1,4 +1,4 @@
-"""Ways to train by their names, and what each of them can tell about itself."""
+"""Ways to train by their names, and the figures that each of them can give."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def method(mode: str) -> Method:
 
 
 def held(handle: InstallHandle | None) -> Held:
-    """What the mode's engine holds now."""
+    """Bytes that the mode's engine holds now."""
     if handle is None:
         return Held()
     stats = handle.stats
@@ -40,7 +40,7 @@ class Totals:
 
 
 def totals(handle: InstallHandle | None) -> Totals:
-    """What the mode's engine has encoded so far."""
+    """Bytes that the mode's engine has encoded so far."""
     if handle is None:
         return Totals()
     stats = handle.stats
@@ -59,6 +59,6 @@ def settle(handle: InstallHandle | None) -> None:
 
 
 def report(handle: InstallHandle) -> dict[str, Any]:
-    """What cswap says of itself: its statistics, and the decision for each saved tensor."""
+    """cswap's own record: its statistics, and the decision for each saved tensor."""
     decisions = [str(explanation).partition("\n")[0] for explanation in handle.engine.explain()]
     return {"stats": handle.stats.to_dict(), "decisions": decisions}

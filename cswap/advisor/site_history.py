@@ -105,7 +105,7 @@ class Learner(Protocol):
     """Takes measured times into later prices.
 
     Attributes:
-        adapts: whether later choices may depend on what is measured.
+        adapts: whether later choices may depend on measurements.
     """
 
     adapts: bool

@@ -56,7 +56,7 @@ MOST_TENSORS: Final = 1 << 14
 
 
 def decided_by(config: SwapConfig) -> str | None:
-    """The first option that says what has to leave, so that no limit of time can; None: none."""
+    """The first option that decides which tensors leave, so that no limit does; None: none."""
     for name in ("policy", "codec"):
         if getattr(config, name) != "auto":
             return name
@@ -82,7 +82,7 @@ class Moment(NamedTuple):
 
 @dataclass(slots=True)
 class Gain:
-    """What one tensor's leaving takes and saves.
+    """Time and bytes of one tensor's leaving.
 
     Attributes:
         seconds: as predicted.
@@ -177,7 +177,7 @@ class TimeLimit:
 
         Args:
             begins: now.
-            ended: when the last backward ended. What comes then may be of another model.
+            ended: when the last backward ended. Later hooks may be of another model.
         """
         began, self._began = self._began, begins
         self._n_steps += 1

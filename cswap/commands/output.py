@@ -1,4 +1,4 @@
-"""What a command prints: rows as a table or as CSV, or plain data as JSON."""
+"""Output of commands: rows as a table or as CSV, or plain data as JSON."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 An encoding is a tuple: the codec's name, the dtype, then tensors. A tensor's last dimension is cut
 into groups of GROUP where it can be; otherwise a group is a whole row.
 
-Note [what is zero stays zero]
-~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+Note [zeros stay zeros]
+~~~~~~~~~~~~~~~~~~~~~~~
 The backward of relu lets a gradient through where the saved result is above zero. So int8 gives a
 value other than zero a code other than zero's, as the kernels of ``int8`` do.
 """

@@ -4,7 +4,7 @@ Note [exponentials]
 ~~~~~~~~~~~~~~~~~~~
 An error of a logarithm or of a softmax's input becomes a relative error of the whole probability.
 So a value that backward gives to an exponential keeps its bits: logits of a loss, the sums of
-logarithms that an attention saves, and what a softmax is made of. Results of reductions stay, too:
+logarithms that an attention saves, and the inputs of a softmax. Results of reductions stay, too:
 they are small, and many values depend on each.
 """
 
@@ -57,7 +57,7 @@ def must_stay_exact(graphs: dict[str, Any]) -> bool:
     """Whether the value is one of Note [exponentials].
 
     Args:
-        graphs: what torch says of the saved value: its node and the graphs of forward and backward.
+        graphs: torch's record of the saved value: its node and the graphs of forward and backward.
     """
     node = graphs["_node"]
     if node.target is operator.getitem and node.args[1] != 0:  # statistics beside a result

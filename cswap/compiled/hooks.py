@@ -8,7 +8,7 @@ sees the codec, and fuses it with the operator that made the value. By default t
 intermediate values only, which nobody else holds. Dynamo compares the hooks with those that a graph
 was compiled under, by identity: so there is one pair per choice of options.
 
-What runs eagerly under the hooks (a loss outside of the compiled model, say) is left as it is.
+Operators that run eagerly under the hooks (a loss outside of the compiled model, say) are left
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ FORMAT: Final = 1
 def inlined(
     lossy: str = "off", *, min_bytes: int | str = DEFAULT_MIN_BYTES
 ) -> AbstractContextManager[Any]:
-    """Encode what a compiled model saves inside of its graphs, where the compiler fuses the codec.
+    """Encode a compiled model's tensors inside of its graphs, where the compiler fuses the codec.
 
     The forward of a model under `torch.compile` is called inside of the ``with``; backward may run
     inside or after it. Nothing moves to the host: encodings stay on the device. Booleans are packed
@@ -107,7 +107,7 @@ def _graph(function: Any, *options: Any, name: str) -> torch.fx.GraphModule:
 
 
 def pack(saved: torch.Tensor, lossy: str, min_bytes: int) -> Any:
-    """What a graph saves instead of a value: its encoding, or the value."""
+    """The values that a graph saves instead of one: its encoding, or the value itself."""
     if not isinstance(saved, FakeTensor | FunctionalTensor):
         return Packer.pass_through(saved)  # eager: see Note [hooks that are graphs]
     n: Any = saved.numel()  # a symbol, where shapes are

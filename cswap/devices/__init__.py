@@ -1,1 +1,1 @@
-"""What can run codecs and copy: one file per kind of device."""
+"""Devices that run codecs and copies: one file per kind."""

@@ -1,4 +1,4 @@
-"""The contract of a device: what the executor needs of hardware, no more.
+"""The contract of a device: operations that the executor needs of hardware, no more.
 
 Note [order on a device]
 ~~~~~~~~~~~~~~~~~~~~~~~~
@@ -152,7 +152,7 @@ class Device(abc.ABC):
         """
 
     def share(self, memory: torch.Tensor) -> None:  # noqa: B027
-        """Computation of this thread will read what another thread's `allocate` may have given."""
+        """Computation of this thread will read memory that another thread may have allocated."""
 
     @abc.abstractmethod
     def scratch(self, nbytes: int, role: Role) -> torch.Tensor:
@@ -193,7 +193,7 @@ class Device(abc.ABC):
         return 0.0
 
     def is_capturing(self) -> bool:
-        """Whether what this thread computes is being recorded to be run again (a CUDA graph)."""
+        """Whether this thread's computation is being recorded to be run again (a CUDA graph)."""
         return False
 
     def damage(self) -> Sequence[str]:

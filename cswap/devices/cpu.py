@@ -159,7 +159,7 @@ class CpuDevice(Device):
 
     kind = "cpu"
     unified = True
-    backlog_bytes = 4 << 20  # memory is what is being saved: let little of it wait
+    backlog_bytes = 4 << 20  # the goal is to save memory: let little of it wait
     ready_bytes = 8 << 20
 
     def __init__(self, workers: int) -> None:

@@ -29,7 +29,7 @@ class CudaEvent:
     Attributes:
         recorded: torch's event.
         stream: that it was recorded on.
-        error: what the job raised while it issued its work.
+        error: raised by the job while it issued its work.
         pending: callbacks that have not run yet.
         gone: gives torch's event back when this object goes.
     """

@@ -80,7 +80,7 @@ class SimDevice(Device):
         Args:
             seed: of all choices.
             eager: computation is real (torch's own, which has run when it returns) rather than
-                submitted as jobs of role "compute": then `join` runs what it waits for.
+                submitted as jobs of role "compute": then `join` runs the jobs that it waits for.
             kind: of tensors that the engine gives to this device.
             section_bytes: see `Device`.
         """

@@ -1,1 +1,1 @@
-"""The engine: what happens to a saved tensor between pack and unpack."""
+"""The engine: the way of a saved tensor from pack to unpack."""

@@ -41,8 +41,8 @@ class SwapEngine:
         config: the options it was made with.
         scopes: where in the model the current thread is; written by module hooks.
         advisor: chooses codecs.
-        counters: what has been done so far.
-        observer: notes what is saved, for the guard.
+        counters: counts of everything done so far.
+        observer: notes the saved tensors, for the guard.
         owned: storages of the model's parameters and buffers.
     """
 
@@ -57,7 +57,7 @@ class SwapEngine:
 
         Args:
             config: checked options.
-            plan: what to do with each tensor.
+            plan: decisions for the saved tensors.
             device: the only one, for tests.
             unseen: positions of the plan that modules recompute.
 
@@ -97,7 +97,7 @@ class SwapEngine:
 
         Raises:
             RuntimeError: autograd's own, if the tensor was modified in place since it was packed.
-            CorruptEncodingError: what came back is not what was stored.
+            CorruptEncodingError: the stored bytes were damaged.
         """
         chooser = self._state.chooser
         if isinstance(packed, Kept):
@@ -154,7 +154,7 @@ class SwapEngine:
         self.advisor.begin_epoch(epochs)
 
     def own(self, tensors: Iterable[torch.Tensor]) -> None:
-        """These tensors outlive the step: leave them, and what shares their storage, alone."""
+        """These tensors outlive the step: leave all tensors in their storages alone."""
         if self._state.owned.refresh(tensors):
             self._packer.book.forget()
 
@@ -162,7 +162,7 @@ class SwapEngine:
 
     @property
     def stats(self) -> Stats:
-        """What has been done so far."""
+        """Statistics of the engine so far."""
         state = self._state
         state.lanes.pump()
         state.tidy()
@@ -195,7 +195,7 @@ class SwapEngine:
 
     @contextmanager
     def trace(self, path: str | os.PathLike[str] | None = None) -> Iterator[Timeline]:
-        """Record what happens inside the ``with``; written as a Chrome trace to ``path``, if given.
+        """Record a timeline inside the ``with``; written as a Chrome trace to ``path``, if given.
 
         Raises:
             OSError: the file cannot be written.

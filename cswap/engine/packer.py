@@ -408,7 +408,7 @@ class Packer:
         return handle.advice.candidates if isinstance(handle.advice, Advice) else ()
 
     def renumber(self) -> None:
-        """Forget what is known by position: the next steps save other tensors, or another number.
+        """Forget facts about positions: the next steps save other tensors, or another number.
 
         Modules begin or end to be recomputed.
         """

@@ -1,4 +1,4 @@
-"""What is known of a call site: everything that need not be found out for each tensor again.
+"""Facts about a call site that need not be found out for each tensor again.
 
 Note [a step goes by position]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~

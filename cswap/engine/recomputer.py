@@ -1,6 +1,6 @@
 """Saved tensors that are computed again ("remat"): found at pack, priced, computed at unpack.
 
-What can be computed again, and how, is `cswap.remat`'s business. Here it is decided whether to.
+`cswap.remat` finds which tensors can be computed again, and how. This module decides whether to.
 
 Note [a chain is tried once]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -11,12 +11,12 @@ also says how long it takes. From then on the chain is trusted at this call site
 busy then says too long a time: where nothing was worth its time, the chain is timed once more
 whenever the tensor has rested (Note [a tensor that rests]), and the shorter time counts.
 
-Note [inputs of what is computed again]
-~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+Note [inputs of a chain]
+~~~~~~~~~~~~~~~~~~~~~~~~
 An input is a packed object: it comes back as it does for its own operator. That operator runs its
 backward a little later and asks for it again, so a decoded input waits for that, within the bounds
-of what is decoded ahead. An input that a lossy codec may take serves only tensors that a lossy
-codec may take, too.
+of memory decoded ahead. An input that a lossy codec may take serves only tensors that a lossy codec
+may take, too.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class Recomputer:
         return inputs, exact
 
     def _input(self, packed: PackedView, *, again: bool) -> torch.Tensor:
-        # See Note [inputs of what is computed again].
+        # See Note [inputs of a chain].
         token = packed.token
         if token.handle.modified():
             packed.raise_modified()

@@ -1,4 +1,4 @@
-"""What the stages of an engine share."""
+"""The state that the stages of an engine share."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class EngineState:
         config: the options it was made with.
         scopes: where in the model the current thread is; written by module hooks.
         advisor: chooses codecs.
-        follower: knows what a plan says.
-        observer: notes what is saved, for the guard.
-        counters: what has been done so far.
+        follower: knows the plan.
+        observer: notes the saved tensors, for the guard.
+        counters: counts of everything done so far.
         disk: the disk tier, or None.
         lanes: the way out and back of each device.
         owned: storages of the model's parameters and buffers.

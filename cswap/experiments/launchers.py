@@ -87,7 +87,7 @@ class Launcher:
 
         Args:
             work: makes a result from a part; both, and the results, can be pickled.
-            parts: what is to be done.
+            parts: the work.
         """
         if self.stays_here:
             return ((part, work(part)) for part in parts)

@@ -28,10 +28,10 @@ class Background(Generic[T]):
         return not self._thread.is_alive()
 
     def result(self) -> T:
-        """What it returned; waits for that.
+        """Its result; waits for that.
 
         Raises:
-            Exception: what it raised.
+            Exception: the one that it raised.
         """
         self._thread.join()
         if self._error is not None:

@@ -9,8 +9,8 @@ obeying     the plan; each step is measured, and the next plan corrected by that
             Where no plan holds the limit, the smallest one is obeyed; if it does not either, an
             error names what it takes.
 
-Note [what a limit leaves for saved tensors]
-~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+Note [bytes that a limit leaves for saved tensors]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 A plan's limit is the goal, less the bytes of a step that are no saved tensors' (``other``), less
 the excess of measured over predicted peaks so far (correction.py).
 """
@@ -50,7 +50,7 @@ SETTLING: Final = 1
 """Steps after a change of plan whose peak does not count: half of it is of the plan before."""
 
 SAFETY: Final = 0.1
-"""Share of the saved bytes by which the goal that an error names is above what was measured."""
+"""Share of the saved bytes by which the goal that an error names is above the measured one."""
 
 DRIFT: Final = 0.05
 """Share of a step's raw bytes in tensors that the plan does not know, from which it is drift."""
@@ -272,7 +272,7 @@ class FitController:
             self._timer = RegionTimer(model, excluded, self._watch)
 
     def _pose(self) -> None:
-        # The problem of this step, from what was explored.
+        # The problem of this step, from the explored steps.
         step = self._explored[-1]
         saved = self._watch.saved(step)
         if not saved:
@@ -314,7 +314,7 @@ class FitController:
         self._plan, self._phase, self._since, self._measured = plan, "obeying", 0, None
         self._watch.obey(plan.decided, plan.regions)
         self._regions.recompute(plan.regions)
-        self._engine.renumber()  # what stays has no position
+        self._engine.renumber()  # tensors that stay have no position
         log.info("fit: %s", self.goal)
 
     def _raise_unreachable(self, limit_bytes: int, measured: int) -> None:

@@ -1,8 +1,8 @@
-"""What a measured peak means for the next plan of a limit.
+"""The correction of a limit's next plan by a measured peak.
 
 A peak above the limit tightens the next plan by the excess. One far below it loosens the next plan
-by what prediction and measurement differ by. If the looser plan turns out to be too loose, the
-plan before it is taken again, for good.
+by the error of the prediction. If the looser plan turns out to be too loose, the plan before it is
+taken again, for good.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MOST_LOOSENED: Final = 3
 
 
 class Look(NamedTuple):
-    """A step's peak, and what was expected.
+    """A step's peak, measured and expected.
 
     Attributes:
         plan: that the step obeyed.

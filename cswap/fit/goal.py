@@ -1,4 +1,4 @@
-"""What was asked for, predicted and measured: `InstallHandle.goal`."""
+"""The memory asked for, predicted and measured: `InstallHandle.goal`."""
 
 from __future__ import annotations
 
@@ -87,11 +87,11 @@ class Goal:
         measured_bytes: highest peak of the steps under this plan, its first one left out; before a
             plan, of the last step. None: no step yet.
         measured_by: how, in words.
-        resident_bytes: of these, what is no saved tensor: parameters, buffers, gradients, optimizer
+        resident_bytes: of these, the others: parameters, buffers, gradients, optimizer
             state. Measured on a CPU, part of the allocator's peak on a GPU.
         smallest_bytes: smallest limit that can be reached, by the last plan; measured, if the phase
             is "unreachable". None: not known yet.
-        plain_s: seconds of forward and backward without cswap: measured steps less what cswap took.
+        plain_s: seconds of forward and backward without cswap: measured steps less cswap's time.
         predicted_slowdown: of forward and backward, by the plan.
         step_s: seconds of forward and backward, the median of the last steps.
         plans: how many have been made.

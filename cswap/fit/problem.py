@@ -1,11 +1,11 @@
-"""What a goal has to decide: saved tensors over the moments of a step, and the ways to hold them.
+"""A goal's problem: saved tensors over the moments of a step, and the ways to hold them.
 
 Note [bytes over a step]
 ~~~~~~~~~~~~~~~~~~~~~~~~
 A moment is a tensor's save or a tensor's use. From its save to its last use a tensor takes the
 bytes of the way in which it is held, and from its first use on its raw bytes. Where workers encode
 beside the computation, it takes its raw bytes for some moments more: an encode has to end first
-(`LAG`), and a decode begins before the use (`AHEAD`). An operator holds what it uses until it has
+(`LAG`), and a decode begins before the use (`AHEAD`). An operator holds its inputs until it has
 run (`DWELL`). A module that is recomputed
 takes its input's bytes, and from its first use in backward on the raw bytes of all that it saves.
 """

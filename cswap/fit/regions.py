@@ -180,7 +180,7 @@ def _may_run_twice(module: torch.nn.Module) -> bool:
 
 
 class UsedBytes:
-    """Counts bytes that no engine knows of: second forwards' tensors, and what autograd uses now.
+    """Counts bytes that no engine knows of: of second forwards, and in use by autograd now.
 
     A storage may go while somebody holds the counters' lock, within a collection of garbage. So
     its bytes are only written down then.
@@ -220,7 +220,7 @@ class Regions:
     """Recomputes modules of a model; which ones may change between two steps.
 
     Attributes:
-        used: counts what second forwards save.
+        used: counts the tensors that second forwards save.
     """
 
     def __init__(self, model: torch.nn.Module, counters: Counters) -> None:

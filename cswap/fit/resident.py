@@ -95,7 +95,7 @@ class Meter(Protocol):
 
 
 class CountedMeter:
-    """Saved bytes plus what is resident: for a CPU, where torch has no peak to ask for."""
+    """Saved and resident bytes: for a CPU, where torch has no peak to ask for."""
 
     by = "saved bytes plus parameters, buffers, gradients and optimizer state"
 

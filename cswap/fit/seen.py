@@ -1,4 +1,4 @@
-"""Records of what a goal sees of a step."""
+"""Records of a step, as a goal sees it."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class SeenTensor:
 
 @dataclass(slots=True)
 class Step:
-    """What was seen of a step, from one forward to the next.
+    """The record of a step, from one forward to the next.
 
     Attributes:
         explored: whether each tensor was held in its smallest way.
@@ -84,7 +84,7 @@ class Step:
         began_s: when its forward began.
         ended_s: when its last tensor was used.
         stranger: another thread saved tensors, too.
-        last: what autograd holds for the tensor that was saved last.
+        last: the object that autograd holds for the tensor that was saved last.
     """
 
     explored: bool

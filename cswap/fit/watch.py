@@ -1,4 +1,4 @@
-"""What a goal sees of a step, and what it tells the engine: the chooser.
+"""The chooser of a goal: it sees each step, and tells the engine how to hold each tensor.
 
 Note [everything is swapped]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -41,7 +41,7 @@ LEAST_RATIO: Final = 1.02
 
 
 class Watch:
-    """Tells an engine how to hold each tensor, and sees what comes of it.
+    """Tells an engine how to hold each tensor, and sees the result.
 
     Attributes:
         step: the one that runs.
@@ -63,7 +63,7 @@ class Watch:
 
         Args:
             on_step: called where a forward begins.
-            used: counts what autograd uses.
+            used: counts the tensors that autograd uses.
             engine: asks; knows which module runs, what the model owns, and which lossy codecs the
                 guard has forbidden.
             unified: see above.

@@ -25,7 +25,7 @@ __all__ = ["CswapPlugin"]
 
 
 class CswapPlugin(RemovedAtExit):
-    """Swaps what a prepared model saves until the ``with`` ends, whatever ends it."""
+    """Swaps the tensors that a prepared model saves until the ``with`` ends, whatever ends it."""
 
     def __init__(self, accelerator: Any, source: Source | None = None, **options: Any) -> None:
         """Check the options.
@@ -44,7 +44,7 @@ class CswapPlugin(RemovedAtExit):
         self._session = Session(read_options(source, options))
 
     def install(self, model: Any) -> None:
-        """Swap what this model saves from now on.
+        """Swap the tensors that this model saves from now on.
 
         Args:
             model: as `Accelerator.prepare` returned it.
@@ -53,7 +53,7 @@ class CswapPlugin(RemovedAtExit):
 
     @property
     def stats(self) -> Stats:
-        """What was done so far, or until the removal."""
+        """Statistics so far, or until the removal."""
         return self._session.stats
 
     def log(self, step: int | None = None) -> None:

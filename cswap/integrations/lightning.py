@@ -47,7 +47,7 @@ class CswapCallback(Callback):  # type: ignore[misc]
 
     @property
     def stats(self) -> Stats:
-        """What was done in the fit that runs, or in the last one."""
+        """Statistics of the fit that runs, or of the last one."""
         return self._session.stats
 
     def remove(self) -> None:

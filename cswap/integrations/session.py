@@ -1,4 +1,4 @@
-"""One training of one model: cswap on it, and figures of what it did since the last look."""
+"""One training of one model: cswap on it, and its figures since the last look."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ class Session:
 
     @property
     def stats(self) -> Stats:
-        """What was done in the training that runs, or in the last one."""
+        """Statistics of the training that runs, or of the last one."""
         if self.handle is not None:
             return self.handle.stats
         return self._last or Stats()
 
     def figures(self) -> dict[str, float]:
-        """What was done since the last call, for a log.
+        """Figures since the last call, for a log.
 
         Returns:
             ``cswap/held_mib``: most MiB that saved tensors have held at a time, encodings included,

@@ -83,7 +83,7 @@ class CswapCallback(RemovedAtExit, TrainerCallback):  # type: ignore[misc]
 
     @property
     def stats(self) -> Stats:
-        """What was done in the training that runs, or in the last one."""
+        """Statistics of the training that runs, or of the last one."""
         return self._session.stats
 
     def on_train_begin(
@@ -101,7 +101,7 @@ class CswapCallback(RemovedAtExit, TrainerCallback):  # type: ignore[misc]
         logs: dict[str, float] | None = None,
         **others: Any,
     ) -> None:
-        """Add figures to what the Trainer logs while it trains."""
+        """Add figures to the Trainer's logs while it trains."""
         if logs is None or self._session.handle is None:
             return
         figures = self._session.figures()

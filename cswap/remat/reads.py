@@ -1,11 +1,11 @@
-"""What a search reads of autograd's nodes, and reading the same again: `Reader`, `read_again`.
+"""The reads of autograd's nodes in a search, and the same reads again: `Reader`, `read_again`.
 
 Note [a formula is recognised]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-A search is a function of what it reads: the types of nodes, their numbers, which slots are empty,
+A search is a function of its reads: the types of nodes, their numbers, which slots are empty,
 and how deep the packed objects in the others are. So a `Reader` takes down each read with what it
 found. In the next step the same call site saves another tensor, made by other nodes. If every read
-finds there what it found before, the search would find the same steps, and only the packed objects
+finds the same there as before, the search would find the same steps, and only the packed objects
 and the copies of leaves are new. Reading again takes less than half the time of a search.
 """
 
@@ -37,7 +37,7 @@ class NotFoundError(Exception):
 
 
 class What(enum.Enum):
-    """What is read of a node."""
+    """Kinds of reads of a node."""
 
     __hash__ = object.__hash__  # Enum's own is Python code, and these are keys
 
@@ -55,7 +55,7 @@ class Read(NamedTuple):
     """One read.
 
     Attributes:
-        what: was read.
+        what: its kind.
         node: number of the node: the root is 0, then every `What.BELOW` adds one.
         name: of the attribute, or number of the edge or the output.
         found: by the search. Of an input: its depth, and its index among the inputs.

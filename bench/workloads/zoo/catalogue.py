@@ -1,4 +1,4 @@
-"""Every model of the zoo: how to build it, what to feed it, how large it was published to be."""
+"""Every model of the zoo: how to build it, its inputs, and its published size."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Entry:
         published: the same as it was published, in words.
         source: where.
         side: height and width of the images in pixels; 0 if it does not take images.
-        kind: what the model takes.
+        kind: of its inputs.
         n_classes: of the default options.
     """
 
@@ -92,7 +92,7 @@ def build(name: str, **options: Any) -> nn.Module:
 def example(
     name: str, batch: int, side: int | None = None, time: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One batch on the meta device: what goes into the model, and the target of `loss`.
+    """One batch on the meta device: the model's inputs, and the target of `loss`.
 
     Args:
         name: of `ZOO`.

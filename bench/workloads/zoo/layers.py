@@ -1,4 +1,4 @@
-"""What the zoo's image models share: the activation option and the size of a feature map.
+"""Shared by the zoo's image models: the activation option and the size of a feature map.
 
 Every image model is built for square images of ``side`` pixels. Up to `SMALL_SIDE` its stem is the
 one that is usual for CIFAR (stride 1, no pooling), because the published ImageNet stems leave

@@ -1,4 +1,4 @@
-"""What the papers say of the models' memory, and the same quantity of a trace."""
+"""The models' memory by the papers, and the same quantity of a trace."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def network_wide_bytes(trace: Trace) -> dict[str, int]:
 
     As in Torch, two buffers hold every layer's dX and dY in turn, one workspace serves all layers,
     and activations are in place (vDNN, sections II-C and IV). cuDNN's pooling keeps no indices and
-    its dropout no mask of torch's kind: what is saved as integers or bools is left out.
+    its dropout no mask of torch's kind: saved integers and bools are left out.
 
     Args:
         trace: estimated with ``optimizer="none"``.

@@ -1,1 +1,1 @@
-"""The order of a step: which tensor comes when, what a plan says of it, what stays."""
+"""The order of a step: which tensor comes when, a plan's decision for it, and whether it stays."""

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class BudgetWindow:
-    """Backward wants the newest first, so what falls out of the window is the oldest.
+    """Backward wants the newest first, so the oldest falls out of the window.
 
     Attributes:
         open: whether anything may stay at all.

@@ -49,7 +49,7 @@ class Choice:
 
 
 class Chooser(Protocol):
-    """Decides instead of the advisor, and sees what is packed and unpacked."""
+    """Decides instead of the advisor, and sees every tensor that is packed or unpacked."""
 
     def begin_step(self) -> None:
         """A forward of the model begins. It may raise: nothing of the step has been done yet."""
@@ -81,7 +81,7 @@ class Chooser(Protocol):
         ...
 
     def settle(self) -> None:
-        """Take what is gone off the counts: more is about to be counted, or somebody looks."""
+        """Take tensors that are gone off the counts: more come, or somebody looks."""
         ...
 
     def unpacked_kept(self) -> None:

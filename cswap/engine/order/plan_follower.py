@@ -3,7 +3,7 @@
 Note [finding a tensor in the plan]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 Tensors are saved in the plan's order, so the next one expected is the next one that comes, of the
-size that the plan says. Where modules are recomputed, what they save is not
+size that the plan says. Where modules are recomputed, the tensors that they save are not
 seen; but what they hand on may be, when a later module saves it again. So that many tensors more
 than expected are no drift: the advisor decides about them. Anything else is another model, another
 batch, or another order. Then the plan is worth nothing, and the engine goes on without.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cswap.schema.plan import Decision, Plan
 
 AS_EARLY: Final = 16
-"""How far ahead the swap-in starts of what may come back as early as memory allows."""
+"""How far ahead a swap-in starts if the plan lets it start as early as memory allows."""
 
 
 class PlanFollower:
@@ -75,7 +75,7 @@ class PlanFollower:
         return self._expected[-1] + 1 + self._extra if self._expected else position
 
     def decision(self, position: int) -> Decision | None:
-        """What the plan says of a position that `find` gave."""
+        """The plan's decision for a position that `find` gave."""
         return self._decisions.get(position)
 
     def may_start(self, position: int, ahead: int) -> bool:

@@ -1,4 +1,4 @@
-"""What backward will ask for next: learned from the last step, last-in first-out before that.
+"""The next tensors of backward: learned from the last step, last-in first-out before that.
 
 Everything here is a guess. A wrong one costs a miss, never a wrong result: which tensor an unpack
 gets is in its own packed view, and no state depends on forward and backward taking turns.

@@ -1,1 +1,1 @@
-"""What autograd holds instead of a saved tensor, and which tensors may be saved that way."""
+"""Objects that autograd holds instead of saved tensors, and tensors that may be saved so."""

@@ -18,9 +18,9 @@ prove that only
   tensor only if that is such a result, or a view of one.
 
 Masks, tables of angles and inputs are leaves, too, and saved again by layer after layer. A second
-save of a leaf holds the leaf's own memory, as stock PyTorch does, and pins it there: what holds its
-memory anyway gains nothing from an encoding. The engine remembers the place, and from the next step
-on does not encode the first save either.
+save of a leaf holds the leaf's own memory, as stock PyTorch does, and pins it there: a tensor
+that holds its memory anyway gains nothing from an encoding. The engine remembers the place, and
+from the next step on does not encode the first save either.
 
 A storage is recognised by the address of its StorageImpl, which cannot be reused while a weak
 reference to it is held; the address of its data can.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _CASTS: Final = frozenset({"ToCopyBackward0", "TBackward0", "TransposeBackward0"})
-"""What autocast and `nn.Linear` put between a parameter and what is saved of it."""
+"""Nodes that autocast and `nn.Linear` put between a parameter and the tensor that is saved."""
 
 _NAMES: Final = {getattr(torch, n): n for n in DTYPES if hasattr(torch, n)}
 

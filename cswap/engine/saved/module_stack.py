@@ -9,7 +9,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What holds for tensors saved in one module.
+    """Rules for the tensors saved in one module.
 
     Attributes:
         path: dotted name in the model, "" for the root or outside any.

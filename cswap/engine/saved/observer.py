@@ -1,4 +1,4 @@
-"""What the guard wants to know in some steps: which tensors are saved where, and encoded how."""
+"""Notes for the guard, in some steps: which tensors are saved where, and encoded how."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _sources(token: Token) -> tuple[Handle, ...]:
 
 
 class Observer:
-    """Where the engine notes what is saved, in the steps in which the guard wants to know.
+    """Takes the engine's notes on saved tensors, in the steps in which the guard asks for them.
 
     Attributes:
         seen: in order; None: nobody wants to know.
@@ -68,5 +68,5 @@ class Observer:
         """A tensor was saved in this scope."""
         seen = self.seen  # another thread may end the watch
         if seen is not None and isinstance(packed, PackedView):
-            # Not the tokens: what they stand for is to be freed as if nobody watched.
+            # Not the tokens: their tensors are to be freed as if nobody watched.
             seen.append(Saved(scope, tensor.dtype, tensor.shape, _sources(packed.token)))

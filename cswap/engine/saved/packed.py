@@ -1,4 +1,4 @@
-"""What autograd holds instead of a saved tensor."""
+"""The objects that autograd holds instead of saved tensors."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class PackedView:
             own: whether it is the memory that the tensor was saved from.
 
         Raises:
-            InternalError: memory is not what this view was made of.
+            InternalError: this view was made of other memory.
         """
         handle = self.token.handle
         if handle.gathered:

@@ -75,7 +75,7 @@ class DiskQueue:
         """[nbytes] uint8 of host memory with the file's bytes; waits for them.
 
         Raises:
-            CorruptEncodingError: the file is gone or not what was written.
+            CorruptEncodingError: the file is gone or damaged.
             MemoryError: no host memory to read into.
         """
         future = self._begin_read(file)
@@ -90,7 +90,7 @@ class DiskQueue:
             self._read.pop(file, None)
 
     def forked(self) -> None:
-        """In a forked child: its thread is gone, and so is what it was doing."""
+        """In a forked child: its thread is gone, with the job that it was doing."""
         self._begin()
 
 

@@ -4,15 +4,15 @@ There are two kinds. Where host memory is the device's own (a CPU), a swap-out i
 and a swap-in a decode from it (host_executor.py). Where there is a link, copies lie in between, and
 the host is ahead of the device (link_executor.py).
 
-Note [who holds what, until when]
-~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+Note [owners of memory]
+~~~~~~~~~~~~~~~~~~~~~~~
 source      the tensor's own memory: its owner's, until every section has been read for the last
             time, or until the last packed view goes.
 scratch     the encoder's output: from its job until its copy.
 host, file  the store's copy of a section: from the end of its encode until release; autograd may
             ask again (retain_graph), so a fetch does not give it up.
 result      decoded memory: the caller's. Kept only while another packed view has yet to be asked
-            for, or while nobody has asked for what was decoded ahead.
+            for, or while nobody has asked for a tensor that was decoded ahead.
 
 Note [interrupts]
 ~~~~~~~~~~~~~~~~~
@@ -118,7 +118,7 @@ class Executor(abc.ABC):
         """Bring a stored handle back for the computation of this thread; its memory.
 
         Raises:
-            CorruptEncodingError: what came back is not what was stored.
+            CorruptEncodingError: the stored bytes were damaged.
             MemoryError: no memory to decode into.
         """
 
@@ -163,7 +163,7 @@ class Executor(abc.ABC):
             again: it will be asked for once more soon.
 
         Raises:
-            CorruptEncodingError: what came back is not what was stored.
+            CorruptEncodingError: the stored bytes were damaged.
             MemoryError: no memory to decode into.
         """
         patience: Patience | None = None
@@ -300,7 +300,7 @@ class Executor(abc.ABC):
             owner = handle.token()
             if owner is None:
                 ahead = self._ahead.pop(id(handle), None)
-            else:  # tests release what they still hold
+            else:  # tests release tensors that they still hold
                 ahead, owner.source = self._forget(handle), None
         if ahead is not None:
             self._device.join(ahead.decoded, ahead.issued)

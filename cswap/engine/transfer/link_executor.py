@@ -127,7 +127,7 @@ class LinkExecutor(Executor):
             handle.error = CorruptEncodingError(str(error))
             raise
         except BaseException:
-            device.drain()  # of what was submitted, something may write the memory
+            device.drain()  # a submitted job may still write the memory
             raise
         device.join(decoded)
         if decoded.error is not None:
@@ -176,7 +176,7 @@ class LinkExecutor(Executor):
             for event in events if handle.event is None else [*events, handle.event]:
                 self._device.wait(event)
             self._device.pump()
-            self._leaving.let_go_read()  # what is older may have died meanwhile
+            self._leaving.let_go_read()  # older ones may have died meanwhile
             for section in handle.sections:
                 if section.writing is not None:
                     section.writing.exception()  # waits

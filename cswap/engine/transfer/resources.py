@@ -1,4 +1,4 @@
-"""What swapping on a device goes through: the device, the stores, the counters, one lock."""
+"""Resources of swapping on one device: the device, the stores, the counters, one lock."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Resources:
         host: the host tier.
         disk: where encodings go that the host tier has no room for; None: nowhere.
         files: reads and writes the disk's files on a thread of its own; None on a unified device.
-        counters: what is counted.
+        counters: of the engine.
         lock: under which handles change.
         seed: of stochastic rounding.
         verify: whether tensors that come back are compared with those that went out.

@@ -71,7 +71,7 @@ def _by_class(
 
 
 def _lossy_bytes(handle: Any) -> float:
-    # Raw bytes that lossy codecs have encoded so far; what is computed again is exact.
+    # Raw bytes that lossy codecs have encoded so far; tensors computed again are exact.
     if handle is None:
         return 0.0
     handle.engine.synchronize()

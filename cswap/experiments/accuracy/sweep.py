@@ -97,7 +97,7 @@ def train_seed(
     part: Part,
     on_step: Callable[[], object] = lambda: None,
 ) -> dict[str, Any]:
-    """Train one model from one seed, in any process: what the document records of it.
+    """Train one model from one seed, in any process: its part of the document.
 
     Args:
         maker: makes the task of the model.

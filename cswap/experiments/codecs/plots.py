@@ -134,7 +134,7 @@ def _words(rows: Rows) -> Iterator[tuple[float, float, str]]:
 
 
 def _pareto_groups(rows: Rows) -> dict[str, Rows]:
-    # Rows by what a panel shows; of the user's own tensors the largest.
+    # Rows by panel; of the user's own tensors the largest.
     recorded = [r for r in rows if r.get("family", "recorded") == "recorded"]
     groups: dict[str, Rows] = {}
     for kind in PARETO_DATA:

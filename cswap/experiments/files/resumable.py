@@ -119,7 +119,7 @@ class Partial:
         """The rows of all parts, in turn, each with a bar of its steps.
 
         Args:
-            parts: by name; each is called with what it calls after a step, and returns its rows.
+            parts: by name; each takes a function to be called after each step, and gives rows.
             n_steps: steps of each.
             console: where the bars are.
         """

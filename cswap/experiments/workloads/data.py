@@ -24,7 +24,7 @@ class Images:
     """Pictures with a class each, in two parts.
 
     Attributes:
-        source: what they are, for the report.
+        source: their origin, for the report.
         train_images: [n, channels, side, side]; float32 in 0 ... 1, or uint8.
         train_labels: [n] int64, 0 ... n_classes - 1.
         validation_images: as train_images.
@@ -86,7 +86,7 @@ class Text:
     """Bytes of documents, [n] uint8, split by document.
 
     Attributes:
-        source: what they are, for the report.
+        source: their origin, for the report.
         train: bytes of the training documents, one after the other.
         validation: bytes of the held-out ones.
         n_files: number of documents in both parts.

@@ -38,7 +38,7 @@ class Net(nn.Module):
         """Run one block, under torch's non-reentrant checkpoint if the model is checkpointed."""
         out: Tensor
         if self.checkpointed and torch.is_grad_enabled():
-            # The probe again: what is around the checkpoint has put its hooks before those of the
+            # The probe again: the code around the checkpoint has put its hooks before those of the
             # forward's probe.
             with self.around_checkpoint(), self.probe():
                 out = checkpoint(block, x, use_reentrant=False, context_fn=self._contexts)

@@ -1,4 +1,4 @@
-"""What demo and benchmarks train: per model its sizes, data, optimizer and schedule."""
+"""The models that demo and benchmarks train: sizes, data, optimizer and schedule of each."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Vit(Net):
 
 
 class SquaredReluBlock(nn.Module):
-    """x + W relu(V norm(x))**2 (So et al., Primer, 2021): half of what it saves is zero."""
+    """x + W relu(V norm(x))**2 (So et al., Primer, 2021): half of its saved values are zero."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -47,7 +47,7 @@ STEP: Final = _record(
     "flaws first_over jobs "
     # The timeline: rows used, and the row of each job in progress.
     "n_spans n_samples compute_span codec_span out_span in_span",
-    # Clocks. Ends of what does not run are infinite. Speeds: 1 is full speed.
+    # Clocks. Ends of streams that do not run are infinite. Speeds: 1 is full speed.
     "now_s compute_end_s codec_end_s out_end_s in_end_s speed link_speed tax duplex "
     # Device bytes times seconds; exposed seconds by cause.
     "byte_seconds swap_in_s swap_out_s memory_s codec_s recompute_s",

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 ARCHITECTURES: Final = (75, 80, 86, 89, 90, 100, 120)
-"""What is tested: Turing to Blackwell. Volta (70) needs the toolkit of CUDA 12."""
+"""The tested ones: Turing to Blackwell. Volta (70) needs the toolkit of CUDA 12."""
 
 MIN_BLOCKS: Final = 4
 """Blocks per multiprocessor that a kernel's registers must leave room for."""

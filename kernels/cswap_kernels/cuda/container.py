@@ -16,7 +16,7 @@ decodes one tile, which it has in shared memory. All its threads call the functi
 
 x, dst and src are in shared memory and start at multiples of 16 bytes. dst and src have room for
 (raw bytes of a full tile + SLACK), x for a full tile, of which n words count. tmp [TMP_WORDS] u32
-is the functions' own. What a function is given is there for every thread to read. `measure` and
+is the functions' own. Every thread can read a function's arguments. `measure` and
 `decode` end with a ``syncthreads`` after their last access; `write` need not, but where it wrote
 behind the encoding's end. a0..a3 are u64, the format's parameters; first is the index of the tile's
 first word in the tensor.

@@ -1,4 +1,4 @@
-"""What the lossy CUDA twins share: words to float32 and back; see cswap_kernels/floats.py.
+"""Shared by the lossy CUDA twins: words to float32 and back; see cswap_kernels/floats.py.
 
 One rounding per operation: the linker is told not to fuse products and sums, see compiler.py.
 """

@@ -8,7 +8,7 @@ Some instructions exist from one architecture on. Whoever calls them asks `archi
 compiler drops the branch that is not taken.
 
 Integers: a bare Python int makes an operation 64 bits wide, at twice the instructions, so every
-device function wraps what it computes in ``int32(...)`` or ``uint32(...)``.
+device function wraps its result in ``int32(...)`` or ``uint32(...)``.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def warp_max64(value):
 
 @cuda.jit(device=True)
 def count(counts, which, value):
-    """Add what the lanes found to one of the counts."""
+    """Add the lanes' findings to one of the counts."""
     total = warp_sum(value)
     if lane_id() == int32(0) and total != int32(0):
         atomic_add(counts, int32(which), uint64(uint32(total)))
@@ -136,7 +136,7 @@ def count_from(x, start, n, counts, magnitude, least, k):
 
 @cuda.jit(device=True)
 def count_exponents(x, start, n, counts, exponent_bits, mantissa_bits, largest, nan):
-    """What `count_floats` counts, and words within each reach of the largest exponent."""
+    """The counts of `count_floats`, and words within each reach of the largest exponent."""
     one = int64(1)
     magnitude = int64(int64(one << int64(exponent_bits + mantissa_bits)) - one)
     top = count_floats(x, start, n, counts, magnitude, mantissa_bits, largest, nan)

@@ -1,4 +1,4 @@
-"""What Numba's CUDA simulator lacks: warp operations, and the memory operations of primitives.py.
+"""Operations that Numba's CUDA simulator lacks: those of warps, and of memory (primitives.py).
 
 For tests (NUMBA_ENABLE_CUDASIM=1). Warps are taken to be converged: divergence and races between
 threads are not modelled. Its own way of running a block polls every thread in a busy loop, which
@@ -29,7 +29,7 @@ TIMEOUT_S = 60
 
 
 def _plain(memory: Any) -> Memory:
-    # A kernel's argument is wrapped; what its wrapper calls a view may be a copy.
+    # A kernel's argument is wrapped; its wrapper's "view" may be a copy.
     item = memory.__dict__.get("_item") if hasattr(memory, "__dict__") else None
     array: Memory = memory if item is None else item._ary  # noqa: SLF001
     return array

@@ -1,4 +1,4 @@
-"""What the threads of a warp and of a block do together: sums, extremes, places in an order.
+"""Operations of the threads of a warp or block together: sums, extremes, places in an order.
 
 Integers: a bare Python int makes an operation 64 bits wide, at twice the instructions, so every
 device function wraps its results in ``int32(...)`` or ``uint32(...)``.

@@ -8,7 +8,7 @@ the start and at the end.
 Note [a tensor stored raw]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~
 One value that zfp cannot take makes the whole tensor raw. It may be the last one to be looked at:
-then the encoder's last block copies the tensor over what has been written, alone. That is slow for
+then the encoder's last block copies the tensor over these bytes, alone. That is slow for
 a kernel, about as fast as a link to the host, and saves the others a second launch. Where the
 stream would not be shorter, which is known beforehand, all blocks copy.
 """
@@ -99,7 +99,7 @@ def copy_words(source, target, n_words, log, aligned, first, step):
 
 @cuda.jit(device=True)
 def chunk_limit(chunk, n_chunks, chunk_words, n_stream_words):
-    """Words of the stream that belong to a chunk: the last one has what is left."""
+    """Words of the stream that belong to a chunk: the last one has the rest."""
     if chunk == int64(n_chunks - int64(1)):
         return int32(n_stream_words - int64(chunk * int64(chunk_words)))
     return chunk_words
@@ -227,7 +227,7 @@ def write_header(out, n_words, bits, raw):
 
 @cuda.jit(device=True)
 def leave(control, too_large, last):
-    """Whether this block of threads is the last to come here, and what it finds: any too large.
+    """Whether this block of threads is the last to come here, and whether any is too large.
 
     Everything that other blocks wrote before is then in memory. Control is zero again.
     """
@@ -353,7 +353,7 @@ def zfp_decode_kernel(word: int) -> Callable[..., None]:
             n_found = uint64(uint64(low) | uint64(uint64(high) << uint64(32)))
             if found_bits != uint32(bits) or n_found != uint64(n_words):
                 mode = uint32(2)
-        # Only what is shorter than raw fits the shared memory.
+        # Only a stream shorter than raw fits the shared memory.
         if mode == uint32(0) and found == nbytes and nbytes < raw_bytes:
             fill_decode_table(as_u32(table))
             cuda.syncthreads()
