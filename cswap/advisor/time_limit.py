@@ -32,7 +32,7 @@ SLOWDOWN: Final = 1.1
 LEAST_S: Final = 5e-3
 """Swapping may always take this long, in seconds: small models are slow for other reasons."""
 
-MEASURED_SHARE: Final = 0.7
+MEASURED_SHARE: Final = 0.66
 """Share of the slowdown that is given to measured times. The hooks of modules, and kernels that
 find the caches cold, take the rest."""
 

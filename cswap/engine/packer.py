@@ -64,6 +64,7 @@ class Packer:
         self._budget_bytes = state.window.budget_bytes
         self._recomputer = state.recomputer
         self._remat = _computes_again(state.config)
+        self._follower = state.follower
         self._limit = state.advisor.limit
         self._ended = self._moment()
         self._resting, self._gone = state.resting, state.resting.gone
@@ -97,8 +98,10 @@ class Packer:
         if chooser is not None and chooser.keeps(tensor, scope.path):
             return self._keep(tensor, "goal")
         observer = self._state.observer
-        if place.rest is not None and observer.seen is None and self._rests(place.rest):
-            return self._leave(tensor, place, place.rest)
+        rest = place.rest
+        watched = chooser is not None or observer.seen is not None or self._follower.follows
+        if rest is not None and not watched and rest.lasts(self._order.step):
+            return self._leave(tensor, place, rest, nbytes)
         packed = self._pack(tensor, place)
         if observer.seen is not None:
             observer.note(scope.path, tensor, packed)
@@ -168,12 +171,7 @@ class Packer:
 
     # ----------------------------------------------------------------- handles
 
-    def _rests(self, rest: Rest) -> bool:
-        if self._state.follower.follows or self._state.chooser is not None:
-            return False
-        return rest.lasts(self._order.step)
-
-    def _leave(self, tensor: torch.Tensor, place: Place, rest: Rest) -> Kept:
+    def _leave(self, tensor: torch.Tensor, place: Place, rest: Rest, nbytes: int) -> Kept:
         # See Note [a tensor that rests].
         if place.shares:
             self._counters.share()
@@ -182,10 +180,10 @@ class Packer:
             position = self._order.next_position()
         if position == 0:
             self._begin_choices()
-        return self._resting.add(tensor, tensor.nbytes, rest.reason)
+        return self._resting.add(tensor, nbytes, rest.reason)
 
     def _begin_choices(self) -> None:
-        self._state.follower.begin_step()
+        self._follower.begin_step()
         exposed_s = self._counters.exposed_s + self._state.lanes.stalled_s
         self._state.advisor.begin_step(exposed_s, (self._moment(), self._ended))
 
@@ -224,7 +222,7 @@ class Packer:
             return self._keep(tensor, "storage")
         handle = token.handle
         decision = None
-        if self._state.follower.follows:
+        if self._follower.follows:
             position, decision = self._planned(position, recipe.site, handle.raw_nbytes)
         if handle.raw_nbytes < lane.min_bytes:
             return self._keep(tensor, "small")
@@ -298,7 +296,7 @@ class Packer:
         return self._keep(tensor, "capturing")
 
     def _planned(self, position: int, site: Site, nbytes: int) -> tuple[int, Decision | None]:
-        follower = self._state.follower
+        follower = self._follower
         drifted = follower.drift
         position = follower.find(position, site.scope, nbytes)
         if follower.drift and not drifted:

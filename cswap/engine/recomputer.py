@@ -36,11 +36,12 @@ if TYPE_CHECKING:
 
     import torch
 
+    from cswap.advisor.advisor import Advisor
     from cswap.engine.recipes import Place
     from cswap.engine.saved.packed import Token
-    from cswap.engine.state import EngineState
     from cswap.engine.transfer.handle import Handle
     from cswap.remat.record import Remat
+    from cswap.stats.counters import Counters
 
 PASS_BYTES_PER_S: Final = {"cpu": 4e9, "cuda": 1.5e12}
 """Rate at which an elementwise operator reads or writes memory: assumed, not measured."""
@@ -75,10 +76,9 @@ class Trial(NamedTuple):
 class Recomputer:
     """Decides for one engine which saved tensors are computed again, and computes them."""
 
-    def __init__(self, state: EngineState) -> None:
-        """Args: state: the engine's."""
-        self._state = state
-        self._counters, self._advisor = state.counters, state.advisor
+    def __init__(self, counters: Counters, advisor: Advisor) -> None:
+        """Args: counters, advisor: the engine's."""
+        self._counters, self._advisor = counters, advisor
         self._exact = Finder(partial(_depth_of, lossy_ok=False))
         self._lossy = Finder(partial(_depth_of, lossy_ok=True))
         self._trials: dict[_Key, Trial] = {}

@@ -23,14 +23,11 @@ from cswap.stats.counters import Counters
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    import torch
-
     from cswap.config import SwapConfig
     from cswap.devices.base import Device
     from cswap.engine.order.chooser import Chooser
     from cswap.engine.transfer.device_lanes import Lane
     from cswap.engine.transfer.handle import Handle
-    from cswap.remat.record import Remat
     from cswap.schema.plan import Plan
 
 
@@ -68,6 +65,7 @@ class EngineState:
         self.follower = PlanFollower(plan, unseen)
         self.observer = Observer()
         self.counters = Counters()
+        self.recomputer = Recomputer(self.counters, self.advisor)
         self.disk = disk_store(config, self.counters)
         budget = None if plan is None else plan.budget_bytes
         self.lanes = Lanes(
@@ -77,7 +75,7 @@ class EngineState:
             device,
             step_bytes=budget,
             relieve=self.tidy,
-            recompute=self._recompute,
+            recompute=self.recomputer.run,
         )
         self.owned = OwnedStorages()
         self.lock = threading.Lock()
@@ -88,10 +86,6 @@ class EngineState:
         self.resting = RestingTensors(self.counters)
         self.interrupted = False
         self.chooser: Chooser | None = None
-        self.recomputer = Recomputer(self)
-
-    def _recompute(self, remat: Remat) -> torch.Tensor:
-        return self.recomputer.run(remat)
 
     def _release(self, handle: Handle, lane: Lane) -> None:
         with self.lock:

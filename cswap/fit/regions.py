@@ -13,8 +13,6 @@ runs: ranks plan for themselves, and a second collective of one rank alone would
 from __future__ import annotations
 
 import time
-import weakref
-from collections import deque
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -25,6 +23,7 @@ from torch.nn import BatchNorm1d, BatchNorm2d, BatchNorm3d
 from torch.utils.checkpoint import checkpoint
 
 from cswap.fit.problem import Region, is_within
+from cswap.fit.used_bytes import UsedBytes, storage_of
 from cswap.module_patch import ModulePatch, mark
 from cswap.ranks import are_several, collectives_so_far
 
@@ -122,7 +121,7 @@ class RegionTimer:
             calls.inputs = [
                 (x.nbytes, self._watch.saved_at(storage.data_ptr()))
                 for x in args
-                if (storage := _storage_of(x)) is not None
+                if (storage := storage_of(x)) is not None
             ]
 
 
@@ -161,59 +160,12 @@ def _collectives() -> int | None:
     return collectives_so_far() if are_several() else 0
 
 
-def _storage_of(x: object) -> torch.UntypedStorage | None:
-    # None: no plain tensor, or one that stands for another, inside of vmap or jvp.
-    if type(x) is not torch.Tensor or x.layout is not torch.strided:
-        return None
-    try:
-        return x.untyped_storage()
-    except RuntimeError:
-        return None
-
-
 def _may_run_twice(module: torch.nn.Module) -> bool:
     # A leaf saves little more than its inputs, which would be held instead.
     own = any(True for _ in module.children())
     scripted = any(isinstance(m, torch.jit.ScriptModule) for m in module.modules())
     together = any(isinstance(m, torch.nn.SyncBatchNorm) for m in module.modules())
     return own and not scripted and not together
-
-
-class UsedBytes:
-    """Counts bytes that no engine knows of: of second forwards, and in use by autograd now.
-
-    A storage may go while somebody holds the counters' lock, within a collection of garbage. So
-    its bytes are only written down then.
-
-    Attributes:
-        on_gone: told the name of each storage that is gone.
-    """
-
-    def __init__(self, counters: Counters) -> None:
-        """Args: counters: of the engine."""
-        self.on_gone: Callable[[int], object] = lambda _: None
-        self._counters = counters
-        self._gone: deque[tuple[int, int]] = deque()
-        self._known: set[int] = set()
-
-    def add(self, storage: torch.UntypedStorage) -> int:
-        """Count a storage for as long as it lives, a second time not; its name until then."""
-        self.settle()
-        name: int = storage._cdata  # noqa: SLF001 - data_ptr is 0 for every empty storage
-        nbytes = storage.nbytes()
-        if name not in self._known:
-            self._known.add(name)
-            self._counters.hold(device=nbytes)
-            weakref.finalize(storage, self._gone.append, (name, nbytes)).atexit = False
-        return name
-
-    def settle(self) -> None:
-        """Take off those that are gone."""
-        while self._gone:
-            name, nbytes = self._gone.popleft()
-            self._known.discard(name)
-            self.on_gone(name)
-            self._counters.hold(device=-nbytes)
 
 
 class Regions:
@@ -296,7 +248,7 @@ def _counted(used: UsedBytes, outside: Iterable[Any]) -> Iterator[None]:
     pack_below, unpack_below = below
 
     def pack(x: torch.Tensor) -> Any:
-        storage = _storage_of(x)
+        storage = storage_of(x)
         if storage is not None and storage.data_ptr() not in known:
             known.add(storage.data_ptr())
             used.add(storage)

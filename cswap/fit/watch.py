@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from cswap.engine.engine import SwapEngine
     from cswap.engine.transfer.handle import Handle
     from cswap.fit.problem import Decided
-    from cswap.fit.regions import UsedBytes
+    from cswap.fit.used_bytes import UsedBytes
 
 LEAST_RATIO: Final = 1.02
 """A codec that takes off less is no way to hold a tensor, where host memory is device memory."""

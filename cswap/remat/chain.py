@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from cswap.remat.record import Constant
+    from cswap.remat.reads import Constant
 
 
 @dataclass(frozen=True, slots=True)

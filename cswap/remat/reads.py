@@ -12,14 +12,15 @@ and the copies of leaves are new. Reading again takes less than half the time of
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from cswap.remat.record import Constant
+Constant: TypeAlias = torch.Tensor | complex
+"""A copy of a small leaf, or a number."""
 
 MOST_CONSTANT_SHARE: Final = 64
 """A leaf is copied if it is at most 1/MOST_CONSTANT_SHARE of the tensor that it saves."""

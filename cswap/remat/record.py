@@ -22,10 +22,7 @@ from cswap.remat.settings import SameBits, Settings
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from cswap.remat.reads import Read
-
-Constant: TypeAlias = torch.Tensor | complex
-"""A copy of a small leaf, or a number."""
+    from cswap.remat.reads import Constant, Read
 
 Kind: TypeAlias = Literal["copy", "elementwise", "reduction"]
 

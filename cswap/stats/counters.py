@@ -95,8 +95,9 @@ class Counters:
             entry = self.kept[reason]
             entry[0] += 1
             entry[1] += nbytes
-            self._device_bytes += nbytes
-            self._note_peaks()
+            device = self._device_bytes = self._device_bytes + nbytes
+            if device > self._peak_device or device + self._host_bytes > self._peak_since:
+                self._note_peaks()
         if self.timeline is not None:
             self._draw()
 

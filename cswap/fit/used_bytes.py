@@ -1,0 +1,61 @@
+"""Bytes that autograd holds besides the engine's: `UsedBytes`."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cswap.stats.counters import Counters
+
+
+class UsedBytes:
+    """Counts bytes that no engine knows of: of second forwards, and in use by autograd now.
+
+    A storage may go while somebody holds the counters' lock, within a collection of garbage. So
+    its bytes are only written down then.
+
+    Attributes:
+        on_gone: told the name of each storage that is gone.
+    """
+
+    def __init__(self, counters: Counters) -> None:
+        """Args: counters: of the engine."""
+        self.on_gone: Callable[[int], object] = lambda _: None
+        self._counters = counters
+        self._gone: deque[tuple[int, int]] = deque()
+        self._known: set[int] = set()
+
+    def add(self, storage: torch.UntypedStorage) -> int:
+        """Count a storage for as long as it lives, a second time not; its name until then."""
+        self.settle()
+        name: int = storage._cdata  # noqa: SLF001 - data_ptr is 0 for every empty storage
+        nbytes = storage.nbytes()
+        if name not in self._known:
+            self._known.add(name)
+            self._counters.hold(device=nbytes)
+            weakref.finalize(storage, self._gone.append, (name, nbytes)).atexit = False
+        return name
+
+    def settle(self) -> None:
+        """Take off those that are gone."""
+        while self._gone:
+            name, nbytes = self._gone.popleft()
+            self._known.discard(name)
+            self.on_gone(name)
+            self._counters.hold(device=-nbytes)
+
+
+def storage_of(x: object) -> torch.UntypedStorage | None:
+    """None: no plain tensor, or one that stands for another, inside of vmap or jvp."""
+    if type(x) is not torch.Tensor or x.layout is not torch.strided:
+        return None
+    try:
+        return x.untyped_storage()
+    except RuntimeError:
+        return None
