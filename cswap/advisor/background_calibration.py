@@ -1,4 +1,8 @@
-"""Calibrates this machine once, in a slow thread beside the first steps of training.
+"""Calibrates this machine once, in a slow thread beside training.
+
+The thread measures only codecs whose kernels this process has compiled. Numba holds Python's lock
+while it compiles: a thread that compiled other kernels would stop the training for seconds. The
+next processes extend the calibration by the codecs that they use; ``cswap calibrate`` measures all.
 
 One process per machine calibrates at a time. When it exits early, the next process continues.
 ``CSWAP_CALIBRATE=0`` switches this off.
@@ -22,6 +26,9 @@ if TYPE_CHECKING:
 
 SHARE: Final = 0.1
 """Share of a core that the thread may use, on average: it sleeps between codecs."""
+
+WAIT_S: Final = 30.0
+"""Seconds before the thread begins: the first steps show which codecs this training uses."""
 
 STALE_S: Final = 3600.0
 """A lock older than this belongs to a process that has ended."""
@@ -64,7 +71,7 @@ def _end(thread: threading.Thread) -> None:
 def _run(kind: str) -> None:
     lock = folder() / f"{kind}.lock"
     try:
-        if not _take(lock):
+        if _ending.wait(WAIT_S) or not _take(lock):
             return
         try:
             _calibrate(kind)
@@ -80,7 +87,7 @@ def _calibrate(kind: str) -> None:
     with contextlib.suppress(AttributeError, OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
     start = time.thread_time()
-    for _ in calibrate.steps(kind):
+    for _ in calibrate.steps(kind, compiled_only=True):
         now = time.thread_time()
         if _ending.wait((now - start) * (1 - SHARE) / SHARE):
             return

@@ -16,6 +16,7 @@ from cswap.advisor.fit import fit
 from cswap.advisor.round_trip import round_trip
 from cswap.codecs.base import takes
 from cswap.codecs.registry import get_codec
+from cswap.codecs.warmup import WARM
 from cswap.display import shown
 from cswap.errors import CswapError, UnsupportedError
 from cswap.log import log
@@ -45,7 +46,7 @@ LINK: Final = "link"
 """Name of the last step of a calibration."""
 
 
-def steps(kind: str, *, again: bool = False) -> Iterator[str]:
+def steps(kind: str, *, again: bool = False, compiled_only: bool = False) -> Iterator[str]:
     """Calibrate step by step. Each step is saved at once, so a run may be interrupted.
 
     An interrupted calibration is continued. A complete one is repeated, or extended if codecs were
@@ -57,6 +58,8 @@ def steps(kind: str, *, again: bool = False) -> Iterator[str]:
     Args:
         kind: kind of device; "cpu" or "cuda".
         again: repeat the steps of an earlier run, too.
+        compiled_only: leave out codecs whose kernels this process would have to compile first. If
+            only such codecs are lacking, nothing is done.
 
     Raises:
         UnsupportedError: there is no such device here.
@@ -66,6 +69,10 @@ def steps(kind: str, *, again: bool = False) -> Iterator[str]:
     if found is None or (found.complete and not lacking(found)):
         found = Calibration(machine_of(kind), {}, complete=False)
     missing = lacking(found)
+    if compiled_only:
+        missing = frozenset(name for name in missing if _is_compiled(name, kind))
+        if found.complete and not missing:
+            return
     for name in all_candidates():
         if name in missing:
             found = _with_codec(found, name, kind)
@@ -87,6 +94,11 @@ def n_steps() -> int:
 def lacking(found: Calibration) -> frozenset[str]:
     """Codecs that the advisor considers and that this calibration has not tried to measure."""
     return frozenset(all_candidates()) - found.times.keys() - found.left_out.keys()
+
+
+def _is_compiled(name: str, kind: str) -> bool:
+    codec = get_codec(name)
+    return codec.verbatim or (name, _dtype(codec, kind), torch.device(kind)) in WARM
 
 
 def _with_codec(found: Calibration, name: str, kind: str) -> Calibration:
@@ -144,13 +156,18 @@ def _once(codec: Codec, x: torch.Tensor) -> tuple[float, float]:
 
 def _tensors(codec: Codec, kind: str) -> Iterator[torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
-    is_float = takes(codec, torch.float32, kind)
-    if not is_float and not takes(codec, torch.int64, kind):
+    dtype = _dtype(codec, kind)
+    if dtype is None:
         raise UnsupportedError(f"it takes neither float32 nor int64 on {kind}")
     for nbytes in SIZES[kind]:
         for zeros in ZEROS:
-            if is_float:
+            if dtype is torch.float32:
                 x = torch.randn(nbytes // 4, generator=generator)
             else:
                 x = torch.randint(1, 1000, (nbytes // 8,), generator=generator)
             yield (x * (torch.rand(x.shape, generator=generator) >= zeros)).to(kind)
+
+
+def _dtype(codec: Codec, kind: str) -> torch.dtype | None:
+    # Of the measured tensors.
+    return next((d for d in (torch.float32, torch.int64) if takes(codec, d, kind)), None)

@@ -26,6 +26,7 @@ from cswap.advisor.call_site import Site
 from cswap.advisor.candidates import all_candidates
 from cswap.advisor.fit import TimeModel, fit
 from cswap.advisor.live_costs import KEEP
+from cswap.codecs.registry import get_codec
 from cswap.config import SwapConfig
 from cswap.errors import UnsupportedError
 from cswap.schema.tensor import TensorProfile
@@ -297,32 +298,74 @@ def test_a_line_is_fitted_to_copies():
     assert per_byte > 0
 
 
-def test_in_the_background_it_happens_once(quick, monkeypatch, own_cache):
+@pytest.fixture
+def beside(quick, monkeypatch):
+    """The background's calibration, allowed and fast."""
     monkeypatch.setenv("CSWAP_CALIBRATE", "1")
     monkeypatch.setattr(background, "SHARE", 0.9)
-    monkeypatch.setattr(background, "_started", threading.Lock())
-    thread = background.start_once("cpu")
-    assert thread is not None
+    monkeypatch.setattr(background, "WAIT_S", 0.0)
+
+    def run():
+        monkeypatch.setattr(background, "_started", threading.Lock())
+        thread = background.start_once("cpu")
+        if thread is not None:
+            thread.join(60)
+        return thread
+
+    return run
+
+
+def use(monkeypatch, *names):
+    """Of all kernels, this process has compiled those of these codecs."""
+    dtype = calibrate._dtype
+    known = {(n, dtype(get_codec(n), "cpu"), torch.device("cpu")) for n in names}
+    monkeypatch.setattr(calibrate, "WARM", known)
+
+
+def test_in_the_background_it_happens_once(beside, monkeypatch, own_cache):
+    use(monkeypatch, *all_candidates())
+    assert beside() is not None
     assert background.start_once("cpu") is None
-    thread.join(60)
     assert stored("cpu") is not None
     assert not list(own_cache.glob("calibration/*.lock"))
+    assert beside() is None  # it is known now
+
+
+def test_in_the_background_nothing_is_compiled(beside, monkeypatch, own_cache):
+    use(monkeypatch, "zvc")
+    beside()
+    first = stored("cpu")
+    assert first is not None
+    assert set(first.times) == {"raw", "zvc"}
+    beside()  # zvc is known, and nothing else was used
+    assert stored("cpu") == first
+    use(monkeypatch, "bitpack")
+    beside()
+    extended = stored("cpu")
+    assert extended is not None
+    assert set(extended.times) == {"raw", "zvc", "bitpack"}
+
+
+def test_a_short_training_is_not_calibrated_beside(beside, monkeypatch, own_cache):
+    monkeypatch.setattr(background, "WAIT_S", 60.0)
     monkeypatch.setattr(background, "_started", threading.Lock())
-    assert background.start_once("cpu") is None  # it is known now
+    ending = threading.Event()
+    monkeypatch.setattr(background, "_ending", ending)
+    thread = background.start_once("cpu")
+    assert thread is not None
+    ending.set()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert stored("cpu", partial=True) is None
 
 
-def test_in_the_background_one_process_does_it(quick, monkeypatch, own_cache):
-    monkeypatch.setenv("CSWAP_CALIBRATE", "1")
+def test_in_the_background_one_process_does_it(beside, monkeypatch, own_cache):
     lock = own_cache / "calibration" / "cpu.lock"
     lock.parent.mkdir(0o700)
     lock.touch()
     for age_s, happens in ((0, False), (2 * background.STALE_S, True)):
         os.utime(lock, (time.time() - age_s,) * 2)
-        monkeypatch.setattr(background, "_started", threading.Lock())
-        monkeypatch.setattr(background, "SHARE", 0.9)
-        thread = background.start_once("cpu")
-        assert thread is not None
-        thread.join(60)
+        assert beside() is not None
         assert (stored("cpu") is not None) is happens
 
 
@@ -336,6 +379,7 @@ def test_a_process_that_exits_meanwhile_does_so_cleanly(tmp_path, runs, forked):
     script = (
         "import time, torch, cswap\n"
         "from cswap.advisor import background_calibration, calibrate\n"
+        "background_calibration.WAIT_S = 0.0\n"
         "background_calibration.SHARE = 0.9  # at work, most likely, when the process exits\n"
         "calibrate.SIZES['cpu'], calibrate.ROUNDS = (1 << 18, 1 << 20), 2\n"
         "calibrate.all_candidates = lambda: ('raw', 'zvc', 'bitpack')\n"
