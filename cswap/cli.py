@@ -164,21 +164,25 @@ def _calibrate(device: str, *, again: bool) -> bool:
 def warm(
     codecs: Annotated[list[str] | None, typer.Argument(help="Which; default: all.")] = None,
     jobs: Annotated[int, typer.Option(help="Processes that compile.", min=1)] = 1,
+    dtype: Annotated[
+        list[str] | None, typer.Option(help="Of the tensors, such as float32; default: all.")
+    ] = None,
 ) -> None:
     """Compile the CPU's kernels now, so that the first training step does not wait for them.
 
     All codecs take some minutes of one core, once per machine; in a container, while its image is
-    built. --jobs shares the work among processes. Kernels for GPUs are made by `python -m bench gpu
-    build` of a checkout, for CSWAP_KERNELS.
+    built. --jobs shares the work among processes; --dtype float32 compiles less. Kernels for GPUs
+    are made by `python -m bench gpu build` of a checkout, for CSWAP_KERNELS.
     """
     from rich.progress import Progress
 
     from cswap import warm as warming
 
     names = list(codecs) if codecs else warming.names()
+    dtypes = warming.dtypes_of(dtype) if dtype else warming.DTYPES
     with Progress(disable=not sys.stdout.isatty()) as progress:
         bar = progress.add_task("Compiling", total=len(names) + 2)
-        for name in warming.steps(names, jobs):
+        for name in warming.steps(names, jobs, dtypes=dtypes):
             progress.update(bar, advance=1, description=f"Compiled {visible(name)}")
     folder = warming.folder()
     print(f"Compiled: {', '.join(names)}. Kept in {folder}." if folder else warming.NOT_KEPT)

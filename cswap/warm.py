@@ -19,10 +19,11 @@ from cswap.codecs.registry import get_codec, list_codecs
 from cswap.codecs.tiled import TiledCodec, tile_numel
 from cswap.codecs.warmup import warm
 from cswap.devices.cpu import CpuStream
-from cswap.errors import CswapError
+from cswap.errors import ConfigError, CswapError
 from cswap.log import log
 from cswap.plan.planner import compare
 from cswap.profiler import profile
+from cswap.schema.tensor import dtype_name
 from cswap.schema.trace import Trace, TraceOperator, TraceTensor
 from cswap_kernels.jit import UNCACHED, numba_folder, told_of_compiling
 
@@ -51,17 +52,40 @@ def folder() -> str:
     return str(numba_folder() or "")
 
 
+def dtypes_of(names: Sequence[str]) -> list[torch.dtype]:
+    """Return the dtypes with these names, such as ``float32``.
+
+    Raises:
+        ConfigError: a name is none of `DTYPES`.
+    """
+    known = {dtype_name(dtype): dtype for dtype in DTYPES}
+    for name in names:
+        if name not in known:
+            raise ConfigError(
+                f"dtype={name!r}: kernels are compiled beforehand for {', '.join(known)}."
+            )
+    return [known[name] for name in names]
+
+
 def names() -> list[str]:
     """The codecs whose kernels can be compiled here, in the order of `cswap.list_codecs`."""
     return [name for name in list_codecs() if _usable(name)]
 
 
-def steps(codecs: Sequence[str], jobs: int = 1) -> Iterator[str]:
+def steps(
+    codecs: Sequence[str],
+    jobs: int = 1,
+    *,
+    dtypes: Sequence[torch.dtype] = DTYPES,
+    planner: bool = True,
+) -> Iterator[str]:
     """Compile or load kernels one by one.
 
     Args:
         codecs: by name.
         jobs: processes that share the work. 1 stays in this one.
+        dtypes: of the tensors; another dtype's kernels are compiled at its first use.
+        planner: whether the planner's loops are compiled, too.
 
     Yields:
         The name of each codec once its kernels are there, then `PROFILER` and `PLANNER`. Of several
@@ -72,7 +96,7 @@ def steps(codecs: Sequence[str], jobs: int = 1) -> Iterator[str]:
     """
     names = [get_codec(name).name for name in codecs]
     if jobs == 1:
-        yield from map(_compile, (*names, PROFILER, PLANNER))
+        yield from (_compile(name, dtypes) for name in (*names, PROFILER, *(PLANNER,) * planner))
         return
     # A fork would copy the locks of threads that torch and Numba have started. As an exception,
     # Ctrl-C would be the result of one part, and the process would go on with the next.
@@ -82,20 +106,20 @@ def steps(codecs: Sequence[str], jobs: int = 1) -> Iterator[str]:
         initializer=signal.signal,
         initargs=(signal.SIGINT, signal.SIG_DFL),
     ) as pool:
-        longest_first = (PLANNER, *names, PROFILER)
-        for done in as_completed([pool.submit(_compile, name) for name in longest_first]):
+        longest_first = (*(PLANNER,) * planner, *names, PROFILER)
+        for done in as_completed([pool.submit(_compile, name, dtypes) for name in longest_first]):
             yield done.result()
 
 
-def _compile(name: str) -> str:
+def _compile(name: str, dtypes: Sequence[torch.dtype]) -> str:
     told_of_compiling.set()  # whoever calls this knows
     if name == PROFILER:
-        for dtype in DTYPES:
+        for dtype in dtypes:
             profile(torch.zeros(64, dtype=dtype))
     elif name == PLANNER:
         compare(_trace(), "v100-pcie3", policies=("joint", "swapadvisor"), time_limit=0.1)
     else:
-        _codec(get_codec(name))
+        _codec(get_codec(name), dtypes)
     return name
 
 
@@ -108,8 +132,8 @@ def _usable(name: str) -> bool:
     return any(takes(codec, dtype, "cpu") for dtype in DTYPES)
 
 
-def _codec(codec: Codec) -> None:
-    for dtype in DTYPES:
+def _codec(codec: Codec, dtypes: Sequence[torch.dtype]) -> None:
+    for dtype in dtypes:
         if not takes(codec, dtype, "cpu"):
             continue
         warm(codec, dtype, CPU)

@@ -53,7 +53,7 @@ _waited_in_vain = Event()
 """Whether the last wait for such a process timed out: then the next attempt does not wait."""
 
 COMPILING: Final = (
-    "Compiling kernels, once per machine: about ten seconds. `cswap warm` does it beforehand."
+    "Compiling kernels, once per machine: up to a minute. `cswap warm` does it beforehand."
 )
 
 told_of_compiling = Event()

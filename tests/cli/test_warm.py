@@ -8,13 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("typer")
 
 from typer.testing import CliRunner
 
 from cswap import cli, warm
-from cswap.errors import UnknownCodecError
+from cswap.errors import ConfigError, UnknownCodecError
 from cswap_kernels import jit
 
 USE = """
@@ -41,6 +42,17 @@ def test_processes_share_the_work():
 def test_an_unknown_codec_is_refused_before_anything_is_compiled():
     result = CliRunner().invoke(cli.app, ["warm", "raw", "zcv"])
     assert isinstance(result.exception, UnknownCodecError)
+
+
+def test_a_dtype_alone_and_no_planner():
+    assert list(warm.steps(["raw"], dtypes=[torch.float32], planner=False)) == ["raw", "profiler"]
+
+
+def test_an_unknown_dtype_is_refused_with_the_known_ones():
+    result = CliRunner().invoke(cli.app, ["warm", "raw", "--dtype", "float23"])
+    assert isinstance(result.exception, ConfigError)
+    assert "dtype='float23'" in str(result.exception)
+    assert "bfloat16" in str(result.exception)
 
 
 @pytest.mark.slow
