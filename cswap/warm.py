@@ -139,7 +139,8 @@ def _codec(codec: Codec, dtypes: Sequence[torch.dtype]) -> None:
         warm(codec, dtype, CPU)
         if isinstance(codec, TiledCodec):  # several threads share a large tensor
             large = torch.zeros(2 * MIN_RANGE_TILES * tile_numel(dtype), dtype=dtype)
-            codec.encode(large, stream=CpuStream(threads=2))
+            two_threads = CpuStream(threads=2)
+            codec.decode(codec.encode(large, stream=two_threads), stream=two_threads)
 
 
 def _trace() -> Trace:

@@ -35,8 +35,11 @@ if TYPE_CHECKING:
 
 VERSION = 1  # of results.json
 
-CODECS = ("zvc+expk", "bitpack", "int8")
-"""The codecs that the two models use, and the parts of the first; the longest to compile first."""
+CODECS = ("bitpack", "zvc+expk", "int8")
+"""The codecs that the two models use; the longest to compile first."""
+
+DTYPES = (torch.float32, torch.int64, torch.bool)
+"""Of the tensors that the two models save: activations, indices of pooling, masks of dropout."""
 
 
 class Demo:
@@ -60,7 +63,7 @@ class Demo:
         if kernels is None or any(kernels.glob("*.nbi")):
             return
         started_s = time.perf_counter()
-        parts = warm.steps(CODECS, jobs=2, dtypes=(torch.float32,), planner=False)
+        parts = warm.steps(CODECS, jobs=2, dtypes=DTYPES, planner=False)
         total = len(CODECS) + 1
         for _ in track(parts, "compiling kernels", total, console=self.console):
             pass

@@ -17,7 +17,7 @@ MODES = ("off", "lossless", "remat", "int8", "checkpoint")
 DEFAULT_MODES = ("off", "remat", "int8", "checkpoint")
 """Of MODES. lossless is remat, cswap's default, with nothing computed again."""
 
-STEPS = 20
+STEPS = 15
 """Training steps of a model: enough to see it learn, in a minute."""
 
 
