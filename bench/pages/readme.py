@@ -180,6 +180,7 @@ TABLES: Final = {
     "forced": decision_tables.forced_table,
     "demo": step_tables.demo_table,
     "short demo": step_tables.short_demo_table,
+    "transformer": step_tables.transformer_table,
     "codec pictures": codec_pictures,
     "sparsity pictures": sparsity_pictures,
     "overhead": overhead_table,

@@ -12,7 +12,7 @@ from bench.swap import report as swap_report
 from cswap.experiments.files.committed import RESULTS, as_markdown, is_given, load, where
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 
 class _Report(Protocol):
@@ -31,6 +31,9 @@ _WAYS: Final = {
     "checkpoint": "`torch.utils.checkpoint`",
 }
 """The demo's ways, as a reader would write them."""
+
+TRANSFORMER: Final = "gpt"
+"""The model of the first table, in the demo's results and in those of memory goals."""
 
 
 def demo_table() -> str:
@@ -64,7 +67,7 @@ def short_demo_table() -> str:
             f"{r['peak_saved_bytes'] / off[r['model']]['peak_saved_bytes']:.0%}",
             f"{r['step_time_rel']:.2f}",
             f"{r['final_loss']:.4f}",
-            "equal" if r["bit_equal"] else "differ",
+            _bits(r["bit_equal"]),
         ]
         for r in data["rows"]
         if r["mode"] != "off"
@@ -72,6 +75,49 @@ def short_demo_table() -> str:
     headings = ["model, way", "saved bytes at peak, of off's", "step time / off's", "val. loss"]
     table = as_markdown([*headings, "bits of off"], rows)
     return f"{table}\n\n{where(data, 'demo.json')}"
+
+
+def transformer_table() -> str:
+    """The demo's GPT, with and without cswap, and with checkpointing: the first table of README."""
+    demo, fit = load("demo.json"), load("fit.json")
+    rows = [_demo_way(r) for r in demo["rows"] if r["model"] == TRANSFORMER]
+    rows += _fit_ways([r for r in fit["rows"] if r["model"] == TRANSFORMER])
+    plain_bytes = rows[0][1]
+    cells = [
+        [way, f"{nbytes / MIB:.1f}", f"{nbytes / plain_bytes:.0%}", f"{time:.2f}", bits]
+        for way, nbytes, time, bits in sorted(rows, key=lambda row: -row[1])
+    ]
+    headings = ["training step", "saved MiB at peak", "of plain's", "time / plain's", "gradients"]
+    goals = where(fit, "fit.json").removesuffix(".")
+    files = f"{where(demo, 'demo.json')} {goals} (goals, and checkpointing of some blocks)."
+    return f"{as_markdown(headings, cells)}\n\n{files}"
+
+
+def _demo_way(row: dict[str, Any]) -> tuple[str, float, float, str]:
+    # How, saved bytes at the peak, time over plain's, bits.
+    way = _WAYS.get(row["mode"], "plain")
+    blocks = ", every block" if row["mode"] == "checkpoint" else ""
+    return way + blocks, row["peak_saved_bytes"], row["step_time_rel"], _bits(row["bit_equal"])
+
+
+def _fit_ways(rows: list[dict[str, Any]]) -> Iterator[tuple[str, float, float, str]]:
+    # Likewise of the goals that were held. Their peaks include parameters and optimizer state.
+    goals = {r["share"]: r["goal_bytes"] for r in rows if r["method"] == "fit"}
+    (small, small_bytes), (large, large_bytes) = min(goals.items()), max(goals.items())
+    saved_bytes = (large_bytes - small_bytes) / (large - small)
+    resident_bytes = large_bytes - large * saved_bytes
+    for r in rows:
+        if not r["held"] or r["share"] == small:
+            continue
+        if r["method"] == "fit":
+            way = f"`cswap.install(model, fit=...)`: {r['share']:.0%} of the saved bytes"
+        else:
+            way = f"{_WAYS['checkpoint']}, {r['how']}"
+        yield way, r["peak_bytes"] - resident_bytes, r["time_of_off"], _bits(r["bit_equal"])
+
+
+def _bits(equal: bool) -> str:
+    return "equal" if equal else "differ"
 
 
 def swap_table() -> str:

@@ -14,6 +14,8 @@ from typer.testing import CliRunner
 
 import bench.pages.readme
 from bench.__main__ import app
+from bench.drawing.steps import MIB
+from bench.pages import step_tables
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -126,3 +128,33 @@ def test_the_defaults_in_the_table_of_options_are_those_of_the_code():
     }
     # None, but not for "no limit"
     assert shown == {**expected, "min_bytes": "64 KiB", "workers": "half the cores, ≤ 4"}
+
+
+def test_the_first_table_counts_saved_bytes_alone(monkeypatch):
+    made_by = {"command": "c", "cpu": "x", "n_cpus": 2, "versions": {"torch": "2"}}
+    demo = [
+        {"mode": mode, "peak_saved_bytes": MIB * saved, "step_time_rel": 1.0, "bit_equal": True}
+        for mode, saved in (("off", 40), ("remat", 25))
+    ]
+    # Beside 100 MiB that are resident, 40 % of 40 MiB.
+    held = {"held": True, "time_of_off": 1.2, "bit_equal": True, "how": "2 of 4 blocks"}
+    fit = [
+        {"share": None, "method": "off", "goal_bytes": None, **held, "held": None},
+        {"share": 0.5, "method": "fit", "goal_bytes": 120 * MIB, "peak_bytes": 116 * MIB, **held},
+        {"share": 0.25, "method": "fit", "goal_bytes": 110 * MIB, "peak_bytes": 109 * MIB, **held},
+    ]
+    files = {"demo.json": demo, "fit.json": fit}
+    monkeypatch.setattr(
+        step_tables,
+        "load",
+        lambda name: {
+            "rows": [{"model": "gpt", **row} for row in files[name]],
+            "environment": made_by,
+        },
+    )
+    _, _, *rows = step_tables.transformer_table().split("\n\n")[0].splitlines()
+    assert [row.split(" | ")[1:3] for row in rows] == [
+        ["40.0", "100%"],
+        ["25.0", "62%"],
+        ["16.0", "40%"],
+    ]
