@@ -2,7 +2,8 @@
 
 A result names the code that its figures depend on and the digests of its files
 (`cswap.experiments.files.measured_code`). Older files have a commit only: the code at that commit
-is compared then. `make release` refuses results that are stale.
+is compared then. Messages to people may be others since then. `make release` refuses results that
+are stale.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from cswap.experiments.files.kinds import ResultFileError, kind_of, load
 from cswap.experiments.files.measured_code import (
     ROOT,
     SUFFIXES,
+    differ_in_messages_alone,
+    digest,
     digests,
     fingerprint,
     included,
@@ -91,7 +94,12 @@ def check(path: Path, root: Path = ROOT) -> Check:
     if before is None:
         return Check(*about, (), "its commit is not known here")
     now = fingerprint(paths, root)
-    changed = tuple(sorted(p for p in {*before, *now} if before.get(p) != now.get(p)))
+    changed = tuple(
+        name
+        for name in sorted({*before, *now})
+        if before.get(name) != now.get(name)
+        and not _is_reworded(commit, name, before.get(name), root)
+    )
     return Check(*about, changed, commits=_commits_since(commit, changed, root))
 
 
@@ -105,6 +113,17 @@ def at_commit(commit: str, paths: Iterable[str], root: Path = ROOT) -> dict[str,
     names = [n for n in listed.splitlines() if n.endswith(SUFFIXES) and is_measured(n, paths)]
     texts = {name: _git(root, "show", f"{commit}:{name}") or "" for name in names}
     return digests(texts.items())
+
+
+def _is_reworded(commit: str, name: str, digest_then: str | None, root: Path) -> bool:
+    # Whether a message alone is another one. The commit must have the text that was measured.
+    file = root / name
+    if file.suffix != ".py" or not (digest_then and file.is_file()):
+        return False
+    text = _git(root, "show", f"{commit}:{name}") if commit else None
+    if text is None or digest(name, text) != digest_then:
+        return False
+    return differ_in_messages_alone(text, file.read_text(encoding="utf-8"))
 
 
 def _commits_since(commit: str, changed: Sequence[str], root: Path) -> int | None:

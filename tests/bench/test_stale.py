@@ -138,6 +138,28 @@ def test_a_file_without_digests_is_compared_by_its_commit(root, monkeypatch):
     assert "not committed" in stale.check(modified, root).why
 
 
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+@pytest.mark.parametrize(
+    ("text", "is_stale"),
+    [
+        ('RATE = 3\nSLOW = "It takes a minute."\n', False),
+        ('RATE = 4\nSLOW = "It takes a minute."\n', True),
+        ('RATE = 3\nSLOW = "prmt.b32 a b;"\n', True),  # code of another language
+    ],
+)
+def test_another_message_to_a_person_does_not_count(root, text, is_stale):
+    (root / "engine" / "a.py").write_text('RATE = 3\nSLOW = "It takes ten seconds."\n')
+    git(root, "init", "-q")
+    git(root, "add", ".")
+    git(root, "commit", "-qm", "first")
+    path = result(root, cswap_commit=git(root, "rev-parse", "HEAD"))
+    (root / "engine" / "a.py").write_text(text)
+    assert stale.check(path, root).is_stale is is_stale
+    no_commit = result(root, cswap_commit="")
+    (root / "engine" / "a.py").write_text('RATE = 3\nSLOW = "It takes an hour."\n')
+    assert stale.check(no_commit, root).is_stale
+
+
 def test_the_command_lists_what_is_stale_and_refuses_it(root, monkeypatch):
     path = result(root)
     monkeypatch.setattr(stale, "check", lambda p: CHECK(p, root))

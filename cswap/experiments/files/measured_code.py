@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 import tokenize
 from functools import cache
 from itertools import pairwise
@@ -178,6 +179,26 @@ def digest(name: str, text: str) -> str:
     if name.endswith(".py"):
         text = _code(text)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def differ_in_messages_alone(one: str, other: str) -> bool:
+    """Whether two texts of a Python file are the same code but for sentences in strings.
+
+    Such a sentence begins with a capital letter and ends with a full stop: it is read by people.
+
+    >>> differ_in_messages_alone("raise E('It is bad.')", "raise E('It is no file.')")
+    True
+    >>> differ_in_messages_alone("get('zvc')", "get('csr')")
+    False
+    """
+    return _without_sentences(one) == _without_sentences(other)
+
+
+def _without_sentences(text: str) -> list[str]:
+    return ["" if _SENTENCE.fullmatch(word) else word for word in _code(text).split("\n")]
+
+
+_SENTENCE: Final = re.compile(r"""(["'])[A-Z][^"']* [^"']*\.\1""")
 
 
 def _code(text: str) -> str:
