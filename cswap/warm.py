@@ -95,8 +95,9 @@ def steps(
         CswapError: there is no such codec.
     """
     names = [get_codec(name).name for name in codecs]
+    planners = (PLANNER,) if planner else ()
     if jobs == 1:
-        yield from (_compile(name, dtypes) for name in (*names, PROFILER, *(PLANNER,) * planner))
+        yield from (_compile(name, dtypes) for name in (*names, PROFILER, *planners))
         return
     # A fork would copy the locks of threads that torch and Numba have started. As an exception,
     # Ctrl-C would be the result of one part, and the process would go on with the next.
@@ -106,7 +107,7 @@ def steps(
         initializer=signal.signal,
         initargs=(signal.SIGINT, signal.SIG_DFL),
     ) as pool:
-        longest_first = (*(PLANNER,) * planner, *names, PROFILER)
+        longest_first = (*planners, *names, PROFILER)
         for done in as_completed([pool.submit(_compile, name, dtypes) for name in longest_first]):
             yield done.result()
 

@@ -106,13 +106,15 @@ def _fit_ways(rows: list[dict[str, Any]]) -> Iterator[tuple[str, float, float, s
     (small, small_bytes), (large, large_bytes) = min(goals.items()), max(goals.items())
     saved_bytes = (large_bytes - small_bytes) / (large - small)
     resident_bytes = large_bytes - large * saved_bytes
+    seen = set()  # as many blocks may hold several goals
     for r in rows:
-        if not r["held"] or r["share"] == small:
-            continue
         if r["method"] == "fit":
             way = f"`cswap.install(model, fit=...)`: {r['share']:.0%} of the saved bytes"
         else:
             way = f"{_WAYS['checkpoint']}, {r['how']}"
+        if not r["held"] or way in seen:
+            continue
+        seen.add(way)
         yield way, r["peak_bytes"] - resident_bytes, r["time_of_off"], _bits(r["bit_equal"])
 
 

@@ -157,4 +157,5 @@ def test_the_first_table_counts_saved_bytes_alone(monkeypatch):
         ["40.0", "100%"],
         ["25.0", "62%"],
         ["16.0", "40%"],
+        ["9.0", "22%"],
     ]
