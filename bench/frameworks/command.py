@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from bench.frameworks import report
-from bench.frameworks.measure import N_SETTLING, PLAIN, WAYS, Row, measure
+from bench.frameworks.measure import N_SETTLING, PLAIN, WAYS, Counted, Row, measure
 from bench.frameworks.models import FULL, QUICK, WORKLOADS
 from cswap.experiments.files.environment import version_of
 from cswap.experiments.files.resumable import Partial
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
     from bench.frameworks.models import Workload
 
-STEPS: Final = 13
+STEPS: Final = 25
+SECONDS: Final = 150.0
 QUICK_STEPS: Final = 2
 VERSION: Final = 1
 DEFAULT_OUT: Final = Path("bench/results/cpu/workloads.json")
@@ -43,7 +44,13 @@ def main(
     ways: Annotated[
         str, typer.Option(help="Some of the ways, comma-separated; plain is always one.")
     ] = ",".join(WAYS),
-    steps: Annotated[int | None, typer.Option(help="Counted steps of each.", min=1)] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Fewest counted steps of each.", min=1)
+    ] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(help="Least time of a workload's counted steps, all ways together.", min=0),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Result file (JSON).")] = DEFAULT_OUT,
     quick: Annotated[bool, typer.Option("--quick", help="Small models, a few steps.")] = False,
     sites: Annotated[
@@ -54,13 +61,15 @@ def main(
     """Train models of transformers, timm, PyG, diffusers and PEFT in every way.
 
     A package that is not installed is a row that says so. An interrupted run goes on when the same
-    command is repeated.
+    command is repeated. Short steps are counted more often: a busy machine disturbs each of them
+    more.
     """
     torch.set_num_threads(N_THREADS)
     settings: dict[str, Any] = {
         "workloads": names("--workloads", workloads, tuple(WORKLOADS)),
         "ways": [PLAIN, *(w for w in names("--ways", ways, WAYS) if w != PLAIN)],
         "steps": steps or (QUICK_STEPS if quick else STEPS),
+        "seconds": seconds if seconds is not None else (0.0 if quick else SECONDS),
         "quick": quick,
     }
     writable_file(out)
@@ -68,7 +77,8 @@ def main(
     partial = Partial(out, kind="workloads", version=VERSION, settings=settings, again=again)
     partial.document["packages"] = {name: version_of(name) for name in PACKAGES}
     parts = {name: functools.partial(_of_one, name, settings) for name in settings["workloads"]}
-    rows = partial.rows_of_parts(parts, settings["steps"] + N_SETTLING, console)
+    n_steps = None if settings["seconds"] else settings["steps"] + N_SETTLING
+    rows = partial.rows_of_parts(parts, n_steps, console)
     document = partial.finish(rows=rows)
     terminal.show(report.table(document), drop=report.DROPPED, console=console)
     for line in (report.summary(document), *report.sites(document, sites)):
@@ -91,7 +101,8 @@ def _of_one(
         return build(scale)
 
     try:
-        return measure(name, make, settings["ways"], settings["steps"], on_step)
+        counted = Counted(settings["steps"], settings["seconds"])
+        return measure(name, make, settings["ways"], counted, on_step)
     except Exception as error:
         text = (str(error).splitlines() or [""])[0][:200]
         return [_failed(name, f"cannot run ({type(error).__name__}: {text})")]

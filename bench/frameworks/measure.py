@@ -52,6 +52,24 @@ WAYS: Final = (PLAIN, *CSWAP, CHECKPOINT, SAVE_ON_CPU)
 
 
 @dataclass(frozen=True, slots=True)
+class Counted:
+    """When enough steps of a workload have been counted: when both bounds are reached.
+
+    Attributes:
+        steps: fewest.
+        seconds: least time of them, all ways together.
+    """
+
+    steps: int
+    seconds: float = 0.0
+
+    def goes_on(self, replicas: Sequence[Replica]) -> bool:
+        """Whether another step is to be counted."""
+        counted = [replica.step_s[N_SETTLING:] for replica in replicas]
+        return len(counted[0]) < self.steps or sum(map(sum, counted)) < self.seconds
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """One workload in one way.
 
@@ -60,7 +78,8 @@ class Row:
         way: one of `WAYS`.
         held_bytes: held between forward and backward, all encodes done.
         held_of_plain: the same over plain's.
-        step_s: median over the counted steps.
+        n_steps: counted steps.
+        step_s: median over them.
         time_of_plain: median of (this way's seconds / plain's for the same step).
         time_of_plain_spread: quartiles of those quotients; None with less than two.
         bit_equal: loss and all gradients had the bits of plain's in every counted step.
@@ -77,6 +96,7 @@ class Row:
     way: str
     held_bytes: int | None = None
     held_of_plain: float | None = None
+    n_steps: int | None = None
     step_s: float | None = None
     time_of_plain: float | None = None
     time_of_plain_spread: tuple[float, float] | None = None
@@ -175,7 +195,7 @@ def measure(
     name: str,
     make: Callable[[], Workload],
     ways: Sequence[str],
-    n_steps: int,
+    counted: Counted,
     on_step: Callable[[], object],
 ) -> list[dict[str, Any]]:
     """Rows of one workload, as JSON-able values.
@@ -184,13 +204,15 @@ def measure(
         name: of the workload.
         make: builds it.
         ways: some of `WAYS`, plain the first.
-        n_steps: counted steps.
+        counted: how many steps count.
         on_step: called after each step of all ways.
     """
     failures: dict[str, str] = {}
     replicas = [r for way in ways if (r := _working(make, way, failures)) is not None]
     try:
-        for number in range(1, N_SETTLING + n_steps + 1):
+        number = 0
+        while counted.goes_on(replicas):
+            number += 1
             batch = replicas[0].batch(number)
             first = number % len(replicas)
             for replica in replicas[first:] + replicas[:first]:
@@ -234,6 +256,7 @@ def _row(name: str, replica: Replica, plain: Replica) -> Row:
         replica.way,
         held_bytes=held,
         held_of_plain=held / of if held is not None and of else None,
+        n_steps=len(quotients),
         step_s=statistics.median(replica.step_s[N_SETTLING:]),
         time_of_plain=statistics.median(quotients),
         time_of_plain_spread=(cuts[0], cuts[2]) if cuts else None,

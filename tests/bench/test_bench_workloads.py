@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,7 +19,7 @@ from typer.testing import CliRunner
 
 from bench.__main__ import app
 from bench.frameworks import command, models, report
-from bench.frameworks.measure import CSWAP, N_SETTLING, WAYS, measure
+from bench.frameworks.measure import CSWAP, N_SETTLING, WAYS, Counted, measure
 from bench.frameworks.models import QUICK, WORKLOADS, Workload
 
 
@@ -109,6 +110,27 @@ def test_every_way_has_a_row_with_what_is_held(workloads, tmp_path):
     assert all((row["gained_of_saved"] or 0) > 0.3 for way, row in rows.items() if way in CSWAP)
     assert rows["plain"]["gained_of_saved"] is None
     assert report.summary(document) in result.output
+
+
+def test_short_steps_are_counted_more_often(workloads, tmp_path):
+    out = tmp_path / "w.json"
+    options = workloads(mlp=stand_in)
+    result = run(out, *options, "--ways", "checkpoint", "--steps", "1", "--seconds", "0.3")
+    assert result.exit_code == 0, result.output
+    plain, checkpoint = json.loads(out.read_text())["rows"]
+    assert plain["n_steps"] == checkpoint["n_steps"] > 1
+    assert plain["time_of_plain_spread"] is not None
+
+
+def test_both_bounds_say_when_enough_steps_are_counted():
+    plain, other = SimpleNamespace(step_s=[9.0] * N_SETTLING), SimpleNamespace(step_s=[])
+    assert Counted(1).goes_on([plain, other])
+    plain.step_s += [1.0, 1.0]
+    assert not Counted(2).goes_on([plain, other])
+    assert Counted(3).goes_on([plain, other])
+    assert Counted(2, seconds=3.0).goes_on([plain, other])
+    other.step_s = [9.0] * N_SETTLING + [0.5, 0.5]
+    assert not Counted(2, seconds=3.0).goes_on([plain, other])
 
 
 def test_what_cannot_run_says_why(workloads, tmp_path):

@@ -114,13 +114,13 @@ class Partial:
             write(self.path, self.document)
 
     def rows_of_parts(
-        self, parts: Mapping[str, Part], n_steps: int, console: Console
+        self, parts: Mapping[str, Part], n_steps: int | None, console: Console
     ) -> list[dict[str, Any]]:
         """The rows of all parts, in turn, each with a bar of its steps.
 
         Args:
             parts: by name; each takes a function to be called after each step, and gives rows.
-            n_steps: steps of each.
+            n_steps: steps of each; None: not known before.
             console: where the bars are.
         """
         if self.went_on:
@@ -131,7 +131,8 @@ class Partial:
             for name, measure in parts.items():
                 task = progress.add_task(name, total=n_steps)
                 rows += self.part(name, partial(measure, partial(progress.advance, task)))
-                progress.update(task, completed=n_steps)
+                done = n_steps or progress.tasks[task].completed
+                progress.update(task, total=done, completed=done)
         return rows
 
     def finish(self, **fields: Any) -> dict[str, Any]:
