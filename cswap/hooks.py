@@ -332,7 +332,9 @@ class _ModelCall:
         while waiting:
             module = waiting.pop()
             for tensors in (module._parameters, module._buffers):  # noqa: SLF001
-                yield from (tensor for tensor in tensors.values() if tensor is not None)
+                for tensor in tensors.values():
+                    if tensor is not None:
+                        yield tensor
             for child in module._modules.values():  # noqa: SLF001
                 if child is not None and child not in seen:
                     seen.add(child)

@@ -232,7 +232,8 @@ class Advisor:
 
     def price(self, kind: str) -> float:
         """Price of a byte on this kind of device, in seconds."""
-        return self._costs_on(kind).price_s_per_byte
+        costs = self._costs.get(kind)
+        return (self._costs_on(kind) if costs is None else costs).price_s_per_byte
 
     def _is_settled(self, memory: SiteMemory, costs: LiveCosts, kind: str) -> bool:
         return (

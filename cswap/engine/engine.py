@@ -103,7 +103,10 @@ class SwapEngine:
         if isinstance(packed, Kept):
             if chooser is not None:
                 chooser.unpacked_kept()
-            return packed.unpack()
+            version = packed.version
+            if version >= 0 and packed.tensor._version != version:  # noqa: SLF001
+                return packed.unpack()  # which raises; a call for each tensor that stays is saved
+            return packed.tensor
         try:
             if chooser is not None:
                 chooser.settle()

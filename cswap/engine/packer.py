@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from cswap.schema.plan import Decision
 
 _is_tracing = torch._C._is_tracing  # noqa: SLF001
+_len_dispatch_modes = torch._C._len_torch_dispatch_stack  # noqa: SLF001
 _strided = torch.strided
 
 
@@ -77,15 +78,16 @@ class Packer:
         if _is_tracing():  # each look at a tensor would be recorded
             return self._keep(tensor, "tracing")
         kind = type(tensor)
-        if kind is Parameter:
-            return self._keep(tensor, "parameter")
-        if kind is not torch.Tensor:
+        is_parameter = kind is Parameter
+        if kind is not torch.Tensor and not is_parameter:
             return self._keep_special(tensor)
         if tensor.layout is not _strided:  # has no nbytes, or another meaning of it
-            return self._keep(tensor, "layout")
+            return self._keep(tensor, "parameter" if is_parameter else "layout")
         nbytes = tensor.nbytes
+        if is_parameter:
+            return self._keep_plain(tensor, "parameter", nbytes)
         if nbytes < self._min_bytes or not nbytes:
-            return self._keep(tensor, "small")
+            return self._keep_plain(tensor, "small", nbytes)
         if self._deaths or self._gone or self._state.interrupted:
             self._state.tidy()
         scope, operator = self._scopes.stack[-1], self._scopes.operator
@@ -93,7 +95,7 @@ class Packer:
         if place is None:
             place = self._place(tensor, scope, operator)
         if place.recipe.keep is not None:
-            return self._keep(tensor, place.recipe.keep)
+            return self._keep_plain(tensor, place.recipe.keep, nbytes)
         chooser = self._state.chooser
         if chooser is not None and chooser.keeps(tensor, scope.path):
             return self._keep(tensor, "goal")
@@ -127,6 +129,17 @@ class Packer:
     def _keep(self, tensor: torch.Tensor, reason: str) -> Kept:
         self._counters.keep(reason, bytes_of(tensor))
         return self.pass_through(tensor)
+
+    def _keep_plain(self, tensor: torch.Tensor, reason: str, nbytes: int) -> Kept:
+        # The same for a strided tensor of no special class, with fewer calls: most tensors stay.
+        self._counters.keep(reason, nbytes)
+        if _len_dispatch_modes():  # one of them may record operators
+            return self.pass_through(tensor)
+        try:
+            version = tensor._version  # noqa: SLF001
+            return Kept(tensor if tensor.is_leaf else tensor.detach(), version)
+        except RuntimeError:
+            return self.pass_through(tensor)
 
     def _keep_special(self, tensor: torch.Tensor) -> Kept:
         part = local_part(tensor)

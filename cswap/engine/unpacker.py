@@ -50,7 +50,7 @@ class Unpacker:
         with self._lock:
             if handle.unpacked == 0:
                 self._order.asked(handle)
-        if lane.overlaps:
+        if lane.overlaps and (lane.ahead or self._follower.depth):
             self._prefetch_after(handle, lane.ahead)
         memory, own = lane.executor.memory(handle)
         out = packed.rebuild(memory, own=own)
@@ -68,8 +68,6 @@ class Unpacker:
 
     def _prefetch_after(self, handle: Handle, most_ahead: int) -> None:
         depth = self._follower.depth
-        if not (depth or most_ahead):
-            return
         with self._lock:
             # Tokens, so that no other thread buries these.
             ahead = self._order.upcoming(handle, depth or most_ahead)

@@ -148,9 +148,10 @@ def read_again(
     constants: list[Constant] = []
     for what, at, name, found in reads:
         node = nodes[at]
-        if what is What.INPUT:
+        if what is What.INPUT:  # most reads
             packed = getattr(node, name).data
-            if not _is_input(packed, inputs, found, depth_of):
+            depth, index = found
+            if packed is None or depth_of(packed) != depth or not _is_input(packed, inputs, index):
                 return None
         elif what is What.BELOW:
             below, number = node.next_functions[name]
@@ -169,12 +170,8 @@ def read_again(
     return inputs, constants
 
 
-def _is_input(
-    packed: object, inputs: list[object], found: Any, depth_of: Callable[[object], int | None]
-) -> bool:
-    depth, index = found
-    if packed is None or depth_of(packed) != depth:
-        return False
+def _is_input(packed: object, inputs: list[object], index: int) -> bool:
+    # Whether it has this index among the inputs; a new one is added.
     if index < len(inputs):
         return inputs[index] is packed
     for known in inputs:

@@ -221,9 +221,11 @@ def copy_with_strides(
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors of one dtype and shape have the same bits; NaN equals itself."""
-    if a.shape != b.shape or a.dtype != b.dtype:
+    dtype = a.dtype
+    if a.shape != b.shape or dtype is not b.dtype:
         return False
-    if a.is_complex():
+    if dtype.is_complex:
         a, b = torch.view_as_real(a.resolve_conj()), torch.view_as_real(b.resolve_conj())
-    pattern = BIT_PATTERNS[a.element_size()]
+        dtype = a.dtype
+    pattern = BIT_PATTERNS[dtype.itemsize]
     return torch.equal(a.view(pattern), b.view(pattern))

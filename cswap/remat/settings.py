@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _get_onednn = torch._C._get_mkldnn_enabled  # noqa: SLF001
 _set_onednn = torch._C._set_mkldnn_enabled  # noqa: SLF001
 _set_grad_enabled = torch._C._set_grad_enabled  # noqa: SLF001
+_is_any_autocast_enabled = torch._C._is_any_autocast_enabled  # noqa: SLF001
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +57,25 @@ def _settings(threads: int, onednn: bool) -> Settings:
 
 
 class SameBits:
-    """A context in which operators run under ``settings``, without a history."""
+    """A context in which operators run under ``settings``, without a history.
+
+    It changes only settings that differ: in backward, usually none does.
+    """
 
     __slots__ = ("_autocast", "_had_grad", "_outside", "_settings")
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._autocast = torch._C._DisableAutocast()  # noqa: SLF001
 
     def __enter__(self) -> None:
         self._outside = Settings.current()
         self._had_grad = torch.is_grad_enabled()
-        _set_grad_enabled(False)
-        self._autocast.__enter__()  # type: ignore[no-untyped-call]
+        if self._had_grad:
+            _set_grad_enabled(False)
+        self._autocast = None
+        if _is_any_autocast_enabled():
+            self._autocast = torch._C._DisableAutocast()  # noqa: SLF001
+            self._autocast.__enter__()  # type: ignore[no-untyped-call]
         if self._outside is not self._settings:
             self._settings.apply()
 
@@ -80,5 +87,7 @@ class SameBits:
     ) -> None:
         if self._outside is not self._settings:
             self._outside.apply()
-        self._autocast.__exit__(kind, error, traceback)
-        _set_grad_enabled(self._had_grad)
+        if self._autocast is not None:
+            self._autocast.__exit__(kind, error, traceback)
+        if self._had_grad:
+            _set_grad_enabled(True)

@@ -13,6 +13,9 @@ from cswap.schema.tensor import DTYPES
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # noqa: SLF001
+_strided = torch.strided
+
 _CASTS: Final = frozenset({"ToCopyBackward0", "TBackward0", "TransposeBackward0"})
 """Nodes that autocast and `nn.Linear` put between a parameter and the tensor that is saved."""
 
@@ -32,7 +35,7 @@ def is_tracing() -> bool:
 
 def is_wrapped(tensor: torch.Tensor) -> bool:
     """Whether a tensor stands for another one inside of vmap, jvp or their relatives."""
-    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))  # noqa: SLF001
+    return bool(_is_wrapped(tensor))
 
 
 def reason_to_keep(tensor: torch.Tensor) -> str | None:
@@ -89,8 +92,9 @@ class OwnedStorages:
         """Take the storages of these tensors, and no others, as owned; whether they are others."""
         found: dict[int, StorageWeakRef] = {}
         for tensor in tensors:
-            plain = type(tensor) in (torch.Tensor, Parameter) and not is_wrapped(tensor)
-            if plain and tensor.layout == torch.strided:
+            kind = type(tensor)
+            plain = (kind is Parameter or kind is torch.Tensor) and tensor.layout is _strided
+            if plain and not _is_wrapped(tensor):
                 storage = tensor.untyped_storage()
                 key = storage._cdata  # noqa: SLF001
                 found[key] = self._storages.get(key) or weak_storage(storage)

@@ -45,14 +45,16 @@ class RestingTensors:
 
     def collect(self) -> None:
         """Count off those that autograd has let go of."""
-        while self.gone:
+        gone, nbytes = self.gone, 0
+        while gone:
             try:
-                reference = self.gone.popleft()
+                reference = gone.popleft()
             except IndexError:  # another thread took it
-                return
+                break
             assert isinstance(reference, _Reference)
             self._alive.discard(reference)
-            self._counters.hold(device=-reference.nbytes)
+            nbytes += reference.nbytes
+        self._counters.hold(device=-nbytes)
 
     @property
     def nbytes(self) -> int:

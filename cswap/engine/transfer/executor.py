@@ -304,7 +304,8 @@ class Executor(abc.ABC):
                 ahead, owner.source = self._forget(handle), None
         if ahead is not None:
             self._device.join(ahead.decoded, ahead.issued)
-        self._resources.free_stored(handle)
+        if handle.sections:
+            self._resources.free_stored(handle)
 
     def recount(self, handles: list[Handle]) -> None:  # noqa: B027
         """After an interrupt: add up again the bytes of these handles, all that there are."""
