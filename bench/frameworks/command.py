@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from bench.frameworks.models import Workload
 
 STEPS: Final = 25
-SECONDS: Final = 150.0
+SECONDS: Final = 90.0
 QUICK_STEPS: Final = 2
 VERSION: Final = 1
 DEFAULT_OUT: Final = Path("bench/results/cpu/workloads.json")

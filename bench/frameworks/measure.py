@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import random
 import statistics
 import time
 from contextlib import nullcontext
@@ -214,8 +215,8 @@ def measure(
         while counted.goes_on(replicas):
             number += 1
             batch = replicas[0].batch(number)
-            first = number % len(replicas)
-            for replica in replicas[first:] + replicas[:first]:
+            # A step's time depends on whose step was before it: on caches, and on free memory.
+            for replica in random.Random(number).sample(replicas, len(replicas)):
                 replica.step(number, batch)
             for replica in replicas:
                 replica.compare(replicas[0])
