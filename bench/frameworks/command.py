@@ -44,9 +44,7 @@ def main(
     ways: Annotated[
         str, typer.Option(help="Some of the ways, comma-separated; plain is always one.")
     ] = ",".join(WAYS),
-    steps: Annotated[
-        int | None, typer.Option(help="Fewest counted steps of each.", min=1)
-    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Fewest counted steps of each.", min=1)] = None,
     seconds: Annotated[
         float | None,
         typer.Option(help="Least time of a workload's counted steps, all ways together.", min=0),

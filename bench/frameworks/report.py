@@ -21,9 +21,9 @@ DROPPED: Final = ("step ms", "bits", "counted")
 NOTE: Final = (
     "Held: growth of the allocator's bytes over a forward, all encodes done; median of 3 steps. "
     "Counted: share of the saved bytes, parameters left out, that cswap took off by its own count; "
-    "what encoders and pools hold beside it is in held alone. Steps of all ways take turns, in a random order; "
-    "/ plain's: median of the quotients of like steps, with quartiles. bits: loss and all "
-    "gradients beside plain's. cswap: the line without options."
+    "what encoders and pools hold beside it is in held alone. Steps of all ways take turns, in a "
+    "random order; / plain's: median of the quotients of like steps, with quartiles. bits: loss "
+    "and all gradients beside plain's. cswap: the line without options."
 )
 WANTED: Final = 0.75
 """Of plain's held bytes: the bar for the line without options."""
