@@ -150,8 +150,8 @@ def read_again(
         node = nodes[at]
         if what is What.INPUT:  # most reads
             packed = getattr(node, name).data
-            depth, index = found
-            if packed is None or depth_of(packed) != depth or not _is_input(packed, inputs, index):
+            depth, index = found  # type: ignore[misc] # a pair, see `Read`
+            if packed is None or depth_of(packed) != depth or not _is_input(packed, inputs, index):  # type: ignore[has-type]
                 return None
         elif what is What.BELOW:
             below, number = node.next_functions[name]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -124,13 +125,14 @@ def test_short_steps_are_counted_more_often(workloads, tmp_path):
 
 def test_both_bounds_say_when_enough_steps_are_counted():
     plain, other = SimpleNamespace(step_s=[9.0] * N_SETTLING), SimpleNamespace(step_s=[])
-    assert Counted(1).goes_on([plain, other])
+    both: list[Any] = [plain, other]
+    assert Counted(1).goes_on(both)
     plain.step_s += [1.0, 1.0]
-    assert not Counted(2).goes_on([plain, other])
-    assert Counted(3).goes_on([plain, other])
-    assert Counted(2, seconds=3.0).goes_on([plain, other])
+    assert not Counted(2).goes_on(both)
+    assert Counted(3).goes_on(both)
+    assert Counted(2, seconds=3.0).goes_on(both)
     other.step_s = [9.0] * N_SETTLING + [0.5, 0.5]
-    assert not Counted(2, seconds=3.0).goes_on([plain, other])
+    assert not Counted(2, seconds=3.0).goes_on(both)
 
 
 def test_what_cannot_run_says_why(workloads, tmp_path):
