@@ -79,12 +79,12 @@ class HookPair:
         active: whether the engine gets the tensors that are saved.
     """
 
-    __slots__ = ("__weakref__", "_engine", "_recorder", "active")
+    __slots__ = ("__weakref__", "_engine", "_pack", "_recorder", "active")
 
     def __init__(self, engine: SwapEngine) -> None:
         """Args: engine: packs and unpacks."""
         self.active = True
-        self._engine = engine
+        self._engine, self._pack = engine, engine.pack
         self._recorder = OperatorRecorder(engine.scopes) if engine.wants_operators else None
 
     def push(self) -> None:
@@ -111,7 +111,7 @@ class HookPair:
     def pack(self, tensor: torch.Tensor) -> object:
         """See `SwapEngine.pack`."""
         if self.active:
-            return self._engine.pack(tensor)
+            return self._pack(tensor)
         take_off_inactive()
         return self._engine.pass_through(tensor)
 
@@ -310,7 +310,8 @@ class _ModelCall:
         if self.before is not None:
             self.before()
         self._engine.begin_step()
-        self._engine.own(self._owned())
+        if self._engine.wants_owned:
+            self._engine.own(self._owned())
         scopes = self._engine.scopes
         before = scopes.stack
         pair = HookPair(self._engine)
@@ -327,7 +328,7 @@ class _ModelCall:
             set_compiler(compiler)
 
     def _owned(self) -> Iterable[torch.Tensor]:
-        # As parameters() and buffers(), which take some calls for each module in every step.
+        # As parameters() and buffers(), which take some calls for each module.
         waiting, seen = [self._model], {self._model}
         while waiting:
             module = waiting.pop()

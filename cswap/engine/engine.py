@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import time
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from cswap.engine.packer import Packer
-from cswap.engine.saved.packed import Kept, PackedView, Token
+from cswap.engine.saved.packed import Token
 from cswap.engine.state import EngineState
-from cswap.engine.transfer.handle import State
 from cswap.engine.unpacker import Unpacker
 from cswap.stats.stats_file import make_record
 from cswap.stats.step_trace import Timeline
@@ -44,6 +42,11 @@ class SwapEngine:
         counters: counts of everything done so far.
         observer: notes the saved tensors, for the guard.
         owned: storages of the model's parameters and buffers.
+        pack: the hook of autograd that takes a saved tensor and returns the object that autograd
+            keeps instead. It raises nothing but interrupts.
+        unpack: the hook that takes this object and returns the tensor. It raises a RuntimeError,
+            autograd's own, if the tensor was modified in place since it was packed, and a
+            `CorruptEncodingError` if the stored bytes were damaged.
     """
 
     def __init__(
@@ -69,60 +72,11 @@ class SwapEngine:
         self.counters, self.observer, self.owned = state.counters, state.observer, state.owned
         self._packer = Packer(state)
         self._unpacker = Unpacker(state, self._end_backward)
+        # Attributes, not methods: a call less for each saved tensor.
+        self.pack, self.unpack = self._packer.pack, self._unpacker.unpack
         self.pass_through = Packer.pass_through
 
     # ----------------------------------------------------------------- hooks
-
-    def pack(self, tensor: torch.Tensor) -> Kept | PackedView:
-        """The object that autograd keeps instead of ``tensor``. Raises nothing but interrupts."""
-        try:
-            start_s = time.perf_counter()
-            packed = self._packer.pack(tensor)
-            took_s = time.perf_counter() - start_s
-            if isinstance(packed, Kept) or (handle := packed.token.handle).state is State.KEPT:
-                self.counters.staying_s += took_s
-            else:
-                self.counters.leaving_s += took_s
-                handle.took_s += took_s
-            chooser = self._state.chooser
-            if chooser is not None:
-                chooser.packed(tensor, packed, took_s)
-        except BaseException:
-            self._state.interrupted = True
-            raise
-        return packed
-
-    def unpack(self, packed: Kept | PackedView) -> torch.Tensor:
-        """The tensor that was packed.
-
-        Raises:
-            RuntimeError: autograd's own, if the tensor was modified in place since it was packed.
-            CorruptEncodingError: the stored bytes were damaged.
-        """
-        chooser = self._state.chooser
-        if isinstance(packed, Kept):
-            if chooser is not None:
-                chooser.unpacked_kept()
-            version = packed.version
-            if version >= 0 and packed.tensor._version != version:  # noqa: SLF001
-                return packed.unpack()  # which raises; a call for each tensor that stays is saved
-            return packed.tensor
-        try:
-            if chooser is not None:
-                chooser.settle()
-            start_s = time.perf_counter()
-            tensor = self._unpacker.unpack(packed)
-            took_s = time.perf_counter() - start_s
-            self.counters.leaving_s += took_s
-            packed.token.handle.took_s += took_s
-            if chooser is not None:
-                chooser.unpacked(packed, tensor, took_s)
-        except Exception:
-            raise
-        except BaseException:
-            self._state.interrupted = True
-            raise
-        return tensor
 
     @property
     def wants_operators(self) -> bool:
@@ -132,6 +86,7 @@ class SwapEngine:
     def begin_step(self) -> None:
         """A forward of the model begins."""
         self._state.tidy()
+        self.counters.count_kept()
         chooser = self._state.chooser
         if chooser is not None:
             chooser.begin_step()
@@ -156,8 +111,18 @@ class SwapEngine:
         """The next of ``epochs`` epochs begins; ``policy="cswap+"`` samples values anew."""
         self.advisor.begin_epoch(epochs)
 
+    @property
+    def wants_owned(self) -> bool:
+        """Whether `own` is to be called before the next step.
+
+        Only new recipes ask for storages, so a step like the last one does without a look at every
+        parameter. Where something may be lossy, no parameter may be taken for an activation.
+        """
+        return self._packer.book.learned or self.advisor.may_use_lossy
+
     def own(self, tensors: Iterable[torch.Tensor]) -> None:
         """These tensors outlive the step: leave all tensors in their storages alone."""
+        self._packer.book.learned = False
         if self._state.owned.refresh(tensors):
             self._packer.book.forget()
 
@@ -230,6 +195,7 @@ class SwapEngine:
         """Give back the memory of graphs that are gone, and memory that was kept for reuse."""
         self._state.lanes.pump()
         self._state.tidy()
+        self.counters.count_kept()
         self._state.lanes.trim(IDLE_BYTES)
 
     def _end_backward(self) -> None:

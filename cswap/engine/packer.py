@@ -16,13 +16,13 @@ from cswap.advisor.call_site import Site
 from cswap.advisor.live_costs import KEEP, REMAT
 from cswap.advisor.site_history import Advice
 from cswap.advisor.time_limit import Moment
-from cswap.codecs.layout import flatten
 from cswap.codecs.registry import get_codec
 from cswap.codecs.warmup import WARM, warm
 from cswap.engine.recipes import Place, Recipe, RecipeBook, producer
 from cswap.engine.saved.aliases import is_result, make_token
 from cswap.engine.saved.eligibility import bytes_of, is_tracing, is_wrapped, reason_to_keep
 from cswap.engine.saved.packed import Kept, PackedView
+from cswap.engine.saved.reclaim import MOST_LATER
 from cswap.engine.saved.rest import Rest
 from cswap.engine.transfer.handle import State
 from cswap.log import log
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from cswap.engine.transfer.handle import Handle
     from cswap.schema.plan import Decision
 
+_now = time.perf_counter
+_Tensor = torch.Tensor
 _is_tracing = torch._C._is_tracing  # noqa: SLF001
 _len_dispatch_modes = torch._C._len_torch_dispatch_stack  # noqa: SLF001
 _strided = torch.strided
@@ -50,6 +52,17 @@ def _computes_again(config: SwapConfig) -> bool:
     return config.remat and config.policy == "auto" and config.plan is None and not config.verify
 
 
+def _kept(tensor: torch.Tensor) -> Kept:
+    # `Packer.pass_through` for a strided tensor of no special class, with fewer calls.
+    if _len_dispatch_modes():  # one of them may record operators
+        return Packer.pass_through(tensor)
+    try:
+        version = tensor._version  # noqa: SLF001
+        return Kept(tensor if tensor.is_leaf else tensor.detach(), version)
+    except RuntimeError:
+        return Packer.pass_through(tensor)
+
+
 class Packer:
     """Packs the tensors of one engine."""
 
@@ -59,7 +72,9 @@ class Packer:
         self._scopes, self._counters, self._lock = state.scopes, state.counters, state.lock
         self._aliases, self._order, self._window = state.aliases, state.order, state.window
         self._deaths = state.reclaimer.deaths
-        self._min_bytes = state.lanes.min_bytes
+        self._later = state.reclaimer.later
+        self._min_bytes = max(1, state.lanes.min_bytes)
+        self._parameters, self._small = state.counters.parameters, state.counters.small
         self.book = RecipeBook(by_role=state.advisor.may_use_lossy)
         self._saved_again: set[tuple[int, int]] = set()
         self._budget_bytes = state.window.budget_bytes
@@ -75,27 +90,48 @@ class Packer:
 
     def pack(self, tensor: torch.Tensor) -> Kept | PackedView:
         """See `SwapEngine.pack`."""
-        if _is_tracing():  # each look at a tensor would be recorded
-            return self._keep(tensor, "tracing")
-        kind = type(tensor)
-        is_parameter = kind is Parameter
-        if kind is not torch.Tensor and not is_parameter:
-            return self._keep_special(tensor)
-        if tensor.layout is not _strided:  # has no nbytes, or another meaning of it
-            return self._keep(tensor, "parameter" if is_parameter else "layout")
-        nbytes = tensor.nbytes
-        if is_parameter:
-            return self._keep_plain(tensor, "parameter", nbytes)
-        if nbytes < self._min_bytes or not nbytes:
-            return self._keep_plain(tensor, "small", nbytes)
-        if self._deaths or self._gone or self._state.interrupted:
+        # Most tensors stay: parameters and small ones take a way with few calls.
+        start_s = _now()
+        packed: Kept | PackedView
+        try:
+            kind = type(tensor)
+            is_parameter = kind is Parameter
+            if (not is_parameter and kind is not _Tensor) or _is_tracing():
+                packed = self._keep_special(tensor)
+            elif tensor.layout is not _strided:  # has no nbytes, or another meaning of it
+                packed = self._keep(tensor, "parameter" if is_parameter else "layout")
+            elif is_parameter or type(tensor._base) is Parameter:  # noqa: SLF001
+                self._parameters.append(tensor.nbytes)
+                packed = _kept(tensor)
+            elif tensor.nbytes < self._min_bytes:
+                self._small.append(tensor.nbytes)
+                packed = _kept(tensor)
+            else:
+                packed = self._take(tensor, tensor.nbytes)
+            took_s = _now() - start_s
+            if isinstance(packed, Kept) or (handle := packed.token.handle).state is State.KEPT:
+                self._counters.staying_s += took_s
+            else:
+                self._counters.leaving_s += took_s
+                handle.took_s += took_s
+            if self._state.chooser is not None:
+                self._state.chooser.packed(tensor, packed, took_s)
+        except BaseException:
+            self._state.interrupted = True
+            raise
+        return packed
+
+    def _take(self, tensor: torch.Tensor, nbytes: int) -> Kept | PackedView:
+        # A strided tensor of no special class, which is large enough to leave.
+        if self._deaths or self._gone or len(self._later) > MOST_LATER or self._state.interrupted:
             self._state.tidy()
         scope, operator = self._scopes.stack[-1], self._scopes.operator
         place = self.book.expected(tensor, scope, operator)
         if place is None:
             place = self._place(tensor, scope, operator)
         if place.recipe.keep is not None:
-            return self._keep_plain(tensor, place.recipe.keep, nbytes)
+            self._counters.keep(place.recipe.keep, nbytes)
+            return _kept(tensor)
         chooser = self._state.chooser
         if chooser is not None and chooser.keeps(tensor, scope.path):
             return self._keep(tensor, "goal")
@@ -130,18 +166,9 @@ class Packer:
         self._counters.keep(reason, bytes_of(tensor))
         return self.pass_through(tensor)
 
-    def _keep_plain(self, tensor: torch.Tensor, reason: str, nbytes: int) -> Kept:
-        # The same for a strided tensor of no special class, with fewer calls: most tensors stay.
-        self._counters.keep(reason, nbytes)
-        if _len_dispatch_modes():  # one of them may record operators
-            return self.pass_through(tensor)
-        try:
-            version = tensor._version  # noqa: SLF001
-            return Kept(tensor if tensor.is_leaf else tensor.detach(), version)
-        except RuntimeError:
-            return self.pass_through(tensor)
-
     def _keep_special(self, tensor: torch.Tensor) -> Kept:
+        if _is_tracing():  # each look at a tensor would be recorded
+            return self._keep(tensor, "tracing")
         part = local_part(tensor)
         if part is not tensor and not is_wrapped(part):
             # A DTensor that stays holds its part: an encoding of that would come on top.
@@ -188,7 +215,7 @@ class Packer:
         # See Note [a tensor that rests].
         if place.shares:
             self._counters.share()
-            return self.pass_through(tensor)
+            return _kept(tensor)
         with self._lock:
             position = self._order.next_position()
         if position == 0:
@@ -230,7 +257,7 @@ class Packer:
         if position == 0:
             self._begin_choices()
         try:
-            token = make_token(tensor, lane)
+            token = make_token(tensor, lane, storage)
         except RuntimeError:  # a storage that is smaller than its tensor says, as FSDP makes them
             return self._keep(tensor, "storage")
         handle = token.handle
@@ -246,7 +273,11 @@ class Packer:
         chooser = self._state.chooser
         if self._remat and decision is None and chooser is None:
             token.remat = self._recomputer.find(tensor, handle, place)
-        self._admit(token, storage)
+        self._state.reclaimer.watch(token)
+        self._counters.admit(handle.raw_nbytes)
+        with self._lock:
+            self._aliases.add(handle, storage)
+            self._order.add(handle, token)
         packed = PackedView(token, tensor)
         if decision is not None and decision.action == "keep":
             # A handle all the same: if it is saved again later it must be found again.
@@ -258,14 +289,6 @@ class Packer:
         if lane.step_bytes is not None:
             lane.hold_step()
         return packed
-
-    def _admit(self, token: Token, storage: torch.UntypedStorage) -> None:
-        handle = token.handle
-        self._state.reclaimer.watch(token)
-        self._counters.admit(handle.raw_nbytes)
-        with self._lock:
-            self._aliases.add(handle, storage)
-            self._order.add(handle, token)
 
     def _share(self, token: Token, tensor: torch.Tensor) -> PackedView:
         if not is_result(tensor):
@@ -281,14 +304,15 @@ class Packer:
         self._pin_first(token)
         if handle.state is State.KEPT and not handle.must_round_trip:
             return token
-        mine = make_token(tensor, lane)
+        storage = tensor.untyped_storage()
+        mine = make_token(tensor, lane, storage)
         mine.handle.pinned = True
         mine.handle.site, mine.handle.step = handle.site, handle.step
         self._state.reclaimer.watch(mine)
         self._counters.admit(mine.handle.raw_nbytes)
         self._counters.stay("saved_again", mine.handle.raw_nbytes)
         with self._lock:
-            self._aliases.add(mine.handle, tensor.untyped_storage())
+            self._aliases.add(mine.handle, storage)
         return mine
 
     def _pin_first(self, token: Token) -> None:
@@ -362,9 +386,10 @@ class Packer:
         if token.remat is not None:
             if self._recomputer.is_worth(token, place, fresh=fresh):
                 token.lane.executor.recompute_later(handle)
+                self._state.reclaimer.release_later(token)
                 return None
             token.remat = None
-        x = flatten(source) if handle.gathered else source
+        x = handle.elements(source)
         codec = self._choose(handle, x, may_keep=token.lane.may_keep, fresh=fresh)
         if codec is None:
             return self._leave_in_place(handle, "does_not_pay")
@@ -397,13 +422,14 @@ class Packer:
             return False
         if choice.action == REMAT and token.remat is not None:
             token.lane.executor.recompute_later(handle)
+            self._state.reclaimer.release_later(token)
             return True
         token.remat = None
         if choice.action in (KEEP, REMAT):
             handle.lossy_ok = False
             self._counters.stay("goal", handle.raw_nbytes)
             return True
-        x = flatten(source) if handle.gathered else source
+        x = handle.elements(source)
         handle.advice = choice.notes
         self._encode(token, x, get_codec(choice.action))
         return True
@@ -414,7 +440,7 @@ class Packer:
         return self._recomputer.seconds(token)
 
     def _candidates(self, handle: Handle, source: torch.Tensor) -> tuple[Candidate, ...]:
-        x = flatten(source) if handle.gathered else source
+        x = handle.elements(source)
         self._choose(handle, x, may_keep=True)
         return handle.advice.candidates if isinstance(handle.advice, Advice) else ()
 

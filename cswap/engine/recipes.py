@@ -89,10 +89,15 @@ class Place:
 
 
 class RecipeBook:
-    """Recipes by position in the step, and by call site. One sequence per thread."""
+    """Recipes by position in the step, and by call site. One sequence per thread.
+
+    Attributes:
+        learned: whether a recipe was made since somebody set this to False.
+    """
 
     def __init__(self, *, by_role: bool) -> None:
         """Args: by_role: tell call sites apart by operators, too."""
+        self.learned = True
         self._by_role = by_role
         self._known: dict[tuple[object, ...], Recipe] = {}
         self._here = _Sequence()
@@ -130,6 +135,7 @@ class RecipeBook:
         if len(self._known) >= MOST_RECIPES:
             self._known.clear()
         self._known[self._key(tensor, recipe.scope, operator)] = recipe
+        self.learned = True
         return self.place(recipe)
 
     def place(self, recipe: Recipe) -> Place:
@@ -148,6 +154,7 @@ class RecipeBook:
 
     def forget(self) -> None:
         """Make every recipe anew."""
+        self.learned = True
         self._known.clear()
         self._here = _Sequence()
 

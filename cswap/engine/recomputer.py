@@ -22,7 +22,6 @@ may take, too.
 from __future__ import annotations
 
 import time
-from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cswap.engine.saved.packed import Kept, PackedView
@@ -79,8 +78,8 @@ class Recomputer:
     def __init__(self, counters: Counters, advisor: Advisor) -> None:
         """Args: counters, advisor: the engine's."""
         self._counters, self._advisor = counters, advisor
-        self._exact = Finder(partial(_depth_of, lossy_ok=False))
-        self._lossy = Finder(partial(_depth_of, lossy_ok=True))
+        self._exact = Finder(_depth_of_exact)
+        self._lossy = Finder(_depth_of)
         self._trials: dict[_Key, Trial] = {}
         self._refused = 0  # trials that disagreed where one had agreed
         self.note_ready: Callable[[Token], None] = lambda _: None
@@ -161,13 +160,13 @@ class Recomputer:
         return trial
 
     def run(self, remat: Remat) -> torch.Tensor:
-        """The tensor's memory, [n] flat, computed again.
+        """The tensor's memory, computed again, with the layout of `Formula.layout`.
 
         Raises:
             RuntimeError: autograd's own, if an input was modified in place since it was saved.
             CorruptEncodingError: an input did not come back as it was stored.
         """
-        return _flat(remat.run(*self._bring(remat, again=True)))
+        return remat.run(*self._bring(remat, again=True))
 
     def _bring(self, remat: Remat, *, again: bool) -> tuple[list[torch.Tensor], bool]:
         # The inputs, and whether they have the bits that they had. again: they will be asked for
@@ -175,7 +174,10 @@ class Recomputer:
         inputs, exact = [], True
         for packed in remat.inputs:
             if isinstance(packed, Kept):
-                inputs.append(packed.unpack())
+                tensor = packed.tensor
+                if packed.version >= 0 and tensor._version != packed.version:  # noqa: SLF001
+                    packed.unpack()  # which raises
+                inputs.append(tensor)
                 continue
             assert isinstance(packed, PackedView)  # see _depth_of
             inputs.append(self._input(packed, again=again))
@@ -200,6 +202,7 @@ class Recomputer:
         try:
             inputs, exact = self._bring(remat, again=False)
             result = _flat(remat.run(inputs, exact))
+            source = token.handle.elements(source)
             agrees = same_bits(result, source) or (not exact and _is_near(result, source))
             if source.is_cuda or not exact or must_agree(lossy=token.handle.lossy_ok):
                 seconds = _estimated(remat, token)
@@ -211,16 +214,24 @@ class Recomputer:
         return Trial(agrees, seconds)
 
 
-def _depth_of(packed: object, *, lossy_ok: bool) -> int | None:
+def _depth_of(packed: object) -> int | None:
+    # See `Finder`.
     if isinstance(packed, Kept):
         return 0
     if not isinstance(packed, PackedView):
         return None
     token = packed.token
-    if token.handle.lossy_ok and not lossy_ok:
-        return None
     remat = token.remat
     return remat.formula.depth if remat is not None and token.handle.recomputed else 0
+
+
+def _depth_of_exact(packed: object) -> int | None:
+    # The same, for a tensor that has to come back exactly: no input may be lossy.
+    if isinstance(packed, Kept):
+        return 0
+    if isinstance(packed, PackedView) and packed.token.handle.lossy_ok:
+        return None
+    return _depth_of(packed)
 
 
 def _is_near(result: torch.Tensor, source: torch.Tensor) -> bool:

@@ -91,7 +91,8 @@ class EngineState:
         with self.lock:
             self.aliases.discard(handle)
             self.order.discard(handle)
-            lane.ready.remove(handle)
+            if lane.ready.waiting:
+                lane.ready.remove(handle)
         limit = self.advisor.limit
         if limit is not None and handle.unpacked and handle.state is State.STORED:
             limit.took(handle.position, handle.raw_nbytes, handle.took_s)

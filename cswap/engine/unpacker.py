@@ -5,11 +5,13 @@ A tensor's way is: handle, memory, view.
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Final
 
 import torch
 
-from cswap.engine.saved.packed import PackedView
+from cswap.engine.saved.packed import Kept, PackedView
+from cswap.engine.saved.reclaim import MOST_LATER
 from cswap.engine.transfer.handle import State
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 NO_BACKWARD: Final = -1
 """torch's number of the backward that runs, while none does."""
 
+_now = time.perf_counter
 _current_backward = torch._C._current_graph_task_id  # noqa: SLF001
 
 
@@ -32,14 +35,41 @@ class Unpacker:
         """Args: state: the engine's; at_end: to be called at the end of every backward."""
         self._state = state
         self._lock, self._order, self._follower = state.lock, state.order, state.follower
-        self._deaths = state.reclaimer.deaths
+        self._deaths, self._later = state.reclaimer.deaths, state.reclaimer.later
+        self._counters = state.counters
         self._at_end = at_end
         state.recomputer.note_ready = self._note_ready
         self._backward = NO_BACKWARD
 
-    def unpack(self, packed: PackedView) -> torch.Tensor:
+    def unpack(self, packed: Kept | PackedView) -> torch.Tensor:
         """See `SwapEngine.unpack`."""
-        if self._deaths or self._state.interrupted:
+        chooser = self._state.chooser
+        if isinstance(packed, Kept):
+            if chooser is not None:
+                chooser.unpacked_kept()
+            version = packed.version
+            if version >= 0 and packed.tensor._version != version:  # noqa: SLF001
+                return packed.unpack()  # which raises; a call for each tensor that stays is saved
+            return packed.tensor
+        try:
+            if chooser is not None:
+                chooser.settle()
+            start_s = _now()
+            tensor = self._bring(packed)
+            took_s = _now() - start_s
+            self._counters.leaving_s += took_s
+            packed.token.handle.took_s += took_s
+            if chooser is not None:
+                chooser.unpacked(packed, tensor, took_s)
+        except Exception:
+            raise
+        except BaseException:
+            self._state.interrupted = True
+            raise
+        return tensor
+
+    def _bring(self, packed: PackedView) -> torch.Tensor:
+        if self._deaths or len(self._later) > MOST_LATER or self._state.interrupted:
             self._state.tidy()
         token = packed.token
         handle, lane = token.handle, token.lane
@@ -57,7 +87,7 @@ class Unpacker:
         with self._lock:
             handle.unpacked += 1
             last = handle.unpacked % (handle.views or 1) == 0
-            if last:
+            if last and lane.ready.waiting:
                 lane.ready.remove(handle)
         if not last:
             if not own:

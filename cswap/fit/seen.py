@@ -18,7 +18,7 @@ WEIGHT: Final = 0.5
 
 @dataclass(slots=True)
 class WayNotes:
-    """Measured outcome of one way at one call site; see `cswap.engine.order.chooser.Notes`.
+    """Measured outcome of one way at one call site; see `cswap.engine.transfer.notes.Notes`.
 
     Attributes:
         nbytes: of the last encoding.

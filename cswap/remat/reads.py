@@ -151,8 +151,16 @@ def read_again(
         if what is What.INPUT:  # most reads
             packed = getattr(node, name).data
             depth, index = found  # type: ignore[misc] # a pair, see `Read`
-            if packed is None or depth_of(packed) != depth or not _is_input(packed, inputs, index):  # type: ignore[has-type]
+            if packed is None or depth_of(packed) != depth:  # type: ignore[has-type]
                 return None
+            if index < len(inputs):  # type: ignore[has-type]
+                if inputs[index] is not packed:  # type: ignore[has-type]
+                    return None
+                continue
+            for known in inputs:
+                if known is packed:
+                    return None
+            inputs.append(packed)
         elif what is What.BELOW:
             below, number = node.next_functions[name]
             if (type(below), number) != found:
@@ -168,17 +176,6 @@ def read_again(
         elif not _same(_LOOKS[what](node, name), found):
             return None
     return inputs, constants
-
-
-def _is_input(packed: object, inputs: list[object], index: int) -> bool:
-    # Whether it has this index among the inputs; a new one is added.
-    if index < len(inputs):
-        return inputs[index] is packed
-    for known in inputs:
-        if known is packed:
-            return False
-    inputs.append(packed)
-    return True
 
 
 def _same(a: Any, b: Any) -> bool:

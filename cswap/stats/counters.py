@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from typing import TYPE_CHECKING
 
 from cswap.log import log
@@ -26,11 +26,16 @@ class Counters:
             next two: a lost summand does no harm.
         staying_s: seconds in the pack hook for tensors that stay.
         beside_s: seconds of workers that encode and decode beside the computation.
+        parameters: bytes of each parameter that was saved and stays. Appended to without the lock,
+            like the next one; `count_kept` counts them.
+        small: bytes of each small tensor that was saved and stays.
     """
 
     def __init__(self) -> None:
         # Workers, backward threads and the computing thread count at the same time.
         self._lock = threading.Lock()
+        self.parameters: deque[int] = deque()
+        self.small: deque[int] = deque()
         self.kept: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
         self.host_is_device = False
         self.fallbacks: Counter[str] = Counter()
@@ -64,6 +69,16 @@ class Counters:
             entry = self.kept[reason]
             entry[0] += 1
             entry[1] += nbytes
+
+    def count_kept(self) -> None:
+        """Count the parameters and the small tensors that were saved since the last call."""
+        with self._lock:
+            for reason, saved in (("parameter", self.parameters), ("small", self.small)):
+                n = len(saved)  # others may append meanwhile
+                self.packed += n
+                entry = self.kept[reason]
+                entry[0] += n
+                entry[1] += sum(saved.popleft() for _ in range(n))
 
     def stay(self, reason: str, nbytes: int, by: int = 1) -> None:
         """Count a packed tensor that stays on the device after all; ``by=-1`` takes this back."""
@@ -214,6 +229,7 @@ class Counters:
 
     def snapshot(self, disk_bytes: int = 0) -> Stats:
         """A snapshot of the current counts."""
+        self.count_kept()
         with self._lock:
             return Stats(
                 packed=self.packed,

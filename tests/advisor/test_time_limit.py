@@ -92,7 +92,7 @@ def test_those_that_save_the_fewest_bytes_for_a_second_stay():
 def test_measured_times_correct_predicted_ones(factor, count):
     steps = Steps(alike(count, LIMIT_S / 100), factor)
     steps.run(6)
-    assert steps.leaving_s <= LIMIT_S
+    assert steps.leaving_s <= LIMIT_S * (1 + 1e-9)  # a sum of rounded numbers
     each_s = factor * LIMIT_S / 100
     assert len(steps.leaving) == count or steps.leaving_s + each_s > 0.9 * LIMIT_S
 

@@ -109,7 +109,7 @@ def test_what_goes_out_comes_back(bench, codec):
     assert [h.state for h in handles] == [State.STORED] * 6
     assert all(h.source is None for h in handles)
     for x, handle in reversed(list(zip(xs, handles, strict=True))):
-        assert same(bench.executor.memory(handle).tensor, x)
+        assert same(bench.executor.memory(handle)[0], x)
     for handle in handles:
         bench.executor.release(handle)
     bench.settle()
@@ -131,7 +131,7 @@ def test_a_large_tensor_goes_in_sections(monkeypatch):
 def test_wanted_before_it_is_out_it_is_not_moved(bench):
     x = values()
     handle = bench.swap_out(x)
-    assert same(bench.executor.memory(handle).tensor, x)
+    assert same(bench.executor.memory(handle)[0], x)
     bench.executor.release(handle)
     bench.settle()
     assert_empty(bench)
@@ -142,7 +142,7 @@ def test_wanted_while_it_waits_for_its_encode_it_stays(monkeypatch):
     monkeypatch.setattr(device, "_start", lambda: True)  # no thread ever
     bench = Bench(device)
     handle = bench.swap_out(values())
-    assert bench.executor.memory(handle).own
+    assert bench.executor.memory(handle)[1]
     assert handle.state is State.KEPT
     assert bench.stats().kept_by_reason == {"wanted_early": 1}
 
@@ -152,7 +152,7 @@ def test_decoded_memory_is_held_for_the_other_views(bench, views, after):
     handle = bench.swap_out(values())
     bench.settle(handle)
     handle.views = views
-    assert same(bench.executor.memory(handle).tensor, values())
+    assert same(bench.executor.memory(handle)[0], values())
     assert handle.state is after
 
 
@@ -169,11 +169,11 @@ def test_a_prefetched_tensor_is_a_hit_and_can_be_fetched_again(bench):
     bench.settle(handle)
     assert bench.executor.prefetch(handle)
     assert not bench.executor.prefetch(handle)
-    assert same(bench.executor.memory(handle).tensor, x)
+    assert same(bench.executor.memory(handle)[0], x)
     bench.settle(handle)
     bench.executor.drop_result(handle)
     assert handle.state is State.STORED
-    assert same(bench.executor.memory(handle).tensor, x)  # retain_graph
+    assert same(bench.executor.memory(handle)[0], x)  # retain_graph
     assert (bench.stats().prefetch_hits, bench.stats().prefetch_misses) == (1, 1)
     bench.executor.release(handle)
     bench.settle()
@@ -186,8 +186,8 @@ def test_what_was_decoded_ahead_is_decoded_once_for_all_that_ask(bench):
     bench.settle(handle)
     bench.executor.prefetch(handle)
     first, second = (bench.executor.memory(handle) for _ in range(2))
-    assert same(second.tensor, x)
-    assert second.tensor.data_ptr() == first.tensor.data_ptr()
+    assert same(second[0], x)
+    assert second[0].data_ptr() == first[0].data_ptr()
     assert (bench.stats().prefetch_hits, bench.stats().prefetch_misses) == (2, 0)
 
 
@@ -195,9 +195,9 @@ def test_decoded_memory_that_a_user_holds_serves_the_next_one_too(bench):
     handle = bench.swap_out(values())
     bench.settle(handle)
     bench.executor.prefetch(handle)
-    held = bench.executor.memory(handle).tensor
+    held = bench.executor.memory(handle)[0]
     bench.executor.drop_result(handle)
-    assert bench.executor.memory(handle).tensor.data_ptr() == held.data_ptr()
+    assert bench.executor.memory(handle)[0].data_ptr() == held.data_ptr()
     assert bench.stats().prefetch_misses == 0
 
 
@@ -285,7 +285,7 @@ def test_a_codec_that_fails_to_encode_gives_way_to_raw(bench, caplog):
     with caplog.at_level(logging.WARNING, logger="cswap"):
         handles = [bench.swap_out(values(i), codec) for i in range(3)]
         bench.settle(*handles)
-    assert all(same(bench.executor.memory(h).tensor, values(i)) for i, h in enumerate(handles))
+    assert all(same(bench.executor.memory(h)[0], values(i)) for i, h in enumerate(handles))
     n_parts = sum(len(h.sections) for h in handles)
     assert bench.stats().fallbacks_by_reason == {"failing:encode": n_parts}
     assert set(bench.stats().by_codec) == {"raw"}
@@ -315,7 +315,7 @@ def test_no_memory_to_decode_into_is_said_and_asked_for_again(bench, monkeypatch
         with pytest.raises(MemoryError, match="swap-in of 20000 bytes: out of memory"):
             bench.executor.memory(handle)
     assert bench.stats().fallbacks_by_reason == {"prefetch": 1}
-    assert same(bench.executor.memory(handle).tensor, values())
+    assert same(bench.executor.memory(handle)[0], values())
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -324,7 +324,7 @@ def test_a_job_that_ends_its_thread_costs_a_fallback_only(workers):
     handles = [bench.swap_out(values(i), Failing("encode", SystemExit())) for i in range(4)]
     while any(h.state is State.LEAVING for h in handles):  # who waits would run the job himself
         time.sleep(0.001)
-    assert all(same(bench.executor.memory(h).tensor, values(i)) for i, h in enumerate(handles))
+    assert all(same(bench.executor.memory(h)[0], values(i)) for i, h in enumerate(handles))
     assert bench.stats().fallbacks == 4
 
 
@@ -335,7 +335,7 @@ def test_queued_jobs_run_even_if_no_worker_is_left(monkeypatch):
     handle = bench.swap_out(values().clone())
     bench.executor.settle(handle)  # the waiter does it
     assert handle.state is State.STORED
-    assert same(bench.executor.memory(handle).tensor, values())
+    assert same(bench.executor.memory(handle)[0], values())
 
 
 def test_host_limit_without_a_disk_keeps_the_tensor(request):
@@ -344,7 +344,7 @@ def test_host_limit_without_a_disk_keeps_the_tensor(request):
         handle = bench.swap_out(values())
         bench.settle(handle)
         assert handle.state is State.KEPT
-        assert same(bench.executor.memory(handle).tensor, values())
+        assert same(bench.executor.memory(handle)[0], values())
         assert bench.stats().fallbacks_by_reason == {"host_limit": 1}
         assert bench.stats().kept_by_reason == {"host_limit": 1}
 
@@ -362,7 +362,7 @@ def test_past_the_host_limit_encodings_go_to_disk_and_come_back(make, disk):
     handles = [bench.swap_out(values(i)) for i in range(3)]
     bench.settle(*handles)
     assert all(h.sections[0].file is not None and h.sections[0].host is None for h in handles)
-    assert all(same(bench.executor.memory(h).tensor, values(i)) for i, h in enumerate(handles))
+    assert all(same(bench.executor.memory(h)[0], values(i)) for i, h in enumerate(handles))
     for handle in handles:
         bench.executor.release(handle)
     bench.settle()
@@ -379,7 +379,7 @@ def test_a_full_disk_keeps_the_tensor(make, disk, monkeypatch):
     handle = bench.swap_out(values())
     bench.settle(handle)
     monkeypatch.undo()
-    assert same(bench.executor.memory(handle).tensor, values())
+    assert same(bench.executor.memory(handle)[0], values())
     assert handle.state is State.KEPT
     assert bench.stats().fallbacks_by_reason == {"disk": 1}
     assert bench.stats().kept_by_reason == {"disk": 1}
@@ -409,7 +409,7 @@ def test_verify_notices_a_changed_byte(make, codec):
 @pytest.mark.parametrize("make", DEVICES.values(), ids=DEVICES)
 def test_verify_lets_pass_what_nobody_has_changed(make, codec):
     bench, handle = settled(make, codec)
-    assert torch.allclose(bench.executor.memory(handle).tensor, values(), atol=0.1)
+    assert torch.allclose(bench.executor.memory(handle)[0], values(), atol=0.1)
 
 
 @pytest.mark.parametrize("codec", ["raw", "bitpack", "zvc"])
@@ -511,7 +511,7 @@ def test_what_another_thread_is_about_to_decode_is_waited_for():
 
     prefetching, _ = in_thread(prefetch)
     assert device.reached.wait(10)
-    asking, found = in_thread(lambda: bench.executor.memory(handle).tensor.clone())
+    asking, found = in_thread(lambda: bench.executor.memory(handle)[0].clone())
     asking.join(0.3)
     assert asking.is_alive()  # not back with memory that nothing has been decoded into
     device.go.set()
@@ -536,7 +536,7 @@ def test_a_decode_that_failed_in_another_thread_is_tried_again(monkeypatch):
     monkeypatch.setattr(bench.device, "allocate", no_memory)
     prefetching, prefetched = in_thread(lambda: bench.executor.prefetch(handle))
     assert reached.wait(10)
-    asking, found = in_thread(lambda: bench.executor.memory(handle).tensor)
+    asking, found = in_thread(lambda: bench.executor.memory(handle)[0])
     gate.set()
     for thread in (prefetching, asking):
         thread.join(10)
@@ -550,9 +550,9 @@ def test_memory_says_whether_it_is_the_tensors_own():
     handle = bench.handle(values())
     own = bench.executor.memory(handle)
     bench.executor.swap_out(handle, handle.source, get_codec("zvc"))
-    assert own.own
+    assert own[1]
     assert handle.source is None  # as another thread may see to while the first one looks at it
-    assert not bench.executor.memory(handle).own
+    assert not bench.executor.memory(handle)[1]
 
 
 def test_a_handle_counts_on_without_its_memory():
@@ -624,7 +624,7 @@ def round_trip(device):
     device.drain()
     for i, handle in enumerate(handles):
         bench.executor.prefetch(handle)
-        memory, expected = bench.executor.memory(handle).tensor, values(i)
+        memory, expected = bench.executor.memory(handle)[0], values(i)
         device.submit(
             lambda _, m=memory, e=expected: right.append(torch.equal(m, e)), role="compute"
         )

@@ -16,23 +16,7 @@ if TYPE_CHECKING:
     from cswap.advisor.cost import Candidate
     from cswap.engine.saved.packed import Kept, PackedView
     from cswap.engine.transfer.handle import Handle
-
-
-class Notes(Protocol):
-    """Takes notes of how the swap of a tensor went."""
-
-    @property
-    def learns(self) -> bool:
-        """Whether the outcome should be noted."""
-        ...
-
-    def note_encoded(self, codec: str, raw_nbytes: int, nbytes: int) -> None:
-        """Note that the tensor was encoded, with the codec that did it."""
-        ...
-
-    def note_round_trip(self, codec: str, device_s: float) -> None:
-        """Note the seconds of encode and decode together."""
-        ...
+    from cswap.engine.transfer.notes import Notes
 
 
 @dataclass(frozen=True, slots=True)

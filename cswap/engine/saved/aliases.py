@@ -169,12 +169,15 @@ def is_result(tensor: torch.Tensor) -> bool:
     return (tensor if base is None else base).grad_fn is not None
 
 
-def make_token(tensor: torch.Tensor, lane: Lane) -> Token:
+def make_token(
+    tensor: torch.Tensor, lane: Lane, storage: torch.UntypedStorage | None = None
+) -> Token:
     """The token of a new handle, in state KEPT, for the region that this tensor is swapped as.
 
     Args:
         tensor: the tensor.
         lane: of its device.
+        storage: its storage, if that is at hand.
 
     Raises:
         RuntimeError: the tensor has no memory, or less than it says.
@@ -186,7 +189,7 @@ def make_token(tensor: torch.Tensor, lane: Lane) -> Token:
         x = torch._neg_view(x)  # noqa: SLF001
     base = tensor._base  # noqa: SLF001
     version = tensor._version  # noqa: SLF001
-    storage = x.untyped_storage()
+    storage = x.untyped_storage() if storage is None else storage
     whole = storage.nbytes()
     if not storage.data_ptr():
         raise RuntimeError("the tensor has no memory")
@@ -194,8 +197,10 @@ def make_token(tensor: torch.Tensor, lane: Lane) -> Token:
     if not dense and x.dim() == IMAGE:
         dense = x.is_contiguous(memory_format=_channels_last)
     if dense and x.nbytes == whole:  # most are
-        token = _flat_token(x, 0, x.numel(), version, lane)
-        token.handle.whole = True
+        meta = _flat_meta(x.dtype, x.numel())
+        handle = Handle(meta, start=0, gathered=False, version=version, raw_nbytes=whole)
+        handle.whole = True
+        token = Token(handle, x, lane)
     else:
         token = _part_token(x, whole, version, lane, is_view=base is not None)
     token.handle.base = weakref.ref(tensor if base is None else base)

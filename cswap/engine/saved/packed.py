@@ -112,7 +112,7 @@ class PackedView:
         saved (then it counts from the start of that part).
 
         Args:
-            memory: of the handle.
+            memory: of the handle, with any layout.
             own: whether it is the memory that the tensor was saved from.
 
         Raises:
@@ -126,7 +126,8 @@ class PackedView:
             if not own:  # counted from the start of the part that was saved
                 offset -= handle.start * memory.element_size() // self.dtype.itemsize
             x = memory if memory.dtype == self.dtype else self._reinterpret(memory)
-            x = x.as_strided(self.sizes, self.strides, offset)
+            if x.shape != self.sizes or x.stride() != self.strides or x.storage_offset() != offset:
+                x = x.as_strided(self.sizes, self.strides, offset)
         if self.conj:
             x = x.conj()
         if self.neg:
@@ -139,9 +140,9 @@ class PackedView:
         return x
 
     def _reinterpret(self, memory: torch.Tensor) -> torch.Tensor:
-        nbytes = memory.numel() * memory.element_size()
-        whole = nbytes // self.dtype.itemsize * self.dtype.itemsize
-        return memory.view(torch.uint8)[:whole].view(self.dtype)
+        flat = memory.as_strided((memory.numel(),), (1,), memory.storage_offset())
+        whole = flat.nbytes // self.dtype.itemsize * self.dtype.itemsize
+        return flat.view(torch.uint8)[:whole].view(self.dtype)
 
 
 def modified_error(tensor: torch.Tensor, sizes: Sequence[int], expected: int) -> RuntimeError:

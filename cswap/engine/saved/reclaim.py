@@ -37,6 +37,10 @@ IDLE_LOOKS: Final = 20
 """Looks without any handle after which it sleeps until there is one."""
 
 
+MOST_LATER: Final = 16
+"""Dead handles without bytes that wait to be released together: one alone finds cold caches."""
+
+
 class Death(weakref.ref[Token]):
     """A weak reference to a token that is put on a list when the token dies.
 
@@ -59,12 +63,14 @@ class Reclaimer:
 
     Attributes:
         deaths: of tokens, to be dealt with by `collect`.
+        later: of tokens whose tensors are computed again; see `release_later`.
     """
 
     def __init__(self, release: Callable[[Handle, Lane], None]) -> None:
         """Args: release: frees all that is left of a handle; may be called twice for one."""
         self._release = release
         self.deaths: deque[weakref.ref[Token]] = deque()
+        self.later: deque[weakref.ref[Token]] = deque()
         self._lock = threading.Lock()
         self._n_born = self._n_released = 0
         _reclaimers.add(self)
@@ -78,6 +84,16 @@ class Reclaimer:
         if not _thread.awake:
             _thread.wake()
 
+    def release_later(self, token: Token) -> None:
+        """Let the token's death wait for up to `MOST_LATER` others: its handle holds no bytes.
+
+        Args:
+            token: it is watched, and its tensor is computed again.
+        """
+        death = Death(token, self.later.append)
+        death.handle, death.lane = token.handle, token.lane
+        token.handle.token = death  # the death before is gone, and its callback with it
+
     @property
     def has_handles(self) -> bool:
         """Whether a handle is alive, or waits to be released."""
@@ -85,16 +101,17 @@ class Reclaimer:
 
     def collect(self) -> None:
         """Release the handles that have died so far."""
-        while self.deaths:
-            with self._lock:  # an interrupt leaves the death where it is: it is dealt with again
-                if not self.deaths:
-                    return
-                death = self.deaths[0]
-                if not isinstance(death, Death):
-                    raise InternalError(f"{death!r} is no death of a token")
-                self._release(death.handle, death.lane)
-                self.deaths.popleft()
-                self._n_released += 1
+        for deaths in (self.deaths, self.later):
+            while deaths:
+                with self._lock:  # an interrupt leaves the death where it is, for the next time
+                    if not deaths:
+                        break
+                    death = deaths[0]
+                    if not isinstance(death, Death):
+                        raise InternalError(f"{death!r} is no death of a token")
+                    self._release(death.handle, death.lane)
+                    deaths.popleft()
+                    self._n_released += 1
 
     @contextmanager
     def paused(self) -> Iterator[None]:

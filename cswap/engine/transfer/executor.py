@@ -38,13 +38,13 @@ from __future__ import annotations
 
 import abc
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import torch
 
 from cswap.advisor.live_costs import REMAT
 from cswap.codecs.base import checked_bound, checked_size
-from cswap.codecs.layout import empty_strided, flatten, torch_dtype, unflatten_into
+from cswap.codecs.layout import empty_strided, torch_dtype, unflatten_into
 from cswap.engine.transfer.handle import ON_DEVICE, State
 from cswap.engine.transfer.resources import Patience
 from cswap.engine.transfer.section import INDICES, Checked
@@ -58,16 +58,9 @@ if TYPE_CHECKING:
     from cswap.engine.transfer.resources import Resources
 
 
-class Memory(NamedTuple):
-    """Where the values of a handle can be read.
-
-    Attributes:
-        tensor: [n] flat; strided if the handle is gathered.
-        own: whether it is the memory that the tensor was saved from.
-    """
-
-    tensor: torch.Tensor
-    own: bool
+Memory: TypeAlias = tuple[torch.Tensor, bool]
+"""Where the values of a handle can be read: memory with any layout, and whether that is the memory
+that the tensor was saved from."""
 
 
 class Ahead(NamedTuple):
@@ -174,18 +167,18 @@ class Executor(abc.ABC):
                 found = self._at_hand(handle)
                 state, event = handle.state, handle.event
             if found is not None:
-                self._device.share(found.tensor)
+                self._device.share(found[0])
                 return found
             if state is State.READY:
                 result = self._ready(handle)
                 if result is not None:
-                    return Memory(result, own=False)
+                    return result, False
             if state is State.STORED:
-                return Memory(self._demand(handle, again=again), own=False)
+                return self._demand(handle, again=again), False
             if state is State.KEPT:
                 result = self._as_decoded(handle)
                 if result is not None:
-                    return Memory(result, own=False)
+                    return result, False
             elif event is not None:
                 self._await(handle, event)
             patience = patience or Patience()
@@ -199,11 +192,11 @@ class Executor(abc.ABC):
         if owner is None:
             return None
         if handle.state is State.KEPT and owner.source is not None and not handle.must_round_trip:
-            return Memory(owner.source, own=True)
+            return owner.source, True
         if handle.last_result is None or handle.state is State.READY:
             return None
         found = handle.recall()
-        return None if found is None else Memory(found, own=False)
+        return None if found is None else (found, False)
 
     def _ready(self, handle: Handle) -> torch.Tensor | None:
         # The memory that a handle in state READY was decoded into; None: look again.
@@ -366,7 +359,7 @@ class Executor(abc.ABC):
         if source is None:
             return None
         out, result = self._allocate(handle)
-        x = flatten(source) if handle.gathered else source
+        x = handle.elements(source)
         for section in handle.sections:
             codec, mine = section.codec, section.of(x)
             bound = checked_bound(codec, mine.dtype, mine.numel())

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
 
+from cswap.codecs.layout import flatten
 from cswap.errors import InternalError
 from cswap.stats.step_trace import SavedTensor
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from cswap.advisor.call_site import Site
     from cswap.devices.base import Event
-    from cswap.engine.order.chooser import Notes
+    from cswap.engine.transfer.notes import Notes
     from cswap.engine.transfer.section import Section
     from cswap.remat.record import Remat
     from cswap.schema.tensor import TensorMeta
@@ -54,9 +55,10 @@ class Owner(Protocol):
     """Owned by the packed views of a handle; owns the tensors, so these go with the last view.
 
     Attributes:
-        source: the tensor's own memory, [n] flat (strided if gathered); None once it is let go.
-        result: decoded memory, [n]; the strided tensor if gathered; None unless it waits for
-            another packed view to be asked for.
+        source: the tensor's own memory, with any layout; `Handle.elements` makes it flat. None once
+            it is let go.
+        result: decoded memory, [n] flat; the strided tensor if gathered or computed again. None
+            unless it waits for another packed view to be asked for.
         remat: how it can be computed again, if it can.
     """
 
@@ -164,6 +166,16 @@ class Handle:
         """See `Owner`."""
         token = self.token()
         return None if token is None else token.source
+
+    def elements(self, source: torch.Tensor) -> torch.Tensor:
+        """The elements of the region, [n] flat; a dense copy if gathered.
+
+        Args:
+            source: the owner's.
+        """
+        if self.gathered:
+            return flatten(source)
+        return source.as_strided(self.meta.sizes, (1,), self.start)
 
     @property
     def counter(self) -> torch.Tensor | None:

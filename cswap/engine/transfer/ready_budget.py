@@ -10,12 +10,16 @@ if TYPE_CHECKING:
 
 
 class ReadyBudget:
-    """Bounds the decoded memory that waits to be asked for (again)."""
+    """Bounds the decoded memory that waits to be asked for (again).
+
+    Attributes:
+        waiting: handles whose decoded memory waits, by their identity; the oldest first.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         """Args: limit_bytes: decoded bytes that may wait."""
         self._limit = limit_bytes
-        self._waiting: OrderedDict[int, Handle] = OrderedDict()
+        self.waiting: OrderedDict[int, Handle] = OrderedDict()
         self._bytes = 0
 
     def fits(self, nbytes: int) -> bool:
@@ -24,21 +28,21 @@ class ReadyBudget:
 
     def add(self, handle: Handle) -> list[Handle]:
         """Count a handle's decoded memory; returns the ones to drop to stay within the limit."""
-        if id(handle) not in self._waiting:
-            self._waiting[id(handle)] = handle
+        if id(handle) not in self.waiting:
+            self.waiting[id(handle)] = handle
             self._bytes += handle.raw_nbytes
         dropped: list[Handle] = []
-        while self._bytes > self._limit and len(self._waiting) > 1:
-            _, oldest = self._waiting.popitem(last=False)
+        while self._bytes > self._limit and len(self.waiting) > 1:
+            _, oldest = self.waiting.popitem(last=False)
             self._bytes -= oldest.raw_nbytes
             dropped.append(oldest)
         return dropped
 
     def remove(self, handle: Handle) -> None:
         """The handle's decoded memory waits no more."""
-        if self._waiting.pop(id(handle), None) is not None:
+        if self.waiting.pop(id(handle), None) is not None:
             self._bytes -= handle.raw_nbytes
 
     def recount(self) -> None:
         """Add up the bytes again, after an interrupt."""
-        self._bytes = sum(handle.raw_nbytes for handle in self._waiting.values())
+        self._bytes = sum(handle.raw_nbytes for handle in self.waiting.values())
