@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from cswap.schema.trace import Trace as Trace
     from cswap.stats.stats import Stats as Stats
 
-__version__: Final = "0.1.0.dev0"
+__version__: Final = "0.1.0"
 
 _EXPORTS: Final = {
     "Codec": "cswap.codecs.base",

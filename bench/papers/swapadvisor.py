@@ -1,7 +1,7 @@
 """SwapAdvisor's figures: share of the ideal throughput at many times the memory of a V100.
 
 As published, any tensor may move, parameters included, and a step is timed by the paper's own
-simulator (`cswap.plan.swapadvisor.anything`); an engine's plans can move less.
+simulator (`cswap.plan.swapadvisor.as_published`); an engine's plans can move less.
 
 The paper's Inception-4 and NasNet-25 are not here: the paper does not give their widened shapes,
 and the zoo has neither network.
@@ -20,7 +20,7 @@ from bench.workloads.zoo import catalogue
 from cswap.plan.estimate import estimate
 from cswap.plan.hardware import load_hardware
 from cswap.plan.simulator.lifetimes import live_bytes
-from cswap.plan.swapadvisor.anything import search_anything
+from cswap.plan.swapadvisor.as_published import search_as_published
 
 if TYPE_CHECKING:
     from torch import nn
@@ -102,7 +102,7 @@ def _row(
 ) -> Row:
     needed = max(live_bytes(trace))
     ideal_s = sum(o.duration_s for o in trace.operators)
-    people = search_anything(trace, hardware, hardware.memory_bytes, time_limit=TIME_LIMIT_S)
+    people = search_as_published(trace, hardware, hardware.memory_bytes, time_limit=TIME_LIMIT_S)
     best = next((one for one in people if not one.over_bytes), None)
     their_gb = ", ".join(f"{name}: {gb} GB" for name, gb in SWAPADVISOR_GB.items())
     why = (

@@ -12,6 +12,7 @@ from bench.ptx.faults import DeadlockError, UndefinedError, UnsupportedError
 from bench.ptx.kernel import SHARED_BASE
 from bench.ptx.memory import ALLOCATED, Space
 from bench.ptx.races import Clock, Races, access, same_target
+from bench.ptx.registers import Registers
 
 if TYPE_CHECKING:
     from bench.ptx.kernel import Node
@@ -46,7 +47,7 @@ class ThreadBlock:
         self._index, self._memory = index, launch.memory
         self._warp = (self.tid >> np.uint32(5)).astype(np.intp)
         self._n_warps = -(-n // 32)
-        self._registers = [values.copy() for values in self._kernel.junk(n)]
+        self._registers = Registers(self._kernel, n)
         self._clock = Clock(self._n_warps)
         self._shared = self._make_shared()
         watched = launch.races
@@ -87,18 +88,6 @@ class ThreadBlock:
         else:
             self._run(unit, at, node, threads)
         return True
-
-    def operand(self, operand: str, threads: Lanes) -> Lanes:
-        """The value of an operand in some threads."""
-        index = self._kernel.names.index.get(operand)
-        if index is None:
-            return np.full(threads.size, int(operand, 0) & 0xFFFFFFFF, np.uint32)
-        return self._registers[index][threads]
-
-    def set(self, register: str, threads: Lanes, value: Any) -> None:
-        """Let a register hold a value in some threads."""
-        if register != "_":
-            self._registers[self._kernel.names.index[register]][threads] = value
 
     # Memory, as the translated blocks call it. i are the threads, or a slice of all.
 
@@ -203,7 +192,7 @@ class ThreadBlock:
         i = slice(None) if threads.size == self.n_threads else threads
         if node.run is None:
             raise UnsupportedError(f"line {node.line}")
-        taken = node.run(self, self._registers, i, threads.size)
+        taken = node.run(self, self._registers.contents, i, threads.size)
         after = at + 1 if node.jump is None else node.jump
         if node.exits:
             self._exited[threads] = True
@@ -244,7 +233,7 @@ class ThreadBlock:
         threads = threads[here]
         if threads.size == 0:
             return
-        exchange(self, node.sync, threads)
+        exchange(self._registers, node.sync, threads)
         self._clock.met[ready] += 1
         if op == "bar.warp.sync":
             self._clock.synced[ready] += 1
@@ -255,7 +244,7 @@ class ThreadBlock:
         assert node.sync is not None
         args = node.sync.args
         mask_arg = args[0] if node.sync.op == "bar.warp.sync" else args[-1]
-        masks = self.operand(mask_arg, threads).astype(np.uint32)
+        masks = self._registers.operand(mask_arg, threads).astype(np.uint32)
         if threads.size % 32 == 0 and (masks == _FULL).all():
             rows = threads.reshape(-1, 32)
             if ((rows[:, 0] & 31) == 0).all() and (rows[:, 31] - rows[:, 0] == 31).all():
@@ -296,7 +285,7 @@ class ThreadBlock:
             what = op.op.split(".")[2]
             value: Any = {"or": bits.any(), "and": bits.all(), "popc": np.uint32(bits.sum())}[what]
             for _, at, threads in arrived:
-                self.set(nodes[at].target or "_", threads, value)
+                self._registers.set(nodes[at].target or "_", threads, value)
         self._clock.epoch += 1
         for unit, at, threads in arrived:
             self._go(unit, at + 1, threads)
@@ -304,7 +293,7 @@ class ThreadBlock:
     def _predicate(self, node: Node, threads: Lanes) -> Lanes:
         assert node.sync is not None
         operand = node.sync.args[-1]
-        found = self.operand(operand.lstrip("!"), threads).astype(bool)
+        found = self._registers.operand(operand.lstrip("!"), threads).astype(bool)
         return ~found if operand.startswith("!") else found
 
     def _check_barrier(self) -> None:

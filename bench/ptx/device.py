@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
+from bench.ptx.grid import run_blocks
 from bench.ptx.kernel import Kernel
 from bench.ptx.launch import Launch, Options
 from bench.ptx.memory import Memory
@@ -143,7 +144,7 @@ class Interpreted(gpu._Launcher):  # noqa: SLF001
         """Launch, and keep the report."""
         self.launched = grid, threads
         launch = Launch(kernel, self.memory, grid, threads, values, self.options)
-        self.reports.append(launch.run())
+        self.reports.append(run_blocks(launch))
 
     def control(self, stream: Any) -> torch.Tensor:
         """See gpu.py: zero between launches."""

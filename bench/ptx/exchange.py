@@ -11,8 +11,8 @@ from bench.ptx.faults import UndefinedError, UnsupportedError
 from bench.ptx.parse import DTYPE
 
 if TYPE_CHECKING:
-    from bench.ptx.block import ThreadBlock
     from bench.ptx.parse import Instruction
+    from bench.ptx.registers import Registers
 
 Lanes = NDArray[Any]
 
@@ -26,7 +26,7 @@ _REDUCE: Final = {
 }
 
 
-def exchange(block: ThreadBlock, i: Instruction, threads: Lanes) -> None:
+def exchange(registers: Registers, i: Instruction, threads: Lanes) -> None:
     """Run one operation for the threads [n], which are in order and meet there.
 
     Raises:
@@ -38,16 +38,16 @@ def exchange(block: ThreadBlock, i: Instruction, threads: Lanes) -> None:
         return
     if kind not in _OPERATIONS:
         raise UnsupportedError(i.text)
-    _OPERATIONS[kind](block, i, threads)
+    _OPERATIONS[kind](registers, i, threads)
 
 
-def _shuffle(block: ThreadBlock, i: Instruction, threads: Lanes) -> None:
+def _shuffle(registers: Registers, i: Instruction, threads: Lanes) -> None:
     mode = i.op.split(".")[2]
     target, _, predicate = i.args[0].partition("|")
     lanes, firsts = threads & 31, threads & ~31
-    value = block.operand(i.args[1], threads)
-    b = block.operand(i.args[2], threads).astype(np.int64) & 31
-    c = block.operand(i.args[3], threads).astype(np.int64)
+    value = registers.operand(i.args[1], threads)
+    b = registers.operand(i.args[2], threads).astype(np.int64) & 31
+    c = registers.operand(i.args[3], threads).astype(np.int64)
     clamp, segment = c & 31, c >> 8 & 31
     low = lanes & segment
     top = low | (clamp & ~segment)
@@ -59,26 +59,26 @@ def _shuffle(block: ThreadBlock, i: Instruction, threads: Lanes) -> None:
     }[mode]
     inside = source >= top if mode == "up" else source <= top
     source = np.where(inside, source, lanes)
-    place = np.full(block.n_threads, -1)
+    place = np.full(registers.n_threads, -1)
     place[threads] = np.arange(threads.size)
-    found = place[np.minimum(firsts + source, block.n_threads - 1)]
+    found = place[np.minimum(firsts + source, registers.n_threads - 1)]
     if (found < 0).any():
         raise UndefinedError(f"{i.line}: shfl reads a lane that takes no part")
-    block.set(target, threads, value[found])
+    registers.set(target, threads, value[found])
     if predicate:
-        block.set(predicate, threads, inside)
+        registers.set(predicate, threads, inside)
 
 
-def _vote(block: ThreadBlock, i: Instruction, threads: Lanes) -> None:
+def _vote(registers: Registers, i: Instruction, threads: Lanes) -> None:
     mode = i.op.split(".")[2]
-    given = block.operand(i.args[1].lstrip("!"), threads).astype(bool)
+    given = registers.operand(i.args[1].lstrip("!"), threads).astype(bool)
     given = ~given if i.args[1].startswith("!") else given
     lanes, firsts = threads & 31, threads & ~31
     n_warps = threads.size // 32
     whole = threads.size % 32 == 0 and (lanes == np.tile(np.arange(32), n_warps)).all()
     if mode == "ballot" and whole:
         bits = np.packbits(given.reshape(-1, 32), axis=1, bitorder="little").view(np.uint32)
-        block.set(i.args[0], threads, np.repeat(bits.ravel(), 32))
+        registers.set(i.args[0], threads, np.repeat(bits.ravel(), 32))
         return
     for first in np.unique(firsts):
         mine = firsts == first
@@ -88,29 +88,29 @@ def _vote(block: ThreadBlock, i: Instruction, threads: Lanes) -> None:
             value = given[mine].any() if mode == "any" else given[mine].all()
         else:
             raise UnsupportedError(i.text)
-        block.set(i.args[0], threads[mine], value)
+        registers.set(i.args[0], threads[mine], value)
 
 
-def _match(block: ThreadBlock, i: Instruction, threads: Lanes) -> None:
+def _match(registers: Registers, i: Instruction, threads: Lanes) -> None:
     if not i.op.startswith("match.any.sync."):
         raise UnsupportedError(i.text)
-    value = block.operand(i.args[1], threads)
+    value = registers.operand(i.args[1], threads)
     lanes, firsts = threads & 31, threads & ~31
     for first in np.unique(firsts):
         for k in np.flatnonzero(firsts == first):
             same = (firsts == first) & (value == value[k])
             bits = np.uint32(sum(1 << int(lane) for lane in lanes[same]))
-            block.set(i.args[0], threads[k : k + 1], bits)
+            registers.set(i.args[0], threads[k : k + 1], bits)
 
 
-def _reduce(block: ThreadBlock, i: Instruction, threads: Lanes) -> None:
+def _reduce(registers: Registers, i: Instruction, threads: Lanes) -> None:
     _, _, what, kind = i.op.split(".")
-    value = block.operand(i.args[1], threads).view(DTYPE[kind])
+    value = registers.operand(i.args[1], threads).view(DTYPE[kind])
     firsts = threads & ~31
     for first in np.unique(firsts):
         mine = firsts == first
         reduced = np.asarray(_REDUCE[what].reduce(value[mine])).astype(value.dtype)
-        block.set(i.args[0], threads[mine], np.atleast_1d(reduced).view(np.uint32)[0])
+        registers.set(i.args[0], threads[mine], np.atleast_1d(reduced).view(np.uint32)[0])
 
 
 _OPERATIONS: Final = {"shfl": _shuffle, "vote": _vote, "match": _match, "redux": _reduce}

@@ -1,4 +1,4 @@
-"""A launch of a kernel: blocks in any order, and notes on them."""
+"""A launch of a kernel: its arguments, its options, and notes on it. `grid.py` runs it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from bench.ptx.block import ThreadBlock
 from bench.ptx.faults import UndefinedError
 from bench.ptx.parse import DTYPE
 
@@ -92,41 +91,7 @@ class Launch:
             for v, size in zip(values, sizes, strict=True)
         ]
         self.races, self.schedule, self.counts = options.races, options.schedule, options.counts
-        self.max_steps, self._order = options.max_steps, options.order
+        self.max_steps, self.order = options.max_steps, options.order
         self.rng = np.random.default_rng(options.seed)
         self.report = Report()
         memory.writer[: memory.top] = 0
-
-    def run(self) -> Report:
-        """Run all blocks."""
-        waiting = list(range(self.grid))
-        if self._order != "sequential":
-            self.rng.shuffle(waiting)
-        with np.errstate(all="ignore"):
-            if self._order == "interleaved":
-                self._interleave([ThreadBlock(self, index) for index in waiting])
-            else:
-                for index in waiting:
-                    block = ThreadBlock(self, index)
-                    while block.step():
-                        pass
-        for where, count in self.memory.unwritten.items():
-            self.report.notes[f"reads unwritten global memory at {where}"] += count
-        self.memory.unwritten.clear()
-        return self.report
-
-    def run_block(self, index: int) -> Report:
-        """Run one block of the grid alone."""
-        block = ThreadBlock(self, index)
-        with np.errstate(all="ignore"):
-            while block.step():
-                pass
-        return self.report
-
-    def _interleave(self, blocks: list[ThreadBlock]) -> None:
-        while blocks:
-            k = int(self.rng.integers(len(blocks)))
-            for _ in range(int(self.rng.integers(1, 12))):
-                if not blocks[k].step():
-                    del blocks[k]
-                    break

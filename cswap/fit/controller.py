@@ -2,7 +2,7 @@
 
 Note [phases]
 ~~~~~~~~~~~~~
-exploring   `EXPLORED` steps with each tensor in its smallest form (watch.py).
+exploring   `EXPLORED` steps with each tensor in its smallest form (goal_chooser.py).
 planning    the same, until a thread beside the training has made the plan (solve.py).
 obeying     the plan; each step is measured, and the next plan corrected by that (correction.py). A
             step of other tensors (drift) is explored again.
@@ -29,11 +29,11 @@ from cswap.errors import ConfigError, GoalError
 from cswap.fit.background import Background
 from cswap.fit.correction import MARGIN, Correction, Look
 from cswap.fit.goal import Asked, Goal, Phase
+from cswap.fit.goal_chooser import GoalChooser
 from cswap.fit.problem import FitPlan, Problem
 from cswap.fit.regions import Regions, RegionTimer
 from cswap.fit.resident import Resident, meter_for
 from cswap.fit.solve import within_bytes, within_time
-from cswap.fit.watch import Watch
 from cswap.log import log
 from cswap.selectors import Selectors
 from cswap.units import show_bytes
@@ -95,7 +95,7 @@ class FitController:
         _check_floor(asked.limit_bytes, self._resident)
         self._meter = meter_for(device, self._resident)
         self._regions = Regions(model, engine.counters)
-        self._watch = Watch(
+        self._chooser = GoalChooser(
             self._begin_step,
             self._regions.used,
             engine,
@@ -117,7 +117,7 @@ class FitController:
         self._measured: int | None = None
         self._steps_s: deque[float] = deque(maxlen=TIMED)
         self._explore()
-        engine.choose_by(self._watch)
+        engine.choose_by(self._chooser)
         # On a CPU: beside the computation, a tensor would be there in both forms for a while.
         engine.run_in_line(in_line=True)
 
@@ -157,7 +157,7 @@ class FitController:
         model = self._model()
         if model is None or not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return
-        step = self._watch.step
+        step = self._chooser.step
         self._regions.used.settle()
         if step.waits:
             return  # the next forward belongs to the same step
@@ -170,7 +170,7 @@ class FitController:
             return
         if self._timer is not None:
             self._timer.begin_step()
-        self._watch.look()
+        self._chooser.look()
 
     def _note(self, step: Step) -> None:
         # The memory and the time of a step that has ended.
@@ -264,21 +264,21 @@ class FitController:
         self._phase, self._since, self._time_share = "exploring", 0, 1.0
         self._correction = Correction()
         self._explored, self._planning = [], None
-        self._watch.exploring, self._watch.inputs_of = True, frozenset()
-        self._watch.forget()
+        self._chooser.exploring, self._chooser.inputs_of = True, frozenset()
+        self._chooser.forget()
         self._stop_timer()
         if self._engine.config.remat:
             excluded = _not_to_recompute(model, self._engine.config)
-            self._timer = RegionTimer(model, excluded, self._watch)
+            self._timer = RegionTimer(model, excluded, self._chooser)
 
     def _pose(self) -> None:
         # The problem of this step, from the explored steps.
         step = self._explored[-1]
-        saved = self._watch.saved(step)
+        saved = self._chooser.saved(step)
         if not saved:
             return
         regions = () if self._timer is None else self._timer.found()
-        self._problem = Problem(saved, regions, in_line=self._watch.unified)
+        self._problem = Problem(saved, regions, in_line=self._chooser.unified)
         self._stop_timer()
         later = self._explored[1:] or self._explored
         self._plain_s = min(max(s.step_s - s.hooks_s, 1e-9) for s in later)
@@ -312,7 +312,7 @@ class FitController:
 
     def _obey(self, plan: FitPlan) -> None:
         self._plan, self._phase, self._since, self._measured = plan, "obeying", 0, None
-        self._watch.obey(plan.decided, plan.regions)
+        self._chooser.obey(plan.decided, plan.regions)
         self._regions.recompute(plan.regions)
         self._engine.renumber()  # tensors that stay have no position
         log.info("fit: %s", self.goal)

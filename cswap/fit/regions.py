@@ -30,8 +30,8 @@ from cswap.ranks import are_several, collectives_so_far
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
+    from cswap.fit.goal_chooser import GoalChooser
     from cswap.fit.seen import SeenTensor
-    from cswap.fit.watch import Watch
     from cswap.stats.counters import Counters
 
 _NORMS: Final = (BatchNorm1d, BatchNorm2d, BatchNorm3d)
@@ -46,15 +46,17 @@ MOST_REGIONS: Final = 256
 class RegionTimer:
     """Measures the forwards of the modules that may be recomputed, until `remove`."""
 
-    def __init__(self, model: torch.nn.Module, excluded: Collection[str], watch: Watch) -> None:
+    def __init__(
+        self, model: torch.nn.Module, excluded: Collection[str], chooser: GoalChooser
+    ) -> None:
         """Begin with the next forward.
 
         Args:
             model: its submodules.
             excluded: paths of those that may not.
-            watch: knows the tensors of the step, and the time in the engine: no forward's.
+            chooser: knows the tensors of the step, and the time in the engine: no forward's.
         """
-        self._watch = watch
+        self._chooser = chooser
         self._model = model
         self._versions = {n: b._version for n, b in model.named_buffers()}  # noqa: SLF001
         self._calls: dict[str, _Calls] = {}
@@ -108,18 +110,18 @@ class RegionTimer:
             calls.in_step += 1
             calls.most_in_step = max(calls.most_in_step, calls.in_step)
             calls.collectives = _collectives()
-            calls.began_s = _now(args) - self._watch.step.hooks_s
+            calls.began_s = _now(args) - self._chooser.step.hooks_s
 
     def _leave(
         self, calls: _Calls, _module: torch.nn.Module, args: tuple[Any, ...], _out: Any
     ) -> None:
         if torch.is_grad_enabled():
-            took_s = _now(args) - self._watch.step.hooks_s - calls.began_s
+            took_s = _now(args) - self._chooser.step.hooks_s - calls.began_s
             calls.shortest_s = min(calls.shortest_s, took_s)
             now = _collectives()
             calls.alone = calls.alone and now is not None and now == calls.collectives
             calls.inputs = [
-                (x.nbytes, self._watch.saved_at(storage.data_ptr()))
+                (x.nbytes, self._chooser.saved_at(storage.data_ptr()))
                 for x in args
                 if (storage := storage_of(x)) is not None
             ]

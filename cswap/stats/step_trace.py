@@ -2,17 +2,15 @@
 
 Exported as a Chrome trace (chrome://tracing, https://ui.perfetto.dev). Recording is off unless
 `SwapEngine.trace` is entered. It costs a few microseconds per job, and memory.
-
-Source of the format: "Trace Event Format", Google, 2016.
 """
 
 from __future__ import annotations
 
-import json
 import threading
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
+
+from cswap import chrome_trace
 
 if TYPE_CHECKING:
     import os
@@ -71,22 +69,14 @@ class Timeline:
 
     def count(self, at_s: float, *, device: int, host: int) -> None:
         """Add the numbers of bytes that the engine holds at this time."""
-        entry = {"ph": "C", "name": "bytes", "ts": 1e6 * at_s, "pid": 1}
+        entry = chrome_trace.count(1, "bytes", at_s, {"device": device, "host": host})
         with self._lock:
-            self._events.append({**entry, "args": {"device": device, "host": host}})
+            self._events.append(entry)
 
     def _add(
         self, name: str, track: Track, start_s: float, end_s: float, about: dict[str, Any]
     ) -> None:
-        entry = {
-            "ph": "X",
-            "name": name,
-            "ts": 1e6 * start_s,
-            "dur": 1e6 * (end_s - start_s),
-            "pid": 1,
-            "tid": TRACKS.index(track) + 1,
-            "args": about,
-        }
+        entry = chrome_trace.span(1, TRACKS.index(track) + 1, name, start_s, end_s, about)
         with self._lock:
             self._events.append(entry)
 
@@ -98,12 +88,8 @@ class Timeline:
         for event in events:
             event["ts"] -= first
         events.sort(key=lambda event: event["ts"])
-        names = [
-            {"ph": "M", "name": "thread_name", "pid": 1, "tid": i, "args": {"name": track}}
-            for i, track in enumerate(TRACKS, 1)
-        ]
-        about = {"format": FORMAT, "version": VERSION}
-        return {"traceEvents": names + events, "displayTimeUnit": "ms", "otherData": about}
+        names = [chrome_trace.lane(1, i, track) for i, track in enumerate(TRACKS, 1)]
+        return chrome_trace.document(names + events, {"format": FORMAT, "version": VERSION})
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the Chrome trace.
@@ -111,4 +97,4 @@ class Timeline:
         Raises:
             OSError: the file cannot be written.
         """
-        Path(path).write_text(json.dumps(self.to_chrome()) + "\n", encoding="utf-8")
+        chrome_trace.save(self.to_chrome(), path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 from contextlib import nullcontext
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ pytest.importorskip("matplotlib")
 from typer.testing import CliRunner
 
 from bench.__main__ import app
+from bench.demo.summary import Row
+from bench.demo.tables import conclusions
 from bench.workloads.lockstep import Lockstep
 
 ROOT = Path(__file__).parents[2]
@@ -63,6 +66,58 @@ def test_rows_hold_every_model_and_mode_with_the_promised_keys(demo):
     for row in document["rows"]:
         assert set(row) >= ROW_KEYS
         assert None not in [row[key] for key in ROW_KEYS]
+
+
+def row(mode, peak_saved_bytes, peak_ratio, step_time_rel, *, bit_equal, model="gpt"):
+    known = {
+        "model": model,
+        "mode": mode,
+        "peak_saved_bytes": peak_saved_bytes,
+        "peak_ratio": peak_ratio,
+        "step_time_rel": step_time_rel,
+        "bit_equal": bit_equal,
+        "fallbacks": 0,
+        "n_steps": 2,
+    }
+    others = [f.name for f in fields(Row) if f.name not in known]
+    return Row(**{**dict.fromkeys(others), **known})
+
+
+def test_the_last_sentence_has_bytes_and_times_beside_checkpointing():
+    rows = [
+        row("off", 10 << 20, 1.0, 1.0, bit_equal=True),
+        row("lossless", 8 << 20, 1.25, 1.049, bit_equal=True),
+        row("remat", 5 << 20, 2.0, 1.1, bit_equal=True),
+        row("int8", 2 << 20, 5.0, 0.99, bit_equal=False),
+        row("checkpoint", 4 << 20, 2.5, 1.31, bit_equal=True),
+    ]
+    assert conclusions(rows) == [
+        (
+            "GPT, 10.0 MiB of saved tensors without: "
+            "with nothing computed again 1.2 times less, every bit equal, at 1.05 times the time; "
+            "with one line 2.0 times less, every bit equal, at 1.10 times the time; "
+            "with int8 5.0 times less, at 0.99 times the time; "
+            "by checkpointing 2.5 times less, at 1.31 times the time."
+        )
+    ]
+
+
+def test_the_last_sentences_leave_out_what_is_not_known():
+    rows = [
+        row("off", 3 << 19, 1.0, 1.0, bit_equal=True, model="cnn"),
+        row("remat", 1 << 20, 1.5, 1.2, bit_equal=False, model="cnn"),  # bits are not claimed
+        row("int8", None, None, None, bit_equal=None, model="cnn"),  # interrupted before
+        row("off", None, None, None, bit_equal=None),
+        row("remat", 1 << 20, None, 1.2, bit_equal=True),
+        row("remat", 1 << 20, 2.0, 1.2, bit_equal=True, model="alone"),  # nothing beside it
+    ]
+    assert conclusions(rows) == [
+        (
+            "CNN, 1.5 MiB of saved tensors without: "
+            "with one line 1.5 times less, at 1.20 times the time."
+        )
+    ]
+    assert conclusions([]) == []
 
 
 def test_lossless_and_checkpoint_have_the_bits_of_off_and_int8_has_not(demo):

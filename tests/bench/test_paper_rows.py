@@ -116,7 +116,7 @@ def test_swapadvisor_is_run_at_a_twelfth_of_the_memory(monkeypatch):
         asked.append(budget_bytes)
         return []
 
-    monkeypatch.setattr(swapadvisor, "search_anything", search)
+    monkeypatch.setattr(swapadvisor, "search_as_published", search)
     (row,) = swapadvisor._twelfth("wresnet152", 64)
     assert asked == [max(live_bytes(trace)) // 12]
     assert (row.published, row.ours, row.published_is) == (None, None, "-")

@@ -435,6 +435,21 @@ def test_golden_files_that_differ_are_found(damage, tmp_path):
         check_golden(codec, tmp_path)
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float8_e5m2", "complex64"])
+def test_a_codec_of_other_dtypes_has_golden_files_of_its_first(dtype, tmp_path):
+    from cswap.testing import check_golden, write_golden
+
+    class Other(Broken):
+        def supports(self, given, device="cpu"):
+            return given in (getattr(torch, dtype), torch.uint8)
+
+    register_codec("broken", Other)
+    codec = get_codec("broken")
+    assert write_golden(codec, tmp_path) == [tmp_path / "broken" / dtype]
+    assert write_golden(codec, tmp_path) == []
+    check_golden(codec, tmp_path)
+
+
 def test_arrays_of_other_libraries_are_encoded_where_they_are():
     array = np.arange(5000, dtype=np.float32).reshape(50, 100)
     codec = get_codec("zvc")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 import shlex
 import subprocess
@@ -15,6 +16,15 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the frameworks' own
+
+
+def test_own_loop(capsys):
+    handle = runpy.run_path(str(EXAMPLES / "own_loop.py"))["handle"]
+    *epochs, shown = capsys.readouterr().out.split("\n", 3)
+    losses = [float(re.fullmatch(r"epoch \d: loss ([\d.]+)", line)[1]) for line in epochs]  # type: ignore[index]
+    assert losses == sorted(losses, reverse=True)
+    assert handle.stats.packed > 0
+    assert shown == f"{handle.stats}\n{handle.engine.explain()[0]}\n"
 
 
 def test_with_trainer(monkeypatch, tmp_path):

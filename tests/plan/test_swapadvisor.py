@@ -20,7 +20,7 @@ from cswap.plan.simulator.lifetimes import live_bytes
 from cswap.plan.simulator.reorder import reordered
 from cswap.plan.swapadvisor import genetic, schedules
 from cswap.plan.swapadvisor import pools as memory
-from cswap.plan.swapadvisor.anything import search_anything
+from cswap.plan.swapadvisor.as_published import search_as_published
 from cswap.plan.swapadvisor.demand import Demand
 from cswap.plan.swapadvisor.genetic import Search
 from cswap.plan.swapadvisor.graph import graph_of
@@ -251,7 +251,7 @@ def test_a_search_ends_no_worse_than_it_began_and_repeats_with_its_seed():
 
 def test_a_tiny_search_of_a_published_kind_reaches_the_ideal():
     trace = with_parameters(4)
-    people = search_anything(trace, MACHINE, 600, time_limit=20, evaluations=600)
+    people = search_as_published(trace, MACHINE, 600, time_limit=20, evaluations=600)
     assert people[0].swaps.overflow_bytes == 0
     assert people[0].swaps.step_s == sum(o.duration_s for o in trace.operators)
 

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from configparser import ConfigParser
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,19 @@ def check_command(words, span):
     options = {o for p in command.params for o in (*p.opts, *p.secondary_opts)}
     words = words[: words.index("--")] if "--" in words else words  # the rest is a script's
     assert {w for w in words if w.startswith("--")} <= {*options, "--help"}, span
+
+
+def test_contributing_has_the_layers_that_are_checked():
+    rules = ConfigParser()
+    rules.read(ROOT / ".importlinter")
+    checked = rules["importlinter:contract:layers"]["layers"].split("\n")
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    block = re.search(r"^    cli > .*?\n\n", text, re.MULTILINE | re.DOTALL)
+    assert block is not None
+    written = block[0].split(">")
+    assert [sorted(re.findall(r"\w+", layer)) for layer in written] == [
+        sorted(re.findall(r"\w+", layer)) for layer in checked if layer
+    ]
 
 
 def test_the_api_page_has_every_public_name_once():

@@ -9,6 +9,7 @@ pytest.importorskip("numba.cuda.extending", reason="numba-cuda is not installed"
 
 from numba import cuda, float32, int32, types
 
+from bench.ptx.grid import run_blocks
 from bench.ptx.kernel import Kernel
 from bench.ptx.launch import Launch, Options
 from bench.ptx.memory import Memory
@@ -48,7 +49,7 @@ def run(function, signature, inputs, dtype, n):
     out = memory.allocate(n * dtype.itemsize)
     kernel = Kernel(compiler.compile_ptx(function, signature, 90, THREADS))
     options = Options(races=False, max_steps=10**8)
-    Launch(kernel, memory, 1, THREADS, [*addresses, out.address, n], options).run()
+    run_blocks(Launch(kernel, memory, 1, THREADS, [*addresses, out.address, n], options))
     return out.data.view(dtype).copy()
 
 

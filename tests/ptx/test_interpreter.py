@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from bench.ptx.faults import DeadlockError, MemoryFaultError, UndefinedError
+from bench.ptx.grid import run_blocks
 from bench.ptx.kernel import Kernel
 from bench.ptx.launch import Launch, Options
 from bench.ptx.memory import Memory
@@ -56,7 +57,7 @@ def run(body, values, **options):
     a.data[:] = given.view(np.uint8)
     kernel = Kernel(TEXT.format(body=body))
     launch = Launch(kernel, memory, 1, given.size, [a.address, b.address], Options(**options))
-    report = launch.run()
+    report = run_blocks(launch)
     return b.data.view(np.uint64).tolist(), report.notes
 
 

@@ -13,7 +13,7 @@ from cswap.devices.sim import SimDevice
 from cswap.engine.engine import SwapEngine
 from cswap.errors import ConfigError
 from cswap.report import timeline as report
-from cswap.stats.step_trace import TRACKS, Timeline
+from cswap.stats.step_trace import TRACKS, SavedTensor, Timeline
 
 pytest.importorskip("typer")
 pytest.importorskip("matplotlib")
@@ -48,6 +48,34 @@ def recorded(tmp_path):
 def spans(path, name):
     events = json.loads(path.read_text())["traceEvents"]
     return [e for e in events if e["ph"] == "X" and e["name"] == name]
+
+
+def test_a_file_is_a_chrome_trace(tmp_path):
+    timeline, tensor = Timeline(), SavedTensor(3, 1, "layers.0")
+    timeline.job("encode", "codec", tensor, (1.25, 1.75), "zvc", 100)
+    timeline.span("wait", tensor, 2.0, 2.5)
+    timeline.count(1.0, device=5, host=6)
+    timeline.save(tmp_path / "step.json")
+    about = '"position": 3, "step": 1, "saved in": "layers.0"'
+    lanes = (
+        f'{{"ph": "M", "name": "thread_name", "pid": 1, "tid": {i}, "args": {{"name": "{name}"}}}}'
+        for i, name in enumerate(TRACKS, 1)
+    )
+    events = (
+        '{"ph": "C", "name": "bytes", "ts": 0.0, "pid": 1, "args": {"device": 5, "host": 6}}',
+        (
+            '{"ph": "X", "name": "encode", "ts": 250000.0, "dur": 500000.0, "pid": 1, "tid": 2, '
+            f'"args": {{"codec": "zvc", "bytes": 100, {about}}}}}'
+        ),
+        (
+            '{"ph": "X", "name": "wait", "ts": 1000000.0, "dur": 500000.0, "pid": 1, "tid": 1, '
+            f'"args": {{{about}}}}}'
+        ),
+    )
+    assert (tmp_path / "step.json").read_text("utf-8") == (
+        f'{{"traceEvents": [{", ".join((*lanes, *events))}], "displayTimeUnit": "ms", '
+        '"otherData": {"format": "cswap-timeline", "version": 1}}\n'
+    )
 
 
 def test_every_encode_and_decode_of_the_step_is_there(recorded):

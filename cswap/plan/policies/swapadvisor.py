@@ -2,7 +2,7 @@
 
 Source: SwapAdvisor, ASPLOS 2020, sections 4-5; see `cswap.plan.swapadvisor`. Here a plan moves only
 saved tensors, once each and uncompressed. The paper moves any tensor, parameters included, as
-`cswap.plan.swapadvisor.anything` does. The search uses the paper's simulator, which has memory
+`cswap.plan.swapadvisor.as_published` does. The search uses the paper's simulator, which has memory
 pools. Then our simulator, which has no pools, evaluates the best schedules and swap sets of the
 search. The best of them is the plan. A schedule that gains less than the share `WORTH` over the
 trace's own order is dropped, because an engine runs the model's own order.

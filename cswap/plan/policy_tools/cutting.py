@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Final
 
 from cswap.plan.simulate import simulate
@@ -26,7 +26,7 @@ def in_sections(problem: Problem, plan: Plan) -> Plan:
         return plan
     cut = replace(plan, decisions={**plan.decisions, **large})
     found = simulate(problem.trace, problem.hardware, cut, problem.budget_bytes)
-    return replace(cut, predicted=predictions(found, found.compute_s))
+    return replace(cut, predicted=predictions(asdict(found), found.compute_s))
 
 
 def rank(plan: Plan) -> tuple[bool, float, float]:

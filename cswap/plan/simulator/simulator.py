@@ -7,7 +7,7 @@ plain Python, slowly.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -19,10 +19,11 @@ from cswap.plan.simulator.tables import build, codec_names
 from cswap.schema.plan import Action, Decision, Plan
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
     from cswap.plan.hardware import Hardware
-    from cswap.plan.simulate import Simulation
     from cswap.plan.simulator.tables import Template
     from cswap.schema.trace import Trace
 
@@ -68,11 +69,16 @@ class RunResult(NamedTuple):
     jobs: int
 
 
-def predictions(result: RunResult | Simulation, compute_s: float) -> dict[str, float]:
-    """The figures that a plan stores as `Plan.predicted`."""
+def predictions(figures: Mapping[str, Any], compute_s: float) -> dict[str, float]:
+    """The figures that a plan stores as `Plan.predicted`.
+
+    Args:
+        figures: the fields of a `RunResult` or of a `Simulation`, which knows this file.
+        compute_s: sum of the operators' durations.
+    """
     names = ("step_s", "peak_bytes", "average_bytes", "host_peak_bytes", "link_bytes")
-    figures = {name: getattr(result, name) for name in names}
-    return {"compute_s": compute_s, "feasible": float(result.feasible)} | figures
+    stored = {name: figures[name] for name in names}
+    return {"compute_s": compute_s, "feasible": float(figures["feasible"])} | stored
 
 
 class Record(NamedTuple):
@@ -247,7 +253,7 @@ class Simulator:
             decisions[saved] = made
         plan = Plan(decisions, policy, self.budget_bytes, self.hardware.name)
         result = self.run(*self.from_plan(plan))
-        predicted = predictions(result, self.compute_s)
+        predicted = predictions(result._asdict(), self.compute_s)
         return replace(plan, predicted=predicted, trace_fingerprint=fingerprint(self.trace))
 
     def _module_of(self, tensor: int) -> str:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from cswap import chrome_trace
 from cswap.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY
 from cswap.plan.simulator.state import R_RECOMPUTE, RESOURCES
 
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
 
     from cswap.plan.simulator.simulator import Record, Simulator
 
-_US: Final = 1e6
 _ROWS: Final = {"compute": 0, "recompute": 0, "encode": 1, "decode": 1, "d2h": 2, "h2d": 3}
 _LANES: Final = ("compute", "codec", "D2H", "H2D")
 _COLOURS: Final = {
@@ -71,35 +69,17 @@ class Timeline:
 
     def chrome_trace(self) -> dict[str, Any]:
         """The timeline in the format of chrome://tracing and Perfetto; times in microseconds."""
-        events: list[dict[str, Any]] = [
-            {"ph": "M", "pid": 0, "tid": row, "name": "thread_name", "args": {"name": lane}}
-            for row, lane in enumerate(_LANES)
-        ]
-        events.extend(
-            {
-                "ph": "X",
-                "pid": 0,
-                "tid": _ROWS[span.resource],
-                "cat": span.resource,
-                "name": span.name,
-                "ts": span.start_s * _US,
-                "dur": (span.end_s - span.start_s) * _US,
-                "args": {"index": span.index, "nbytes": span.nbytes},
-            }
-            for span in self.spans
-        )
+        events = [chrome_trace.lane(0, row, lane) for row, lane in enumerate(_LANES)]
+        for span in self.spans:
+            about = {"index": span.index, "nbytes": span.nbytes}
+            times = span.start_s, span.end_s
+            row = _ROWS[span.resource]
+            events.append(chrome_trace.span(0, row, span.name, *times, about, span.resource))
         for place, values in (("device", self.device_bytes), ("host", self.host_bytes)):
-            events.extend(
-                {
-                    "ph": "C",
-                    "pid": 0,
-                    "name": f"{place} memory",
-                    "ts": time_s * _US,
-                    "args": {"bytes": nbytes},
-                }
-                for time_s, nbytes in zip(self.times_s, values, strict=True)
-            )
-        return {"displayTimeUnit": "ms", "otherData": {"name": self.name}, "traceEvents": events}
+            for time_s, nbytes in zip(self.times_s, values, strict=True):
+                about = {"bytes": nbytes}
+                events.append(chrome_trace.count(0, f"{place} memory", time_s, about))
+        return chrome_trace.document(events, {"name": self.name})
 
     def save_chrome(self, path: str | os.PathLike[str]) -> None:
         """Write the Chrome trace as JSON.
@@ -107,7 +87,7 @@ class Timeline:
         Raises:
             OSError: the file cannot be written.
         """
-        Path(path).write_text(json.dumps(self.chrome_trace()) + "\n", encoding="utf-8")
+        chrome_trace.save(self.chrome_trace(), path)
 
     def save_png(self, path: str | os.PathLike[str]) -> None:
         """Draw device and host bytes over time, and the jobs of each resource.

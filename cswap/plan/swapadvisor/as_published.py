@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cswap.schema.trace import Trace
 
 
-def search_anything(
+def search_as_published(
     trace: Trace,
     hardware: Hardware,
     budget_bytes: int,

@@ -40,7 +40,7 @@ LEAST_RATIO: Final = 1.02
 """A codec that takes off less is no way to hold a tensor, where host memory is device memory."""
 
 
-class Watch:
+class GoalChooser:
     """Tells an engine how to hold each tensor, and sees the result.
 
     Attributes:
@@ -59,7 +59,7 @@ class Watch:
         *,
         unified: bool,
     ) -> None:
-        """Watch from the next step on.
+        """See the steps from the next one on.
 
         Args:
             on_step: called where a forward begins.
