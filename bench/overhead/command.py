@@ -13,10 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from bench.overhead import hook_costs
-from cswap.codecs.base import DEFAULT_KEY
-from cswap.codecs.layout import copy_bytes
-from cswap.codecs.registry import get_codec
+from bench.overhead import hook_costs, swapped
 from cswap.config import SwapConfig
 from cswap.engine.engine import SwapEngine
 from cswap.experiments.files.environment import environment
@@ -30,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 REPEATS: Final = 500
-MIB: Final = 1 << 20
 DEFAULT_OUT: Final = Path("bench/results/cpu/overhead.json")
 VERSION: Final = 2
 """Version of the result file. 1 had no peers and no `rows`."""
@@ -75,43 +71,18 @@ def _ineligible(rounds: int) -> dict[str, float]:
     }
 
 
-def _eligible(codec_name: str, rounds: int) -> dict[str, Timing]:
-    # One 1 MiB tensor out and back, in line; and its kernels and copies alone.
-    codec = get_codec(codec_name)
-    engine = SwapEngine(SwapConfig(workers=0, codec=codec_name, min_bytes=0))
-    x = torch.relu(torch.randn(MIB // 4))
-    out = torch.empty(codec.bound(x.dtype, x.numel()), dtype=torch.uint8)
-    size = codec.encode_flat(x, out, key=DEFAULT_KEY, stream=None)
-    nbytes = size if isinstance(size, int) else size.value()
-    host = torch.empty(nbytes, dtype=torch.uint8)
-
-    def kernels() -> None:
-        if codec.verbatim:
-            copy_bytes(host, x, nbytes)
-        else:
-            codec.encode_flat(x, out, key=DEFAULT_KEY, stream=None)
-            copy_bytes(host, out, nbytes)
-        codec.decode_flat(host, torch.empty_like(x), stream=None)
-
-    def both() -> None:
-        engine.unpack(engine.pack(x))
-
-    repeats = REPEATS // 10
-    return interleaved(
-        {"swap": _repeat(both, repeats), "kernels": _repeat(kernels, repeats)}, rounds=rounds
-    )
-
-
 def _beyond_kernels(rounds: int) -> tuple[dict[str, float], dict[str, dict[str, Timing]]]:
     # Microseconds of a 1 MiB tensor's swap above its kernels and copies, and the timings.
-    raw = {codec: _eligible(codec, rounds) for codec in ("raw", "zvc")}
-    repeats = REPEATS // 10
-    rows = {
-        f"1 MiB by {codec}: beyond its kernels": 1e6
-        * (timings["swap"].median_s - timings["kernels"].median_s)
-        / repeats
-        for codec, timings in raw.items()
+    repeats = max(1, REPEATS // 50)
+    raw = {
+        codec: swapped.measure(codec, rounds=rounds, repeats=repeats, cold_rounds=2 * rounds)
+        for codec in ("raw", "zvc")
     }
+    rows = {}
+    for codec, timings in raw.items():
+        for caches, prefix in (("", ""), (", cold caches", "cold ")):
+            beyond_s = timings[f"{prefix}swap"].median_s - timings[f"{prefix}kernels"].median_s
+            rows[f"1 MiB by {codec}{caches}: beyond its kernels"] = 1e6 * beyond_s
     return rows, raw
 
 

@@ -225,14 +225,16 @@ def test_overhead_measures_peers_beside_cswap(tmp_path, monkeypatch):
 
     monkeypatch.setattr(overhead, "N_THREADS", 1)
     monkeypatch.setattr(overhead, "REPEATS", 10)
-    monkeypatch.setattr(hook_costs, "TENSORS", {"64 B": (16, 5), "1 MiB": (2**18, 2)})
+    monkeypatch.setattr(hook_costs, "TENSORS", {"64 B": (16, 8), "1 MiB": (2**18, 4)})
     out = tmp_path / "overhead.json"
     result = CliRunner().invoke(app, ["overhead", "--quick", "--out", str(out)])
     assert result.exit_code == 0, result.output
     document = json.loads(out.read_text())
     assert document["version"] == 2
-    assert len(document["microseconds"]) == 5  # those of version 1
+    assert len(document["microseconds"]) == 7
     assert set(document["timings"]) == {"raw", "zvc"}
+    for timings in document["timings"].values():
+        assert set(timings) == {"swap", "kernels", "cold swap", "cold kernels"}
     rows = {(row["hooks"], row["tensor"]): row for row in document["rows"]}
     for hooks in ("identity", "save_on_cpu", "cswap raw", "cswap zvc", *PEERS):
         for tensor in ("64 B", "1 MiB"):

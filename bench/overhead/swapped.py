@@ -1,0 +1,134 @@
+"""Time that a tensor's swap takes beyond its kernels and copies, with warm and with cold caches.
+
+A step packs `TENSORS` tensors and unpacks them in the opposite order, as forward and backward do.
+Its kernels and copies alone are done in the same order. With cold caches, more memory than the
+caches hold is written before each call, as a model's own operators do, and only the calls are
+timed.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from cswap.codecs.base import DEFAULT_KEY
+from cswap.codecs.layout import copy_bytes
+from cswap.codecs.registry import get_codec
+from cswap.config import SwapConfig
+from cswap.engine.engine import SwapEngine
+from cswap.experiments.meters.timing import Timing, interleaved, timing_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+TENSORS: Final = 4
+"""Tensors of a step: for as many the engine keeps idle host memory between two steps."""
+
+NUMEL: Final = (1 << 20) // 4
+"""Elements of a tensor: 1 MiB of float32."""
+
+EVICTED_BYTES: Final = 64 << 20
+"""Memory that is written to make the caches cold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way of a step's tensors, out and back.
+
+    Attributes:
+        begin: called before each step.
+        out: takes a tensor and its number in the step.
+        back: takes the object that ``out`` returned.
+    """
+
+    begin: Callable[[], None]
+    out: Callable[[Tensor, int], object]
+    back: Callable[[object], Tensor]
+
+
+def measure(codec: str, *, rounds: int, repeats: int, cold_rounds: int) -> dict[str, Timing]:
+    """Seconds per tensor of 1 MiB: "swap" and "kernels", "cold swap" and "cold kernels".
+
+    Args:
+        codec: its name.
+        rounds: counted rounds with warm caches.
+        repeats: steps per reading of the clock with warm caches.
+        cold_rounds: counted steps with cold caches.
+    """
+    ways = {"swap": _swap(codec), "kernels": _kernels(codec)}
+    tensors = [torch.relu(torch.randn(NUMEL)) for _ in range(TENSORS)]
+    warm = interleaved(
+        {name: _steps(way, tensors, repeats) for name, way in ways.items()}, rounds=rounds
+    )
+    calls = repeats * TENSORS
+    found = {
+        name: Timing(t.median_s / calls, t.low_s / calls, t.high_s / calls)
+        for name, t in warm.items()
+    }
+    evicted = torch.zeros(EVICTED_BYTES // 4)
+    cold: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(cold_rounds):
+        for name, way in ways.items():
+            cold[name].append(_cold_step(way, tensors, evicted) / TENSORS)
+    return found | {f"cold {name}": timing_of(seconds) for name, seconds in cold.items()}
+
+
+def _swap(codec: str) -> Way:
+    engine = SwapEngine(SwapConfig(workers=0, codec=codec, min_bytes=0))
+    return Way(engine.begin_step, lambda x, _: engine.pack(x), engine.unpack)  # type: ignore[arg-type]
+
+
+def _kernels(name: str) -> Way:
+    codec = get_codec(name)
+    out = torch.empty(codec.bound(torch.float32, NUMEL), dtype=torch.uint8)
+    hosts = [torch.empty_like(out) for _ in range(TENSORS)]
+
+    def encode(x: Tensor, n: int) -> Tensor:
+        if codec.verbatim:
+            copy_bytes(hosts[n], x, x.nbytes)
+            return hosts[n]
+        size = codec.encode_flat(x, out, key=DEFAULT_KEY, stream=None)
+        assert isinstance(size, int)  # a CPU knows it at once
+        copy_bytes(hosts[n], out, size)
+        return hosts[n][:size]
+
+    def decode(payload: object) -> Tensor:
+        assert isinstance(payload, torch.Tensor)
+        result = torch.empty(NUMEL)
+        codec.decode_flat(payload, result, stream=None)
+        return result
+
+    return Way(lambda: None, encode, decode)
+
+
+def _steps(way: Way, tensors: list[Tensor], repeats: int) -> Callable[[], None]:
+    def run() -> None:
+        for _ in range(repeats):
+            way.begin()
+            packed = [way.out(x, n) for n, x in enumerate(tensors)]
+            while packed:
+                way.back(packed.pop())
+
+    return run
+
+
+def _cold_step(way: Way, tensors: list[Tensor], evicted: Tensor) -> float:
+    # Seconds of the calls of one step.
+    seconds, packed = 0.0, []
+    way.begin()
+    for n, x in enumerate(tensors):
+        evicted.add_(1)
+        start = time.perf_counter()
+        packed.append(way.out(x, n))
+        seconds += time.perf_counter() - start
+    while packed:
+        evicted.add_(1)
+        start = time.perf_counter()
+        way.back(packed.pop())
+        seconds += time.perf_counter() - start
+    return seconds
