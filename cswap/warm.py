@@ -6,6 +6,7 @@ a container is built.
 
 from __future__ import annotations
 
+import gc
 import signal
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
@@ -99,17 +100,18 @@ def steps(
     if jobs == 1:
         yield from (_compile(name, dtypes) for name in (*names, PROFILER, *planners))
         return
-    # A fork would copy the locks of threads that torch and Numba have started. As an exception,
-    # Ctrl-C would be the result of one part, and the process would go on with the next.
-    with ProcessPoolExecutor(
-        jobs,
-        get_context("spawn"),
-        initializer=signal.signal,
-        initargs=(signal.SIGINT, signal.SIG_DFL),
-    ) as pool:
+    # A fork would copy the locks of threads that torch and Numba have started.
+    with ProcessPoolExecutor(jobs, get_context("spawn"), initializer=_begin_process) as pool:
         longest_first = (*planners, *names, PROFILER)
         for done in as_completed([pool.submit(_compile, name, dtypes) for name in longest_first]):
             yield done.result()
+
+
+def _begin_process() -> None:
+    # As an exception, Ctrl-C would be the result of one part, and the process would go on with the
+    # next. Collecting garbage takes a twelfth of the time, and the process ends soon.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    gc.disable()
 
 
 def _compile(name: str, dtypes: Sequence[torch.dtype]) -> str:

@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 from bench.__main__ import app
 from bench.frameworks import command, models, report
+from bench.frameworks import measure as measuring
 from bench.frameworks.measure import CSWAP, N_SETTLING, WAYS, Counted, measure
 from bench.frameworks.models import QUICK, WORKLOADS, Workload
 
@@ -79,6 +80,8 @@ def workloads(monkeypatch):
     monkeypatch.setenv("CSWAP_WORKERS", "0")
     monkeypatch.setenv("CSWAP_CODEC", "zvc")
     monkeypatch.setattr(command, "N_THREADS", 1)
+    for module in (measuring, command):  # steps before those that count
+        monkeypatch.setattr(module, "N_SETTLING", 2)
 
     def use(**builders):
         packages = {missing: "no_such_package"}

@@ -208,7 +208,11 @@ def by_vectors_and_loops(x, i, mask, dst, back):
     return ends, nonzero, (simd.change_mask(x, i), words.change_loop(x, i, 64))
 
 
-@pytest.mark.parametrize("word", WORDS)
+# A loop over all primitives takes a second to compile per word size; the formats' own tests run the
+# primitives in every size.
+@pytest.mark.parametrize(
+    "word", [pytest.param(w, marks=pytest.mark.slow if w in (2, 8) else ()) for w in WORDS]
+)
 def test_vectors_and_loops_agree(word):
     rng = np.random.default_rng(word)
     for _ in range(100):

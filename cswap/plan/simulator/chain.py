@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cswap.plan.simulator.state import DEAD, DEVICE, DROPPED, LOST_ANCESTOR, TEMP
-from cswap_kernels.jit import njit
+from cswap_kernels.uncounted import inlined
 
 if TYPE_CHECKING:
     from cswap.plan.simulator.state import Tables
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def find_chain(s: Any, g: Tables, k: int) -> None:
     """Write the forward operators to run again before operator k to ``chain``, in order.
 
@@ -50,7 +50,7 @@ def find_chain(s: Any, g: Tables, k: int) -> None:
             s.chained += 1
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def end_again(s: Any, g: Tables) -> None:
     """End a repeated forward operator: keep the outputs that are needed, free the others."""
     k = g.operators[s.repeated].chain

@@ -68,13 +68,13 @@ from cswap.plan.simulator.state import (
     set_speed,
     take,
 )
-from cswap_kernels.jit import njit
+from cswap_kernels.uncounted import inlined
 
 if TYPE_CHECKING:
     from cswap.plan.simulator.state import Tables
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def end_operator(s: Any, g: Tables) -> None:
     """End the step's operator: free dead tensors, queue or drop leaving ones, find a chain."""
     operator, following = g.operators[s.operator], g.operators[s.operator + 1]
@@ -95,7 +95,7 @@ def end_operator(s: Any, g: Tables) -> None:
         take(s, g, 0)
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def _leave(s: Any, g: Tables, p: int) -> None:
     """Let the decision on a position take effect."""
     position = g.positions[p]
@@ -112,13 +112,13 @@ def _leave(s: Any, g: Tables, p: int) -> None:
         s.device_bytes -= tensor.raw_bytes
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def _queue_out(s: Any, g: Tables, p: int) -> None:
     g.positions[s.outs_queued].outs = p
     s.outs_queued += 1
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def end_codec(s: Any, g: Tables) -> None:
     """End an encode or a decode."""
     p = s.codec_job
@@ -138,7 +138,7 @@ def end_codec(s: Any, g: Tables) -> None:
     set_speed(s)
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def end_out(s: Any, g: Tables) -> None:
     """End a D2H copy."""
     position = g.positions[s.out_job]
@@ -155,7 +155,7 @@ def end_out(s: Any, g: Tables) -> None:
     set_link_speed(s)
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def stay(s: Any, g: Tables) -> None:
     """Keep the tensors that the operator that runs next reads and whose raw bytes are here."""
     if s.running or s.drain:
@@ -168,13 +168,13 @@ def stay(s: Any, g: Tables) -> None:
             g.positions[tensor.position].fetched = 1
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def _stayed(g: Tables, p: int) -> bool:
     """Whether a position in a queue of swap-outs leaves no more."""
     return not OUT <= g.tensors[g.positions[p].tensor].status <= SENT
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def start_codec(s: Any, g: Tables, force: bool) -> None:
     """Start the next decode, else the next encode if there is room for it."""
     if s.codec_job >= 0:
@@ -202,7 +202,7 @@ def start_codec(s: Any, g: Tables, force: bool) -> None:
     set_speed(s)
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def start_out(s: Any, g: Tables) -> None:
     """Start the next D2H copy."""
     if s.out_job >= 0:
@@ -223,14 +223,14 @@ def start_out(s: Any, g: Tables) -> None:
     s.out_end_s = s.now_s + g.positions[p].out_s / s.link_speed
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def leaving(s: Any) -> bool:
     """Whether a swap-out is queued or in progress."""
     encoding = s.encodes_begun < s.encodes_queued or (s.codec_job >= 0 and not s.decoding)
     return encoding or s.out_job >= 0 or s.outs_begun < s.outs_queued
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def start_compute(s: Any, g: Tables, force: bool) -> None:
     """Start the next operator if its inputs are on the device and there is room for it."""
     if s.running or (s.drain and leaving(s)):

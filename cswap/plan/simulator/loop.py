@@ -31,7 +31,7 @@ from cswap.plan.simulator.state import (
 )
 from cswap.plan.simulator.swap_ins import end_in, in_bytes, start_in
 from cswap_kernels.jit import njit
-from cswap_kernels.uncounted import uncounted
+from cswap_kernels.uncounted import inlined, uncounted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -41,7 +41,7 @@ _SNAP = 1e-12  # relative: ends that differ only by rounding are one instant
 _SWAP_IN, _SWAP_OUT, _MEMORY, _CODEC = range(4)
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def _start_all(s: Any, g: Tables) -> None:
     stay(s, g)
     start_codec(s, g, False)
@@ -50,12 +50,12 @@ def _start_all(s: Any, g: Tables) -> None:
     start_in(s, g, False)
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def _idle(s: Any) -> bool:
     return not s.running and s.codec_job < 0 and s.out_job < 0 and s.in_job < 0
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def _force(s: Any, g: Tables) -> None:
     """Start one job over the budget, because no job can start within it."""
     start_codec(s, g, True)
@@ -65,7 +65,7 @@ def _force(s: Any, g: Tables) -> None:
         start_compute(s, g, True)
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def _cause(s: Any, g: Tables) -> int:
     """The cause for which the next operator waits."""
     k = next_operator(s, g)
@@ -84,7 +84,7 @@ def _cause(s: Any, g: Tables) -> int:
     return _CODEC if s.codec_job >= 0 else _MEMORY
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def _account(s: Any, g: Tables, passed_s: float) -> None:
     """Add seconds that pass to the exposed seconds of their cause."""
     if s.running:
@@ -103,7 +103,7 @@ def _account(s: Any, g: Tables, passed_s: float) -> None:
         s.codec_s += passed_s
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def _advance(s: Any, g: Tables) -> None:
     """Advance the clock to the next end of a job, and account seconds and bytes."""
     if s.n_samples < len(g.samples):
@@ -117,7 +117,7 @@ def _advance(s: Any, g: Tables) -> None:
     s.now_s = max(end_s, s.now_s)
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def _end_all(s: Any, g: Tables) -> None:
     until_s = s.now_s * (1.0 + _SNAP)
     if s.compute_end_s <= until_s:
@@ -136,7 +136,7 @@ def _end_all(s: Any, g: Tables) -> None:
         end_in(s, g)
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def _chosen(
     s: Any,
     tables: Tables,
@@ -170,7 +170,7 @@ def _chosen(
     )
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def _begin(s: Any, g: Tables) -> None:
     for t in range(len(g.tensors)):
         if g.tensors[t].producer < 0:
@@ -181,7 +181,7 @@ def _begin(s: Any, g: Tables) -> None:
     take(s, g, s.start_bytes)
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def _loop(s: Any, g: Tables) -> None:
     """Simulate the step."""
     g = uncounted(g)  # see Note [uncounted arrays]

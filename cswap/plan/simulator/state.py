@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from cswap_kernels.jit import njit
+from cswap_kernels.uncounted import inlined
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -100,7 +100,7 @@ class Tables(NamedTuple):
     peaks: NDArray[np.int64]
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def take(s: Any, g: Tables, nbytes: int) -> None:
     """Take device bytes; note an excess over the budget. Callers check for room."""
     s.device_bytes += nbytes
@@ -112,7 +112,7 @@ def take(s: Any, g: Tables, nbytes: int) -> None:
         g.peaks[s.operator] = max(g.peaks[s.operator], s.device_bytes)
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def open_span(s: Any, g: Tables, resource: int, index: int) -> int:
     """Begin a span of the timeline; return its row for `close_span`."""
     row: int = s.n_spans
@@ -124,14 +124,14 @@ def open_span(s: Any, g: Tables, resource: int, index: int) -> int:
     return row
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def close_span(s: Any, g: Tables, row: int) -> None:
     """End the span in a row."""
     if row < len(g.spans):
         g.spans[row].end_s = s.now_s
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def set_speed(s: Any) -> None:
     """Set the speed of compute, lower while the codec runs; move the running operator's end."""
     speed = 1.0 if s.codec_job < 0 else 1.0 - s.tax
@@ -141,7 +141,7 @@ def set_speed(s: Any) -> None:
         s.speed = speed
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def set_link_speed(s: Any) -> None:
     """Set the link's speed, lower while both directions are busy; move the copies' ends."""
     speed = s.duplex if s.out_job >= 0 and s.in_job >= 0 else 1.0
@@ -153,7 +153,7 @@ def set_link_speed(s: Any) -> None:
         s.link_speed = speed
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def next_operator(s: Any, g: Tables) -> int:
     """The operator that runs next: of the chain, else of the step."""
     k: int = g.operators[s.repeated].chain if s.repeated < s.chained else s.operator

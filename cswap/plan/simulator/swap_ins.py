@@ -20,13 +20,13 @@ from cswap.plan.simulator.state import (
     set_link_speed,
     take,
 )
-from cswap_kernels.jit import njit
+from cswap_kernels.uncounted import inlined
 
 if TYPE_CHECKING:
     from cswap.plan.simulator.state import Tables
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def start_in(s: Any, g: Tables, force: bool) -> None:
     """Start the next H2D copy if one may start."""
     if s.in_job >= 0 or (s.drain == 2 and leaving(s)):
@@ -44,7 +44,7 @@ def start_in(s: Any, g: Tables, force: bool) -> None:
     s.in_end_s = s.now_s + position.in_s / s.link_speed
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def _next_in(s: Any, g: Tables, force: bool) -> int:
     """The position whose swap-in starts now, or -1."""
     reserve_bytes = 0
@@ -71,7 +71,7 @@ def _next_in(s: Any, g: Tables, force: bool) -> int:
     return -1
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def _wanted_in(s: Any, g: Tables, k: int) -> int:
     """The position of the first input of operator k that is on the host, or -1."""
     for i in range(g.operators[k].inputs, g.operators[k + 1].inputs):
@@ -82,7 +82,7 @@ def _wanted_in(s: Any, g: Tables, k: int) -> int:
     return -1
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def in_bytes(s: Any, g: Tables, p: int) -> int:
     """Device bytes that a swap-in takes: raw, and encoded until they are decoded."""
     position = g.positions[p]
@@ -92,7 +92,7 @@ def in_bytes(s: Any, g: Tables, p: int) -> int:
     return taken_bytes
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def end_in(s: Any, g: Tables) -> None:
     """End an H2D copy."""
     p = s.in_job

@@ -8,7 +8,7 @@ import numpy as np
 
 from cswap.plan.swapadvisor.graph import IN_ITS_GAP
 from cswap_kernels.jit import njit
-from cswap_kernels.uncounted import uncounted
+from cswap_kernels.uncounted import inlined, uncounted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -88,7 +88,7 @@ def scan(g: Tables, s: State, order: _Indices) -> None:
     _repeat(g, s)
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def _users(g: Tables, order: _Indices) -> tuple[_Indices, _Indices]:
     """Positions of each tensor's readers in the schedule, ascending: begins of rows, and rows."""
     # Plain loops: numpy's cumsum and slices would take seconds to compile.
@@ -106,7 +106,7 @@ def _users(g: Tables, order: _Indices) -> tuple[_Indices, _Indices]:
     return at, places
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def _begin(g: Tables, s: State, at: _Indices, places: _Indices) -> None:
     """Place the tensors that exist when the step starts: inputs, and resident parameters."""
     made = np.zeros(len(g.nbytes), np.bool_)
@@ -126,7 +126,7 @@ def _begin(g: Tables, s: State, at: _Indices, places: _Indices) -> None:
                 s.where[t] = CLEAN
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def _take(g: Tables, s: State, t: int, i: int, at: _Indices, places: _Indices) -> float:
     """Take an object for a tensor; return the time at which the object is free."""
     c = g.cls[t]
@@ -148,7 +148,7 @@ def _take(g: Tables, s: State, t: int, i: int, at: _Indices, places: _Indices) -
     return ready_s
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def _victim(g: Tables, s: State, c: int, i: int, at: _Indices, places: _Indices) -> int:
     """The tensor of a class whose next use is furthest in the future, or -1."""
     found, furthest, found_old = -1, -1, False
@@ -168,7 +168,7 @@ def _victim(g: Tables, s: State, c: int, i: int, at: _Indices, places: _Indices)
     return found
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def _leave(g: Tables, s: State, t: int) -> float:
     """Swap a tensor out; return the time at which its object is free."""
     s.held[s.place[t]] = -1
@@ -185,7 +185,7 @@ def _leave(g: Tables, s: State, t: int) -> float:
     return free_s
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def _bring(g: Tables, s: State, t: int, i: int, at: _Indices, places: _Indices) -> float:
     """Swap a tensor in; return the time at which it is on the device."""
     ready_s = _take(g, s, t, i, at, places)
@@ -196,7 +196,7 @@ def _bring(g: Tables, s: State, t: int, i: int, at: _Indices, places: _Indices) 
     return there_s
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def _end(g: Tables, s: State, k: int) -> None:
     """End operator k: mark updated parameters as changed, free tensors without later readers."""
     for j in range(g.in_at[k], g.in_at[k + 1]):
@@ -209,7 +209,7 @@ def _end(g: Tables, s: State, k: int) -> None:
         _touched(g, s, g.out_items[j])
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def _touched(g: Tables, s: State, t: int) -> None:
     s.touched[t] += 1
     s.end_s[t] = s.clock[COMPUTE]
@@ -226,7 +226,7 @@ def _touched(g: Tables, s: State, t: int) -> None:
     s.held[place], s.place[t], s.free_s[place] = -1, -1, s.end_s[t]
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def _repeat(g: Tables, s: State) -> None:
     """Move parameters back to their places at the start of the step."""
     for t in range(len(g.nbytes)):
