@@ -12,6 +12,8 @@ PYTEST := $(BIN)/pytest --timeout 300 -n 2 --dist worksteal $(if $(RECORD),--rec
 # Where kernels have not been compiled yet, as in CI, that is done first, beside mypy: two processes of pytest
 # would both compile most of them. These are what many tests need.
 KERNELS := .cache/numba
+# Tests start dozens of processes: each would compile our sources anew where this is set.
+unexport PYTHONDONTWRITEBYTECODE
 WARM = NUMBA_CACHE_DIR=$(CURDIR)/$(KERNELS) OMP_NUM_THREADS=1 \
 	$(BIN)/cswap warm --jobs 2 expk bitpack csr rle zvc+expk int8
 BESIDE_CHECK = @mkdir -p .cache; \
