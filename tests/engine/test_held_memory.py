@@ -7,6 +7,7 @@ import json
 import statistics
 import sys
 import time
+import weakref
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,22 @@ def test_a_graph_that_is_dropped_without_a_backward_gives_everything_back(worker
         while (counters._device_bytes, counters._host_bytes) != (0, 0):
             assert time.monotonic() < deadline
             time.sleep(reclaim.EVERY_S / 4)
+
+
+def test_the_thread_keeps_no_engine_alive_between_two_looks(monkeypatch):
+    monkeypatch.setattr(reclaim, "_reclaimers", weakref.WeakSet())
+    thread, reclaimers = reclaim._Thread(), [reclaim.Reclaimer(lambda _handle, _lane: None)]
+    gone, waits = weakref.ref(reclaimers[0]), []
+
+    def wait(_seconds: float) -> bool:
+        if waits:  # it has looked once
+            reclaimers.clear()
+        waits.append(gone() is None)
+        return len(waits) > 1
+
+    monkeypatch.setattr(thread._stopping, "wait", wait)
+    thread._run()
+    assert waits == [False, True]
 
 
 def test_encoders_memory_is_gone_when_backward_begins():

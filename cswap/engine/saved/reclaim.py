@@ -156,11 +156,7 @@ class _Thread:
     def _run(self) -> None:
         idle = 0
         while not self._stopping.wait(EVERY_S):
-            busy = False
-            for reclaimer in list(_reclaimers):
-                reclaimer.collect()
-                busy = busy or reclaimer.has_handles
-            idle = 0 if busy else idle + 1
+            idle = 0 if _collect_all() else idle + 1
             if idle > IDLE_LOOKS:
                 # A handle that is born from here on wakes it; one born before is seen below.
                 self._wanted.clear()
@@ -181,6 +177,16 @@ class _Thread:
         self._begin()
         for reclaimer in list(_reclaimers):
             reclaimer.forked()
+
+
+def _collect_all() -> bool:
+    # Whether a handle is alive. A function of its own: its local variable would keep the last
+    # reclaimer, and so an engine, alive until the next look.
+    busy = False
+    for reclaimer in list(_reclaimers):
+        reclaimer.collect()
+        busy = busy or reclaimer.has_handles
+    return busy
 
 
 _reclaimers: weakref.WeakSet[Reclaimer] = weakref.WeakSet()
