@@ -124,7 +124,7 @@ class Packer:
     def _take(self, tensor: torch.Tensor, nbytes: int) -> Kept | PackedView:
         # A strided tensor of no special class, which is large enough to leave.
         if self._deaths or self._gone or len(self._later) > MOST_LATER or self._state.interrupted:
-            self._state.tidy()
+            self._state.tidy(in_step=True)
         scope, operator = self._scopes.stack[-1], self._scopes.operator
         place = self.book.expected(tensor, scope, operator)
         if place is None:
@@ -138,7 +138,7 @@ class Packer:
         observer = self._state.observer
         rest = place.rest
         watched = chooser is not None or observer.seen is not None or self._follower.follows
-        if rest is not None and not watched and rest.lasts(self._order.step):
+        if rest is not None and not watched and self._rests(rest, nbytes):
             return self._leave(tensor, place, rest, nbytes)
         packed = self._pack(tensor, place)
         if observer.seen is not None:
@@ -211,6 +211,13 @@ class Packer:
 
     # ----------------------------------------------------------------- handles
 
+    def _rests(self, rest: Rest, nbytes: int) -> bool:
+        if not rest.lasts(self._order.step):
+            return False
+        # A tensor that the limit no longer keeps leaves at once.
+        limit = self._limit if rest.reason == "slowdown" else None
+        return limit is None or limit.is_kept(rest.position, nbytes)
+
     def _leave(self, tensor: torch.Tensor, place: Place, rest: Rest, nbytes: int) -> Kept:
         # See Note [a tensor that rests].
         if place.shares:
@@ -233,9 +240,9 @@ class Packer:
 
     def _moment(self) -> Moment:
         counters = self._counters
-        return Moment(
-            time.perf_counter(), counters.leaving_s, counters.staying_s, counters.beside_s
-        )
+        counters.count_kept()
+        spent_s = counters.leaving_s, counters.staying_s, counters.beside_s
+        return Moment(time.perf_counter(), *spent_s, counters.packed)
 
     def _pack(self, tensor: torch.Tensor, place: Place) -> Kept | PackedView:
         recipe = place.recipe
@@ -348,8 +355,11 @@ class Packer:
         place.rest, place.shares = None, False
         stays = self._swap_out(token, place, fresh=before is not None)
         if stays is not None and self._may_rest:
-            step = token.handle.step
-            rest = Rest(step + 1, reason=stays) if before is None else before.longer(step, stays)
+            position, step = token.handle.position, token.handle.step
+            if before is None:
+                rest = Rest(step + 1, reason=stays, position=position)
+            else:
+                rest = before.longer(step, stays, position)
             place.rest = token.rest = rest
 
     def _hold_in_window(self, token: Token) -> None:

@@ -98,10 +98,10 @@ class EngineState:
             limit.took(handle.position, handle.raw_nbytes, handle.took_s)
         lane.executor.release(handle)
 
-    def tidy(self) -> None:
-        """Release the dead. After an interrupt, add up again."""
+    def tidy(self, *, in_step: bool = False) -> None:
+        """Release the dead. After an interrupt, add up again. Args: see `Reclaimer.collect`."""
         try:
-            self.reclaimer.collect()
+            self.reclaimer.collect(in_step=in_step)
             if self.resting.gone:
                 self.resting.collect()
             if self.interrupted:

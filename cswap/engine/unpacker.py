@@ -70,7 +70,7 @@ class Unpacker:
 
     def _bring(self, packed: PackedView) -> torch.Tensor:
         if self._deaths or len(self._later) > MOST_LATER or self._state.interrupted:
-            self._state.tidy()
+            self._state.tidy(in_step=True)
         token = packed.token
         handle, lane = token.handle, token.lane
         if handle.modified():

@@ -11,7 +11,7 @@ import cswap
 from cswap.advisor.advisor import NO_TIME, Advisor
 from cswap.advisor.call_site import Site
 from cswap.advisor.live_costs import KEEP
-from cswap.advisor.time_limit import LEAST_S, MEASURED_SHARE, Gain, Moment, TimeLimit
+from cswap.advisor.time_limit import LEAST_S, MEASURED_SHARE, UNSEEN_S, Gain, Moment, TimeLimit
 from cswap.config import SwapConfig
 from cswap.errors import ConfigError
 
@@ -27,10 +27,10 @@ class Steps:
     A tensor that had to stay rests for longer each time, as in the engine.
     """
 
-    def __init__(self, gains, factor=1.0, staying_s=0.0, slowdown=SLOWDOWN):
+    def __init__(self, gains, factor=1.0, staying_s=0.0, slowdown=SLOWDOWN, saved=0):
         self.limit, self.gains = TimeLimit(slowdown), gains
         self.factors = [factor] * len(gains)
-        self.each_staying_s = staying_s
+        self.each_staying_s, self.saved = staying_s, saved
         self.n = 0
         self.now = self.ended = Moment(0.0, 0.0, 0.0, 0.0)
         self.rests = {}  # position: (step of its end, length)
@@ -59,12 +59,13 @@ class Steps:
                 self.limit.look_back()
             self.leaving = [n for n in range(len(self.gains)) if self._leaves(n)]
             spent_s = self.leaving_s + self.each_staying_s
-            at_s, leaving_s, staying_s, beside_s = self.now
+            at_s, leaving_s, staying_s, beside_s, saved = self.now
             self.now = Moment(
                 at_s + STEP_S + spent_s,
                 leaving_s + self.leaving_s,
                 staying_s + self.each_staying_s,
                 beside_s,
+                saved + self.saved,
             )
             if self.leaving:  # only then is the end of backward noticed
                 self.ended = self.now
@@ -103,8 +104,14 @@ def test_the_hooks_of_tensors_that_stay_count():
     assert 0.4 * LIMIT_S < steps.leaving_s <= 0.5 * LIMIT_S
 
 
+def test_saved_tensors_take_time_that_no_hook_sees():
+    steps = Steps(alike(100, LIMIT_S / 50), saved=round(LIMIT_S / 2 / UNSEEN_S))
+    steps.run(6)
+    assert 0.4 * LIMIT_S < steps.leaving_s <= 0.5 * LIMIT_S
+
+
 def test_choices_stay_while_the_time_is_near_the_limit():
-    steps = Steps(alike(100, LIMIT_S / 50))
+    steps = Steps(alike(100, LIMIT_S / 50.5))
     steps.run(6)
     before = steps.leaving
     for factor in (0.95, 1.0, 0.9):

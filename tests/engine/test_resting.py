@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import cswap
+from cswap.advisor.time_limit import TimeLimit
 from cswap.engine.saved.rest import FIRST_STEPS, MOST_STEPS, Rest
 
 OPTIONS: dict[str, Any] = {"min_bytes": 0, "workers": 0, "remat": False}
@@ -132,6 +133,21 @@ def test_a_graph_that_is_dropped_is_counted_off():
         assert handle.stats.device_bytes == x.nbytes
         del loss
         assert handle.stats.device_bytes == 0
+
+
+def test_a_tensor_that_the_limit_no_longer_keeps_leaves_at_once(monkeypatch):
+    monkeypatch.setattr(TimeLimit, "look_back", lambda _: None)  # the choices are this test's
+    model, x = Scaled(), torch.zeros(1 << 16, requires_grad=True)
+    with cswap.install(model, **OPTIONS) as handle:
+        limit = handle.engine.advisor.limit
+        assert limit is not None
+        limit._staying = frozenset({(0, x.nbytes)})
+        for _ in range(FIRST_STEPS + 3):  # the last is in the middle of the second rest
+            model(x).backward()
+        assert handle.stats.swapped == 0
+        limit._staying = frozenset()
+        model(x).backward()
+        assert handle.stats.swapped == 1
 
 
 def test_an_interrupted_count_is_made_again():

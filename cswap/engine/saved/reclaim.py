@@ -99,9 +99,14 @@ class Reclaimer:
         """Whether a handle is alive, or waits to be released."""
         return self._n_born != self._n_released
 
-    def collect(self) -> None:
-        """Release the handles that have died so far."""
-        for deaths in (self.deaths, self.later):
+    def collect(self, *, in_step: bool = False) -> None:
+        """Release the handles that have died so far.
+
+        Args:
+            in_step: in the middle of a step; then those without bytes wait for others.
+        """
+        wait = in_step and len(self.later) <= MOST_LATER
+        for deaths in (self.deaths,) if wait else (self.deaths, self.later):
             while deaths:
                 with self._lock:  # an interrupt leaves the death where it is, for the next time
                     if not deaths:

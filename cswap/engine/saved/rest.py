@@ -7,7 +7,8 @@ steps, too: values, prices and times change slowly. So the place in the step whe
 rests. The tensor that is saved there in the next steps gets no handle, which could be swapped, and
 the advisor is not asked. It is counted, and that is all. After `FIRST_STEPS` it goes the whole way
 again, with a new sample of its values; if it stays then, too, the place rests for twice as many
-steps, up to `MOST_STEPS`.
+steps, up to `MOST_STEPS`. A tensor that the limit no longer keeps ends its rest at once: in the
+first thirty steps, a rest would be most of the time.
 
 A tensor that shares the memory of one that rests has to rest as long: the memory stays for one of
 them, so nothing is gained by swapping the other.
@@ -33,16 +34,18 @@ class Rest:
         since: first step in which it rests.
         steps: for how many.
         reason: for which its tensor stays, a name in `cswap.stats.keep_reasons`.
+        position: number of the tensor in the step, by which the limit knows it.
     """
 
     since: int
     steps: int = FIRST_STEPS
     reason: str = "does_not_pay"
+    position: int = 0
 
     def lasts(self, step: int) -> bool:
         """Whether the place rests in this step."""
         return step < self.since + self.steps
 
-    def longer(self, step: int, reason: str = "does_not_pay") -> Rest:
+    def longer(self, step: int, reason: str = "does_not_pay", position: int = 0) -> Rest:
         """The rest of a place whose tensor stays again."""
-        return Rest(step + 1, min(2 * self.steps, MOST_STEPS), reason)
+        return Rest(step + 1, min(2 * self.steps, MOST_STEPS), reason, position)
