@@ -90,7 +90,8 @@ def test_a_graph_that_is_dropped_without_a_backward_gives_everything_back(worker
 def test_the_thread_keeps_no_engine_alive_between_two_looks(monkeypatch):
     monkeypatch.setattr(reclaim, "_reclaimers", weakref.WeakSet())
     thread, reclaimers = reclaim._Thread(), [reclaim.Reclaimer(lambda _handle, _lane: None)]
-    gone, waits = weakref.ref(reclaimers[0]), []
+    gone = weakref.ref(reclaimers[0])
+    waits: list[bool] = []
 
     def wait(_seconds: float) -> bool:
         if waits:  # it has looked once
