@@ -215,7 +215,7 @@ class Advisor:
         again = candidate(REMAT, nbytes, float(nbytes), device_s + HOOKS_S, price)
         if again.cost_s > (1 - MARGIN) * stay.cost_s:
             return False
-        self._note_gain(kind, position, nbytes, Gain(again.device_s, nbytes))
+        self._note_gain(kind, position, nbytes, Gain(again.device_s, nbytes, _alike(site, REMAT)))
         with self._lock:
             if len(self._recomputed) >= MAX_SITES:
                 self._recomputed.clear()
@@ -421,10 +421,15 @@ class Advisor:
         if stay is not None and best.cost_s > (1 - MARGIN) * stay.cost_s:
             best, why = stay, f"nothing pays by {MARGIN:.0%}"
         best, why = _unless_better(best, why, candidates, memory)
-        gain = Gain(best.device_s, x.nbytes - best.nbytes)
+        gain = Gain(best.device_s, x.nbytes - best.nbytes, _alike(site, best.codec))
         self._note_gain(x.device.type, position, x.nbytes, gain)
         price = costs.price_s_per_byte
         return Explanation(position, site, taken, candidates, best.codec, reason + why, price)
+
+
+def _alike(site: Site, codec: str) -> tuple[str, str, str]:
+    # Layers of a kind save tensors that take the same time.
+    return site.kind, site.producer, codec
 
 
 def _unless_better(

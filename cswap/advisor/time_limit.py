@@ -10,20 +10,23 @@ fit into the limit. If it is far below, some of them leave again.
 
 Predicted times are of warm caches, and too short by a factor that depends on the machine and the
 operator. So the hooks of each tensor are timed as well, and the prediction counts only until the
-tensor has left once. The factor between the measured sum and that over all tensors corrects the
-rest.
+tensor has left once. Tensors that are alike share their measured time: on one that happens to get
+fresh pages from the system, the same operator takes twice as long. The factor between the measured
+sum and that over all tensors corrects the rest.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cswap.advisor.price import STEPS
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from cswap.config import SwapConfig
 
 SLOWDOWN: Final = 1.1
@@ -32,21 +35,21 @@ SLOWDOWN: Final = 1.1
 LEAST_S: Final = 5e-3
 """Swapping may always take this long, in seconds: small models are slow for other reasons."""
 
-MEASURED_SHARE: Final = 0.9
+MEASURED_SHARE: Final = 0.8
 """Share of the slowdown that swapping may take; the rest is for the noise of short measurements."""
 
-UNSEEN_S: Final = 35e-6
+UNSEEN_S: Final = 18e-6
 """Seconds of a saved tensor that no hook of ours sees: hooks of modules, torch's calls of hooks,
 kernels of the model that find the caches cold. On seven models it was 19 to 75 us."""
 
-NEAR: Final = 0.8
+NEAR: Final = 0.85
 """Share of the limit from which all choices stay, so that they do not swing."""
 
 CORRECTIONS: Final = (1.0, 10.0)
 """Smallest and largest factor between the measured and the expected sum: a pause must not count."""
 
-GROWTH: Final = 1.25
-"""Largest factor by which a tensor's measured time grows at once. It may fall by any."""
+GROWTH: Final = 1.1
+"""Largest factor by which a measured time grows at once. It may fall by any."""
 
 MOST_PATIENCE: Final = 64
 """Most look-backs before tensors that had to stay may leave again."""
@@ -86,25 +89,45 @@ class Moment(NamedTuple):
 
 
 @dataclass(slots=True)
+class Measured:
+    """Time of tensors that are alike.
+
+    Attributes:
+        seconds: of one of them in the hooks; None: none of them has left yet.
+    """
+
+    seconds: float | None = None
+
+    def add(self, seconds: float) -> None:
+        """One of them took so many seconds."""
+        before = self.seconds
+        self.seconds = seconds if before is None else min(seconds, GROWTH * before)
+
+
+@dataclass(slots=True)
 class Gain:
     """Time and bytes of one tensor's leaving.
 
     Attributes:
         seconds: as predicted.
         nbytes: raw bytes less those held.
+        alike: equal for tensors that take the same time if they have as many bytes; None: unlike
+            all others.
         used: number of the last step in which the tensor could have left.
-        took_s: seconds in the hooks, measured; None: the tensor has not left yet.
+        measured: time of those that are alike.
     """
 
     seconds: float
     nbytes: float
+    alike: Hashable = None
     used: int = 0
-    took_s: float | None = None
+    measured: Measured = field(default_factory=Measured)
 
     @property
     def expected_s(self) -> float:
         """Seconds that it will take."""
-        return self.seconds if self.took_s is None else self.took_s
+        measured_s = self.measured.seconds
+        return self.seconds if measured_s is None else measured_s
 
 
 _Key = tuple[int, int]
@@ -121,6 +144,7 @@ class TimeLimit:
         """Args: slowdown: longest step over that without cswap, at least 1."""
         self._share = MEASURED_SHARE * (slowdown - 1)
         self._gains: dict[_Key, Gain] = {}  # of tensors that are worth their time
+        self._measured: dict[tuple[int, Hashable], Measured] = {}  # by bytes and what is alike
         self._staying: frozenset[_Key] = frozenset()
         self._factor = 1.0  # the measured sum over the expected one
         self._patience = self._wait = 0  # look-backs before tensors may leave again
@@ -155,15 +179,14 @@ class TimeLimit:
             self._gains.pop(key, None)
         elif known is not None or len(self._gains) < MOST_TENSORS:
             gain.used = self._n_steps
-            gain.took_s = None if known is None else known.took_s
+            gain.measured = self._measured_of(key, gain.alike)
             self._gains[key] = gain
 
     def took(self, position: int, nbytes: int, seconds: float) -> None:
         """A tensor has left and come back. Args: seconds: in its hooks."""
         gain = self._gains.get((position, nbytes))
         if gain is not None:
-            before = gain.took_s
-            gain.took_s = seconds if before is None else min(seconds, GROWTH * before)
+            gain.measured.add(seconds)
 
     def keeps(self, position: int, nbytes: int) -> bool:
         """Whether this tensor, which could leave now, has to stay."""
@@ -223,8 +246,16 @@ class TimeLimit:
     def forget(self) -> None:
         """No tensor has to stay, until steps are looked back at again."""
         self._gains.clear()
+        self._measured.clear()
         self._steps.clear()
         self._staying = frozenset()
+
+    def _measured_of(self, key: _Key, alike: Hashable) -> Measured:
+        position, nbytes = key
+        kind = nbytes, position if alike is None else alike
+        if len(self._measured) >= MOST_TENSORS and kind not in self._measured:
+            return Measured()
+        return self._measured.setdefault(kind, Measured())
 
     def _may_change(self, *, exceeds: bool) -> bool:
         # Tensors that left again and took too long wait longer each time.
