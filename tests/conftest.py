@@ -199,6 +199,13 @@ def pytest_configure(config: pytest.Config) -> None:
         pytest.exit(f"GPU tests were asked for, but there is no CUDA device: {reason}", 2)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Sweeps make thousands of tests, all slow, of lists that take seconds to import."""
+    if collection_path.name.endswith("_sweeps.py") and "not slow" in config.option.markexpr:
+        return True
+    return None
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection() -> Generator[None, Any, Any]:
     """What is imported stays: looking for garbage in it, again and again, takes seconds."""

@@ -19,7 +19,7 @@ from bench.pages.folding import folded
 from bench.pages.versions import versions_table
 from bench.papers.report import HEADINGS, networks, summary
 from cswap.experiments.codecs import tables as codec_report
-from cswap.experiments.files.committed import RESULTS, ROOT
+from cswap.experiments.files.committed import RESULTS, ROOT, NotReadError, is_given
 from cswap.experiments.files.committed import as_markdown as _markdown
 from cswap.experiments.files.committed import load as _load
 from cswap.experiments.files.committed import where as _where
@@ -156,6 +156,8 @@ def paper_networks_table() -> str:
 
 def results_table() -> str:
     """Every committed result file with the command that made it."""
+    if is_given():
+        raise NotReadError("all")  # a table of no single file
     rows = []
     for path in sorted(RESULTS.parent.rglob("*.json")):
         e = read_object(path, "file").get("environment", {})

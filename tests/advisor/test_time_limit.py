@@ -298,7 +298,7 @@ def train(slowdown, monkeypatch, steps=14):
     """Statistics and explanation of steps that would like to swap for longer than they may."""
     monkeypatch.setattr("cswap.advisor.time_limit.LEAST_S", 0.0)
     torch.manual_seed(0)
-    layers = [torch.nn.Sequential(torch.nn.Linear(64, 64), Sparse()) for _ in range(12)]
+    layers = [torch.nn.Sequential(torch.nn.Linear(64, 64), Sparse()) for _ in range(6)]
     model = torch.nn.Sequential(*layers)
     x = torch.randn(1 << 13, 64)
     with cswap.install(model, slowdown=slowdown, remat=False, workers=0) as handle:
@@ -318,7 +318,7 @@ def test_an_engine_keeps_the_limit(monkeypatch):
     assert all(map(torch.equal, gradients, same))
 
 
-def gelus(layers=8):
+def gelus(layers=4):
     torch.manual_seed(0)
     pairs = [(torch.nn.Linear(64, 64), torch.nn.GELU()) for _ in range(layers)]
     return torch.nn.Sequential(*(module for pair in pairs for module in pair))

@@ -1,0 +1,52 @@
+"""Every differentiable operator with more codecs, dtypes and samples than in `test_opinfo.py`.
+
+Not collected where slow tests are deselected, see `pytest_ignore_collect` in conftest.py.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+import pytest
+
+from cswap.advisor.advisor import Advisor
+from cswap.testing import operators
+
+pytest.importorskip("expecttest", reason="PyTorch's operator tests need expecttest")
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
+
+CASES = operators.operator_cases("cpu")
+ONE_DTYPE = [
+    (by_dtype := list(cases))[i % len(by_dtype)]
+    for i, (_, cases) in enumerate(groupby(CASES, key=lambda case: case.op))
+]
+"""One case per operator."""
+
+CODECS = operators.lossless_codecs("cpu")
+
+
+@pytest.mark.parametrize("case", ONE_DTYPE, ids=str)
+def test_gradients_are_bit_equal_with_every_codec(case):
+    skip(case)
+    codecs_of = operators.rotating(CODECS, case.dtype)
+    operators.check_operator(case, "cpu", codecs_of, operators.SAMPLES)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_gradients_are_bit_equal_in_the_full_product(case):
+    skip(case)
+    operators.check_operator(case, "cpu", lambda _: ("auto", *CODECS))
+
+
+@pytest.mark.parametrize("case", ONE_DTYPE, ids=str)
+def test_gradients_are_bit_equal_if_all_that_can_be_is_computed_again(case, monkeypatch):
+    skip(case)
+    monkeypatch.setattr(Advisor, "recomputes", lambda *_: True)
+    operators.check_operator(case, "cpu", lambda _: ("raw",))
+
+
+def skip(case):
+    """Skip an operator that is not run."""
+    if case.skipped:
+        pytest.skip(case.skipped)
