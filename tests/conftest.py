@@ -36,8 +36,8 @@ _CACHE = tempfile.TemporaryDirectory(prefix="cswap-tests-")
 os.environ["CSWAP_CACHE_DIR"] = _CACHE.name
 os.environ["CSWAP_CALIBRATE"] = "0"
 
-# Compiling makes millions of objects that live: looking for garbage each time that there are 700 new
-# ones takes a seventh of the tests' time.
+# Compiling makes millions of objects that live: looking for garbage each time that there are 700
+# new ones takes a seventh of the tests' time.
 gc.set_threshold(50_000, 20, 20)
 
 # Started in the background (nohup, a CI agent), Python ignores Ctrl-C, and so would every program
