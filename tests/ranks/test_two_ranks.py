@@ -14,7 +14,15 @@ pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available(), reason="this torch has no torch.distributed"
 )
 
-QUICK = ("ddp", "lossy, forced", "guarded", "gathered")
+QUICK = (
+    "ddp",
+    "fsdp2",
+    "tensor parallel",
+    "pipeline, 1f1b",
+    "lossy, forced",
+    "guarded",
+    "gathered",
+)
 """Cases that share the one pair of processes of `make test`."""
 
 SLOW = (
@@ -22,13 +30,10 @@ SLOW = (
     "ddp, accumulated",
     "ddp, static graph",
     "ddp, unused parameters",
-    "fsdp2",
     "fsdp2, installed before",
     "fsdp2, not resharded",
-    "tensor parallel",
     "tensor parallel, installed before",
     "pipeline, gpipe",
-    "pipeline, 1f1b",
     "lossy, chosen",
     "rounded alike",
     "rounded by rank",
