@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from _pytest.doctest import DoctestModule
 from hypothesis import settings
 
 if TYPE_CHECKING:
@@ -57,8 +56,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 # Compilation on first use would break any deadline; CI repeats a red run exactly. The Makefile
 # chooses `all` for test-all.
 CI = bool(os.environ.get("CI"))
-settings.register_profile("dev", max_examples=8, deadline=None)
-settings.register_profile("ci", max_examples=8, deadline=None, derandomize=True)
+settings.register_profile("dev", max_examples=12, deadline=None)
+settings.register_profile("ci", max_examples=12, deadline=None, derandomize=True)
 settings.register_profile("all", max_examples=50, deadline=None, derandomize=CI)
 settings.register_profile("nightly", max_examples=2000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if CI else "dev"))
@@ -209,15 +208,6 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if collection_path.name.endswith("_sweeps.py") and "not slow" in config.option.markexpr:
         return True
     return None
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_collect_file(file_path: Path) -> Generator[None, Any, Any]:
-    """Do not look for doctests, object by object, in files that have none."""
-    found = yield
-    if ">>>" in file_path.read_text("utf-8", errors="replace"):
-        return found
-    return [one for one in found if not isinstance(one, DoctestModule)]
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -1,6 +1,6 @@
 """Every CUDA kernel's logic against its CPU twin, in Numba's CUDA simulator.
 
-By default only the profiler's kernel: tests/ptx runs the machine-independent code of all others,
+By default only the profiler's kernel: tests/ptx runs the machine-independent code of the others,
 which is faster and sees more. The simulator shows where in the Python code something goes wrong.
 Numba reads NUMBA_ENABLE_CUDASIM when it is imported, so each file runs in a process of its own.
 """

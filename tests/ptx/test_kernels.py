@@ -24,9 +24,9 @@ ALONE = [name for name in TARGETS if "+" not in name and ":" not in name]
 TOGETHER = "zvc+int8"
 """Its kernels compile faster than those of zvc+expk. The slow tests run all compositions."""
 
-ELSEWHERE = ("zvc", "int8", "fp16", "expk", "zfp")
+ELSEWHERE = ("zvc", "int8", "fp16", "zfp")
 """Formats left to the slow tests, as two kernels each take seconds to compile: zvc and int8 run as
-parts of `TOGETHER`, fp16 is the kernel of bf16 with another argument; expk and zfp take longest.
+parts of `TOGETHER`, fp16 is the kernel of bf16 with another argument, and zfp takes five seconds.
 """
 
 USUALLY = [
