@@ -40,7 +40,8 @@ MEASURED_SHARE: Final = 0.8
 
 UNSEEN_S: Final = 18e-6
 """Seconds of a saved tensor that no hook of ours sees: hooks of modules, torch's calls of hooks,
-kernels of the model that find the caches cold. On seven models it was 19 to 75 us."""
+kernels of the model that find the caches cold. On seven models it was 19 to 75 us: this is the part
+that all have, and what `MEASURED_SHARE` leaves has to do for the rest."""
 
 NEAR: Final = 0.85
 """Share of the limit from which all choices stay, so that they do not swing."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -82,6 +83,12 @@ def operator_cases(device: str) -> list[Case]:
         for dtype in DTYPES
         if op.supports_autograd and op.supports_dtype(dtype, device)
     ]
+
+
+def one_case_each(device: str) -> list[Case]:
+    """One of `operator_cases` per operator, the dtypes in turn over the operators."""
+    by_operator = [list(cases) for _, cases in groupby(operator_cases(device), lambda c: c.op)]
+    return [cases[i % len(cases)] for i, cases in enumerate(by_operator)]
 
 
 def lossless_codecs(device: str) -> tuple[str, ...]:

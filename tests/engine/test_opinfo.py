@@ -8,7 +8,6 @@ operators. `test_opinfo_sweeps.py` has the other combinations, and a test for ea
 from __future__ import annotations
 
 from functools import cache
-from itertools import groupby
 
 import pytest
 
@@ -27,10 +26,8 @@ CODECS = operators.lossless_codecs("cpu")
 
 @cache
 def cases():
-    """One case per operator. Torch's list of them takes seconds to import: not at collection."""
-    found = operators.operator_cases("cpu")
-    by_operator = [list(cases) for _, cases in groupby(found, key=lambda case: case.op)]
-    return [of_one[i % len(of_one)] for i, of_one in enumerate(by_operator)]
+    """One per operator. Torch's list of operators takes seconds to import: not at collection."""
+    return operators.one_case_each("cpu")
 
 
 @pytest.mark.parametrize("part", range(PARTS))

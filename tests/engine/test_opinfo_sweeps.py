@@ -5,8 +5,6 @@ Not collected where slow tests are deselected, see `pytest_ignore_collect` in co
 
 from __future__ import annotations
 
-from itertools import groupby
-
 import pytest
 
 from cswap.advisor.advisor import Advisor
@@ -17,16 +15,12 @@ pytest.importorskip("expecttest", reason="PyTorch's operator tests need expectte
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 
 CASES = operators.operator_cases("cpu")
-ONE_DTYPE = [
-    (by_dtype := list(cases))[i % len(by_dtype)]
-    for i, (_, cases) in enumerate(groupby(CASES, key=lambda case: case.op))
-]
-"""One case per operator."""
+ONE_EACH = operators.one_case_each("cpu")
 
 CODECS = operators.lossless_codecs("cpu")
 
 
-@pytest.mark.parametrize("case", ONE_DTYPE, ids=str)
+@pytest.mark.parametrize("case", ONE_EACH, ids=str)
 def test_gradients_are_bit_equal_with_every_codec(case):
     skip(case)
     codecs_of = operators.rotating(CODECS, case.dtype)
@@ -39,7 +33,7 @@ def test_gradients_are_bit_equal_in_the_full_product(case):
     operators.check_operator(case, "cpu", lambda _: ("auto", *CODECS))
 
 
-@pytest.mark.parametrize("case", ONE_DTYPE, ids=str)
+@pytest.mark.parametrize("case", ONE_EACH, ids=str)
 def test_gradients_are_bit_equal_if_all_that_can_be_is_computed_again(case, monkeypatch):
     skip(case)
     monkeypatch.setattr(Advisor, "recomputes", lambda *_: True)
