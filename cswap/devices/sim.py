@@ -60,7 +60,10 @@ class SimEvent:
 
 
 class SimDevice(Device):
-    """Runs jobs in any order that the contract allows, one choice after the other by seed."""
+    """Runs jobs in any order that the contract allows, one choice after the other by seed.
+
+    Not thread-safe: an engine on it must not be visited by the thread that releases handles.
+    """
 
     unified = False
     overlaps = True

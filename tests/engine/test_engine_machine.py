@@ -15,6 +15,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from cswap.config import SwapConfig
 from cswap.devices.sim import SimDevice
 from cswap.engine.engine import SwapEngine
+from cswap.engine.saved import reclaim
 from cswap.engine.transfer import section as section_module
 
 CODECS = ("raw", "zvc", "expk", "auto")
@@ -44,6 +45,8 @@ class EngineMachine(RuleBasedStateMachine):
         self.device = SimDevice(seed, eager=True, section_bytes=512 if sections else None)
         config = SwapConfig(codec=codec, keep_last=keep_last, min_bytes=0)
         self.engine = SwapEngine(config, device=self.device)
+        # The device is for one thread: handles are released by the engine's calls alone.
+        reclaim._reclaimers.discard(self.engine._state.reclaimer)
 
     @staticmethod
     def make_one(n, zeros, seed):
