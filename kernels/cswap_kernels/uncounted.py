@@ -19,12 +19,8 @@ from numba.extending import intrinsic, overload
 
 from cswap_kernels.jit import njit
 
-inlined = njit(
-    cache=True, nogil=True, forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True
-)
-"""Compiles functions of such a loop. Only compiled code can call them: a call from Python crashes.
-Numba's wrappers for other callers, into which it inlines everything again, would take a third of
-the time to compile."""
+inlined = njit(nogil=True, forceinline=True)
+"""Compiles functions of such a loop."""
 
 _Arrays = TypeVar("_Arrays", bound="tuple[Any, ...]")
 
