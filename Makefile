@@ -8,21 +8,11 @@ STAMP := .venv/.installed
 # RECORD=docs/tested-versions.json adds a row on this environment to the table of versions.
 RECORD ?=
 PYTEST := $(BIN)/pytest --timeout 300 -n 2 --dist worksteal $(if $(RECORD),--record-versions $(RECORD))
-# mypy, 40 seconds of a core from a cold start, runs beside the tests; its report follows theirs.
-# Where kernels have not been compiled yet, as in CI, that is done first, beside mypy: two processes of pytest
-# would both compile most of them. These are what many tests need.
-KERNELS := .cache/numba
+# Kernels that many tests need are compiled before the tests: two processes of pytest would both
+# compile most of them.
+WARMED := .cache/numba/.warm
 # Tests start dozens of processes: each would compile our sources anew where this is set.
 unexport PYTHONDONTWRITEBYTECODE
-WARM = NUMBA_CACHE_DIR=$(CURDIR)/$(KERNELS) OMP_NUM_THREADS=1 \
-	$(BIN)/cswap warm --jobs 2 expk bitpack csr rle zvc+expk int8
-BESIDE_CHECK = @mkdir -p .cache; \
-	$(MAKE) --no-print-directory check >.cache/check.log 2>&1 & check=$$!; \
-	trap 'kill $$check 2>/dev/null; exit 130' INT TERM; \
-	[ -e $(KERNELS)/.warm ] || { $(WARM) && touch $(KERNELS)/.warm; }; \
-	$(PYTEST) -m "$(1)"; tested=$$?; \
-	wait $$check; checked=$$?; \
-	cat .cache/check.log; [ $$tested = 0 ] && [ $$checked = 0 ]
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -36,8 +26,13 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## train the two demo models with and without cswap; results in demo-out/
 	$(BIN)/python -m bench demo
 
-test: $(STAMP) ## what CI runs: check, and meanwhile every test that is neither slow nor for a GPU
-	$(call BESIDE_CHECK,not slow and not gpu)
+$(WARMED): $(STAMP)
+	NUMBA_CACHE_DIR=$(CURDIR)/$(@D) OMP_NUM_THREADS=1 \
+		$(BIN)/cswap warm --jobs 2 expk bitpack csr rle zvc+expk int8
+	touch $@
+
+test: $(WARMED) ## every test that is neither slow nor for a GPU; CI runs it and check
+	$(PYTEST) -m "not slow and not gpu"
 
 INTEGRATED := .cache/integrations
 $(INTEGRATED)/.installed: pyproject.toml constraints.txt
@@ -50,8 +45,8 @@ test-integrations: $(INTEGRATED)/.installed ## the tests of cswap.integrations, 
 	$(INTEGRATED)/bin/pytest --timeout 300 -m "not gpu" $(if $(RECORD),--record-versions $(RECORD)) tests/integrations
 
 test-all: export HYPOTHESIS_PROFILE ?= all
-test-all: $(STAMP) ## test, and the slow ones; more examples for each property
-	$(call BESIDE_CHECK,not gpu)
+test-all: $(WARMED) ## test, and the slow ones; more examples for each property
+	$(PYTEST) -m "not gpu"
 
 SLICE ?= all
 test-gpu: ## the tests that need a CUDA device, with the Python that has torch for it; SLICE=codecs for a part
