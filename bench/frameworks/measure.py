@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
+    from torch import Tensor
+
     from bench.frameworks.models import Batch, Workload
     from cswap.api import InstallHandle
 
@@ -83,7 +85,8 @@ class Row:
         step_s: median over them.
         time_of_plain: median of (this way's seconds / plain's for the same step).
         time_of_plain_spread: quartiles of those quotients; None with less than two.
-        bit_equal: loss and all gradients had the bits of plain's in every counted step.
+        bit_equal: loss and all gradients had the bits of plain's in every counted step. None if
+            plain does not repeat its own bits: some kernels add in the order in which threads end.
         raw_bytes: of tensors that cswap moved or computes again, in one step.
         encoded_bytes: of its encodings.
         kept_bytes: of tensors that cswap left, by reason, in one step.
@@ -185,11 +188,19 @@ class Replica:
 
     def compare(self, plain: Replica) -> None:
         """Take down whether loss and gradients have plain's bits."""
-        pairs = [(self.loss, plain.loss)]
-        for mine, its in zip(self.model.parameters(), plain.model.parameters(), strict=True):
-            if mine.grad is not None and its.grad is not None:
-                pairs.append((mine.grad, its.grad))
-        self.same.append(all(same_bits(mine, its) for mine, its in pairs))
+        self.same.append(_same(self.found(), plain.found()))
+
+    def found(self) -> list[Tensor | None]:
+        """Loss and gradients of the last step."""
+        return [self.loss, *(p.grad for p in self.model.parameters())]
+
+    def repeats_itself(self) -> bool:
+        """Whether the same steps give the same bits when they are run again."""
+        return all(_same(self._copy_of(number), self._copy_of(number)) for number in range(N_LOOKS))
+
+    def _copy_of(self, number: int) -> list[Tensor | None]:
+        self.gradients(number, copy.deepcopy(self.batch(number)))
+        return [None if found is None else found.clone() for found in self.found()]
 
 
 def measure(
@@ -224,7 +235,8 @@ def measure(
         for replica in replicas:
             for number in range(N_LOOKS):
                 replica.look(number, copy.deepcopy(replica.batch(number)))
-        found = {r.way: asdict(_row(name, r, replicas[0])) for r in replicas}
+        repeats = replicas[0].repeats_itself()
+        found = {r.way: asdict(_row(name, r, replicas[0], repeats)) for r in replicas}
     finally:
         for replica in replicas:
             replica.close()
@@ -247,7 +259,12 @@ def _working(make: Callable[[], Workload], way: str, failures: dict[str, str]) -
     return replica
 
 
-def _row(name: str, replica: Replica, plain: Replica) -> Row:
+def _same(mine: list[Tensor | None], its: list[Tensor | None]) -> bool:
+    pairs = zip(mine, its, strict=True)
+    return all(same_bits(a, b) for a, b in pairs if a is not None and b is not None)
+
+
+def _row(name: str, replica: Replica, plain: Replica, repeats: bool) -> Row:
     pairs = zip(replica.step_s[N_SETTLING:], plain.step_s[N_SETTLING:], strict=True)
     quotients = [mine / its for mine, its in pairs]
     cuts = statistics.quantiles(quotients, n=4) if len(quotients) > 1 else None
@@ -261,7 +278,7 @@ def _row(name: str, replica: Replica, plain: Replica) -> Row:
         step_s=statistics.median(replica.step_s[N_SETTLING:]),
         time_of_plain=statistics.median(quotients),
         time_of_plain_spread=(cuts[0], cuts[2]) if cuts else None,
-        bit_equal=all(replica.same),
+        bit_equal=all(replica.same) if repeats else None,
         **_of_one_step(replica),
     )
 

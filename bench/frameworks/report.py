@@ -29,6 +29,7 @@ WANTED: Final = 0.75
 """Of plain's held bytes: the bar for the line without options."""
 LONGEST: Final = 1.10
 """Of plain's step time: the bar for the same line."""
+BITS: Final = {True: "equal", False: "differ", None: "plain differs from itself"}
 MOST_LETTERS: Final = 60
 """Of a failure in the table; the file has all of it."""
 
@@ -51,7 +52,7 @@ def _figures(row: dict[str, Any]) -> list[str]:
         UNKNOWN if gained is None else f"{gained:.0%}",
         f"{1e3 * row['step_s']:.0f}",
         f"{row['time_of_plain']:.2f}{quartiles}",
-        "equal" if row["bit_equal"] else "differ",
+        BITS[row["bit_equal"]],
     ]
 
 

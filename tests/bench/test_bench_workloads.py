@@ -126,6 +126,24 @@ def test_short_steps_are_counted_more_often(workloads, tmp_path):
     assert plain["time_of_plain_spread"] is not None
 
 
+def test_bits_are_not_compared_where_plain_does_not_repeat_its_own(workloads, tmp_path):
+    class Noisy(Layers):
+        calls = 0
+
+        def forward(self, x):  # as a kernel whose threads add in any order
+            Noisy.calls += 1
+            return super().forward(x) * (1 + 1e-6 * Noisy.calls)
+
+    def noisy(scale):
+        return Workload(Noisy(), stand_in(scale).batch, lambda: None)
+
+    out = tmp_path / "w.json"
+    result = run(out, *workloads(noisy=noisy), "--ways", "cswap without remat")
+    assert result.exit_code == 0, result.output
+    assert [row["bit_equal"] for row in json.loads(out.read_text())["rows"]] == [None, None]
+    assert "plain differs from itself" in result.output
+
+
 def test_both_bounds_say_when_enough_steps_are_counted():
     plain, other = SimpleNamespace(step_s=[9.0] * N_SETTLING), SimpleNamespace(step_s=[])
     both: list[Any] = [plain, other]
