@@ -56,6 +56,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 # Compilation on first use would break any deadline; CI repeats a red run exactly. The Makefile
 # chooses `all` for test-all.
 CI = bool(os.environ.get("CI"))
+GPU_TESTS = Path(__file__).with_name("gpu")
 settings.register_profile("dev", max_examples=12, deadline=None)
 settings.register_profile("ci", max_examples=12, deadline=None, derandomize=True)
 settings.register_profile("all", max_examples=50, deadline=None, derandomize=CI)
@@ -204,10 +205,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Sweeps make thousands of tests, all slow, of lists that take seconds to import."""
-    if collection_path.name.endswith("_sweeps.py") and "not slow" in config.option.markexpr:
-        return True
-    return None
+    """Files whose tests all are deselected, and take seconds to import.
+
+    Sweeps make thousands of slow tests of lists; tests of GPUs import torch's lists of operators.
+    """
+    left_out = config.option.markexpr
+    is_sweep = collection_path.name.endswith("_sweeps.py") and "not slow" in left_out
+    is_for_gpu = collection_path == GPU_TESTS and "not gpu" in left_out
+    return True if is_sweep or is_for_gpu else None
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
