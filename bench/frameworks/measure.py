@@ -86,7 +86,7 @@ class Row:
         time_of_plain: median of (this way's seconds / plain's for the same step).
         time_of_plain_spread: quartiles of those quotients; None with less than two.
         bit_equal: loss and all gradients had the bits of plain's in every counted step. None if
-            plain does not repeat its own bits: some kernels add in the order in which threads end.
+            plain does not repeat its own bits, so that nothing can be said.
         raw_bytes: of tensors that cswap moved or computes again, in one step.
         encoded_bytes: of its encodings.
         kept_bytes: of tensors that cswap left, by reason, in one step.

@@ -30,6 +30,7 @@ WANTED: Final = 0.75
 LONGEST: Final = 1.10
 """Of plain's step time: the bar for the same line."""
 BITS: Final = {True: "equal", False: "differ", None: "plain differs from itself"}
+"""Words for `Row.bit_equal`."""
 MOST_LETTERS: Final = 60
 """Of a failure in the table; the file has all of it."""
 

@@ -33,7 +33,7 @@ from numba.core import config
 from numba.core.caching import FunctionCache, NullCache
 from numba.core.compiler_lock import global_compiler_lock
 
-from cswap_kernels import inner
+from cswap_kernels import inner_functions
 from cswap_kernels.unwatched import unwatched
 
 if TYPE_CHECKING:
@@ -79,8 +79,9 @@ def njit(*, cache: bool = False, **options: Any) -> Callable[[Callable[..., Any]
         compiled = numba.njit(**options)(function)  # noqa: TID251 only this file may call it
         if not config.DISABLE_JIT:  # with DISABLE_JIT it is the plain function
             compiled.compile = partial(_compile_unwatched, compiled.compile)
-            if inner.KNOWN and options.get("inline") != "always":  # such a one is copied into it
-                inner.give_callers(compiled, function, options)
+            # Numba copies the code of a function that is always inlined: nobody links it.
+            if inner_functions.SUPPORTED and options.get("inline") != "always":
+                inner_functions.attach(compiled, function, options)
             if cache:
                 compiled._cache = DiskCache(function)  # noqa: SLF001 Numba has no other way
         return compiled

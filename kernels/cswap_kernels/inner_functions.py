@@ -1,13 +1,13 @@
-"""Compiles a kernel a second time, for compiled callers: no machine code of its own.
+"""Inner functions: kernels as compiled callers link them, without machine code of their own.
 
 Note [inner functions]
 ~~~~~~~~~~~~~~~~~~~~~~
-Numba compiles a function that a kernel calls as if Python called it: it optimises the function
-with everything that the function calls in turn, makes machine code of it, and two wrappers. Then it
+Numba compiles a function that a kernel calls as if Python called it: it optimises the function with
+everything that the function calls in turn, makes machine code of it, and two wrappers. Then it
 links the function into its caller and does the same there. On kernels of many small functions, that
-was a third of the time to compile. So a compiled caller gets the function from a second dispatcher,
-the inner one, which leaves the module as it was lowered. The caller's module is then optimised as a
-whole, as a C compiler does with a file of static functions.
+was two fifths of the time to compile. So a compiled caller gets the function from a second
+dispatcher, the inner one, which leaves the module as it was lowered. The caller's module is then
+optimised as a whole, as a C compiler does with a file of static functions.
 
 An inner function is not in the disk cache: its caller's entry holds its code. Its environment (the
 constants that Numba's object mode, `print` and exceptions with computed arguments read) is never
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _STEPS: Final = ("_optimize_final_module", "_finalize_final_module", "_finalize_dynamic_globals")
-KNOWN: Final = all(hasattr(JITCodeLibrary, step) for step in _STEPS)
+SUPPORTED: Final = all(hasattr(JITCodeLibrary, step) for step in _STEPS)
 """Whether this Numba has the steps that are left out here. One without them compiles every function
 in full."""
 
@@ -73,8 +73,8 @@ class _InnerCompiler(CompilerBase):  # type: ignore[misc] # Numba is not annotat
         return [pipeline]
 
 
-def give_callers(compiled: Any, function: Callable[..., Any], options: Any) -> None:
-    """Let compiled callers of a kernel link its inner function.
+def attach(compiled: Any, function: Callable[..., Any], options: Any) -> None:
+    """Attach its inner function to a kernel: compiled callers link that from now on.
 
     Args:
         compiled: the kernel, as `numba.njit` returned it. Calls from Python still go to it.
