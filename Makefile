@@ -28,7 +28,8 @@ demo: $(STAMP) ## train the two demo models with and without cswap; results in d
 
 $(WARMED): $(STAMP)
 	NUMBA_CACHE_DIR=$(CURDIR)/$(@D) OMP_NUM_THREADS=1 \
-		$(BIN)/cswap warm --jobs 2 expk bitpack csr rle zvc+expk int8
+		$(BIN)/cswap warm --jobs 2 $(foreach dtype,float32 bfloat16 bool int32 int64,--dtype $(dtype)) \
+		expk bitpack csr rle zvc+expk int8 int4 mxfp8 fp8 bf16
 	touch $@
 
 test: $(WARMED) ## every test that is neither slow nor for a GPU; CI runs it and check

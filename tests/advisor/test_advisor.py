@@ -148,6 +148,7 @@ def test_a_gain_below_the_margin_is_not_taken():
     assert explanation.codec == KEEP
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("zeros", [0.0, 0.5, 0.9])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(

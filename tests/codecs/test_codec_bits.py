@@ -23,6 +23,16 @@ FLOATS = {
     "float32": (8, 23, 4),
     "float64": (11, 52, 8),
 }
+QUICK = {"float16", "bfloat16", 8}
+"""Kernels that Python calls are compiled for each word size. Quick tests use expk's for 2 bytes
+and bitpack's for 8."""
+
+
+def quickly(*cases):
+    """Parameters, slow unless the first of a case is one of `QUICK`."""
+    return [
+        pytest.param(*case, marks=() if case[0] in QUICK else pytest.mark.slow) for case in cases
+    ]
 
 
 def encode_tile(kernel, words, args):
@@ -59,7 +69,8 @@ def float_words(name, n, seed, kind):
     return x.to(getattr(torch, name)).view(whole).numpy().view(f"u{word}").copy()
 
 
-@pytest.mark.parametrize("name", FLOATS)
+@pytest.mark.sampled
+@pytest.mark.parametrize("name", quickly(*((name,) for name in FLOATS)))
 @pytest.mark.parametrize("kind", ["normal", "zeros", "spread", "tiny", "special", "payload"])
 @pytest.mark.parametrize("k", [0, 3, 4])
 def test_expk_kernel_writes_what_the_reference_writes(name, kind, k):
@@ -79,12 +90,13 @@ def test_expk_kernel_writes_what_the_reference_writes(name, kind, k):
             assert np.array_equal(back, words)
 
 
-@pytest.mark.parametrize("word", [1, 2, 4, 8])
+WIDTHS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 31, 32, 33, 63, 64)
+FITTING = [(word, width) for word in (1, 2, 4, 8) for width in WIDTHS if width <= 8 * word]
+
+
+@pytest.mark.parametrize(("word", "width"), quickly(*FITTING))
 @pytest.mark.parametrize("signed", [False, True])
-@pytest.mark.parametrize("width", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 31, 32, 33, 63, 64])
 def test_bitpack_kernel_writes_what_the_reference_writes(word, signed, width):
-    if width > 8 * word:
-        pytest.skip("wider than a word")
     flip = 1 << (8 * word - 1) if signed else 0
     rng = np.random.default_rng(width)
     for n in SIZES:
@@ -192,7 +204,7 @@ def accepted(stream, kernel, reference, words, args):
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("name", FLOATS)
+@pytest.mark.parametrize("name", quickly(*((name,) for name in FLOATS)))
 @pytest.mark.parametrize("k", [3, 4])
 def test_expk_kernel_and_reference_agree_on_damaged_bytes(name, k):
     exponent_bits, mantissa_bits, word = FLOATS[name]
@@ -218,7 +230,9 @@ def test_expk_kernel_and_reference_agree_on_damaged_bytes(name, k):
     assert not any(found[: len(stream)])  # the truncations
 
 
-@pytest.mark.parametrize(("word", "width"), [(1, 1), (1, 5), (2, 9), (4, 7), (8, 0), (8, 13)])
+@pytest.mark.parametrize(
+    ("word", "width"), quickly((1, 1), (1, 5), (2, 9), (4, 7), (8, 0), (8, 13))
+)
 @pytest.mark.parametrize("signed", [False, True])
 def test_bitpack_kernel_and_reference_agree_on_damaged_bytes(word, width, signed):
     flip = 1 << (8 * word - 1) if signed else 0
@@ -238,15 +252,15 @@ def test_bitpack_kernel_and_reference_agree_on_damaged_bytes(word, width, signed
     assert not any(found[: len(stream)])  # the truncations
 
 
-def test_a_width_beyond_the_word_is_refused_whatever_the_length():
-    for word in (1, 2, 4):
-        width = 8 * word + 1
-        stream = np.zeros(bitpack.HEADER + word * 64 + 16, np.uint8)  # 64 words of that width
-        stream[0] = width
-        words = np.zeros(64, f"u{word}")
-        assert decode_among(0, stream, bitpack.bitpack_decode_cpu, words, [0]) is None
-        with pytest.raises(ValueError, match="width"):
-            bitpack.bitpack_decode_reference(stream.tobytes(), 64, word, 0)
+@pytest.mark.parametrize("word", [1, *(pytest.param(w, marks=pytest.mark.slow) for w in (2, 4))])
+def test_a_width_beyond_the_word_is_refused_whatever_the_length(word):
+    width = 8 * word + 1
+    stream = np.zeros(bitpack.HEADER + word * 64 + 16, np.uint8)  # 64 words of that width
+    stream[0] = width
+    words = np.zeros(64, f"u{word}")
+    assert decode_among(0, stream, bitpack.bitpack_decode_cpu, words, [0]) is None
+    with pytest.raises(ValueError, match="width"):
+        bitpack.bitpack_decode_reference(stream.tobytes(), 64, word, 0)
 
 
 @pytest.fixture

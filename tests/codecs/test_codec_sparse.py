@@ -33,6 +33,9 @@ simd, words = (import_module(f"cswap_kernels.{name}") for name in ("simd", "word
 ROOT = Path(__file__).resolve().parents[2]
 FORMATS = ("zvc", "csr", "rle")
 WORDS = (1, 2, 4, 8)
+QUICK_WORDS = [pytest.param(w, marks=() if w == 4 else pytest.mark.slow) for w in WORDS]
+"""Kernels that Python calls are compiled for each word size."""
+
 NO_ARGS = np.zeros(1, np.uint64)
 COMPOSITIONS = compositions(installed_codecs())
 
@@ -141,7 +144,7 @@ def test_worked_examples(page, name):
     assert torch.equal(y.view(torch.uint8), x.view(torch.uint8))
 
 
-@pytest.mark.parametrize("word", WORDS)
+@pytest.mark.parametrize("word", QUICK_WORDS)
 @pytest.mark.parametrize("name", FORMATS)
 def test_kernel_and_reference_write_the_same_bytes(name, word):
     encode_cpu, decode_cpu, encode_slowly, decode_slowly = kernels(name)
@@ -167,7 +170,7 @@ def damaged(segment, rng):
         yield rng.bytes(size)
 
 
-@pytest.mark.parametrize("word", WORDS)
+@pytest.mark.parametrize("word", QUICK_WORDS)
 @pytest.mark.parametrize("name", FORMATS)
 def test_kernel_and_reference_refuse_the_same_bytes(name, word):
     encode_cpu, decode_cpu, _, decode_slowly = kernels(name)

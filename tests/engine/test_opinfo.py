@@ -1,6 +1,6 @@
 """Every differentiable operator: gradients with swapping are the gradients without, bit for bit.
 
-``make test`` runs each operator in one of its dtypes, the dtypes in turn over the operators. Each
+``make test`` runs each operator in one of the dtypes of `QUICK`, in turn over the operators. Each
 sample meets one codec, and one of the first two "auto", too; the codecs rotate over samples and
 operators. `test_opinfo_sweeps.py` has the other combinations, and a test for each operator.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
+import torch
 
 from cswap.testing import operators
 
@@ -22,12 +23,14 @@ SLOW = ("combinations",)
 """An operator whose samples take seconds; the sweeps have it."""
 
 CODECS = operators.lossless_codecs("cpu")
+QUICK = (torch.float32, torch.bfloat16, torch.complex64)
+"""No float64: it takes kernels of all codecs that no other quick test needs."""
 
 
 @cache
 def cases():
     """One per operator. Torch's list of operators takes seconds to import: not at collection."""
-    return operators.one_case_each("cpu")
+    return operators.one_case_each("cpu", QUICK)
 
 
 @pytest.mark.parametrize("part", range(PARTS))

@@ -24,13 +24,11 @@ ALONE = [name for name in TARGETS if "+" not in name and ":" not in name]
 TOGETHER = "zvc+int8"
 """Its kernels compile faster than those of zvc+expk. The slow tests run all compositions."""
 
-ELSEWHERE = ("zvc", "int8", "fp16", "zfp")
-"""Formats left to the slow tests, as two kernels each take seconds to compile: zvc and int8 run as
-parts of `TOGETHER`, fp16 is the kernel of bf16 with another argument, and zfp takes five seconds.
-"""
+AT_ONCE = ("bitpack", "csr", TOGETHER)
+"""Formats that `make test` runs; two kernels of each of the others take seconds to compile."""
 
 USUALLY = [
-    pytest.param(name, marks=pytest.mark.slow if name in ELSEWHERE else ())
+    pytest.param(name, marks=() if name in AT_ONCE else pytest.mark.slow)
     for name in (*ALONE, TOGETHER)
 ]
 
