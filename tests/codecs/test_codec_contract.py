@@ -17,9 +17,7 @@ from cswap.codecs.raw import Raw
 from cswap.codecs.registry import get_codec, list_codecs, register_codec
 from cswap.codecs.traits import CodecTraits
 from cswap.errors import ConfigError, CorruptEncodingError, CswapError, UnsupportedError
-from cswap.schema.tensor import DTYPES
-from cswap.testing import battery, check_codec, hostile
-from cswap.testing.strategies import values_for
+from cswap.testing import check_codec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,31 +30,6 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 
 ON_A_CPU = sorted(set(list_codecs()) - set(registry.NVCOMP))
 """Where nvCOMP's codecs can run, they are listed, but take nothing on a CPU."""
-
-
-@pytest.fixture
-def shortened(monkeypatch):
-    """Makes the battery shorter: of damaged values and of dtypes with equal words, one in turn.
-
-    No float64, either: kernels of a word size take seconds to compile, and tests of indices use
-    words of 8 bytes.
-    """
-
-    def shorten(turn=0):
-        def some_values(dtype):
-            return values_for(dtype)[turn % 4 :: 4]
-
-        by_word: dict[tuple[int, bool], list[str]] = {}
-        for name, dtype in DTYPES.items():
-            if (dtype.word, dtype.kind) != (8, "float"):
-                by_word.setdefault((dtype.word, dtype.kind == "float"), []).append(name)
-        kept = {names[turn % len(names)] for names in by_word.values()} | {"bfloat16"}
-        some = {name: dtype for name, dtype in DTYPES.items() if name in kept}
-        monkeypatch.setattr(battery, "DTYPES", some)
-        monkeypatch.setattr(hostile, "values_for", some_values)
-        monkeypatch.setattr(hostile, "N_MUTATIONS", 8)
-
-    return shorten
 
 
 @pytest.mark.parametrize("name", ON_A_CPU)
