@@ -212,9 +212,7 @@ def by_vectors_and_loops(x, i, mask, dst, back):
 
 # A loop over all primitives takes a second to compile per word size; the formats' own tests run the
 # primitives in every size.
-@pytest.mark.parametrize(
-    "word", [pytest.param(w, marks=pytest.mark.slow if w in (2, 8) else ()) for w in WORDS]
-)
+@pytest.mark.parametrize("word", QUICK_WORDS)
 def test_vectors_and_loops_agree(word):
     rng = np.random.default_rng(word)
     for _ in range(100):
