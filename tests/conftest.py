@@ -57,7 +57,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 # chooses `all` for test-all.
 CI = bool(os.environ.get("CI"))
 GPU_TESTS = Path(__file__).with_name("gpu")
-TOGETHER = Path(__file__).with_name("ranks")
+RANK_TESTS = Path(__file__).with_name("ranks")
 settings.register_profile("dev", max_examples=12, deadline=None)
 settings.register_profile("ci", max_examples=12, deadline=None, derandomize=True)
 settings.register_profile("all", max_examples=50, deadline=None, derandomize=CI)
@@ -248,7 +248,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     _mark_combinations_slow(items)
     # Two processes that train together report to all tests of a file. Near the end of the list, an
     # idle process of pytest-xdist would take over some of these tests, and start two more.
-    items.sort(key=lambda item: TOGETHER not in item.path.parents)
+    items.sort(key=lambda item: RANK_TESTS not in item.path.parents)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked and (reason := missing_for_gpu()):
         for item in marked:

@@ -86,7 +86,7 @@ def operator_cases(device: str) -> list[Case]:
 
 
 def one_case_each(device: str, dtypes: Sequence[torch.dtype] = DTYPES) -> list[Case]:
-    """One of `operator_cases` per operator, the dtypes in turn over the operators."""
+    """One of `operator_cases` per operator, in one of these dtypes, in turn over the operators."""
     wanted = [case for case in operator_cases(device) if case.dtype in dtypes]
     by_operator = [list(cases) for _, cases in groupby(wanted, lambda c: c.op)]
     return [cases[i % len(cases)] for i, cases in enumerate(by_operator)]

@@ -24,11 +24,11 @@ ALONE = [name for name in TARGETS if "+" not in name and ":" not in name]
 TOGETHER = "zvc+int8"
 """Its kernels compile faster than those of zvc+expk. The slow tests run all compositions."""
 
-AT_ONCE = ("bitpack", "csr", TOGETHER)
+QUICK = ("bitpack", "csr", TOGETHER)
 """Formats that `make test` runs; two kernels of each of the others take seconds to compile."""
 
 USUALLY = [
-    pytest.param(name, marks=() if name in AT_ONCE else pytest.mark.slow)
+    pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
     for name in (*ALONE, TOGETHER)
 ]
 
