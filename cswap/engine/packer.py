@@ -21,9 +21,11 @@ from cswap.codecs.warmup import WARM, warm
 from cswap.engine.recipes import Place, Recipe, RecipeBook, producer
 from cswap.engine.saved.aliases import is_result, make_token
 from cswap.engine.saved.eligibility import bytes_of, is_tracing, is_wrapped, reason_to_keep
-from cswap.engine.saved.packed import Kept, PackedView
+from cswap.engine.saved.packed import Kept, PackedView, SharedUse
 from cswap.engine.saved.reclaim import MOST_LATER
+from cswap.engine.saved.recomputed import Recomputed
 from cswap.engine.saved.rest import Rest
+from cswap.engine.short_way import ShortWay
 from cswap.engine.transfer.handle import State
 from cswap.log import log
 from cswap.ranks import local_part
@@ -80,6 +82,7 @@ class Packer:
         self._budget_bytes = state.window.budget_bytes
         self._recomputer = state.recomputer
         self._remat = _computes_again(state.config)
+        self._short = ShortWay(state)
         self._follower = state.follower
         self._limit = state.advisor.limit
         self._ended = self._moment()
@@ -88,11 +91,11 @@ class Packer:
         self._may_rest = state.config.policy == "auto" and state.config.host_limit is None
         self._warned_of_capture = False
 
-    def pack(self, tensor: torch.Tensor) -> Kept | PackedView:
+    def pack(self, tensor: torch.Tensor) -> Kept | PackedView | Recomputed:
         """See `SwapEngine.pack`."""
         # Most tensors stay: parameters and small ones take a way with few calls.
         start_s = _now()
-        packed: Kept | PackedView
+        packed: Kept | PackedView | Recomputed
         try:
             kind = type(tensor)
             is_parameter = kind is Parameter
@@ -109,6 +112,10 @@ class Packer:
             else:
                 packed = self._take(tensor, tensor.nbytes)
             took_s = _now() - start_s
+            if isinstance(packed, Recomputed):
+                self._counters.leaving_s += took_s
+                packed.took_s = took_s
+                return packed
             if isinstance(packed, Kept) or (handle := packed.token.handle).state is State.KEPT:
                 self._counters.staying_s += took_s
             else:
@@ -121,7 +128,7 @@ class Packer:
             raise
         return packed
 
-    def _take(self, tensor: torch.Tensor, nbytes: int) -> Kept | PackedView:
+    def _take(self, tensor: torch.Tensor, nbytes: int) -> Kept | PackedView | Recomputed:
         # A strided tensor of no special class, which is large enough to leave.
         if self._deaths or self._gone or len(self._later) > MOST_LATER or self._state.interrupted:
             self._state.tidy(in_step=True)
@@ -136,10 +143,15 @@ class Packer:
         if chooser is not None and chooser.keeps(tensor, scope.path):
             return self._keep(tensor, "goal")
         observer = self._state.observer
-        rest = place.rest
-        watched = chooser is not None or observer.seen is not None or self._follower.follows
-        if rest is not None and not watched and self._rests(rest, nbytes):
-            return self._leave(tensor, place, rest, nbytes)
+        if chooser is None and observer.seen is None and not self._follower.follows:
+            if place.rest is not None and self._rests(place.rest, nbytes):
+                return self._leave(tensor, place, place.rest, nbytes)
+            if place.shared_use is not None:
+                recomputed = self._short.pack(tensor, place)
+                if recomputed is not None:
+                    if recomputed.position == 0:
+                        self._begin_choices()
+                    return recomputed
         packed = self._pack(tensor, place)
         if observer.seen is not None:
             observer.note(scope.path, tensor, packed)
@@ -259,7 +271,7 @@ class Packer:
             if found is None:
                 position, step = self._order.next_position(), self._order.step
         if found is not None:
-            place.rest, place.shares = found.rest, True
+            place.rest, place.shares, place.shared_use = found.rest, True, None
             return self._share(found, tensor)
         if position == 0:
             self._begin_choices()
@@ -298,6 +310,8 @@ class Packer:
         return packed
 
     def _share(self, token: Token, tensor: torch.Tensor) -> PackedView:
+        if token.shared_use is not None:
+            token.shared_use.seen = True
         if not is_result(tensor):
             token = self._pin(token, tensor)
         with self._lock:
@@ -352,7 +366,7 @@ class Packer:
 
     def _send(self, token: Token, place: Place) -> None:
         before = None if place.shares else place.rest
-        place.rest, place.shares = None, False
+        place.rest, place.shares, place.shared_use = None, False, None
         stays = self._swap_out(token, place, fresh=before is not None)
         if stays is not None and self._may_rest:
             position, step = token.handle.position, token.handle.step
@@ -397,6 +411,8 @@ class Packer:
             if self._recomputer.is_worth(token, place, fresh=fresh):
                 token.lane.executor.recompute_later(handle)
                 self._state.reclaimer.release_later(token)
+                if place is not None:
+                    place.shared_use = token.shared_use = SharedUse()
                 return None
             token.remat = None
         x = handle.elements(source)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from cswap.engine.saved.module_stack import Scope
+    from cswap.engine.saved.packed import SharedUse
     from cswap.engine.saved.rest import Rest
     from cswap.engine.transfer.device_lanes import Lane
     from cswap.remat.record import Formula, Remat
@@ -73,6 +74,7 @@ class Place:
         formula: by which the tensor could be computed again; None: it could not.
         worth_at: position, price of a byte and number of refused trials at which that was worth its
             time last; None: it was not.
+        shared_use: of the last tensor, if that was computed again.
     """
 
     recipe: Recipe
@@ -80,12 +82,13 @@ class Place:
     shares: bool = False
     formula: Formula | None = None
     worth_at: tuple[int, float, int] | None = None
+    shared_use: SharedUse | None = None
 
     def note(self, remat: Remat | None) -> None:
         """The tensor that is saved here now can be computed again like this; None: it cannot."""
         formula = None if remat is None else remat.formula
         if formula is not self.formula:
-            self.formula, self.worth_at = formula, None
+            self.formula, self.worth_at, self.shared_use = formula, None, None
 
 
 class RecipeBook:

@@ -25,6 +25,7 @@ import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cswap.engine.saved.packed import Kept, PackedView
+from cswap.engine.saved.recomputed import Recomputed
 from cswap.errors import CswapError
 from cswap.ranks import must_agree
 from cswap.remat.finder import Finder
@@ -73,7 +74,11 @@ class Trial(NamedTuple):
 
 
 class Recomputer:
-    """Decides for one engine which saved tensors are computed again, and computes them."""
+    """Decides for one engine which saved tensors are computed again, and computes them.
+
+    Attributes:
+        refused: number of trials that disagreed where one had agreed.
+    """
 
     def __init__(self, counters: Counters, advisor: Advisor) -> None:
         """Args: counters, advisor: the engine's."""
@@ -81,7 +86,7 @@ class Recomputer:
         self._exact = Finder(_depth_of_exact)
         self._lossy = Finder(_depth_of)
         self._trials: dict[_Key, Trial] = {}
-        self._refused = 0  # trials that disagreed where one had agreed
+        self.refused = 0
         self.note_ready: Callable[[Token], None] = lambda _: None
 
     def find(self, tensor: torch.Tensor, handle: Handle, place: Place) -> Remat | None:
@@ -102,6 +107,11 @@ class Recomputer:
         place.note(found)
         return found
 
+    def recognised(self, tensor: torch.Tensor, place: Place, *, lossy_ok: bool) -> Remat | None:
+        """As `find`, of a tensor like the last one of its place; None: it differs, or may."""
+        finder = self._lossy if lossy_ok else self._exact
+        return None if place.formula is None else finder.recognised(tensor, place.formula)
+
     def is_worth(self, token: Token, place: Place | None, *, fresh: bool = False) -> bool:
         """Whether the token's tensor is to be computed again, rather than stored or kept.
 
@@ -114,7 +124,7 @@ class Recomputer:
             return self._is_worth(token, fresh=fresh)
         handle = token.handle
         price = self._advisor.price(token.lane.device.kind)
-        now = handle.position, price, self._refused
+        now = handle.position, price, self.refused
         if place.worth_at == now:  # nothing has changed since
             return True
         worth = self._is_worth(token, fresh=fresh)
@@ -156,7 +166,7 @@ class Recomputer:
             latest = self._try(token, remat)
             seconds = min(trial.seconds, latest.seconds)
             trial = self._trials[key] = Trial(latest.agrees, seconds)
-            self._refused += not latest.agrees
+            self.refused += not latest.agrees
         return trial
 
     def run(self, remat: Remat) -> torch.Tensor:
@@ -167,6 +177,17 @@ class Recomputer:
             CorruptEncodingError: an input did not come back as it was stored.
         """
         return remat.run(*self._bring(remat, again=True))
+
+    def compute(self, packed: Recomputed) -> torch.Tensor:
+        """The saved tensor, computed again.
+
+        Raises:
+            RuntimeError: autograd's own, if it or an input was modified in place since it was
+                saved.
+            CorruptEncodingError: an input did not come back as it was stored.
+        """
+        packed.check()
+        return packed.view_of(self.run(packed.remat))
 
     def _bring(self, remat: Remat, *, again: bool) -> tuple[list[torch.Tensor], bool]:
         # The inputs, and whether they have the bits that they had. again: they will be asked for
@@ -179,6 +200,11 @@ class Recomputer:
                     packed.unpack()  # which raises
                 inputs.append(tensor)
                 continue
+            if isinstance(packed, Recomputed):
+                packed.shared_use.seen = True
+                inputs.append(self.compute(packed))
+                exact = exact and not packed.lossy_ok
+                continue
             assert isinstance(packed, PackedView)  # see _depth_of
             inputs.append(self._input(packed, again=again))
             exact = exact and not packed.token.handle.lossy_ok
@@ -189,6 +215,8 @@ class Recomputer:
         token = packed.token
         if token.handle.modified():
             packed.raise_modified()
+        if again and token.shared_use is not None:
+            token.shared_use.seen = True
         memory, own = token.lane.executor.memory(token.handle, again=again)
         if again and not own:
             self.note_ready(token)
@@ -218,6 +246,8 @@ def _depth_of(packed: object) -> int | None:
     # See `Finder`.
     if isinstance(packed, Kept):
         return 0
+    if isinstance(packed, Recomputed):
+        return packed.remat.formula.depth
     if not isinstance(packed, PackedView):
         return None
     token = packed.token
@@ -230,6 +260,8 @@ def _depth_of_exact(packed: object) -> int | None:
     if isinstance(packed, Kept):
         return 0
     if isinstance(packed, PackedView) and packed.token.handle.lossy_ok:
+        return None
+    if isinstance(packed, Recomputed) and packed.lossy_ok:
         return None
     return _depth_of(packed)
 

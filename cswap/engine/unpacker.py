@@ -12,6 +12,8 @@ import torch
 
 from cswap.engine.saved.packed import Kept, PackedView
 from cswap.engine.saved.reclaim import MOST_LATER
+from cswap.engine.saved.recomputed import Recomputed
+from cswap.engine.short_way import ShortWay
 from cswap.engine.transfer.handle import State
 
 if TYPE_CHECKING:
@@ -38,10 +40,11 @@ class Unpacker:
         self._deaths, self._later = state.reclaimer.deaths, state.reclaimer.later
         self._counters = state.counters
         self._at_end = at_end
+        self._short = ShortWay(state)
         state.recomputer.note_ready = self._note_ready
         self._backward = NO_BACKWARD
 
-    def unpack(self, packed: Kept | PackedView) -> torch.Tensor:
+    def unpack(self, packed: Kept | PackedView | Recomputed) -> torch.Tensor:
         """See `SwapEngine.unpack`."""
         chooser = self._state.chooser
         if isinstance(packed, Kept):
@@ -55,6 +58,16 @@ class Unpacker:
             if chooser is not None:
                 chooser.settle()
             start_s = _now()
+            if self._deaths or len(self._later) > MOST_LATER or self._state.interrupted:
+                self._state.tidy(in_step=True)
+            if _current_backward() != self._backward:
+                self._note_backward()
+            if isinstance(packed, Recomputed):
+                tensor = self._compute(packed)
+                took_s = _now() - start_s
+                self._counters.leaving_s += took_s
+                self._short.took(packed, took_s)
+                return tensor
             tensor = self._bring(packed)
             took_s = _now() - start_s
             self._counters.leaving_s += took_s
@@ -68,15 +81,20 @@ class Unpacker:
             raise
         return tensor
 
+    def _compute(self, packed: Recomputed) -> torch.Tensor:
+        if packed.unpacked == 0:
+            with self._lock:
+                self._order.asked(packed)
+        lane = packed.lane
+        if lane.overlaps and (lane.ahead or self._follower.depth):
+            self._prefetch_after(packed, lane.ahead)
+        return self._short.unpack(packed)
+
     def _bring(self, packed: PackedView) -> torch.Tensor:
-        if self._deaths or len(self._later) > MOST_LATER or self._state.interrupted:
-            self._state.tidy(in_step=True)
         token = packed.token
         handle, lane = token.handle, token.lane
         if handle.modified():
             packed.raise_modified()
-        if _current_backward() != self._backward:
-            self._note_backward()
         with self._lock:
             if handle.unpacked == 0:
                 self._order.asked(handle)
@@ -96,7 +114,7 @@ class Unpacker:
             lane.executor.drop_result(handle)
         return out
 
-    def _prefetch_after(self, handle: Handle, most_ahead: int) -> None:
+    def _prefetch_after(self, handle: Handle | Recomputed, most_ahead: int) -> None:
         depth = self._follower.depth
         with self._lock:
             # Tokens, so that no other thread buries these.

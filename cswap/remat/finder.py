@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from cswap.remat.reads import NotFoundError, read_again
 from cswap.remat.record import Remat
@@ -14,9 +14,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from cswap.remat.operators import Operator
     from cswap.remat.record import Formula
-    from cswap.remat.views import View
 
 DEFAULT_DEPTH: Final = 3
 """Largest number of operators in a row; recomputation must not cascade (a lesson of Coop, 2023)."""
@@ -62,6 +60,10 @@ class Finder:
         Returns:
             None if the tensor has to be stored.
         """
+        if expected is not None:
+            remat = self.recognised(tensor, expected)
+            if remat is not None:
+                return remat
         base = tensor._base  # noqa: SLF001
         if base is None:
             base = tensor
@@ -71,10 +73,6 @@ class Finder:
         row = row_of(node)
         if row is None:
             return None
-        if expected is not None and type(node) is expected.root:
-            remat = self._recognised(base, node, row, expected)
-            if remat is not None:
-                return remat
         if is_hopeless(node, row):
             return None
         try:
@@ -82,11 +80,25 @@ class Finder:
         except (NotFoundError, AttributeError):  # nodes of other versions of torch may differ
             return None
 
-    def _recognised(
-        self, base: torch.Tensor, node: Any, row: Operator | View, formula: Formula
-    ) -> Remat | None:
-        # See Note [a formula is recognised].
+    def recognised(self, tensor: torch.Tensor, formula: Formula) -> Remat | None:
+        """The record of a tensor that this formula computes again; None: another may do.
+
+        See Note [a formula is recognised].
+
+        Args:
+            tensor: see `find`.
+            formula: of a tensor that its call site saved before.
+        """
+        base = tensor._base  # noqa: SLF001
+        if base is None:
+            base = tensor
+        node = base.grad_fn
+        if type(node) is not formula.root:
+            return None
         if base._version != formula.version or not formula.layout.is_of(base):  # noqa: SLF001
+            return None
+        row = row_of(node)
+        if row is None:
             return None
         try:
             if not (has_own_memory(base) and is_result(base, node, row)):

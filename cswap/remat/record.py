@@ -161,19 +161,24 @@ class Remat:
         Raises:
             InternalError: the result has another shape, dtype or device.
         """
+        if self.settings.are_set():  # as in most backwards
+            return self._run(inputs, exact)
+        with SameBits(self.settings):
+            return self._run(inputs, exact)
+
+    def _run(self, inputs: Sequence[torch.Tensor], exact: bool) -> torch.Tensor:
         values: list[Constant | None] = [*inputs, *self.constants]
         formula = self.formula
-        with SameBits(self.settings):
-            for step in formula.steps:
-                operands = [None if n is None else values[n] for n in step.operands]
-                function = step.function if exact or step.inexact is None else step.inexact
-                values.append(function(*operands, *step.constants))
-                for n in step.last_use:
-                    values[n] = None
-                del operands
-            result = values[-1]
-            assert isinstance(result, torch.Tensor)  # the last step's
-            return _checked(result, formula)
+        for step in formula.steps:
+            operands = [None if n is None else values[n] for n in step.operands]
+            function = step.function if exact or step.inexact is None else step.inexact
+            values.append(function(*operands, *step.constants))
+            for n in step.last_use:
+                values[n] = None
+            del operands
+        result = values[-1]
+        assert isinstance(result, torch.Tensor)  # the last step's
+        return _checked(result, formula)
 
     def agrees(self, tensor: torch.Tensor, inputs: Sequence[torch.Tensor]) -> bool:
         """Whether the result has the same bits as the memory of the saved tensor.

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _get_onednn = torch._C._get_mkldnn_enabled  # noqa: SLF001
 _set_onednn = torch._C._set_mkldnn_enabled  # noqa: SLF001
 _set_grad_enabled = torch._C._set_grad_enabled  # noqa: SLF001
+_get_threads = torch.get_num_threads
+_is_grad_enabled = torch.is_grad_enabled
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled  # noqa: SLF001
 
 
@@ -41,11 +43,20 @@ class Settings:
     @staticmethod
     def current() -> Settings:
         """The current settings: the same object while they are the same."""
-        return _settings(torch.get_num_threads(), bool(_get_onednn()))
+        return _settings(_get_threads(), bool(_get_onednn()))
+
+    def are_set(self) -> bool:
+        """Whether operators run under them now, without a history and without autocast."""
+        return (
+            not _is_grad_enabled()
+            and _get_threads() == self.threads
+            and _get_onednn() == self.onednn
+            and not _is_any_autocast_enabled()
+        )
 
     def apply(self) -> None:
         """Set them for the calling thread."""
-        if torch.get_num_threads() != self.threads:
+        if _get_threads() != self.threads:
             torch.set_num_threads(self.threads)
         if _get_onednn() != self.onednn:
             _set_onednn(self.onednn)
@@ -69,7 +80,7 @@ class SameBits:
 
     def __enter__(self) -> None:
         self._outside = Settings.current()
-        self._had_grad = torch.is_grad_enabled()
+        self._had_grad = _is_grad_enabled()
         if self._had_grad:
             _set_grad_enabled(False)
         self._autocast = None

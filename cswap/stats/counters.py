@@ -183,6 +183,15 @@ class Counters:
         if self.timeline is not None:
             self._draw()
 
+    def let_go(self, way: str, nbytes: int) -> None:
+        """Count a saved tensor of which the engine never holds a byte."""
+        with self._lock:
+            self.packed += 1
+            self.swapped += 1
+            entry = self.by_codec[way]
+            entry.count += 1
+            entry.raw += nbytes
+
     def decoded(self, codec: str, decode_s: float) -> None:
         """Add the decode time of a section."""
         with self._lock:

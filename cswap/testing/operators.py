@@ -20,6 +20,8 @@ from cswap.testing.buffers import fail_unless
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from cswap.engine.engine import SwapEngine
+
 DTYPES: Final = (torch.float32, torch.float64, torch.bfloat16, torch.complex64)
 """Dtypes of the operators' inputs."""
 
@@ -119,6 +121,7 @@ def check_operator(
     device: str,
     codecs_of: Callable[[int], Sequence[str]],
     most_samples: int | None = None,
+    n_steps: int = 1,
 ) -> Swapped:
     """Compare an operator's gradients with and without swapping, for samples of its inputs.
 
@@ -127,6 +130,8 @@ def check_operator(
         device: device on which it runs.
         codecs_of: codecs to swap a sample with, by the sample's index.
         most_samples: largest number of samples; default: all.
+        n_steps: how often each sample runs with one engine; it knows the call sites from the second
+            on.
 
     Raises:
         AssertionError: a gradient's bits differ, or the engine took a slower path.
@@ -150,14 +155,19 @@ def check_operator(
             continue  # not repeatable even without cswap
         for codec in codecs_of(index):
             with swapping(min_bytes=0, codec=codec, workers=index % 2) as engine:
-                found = _gradients(case.op, sample)
-            right = found == expected or not _is_repeatable(case.op, sample, expected)
+                found = [_in_a_step(engine, case.op, sample) for _ in range(n_steps)]
+            right = found == n_steps * [expected] or not _is_repeatable(case.op, sample, expected)
             fail_unless(right, f"{case}, sample {index}, codec {codec}: gradients differ")
             stats = engine.stats
             fail_unless(stats.fallbacks == 0, f"{case}: {stats.fallbacks_by_reason}")
             done.tensors += stats.swapped
             done.packed += stats.packed
     return done
+
+
+def _in_a_step(engine: SwapEngine, op: Any, sample: Any) -> _Gradients | None:
+    engine.begin_step()
+    return _gradients(op, sample)
 
 
 def _is_repeatable(op: Any, sample: Any, expected: _Gradients) -> bool:

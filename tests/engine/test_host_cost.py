@@ -9,6 +9,9 @@ import torch
 from cswap.config import SwapConfig
 from cswap.engine.engine import SwapEngine
 
+MOST_CALLS_AGAIN = 46
+"""The same, of a tensor that is computed again at a known place. No kernel calls Python."""
+
 N = 8
 """Tensors per step."""
 
@@ -48,4 +51,31 @@ def test_python_calls_of_a_swapped_tensor(codec):
     calls = [step() for _ in range(8)]
     assert engine.stats.swapped == N * len(calls)
     assert min(calls) <= MOST_CALLS[codec]
+    engine.close()
+
+
+def test_python_calls_of_a_tensor_that_is_computed_again(monkeypatch):
+    monkeypatch.setattr("cswap.engine.recomputer._timed", lambda *_: 1e-6)
+    engine = SwapEngine(SwapConfig(min_bytes=0, workers=0, slowdown=1e6))
+    leaf = torch.randn(1 << 16, requires_grad=True)
+    hooks = torch.autograd.graph.saved_tensors_hooks(engine.pack, engine.unpack)
+
+    def step():
+        engine.begin_step()
+        kept, tensors = [], []
+        for _ in range(N):
+            with hooks:
+                y = torch.nn.functional.gelu(leaf * 1.0)
+            kept.append(y.grad_fn)
+            tensors.append(y)
+        del y
+        packed, out = counted(lambda: [engine.pack(tensors.pop(0)) for _ in range(N)])
+        with torch.no_grad():  # as in backward
+            _, back = counted(lambda: [engine.unpack(packed.pop()) for _ in range(N)])
+        _, release = counted(engine.collect)
+        return (out + back + release) / N
+
+    calls = [step() for _ in range(8)]
+    assert engine.stats.by_codec["remat"].count == N * len(calls)
+    assert min(calls) <= MOST_CALLS_AGAIN
     engine.close()

@@ -7,11 +7,14 @@ gets is in its own packed view, and no state depends on forward and backward tak
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from cswap.engine.saved.packed import Token
+    from cswap.engine.saved.recomputed import Recomputed
     from cswap.engine.transfer.handle import Handle
+
+    Saved: TypeAlias = Handle | Recomputed
 
 
 class StepOrder:
@@ -52,8 +55,8 @@ class StepOrder:
         """Tokens of all handles that may still be asked for."""
         return [token for reference in self._live.values() if (token := reference()) is not None]
 
-    def asked(self, handle: Handle) -> None:
-        """Backward has asked for this handle (for the first time)."""
+    def asked(self, handle: Saved) -> None:
+        """Backward has asked for this tensor (for the first time)."""
         self._asked_since_pack = True
         if handle.step != self._asked_step:
             if len(self._asked) > 1:
@@ -61,7 +64,7 @@ class StepOrder:
             self._asked, self._asked_step = [], handle.step
         self._asked.append(handle.position)
 
-    def upcoming(self, handle: Handle, count: int) -> list[Token]:
+    def upcoming(self, handle: Saved, count: int) -> list[Token]:
         """Tokens of the ``count`` handles that are likely to be asked for after this one."""
         found: list[Token] = []
         position = handle.position

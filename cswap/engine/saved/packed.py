@@ -47,6 +47,19 @@ class Kept:
         return self.tensor
 
 
+class SharedUse:
+    """Whether a saved tensor that is computed again shares its memory (see short_way.py).
+
+    Attributes:
+        seen: another saved tensor, or one that is computed from this one, used the memory.
+    """
+
+    __slots__ = ("seen",)
+
+    def __init__(self) -> None:
+        self.seen = False
+
+
 class Token:
     """Owned by the packed views of a handle; owns the tensors, so these go with the last view.
 
@@ -57,9 +70,19 @@ class Token:
         result: see `Owner`.
         remat: see `Owner`.
         rest: of its place in the step, if its tensor stays for some steps (see rest.py).
+        shared_use: set if its tensor is computed again; told of other users of the memory.
     """
 
-    __slots__ = ("__weakref__", "handle", "lane", "remat", "rest", "result", "source")
+    __slots__ = (
+        "__weakref__",
+        "handle",
+        "lane",
+        "remat",
+        "rest",
+        "result",
+        "shared_use",
+        "source",
+    )
 
     def __init__(self, handle: Handle, source: torch.Tensor, lane: Lane) -> None:
         self.handle = handle
@@ -68,6 +91,7 @@ class Token:
         self.result: torch.Tensor | None = None
         self.remat: Remat | None = None
         self.rest: Rest | None = None
+        self.shared_use: SharedUse | None = None
         handle.token = weakref.ref(self)
 
 

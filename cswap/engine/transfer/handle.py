@@ -220,10 +220,7 @@ class Handle:
         token = self.token()
         if token is None or token.source is None:
             return
-        counter = token.source.detach()
-        nothing = _NOTHING.get((counter.dtype, counter.device))
-        counter.data = _nothing(counter) if nothing is None else nothing
-        self._counter = counter
+        self._counter = version_counter(token.source)
         token.source = None
 
     def modified(self) -> bool:
@@ -245,6 +242,14 @@ class Handle:
         if found is not None and found._version == self._last_version:  # noqa: SLF001
             return found
         return None
+
+
+def version_counter(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor without elements that counts versions with this one, and keeps no memory."""
+    counter = tensor.detach()
+    nothing = _NOTHING.get((counter.dtype, counter.device))
+    counter.data = _nothing(counter) if nothing is None else nothing
+    return counter
 
 
 _NOTHING: Final[dict[tuple[torch.dtype, torch.device], torch.Tensor]] = {}

@@ -20,8 +20,6 @@ from cswap.engine.transfer.section import INDICES, Section
 from cswap.errors import CorruptEncodingError, InternalError, without_frames
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import torch
 
     from cswap.codecs.base import Codec, Stream
@@ -32,6 +30,11 @@ if TYPE_CHECKING:
 
 _Stored: TypeAlias = "tuple[torch.Tensor | None, DiskFile | None, int]"
 """Where an encoding was put: the store's buffer, or the file; and its bytes."""
+
+
+# A codec's time is that of its thread alone, whose clock costs a system call of a microsecond. For
+# a plain copy, which is short, the clock on the wall will do.
+_thread_s, _wall_s = time.thread_time, time.perf_counter
 
 
 class _NoRoomError(Exception):
@@ -102,7 +105,7 @@ class HostExecutor(Executor):
         self, handle: Handle, section: Section, x: torch.Tensor, stream: Stream | None
     ) -> _Stored:
         codec, began = section.codec, time.perf_counter()
-        clock = _clock_of(codec)
+        clock = _wall_s if codec.verbatim else _thread_s
         start = clock()
         if codec.verbatim:
             stored = self._store(section, x, x.nbytes)
@@ -230,7 +233,7 @@ class HostExecutor(Executor):
         section = handle.sections[0]
         codec, nbytes = section.codec, section.nbytes
         payload = self._payload(section)
-        began, clock = time.perf_counter(), _clock_of(codec)
+        began, clock = time.perf_counter(), _wall_s if codec.verbatim else _thread_s
         start = clock()
         if section.checked == "payload" and checksum(payload) != section.checksum:
             raise CorruptEncodingError(DAMAGED.format(codec.name, nbytes))
@@ -289,12 +292,6 @@ class HostExecutor(Executor):
                 patience.pause(handle)
         with self._lock:  # whoever has moved it is done with that
             pass
-
-
-def _clock_of(codec: Codec) -> Callable[[], float]:
-    # A codec's time is that of its thread alone, whose clock costs a system call of a microsecond.
-    # For a plain copy, which is short, the clock on the wall will do.
-    return time.perf_counter if codec.verbatim else time.thread_time
 
 
 def _bytes(x: torch.Tensor, nbytes: int) -> torch.Tensor:

@@ -1,0 +1,108 @@
+"""The short way of tensors that are computed again: out and back without a handle.
+
+Note [computed again without a handle]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+A tensor that is computed again holds no bytes: nothing is to be given back when it goes. Its handle
+serves other tensors that use the same memory, and the decision between ways to hold the tensor. So
+where the last tensor of a place was computed again, and no other tensor used its handle, the next
+one gets a `Recomputed` and no handle, no token and no entry in a table. The graph around it is read
+again (Note [a formula is recognised] in reads.py). If a read differs, if the price of a byte has
+changed, or if the limit of the step's time keeps the tensor, it goes the whole way.
+
+If another tensor begins to use the same memory, the first one does not notice: both are held, each
+in its own way, and each comes back with its own values. So in every `STEPS`-th step all places go
+the whole way, and there such a use is seen.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from cswap.advisor.live_costs import REMAT
+from cswap.engine.saved.packed import PackedView
+from cswap.engine.saved.recomputed import Recomputed
+from cswap.engine.transfer.handle import State
+
+if TYPE_CHECKING:
+    import torch
+
+    from cswap.engine.recipes import Place
+    from cswap.engine.state import EngineState
+    from cswap.engine.transfer.device_lanes import Lane
+    from cswap.remat.record import Remat
+
+STEPS: Final = 64
+"""In steps whose number is a multiple, all tensors go the whole way."""
+
+
+class ShortWay:
+    """Packs and unpacks tensors of one engine that are computed again."""
+
+    def __init__(self, state: EngineState) -> None:
+        """Args: state: the engine's."""
+        self._lock, self._order, self._counters = state.lock, state.order, state.counters
+        self._recomputer, self._advisor = state.recomputer, state.advisor
+        self._limit = state.advisor.limit
+
+    def pack(self, tensor: torch.Tensor, place: Place) -> Recomputed | None:
+        """The packed object of a tensor; None: it goes the whole way.
+
+        Args:
+            tensor: as autograd saves it.
+            place: where in the step; its last tensor was computed again.
+        """
+        shared_use, lane = place.shared_use, place.recipe.lane
+        assert shared_use is not None  # the caller has looked
+        assert lane is not None  # or it would stay
+        whole = shared_use.seen or self._order.step % STEPS == 0
+        if whole or not self._is_worth(place, lane):
+            place.shared_use = None
+            return None
+        if lane.may_capture and lane.device.is_capturing():
+            return None
+        lossy_ok = place.recipe.lossy_ok
+        remat = self._recomputer.recognised(tensor, place, lossy_ok=lossy_ok)
+        if remat is None or (lane.ahead and not _is_at_hand(remat)):
+            return None
+        packed = Recomputed(tensor, remat, lane, shared_use, lossy_ok=lossy_ok)
+        with self._lock:
+            packed.position, packed.step = self._order.next_position(), self._order.step
+        self._counters.let_go(REMAT, packed.nbytes)
+        return packed
+
+    def _is_worth(self, place: Place, lane: Lane) -> bool:
+        if place.worth_at is None or place.formula is None:
+            return False
+        position, price, refused = place.worth_at
+        nbytes = place.formula.nbytes
+        if price != self._advisor.price(lane.device.kind) or refused != self._recomputer.refused:
+            return False
+        limit = self._limit if lane.may_keep else None
+        return limit is None or not limit.keeps(position, nbytes)
+
+    def unpack(self, packed: Recomputed) -> torch.Tensor:
+        """The tensor, computed again.
+
+        Raises:
+            RuntimeError: autograd's own, if it or an input was modified in place since it was
+                saved.
+        """
+        self._counters.fetched(hit=False, first=packed.unpacked == 0)
+        return self._recomputer.compute(packed)
+
+    def took(self, packed: Recomputed, seconds: float) -> None:
+        """A call of `unpack` has taken this long."""
+        packed.unpacked += 1
+        packed.took_s += seconds
+        if packed.unpacked == 1 and self._limit is not None:
+            self._limit.took(packed.position, packed.nbytes, packed.took_s)
+
+
+def _is_at_hand(remat: Remat) -> bool:
+    # Whether no input has to be decoded ahead: its user would need a handle.
+    for packed in remat.inputs:
+        if isinstance(packed, PackedView):
+            handle = packed.token.handle
+            if handle.state is not State.KEPT and not handle.recomputed:
+                return False
+    return True

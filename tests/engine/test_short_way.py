@@ -1,0 +1,312 @@
+"""Saved tensors that are computed again at a known place: they have no handle."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn import functional
+
+import cswap
+from cswap.engine import short_way
+from cswap.engine.short_way import ShortWay
+from cswap.testing.engines import assert_empty
+
+MODIFIED = "modified by an inplace operation"
+
+
+@pytest.fixture(autouse=True)
+def _always_worth_it(monkeypatch):
+    # A busy machine may take longer than a tensor is worth.
+    monkeypatch.setattr("cswap.engine.recomputer._timed", lambda *_: 1e-5)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def taken(monkeypatch):
+    """Per tensor that has tried the short way: whether it took it."""
+    found, pack = [], ShortWay.pack
+
+    def noted(self, tensor, place):
+        packed = pack(self, tensor, place)
+        found.append(packed is not None)
+        return packed
+
+    monkeypatch.setattr(ShortWay, "pack", noted)
+    return found
+
+
+def swapping():
+    return cswap.swapping(min_bytes=0, workers=0, slowdown=1e6)
+
+
+def leaves():
+    return [torch.randn(n, 64, requires_grad=True) for n in (512, 64)]
+
+
+def one(h, w):
+    """One tensor that can be computed again: gelu(h)."""
+    return (functional.gelu(h) @ w).sum()
+
+
+def gradients(engine, loss, leaves, **options):
+    engine.begin_step()
+    return torch.autograd.grad(loss(*leaves), leaves, **options)
+
+
+def equal(found, wanted):
+    return all(map(torch.equal, found, wanted))
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        one,
+        lambda h, w: (functional.layer_norm(h, (64,)) @ w).sum(),
+        lambda h, w: (functional.gelu(h).view(8, 64, 64) @ w).sum(),
+        lambda h, w: (functional.gelu(h).t().reshape(64, 512).t() @ w).sum(),
+        lambda h, w: (functional.softplus(h)[2:].t().mm(h[2:]) @ w).sum(),
+        lambda h, w: (functional.silu(h) * h).mm(w).sum(),
+    ],
+    ids=["gelu", "layer_norm", "view", "copy", "part", "gated"],
+)
+def test_gradients_are_bit_equal(loss, taken):
+    given = leaves()
+    wanted = torch.autograd.grad(loss(*given), given)
+    with swapping() as engine:
+        for _ in range(4):
+            assert equal(gradients(engine, loss, given), wanted)
+        assert taken.count(True) == 3
+        stats = engine.stats
+        assert stats.by_codec["remat"].count >= 4
+        assert stats.fallbacks == 0
+        assert_empty(engine)
+
+
+def test_nothing_holds_the_memory_between_forward_and_backward(taken):
+    h, w = leaves()
+    with swapping() as engine:
+        for _ in range(3):
+            engine.begin_step()
+            y = functional.gelu(h)
+            storage = StorageWeakRef(y.untyped_storage())
+            loss = (y @ w).sum()
+            del y
+            assert storage.expired()
+            loss.backward()
+    assert taken == [True, True]
+
+
+def test_statistics_are_those_of_the_whole_way(monkeypatch, taken):
+    counts = []
+    for steps in (1, 64):
+        monkeypatch.setattr(short_way, "STEPS", steps)
+        given = leaves()
+        with swapping() as engine:
+            for _ in range(3):
+                gradients(engine, one, given)
+            s = engine.stats
+            remat = s.by_codec["remat"]
+            counts.append((s.packed, s.swapped, s.prefetch_misses, remat.count, remat.raw))
+    assert counts[0] == counts[1]
+    assert taken == [False, False, True, True]
+
+
+@pytest.mark.parametrize("of", ["tensor", "input", "view"])
+def test_a_change_in_place_raises_as_without_hooks(of, taken):
+    x, w = leaves()
+    with swapping() as engine:
+        for modify in (False, False, True):
+            engine.begin_step()
+            h = x * 1.0
+            y = functional.gelu(h)
+            loss = (y @ w).sum()
+            if not modify:
+                loss.backward()
+                continue
+            with torch.no_grad():
+                {"tensor": y, "input": h, "view": y.detach()[3:]}[of].mul_(2)
+            with pytest.raises(RuntimeError, match=MODIFIED):
+                loss.backward()
+    assert taken == [True, True]
+
+
+def test_memory_that_two_operators_save_has_a_handle(taken):
+    def loss(h, w):
+        y = functional.gelu(h)
+        return (y @ w).sum() + (y @ w.t()).square().sum()
+
+    given = leaves()
+    wanted = torch.autograd.grad(loss(*given), given)
+    with swapping() as engine:
+        for _ in range(4):
+            assert equal(gradients(engine, loss, given), wanted)
+        assert engine.stats.deduplicated >= 4
+    assert not any(taken)
+
+
+def test_a_second_save_that_begins_later_is_right_and_is_seen_after_some_steps(monkeypatch, taken):
+    monkeypatch.setattr(short_way, "STEPS", 4)
+
+    def twice(h, w):
+        y = functional.gelu(h)
+        return (y @ w).sum() + (y @ w.t()).square().sum()
+
+    given = leaves()
+    wanted = {loss: torch.autograd.grad(loss(*given), given) for loss in (one, twice)}
+    with swapping() as engine:
+        for loss in [one, one, *10 * [twice]]:
+            assert equal(gradients(engine, loss, given), wanted[loss])
+        assert engine.stats.deduplicated == 8
+    assert taken == [True, True, True, True, *9 * [False]]
+
+
+def test_a_tensor_that_others_are_computed_from_has_a_handle(taken):
+    # The product saves gelu(h) and s; the matrix product saves their product, computed from gelu's.
+    def loss(h, w):
+        return ((functional.gelu(h) * h.sin()) @ w).sum()
+
+    given = leaves()
+    wanted = torch.autograd.grad(loss(*given), given)
+    with swapping() as engine:
+        for _ in range(5):
+            assert equal(gradients(engine, loss, given), wanted)
+        assert engine.stats.fallbacks == 0
+        assert_empty(engine)
+
+
+def test_an_input_without_a_handle_is_computed_for_its_user(monkeypatch, taken):
+    # As above, but the tensor was used by no other when its place became known.
+    def also(h, w):
+        y = functional.gelu(h)
+        return (y @ w).sum() + (functional.silu(y) @ w).square().sum()
+
+    given = leaves()
+    wanted = {loss: torch.autograd.grad(loss(*given), given) for loss in (one, also)}
+    with swapping() as engine:
+        for loss in (one, one, also, also, also, one):
+            assert equal(gradients(engine, loss, given), wanted[loss])
+    assert taken[:2] == [True, True]
+
+
+def test_another_tensor_at_the_place_goes_the_whole_way(taken):
+    def loss(kind):
+        h, w = given
+        return (kind(h) @ w).sum()
+
+    kinds = 2 * [functional.gelu] + [functional.silu, torch.sin, lambda x: x @ x.t() @ x]
+    given = leaves()
+    wanted = [torch.autograd.grad(loss(kind), given) for kind in kinds]
+    with swapping() as engine:
+        for kind, expected in zip(kinds, wanted, strict=True):
+            engine.begin_step()
+            assert equal(torch.autograd.grad(loss(kind), given), expected)
+    assert taken[0]
+    assert not all(taken)
+
+
+def test_two_forwards_before_their_backwards_and_a_retained_graph(taken):
+    given = leaves()
+    wanted = torch.autograd.grad(one(*given), given)
+    with swapping() as engine:
+        gradients(engine, one, given)
+        losses = []
+        for _ in range(2):
+            engine.begin_step()
+            losses.append(one(*given))
+        for loss in losses:
+            for retain in (True, False):
+                assert equal(torch.autograd.grad(loss, given, retain_graph=retain), wanted)
+    assert taken == [True, True]
+
+
+def test_second_derivatives(taken):
+    def second(h, w):
+        (first,) = torch.autograd.grad(
+            (functional.silu(h) @ w).square().sum(), w, create_graph=True
+        )
+        return torch.autograd.grad(first.square().sum(), (h, w))
+
+    given = leaves()
+    wanted = second(*given)
+    with swapping() as engine:
+        for _ in range(4):
+            engine.begin_step()
+            assert equal(second(*given), wanted)
+        del wanted
+        gc.collect()
+        assert_empty(engine)
+    assert True in taken
+
+
+def test_a_graph_that_is_dropped_leaves_nothing(taken):
+    given = leaves()
+    with swapping() as engine:
+        for _ in range(3):
+            engine.begin_step()
+            one(*given)
+        gradients(engine, one, given)
+        assert_empty(engine)
+    assert taken == 3 * [True]
+
+
+def test_the_limit_of_time_can_end_it(taken):
+    given = leaves()
+    with swapping() as engine:
+        for _ in range(2):
+            gradients(engine, one, given)
+        limit = engine.advisor.limit
+        limit.keeps = lambda *_: True
+        gradients(engine, one, given)
+        assert engine.stats.kept_by_reason["slowdown"] == 1
+    assert taken == [True, False]
+
+
+def test_its_time_in_the_hooks_counts_for_the_limit(monkeypatch, taken):
+    given, took = leaves(), []
+    with swapping() as engine:
+        gradients(engine, one, given)
+        engine.advisor.limit.took = lambda *args: took.append(args)
+        gradients(engine, one, given)
+        ((position, nbytes, seconds),) = took
+        assert nbytes == given[0].nbytes
+        assert 0 < seconds < 60
+        assert position >= 0
+    assert taken == [True]
+
+
+def test_the_guard_sees_every_tensor_in_its_steps(taken):
+    given = leaves()
+    with swapping() as engine:
+        for _ in range(2):
+            gradients(engine, one, given)
+        engine.observer.seen = []
+        gradients(engine, one, given)
+        assert any(saved.sizes == given[0].shape for saved in engine.observer.seen)
+    assert taken == [True]
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+@pytest.mark.parametrize("codec", ["zvc", "raw"])
+def test_inputs_that_are_swapped_come_back_for_it(codec, ahead, taken):
+    def loss(x, w):
+        return (functional.gelu(x * 2.0) @ w).sum()
+
+    given = leaves()
+    wanted = torch.autograd.grad(loss(*given), given)
+    with cswap.swapping(min_bytes=0, workers=0, codec=codec) as engine:
+        lane = engine._state.lanes.of(given[0].device)
+        assert lane is not None
+        lane.ahead = ahead
+        for _ in range(4):
+            assert equal(gradients(engine, loss, given), wanted)
+        stats = engine.stats
+        assert stats.by_codec["remat"].count == 4
+        assert stats.by_codec[codec].count > 0
+    assert taken == 3 * [ahead == 0]  # what is to be decoded ahead needs a handle
