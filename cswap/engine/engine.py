@@ -95,6 +95,7 @@ class SwapEngine:
     def choose_by(self, chooser: Chooser | None) -> None:
         """Let somebody else than the advisor decide from now on; None: the advisor again."""
         self._state.chooser = chooser
+        self._packer.renumber()  # a goal knows other formulas
 
     def run_in_line(self, *, in_line: bool) -> None:
         """Whether a CPU encodes where a tensor is saved, and decodes nothing ahead.

@@ -462,7 +462,7 @@ class Packer:
 
     def _seconds_again(self, token: Token, tensor: torch.Tensor, place: Place) -> float | None:
         if self._remat:
-            token.remat = self._recomputer.find(tensor, token.handle, place)
+            token.remat = self._recomputer.find(tensor, token.handle, place, for_goal=True)
         return self._recomputer.seconds(token)
 
     def _candidates(self, handle: Handle, source: torch.Tensor) -> tuple[Candidate, ...]:

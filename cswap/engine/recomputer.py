@@ -17,12 +17,22 @@ An input is a packed object: it comes back as it does for its own operator. That
 backward a little later and asks for it again, so a decoded input waits for that, within the bounds
 of memory decoded ahead. An input that a lossy codec may take serves only tensors that a lossy codec
 may take, too.
+
+Note [products are for goals]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+A matrix product or a convolution takes long: whether it is worth its time depends on what else
+could be given up for the same bytes. A goal compares all ways of all tensors (`cswap.fit`), so it
+alone asks for such chains. Compared with checkpointing, a chain computes only that which is needed
+to make one tensor again: of a perceptron it is the first product and not the second. Their time is
+measured, on a GPU as well, since no rate of memory tells it.
 """
 
 from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple
+
+import torch
 
 from cswap.engine.saved.packed import Kept, PackedView
 from cswap.engine.saved.recomputed import Recomputed
@@ -33,8 +43,6 @@ from cswap.remat.record import same_bits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import torch
 
     from cswap.advisor.advisor import Advisor
     from cswap.engine.recipes import Place
@@ -48,6 +56,9 @@ PASS_BYTES_PER_S: Final = {"cpu": 4e9, "cuda": 1.5e12}
 
 OPERATOR_S: Final = 1e-5
 """Time of calling an operator: assumed, not measured."""
+
+GOAL_DEPTH: Final = 4
+"""Largest number of operators in a row for a goal: a norm, a product and a gated activation."""
 
 NEAR: Final = 0.2
 """Relative error up to which a result of rounded inputs counts as the tensor; int4's is 0.12."""
@@ -85,22 +96,30 @@ class Recomputer:
         self._counters, self._advisor = counters, advisor
         self._exact = Finder(_depth_of_exact)
         self._lossy = Finder(_depth_of)
+        self._exact_goal = Finder(_depth_of_exact, max_depth=GOAL_DEPTH, products=True)
+        self._lossy_goal = Finder(_depth_of, max_depth=GOAL_DEPTH, products=True)
         self._trials: dict[_Key, Trial] = {}
         self.refused = 0
         self.note_ready: Callable[[Token], None] = lambda _: None
 
-    def find(self, tensor: torch.Tensor, handle: Handle, place: Place) -> Remat | None:
+    def find(
+        self, tensor: torch.Tensor, handle: Handle, place: Place, *, for_goal: bool = False
+    ) -> Remat | None:
         """How to compute the tensor that is being packed again; None: it cannot be.
 
         Args:
             tensor: as autograd gives it to pack.
             handle: of its memory.
             place: where in the step it is saved.
+            for_goal: see Note [products are for goals].
         """
         if not handle.whole or handle.gathered:
             place.note(None)
             return None
-        finder = self._lossy if handle.lossy_ok else self._exact
+        if for_goal:
+            finder = self._lossy_goal if handle.lossy_ok else self._exact_goal
+        else:
+            finder = self._lossy if handle.lossy_ok else self._exact
         found = finder.find(tensor, place.formula)
         if found is not None and found.formula.nbytes != handle.raw_nbytes:
             found = None
@@ -232,7 +251,8 @@ class Recomputer:
             result = _flat(remat.run(inputs, exact))
             source = token.handle.elements(source)
             agrees = same_bits(result, source) or (not exact and _is_near(result, source))
-            if source.is_cuda or not exact or must_agree(lossy=token.handle.lossy_ok):
+            estimated = source.is_cuda or not exact or must_agree(lossy=token.handle.lossy_ok)
+            if estimated and not remat.formula.product:
                 seconds = _estimated(remat, token)
             else:
                 seconds = min(_timed(remat, inputs) for _ in range(N_RUNS))
@@ -280,9 +300,16 @@ def _estimated(remat: Remat, token: Token) -> float:
 
 
 def _timed(remat: Remat, inputs: list[torch.Tensor]) -> float:
-    start = time.perf_counter()
+    start = _now(remat)
     remat.run(inputs)
-    return time.perf_counter() - start
+    return _now(remat) - start
+
+
+def _now(remat: Remat) -> float:
+    # A GPU runs behind the host: it is waited for, once per call site.
+    if remat.formula.layout.device.type == "cuda":
+        torch.cuda.synchronize(remat.formula.layout.device)
+    return time.perf_counter()
 
 
 def _flat(x: torch.Tensor) -> torch.Tensor:

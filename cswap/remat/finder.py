@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from cswap.remat.reads import NotFoundError, read_again
 from cswap.remat.record import Remat
-from cswap.remat.search import Limits, Search, has_own_memory, is_hopeless, is_result, row_of
+from cswap.remat.search import Limits, Rows, Search, has_own_memory, is_result
 from cswap.remat.settings import Settings
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ class Finder:
         max_depth: int = DEFAULT_DEPTH,
         max_passes: int = DEFAULT_PASSES,
         through_unsaved: bool = True,
+        products: bool = False,
     ) -> None:
         """A finder for one engine.
 
@@ -43,8 +44,10 @@ class Finder:
             max_depth: largest number of operators in a row; each costs time at unpack.
             max_passes: largest number of reads and writes of memory of the tensor's size.
             through_unsaved: whether intermediate values may be unsaved; see `Formula.unseen`.
+            products: whether matrix products and convolutions run again, too.
         """
-        self._limits = Limits(depth_of, max_depth, max_passes, through_unsaved)
+        rows = Rows(products=products)
+        self._limits = Limits(rows, depth_of, max_depth, max_passes, through_unsaved)
 
     def find(self, tensor: torch.Tensor, expected: Formula | None = None) -> Remat | None:
         """Find the operators that compute again the memory of a tensor that autograd is saving.
@@ -70,10 +73,8 @@ class Finder:
         node = base.grad_fn
         if node is None:
             return None
-        row = row_of(node)
-        if row is None:
-            return None
-        if is_hopeless(node, row):
+        row = self._limits.rows.of(node)
+        if row is None or self._limits.rows.is_hopeless(node, row):
             return None
         try:
             return Search(self._limits, base, node).remat(row)
@@ -97,7 +98,7 @@ class Finder:
             return None
         if base._version != formula.version or not formula.layout.is_of(base):  # noqa: SLF001
             return None
-        row = row_of(node)
+        row = self._limits.rows.of(node)
         if row is None:
             return None
         try:

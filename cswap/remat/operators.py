@@ -5,10 +5,11 @@ A row names the attributes of a node that hold its operator's arguments. The row
 every row bit by bit. If a node of another version of torch lacks an attribute, its operator does
 not run again.
 
-Not in the table: random draws, matrix products and convolutions, writes in place (except of
-operators that save their result), and operators that are not deterministic on a GPU. Also not in
-the table are `native_dropout` (used on GPUs) and cuDNN's batch norm, for which another kernel would
-run than before.
+Matrix products and convolutions are in a table of their own: only a goal asks for them.
+
+In no table: random draws, writes in place (except of operators that save their result), and
+operators that are not deterministic on a GPU. Also in no table are `native_dropout` (used on GPUs)
+and cuDNN's batch norm, for which another kernel would run than before.
 """
 
 from __future__ import annotations
@@ -44,11 +45,13 @@ class Operand:
         edge: index into `next_functions` of the node that computes an unsaved argument; None: the
             argument has to be saved.
         optional: whether an empty slot means that the argument was not given.
+        sizes: name of the saved sizes of the argument, which are empty if it was not given.
     """
 
     slot: str | None
     edge: int | None = None
     optional: bool = False
+    sizes: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,12 @@ def _sub(a: torch.Tensor, b: torch.Tensor, alpha: float) -> torch.Tensor:
 
 def _addcmul(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, value: float) -> torch.Tensor:
     return torch.addcmul(x, a, b, value=value)
+
+
+def _addmm(
+    bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, beta: float, alpha: float
+) -> torch.Tensor:
+    return torch.addmm(bias, a, b, beta=beta, alpha=alpha)
 
 
 def _softmax(x: torch.Tensor, dim: int, dtype: torch.dtype) -> torch.Tensor:
@@ -238,6 +247,36 @@ _ROWS: Final[dict[str, Operator]] = {
     ),
 }
 
+NO_SIZES: Final = (None, (0,))
+"""Sizes of an argument that was not given."""
+
+_PRODUCTS: Final[dict[str, Operator]] = {
+    "AddmmBackward0": Operator(
+        "addmm",
+        _addmm,
+        (Operand(None, 0), Operand("mat1", 1), Operand("mat2", 2)),
+        ("beta", "alpha"),
+        "product",
+    ),
+    "MmBackward0": Operator(
+        "mm", torch.mm, (Operand("self", 0), Operand("mat2", 1)), (), "product"
+    ),
+    "BmmBackward0": Operator(
+        "bmm", torch.bmm, (Operand("self", 0), Operand("mat2", 1)), (), "product"
+    ),
+    "ConvolutionBackward0": Operator(
+        "convolution",
+        torch.convolution,
+        (
+            Operand("input", 0),
+            Operand("weight", 1),
+            Operand(None, 2, sizes="bias_sym_sizes_opt"),
+        ),
+        ("stride", "padding", "dilation", "transposed", "output_padding", "groups"),
+        "product",
+    ),
+}
+
 RESULT_SLOTS: Final[dict[str, str]] = {
     **{name: "result" for name, row in _ROWS.items() if row.saves_result},
     "SafeSoftmaxBackward0": "result",
@@ -250,6 +289,12 @@ RESULT_SLOTS: Final[dict[str, str]] = {
 """Names of the slot in which a node saves its first output."""
 
 
-def operator_of(name: str) -> Operator | None:
-    """The row of the autograd node of this name; None: it does not run again."""
-    return _ROWS.get(name)
+def operator_of(name: str, *, products: bool = False) -> Operator | None:
+    """The row of the autograd node of this name; None: it does not run again.
+
+    Args:
+        name: of the node's type.
+        products: whether matrix products and convolutions run again, too.
+    """
+    found = _ROWS.get(name)
+    return _PRODUCTS.get(name) if found is None and products else found

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from cswap.remat.reads import Constant, Read
 
-Kind: TypeAlias = Literal["copy", "elementwise", "reduction"]
+Kind: TypeAlias = Literal["copy", "elementwise", "reduction", "product"]
 
 VIEW: Final = "view"
 """Name of the operator in steps that only make a view."""
@@ -105,6 +105,7 @@ class Formula:
         version: autograd's version of the tensor when it was saved.
         root: type of the node that made it.
         reads: by which it is recognised, see Note [a formula is recognised] in reads.py.
+        product: whether a step is a matrix product or a convolution.
         operator: name of the chain, without its views: ``"silu>mul"``.
         nbytes: bytes of the result.
     """
@@ -117,6 +118,7 @@ class Formula:
     version: int
     root: type
     reads: tuple[Read, ...]
+    product: bool = False
     operator: str = field(init=False)
     nbytes: int = field(init=False)
 

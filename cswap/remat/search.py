@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from cswap.remat.chain import Chain, PlannedStep, Value
-from cswap.remat.operators import RESULT_SLOTS, Operator, operator_of
+from cswap.remat.operators import NO_SIZES, RESULT_SLOTS, Operator, operator_of
 from cswap.remat.reads import NotFoundError, Reader
 from cswap.remat.record import VIEW, Formula, Layout, Remat
 from cswap.remat.settings import Settings
@@ -40,54 +40,59 @@ REDUCTION_PASSES: Final = 2
 class Limits:
     """See `Finder`."""
 
+    rows: Rows
     depth_of: Callable[[object], int | None]
     max_depth: int
     max_passes: int
     through_unsaved: bool
 
 
-_rows: dict[type, Operator | View | None] = {}
+class Rows:
+    """The rows of nodes in the tables of operators and of views."""
 
+    def __init__(self, *, products: bool) -> None:
+        """Args: products: see `operator_of`."""
+        self._products = products
+        self._rows: dict[type, Operator | View | None] = {}
 
-def row_of(node: Any) -> Operator | View | None:
-    """The row of a node in one of the two tables; None: its operator does not run again."""
-    # Every C++ node of a derivative formula has a Python type of its own, with its name.
-    kind = type(node)
-    try:
-        return _rows[kind]
-    except KeyError:
-        pass
-    if issubclass(kind, torch.autograd.function.BackwardCFunction):  # a user's, which may be freed
-        return None
-    row = _rows[kind] = operator_of(kind.__name__) or view_of(kind.__name__)
-    return row
+    def of(self, node: Any) -> Operator | View | None:
+        """The row of a node; None: its operator does not run again."""
+        # Every C++ node of a derivative formula has a Python type of its own, with its name.
+        kind = type(node)
+        try:
+            return self._rows[kind]
+        except KeyError:
+            pass
+        if issubclass(kind, torch.autograd.function.BackwardCFunction):  # a user's; may be freed
+            return None
+        name = kind.__name__
+        row = self._rows[kind] = operator_of(name, products=self._products) or view_of(name)
+        return row
 
+    def is_hopeless(self, node: Any, row: Operator | View) -> bool:
+        """Whether an unsaved argument comes from a node that cannot run again.
 
-def is_hopeless(node: Any, row: Operator | View) -> bool:
-    """Whether an unsaved argument comes from a node that cannot run again.
-
-    This is checked before a search, because it holds for most tensors, such as sums of products and
-    activations of products.
-    """
-    if isinstance(row, View):
-        return _is_lost(node.next_functions[0][0])
-    edges = [o.edge for o in row.operands if o.slot is None and o.edge is not None]
-    if not edges:
-        return False
-    below = node.next_functions
-    return any(_is_lost(below[edge][0]) for edge in edges)
-
-
-def _is_lost(node: Any) -> bool:
-    while node is not None:
-        row = row_of(node)
-        if row is None:
-            name = type(node).__name__
-            return name != "AccumulateGrad" and name not in RESULT_SLOTS
-        if isinstance(row, Operator):
+        This is checked before a search, because it holds for most tensors, such as sums of products
+        and activations of products.
+        """
+        if isinstance(row, View):
+            return self._is_lost(node.next_functions[0][0])
+        edges = [o.edge for o in row.operands if o.slot is None and o.edge is not None]
+        if not edges or row.kind == "product":  # a bias may not be given
             return False
-        node = node.next_functions[0][0]
-    return True  # without a history
+        below = node.next_functions
+        return any(self._is_lost(below[edge][0]) for edge in edges)
+
+    def _is_lost(self, node: Any) -> bool:
+        while node is not None:
+            row = self.of(node)
+            if row is None:
+                name = type(node).__name__
+                return name != "AccumulateGrad" and name not in RESULT_SLOTS
+            if isinstance(row, Operator):
+                return False
+            node = node.next_functions[0][0]
+        return True  # without a history
 
 
 class Search:
@@ -102,6 +107,7 @@ class Search:
         self._chain = Chain()
         self._read = Reader(node)
         self._unseen = self._passes = 0
+        self._product = False
 
     def remat(self, row: Operator | View) -> Remat:
         """Find the record for the result of the node, whose row this is.
@@ -126,6 +132,7 @@ class Search:
             self._version,
             type(node),
             tuple(self._read.reads),
+            self._product,
         )
         chain = self._chain
         return Remat(formula, tuple(chain.inputs), tuple(chain.constants), Settings.current())
@@ -152,6 +159,7 @@ class Search:
         below = strides if row.keeps_strides else None
         operands = tuple([self._operand(node, o, below, level) for o in row.operands])
         constants = tuple([self._read.argument(node, name) for name in row.constants])
+        self._product = self._product or row.kind == "product"
         if row.extra:
             constants += self._extra(node, number, row, strides, level)
         self._passes += len(operands) + 1 + (REDUCTION_PASSES if row.kind == "reduction" else 0)
@@ -180,6 +188,8 @@ class Search:
     def _operand(
         self, node: Any, operand: Operand, strides: tuple[int, ...] | None, level: int
     ) -> Value | None:
+        if operand.sizes is not None and self._read.argument(node, operand.sizes) in NO_SIZES:
+            return None
         if operand.slot is not None:
             packed = self._read.slot(node, operand.slot)
             if packed is not None:
@@ -204,7 +214,7 @@ class Search:
             packed = self._read.slot(node, slot)
             if packed is not None:
                 return self._held(node, slot, packed)
-        row = row_of(node)
+        row = self._limits.rows.of(node)
         if row is None or (number and isinstance(row, Operator)):
             raise NotFoundError
         if isinstance(row, Operator) and not (level == 1 and self._version == 1):

@@ -69,7 +69,7 @@ def test_rests_grow_longer():
         lengths.append(step - start)
         step += 1
         rest = rest.longer(step)
-    assert lengths == [2, 4, 8, 16, 32, 64, 64]
+    assert lengths == [2, 8, 32, 64, 64, 64, 64]
     assert (lengths[0], lengths[-1]) == (FIRST_STEPS, MOST_STEPS)
 
 

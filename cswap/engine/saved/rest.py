@@ -6,9 +6,9 @@ Where the advisor or the limit of a step's time leaves a tensor in place, it wil
 steps, too: values, prices and times change slowly. So the place in the step where it was saved
 rests. The tensor that is saved there in the next steps gets no handle, which could be swapped, and
 the advisor is not asked. It is counted, and that is all. After `FIRST_STEPS` it goes the whole way
-again, with a new sample of its values; if it stays then, too, the place rests for twice as many
-steps, up to `MOST_STEPS`. A tensor that the limit no longer keeps ends its rest at once: in the
-first thirty steps, a rest would be most of the time.
+again, with a new sample of its values; if it stays then, too, the place rests for `GROWTH` times
+as many steps, up to `MOST_STEPS`. A tensor that the limit no longer keeps ends its rest at once:
+in the first thirty steps, a rest would be most of the time.
 
 A tensor that shares the memory of one that rests has to rest as long: the memory stays for one of
 them, so nothing is gained by swapping the other.
@@ -21,6 +21,9 @@ from typing import Final
 
 FIRST_STEPS: Final = 2
 """Steps for which a place rests at first: few, since the first measured times are noisy."""
+
+GROWTH: Final = 4
+"""Factor between two rests: a look takes 20 times as long as a rest."""
 
 MOST_STEPS: Final = 64
 """Most steps for which a place rests."""
@@ -48,4 +51,4 @@ class Rest:
 
     def longer(self, step: int, reason: str = "does_not_pay", position: int = 0) -> Rest:
         """The rest of a place whose tensor stays again."""
-        return Rest(step + 1, min(2 * self.steps, MOST_STEPS), reason, position)
+        return Rest(step + 1, min(GROWTH * self.steps, MOST_STEPS), reason, position)
