@@ -29,6 +29,12 @@ def is_held(training, handle):
     return handle.goal.held
 
 
+@pytest.fixture
+def _no_products(monkeypatch):
+    """Nothing but modules as a whole can be computed again at the price of a product."""
+    monkeypatch.setattr("cswap.remat.operators._PRODUCTS", {})
+
+
 @pytest.mark.parametrize(("share", "workers"), [(0.75, 1), (0.5, 0)])
 def test_a_goal_is_held_and_gradients_keep_their_bits(
     training, sizes, install, make_training, share, workers
@@ -53,6 +59,7 @@ def test_a_goal_is_held_and_gradients_keep_their_bits(
     assert handle.stats.device_bytes <= mine.x.nbytes + 1024  # the input that backward has kept
 
 
+@pytest.mark.usefixtures("_no_products")
 def test_another_meter_measures_the_same_peak(make_training, install):
     pytest.importorskip("sklearn")
     from bench.fit.models import WithLoss
@@ -87,6 +94,7 @@ def test_another_meter_measures_the_same_peak(make_training, install):
     assert abs(handle.goal.measured_bytes - resident - peak(handle)) <= inputs + 4096
 
 
+@pytest.mark.usefixtures("_no_products")
 def test_modules_are_recomputed_where_that_is_needed_and_only_then(make_training, sizes, install):
     training = make_training("blocks")
     resident, saved = sizes(training)
@@ -99,6 +107,29 @@ def test_modules_are_recomputed_where_that_is_needed_and_only_then(make_training
     assert is_held(training, hard)
     hard.remove()
     assert all("forward" not in m.__dict__ for m in training.model.modules())
+
+
+def test_products_alone_are_computed_again_before_modules_as_a_whole(make_training, sizes, install):
+    mine, plain = make_training("blocks"), make_training("blocks")
+    resident, saved = sizes(mine)
+    handle = install(mine.model, fit=int(resident + 0.5 * saved))
+    for n in range(STEPS):
+        for one in (mine, plain):
+            torch.manual_seed(n)
+            one.gradients = one.step()
+        assert all(map(torch.equal, mine.gradients, plain.gradients))
+    assert is_held(mine, handle)
+    trials = handle.engine._state.recomputer._trials
+    assert any("addmm" in operator for _, operator, _ in trials)
+    assert handle.goal.actions["remat"] > 0
+    assert handle.goal.modules == ()
+    handle.remove()
+    with cswap.install(mine.model, min_bytes=0, slowdown=1e6) as after:  # without a goal
+        for _ in range(4):
+            mine.step()
+        trials = after.engine._state.recomputer._trials
+        assert trials
+        assert not any("addmm" in operator for _, operator, _ in trials)
 
 
 def test_a_goal_out_of_reach_is_an_error_that_names_the_smallest_that_is_not(
@@ -220,6 +251,7 @@ def test_two_backwards_of_one_graph(make_training, sizes, install):
     assert all(map(torch.equal, first, [p.grad for p in training.model.parameters()]))
 
 
+@pytest.mark.usefixtures("_no_products")
 def test_after_removal_the_model_is_as_it_was(make_training, sizes):
     training = make_training("blocks")
     resident, saved = sizes(training)
@@ -235,6 +267,7 @@ def test_after_removal_the_model_is_as_it_was(make_training, sizes):
     training.step()
 
 
+@pytest.mark.usefixtures("_no_products")
 def test_a_copy_of_the_model_recomputes_nothing(make_training, sizes, install):
     training = make_training("blocks")
     resident, saved = sizes(training)
@@ -279,6 +312,7 @@ def test_a_planner_that_fails_ends_the_goal_in_words(make_training, install, cap
     assert "no solver today" in caplog.text
 
 
+@pytest.mark.usefixtures("_no_products")
 def test_an_excluded_module_is_not_recomputed(make_training, sizes, install):
     training = make_training("blocks")
     resident, saved = sizes(training)
@@ -301,6 +335,7 @@ class Counting(torch.nn.Module):
         return self.inner(x).sum(1, keepdim=True) + x
 
 
+@pytest.mark.usefixtures("_no_products")
 def test_a_module_whose_forward_writes_a_buffer_is_not_recomputed(install):
     model = torch.nn.Sequential(*(Counting() for _ in range(4)))
     x = torch.randn(256, 32)

@@ -59,7 +59,7 @@ class Again:
         return out
 
 
-FORMULAS: Final[defaultdict[tuple[int, int, bool], deque[Formula]]] = defaultdict(
+FORMULAS: Final[defaultdict[tuple[int, int, bool, bool], deque[Formula]]] = defaultdict(
     lambda: deque(maxlen=8)
 )
 """What was found last within the same limits, by this test and by others: every tensor is looked
@@ -136,7 +136,8 @@ class Engine:
         # Whatever formula is expected, the result is the same; the right one is recognised.
         assert self.finder is not None
         limits = self.finder._limits
-        known = FORMULAS[limits.max_depth, limits.max_passes, limits.through_unsaved]
+        products = limits.rows._products
+        known = FORMULAS[limits.max_depth, limits.max_passes, limits.through_unsaved, products]
         if remat is not None:
             known.append(remat.formula)
         for formula in known:
