@@ -141,7 +141,8 @@ class Packer:
             return _kept(tensor)
         chooser = self._state.chooser
         if chooser is not None and chooser.keeps(tensor, scope.path):
-            return self._keep(tensor, "goal")
+            self._counters.keep("goal", nbytes)
+            return _kept(tensor)
         observer = self._state.observer
         if chooser is None and observer.seen is None and not self._follower.follows:
             if place.rest is not None and self._rests(place.rest, nbytes):

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from cswap.fit.problem import Decided
     from cswap.fit.used_bytes import UsedBytes
 
+COUNT_EVERY: Final = 8
+"""In every so many steps, tensors that are too small to swap are counted: most never change."""
+
 LEAST_RATIO: Final = 1.02
 """A codec that takes off less is no way to hold a tensor, where host memory is device memory."""
 
@@ -87,11 +90,19 @@ class GoalChooser:
         self._small: set[int] = set()
         self._kept_inputs: set[Key] = set()
         self._decided: Handle | None = None
+        self._kept: Key | None = None  # of the save under way, if it stays by the plan
+        self._n_steps = 0
+        self._counts_small = True
 
     def look(self) -> None:
         """Look at a new step, in this thread."""
-        self.step = Step(explored=self.exploring)
+        before, self.step = self.step, Step(explored=self.exploring)
+        self._counts_small = self.exploring or self._n_steps % COUNT_EVERY == 0
+        if not self._counts_small:
+            self.step.small_bytes = before.small_bytes
+        self._n_steps += 1
         self._thread = threading.get_ident()
+        self._kept = None
         self._count.clear()
         self._by_address.clear()
         self._small.clear()
@@ -101,6 +112,7 @@ class GoalChooser:
         self.exploring = False
         self.decided, self.inputs_of = decided, inputs_of
         self._kept_inputs.clear()
+        self._n_steps = 0
 
     def forget(self) -> None:
         """Ask anew for the ways to hold each tensor."""
@@ -132,9 +144,13 @@ class GoalChooser:
             return False
         name = self._name(tensor, scope)
         if scope in self.inputs_of:
-            return name in self._kept_inputs
-        decided = self.decided.get(name)
-        return decided is not None and decided.action == KEEP
+            keeps = name in self._kept_inputs
+        else:
+            decided = self.decided.get(name)
+            keeps = decided is not None and decided.action == KEEP
+        if keeps:
+            self._kept = name
+        return keeps
 
     def choose(
         self,
@@ -171,9 +187,11 @@ class GoalChooser:
         step.hooks_s += took_s
         step.last = weakref.ref(packed)
         if isinstance(packed, Kept):
-            if type(tensor) is torch.Tensor and tensor.layout is torch.strided:
+            kept, self._kept = self._kept, None
+            plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided
+            if plain and (kept is not None or self._counts_small):
                 with suppress(RuntimeError):  # it stands for another one, inside of vmap or jvp
-                    self._note_kept(tensor)
+                    self._note_kept(tensor, kept)
             return
         handle = packed.token.handle
         name = self._name(tensor, self._scopes.current.path)
@@ -290,15 +308,14 @@ class GoalChooser:
         step.n_moments += 1
         return one
 
-    def _note_kept(self, tensor: torch.Tensor) -> None:
-        step, scope = self.step, self._scopes.current.path
-        if not self.keeps(tensor, scope):
+    def _note_kept(self, tensor: torch.Tensor, name: Key | None) -> None:
+        step = self.step
+        if name is None:
             step.small_bytes += self._bytes_once(tensor)
             return
-        name = self._name(tensor, scope)
         decided = self.decided.get(name)
         self._count[name.scope, name.nbytes] += 1
-        if decided is None or scope in self.inputs_of:
+        if decided is None or name.scope in self.inputs_of:
             step.kept[-1 - len(step.kept)] = name.nbytes
         else:
             step.kept[decided.number] = decided.nbytes

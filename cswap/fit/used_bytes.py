@@ -14,6 +14,15 @@ if TYPE_CHECKING:
     from cswap.stats.counters import Counters
 
 
+class _Storage(weakref.ref[torch.UntypedStorage]):
+    """Notices when a storage goes. Its callback is a deque's ``append``, as in reclaim.py."""
+
+    __slots__ = ("name", "nbytes")
+
+    name: int
+    nbytes: int
+
+
 class UsedBytes:
     """Counts bytes that no engine knows of: of second forwards, and in use by autograd now.
 
@@ -28,27 +37,28 @@ class UsedBytes:
         """Args: counters: of the engine."""
         self.on_gone: Callable[[int], object] = lambda _: None
         self._counters = counters
-        self._gone: deque[tuple[int, int]] = deque()
-        self._known: set[int] = set()
+        self._gone: deque[weakref.ref[torch.UntypedStorage]] = deque()
+        self._known: dict[int, _Storage] = {}
 
     def add(self, storage: torch.UntypedStorage) -> int:
         """Count a storage for as long as it lives, a second time not; its name until then."""
-        self.settle()
+        if self._gone:
+            self.settle()
         name: int = storage._cdata  # noqa: SLF001 - data_ptr is 0 for every empty storage
-        nbytes = storage.nbytes()
         if name not in self._known:
-            self._known.add(name)
-            self._counters.hold(device=nbytes)
-            weakref.finalize(storage, self._gone.append, (name, nbytes)).atexit = False
+            known = self._known[name] = _Storage(storage, self._gone.append)
+            known.name, known.nbytes = name, storage.nbytes()
+            self._counters.hold(device=known.nbytes)
         return name
 
     def settle(self) -> None:
         """Take off those that are gone."""
         while self._gone:
-            name, nbytes = self._gone.popleft()
-            self._known.discard(name)
-            self.on_gone(name)
-            self._counters.hold(device=-nbytes)
+            gone = self._gone.popleft()
+            assert isinstance(gone, _Storage)
+            self._known.pop(gone.name, None)
+            self.on_gone(gone.name)
+            self._counters.hold(device=-gone.nbytes)
 
 
 def storage_of(x: object) -> torch.UntypedStorage | None:
