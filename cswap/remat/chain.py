@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from cswap.remat.record import Step
+from cswap.remat.record import VIEW, Step
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,6 +41,7 @@ class PlannedStep:
     operands: tuple[Value | None, ...]
     constants: tuple[object, ...]
     inexact: Callable[..., torch.Tensor] | None = None
+    in_place: Callable[..., torch.Tensor] | None = None
 
 
 class Chain:
@@ -74,6 +75,19 @@ class Chain:
         self._steps.append(step)
         return Value("step", len(self._steps) - 1, depth, computed)
 
+    def _function(
+        self, step: PlannedStep, k: int, last: dict[int, int], first: int
+    ) -> Callable[..., torch.Tensor]:
+        # In place of its operand if the step before has made that, for this step alone.
+        operand = step.operands[0]
+        if step.in_place is None or operand is None or operand.place != "step":
+            return step.function
+        is_viewed = any(s.operator == VIEW and operand in s.operands for s in self._steps)
+        is_view = self._steps[operand.index].operator == VIEW
+        if is_view or is_viewed or last[first + operand.index] != k:
+            return step.function
+        return step.in_place
+
     def steps(self) -> tuple[Step, ...]:
         """The steps. Operands are numbers: inputs come first, then constants, then results."""
         first = {
@@ -89,7 +103,7 @@ class Chain:
         return tuple(
             Step(
                 step.operator,
-                step.function,
+                self._function(step, k, last, first["step"]),
                 operands,
                 step.constants,
                 tuple([n for n, at in last.items() if at == k]),

@@ -21,6 +21,7 @@ import torch
 from torch.nn import functional
 
 from cswap.remat.norms import (
+    batch_norm,
     layer_norm,
     layer_norm_of_statistics,
     rms_norm,
@@ -69,6 +70,7 @@ class Operator:
         rounds_statistics: whether it is a norm whose statistics have the weights' dtype on a CPU.
         trains: whether it runs again only if it ran in training mode.
         inexact: replaces ``function`` if inputs come from a lossy codec.
+        in_place: the same as ``function``, written into the operand, which nobody else uses.
     """
 
     name: str
@@ -81,6 +83,7 @@ class Operator:
     rounds_statistics: bool = False
     trains: bool = False
     inexact: Callable[..., torch.Tensor] | None = None
+    in_place: Callable[..., torch.Tensor] | None = None
 
     @property
     def keeps_strides(self) -> bool:
@@ -123,12 +126,6 @@ def _log_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype) -> torch.Tensor:
     return torch._log_softmax(x, dim, x.dtype != dtype)  # noqa: SLF001
 
 
-def _batch_norm(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
-) -> torch.Tensor:
-    return torch.native_batch_norm(x, weight, bias, None, None, True, 0.0, eps)[0]
-
-
 def _group_norm(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -145,6 +142,7 @@ def _group_norm(
 # A norm without a bias and a norm with a frozen bias have the same node. So the bias is required to
 # be trained.
 _AFFINE: Final = (Operand("input"), Operand("weight"), Operand(None, 2))
+_STATISTICS: Final = (Operand("result1"), Operand("result2"))
 
 _ROWS: Final[dict[str, Operator]] = {
     # Activations that save their input.
@@ -165,19 +163,31 @@ _ROWS: Final[dict[str, Operator]] = {
         (Operand("self"), Operand("weight")),
     ),
     # Operators that save their result.
-    "ReluBackward0": Operator("relu", torch.relu, _UNSAVED, saves_result=True),
+    "ReluBackward0": Operator(
+        "relu", torch.relu, _UNSAVED, saves_result=True, in_place=torch.relu_
+    ),
     "LeakyReluBackward1": Operator(
         "leaky_relu", functional.leaky_relu, _UNSAVED, ("negative_slope",), saves_result=True
     ),
     "EluBackward1": Operator(
         "elu", _aten.elu.default, _UNSAVED, ("alpha", "scale", "input_scale"), saves_result=True
     ),
-    "TanhBackward0": Operator("tanh", torch.tanh, _UNSAVED, saves_result=True),
-    "SigmoidBackward0": Operator("sigmoid", torch.sigmoid, _UNSAVED, saves_result=True),
-    "ExpBackward0": Operator("exp", torch.exp, _UNSAVED, saves_result=True),
-    "SqrtBackward0": Operator("sqrt", torch.sqrt, _UNSAVED, saves_result=True),
-    "RsqrtBackward0": Operator("rsqrt", torch.rsqrt, _UNSAVED, saves_result=True),
-    "ReciprocalBackward0": Operator("reciprocal", torch.reciprocal, _UNSAVED, saves_result=True),
+    "TanhBackward0": Operator(
+        "tanh", torch.tanh, _UNSAVED, saves_result=True, in_place=torch.tanh_
+    ),
+    "SigmoidBackward0": Operator(
+        "sigmoid", torch.sigmoid, _UNSAVED, saves_result=True, in_place=torch.sigmoid_
+    ),
+    "ExpBackward0": Operator("exp", torch.exp, _UNSAVED, saves_result=True, in_place=torch.exp_),
+    "SqrtBackward0": Operator(
+        "sqrt", torch.sqrt, _UNSAVED, saves_result=True, in_place=torch.sqrt_
+    ),
+    "RsqrtBackward0": Operator(
+        "rsqrt", torch.rsqrt, _UNSAVED, saves_result=True, in_place=torch.rsqrt_
+    ),
+    "ReciprocalBackward0": Operator(
+        "reciprocal", torch.reciprocal, _UNSAVED, saves_result=True, in_place=torch.reciprocal_
+    ),
     "SoftmaxBackward0": Operator(
         "softmax", _softmax, _UNSAVED, ("dim",), "reduction", "dtype", saves_result=True
     ),
@@ -240,7 +250,7 @@ _ROWS: Final[dict[str, Operator]] = {
         inexact=rms_norm_of_statistics,
     ),
     "NativeBatchNormBackward0": Operator(
-        "batch_norm", _batch_norm, _AFFINE, ("eps",), "reduction", trains=True
+        "batch_norm", batch_norm, (*_AFFINE, *_STATISTICS), ("eps",), "reduction", trains=True
     ),
     "NativeGroupNormBackward0": Operator(
         "group_norm", _group_norm, _AFFINE, ("N", "C", "HxW", "group", "eps"), "reduction"

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from cswap.remat.chain import Chain, PlannedStep, Value
+from cswap.remat.norms import FULL
 from cswap.remat.operators import NO_SIZES, RESULT_SLOTS, Operator, operator_of
 from cswap.remat.reads import NotFoundError, Reader
 from cswap.remat.record import VIEW, Formula, Layout, Remat
@@ -169,7 +170,7 @@ class Search:
         if depth > self._limits.max_depth:
             raise NotFoundError
         return self._chain.add_step(
-            PlannedStep(row.name, row.function, operands, constants, row.inexact),
+            PlannedStep(row.name, row.function, operands, constants, row.inexact, row.in_place),
             depth,
             computed=True,
         )
@@ -264,17 +265,14 @@ class Search:
 
     def _check_statistics(self, node: Any, number: int, level: int) -> None:
         # See Note [the epsilon of a norm].
-        if self._dtype(node, number, level) in _FULL or self._layout.device.type != "cpu":
+        if self._dtype(node, number, level) in FULL or self._layout.device.type != "cpu":
             return
         weight, _ = self._read.below(node, 1)
         if weight is None:
             raise NotFoundError
         leaf = self._read.variable(weight)
-        if (self._layout.dtype if leaf is None else leaf[0]) not in _FULL:
+        if (self._layout.dtype if leaf is None else leaf[0]) not in FULL:
             raise NotFoundError
-
-
-_FULL: Final = frozenset({torch.float32, torch.float64})
 
 
 def has_own_memory(base: torch.Tensor) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from cswap.errors import InternalError
-from cswap.remat.norms import Epsilons, layer_norm, rms_norm
+from cswap.remat.norms import Epsilons, batch_norm, layer_norm, rms_norm
 from cswap.remat.record import same_bits
 
 if TYPE_CHECKING:
@@ -117,6 +117,45 @@ def test_statistics_of_another_input_are_refused() -> None:
         layer_norm(x, None, None, mean, rstd.flip(0), (8,))
     with pytest.raises(InternalError, match="means"):
         layer_norm(x, None, None, mean.flip(0), rstd, (8,))
+
+
+BATCHES: dict[str, tuple[int, ...]] = {
+    "rows": (65, 33),
+    "one row each": (2, 5),
+    "sequences": (4, 8, 101),
+    "images": (7, 16, 5, 3),
+    "one pixel": (3, 16, 1, 1),
+    "many channels": (2, 300, 4, 4),
+    "volumes": (2, 3, 4, 5, 6),
+}
+
+
+@pytest.mark.parametrize("order", [torch.contiguous_format, "channels last"], ids=str)
+@pytest.mark.parametrize(
+    "dtypes",
+    [
+        (torch.float32, torch.float32),
+        (torch.float64, torch.float64),
+        (torch.bfloat16, torch.float32),
+        (torch.bfloat16, torch.bfloat16),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("sizes", BATCHES.values(), ids=BATCHES)
+def test_a_batch_norm_by_its_statistics_has_the_same_bits(sizes, dtypes, order):
+    x = (3 * torch.randn(sizes) + 1).to(dtypes[0])
+    if order == "channels last":
+        orders = {4: torch.channels_last, 5: torch.channels_last_3d}
+        order = orders.get(len(sizes), torch.contiguous_format)
+    x = x.contiguous(memory_format=order)
+    weight, bias = (torch.randn(sizes[1]).to(dtypes[1]) for _ in range(2))
+    for hard in (False, True):
+        if hard:  # a channel of equal values, and some that are no numbers
+            x.select(1, 0).fill_(2.5)
+            x.select(1, 1).flatten()[0] = torch.inf
+            x.select(1, 2).flatten()[-1] = torch.nan
+        y, mean, invstd = torch.native_batch_norm(x, weight, bias, None, None, True, 0.0, 1e-5)
+        assert same_bits(batch_norm(x, weight, bias, mean, invstd, 1e-5), y)
 
 
 LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

@@ -109,6 +109,28 @@ def test_residual_sums_in_place(engine: Engine, storing: Engine) -> None:
     assert all(map(same_bits, *grads))
 
 
+def test_an_intermediate_value_is_overwritten_where_nobody_else_uses_it(engine, storing):
+    w = torch.randn(8, 8, requires_grad=True)
+
+    def alone(x):
+        return torch.relu(functional.layer_norm(x, (8,))) @ w
+
+    def viewed(x):  # relu's operand is there as a view, too
+        y = functional.layer_norm(x, (8,)).abs().neg()
+        return (torch.relu(y) * y.view(4, 32).sin().view(16, 8)) @ w
+
+    for function in (alone, viewed):
+        x = torch.randn(16, 8, requires_grad=True)
+        grads = []
+        for one in (engine, storing):
+            with one.hooks():
+                loss = function(x).sum()
+            grads.append(torch.autograd.grad(loss, (x, w)))
+        assert all(map(same_bits, *grads))
+    functions = {step.function for remat in engine.remats for step in remat.formula.steps}
+    assert torch.relu_ in functions
+
+
 def test_a_result_that_changed_after_its_own_node_saved_it(engine: Engine) -> None:
     with engine.hooks():
         y = functional.relu_(functional.layer_norm(held(make_leaf(4, 10)), (10,)))
