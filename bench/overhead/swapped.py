@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import torch
+from torch.autograd.graph import save_on_cpu
 
+from bench.workloads.modes import PINS
 from cswap.codecs.base import DEFAULT_KEY
 from cswap.codecs.layout import copy_bytes
 from cswap.codecs.registry import get_codec
@@ -78,6 +80,33 @@ def measure(codec: str, *, rounds: int, repeats: int, cold_rounds: int) -> dict[
     return found | {f"cold {name}": timing_of(seconds) for name, seconds in cold.items()}
 
 
+def floors(rounds: int) -> dict[str, Timing]:
+    """Seconds per tensor of hooks that do nearly nothing, with cold caches: no engine is faster.
+
+    Args:
+        rounds: counted steps.
+    """
+    plain = save_on_cpu(PINS)
+    ways = {
+        "an identity hook": Way(_nothing, lambda x, _: x, lambda x: x),  # type: ignore[arg-type, return-value]
+        "one detach out, one back": Way(_nothing, lambda x, _: x.detach(), torch.Tensor.detach),  # type: ignore[arg-type]
+        "save_on_cpu, its copies included": Way(
+            _nothing, lambda x, _: plain.pack_hook(x), plain.unpack_hook
+        ),
+    }
+    tensors = [torch.relu(torch.randn(NUMEL)) for _ in range(TENSORS)]
+    evicted = torch.zeros(EVICTED_BYTES // 4)
+    cold: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, way in ways.items():
+            cold[name].append(_cold_step(way, tensors, evicted) / TENSORS)
+    return {name: timing_of(seconds) for name, seconds in cold.items()}
+
+
+def _nothing() -> None:
+    pass
+
+
 def _swap(codec: str) -> Way:
     engine = SwapEngine(SwapConfig(workers=0, codec=codec, min_bytes=0))
     return Way(engine.begin_step, lambda x, _: engine.pack(x), engine.unpack)  # type: ignore[arg-type]
@@ -103,7 +132,7 @@ def _kernels(name: str) -> Way:
         codec.decode_flat(payload, result, stream=None)
         return result
 
-    return Way(lambda: None, encode, decode)
+    return Way(_nothing, encode, decode)
 
 
 def _steps(way: Way, tensors: list[Tensor], repeats: int) -> Callable[[], None]:
