@@ -18,6 +18,7 @@ from cswap.advisor.site_history import Advice
 from cswap.advisor.time_limit import Moment
 from cswap.codecs.registry import get_codec
 from cswap.codecs.warmup import WARM, warm
+from cswap.engine.order.step_order import NO_BACKWARD
 from cswap.engine.recipes import Place, Recipe, RecipeBook, producer
 from cswap.engine.saved.aliases import is_result, make_token
 from cswap.engine.saved.eligibility import bytes_of, is_tracing, is_wrapped, reason_to_keep
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 _now = time.perf_counter
 _Tensor = torch.Tensor
+_current_backward = torch._C._current_graph_task_id  # noqa: SLF001
 _is_tracing = torch._C._is_tracing  # noqa: SLF001
 _len_dispatch_modes = torch._C._len_torch_dispatch_stack  # noqa: SLF001
 _strided = torch.strided
@@ -132,6 +134,8 @@ class Packer:
         # A strided tensor of no special class, which is large enough to leave.
         if self._deaths or self._gone or len(self._later) > MOST_LATER or self._state.interrupted:
             self._state.tidy(in_step=True)
+        if self._order.asked_since_pack and _current_backward() == NO_BACKWARD:
+            self.begin_step()  # which no call of a model has announced
         scope, operator = self._scopes.stack[-1], self._scopes.operator
         place = self.book.expected(tensor, scope, operator)
         if place is None:

@@ -6,10 +6,11 @@ A tensor's way is: handle, memory, view.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import torch
 
+from cswap.engine.order.step_order import NO_BACKWARD
 from cswap.engine.saved.packed import Kept, PackedView
 from cswap.engine.saved.reclaim import MOST_LATER
 from cswap.engine.saved.recomputed import Recomputed
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
     from cswap.engine.saved.packed import Token
     from cswap.engine.state import EngineState
     from cswap.engine.transfer.handle import Handle
-
-NO_BACKWARD: Final = -1
-"""torch's number of the backward that runs, while none does."""
 
 _now = time.perf_counter
 _current_backward = torch._C._current_graph_task_id  # noqa: SLF001

@@ -310,3 +310,21 @@ def test_inputs_that_are_swapped_come_back_for_it(codec, ahead, taken):
         assert stats.by_codec["remat"].count == 4
         assert stats.by_codec[codec].count > 0
     assert taken == 3 * [ahead == 0]  # what is to be decoded ahead needs a handle
+
+
+@pytest.mark.parametrize("whole_training", [True, False])
+def test_steps_that_nobody_announces_are_known_as_well(whole_training, taken):
+    given = leaves()
+    wanted = torch.autograd.grad(one(*given), given)
+    context = swapping()
+    if whole_training:
+        with context as engine:
+            for _ in range(4):
+                assert equal(torch.autograd.grad(one(*given), given), wanted)
+    else:
+        for _ in range(4):
+            with context as engine:
+                loss = one(*given)
+            assert equal(torch.autograd.grad(loss, given), wanted)
+    assert taken == 3 * [True]
+    assert engine.stats.packed == 4 * 3

@@ -7,7 +7,7 @@ gets is in its own packed view, and no state depends on forward and backward tak
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 if TYPE_CHECKING:
     from cswap.engine.saved.packed import Token
@@ -17,13 +17,23 @@ if TYPE_CHECKING:
     Saved: TypeAlias = Handle | Recomputed
 
 
+NO_BACKWARD: Final = -1
+"""torch's number of the backward that runs, while none does."""
+
+
 class StepOrder:
-    """Positions of saved tensors in their step, and the order in which backward wants them."""
+    """Positions of saved tensors in their step, and the order in which backward wants them.
+
+    Attributes:
+        step: number of the step.
+        asked_since_pack: backward has asked for a tensor after the last one was saved: the next
+            one that is saved begins a step.
+    """
 
     def __init__(self) -> None:
         self.step = 0
         self._position = 0
-        self._asked_since_pack = False
+        self.asked_since_pack = False
         self._live: dict[tuple[int, int], weakref.ref[Token]] = {}
         self._asked: list[int] = []
         self._asked_step = -1
@@ -34,11 +44,11 @@ class StepOrder:
         if self._position:
             self.step += 1
             self._position = 0
-        self._asked_since_pack = False
+        self.asked_since_pack = False
 
     def next_position(self) -> int:
         """Position of the tensor that is being saved. Saving after an unpack begins a step."""
-        if self._asked_since_pack:
+        if self.asked_since_pack:
             self.begin_step()
         self._position += 1
         return self._position - 1
@@ -57,7 +67,7 @@ class StepOrder:
 
     def asked(self, handle: Saved) -> None:
         """Backward has asked for this tensor (for the first time)."""
-        self._asked_since_pack = True
+        self.asked_since_pack = True
         if handle.step != self._asked_step:
             if len(self._asked) > 1:
                 self._after = dict(zip(self._asked[:-1], self._asked[1:], strict=True))
