@@ -13,33 +13,25 @@ import torch
 from torch.nn import Parameter
 
 from cswap.advisor.call_site import Site
-from cswap.advisor.live_costs import KEEP, REMAT
-from cswap.advisor.site_history import Advice
 from cswap.advisor.time_limit import Moment
-from cswap.codecs.registry import get_codec
-from cswap.codecs.warmup import WARM, warm
 from cswap.engine.order.step_order import NO_BACKWARD
 from cswap.engine.recipes import Place, Recipe, RecipeBook, producer
 from cswap.engine.saved.aliases import is_result, make_token
 from cswap.engine.saved.eligibility import bytes_of, is_tracing, is_wrapped, reason_to_keep
-from cswap.engine.saved.packed import Kept, PackedView, SharedUse
+from cswap.engine.saved.packed import Kept, PackedView
 from cswap.engine.saved.reclaim import MOST_LATER
 from cswap.engine.saved.recomputed import Recomputed
-from cswap.engine.saved.rest import Rest
+from cswap.engine.sender import Sender
 from cswap.engine.short_way import ShortWay
 from cswap.engine.transfer.handle import State
 from cswap.log import log
 from cswap.ranks import local_part
 
 if TYPE_CHECKING:
-    from cswap.advisor.cost import Candidate
-    from cswap.codecs.base import Codec
-    from cswap.config import SwapConfig
-    from cswap.engine.order.chooser import Chooser
     from cswap.engine.saved.module_stack import Scope
     from cswap.engine.saved.packed import Token
+    from cswap.engine.saved.rest import Rest
     from cswap.engine.state import EngineState
-    from cswap.engine.transfer.handle import Handle
     from cswap.schema.plan import Decision
 
 _now = time.perf_counter
@@ -48,12 +40,6 @@ _current_backward = torch._C._current_graph_task_id  # noqa: SLF001
 _is_tracing = torch._C._is_tracing  # noqa: SLF001
 _len_dispatch_modes = torch._C._len_torch_dispatch_stack  # noqa: SLF001
 _strided = torch.strided
-
-
-def _computes_again(config: SwapConfig) -> bool:
-    # Policies that are compared mean codecs, a plan has said what to do, and a checksum is of bytes
-    # that come back.
-    return config.remat and config.policy == "auto" and config.plan is None and not config.verify
 
 
 def _kept(tensor: torch.Tensor) -> Kept:
@@ -81,16 +67,14 @@ class Packer:
         self._parameters, self._small = state.counters.parameters, state.counters.small
         self.book = RecipeBook(by_role=state.advisor.may_use_lossy)
         self._saved_again: set[tuple[int, int]] = set()
-        self._budget_bytes = state.window.budget_bytes
         self._recomputer = state.recomputer
-        self._remat = _computes_again(state.config)
+        self._sender = Sender(state)
+        self._remat = self._sender.remat
         self._short = ShortWay(state)
         self._follower = state.follower
         self._limit = state.advisor.limit
         self._ended = self._moment()
         self._resting, self._gone = state.resting, state.resting.gone
-        # Where encodings have a limit, prices follow the demand of every tensor in every step.
-        self._may_rest = state.config.policy == "auto" and state.config.host_limit is None
         self._warned_of_capture = False
 
     def pack(self, tensor: torch.Tensor) -> Kept | PackedView | Recomputed:
@@ -307,9 +291,9 @@ class Packer:
             # A handle all the same: if it is saved again later it must be found again.
             self._counters.stay("plan", handle.raw_nbytes)
         elif self._window.open:
-            self._hold_in_window(token)
-        elif chooser is None or not self._obey(chooser, token, tensor, place):
-            self._send(token, place)
+            self._sender.hold_in_window(token)
+        elif chooser is None or not self._sender.obey(chooser, token, tensor, place):
+            self._sender.send(token, place)
         if lane.step_bytes is not None:
             lane.hold_step()
         return packed
@@ -367,114 +351,6 @@ class Packer:
             self._state.advisor.forget_plan()
         return position, follower.decision(position)
 
-    # -------------------------------------------------------------------- send
-
-    def _send(self, token: Token, place: Place) -> None:
-        before = None if place.shares else place.rest
-        place.rest, place.shares, place.shared_use = None, False, None
-        stays = self._swap_out(token, place, fresh=before is not None)
-        if stays is not None and self._may_rest:
-            position, step = token.handle.position, token.handle.step
-            if before is None:
-                rest = Rest(step + 1, reason=stays, position=position)
-            else:
-                rest = before.longer(step, stays, position)
-            place.rest = token.rest = rest
-
-    def _hold_in_window(self, token: Token) -> None:
-        handle = token.handle
-        self._counters.stay("budget", handle.raw_nbytes)
-        with self._lock:
-            leaving = self._window.add(token, handle.raw_nbytes)
-        for oldest in leaving:
-            nbytes = oldest.handle.raw_nbytes
-            self._counters.stay("budget", nbytes, -1)
-            if oldest.handle.modified():
-                self._counters.stay("modified", nbytes)  # unpack has to raise
-            else:
-                self._swap_out(oldest)
-        if self._budget_bytes is not None:
-            # Tensors on their way out count, too: the budget is a limit, not a goal.
-            token.lane.hold_within(max(0, self._budget_bytes - self._window.nbytes))
-
-    def _swap_out(
-        self, token: Token, place: Place | None = None, *, fresh: bool = False
-    ) -> str | None:
-        # The reason why it was not worth its time; None: it was. place: None for a tensor that
-        # leaves the window. fresh: see `Advisor.choose`.
-        handle, source = token.handle, token.source
-        if handle.state is not State.KEPT or source is None:
-            return None
-        if handle.pinned:
-            self._counters.stay("saved_again", handle.raw_nbytes)
-            return None
-        limit = self._limit if token.lane.may_keep else None
-        if limit is not None and limit.keeps(handle.position, handle.raw_nbytes):
-            token.remat = None
-            return self._leave_in_place(handle, "slowdown")
-        if token.remat is not None:
-            if self._recomputer.is_worth(token, place, fresh=fresh):
-                token.lane.executor.recompute_later(handle)
-                self._state.reclaimer.release_later(token)
-                if place is not None:
-                    place.shared_use = token.shared_use = SharedUse()
-                return None
-            token.remat = None
-        x = handle.elements(source)
-        codec = self._choose(handle, x, may_keep=token.lane.may_keep, fresh=fresh)
-        if codec is None:
-            return self._leave_in_place(handle, "does_not_pay")
-        self._encode(token, x, codec)
-        return None
-
-    def _leave_in_place(self, handle: Handle, reason: str) -> str:
-        handle.lossy_ok = False
-        self._counters.stay(reason, handle.raw_nbytes)
-        return reason
-
-    def _encode(self, token: Token, x: torch.Tensor, codec: Codec) -> None:
-        token.handle.lossy_ok = not codec.lossless
-        if (codec.name, x.dtype, x.device) not in WARM:
-            self._counters.compiled(warm(codec, x.dtype, x.device))
-        token.lane.executor.swap_out(token.handle, x, codec)
-
-    def _obey(self, chooser: Chooser, token: Token, tensor: torch.Tensor, place: Place) -> bool:
-        # Whether the chooser has decided; then that is done.
-        handle, source = token.handle, token.source
-        if handle.state is not State.KEPT or source is None or handle.pinned or handle.modified():
-            return False
-        choice = chooser.choose(
-            tensor,
-            handle,
-            lambda: self._seconds_again(token, tensor, place),
-            lambda: self._candidates(handle, source),
-        )
-        if choice is None:
-            return False
-        if choice.action == REMAT and token.remat is not None:
-            token.lane.executor.recompute_later(handle)
-            self._state.reclaimer.release_later(token)
-            return True
-        token.remat = None
-        if choice.action in (KEEP, REMAT):
-            handle.lossy_ok = False
-            self._counters.stay("goal", handle.raw_nbytes)
-            return True
-        x = handle.elements(source)
-        handle.advice = choice.notes
-        self._encode(token, x, get_codec(choice.action))
-        return True
-
-    def _seconds_again(self, token: Token, tensor: torch.Tensor, place: Place) -> float | None:
-        if self._remat:
-            token.remat = self._recomputer.find(tensor, token.handle, place, for_goal=True)
-        return self._recomputer.seconds(token)
-
-    def _candidates(self, handle: Handle, source: torch.Tensor) -> tuple[Candidate, ...]:
-        x = handle.elements(source)
-        self._choose(handle, x, may_keep=True)
-        return handle.advice.candidates if isinstance(handle.advice, Advice) else ()
-
     def renumber(self) -> None:
         """Forget facts about positions: the next steps save other tensors, or another number.
 
@@ -482,22 +358,3 @@ class Packer:
         """
         self._saved_again.clear()
         self.book.forget()
-
-    def _choose(
-        self, handle: Handle, x: torch.Tensor, *, may_keep: bool, fresh: bool = False
-    ) -> Codec | None:
-        assert handle.site is not None  # set where the handle is made
-        try:
-            advice = self._state.advisor.choose(
-                x,
-                handle.site,
-                handle.position,
-                lossy_ok=handle.lossy_ok,
-                may_keep=may_keep,
-                fresh=fresh,
-            )
-        except Exception as error:
-            self._counters.fall_back("advisor", error)
-            return get_codec("raw")
-        handle.advice = advice
-        return advice.codec

@@ -13,7 +13,7 @@ import torch
 
 from cswap.config import SwapConfig
 from cswap.engine.engine import SwapEngine
-from cswap.engine.packer import Packer
+from cswap.engine.sender import Sender
 from cswap.schema.plan import Decision, Plan
 from cswap.stores.disk import DiskStore
 from cswap.testing.lagging_cuda import LaggingCuda, installed, watched
@@ -34,12 +34,12 @@ class Machine:
         plan = options.pop("plan", None)
         config = SwapConfig(codec=codec, min_bytes=0, **options)
         engine = SwapEngine(config, plan, device=self.device)
-        choose = Packer._choose
+        choose = Sender._choose
 
         def chosen(packer, handle, x, **options):
             return watched(self.cuda, choose(packer, handle, x, **options))
 
-        self._patch.setattr(Packer, "_choose", chosen)
+        self._patch.setattr(Sender, "_choose", chosen)
         return engine
 
     def tensor(self, numel, seed=0):

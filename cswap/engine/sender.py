@@ -1,0 +1,180 @@
+"""From a handle to the way that its tensor is held: the last part of pack.
+
+A tensor stays, is computed again, or is encoded. The advisor decides, or the goal (`Chooser`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cswap.advisor.live_costs import KEEP, REMAT
+from cswap.advisor.site_history import Advice
+from cswap.codecs.registry import get_codec
+from cswap.codecs.warmup import WARM, warm
+from cswap.engine.saved.packed import SharedUse
+from cswap.engine.saved.rest import Rest
+from cswap.engine.transfer.handle import State
+
+if TYPE_CHECKING:
+    import torch
+
+    from cswap.advisor.cost import Candidate
+    from cswap.codecs.base import Codec
+    from cswap.config import SwapConfig
+    from cswap.engine.order.chooser import Chooser
+    from cswap.engine.recipes import Place
+    from cswap.engine.saved.packed import Token
+    from cswap.engine.state import EngineState
+    from cswap.engine.transfer.handle import Handle
+
+
+def _computes_again(config: SwapConfig) -> bool:
+    # Policies that are compared mean codecs, a plan has said what to do, and a checksum is of bytes
+    # that come back.
+    return config.remat and config.policy == "auto" and config.plan is None and not config.verify
+
+
+class Sender:
+    """Decides for the handles of one engine, and sends them.
+
+    Attributes:
+        remat: whether tensors may be computed again.
+    """
+
+    def __init__(self, state: EngineState) -> None:
+        """Args: state: the engine's."""
+        self._state = state
+        self._counters, self._lock, self._window = state.counters, state.lock, state.window
+        self._budget_bytes = state.window.budget_bytes
+        self._recomputer = state.recomputer
+        self.remat = _computes_again(state.config)
+        self._limit = state.advisor.limit
+        # Where encodings have a limit, prices follow the demand of every tensor in every step.
+        self._may_rest = state.config.policy == "auto" and state.config.host_limit is None
+
+    def send(self, token: Token, place: Place) -> None:
+        """Decide how to hold a tensor, and let it leave if it is to. Args: place: in the step."""
+        before = None if place.shares else place.rest
+        place.rest, place.shares, place.shared_use = None, False, None
+        stays = self._swap_out(token, place, fresh=before is not None)
+        if stays is not None and self._may_rest:
+            position, step = token.handle.position, token.handle.step
+            if before is None:
+                rest = Rest(step + 1, reason=stays, position=position)
+            else:
+                rest = before.longer(step, stays, position)
+            place.rest = token.rest = rest
+
+    def hold_in_window(self, token: Token) -> None:
+        """Let a tensor stay within the budget; the oldest ones leave for it."""
+        handle = token.handle
+        self._counters.stay("budget", handle.raw_nbytes)
+        with self._lock:
+            leaving = self._window.add(token, handle.raw_nbytes)
+        for oldest in leaving:
+            nbytes = oldest.handle.raw_nbytes
+            self._counters.stay("budget", nbytes, -1)
+            if oldest.handle.modified():
+                self._counters.stay("modified", nbytes)  # unpack has to raise
+            else:
+                self._swap_out(oldest)
+        if self._budget_bytes is not None:
+            # Tensors on their way out count, too: the budget is a limit, not a goal.
+            token.lane.hold_within(max(0, self._budget_bytes - self._window.nbytes))
+
+    def _swap_out(
+        self, token: Token, place: Place | None = None, *, fresh: bool = False
+    ) -> str | None:
+        # The reason why it was not worth its time; None: it was. place: None for a tensor that
+        # leaves the window. fresh: see `Advisor.choose`.
+        handle, source = token.handle, token.source
+        if handle.state is not State.KEPT or source is None:
+            return None
+        if handle.pinned:
+            self._counters.stay("saved_again", handle.raw_nbytes)
+            return None
+        limit = self._limit if token.lane.may_keep else None
+        if limit is not None and limit.keeps(handle.position, handle.raw_nbytes):
+            token.remat = None
+            return self._leave_in_place(handle, "slowdown")
+        if token.remat is not None:
+            if self._recomputer.is_worth(token, place, fresh=fresh):
+                token.lane.executor.recompute_later(handle)
+                self._state.reclaimer.release_later(token)
+                if place is not None:
+                    place.shared_use = token.shared_use = SharedUse()
+                return None
+            token.remat = None
+        x = handle.elements(source)
+        codec = self._choose(handle, x, may_keep=token.lane.may_keep, fresh=fresh)
+        if codec is None:
+            return self._leave_in_place(handle, "does_not_pay")
+        self._encode(token, x, codec)
+        return None
+
+    def _leave_in_place(self, handle: Handle, reason: str) -> str:
+        handle.lossy_ok = False
+        self._counters.stay(reason, handle.raw_nbytes)
+        return reason
+
+    def _encode(self, token: Token, x: torch.Tensor, codec: Codec) -> None:
+        token.handle.lossy_ok = not codec.lossless
+        if (codec.name, x.dtype, x.device) not in WARM:
+            self._counters.compiled(warm(codec, x.dtype, x.device))
+        token.lane.executor.swap_out(token.handle, x, codec)
+
+    def obey(self, chooser: Chooser, token: Token, tensor: torch.Tensor, place: Place) -> bool:
+        """Do what a goal decides for a tensor; whether it has decided."""
+        handle, source = token.handle, token.source
+        if handle.state is not State.KEPT or source is None or handle.pinned or handle.modified():
+            return False
+        choice = chooser.choose(
+            tensor,
+            handle,
+            lambda: self._seconds_again(token, tensor, place),
+            lambda: self._candidates(handle, source),
+        )
+        if choice is None:
+            return False
+        if choice.action == REMAT and token.remat is not None:
+            token.lane.executor.recompute_later(handle)
+            self._state.reclaimer.release_later(token)
+            return True
+        token.remat = None
+        if choice.action in (KEEP, REMAT):
+            handle.lossy_ok = False
+            self._counters.stay("goal", handle.raw_nbytes)
+            return True
+        x = handle.elements(source)
+        handle.advice = choice.notes
+        self._encode(token, x, get_codec(choice.action))
+        return True
+
+    def _seconds_again(self, token: Token, tensor: torch.Tensor, place: Place) -> float | None:
+        if self.remat:
+            token.remat = self._recomputer.find(tensor, token.handle, place, for_goal=True)
+        return self._recomputer.seconds(token)
+
+    def _candidates(self, handle: Handle, source: torch.Tensor) -> tuple[Candidate, ...]:
+        x = handle.elements(source)
+        self._choose(handle, x, may_keep=True)
+        return handle.advice.candidates if isinstance(handle.advice, Advice) else ()
+
+    def _choose(
+        self, handle: Handle, x: torch.Tensor, *, may_keep: bool, fresh: bool = False
+    ) -> Codec | None:
+        assert handle.site is not None  # set where the handle is made
+        try:
+            advice = self._state.advisor.choose(
+                x,
+                handle.site,
+                handle.position,
+                lossy_ok=handle.lossy_ok,
+                may_keep=may_keep,
+                fresh=fresh,
+            )
+        except Exception as error:
+            self._counters.fall_back("advisor", error)
+            return get_codec("raw")
+        handle.advice = advice
+        return advice.codec
