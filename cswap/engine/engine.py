@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from cswap.engine.packer import Packer
 from cswap.engine.saved.packed import Token
+from cswap.engine.short_way import ShortWay
 from cswap.engine.state import EngineState
 from cswap.engine.unpacker import Unpacker
 from cswap.stats.stats_file import make_record
@@ -70,8 +71,9 @@ class SwapEngine:
         self._state = state = EngineState(config, plan, device, unseen)
         self.config, self.scopes, self.advisor = config, state.scopes, state.advisor
         self.counters, self.observer, self.owned = state.counters, state.observer, state.owned
-        self._packer = Packer(state)
-        self._unpacker = Unpacker(state, self._end_backward)
+        short_way = ShortWay(state)
+        self._packer = Packer(state, short_way)
+        self._unpacker = Unpacker(state, short_way, self._end_backward)
         # Attributes, not methods: a call less for each saved tensor.
         self.pack, self.unpack = self._packer.pack, self._unpacker.unpack
         self.pass_through = Packer.pass_through

@@ -18,11 +18,10 @@ from cswap.engine.order.step_order import NO_BACKWARD
 from cswap.engine.recipes import Place, Recipe, RecipeBook, producer
 from cswap.engine.saved.aliases import is_result, make_token
 from cswap.engine.saved.eligibility import bytes_of, is_tracing, is_wrapped, reason_to_keep
-from cswap.engine.saved.packed import Kept, PackedView
+from cswap.engine.saved.packed import Kept, KeptParameter, PackedView
 from cswap.engine.saved.reclaim import MOST_LATER
 from cswap.engine.saved.recomputed import Recomputed
 from cswap.engine.sender import Sender
-from cswap.engine.short_way import ShortWay
 from cswap.engine.transfer.handle import State
 from cswap.log import log
 from cswap.ranks import local_part
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from cswap.engine.saved.module_stack import Scope
     from cswap.engine.saved.packed import Token
     from cswap.engine.saved.rest import Rest
+    from cswap.engine.short_way import ShortWay
     from cswap.engine.state import EngineState
     from cswap.schema.plan import Decision
 
@@ -42,22 +42,22 @@ _len_dispatch_modes = torch._C._len_torch_dispatch_stack  # noqa: SLF001
 _strided = torch.strided
 
 
-def _kept(tensor: torch.Tensor) -> Kept:
+def _kept(tensor: torch.Tensor, kind: type[Kept] = Kept) -> Kept:
     # `Packer.pass_through` for a strided tensor of no special class, with fewer calls.
     if _len_dispatch_modes():  # one of them may record operators
-        return Packer.pass_through(tensor)
+        return Packer.pass_through(tensor, kind)
     try:
         version = tensor._version  # noqa: SLF001
-        return Kept(tensor if tensor.is_leaf else tensor.detach(), version)
+        return kind(tensor if tensor.is_leaf else tensor.detach(), version)
     except RuntimeError:
-        return Packer.pass_through(tensor)
+        return Packer.pass_through(tensor, kind)
 
 
 class Packer:
     """Packs the tensors of one engine."""
 
-    def __init__(self, state: EngineState) -> None:
-        """Args: state: the engine's."""
+    def __init__(self, state: EngineState, short_way: ShortWay) -> None:
+        """Args: state, short_way: the engine's."""
         self._state = state
         self._scopes, self._counters, self._lock = state.scopes, state.counters, state.lock
         self._aliases, self._order, self._window = state.aliases, state.order, state.window
@@ -70,7 +70,7 @@ class Packer:
         self._recomputer = state.recomputer
         self._sender = Sender(state)
         self._remat = self._sender.remat
-        self._short = ShortWay(state)
+        self._short = short_way
         self._follower = state.follower
         self._limit = state.advisor.limit
         self._ended = self._moment()
@@ -91,7 +91,7 @@ class Packer:
                 packed = self._keep(tensor, "parameter" if is_parameter else "layout")
             elif is_parameter or type(tensor._base) is Parameter:  # noqa: SLF001
                 self._parameters.append(tensor.nbytes)
-                packed = _kept(tensor)
+                packed = _kept(tensor, KeptParameter)
             elif tensor.nbytes < self._min_bytes:
                 self._small.append(tensor.nbytes)
                 packed = _kept(tensor)
@@ -154,14 +154,14 @@ class Packer:
             self._window.begin_step()
 
     @staticmethod
-    def pass_through(tensor: torch.Tensor) -> Kept:
-        """Keep a tensor where it is, uncounted."""
+    def pass_through(tensor: torch.Tensor, kind: type[Kept] = Kept) -> Kept:
+        """Keep a tensor where it is, uncounted. Args: kind: of the object that keeps it."""
         try:
             version = tensor._version  # noqa: SLF001
             kept = tensor if tensor.is_leaf or is_tracing() else tensor.detach()
         except RuntimeError:  # inference tensors have no version; some subclasses cannot detach
             version, kept = -1, tensor
-        return Kept(kept, version)
+        return kind(kept, version)
 
     def _keep(self, tensor: torch.Tensor, reason: str) -> Kept:
         self._counters.keep(reason, bytes_of(tensor))

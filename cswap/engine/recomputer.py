@@ -25,6 +25,9 @@ could be given up for the same bytes. A goal compares all ways of all tensors (`
 alone asks for such chains. Compared with checkpointing, a chain computes only that which is needed
 to make one tensor again: of a perceptron it is the first product and not the second. Their time is
 measured, on a GPU as well, since no rate of memory tells it.
+
+A library of matrix products may add in another order where an input begins at another address. So
+an input that may come back in new memory has to begin where new memory may begin.
 """
 
 from __future__ import annotations
@@ -34,18 +37,19 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
-from cswap.engine.saved.packed import Kept, PackedView
+from cswap.engine.saved.packed import Kept, KeptParameter, PackedView
 from cswap.engine.saved.recomputed import Recomputed
 from cswap.errors import CswapError
 from cswap.ranks import must_agree
 from cswap.remat.finder import Finder
-from cswap.remat.record import same_bits
+from cswap.remat.record import Layout, same_bits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cswap.advisor.advisor import Advisor
     from cswap.engine.recipes import Place
+    from cswap.engine.saved.eligibility import OwnedStorages
     from cswap.engine.saved.packed import Token
     from cswap.engine.transfer.handle import Handle
     from cswap.remat.record import Remat
@@ -69,7 +73,7 @@ N_RUNS: Final = 2
 MOST_TRIALS: Final = 1 << 14
 """Call sites that are remembered; a model whose shapes always change would fill the memory."""
 
-_Key = tuple[str, str, int]
+_Key = tuple[str, str, Layout]
 
 
 class Trial(NamedTuple):
@@ -91,9 +95,9 @@ class Recomputer:
         refused: number of trials that disagreed where one had agreed.
     """
 
-    def __init__(self, counters: Counters, advisor: Advisor) -> None:
-        """Args: counters, advisor: the engine's."""
-        self._counters, self._advisor = counters, advisor
+    def __init__(self, counters: Counters, advisor: Advisor, owned: OwnedStorages) -> None:
+        """Args: counters, advisor, owned: the engine's."""
+        self._counters, self._advisor, self._owned = counters, advisor, owned
         self._exact = Finder(_depth_of_exact)
         self._lossy = Finder(_depth_of)
         self._exact_goal = Finder(_depth_of_exact, max_depth=GOAL_DEPTH, products=True)
@@ -121,10 +125,23 @@ class Recomputer:
         else:
             finder = self._lossy if handle.lossy_ok else self._exact
         found = finder.find(tensor, place.formula)
-        if found is not None and found.formula.nbytes != handle.raw_nbytes:
+        if found is not None and (
+            found.formula.nbytes != handle.raw_nbytes
+            or (found.formula.product and not _are_aligned(found))
+            or (found.formula is not place.formula and not self._has_parameters(found))
+        ):
             found = None
         place.note(found)
         return found
+
+    def _has_parameters(self, remat: Remat) -> bool:
+        # Whether the parameters among the inputs will be there: FSDP gathers those of a module for
+        # its forward alone, and for its backward, which is not that of the tensor's user.
+        return not self._owned.known or all(
+            packed.tensor in self._owned
+            for packed in remat.inputs
+            if isinstance(packed, KeptParameter)
+        )
 
     def recognised(self, tensor: torch.Tensor, place: Place, *, lossy_ok: bool) -> Remat | None:
         """As `find`, of a tensor like the last one of its place; None: it differs, or may."""
@@ -175,7 +192,7 @@ class Recomputer:
         handle, remat = token.handle, token.remat
         if remat is None or handle.site is None:
             return None
-        key = handle.site.scope, remat.formula.operator, handle.raw_nbytes
+        key = handle.site.scope, remat.formula.operator, remat.formula.layout
         trial = self._trials.get(key)
         if trial is None:
             if len(self._trials) >= MOST_TRIALS:
@@ -220,7 +237,7 @@ class Recomputer:
                 inputs.append(tensor)
                 continue
             if isinstance(packed, Recomputed):
-                packed.shared_use.seen = True
+                packed.shared_use.seen = packed.shared_use.seen or again
                 inputs.append(self.compute(packed))
                 exact = exact and not packed.lossy_ok
                 continue
@@ -255,7 +272,7 @@ class Recomputer:
             if estimated and not remat.formula.product:
                 seconds = _estimated(remat, token)
             else:
-                seconds = min(_timed(remat, inputs) for _ in range(N_RUNS))
+                seconds = min(_timed(remat, inputs, exact) for _ in range(N_RUNS))
         except (RuntimeError, CswapError) as error:
             self._counters.fall_back("remat", error)
             return Trial(agrees=False, seconds=0.0)
@@ -286,6 +303,13 @@ def _depth_of_exact(packed: object) -> int | None:
     return _depth_of(packed)
 
 
+def _are_aligned(remat: Remat) -> bool:
+    # See Note [products are for goals].
+    return all(
+        packed.token.handle.aligned for packed in remat.inputs if isinstance(packed, PackedView)
+    )
+
+
 def _is_near(result: torch.Tensor, source: torch.Tensor) -> bool:
     # From inputs that a codec has rounded: near enough to be the same operators' result.
     error = (result.double() - source.double()).norm()
@@ -294,19 +318,19 @@ def _is_near(result: torch.Tensor, source: torch.Tensor) -> bool:
 
 def _estimated(remat: Remat, token: Token) -> float:
     # Where the host has only issued the work, and where a choice changes values: those are not to
-    # depend on how busy the machine is.
+    # depend on how busy the machine is, unless a goal decides, by measured times.
     nbytes = remat.formula.passes * token.handle.raw_nbytes
     return nbytes / PASS_BYTES_PER_S[token.lane.device.kind] + OPERATOR_S * len(remat.formula.steps)
 
 
-def _timed(remat: Remat, inputs: list[torch.Tensor]) -> float:
+def _timed(remat: Remat, inputs: list[torch.Tensor], exact: bool) -> float:
     start = _now(remat)
-    remat.run(inputs)
+    remat.run(inputs, exact)
     return _now(remat) - start
 
 
 def _now(remat: Remat) -> float:
-    # A GPU runs behind the host: it is waited for, once per call site.
+    # A GPU runs behind the host: it is waited for, where a product is met first.
     if remat.formula.layout.device.type == "cuda":
         torch.cuda.synchronize(remat.formula.layout.device)
     return time.perf_counter()

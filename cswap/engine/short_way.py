@@ -60,6 +60,11 @@ class ShortWay:
             return None
         if lane.may_capture and lane.device.is_capturing():
             return None
+        formula = place.formula
+        if formula is None or tensor.dtype is not formula.layout.dtype:
+            return None
+        if tensor.is_conj() or tensor.is_neg():  # other numbers than those in memory
+            return None
         lossy_ok = place.recipe.lossy_ok
         remat = self._recomputer.recognised(tensor, place, lossy_ok=lossy_ok)
         if remat is None or (lane.ahead and not _is_at_hand(remat)):
@@ -67,7 +72,9 @@ class ShortWay:
         packed = Recomputed(tensor, remat, lane, shared_use, lossy_ok=lossy_ok)
         with self._lock:
             packed.position, packed.step = self._order.next_position(), self._order.step
-        self._counters.let_go(REMAT, packed.nbytes)
+        if place.worth_at is not None and packed.position != place.worth_at[0]:
+            place.shared_use = None  # the limit knows the tensor by another position
+        self._counters.left(REMAT, packed.nbytes)
         return packed
 
     def _is_worth(self, place: Place, lane: Lane) -> bool:

@@ -65,7 +65,8 @@ class EngineState:
         self.follower = PlanFollower(plan, unseen)
         self.observer = Observer()
         self.counters = Counters()
-        self.recomputer = Recomputer(self.counters, self.advisor)
+        self.owned = OwnedStorages()
+        self.recomputer = Recomputer(self.counters, self.advisor, self.owned)
         self.disk = disk_store(config, self.counters)
         budget = None if plan is None else plan.budget_bytes
         self.lanes = Lanes(
@@ -77,7 +78,6 @@ class EngineState:
             relieve=self.tidy,
             recompute=self.recomputer.run,
         )
-        self.owned = OwnedStorages()
         self.lock = threading.Lock()
         self.aliases = AliasTable()
         self.order = StepOrder()

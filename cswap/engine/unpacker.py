@@ -14,15 +14,15 @@ from cswap.engine.order.step_order import NO_BACKWARD
 from cswap.engine.saved.packed import Kept, PackedView
 from cswap.engine.saved.reclaim import MOST_LATER
 from cswap.engine.saved.recomputed import Recomputed
-from cswap.engine.short_way import ShortWay
 from cswap.engine.transfer.handle import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from cswap.engine.order.step_order import Saved
     from cswap.engine.saved.packed import Token
+    from cswap.engine.short_way import ShortWay
     from cswap.engine.state import EngineState
-    from cswap.engine.transfer.handle import Handle
 
 _now = time.perf_counter
 _current_backward = torch._C._current_graph_task_id  # noqa: SLF001
@@ -31,14 +31,14 @@ _current_backward = torch._C._current_graph_task_id  # noqa: SLF001
 class Unpacker:
     """Unpacks the tensors of one engine."""
 
-    def __init__(self, state: EngineState, at_end: Callable[[], None]) -> None:
-        """Args: state: the engine's; at_end: to be called at the end of every backward."""
+    def __init__(self, state: EngineState, short_way: ShortWay, at_end: Callable[[], None]) -> None:
+        """Args: state, short_way: the engine's; at_end: called at the end of every backward."""
         self._state = state
         self._lock, self._order, self._follower = state.lock, state.order, state.follower
         self._deaths, self._later = state.reclaimer.deaths, state.reclaimer.later
         self._counters = state.counters
         self._at_end = at_end
-        self._short = ShortWay(state)
+        self._short = short_way
         state.recomputer.note_ready = self._note_ready
         self._backward = NO_BACKWARD
 
@@ -112,11 +112,11 @@ class Unpacker:
             lane.executor.drop_result(handle)
         return out
 
-    def _prefetch_after(self, handle: Handle | Recomputed, most_ahead: int) -> None:
+    def _prefetch_after(self, saved: Saved, most_ahead: int) -> None:
         depth = self._follower.depth
         with self._lock:
             # Tokens, so that no other thread buries these.
-            ahead = self._order.upcoming(handle, depth or most_ahead)
+            ahead = self._order.upcoming(saved, depth or most_ahead)
         for n, token in enumerate(ahead, 1):
             other, lane = token.handle, token.lane
             if not depth and n > lane.ahead:

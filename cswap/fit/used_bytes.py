@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from cswap.errors import InternalError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -55,7 +57,8 @@ class UsedBytes:
         """Take off those that are gone."""
         while self._gone:
             gone = self._gone.popleft()
-            assert isinstance(gone, _Storage)
+            if not isinstance(gone, _Storage):
+                raise InternalError(f"{gone!r} is no reference to a storage")
             self._known.pop(gone.name, None)
             self.on_gone(gone.name)
             self._counters.hold(device=-gone.nbytes)

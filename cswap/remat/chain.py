@@ -78,7 +78,7 @@ class Chain:
     def _function(
         self, step: PlannedStep, k: int, last: dict[int, int], first: int
     ) -> Callable[..., torch.Tensor]:
-        # In place of its operand if the step before has made that, for this step alone.
+        # In place of its operand, if an earlier step made that and no other step uses it.
         operand = step.operands[0]
         if step.in_place is None or operand is None or operand.place != "step":
             return step.function

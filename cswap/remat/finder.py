@@ -105,9 +105,10 @@ class Finder:
             if not (has_own_memory(base) and is_result(base, node, row)):
                 return None
             found = read_again(formula.reads, node, formula.nbytes, self._limits.depth_of)
+            settings = Settings.current(product=formula.product)
         except (NotFoundError, AttributeError):
             return None
         if found is None:
             return None
         inputs, constants = found
-        return Remat(formula, tuple(inputs), tuple(constants), Settings.current())
+        return Remat(formula, tuple(inputs), tuple(constants), settings)

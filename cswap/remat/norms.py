@@ -157,7 +157,7 @@ def batch_norm(
         eps: of the norm.
     """
     full = invstd.dtype in FULL and weight.dtype in FULL
-    if x.device.type != "cpu" or not full or not (_is_dense(x) and weight.is_contiguous()):
+    if x.device.type != "cpu" or not full or not _are_dense(x, weight, bias):
         return torch.native_batch_norm(x, weight, bias, None, None, True, 0.0, eps)[0]
     ones = torch.ones_like(mean)
     return torch.native_batch_norm(x, invstd * weight, bias, mean, ones, False, 0.0, 0.0)[0]
@@ -201,8 +201,10 @@ def rms_norm_of_statistics(
     return (out if weight is None else out * weight).to(x.dtype)
 
 
-def _is_dense(x: torch.Tensor) -> bool:
+def _are_dense(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> bool:
     # Other layouts have a kernel that subtracts the mean first.
+    if not (weight.is_contiguous() and bias.is_contiguous()):
+        return False
     order = _CHANNELS_LAST.get(x.dim())
     return x.is_contiguous() or (order is not None and x.is_contiguous(memory_format=order))
 

@@ -220,7 +220,9 @@ def _leaf(variable: torch.Tensor, nbytes: int) -> torch.Tensor:
     # Copied, because the optimizer may change the leaf before backward needs it.
     if type(variable) not in _PLAIN or variable.layout is not torch.strided:
         raise NotFoundError
-    if variable.numel() * variable.element_size() * MOST_CONSTANT_SHARE > nbytes:
+    if variable.nbytes * MOST_CONSTANT_SHARE > nbytes:
+        raise NotFoundError
+    if variable.untyped_storage().nbytes() < variable.nbytes:  # FSDP frees it between its uses
         raise NotFoundError
     return variable.detach().clone()
 

@@ -79,7 +79,7 @@ class Rows:
         if isinstance(row, View):
             return self._is_lost(node.next_functions[0][0])
         edges = [o.edge for o in row.operands if o.slot is None and o.edge is not None]
-        if not edges or row.kind == "product":  # a bias may not be given
+        if not edges or row.kind == "product":  # the bias may be absent
             return False
         below = node.next_functions
         return any(self._is_lost(below[edge][0]) for edge in edges)
@@ -135,8 +135,8 @@ class Search:
             tuple(self._read.reads),
             self._product,
         )
-        chain = self._chain
-        return Remat(formula, tuple(chain.inputs), tuple(chain.constants), Settings.current())
+        chain, settings = self._chain, Settings.current(product=self._product)
+        return Remat(formula, tuple(chain.inputs), tuple(chain.constants), settings)
 
     # ----------------------------------------------------------------- values
 
@@ -160,7 +160,10 @@ class Search:
         below = strides if row.keeps_strides else None
         operands = tuple([self._operand(node, o, below, level) for o in row.operands])
         constants = tuple([self._read.argument(node, name) for name in row.constants])
-        self._product = self._product or row.kind == "product"
+        if row.kind == "product":
+            self._product = True
+            if self._layout.device.type == "cuda" and torch.backends.cudnn.benchmark:
+                raise NotFoundError  # another kernel may be the fastest next time
         if row.extra:
             constants += self._extra(node, number, row, strides, level)
         self._passes += len(operands) + 1 + (REDUCTION_PASSES if row.kind == "reduction" else 0)

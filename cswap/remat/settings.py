@@ -7,6 +7,9 @@ elements of a piece, and vector code computes all others. For sigmoid, SiLU and 
 differ in the last bit. So the number of threads must equal that of the forward. The permission to
 use oneDNN decides which kernel of GELU runs. Autocast is off, because autograd's nodes are below
 it: every cast that it made is an operator of its own.
+
+A matrix product of float32 is also computed by kernels of lower precision, if
+`torch.set_float32_matmul_precision` allows that. So this setting is restored for products.
 """
 
 from __future__ import annotations
@@ -17,10 +20,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from cswap.remat.reads import NotFoundError
+
 if TYPE_CHECKING:
     from types import TracebackType
 
 _get_onednn = torch._C._get_mkldnn_enabled  # noqa: SLF001
+_get_precision = torch._C._get_float32_matmul_precision  # noqa: SLF001
+_set_precision = torch._C._set_float32_matmul_precision  # noqa: SLF001
 _set_onednn = torch._C._set_mkldnn_enabled  # noqa: SLF001
 _set_grad_enabled = torch._C._set_grad_enabled  # noqa: SLF001
 _get_threads = torch.get_num_threads
@@ -35,15 +42,29 @@ class Settings:
     Attributes:
         threads: number of threads of one operator on the CPU.
         onednn: whether operators may use oneDNN.
+        precision: of products of float32; None: there is no product.
     """
 
     threads: int
     onednn: bool
+    precision: str | None = None
 
     @staticmethod
-    def current() -> Settings:
-        """The current settings: the same object while they are the same."""
-        return _settings(_get_threads(), bool(_get_onednn()))
+    def current(*, product: bool = False) -> Settings:
+        """The current settings: the same object while they are the same.
+
+        Args:
+            product: whether an operator is a matrix product or a convolution.
+
+        Raises:
+            NotFoundError: two interfaces of torch have set the precision of products, which torch
+                does not tell then.
+        """
+        try:
+            precision = _get_precision() if product else None
+        except RuntimeError:
+            raise NotFoundError from None
+        return _settings(_get_threads(), bool(_get_onednn()), precision)
 
     def are_set(self) -> bool:
         """Whether operators run under them now, without a history and without autocast."""
@@ -52,6 +73,7 @@ class Settings:
             and _get_threads() == self.threads
             and _get_onednn() == self.onednn
             and not _is_any_autocast_enabled()
+            and (self.precision is None or _get_precision() == self.precision)
         )
 
     def apply(self) -> None:
@@ -60,11 +82,13 @@ class Settings:
             torch.set_num_threads(self.threads)
         if _get_onednn() != self.onednn:
             _set_onednn(self.onednn)
+        if self.precision is not None and _get_precision() != self.precision:
+            _set_precision(self.precision)
 
 
 @lru_cache(maxsize=64)
-def _settings(threads: int, onednn: bool) -> Settings:
-    return Settings(threads, onednn)
+def _settings(threads: int, onednn: bool, precision: str | None) -> Settings:
+    return Settings(threads, onednn, precision)
 
 
 class SameBits:
@@ -79,7 +103,7 @@ class SameBits:
         self._settings = settings
 
     def __enter__(self) -> None:
-        self._outside = Settings.current()
+        self._outside = Settings.current(product=self._settings.precision is not None)
         self._had_grad = _is_grad_enabled()
         if self._had_grad:
             _set_grad_enabled(False)

@@ -183,7 +183,7 @@ class Counters:
         if self.timeline is not None:
             self._draw()
 
-    def let_go(self, way: str, nbytes: int) -> None:
+    def left(self, way: str, nbytes: int) -> None:
         """Count a saved tensor of which the engine never holds a byte."""
         with self._lock:
             self.packed += 1

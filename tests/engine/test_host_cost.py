@@ -10,7 +10,7 @@ from cswap.config import SwapConfig
 from cswap.engine.engine import SwapEngine
 
 MOST_CALLS_AGAIN = 46
-"""The same, of a tensor that is computed again at a known place. No kernel calls Python."""
+"""Of pack, unpack and release of a tensor that is computed again at a known place."""
 
 N = 8
 """Tensors per step."""

@@ -250,7 +250,7 @@ def test_a_chain_that_disagrees_once_is_used_nowhere_in_its_scope(monkeypatch):
     saved = SimpleNamespace(site=Site("scope"), position=0, raw_nbytes=1 << 20)
     token: Any = SimpleNamespace(
         handle=saved,
-        remat=SimpleNamespace(formula=SimpleNamespace(operator="gelu")),
+        remat=SimpleNamespace(formula=SimpleNamespace(operator="gelu", layout=None)),
         lane=SimpleNamespace(device=SimpleNamespace(kind="cpu")),
     )
     recipe: Any = None

@@ -328,3 +328,31 @@ def test_steps_that_nobody_announces_are_known_as_well(whole_training, taken):
             assert equal(torch.autograd.grad(loss, given), wanted)
     assert taken == 3 * [True]
     assert engine.stats.packed == 4 * 3
+
+
+VIEWS = {
+    "conj": (torch.complex64, lambda y, w: (y.conj() @ w).real),
+    "mH": (torch.complex64, lambda y, w: (y.mH @ (y @ w)).real),
+    "neg": (torch.float32, lambda y, w: torch._neg_view(y) @ w),
+    "view_as_real": (torch.complex64, lambda y, w: torch.view_as_real(y).square()),
+    "imag": (torch.complex64, lambda y, w: y.imag.square() @ w.real),
+    "view_as_complex": (
+        torch.float32,
+        lambda y, w: torch.view_as_complex(y.view(-1, 32, 2)).square().real,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_views_of_other_numbers_than_those_in_memory(name):
+    dtype, view = VIEWS[name]
+    h, w = (torch.randn(n, 64, dtype=dtype, requires_grad=True) for n in (512, 64))
+
+    def loss(h, w):
+        # The first one makes the chain known as right.
+        return sum((y @ w).real.sum() + view(y, w).sum() for y in (h * h.cos(), h * h.sin()))
+
+    wanted = torch.autograd.grad(loss(h, w), (h, w))
+    with swapping() as engine:
+        for _ in range(4):
+            assert equal(gradients(engine, loss, (h, w)), wanted)

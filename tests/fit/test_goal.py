@@ -132,6 +132,46 @@ def test_products_alone_are_computed_again_before_modules_as_a_whole(make_traini
         assert not any("addmm" in operator for _, operator, _ in trials)
 
 
+def test_convolutions_are_computed_again(install):
+    def net():
+        torch.manual_seed(0)
+        return torch.nn.Sequential(
+            *(torch.nn.Conv2d(3, 16, 3), torch.nn.BatchNorm2d(16), torch.nn.ReLU()),
+            *(torch.nn.Conv2d(16, 16, 3, bias=False), torch.nn.BatchNorm2d(16), torch.nn.ReLU()),
+            *(torch.nn.Conv2d(16, 4, 3), torch.nn.GELU()),
+        )
+
+    mine, plain = net(), net()
+    handle = install(mine, fit="min", slowdown=50.0)
+    for _ in range(STEPS):
+        x = torch.randn(8, 3, 24, 24)
+        found = [
+            torch.autograd.grad(model(x).square().mean(), [*model.parameters()])
+            for model in (mine, plain)
+        ]
+        assert all(map(torch.equal, *found))
+    assert handle.goal.phase == "obeying"
+    trials = handle.engine._state.recomputer._trials
+    assert {operator for _, operator, _ in trials} >= {"convolution", "batch_norm>relu"}
+    assert handle.stats.fallbacks == 0
+
+
+def test_a_product_of_rows_at_an_address_that_new_memory_never_has(install):
+    # Where the sums of products depend on the address, a decoded input would change their bits.
+    torch.manual_seed(0)
+    n, data = 4001, torch.randn(8 * 4001, 31).relu()  # rows of 124 bytes
+    mine = torch.nn.Sequential(torch.nn.Linear(31, 7), torch.nn.GELU(), torch.nn.Linear(7, 1))
+    plain = copy.deepcopy(mine)
+    install(mine, fit="min")
+    for i in range(8):
+        x = data[i * n : (i + 1) * n]
+        found = [
+            torch.autograd.grad(model(x).square().sum(), [*model.parameters()])
+            for model in (mine, plain)
+        ]
+        assert all(map(torch.equal, *found))
+
+
 def test_a_goal_out_of_reach_is_an_error_that_names_the_smallest_that_is_not(
     training, sizes, install
 ):

@@ -285,6 +285,7 @@ def guarded():
 def with_a_goal(wrap):
     """A case: rank 0 alone has a goal, explores, plans, and recomputes modules where it may."""
     goals: list[Any] = []
+    products: list[str] = []
 
     def trained(install):
         handles: list[Any] = []
@@ -300,6 +301,8 @@ def with_a_goal(wrap):
         found = train(note, wrap, run=run, same=True, steps=8)
         goals.extend(handle.goal for handle in handles)
         for handle in handles:
+            trials = handle.engine._state.recomputer._trials
+            products.extend(operator for _, operator, _ in trials if "mm" in operator)
             handle.remove()
         return found
 
@@ -317,6 +320,7 @@ def with_a_goal(wrap):
         "same_collectives": calls.calls == plain_calls.calls,
         "phases": [goal.phase for goal in goals],
         "modules": [goal.modules for goal in goals],
+        "products": products,
     }
 
 

@@ -158,6 +158,14 @@ def test_a_batch_norm_by_its_statistics_has_the_same_bits(sizes, dtypes, order):
         assert same_bits(batch_norm(x, weight, bias, mean, invstd, 1e-5), y)
 
 
+def test_a_batch_norm_with_strided_weights() -> None:
+    x = 3 * torch.randn(8, 16, 32, 32) + 50
+    table = torch.randn(16, 4)
+    for weight, bias in ((table[:, 0].contiguous(), table[:, 1]), (table[:, 2], table[:, 3])):
+        y, mean, invstd = torch.native_batch_norm(x, weight, bias, None, None, True, 0.0, 1e-5)
+        assert same_bits(batch_norm(x, weight, bias, mean, invstd, 1e-5), y)
+
+
 LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "contiguous": torch.Tensor.contiguous,
     "images": lambda x: x.contiguous(memory_format=torch.channels_last),

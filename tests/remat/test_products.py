@@ -126,3 +126,30 @@ def test_a_weight_that_was_changed_since_raises_as_without_hooks(engine):
         module.weight.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+def test_the_precision_of_forward_counts(engine):
+    module = nn.Linear(64, 128)
+    x = torch.randn(512, 64, requires_grad=True)
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("medium")  # has other bits where the processor can
+        with engine.hooks():
+            loss = functional.gelu(module(x)).sum()
+        torch.set_float32_matmul_precision("highest")
+        loss.backward()
+        assert torch.get_float32_matmul_precision() == "highest"
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert [r.settings.precision for r in engine.remats if r.formula.product] == ["medium"]
+
+
+def test_a_precision_that_torch_does_not_tell(engine, monkeypatch):
+    def unknown():
+        raise RuntimeError("mix of the legacy and new APIs")
+
+    monkeypatch.setattr("cswap.remat.settings._get_precision", unknown)
+    module = nn.Linear(64, 128)
+    x = torch.randn(512, 64, requires_grad=True)
+    backward(lambda x: functional.gelu(module(x)), x, engine)
+    assert engine.found == ["gelu"]

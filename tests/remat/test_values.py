@@ -289,6 +289,16 @@ class Special(torch.Tensor):
     pass
 
 
+def test_a_leaf_whose_memory_was_freed_is_not_copied(engine: Engine) -> None:
+    x = torch.randn(64, 8, 6, 6, requires_grad=True)
+    weight, bias = (torch.randn(8, requires_grad=True) for _ in range(2))
+    with engine.hooks():
+        y = functional.batch_norm(x, None, None, weight, bias, training=True)
+        bias.untyped_storage().resize_(0)  # as FSDP does after a module's forward
+        functional.relu(y) * y
+    assert engine.found == []
+
+
 def test_a_leaf_of_a_subclass_is_not_copied(engine: Engine) -> None:
     leaf = torch.randn(1, 10).as_subclass(Special).requires_grad_()
     with engine.hooks():

@@ -117,8 +117,8 @@ def test_a_tensor_without_elements_is_small_for_any_limit():
 
 
 def test_seconds_of_compiling_are_counted(monkeypatch):
-    monkeypatch.setattr("cswap.engine.packer.WARM", set())
-    monkeypatch.setattr("cswap.engine.packer.warm", lambda *_: 1.5)
+    monkeypatch.setattr("cswap.engine.sender.WARM", set())
+    monkeypatch.setattr("cswap.engine.sender.warm", lambda *_: 1.5)
     with cswap.swapping(workers=0, codec="raw", min_bytes=0) as engine:
         y = torch.randn(64, requires_grad=True).exp()
     assert engine.stats.compile_s == 1.5

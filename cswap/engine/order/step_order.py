@@ -65,22 +65,22 @@ class StepOrder:
         """Tokens of all handles that may still be asked for."""
         return [token for reference in self._live.values() if (token := reference()) is not None]
 
-    def asked(self, handle: Saved) -> None:
+    def asked(self, saved: Saved) -> None:
         """Backward has asked for this tensor (for the first time)."""
         self.asked_since_pack = True
-        if handle.step != self._asked_step:
+        if saved.step != self._asked_step:
             if len(self._asked) > 1:
                 self._after = dict(zip(self._asked[:-1], self._asked[1:], strict=True))
-            self._asked, self._asked_step = [], handle.step
-        self._asked.append(handle.position)
+            self._asked, self._asked_step = [], saved.step
+        self._asked.append(saved.position)
 
-    def upcoming(self, handle: Saved, count: int) -> list[Token]:
+    def upcoming(self, saved: Saved, count: int) -> list[Token]:
         """Tokens of the ``count`` handles that are likely to be asked for after this one."""
         found: list[Token] = []
-        position = handle.position
+        position = saved.position
         for _ in range(4 * count):  # positions of tensors that were kept or shared are skipped
             position = self._after.get(position, position - 1)
-            reference = self._live.get((handle.step, position))
+            reference = self._live.get((saved.step, position))
             token = None if reference is None else reference()
             if token is not None:
                 found.append(token)

@@ -55,6 +55,9 @@ IMAGE: Final = 4
 WHOLE_SHARE: Final = 4
 """A view that spans at least 1/WHOLE_SHARE of its storage is swapped as the whole storage."""
 
+ALIGNMENT: Final = 64
+"""Bytes to which torch aligns memory on a CPU; on a GPU it is more."""
+
 LOOK_AT: Final = 4
 """Handles of the same region (at other versions, say) that are considered, the newest first."""
 
@@ -191,7 +194,8 @@ def make_token(
     version = tensor._version  # noqa: SLF001
     storage = x.untyped_storage() if storage is None else storage
     whole = storage.nbytes()
-    if not storage.data_ptr():
+    address = storage.data_ptr()
+    if not address:
         raise RuntimeError("the tensor has no memory")
     dense = x.is_contiguous()
     if not dense and x.dim() == IMAGE:
@@ -203,7 +207,9 @@ def make_token(
         token = Token(handle, x, lane)
     else:
         token = _part_token(x, whole, version, lane, is_view=base is not None)
-    token.handle.base = weakref.ref(tensor if base is None else base)
+    handle = token.handle
+    handle.aligned = (address + handle.start * x.element_size()) % ALIGNMENT == 0
+    handle.base = weakref.ref(tensor if base is None else base)
     return token
 
 

@@ -83,13 +83,20 @@ def weak_storage(storage: torch.UntypedStorage) -> StorageWeakRef:
 
 
 class OwnedStorages:
-    """Storages of a model's parameters and buffers: they outlive the step, whatever is saved."""
+    """Storages of a model's parameters and buffers: they outlive the step, whatever is saved.
+
+    Attributes:
+        known: whether there is a model that has said what it owns.
+    """
+
+    known = False
 
     def __init__(self) -> None:
         self._storages: dict[int, StorageWeakRef] = {}
 
     def refresh(self, tensors: Iterable[torch.Tensor]) -> bool:
         """Take the storages of these tensors, and no others, as owned; whether they are others."""
+        self.known = True
         found: dict[int, StorageWeakRef] = {}
         for tensor in tensors:
             kind = type(tensor)

@@ -47,6 +47,12 @@ class Kept:
         return self.tensor
 
 
+class KeptParameter(Kept):
+    """A parameter, or a view of one. Its memory is its model's, which may free it meanwhile."""
+
+    __slots__ = ()
+
+
 class SharedUse:
     """Whether a saved tensor that is computed again shares its memory (see short_way.py).
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Recomputed:
-    """One saved tensor that is computed again. It holds no bytes.
+    """One saved tensor that is computed again, with the dtype of its memory. It holds no bytes.
 
     Attributes:
         remat: how it is computed.

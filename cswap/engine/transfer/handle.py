@@ -82,6 +82,7 @@ class Handle:
             Note [modified in place] in packed.py.
         base: weak reference to the tensor that owns the version counter (see aliases.py).
         whole: whether the region is the whole storage.
+        aligned: whether the region begins at an address at which new memory may begin.
         pinned: it is never to leave its own memory (see aliases.py).
         token: weak reference to its owner.
         storage_key: of its storage, in the alias table.
@@ -107,6 +108,7 @@ class Handle:
         "_counter",
         "_last_version",
         "advice",
+        "aligned",
         "base",
         "error",
         "event",
@@ -148,7 +150,7 @@ class Handle:
         self.raw_nbytes = raw_nbytes
         self.position = self.step = self.storage_key = self.views = self.unpacked = 0
         self.lossy_ok = self.must_round_trip = self.whole = self.pinned = self.prefetched = False
-        self.recomputed = False
+        self.recomputed = self.aligned = False
         self.took_s = 0.0
         self.base: weakref.ref[torch.Tensor] | None = None
         self.sections: list[Section] = []
