@@ -89,7 +89,9 @@ class Packer:
                 packed = self._keep_special(tensor)
             elif tensor.layout is not _strided:  # has no nbytes, or another meaning of it
                 packed = self._keep(tensor, "parameter" if is_parameter else "layout")
-            elif is_parameter or type(tensor._base) is Parameter:  # noqa: SLF001
+            elif is_parameter or (
+                (base := tensor._base) is not None and isinstance(base, Parameter)  # noqa: SLF001
+            ):
                 self._parameters.append(tensor.nbytes)
                 packed = _kept(tensor, KeptParameter)
             elif tensor.nbytes < self._min_bytes:
