@@ -17,15 +17,7 @@ from cswap.testing.engines import assert_empty
 MODIFIED = "modified by an inplace operation"
 
 
-@pytest.fixture(autouse=True)
-def _always_worth_it(monkeypatch):
-    # A busy machine may take longer than a tensor is worth.
-    monkeypatch.setattr("cswap.engine.recomputer._timed", lambda *_: 1e-5)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("_chains_take_no_time")
 
 
 @pytest.fixture
