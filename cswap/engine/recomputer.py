@@ -20,8 +20,8 @@ may take, too.
 
 Note [products are for goals]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-A matrix product or a convolution takes long: whether it is worth its time depends on what else
-could be given up for the same bytes. A goal compares all ways of all tensors (`cswap.fit`), so it
+A matrix product or a convolution takes long: whether it is worth its time depends on the other ways
+to free as many bytes. A goal compares all ways of all tensors (`cswap.fit`), so it
 alone asks for such chains. Compared with checkpointing, a chain computes only that which is needed
 to make one tensor again: of a perceptron it is the first product and not the second. Their time is
 measured, on a GPU as well, since no rate of memory tells it.

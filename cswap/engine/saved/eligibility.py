@@ -86,7 +86,7 @@ class OwnedStorages:
     """Storages of a model's parameters and buffers: they outlive the step, whatever is saved.
 
     Attributes:
-        known: whether there is a model that has said what it owns.
+        known: whether a model has named its parameters and buffers.
     """
 
     known = False
