@@ -40,8 +40,9 @@ MEASURED_SHARE: Final = 0.8
 
 UNSEEN_S: Final = 18e-6
 """Seconds of a saved tensor that no hook of ours sees: hooks of modules, torch's calls of hooks,
-kernels of the model that find the caches cold. On seven models it was 19 to 75 us: this is the part
-that all have, and what `MEASURED_SHARE` leaves has to do for the rest."""
+tensors that stay unlooked at, kernels of the model that find the caches cold. On seven models it
+was 19 to 75 us: this is the part that all have, and what `MEASURED_SHARE` leaves has to do for the
+rest."""
 
 NEAR: Final = 0.85
 """Share of the limit from which all choices stay, so that they do not swing."""
@@ -139,6 +140,9 @@ class TimeLimit:
     """Says which tensors of a step have to stay, so that swapping keeps a limit of its time.
 
     Not thread-safe: the advisor holds its lock, except for `keeps` and `took`.
+
+    Attributes:
+        staying: position and bytes of each tensor that has to stay.
     """
 
     def __init__(self, slowdown: float) -> None:
@@ -146,7 +150,7 @@ class TimeLimit:
         self._share = MEASURED_SHARE * (slowdown - 1)
         self._gains: dict[_Key, Gain] = {}  # of tensors that are worth their time
         self._measured: dict[tuple[int, Hashable], Measured] = {}  # by bytes and what is alike
-        self._staying: frozenset[_Key] = frozenset()
+        self.staying: frozenset[_Key] = frozenset()
         self._factor = 1.0  # the measured sum over the expected one
         self._patience = self._wait = 0  # look-backs before tensors may leave again
         self._n_steps = 0
@@ -195,11 +199,11 @@ class TimeLimit:
         gain = self._gains.get(key)
         if gain is not None:
             gain.used = self._n_steps
-        return key in self._staying
+        return key in self.staying
 
     def is_kept(self, position: int, nbytes: int) -> bool:
         """Whether such a tensor has to stay, when it comes."""
-        return (position, nbytes) in self._staying
+        return (position, nbytes) in self.staying
 
     def begin_step(self, begins: Moment, ended: Moment) -> None:
         """A step begins.
@@ -231,15 +235,15 @@ class TimeLimit:
         step_s, leaving_s, others_s = map(statistics.median, zip(*self._steps, strict=True))
         limit_s = max(LEAST_S, self._share * step_s - others_s)
         exceeds = leaving_s > limit_s
-        if not exceeds and (leaving_s >= NEAR * limit_s or not self._staying):
+        if not exceeds and (leaving_s >= NEAR * limit_s or not self.staying):
             return
         if not self._may_change(exceeds=exceeds):
             return
         self._forget_unused()
         self._correct(leaving_s, exceeds=exceeds)
         staying = self._beyond(limit_s / self._factor)
-        if staying != self._staying:
-            self._staying = staying
+        if staying != self.staying:
+            self.staying = staying
             # The step that begins makes its choices anew, which takes time of its own.
             self._steps.clear()
             self._began = None
@@ -249,7 +253,7 @@ class TimeLimit:
         self._gains.clear()
         self._measured.clear()
         self._steps.clear()
-        self._staying = frozenset()
+        self.staying = frozenset()
 
     def _measured_of(self, key: _Key, alike: Hashable) -> Measured:
         position, nbytes = key
@@ -275,7 +279,7 @@ class TimeLimit:
 
     def _correct(self, leaving_s: float, *, exceeds: bool) -> None:
         gains = self._gains.items()
-        expected_s = sum(gain.expected_s for key, gain in gains if key not in self._staying)
+        expected_s = sum(gain.expected_s for key, gain in gains if key not in self.staying)
         low, high = CORRECTIONS
         factor = min(max(leaving_s / expected_s, low), high) if expected_s else low
         # Slowly down: tensors that may leave again do so only when their place has rested.

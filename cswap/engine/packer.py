@@ -20,7 +20,6 @@ from cswap.engine.saved.aliases import is_result, make_token
 from cswap.engine.saved.eligibility import bytes_of, is_tracing, is_wrapped, reason_to_keep
 from cswap.engine.saved.packed import Kept, KeptParameter, PackedView
 from cswap.engine.saved.reclaim import MOST_LATER
-from cswap.engine.saved.recomputed import Recomputed
 from cswap.engine.sender import Sender
 from cswap.engine.transfer.handle import State
 from cswap.log import log
@@ -29,6 +28,7 @@ from cswap.ranks import local_part
 if TYPE_CHECKING:
     from cswap.engine.saved.module_stack import Scope
     from cswap.engine.saved.packed import Token
+    from cswap.engine.saved.recomputed import Recomputed
     from cswap.engine.saved.rest import Rest
     from cswap.engine.short_way import ShortWay
     from cswap.engine.state import EngineState
@@ -42,15 +42,25 @@ _len_dispatch_modes = torch._C._len_torch_dispatch_stack  # noqa: SLF001
 _strided = torch.strided
 
 
-def _kept(tensor: torch.Tensor, kind: type[Kept] = Kept) -> Kept:
+def _kept(tensor: torch.Tensor) -> Kept:
     # `Packer.pass_through` for a strided tensor of no special class, with fewer calls.
     if _len_dispatch_modes():  # one of them may record operators
-        return Packer.pass_through(tensor, kind)
+        return Packer.pass_through(tensor)
     try:
-        version = tensor._version  # noqa: SLF001
-        return kind(tensor if tensor.is_leaf else tensor.detach(), version)
+        return Kept(tensor if tensor.is_leaf else tensor.detach(), tensor._version)  # noqa: SLF001
     except RuntimeError:
-        return Packer.pass_through(tensor, kind)
+        return Packer.pass_through(tensor)
+
+
+def _kept_parameter(tensor: torch.Tensor, parameter: torch.Tensor) -> Kept:
+    # The same, for a parameter or a view of one. A view of a leaf is the result of no operator that
+    # saves its result, so it is not detached: see Note [kept tensors are checked and detached].
+    if _len_dispatch_modes() or not parameter.is_leaf:
+        return Packer.pass_through(tensor, KeptParameter)
+    try:
+        return KeptParameter(tensor, tensor._version)  # noqa: SLF001
+    except RuntimeError:
+        return Packer.pass_through(tensor, KeptParameter)
 
 
 class Packer:
@@ -80,37 +90,31 @@ class Packer:
     def pack(self, tensor: torch.Tensor) -> Kept | PackedView | Recomputed:
         """See `SwapEngine.pack`."""
         # Most tensors stay: parameters and small ones take a way with few calls.
-        start_s = _now()
-        packed: Kept | PackedView | Recomputed
+        chooser = self._state.chooser
+        start_s = 0.0 if chooser is None else _now()
         try:
-            kind = type(tensor)
-            is_parameter = kind is Parameter
-            if (not is_parameter and kind is not _Tensor) or _is_tracing():
+            kind, packed = type(tensor), None
+            if (kind is not _Tensor and kind is not Parameter) or _is_tracing():
                 packed = self._keep_special(tensor)
             elif tensor.layout is not _strided:  # has no nbytes, or another meaning of it
-                packed = self._keep(tensor, "parameter" if is_parameter else "layout")
-            elif is_parameter or (
-                (base := tensor._base) is not None and isinstance(base, Parameter)  # noqa: SLF001
-            ):
-                self._parameters.append(tensor.nbytes)
-                packed = _kept(tensor, KeptParameter)
-            elif tensor.nbytes < self._min_bytes:
-                self._small.append(tensor.nbytes)
-                packed = _kept(tensor)
+                packed = self._keep(tensor, "parameter" if kind is Parameter else "layout")
             else:
-                packed = self._take(tensor, tensor.nbytes)
-            took_s = _now() - start_s
-            if isinstance(packed, Recomputed):
-                self._counters.leaving_s += took_s
-                packed.took_s = took_s
-                return packed
-            if isinstance(packed, Kept) or (handle := packed.token.handle).state is State.KEPT:
-                self._counters.staying_s += took_s
-            else:
-                self._counters.leaving_s += took_s
-                handle.took_s += took_s
-            if self._state.chooser is not None:
-                self._state.chooser.packed(tensor, packed, took_s)
+                nbytes = tensor.nbytes
+                owner = tensor if kind is Parameter else tensor._base  # noqa: SLF001
+                # isinstance runs Python code for plain tensors.
+                kind = type(owner)
+                if kind is Parameter or (
+                    owner is not None and kind is not _Tensor and isinstance(owner, Parameter)
+                ):
+                    self._parameters.append(nbytes)
+                    packed = _kept_parameter(tensor, owner)
+                elif nbytes < self._min_bytes:
+                    self._small.append(nbytes)
+                    packed = _kept(tensor)
+                else:
+                    packed = self._take(tensor, nbytes)
+            if chooser is not None:
+                chooser.packed(tensor, packed, _now() - start_s)
         except BaseException:
             self._state.interrupted = True
             raise
@@ -118,32 +122,47 @@ class Packer:
 
     def _take(self, tensor: torch.Tensor, nbytes: int) -> Kept | PackedView | Recomputed:
         # A strided tensor of no special class, which is large enough to leave.
-        if self._deaths or self._gone or len(self._later) > MOST_LATER or self._state.interrupted:
-            self._state.tidy(in_step=True)
-        if self._order.asked_since_pack and _current_backward() == NO_BACKWARD:
+        state, order = self._state, self._order
+        if self._deaths or self._gone or len(self._later) > MOST_LATER or state.interrupted:
+            state.tidy(in_step=True)
+        if order.asked_since_pack and _current_backward() == NO_BACKWARD:
             self.begin_step()  # which no call of a model has announced
-        scope, operator = self._scopes.stack[-1], self._scopes.operator
-        place = self.book.expected(tensor, scope, operator)
-        if place is None:
+        place = self.book.next_place()
+        scopes, chooser, observer = self._scopes, state.chooser, state.observer
+        scope = scopes.stack[-1]
+        settled = chooser is None and observer.seen is None and not self._follower.follows
+        if (
+            settled
+            and place is not None
+            and (rest := place.rest) is not None
+            and place.nbytes == nbytes
+            and place.recipe.scope is scope
+            and self._rests(rest)
+        ):
+            return self._leave(tensor, place, rest)
+        operator = scopes.operator
+        if place is None or not self.book.is_of(place, tensor, scope, operator):
             place = self._place(tensor, scope, operator)
         if place.recipe.keep is not None:
             self._counters.keep(place.recipe.keep, nbytes)
             return _kept(tensor)
-        chooser = self._state.chooser
         if chooser is not None and chooser.keeps(tensor, scope.path):
             self._counters.keep("goal", nbytes)
             return _kept(tensor)
-        observer = self._state.observer
-        if chooser is None and observer.seen is None and not self._follower.follows:
-            if place.rest is not None and self._rests(place.rest, nbytes):
-                return self._leave(tensor, place, place.rest, nbytes)
-            if place.shared_use is not None:
-                recomputed = self._short.pack(tensor, place)
-                if recomputed is not None:
-                    if recomputed.position == 0:
-                        self._begin_choices()
-                    return recomputed
+        if settled and place.shared_use is not None:
+            recomputed = self._short.pack(tensor, place)
+            if recomputed is not None:
+                if recomputed.position == 0:
+                    self._begin_choices()
+                return recomputed
+        start_s = _now()
         packed = self._pack(tensor, place)
+        took_s = _now() - start_s
+        if isinstance(packed, Kept) or (handle := packed.token.handle).state is State.KEPT:
+            self._counters.staying_s += took_s
+        else:
+            self._counters.leaving_s += took_s
+            handle.took_s += took_s
         if observer.seen is not None:
             observer.note(scope.path, tensor, packed)
         return packed
@@ -189,7 +208,7 @@ class Packer:
             # Which tensors are parameters is asked anew: they look like others of their size.
             recipe = self._make_recipe(tensor, scope, operator)
             return self.book.learn(recipe, tensor, operator)
-        return self.book.place(recipe)
+        return self.book.place(recipe, tensor.nbytes)
 
     def _make_recipe(self, tensor: torch.Tensor, scope: Scope, operator: str) -> Recipe:
         state = self._state
@@ -214,23 +233,23 @@ class Packer:
 
     # ----------------------------------------------------------------- handles
 
-    def _rests(self, rest: Rest, nbytes: int) -> bool:
-        if not rest.lasts(self._order.step):
+    def _rests(self, rest: Rest) -> bool:
+        if self._order.step >= rest.until:
             return False
         # A tensor that the limit no longer keeps leaves at once.
         limit = self._limit if rest.reason == "slowdown" else None
-        return limit is None or limit.is_kept(rest.position, nbytes)
+        return limit is None or rest.limited in limit.staying
 
-    def _leave(self, tensor: torch.Tensor, place: Place, rest: Rest, nbytes: int) -> Kept:
+    def _leave(self, tensor: torch.Tensor, place: Place, rest: Rest) -> Kept:
         # See Note [a tensor that rests].
         if place.shares:
             self._counters.share()
             return _kept(tensor)
         with self._lock:
-            position = self._order.next_position()
+            position, _ = self._order.next_position()
         if position == 0:
             self._begin_choices()
-        return self._resting.add(tensor, nbytes, rest.reason)
+        return self._resting.add(tensor, rest)
 
     def _begin_choices(self) -> None:
         self._follower.begin_step()
@@ -260,7 +279,7 @@ class Packer:
         with self._lock:
             found = self._aliases.find(tensor, storage, lossy_ok=recipe.lossy_ok)
             if found is None:
-                position, step = self._order.next_position(), self._order.step
+                position, step = self._order.next_position()
         if found is not None:
             place.rest, place.shares, place.shared_use = found.rest, True, None
             return self._share(found, tensor)

@@ -69,6 +69,7 @@ class Place:
 
     Attributes:
         recipe: of the tensor that was saved here last.
+        nbytes: of that tensor.
         rest: see Note [a tensor that rests] in rest.py; None: the tensor does not rest.
         shares: it rests because the tensor rests whose memory it shares.
         formula: by which the tensor could be computed again; None: it could not.
@@ -78,6 +79,7 @@ class Place:
     """
 
     recipe: Recipe
+    nbytes: int
     rest: Rest | None = None
     shares: bool = False
     formula: Formula | None = None
@@ -109,25 +111,24 @@ class RecipeBook:
         """Expect the first tensor of a step in this thread."""
         self._here.next = 0
 
-    def expected(self, tensor: torch.Tensor, scope: Scope, operator: str) -> Place | None:
-        """The place of this tensor if it is the one that comes next; counts it."""
+    def next_place(self) -> Place | None:
+        """The place that comes next in this thread; counts it. It may be another tensor's."""
         here = self._here
-        n = here.next
+        n, places = here.next, here.places
         here.next = n + 1
-        if n >= len(here.places):
-            return None
-        place = here.places[n]
+        return places[n] if n < len(places) else None
+
+    def is_of(self, place: Place, tensor: torch.Tensor, scope: Scope, operator: str) -> bool:
+        """Whether this tensor is the one that is expected at a place."""
         recipe = place.recipe
-        if (
+        return (
             recipe.scope is scope
             and recipe.dtype is tensor.dtype
             and recipe.sizes == tensor.shape
             and recipe.strides == tensor.stride()
             and recipe.device == tensor.device
             and (not self._by_role or recipe.role == (operator, producer(tensor)))
-        ):
-            return place
-        return None
+        )
 
     def known(self, tensor: torch.Tensor, scope: Scope, operator: str) -> Recipe | None:
         """The recipe of such a tensor, wherever in a step it comes."""
@@ -139,11 +140,11 @@ class RecipeBook:
             self._known.clear()
         self._known[self._key(tensor, recipe.scope, operator)] = recipe
         self.learned = True
-        return self.place(recipe)
+        return self.place(recipe, tensor.nbytes)
 
-    def place(self, recipe: Recipe) -> Place:
-        """This recipe is the one to be expected where the last tensor was."""
-        here, place = self._here, Place(recipe)
+    def place(self, recipe: Recipe, nbytes: int) -> Place:
+        """This recipe is the one to be expected where the last tensor was, of so many bytes."""
+        here, place = self._here, Place(recipe, nbytes)
         n = here.next - 1
         if n < len(here.places):
             here.places[n] = place

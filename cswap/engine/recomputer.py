@@ -33,7 +33,7 @@ an input that may come back in new memory has to begin where new memory may begi
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
@@ -98,10 +98,12 @@ class Recomputer:
     def __init__(self, counters: Counters, advisor: Advisor, owned: OwnedStorages) -> None:
         """Args: counters, advisor, owned: the engine's."""
         self._counters, self._advisor, self._owned = counters, advisor, owned
-        self._exact = Finder(_depth_of_exact)
-        self._lossy = Finder(_depth_of)
-        self._exact_goal = Finder(_depth_of_exact, max_depth=GOAL_DEPTH, products=True)
-        self._lossy_goal = Finder(_depth_of, max_depth=GOAL_DEPTH, products=True)
+        kept = frozenset({Kept, KeptParameter})
+        goal: dict[str, Any] = {"max_depth": GOAL_DEPTH, "products": True}
+        self._exact = Finder(_depth_of_exact, held=kept)
+        self._lossy = Finder(_depth_of, held=kept)
+        self._exact_goal = Finder(_depth_of_exact, held=kept, **goal)
+        self._lossy_goal = Finder(_depth_of, held=kept, **goal)
         self._trials: dict[_Key, Trial] = {}
         self.refused = 0
         self.note_ready: Callable[[Token], None] = lambda _: None
@@ -123,7 +125,7 @@ class Recomputer:
         if for_goal:
             finder = self._lossy_goal if handle.lossy_ok else self._exact_goal
         else:
-            finder = self._lossy if handle.lossy_ok else self._exact
+            finder = self.finder(lossy_ok=handle.lossy_ok)
         found = finder.find(tensor, place.formula)
         if found is not None and (
             found.formula.nbytes != handle.raw_nbytes
@@ -143,10 +145,9 @@ class Recomputer:
             if isinstance(packed, KeptParameter)
         )
 
-    def recognised(self, tensor: torch.Tensor, place: Place, *, lossy_ok: bool) -> Remat | None:
-        """As `find`, of a tensor like the last one of its place; None: it differs, or may."""
-        finder = self._lossy if lossy_ok else self._exact
-        return None if place.formula is None else finder.recognised(tensor, place.formula)
+    def finder(self, *, lossy_ok: bool) -> Finder:
+        """Of tensors that may come back with an error, or of those that may not."""
+        return self._lossy if lossy_ok else self._exact
 
     def is_worth(self, token: Token, place: Place | None, *, fresh: bool = False) -> bool:
         """Whether the token's tensor is to be computed again, rather than stored or kept.
@@ -283,18 +284,16 @@ def _depth_of(packed: object) -> int | None:
     # See `Finder`.
     if isinstance(packed, Kept):
         return 0
-    if isinstance(packed, Recomputed):
-        return packed.remat.formula.depth
-    if not isinstance(packed, PackedView):
-        return None
-    token = packed.token
-    remat = token.remat
-    return remat.formula.depth if remat is not None and token.handle.recomputed else 0
+    if isinstance(packed, PackedView):
+        token = packed.token
+        remat = token.remat
+        return remat.formula.depth if remat is not None and token.handle.recomputed else 0
+    return packed.remat.formula.depth if isinstance(packed, Recomputed) else None
 
 
 def _depth_of_exact(packed: object) -> int | None:
     # The same, for a tensor that has to come back exactly: no input may be lossy.
-    if isinstance(packed, Kept):
+    if isinstance(packed, Kept):  # as most are
         return 0
     if isinstance(packed, PackedView) and packed.token.handle.lossy_ok:
         return None

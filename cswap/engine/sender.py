@@ -58,11 +58,12 @@ class Sender:
         place.rest, place.shares, place.shared_use = None, False, None
         stays = self._swap_out(token, place, fresh=before is not None)
         if stays is not None and self._may_rest:
-            position, step = token.handle.position, token.handle.step
+            handle = token.handle
+            limited = handle.position, handle.raw_nbytes
             if before is None:
-                rest = Rest(step + 1, reason=stays, position=position)
+                rest = Rest(handle.step + 1, reason=stays, limited=limited)
             else:
-                rest = before.longer(step, stays, position)
+                rest = before.longer(handle.step, stays, limited)
             place.rest = token.rest = rest
 
     def hold_in_window(self, token: Token) -> None:

@@ -16,9 +16,9 @@ the whole way, and there such a use is seen.
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Final
 
-from cswap.advisor.live_costs import REMAT
 from cswap.engine.saved.packed import PackedView
 from cswap.engine.saved.recomputed import Recomputed
 from cswap.engine.transfer.handle import State
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from cswap.engine.state import EngineState
     from cswap.engine.transfer.device_lanes import Lane
     from cswap.remat.record import Remat
+
+_now = time.perf_counter
 
 STEPS: Final = 64
 """In steps whose number is a multiple, all tensors go the whole way."""
@@ -51,11 +53,11 @@ class ShortWay:
             tensor: as autograd saves it.
             place: where in the step; its last tensor was computed again.
         """
+        start_s = _now()
         shared_use, lane = place.shared_use, place.recipe.lane
         assert shared_use is not None  # the caller has looked
         assert lane is not None  # or it would stay
-        whole = shared_use.seen or self._order.step % STEPS == 0
-        if whole or not self._is_worth(place, lane):
+        if shared_use.seen or not self._order.step % STEPS or not self._is_worth(place, lane):
             place.shared_use = None
             return None
         if lane.may_capture and lane.device.is_capturing():
@@ -66,43 +68,50 @@ class ShortWay:
         if tensor.is_conj() or tensor.is_neg():  # other numbers than those in memory
             return None
         lossy_ok = place.recipe.lossy_ok
-        remat = self._recomputer.recognised(tensor, place, lossy_ok=lossy_ok)
+        remat = self._recomputer.finder(lossy_ok=lossy_ok).recognised(tensor, formula)
         if remat is None or (lane.ahead and not _is_at_hand(remat)):
             return None
         packed = Recomputed(tensor, remat, lane, shared_use, lossy_ok=lossy_ok)
         with self._lock:
-            packed.position, packed.step = self._order.next_position(), self._order.step
+            packed.position, packed.step = self._order.next_position()
         if place.worth_at is not None and packed.position != place.worth_at[0]:
             place.shared_use = None  # the limit knows the tensor by another position
-        self._counters.left(REMAT, packed.nbytes)
+        self._counters.again.append(formula.nbytes)
+        packed.took_s = took_s = _now() - start_s
+        self._counters.leaving_s += took_s
         return packed
 
     def _is_worth(self, place: Place, lane: Lane) -> bool:
         if place.worth_at is None or place.formula is None:
             return False
         position, price, refused = place.worth_at
-        nbytes = place.formula.nbytes
         if price != self._advisor.price(lane.device.kind) or refused != self._recomputer.refused:
             return False
         limit = self._limit if lane.may_keep else None
-        return limit is None or not limit.keeps(position, nbytes)
+        return limit is None or (position, place.formula.nbytes) not in limit.staying
 
-    def unpack(self, packed: Recomputed) -> torch.Tensor:
+    def unpack(self, packed: Recomputed, start_s: float) -> torch.Tensor:
         """The tensor, computed again.
+
+        Args:
+            packed: it; asked for, if this is the first time.
+            start_s: when this unpack began.
 
         Raises:
             RuntimeError: autograd's own, if it or an input was modified in place since it was
                 saved.
         """
-        self._counters.fetched(hit=False, first=packed.unpacked == 0)
-        return self._recomputer.compute(packed)
-
-    def took(self, packed: Recomputed, seconds: float) -> None:
-        """A call of `unpack` has taken this long."""
+        counters = self._counters
+        if not packed.unpacked:
+            counters.fetched(hit=False, first=True)
+        tensor = self._recomputer.compute(packed)
         packed.unpacked += 1
-        packed.took_s += seconds
+        took_s = _now() - start_s
+        counters.leaving_s += took_s
+        packed.took_s += took_s
         if packed.unpacked == 1 and self._limit is not None:
             self._limit.took(packed.position, packed.nbytes, packed.took_s)
+        return tensor
 
 
 def _is_at_hand(remat: Remat) -> bool:

@@ -61,11 +61,7 @@ class Unpacker:
             if _current_backward() != self._backward:
                 self._note_backward()
             if isinstance(packed, Recomputed):
-                tensor = self._compute(packed)
-                took_s = _now() - start_s
-                self._counters.leaving_s += took_s
-                self._short.took(packed, took_s)
-                return tensor
+                return self._compute(packed, start_s)
             tensor = self._bring(packed)
             took_s = _now() - start_s
             self._counters.leaving_s += took_s
@@ -79,14 +75,14 @@ class Unpacker:
             raise
         return tensor
 
-    def _compute(self, packed: Recomputed) -> torch.Tensor:
-        if packed.unpacked == 0:
+    def _compute(self, packed: Recomputed, start_s: float) -> torch.Tensor:
+        if not packed.unpacked:
             with self._lock:
                 self._order.asked(packed)
         lane = packed.lane
         if lane.overlaps and (lane.ahead or self._follower.depth):
             self._prefetch_after(packed, lane.ahead)
-        return self._short.unpack(packed)
+        return self._short.unpack(packed, start_s)
 
     def _bring(self, packed: PackedView) -> torch.Tensor:
         token = packed.token

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from cswap.remat.reads import NotFoundError, read_again
 from cswap.remat.record import Remat
@@ -34,6 +34,7 @@ class Finder:
         max_passes: int = DEFAULT_PASSES,
         through_unsaved: bool = True,
         products: bool = False,
+        held: frozenset[type] = frozenset(),
     ) -> None:
         """A finder for one engine.
 
@@ -45,9 +46,11 @@ class Finder:
             max_passes: largest number of reads and writes of memory of the tensor's size.
             through_unsaved: whether intermediate values may be unsaved; see `Formula.unseen`.
             products: whether matrix products and convolutions run again, too.
+            held: types of packed objects for which ``depth_of`` returns 0, whatever they hold.
         """
         rows = Rows(products=products)
         self._limits = Limits(rows, depth_of, max_depth, max_passes, through_unsaved)
+        self._depth_of, self._held = depth_of, held
 
     def find(self, tensor: torch.Tensor, expected: Formula | None = None) -> Remat | None:
         """Find the operators that compute again the memory of a tensor that autograd is saving.
@@ -93,22 +96,33 @@ class Finder:
         base = tensor._base  # noqa: SLF001
         if base is None:
             base = tensor
-        node = base.grad_fn
-        if type(node) is not formula.root:
-            return None
-        if base._version != formula.version or not formula.layout.is_of(base):  # noqa: SLF001
-            return None
-        row = self._limits.rows.of(node)
-        if row is None:
+        node, layout = base.grad_fn, formula.layout
+        if (
+            type(node) is not formula.root
+            or base._version != formula.version  # noqa: SLF001
+            or layout.sizes != base.shape
+            or layout.strides != base.stride()
+            or layout.dtype is not base.dtype
+            or layout.device != base.device
+        ):
             return None
         try:
-            if not (has_own_memory(base) and is_result(base, node, row)):
+            if not (has_own_memory(base) and self._is_result(base, node)):
                 return None
-            found = read_again(formula.reads, node, formula.nbytes, self._limits.depth_of)
             settings = Settings.current(product=formula.product)
+            flat = None if formula.flat is None else formula.flat.again(node, self._held)
+            if flat is not None:
+                return Remat(formula, flat, (), settings)
+            found = read_again(formula.reads, node, formula.nbytes, self._depth_of)
         except (NotFoundError, AttributeError):
             return None
         if found is None:
             return None
         inputs, constants = found
         return Remat(formula, tuple(inputs), tuple(constants), settings)
+
+    def _is_result(self, base: torch.Tensor, node: Any) -> bool:
+        if not base._version:  # noqa: SLF001 - as most are
+            return not base.output_nr
+        row = self._limits.rows.of(node)
+        return row is not None and is_result(base, node, row)

@@ -12,6 +12,7 @@ and the copies of leaves are new. Reading again takes less than half the time of
 from __future__ import annotations
 
 import enum
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import torch
@@ -50,6 +51,10 @@ class What(enum.Enum):
     INPUT = "slot with a packed object"
     CONSTANT = "slot with a number that torch has wrapped"
     LEAF = "leaf that is copied"
+
+
+# An attribute of an Enum takes longer to read.
+_INPUT, _BELOW, _LEAF, _CONSTANT = What.INPUT, What.BELOW, What.LEAF, What.CONSTANT
 
 
 class Read(NamedTuple):
@@ -148,7 +153,7 @@ def read_again(
     constants: list[Constant] = []
     for what, at, name, found in reads:
         node = nodes[at]
-        if what is What.INPUT:  # most reads
+        if what is _INPUT:  # most reads
             packed = getattr(node, name).data
             depth, index = found  # type: ignore[misc] # a pair, see `Read`
             if packed is None or depth_of(packed) != depth:  # type: ignore[has-type]
@@ -161,14 +166,14 @@ def read_again(
                 if known is packed:
                     return None
             inputs.append(packed)
-        elif what is What.BELOW:
+        elif what is _BELOW:
             below, number = node.next_functions[name]
             if (type(below), number) != found:
                 return None
             nodes.append(below)
-        elif what is What.LEAF:
+        elif what is _LEAF:
             constants.append(_leaf(node.variable, nbytes))
-        elif what is What.CONSTANT:
+        elif what is _CONSTANT:
             packed = getattr(node, name).data
             if depth_of(packed) is not None:
                 return None
@@ -176,6 +181,65 @@ def read_again(
         elif not _same(_LOOKS[what](node, name), found):
             return None
     return inputs, constants
+
+
+class FlatReads:
+    """The reads of a search that saw one node, its held tensors and its arguments: most searches.
+
+    They are read again by one function written in C.
+    """
+
+    __slots__ = ("_arguments", "_count", "_get", "_text", "_types")
+
+    def __init__(self, names: list[str], arguments: list[object]) -> None:
+        """Args: names: of the slots, then of the arguments; arguments: that were found."""
+        # The getter returns a tuple if it gets several names, so the last one comes twice.
+        self._get = attrgetter(*names, names[-1])
+        self._count = len(names) - len(arguments)
+        self._arguments = (*arguments,)
+        self._types = tuple(map(type, arguments))
+        # Zeros have signs, which comparisons do not tell.
+        has_signs = any(kind in _SIGNED_ZEROS for kind in self._types)
+        self._text = repr(self._arguments) if has_signs else None
+
+    @staticmethod
+    def of(reads: Sequence[Read]) -> FlatReads | None:
+        """For these reads; None: they are of another kind."""
+        slots: list[str] = []
+        names: list[str] = []
+        arguments: list[object] = []
+        for what, node, name, found in reads:
+            if what is _INPUT and not node and found == (0, len(slots)):
+                slots.append(f"{name}.data")
+            elif what is What.ARGUMENT and not node:
+                names.append(name)
+                arguments.append(found)
+            else:
+                return None
+        return FlatReads(slots + names, arguments) if slots else None
+
+    def again(self, node: Any, held: frozenset[type]) -> tuple[object, ...] | None:
+        """The inputs of a tensor that another node made; None: `read_again` is to find out.
+
+        Args:
+            node: that made it.
+            held: see `Finder`.
+
+        Raises:
+            AttributeError: the node was freed.
+        """
+        found = self._get(node)
+        n = self._count
+        inputs, arguments = found[:n], found[n:-1]
+        if (
+            held.issuperset(map(type, inputs))
+            and len(set(inputs)) == n
+            and arguments == self._arguments
+            and tuple(map(type, arguments)) == self._types
+            and (self._text is None or repr(arguments) == self._text)
+        ):
+            return inputs  # type: ignore[no-any-return] # a part of a tuple
+        return None
 
 
 def _same(a: Any, b: Any) -> bool:

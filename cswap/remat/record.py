@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 import torch
 
 from cswap.errors import InternalError
+from cswap.remat.reads import FlatReads
 from cswap.remat.settings import SameBits, Settings
 
 if TYPE_CHECKING:
@@ -76,15 +77,6 @@ class Layout:
         """Bytes of the tensor's elements."""
         return self.sizes.numel() * self.dtype.itemsize
 
-    def is_of(self, tensor: torch.Tensor) -> bool:
-        """Whether it is this tensor's layout."""
-        return (
-            self.sizes == tensor.shape
-            and self.strides == tensor.stride()
-            and self.dtype is tensor.dtype
-            and self.device == tensor.device
-        )
-
     @staticmethod
     def of(tensor: torch.Tensor) -> Layout:
         """The layout of a tensor."""
@@ -106,6 +98,7 @@ class Formula:
         root: type of the node that made it.
         reads: by which it is recognised, see Note [a formula is recognised] in reads.py.
         product: whether a step is a matrix product or a convolution.
+        flat: the reads in a form that is faster; None: they are of another kind.
         operator: name of the chain, without its views: ``"silu>mul"``.
         nbytes: bytes of the result.
     """
@@ -119,10 +112,12 @@ class Formula:
     root: type
     reads: tuple[Read, ...]
     product: bool = False
+    flat: FlatReads | None = field(init=False)
     operator: str = field(init=False)
     nbytes: int = field(init=False)
 
     def __post_init__(self) -> None:
+        self.flat = FlatReads.of(self.reads)
         self.operator = ">".join(step.operator for step in self.steps if step.operator != VIEW)
         self.nbytes = self.layout.nbytes
 

@@ -6,8 +6,10 @@ import dataclasses
 import threading
 import time
 from collections import Counter, defaultdict, deque
+from itertools import islice
 from typing import TYPE_CHECKING
 
+from cswap.advisor.live_costs import REMAT
 from cswap.log import log
 from cswap.stats.stats import CodecStats, Stats
 
@@ -27,8 +29,11 @@ class Counters:
         staying_s: seconds in the pack hook for tensors that stay.
         beside_s: seconds of workers that encode and decode beside the computation.
         parameters: bytes of each parameter that was saved and stays. Appended to without the lock,
-            like the next one; `count_kept` counts them.
+            like the next two, and counted later.
         small: bytes of each small tensor that was saved and stays.
+        rested: reason and bytes of each tensor that was saved where the last one stayed, so that
+            nobody looked at it.
+        again: bytes of each saved tensor that is computed again and has no handle.
     """
 
     def __init__(self) -> None:
@@ -36,6 +41,8 @@ class Counters:
         self._lock = threading.Lock()
         self.parameters: deque[int] = deque()
         self.small: deque[int] = deque()
+        self.rested: deque[tuple[str, int]] = deque()
+        self.again: deque[int] = deque()
         self.kept: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
         self.host_is_device = False
         self.fallbacks: Counter[str] = Counter()
@@ -71,14 +78,34 @@ class Counters:
             entry[1] += nbytes
 
     def count_kept(self) -> None:
-        """Count the parameters and the small tensors that were saved since the last call."""
+        """Count the tensors that were saved since the last call without being counted then."""
         with self._lock:
             for reason, saved in (("parameter", self.parameters), ("small", self.small)):
-                n = len(saved)  # others may append meanwhile
+                n, nbytes = _take_all(saved)
                 self.packed += n
                 entry = self.kept[reason]
                 entry[0] += n
-                entry[1] += sum(saved.popleft() for _ in range(n))
+                entry[1] += nbytes
+            if self.rested:
+                self._count_rested()
+            if self.again:
+                n, nbytes = _take_all(self.again)
+                self.packed += n
+                self.swapped += n
+                totals = self.by_codec[REMAT]
+                totals.count += n
+                totals.raw += nbytes
+
+    def _count_rested(self) -> None:
+        # Under the lock, before the bytes that are held change in another way: so peaks are right.
+        n = len(self.rested)  # others may append meanwhile
+        for reason, nbytes in islice(iter(self.rested.popleft, None), n):
+            entry = self.kept[reason]
+            entry[0] += 1
+            entry[1] += nbytes
+            self._device_bytes += nbytes
+        self.packed += n
+        self._note_peaks()
 
     def stay(self, reason: str, nbytes: int, by: int = 1) -> None:
         """Count a packed tensor that stays on the device after all; ``by=-1`` takes this back."""
@@ -96,20 +123,9 @@ class Counters:
     def admit(self, nbytes: int) -> None:
         """Count a saved tensor that the engine takes over."""
         with self._lock:
+            if self.rested:
+                self._count_rested()
             self.packed += 1
-            device = self._device_bytes = self._device_bytes + nbytes
-            if device > self._peak_device or device + self._host_bytes > self._peak_since:
-                self._note_peaks()
-        if self.timeline is not None:
-            self._draw()
-
-    def rest(self, reason: str, nbytes: int) -> None:
-        """A tensor was saved where the last one stayed for this reason: it stays, uncompared."""
-        with self._lock:
-            self.packed += 1
-            entry = self.kept[reason]
-            entry[0] += 1
-            entry[1] += nbytes
             device = self._device_bytes = self._device_bytes + nbytes
             if device > self._peak_device or device + self._host_bytes > self._peak_since:
                 self._note_peaks()
@@ -119,6 +135,8 @@ class Counters:
     def hold(self, *, device: int = 0, host: int = 0) -> None:
         """Add to the bytes that the engine holds; negative numbers subtract."""
         with self._lock:
+            if self.rested:
+                self._count_rested()
             self._device_bytes += device
             self._host_bytes += host
             if device > 0 or host > 0:
@@ -129,6 +147,8 @@ class Counters:
     def recount(self, *, device: int, host: int) -> None:
         """Set the bytes that the engine holds, as added up again after an interrupt."""
         with self._lock:
+            if self.rested:
+                self._count_rested()
             self._device_bytes, self._host_bytes = device, host
 
     def _draw(self) -> None:
@@ -149,13 +169,18 @@ class Counters:
     def take_peak(self) -> int:
         """Most bytes of device and host together since this was called last."""
         with self._lock:
+            if self.rested:
+                self._count_rested()
             found, self._peak_since = self._peak_since, self._device_bytes + self._host_bytes
         return found
 
     @property
     def device_bytes(self) -> int:
         """Bytes of device memory that the engine holds now."""
-        return self._device_bytes
+        with self._lock:
+            if self.rested:
+                self._count_rested()
+            return self._device_bytes
 
     def swapped_out(
         self,
@@ -170,6 +195,8 @@ class Counters:
     ) -> None:
         """Count a swapped-out section; ``whole``: it was the tensor's last. Updates bytes held."""
         with self._lock:
+            if self.rested:
+                self._count_rested()
             self.swapped += whole
             entry = self.by_codec[codec]
             entry.count += whole
@@ -182,15 +209,6 @@ class Counters:
                 self._note_peaks()
         if self.timeline is not None:
             self._draw()
-
-    def left(self, way: str, nbytes: int) -> None:
-        """Count a saved tensor of which the engine never holds a byte."""
-        with self._lock:
-            self.packed += 1
-            self.swapped += 1
-            entry = self.by_codec[way]
-            entry.count += 1
-            entry.raw += nbytes
 
     def decoded(self, codec: str, decode_s: float) -> None:
         """Add the decode time of a section."""
@@ -267,3 +285,9 @@ class Counters:
                 fallbacks=sum(self.fallbacks.values()),
                 fallbacks_by_reason=dict(self.fallbacks),
             )
+
+
+def _take_all(saved: deque[int]) -> tuple[int, int]:
+    # Number and sum, of those that are there now: other threads may append meanwhile.
+    n = len(saved)
+    return n, sum(islice(iter(saved.popleft, None), n))

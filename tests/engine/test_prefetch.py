@@ -22,7 +22,7 @@ def save(order, n):
     for _ in range(n):
         token = make_token(torch.zeros(4), NO_LANE)
         handle = token.handle
-        handle.position, handle.step = order.next_position(), order.step
+        handle.position, handle.step = order.next_position()
         order.add(handle, token)
         handles.append(handle)
         tokens.append(token)

@@ -246,7 +246,7 @@ def test_a_chain_that_disagrees_once_is_used_nowhere_in_its_scope(monkeypatch):
         lane=SimpleNamespace(device=SimpleNamespace(kind="cpu")),
     )
     recipe: Any = None
-    here, there = Place(recipe), Place(recipe)
+    here, there = Place(recipe, 0), Place(recipe, 0)
     with cswap.install(torch.nn.GELU()) as handle:
         recomputer = handle.engine._state.recomputer
         monkeypatch.setattr(recomputer, "_try", lambda *_: Trial(agrees=True, seconds=1e-6))

@@ -64,7 +64,7 @@ def test_rests_grow_longer():
     rest, step, lengths = Rest(1), 0, []
     for _ in range(7):
         start = step
-        while rest.lasts(step + 1):
+        while step + 1 < rest.until:
             step += 1
         lengths.append(step - start)
         step += 1
@@ -141,11 +141,11 @@ def test_a_tensor_that_the_limit_no_longer_keeps_leaves_at_once(monkeypatch):
     with cswap.install(model, **OPTIONS) as handle:
         limit = handle.engine.advisor.limit
         assert limit is not None
-        limit._staying = frozenset({(0, x.nbytes)})
+        limit.staying = frozenset({(0, x.nbytes)})
         for _ in range(FIRST_STEPS + 3):  # the last is in the middle of the second rest
             model(x).backward()
         assert handle.stats.swapped == 0
-        limit._staying = frozenset()
+        limit.staying = frozenset()
         model(x).backward()
         assert handle.stats.swapped == 1
 

@@ -46,12 +46,16 @@ class StepOrder:
             self._position = 0
         self.asked_since_pack = False
 
-    def next_position(self) -> int:
-        """Position of the tensor that is being saved. Saving after an unpack begins a step."""
+    def next_position(self) -> tuple[int, int]:
+        """Position of the tensor that is being saved, and number of its step.
+
+        Saving after an unpack begins a step.
+        """
         if self.asked_since_pack:
             self.begin_step()
-        self._position += 1
-        return self._position - 1
+        position = self._position
+        self._position = position + 1
+        return position, self.step
 
     def add(self, handle: Handle, token: Token) -> None:
         """A handle that may be asked for."""

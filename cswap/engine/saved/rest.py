@@ -16,7 +16,7 @@ them, so nothing is gained by swapping the other.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 FIRST_STEPS: Final = 2
@@ -37,18 +37,27 @@ class Rest:
         since: first step in which it rests.
         steps: for how many.
         reason: for which its tensor stays, a name in `cswap.stats.keep_reasons`.
-        position: number of the tensor in the step, by which the limit knows it.
+        limited: number of the tensor in the step and bytes of its memory, by which the limit knows
+            it.
+        until: first step in which it no longer rests.
     """
 
     since: int
     steps: int = FIRST_STEPS
     reason: str = "does_not_pay"
-    position: int = 0
+    limited: tuple[int, int] = (0, 0)
+    until: int = field(init=False)
 
-    def lasts(self, step: int) -> bool:
-        """Whether the place rests in this step."""
-        return step < self.since + self.steps
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "until", self.since + self.steps)
 
-    def longer(self, step: int, reason: str = "does_not_pay", position: int = 0) -> Rest:
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor's memory."""
+        return self.limited[1]
+
+    def longer(
+        self, step: int, reason: str = "does_not_pay", limited: tuple[int, int] = (0, 0)
+    ) -> Rest:
         """The rest of a place whose tensor stays again."""
-        return Rest(step + 1, min(GROWTH * self.steps, MOST_STEPS), reason, position)
+        return Rest(step + 1, min(GROWTH * self.steps, MOST_STEPS), reason, limited)

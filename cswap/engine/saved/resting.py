@@ -14,6 +14,7 @@ from cswap.engine.saved.packed import Kept
 if TYPE_CHECKING:
     import torch
 
+    from cswap.engine.saved.rest import Rest
     from cswap.stats.counters import Counters
 
 
@@ -33,14 +34,20 @@ class RestingTensors:
         self._counters = counters
         self._alive: set[_Reference] = set()
         self.gone: deque[weakref.ref[Kept]] = deque()
+        self._note_gone = self.gone.append
 
-    def add(self, tensor: torch.Tensor, nbytes: int, reason: str) -> Kept:
-        """Count a tensor until autograd lets go of the object that this returns."""
+    def add(self, tensor: torch.Tensor, rest: Rest) -> Kept:
+        """Count a tensor until autograd lets go of the object that this returns.
+
+        Args:
+            tensor: as autograd saves it.
+            rest: of its place in the step.
+        """
         kept = Kept(tensor.detach(), tensor._version)  # noqa: SLF001
-        reference = _Reference(kept, self.gone.append)
-        reference.nbytes = nbytes
+        reference = _Reference(kept, self._note_gone)
+        reference.nbytes = nbytes = rest.limited[1]
         self._alive.add(reference)
-        self._counters.rest(reason, nbytes)
+        self._counters.rested.append((rest.reason, nbytes))
         return kept
 
     def collect(self) -> None:
