@@ -89,15 +89,19 @@ class SwapEngine:
         """A forward of the model begins."""
         self._state.tidy()
         self.counters.count_kept()
-        chooser = self._state.chooser
-        if chooser is not None:
-            chooser.begin_step()
+        goal = self._state.goal
+        if goal is not None:
+            goal.begin_step()
         self._packer.begin_step()
 
     def choose_by(self, chooser: Chooser | None) -> None:
         """Let somebody else than the advisor decide from now on; None: the advisor again."""
-        self._state.chooser = chooser
+        self._state.goal = self._state.chooser = chooser
         self._packer.renumber()  # a goal knows other formulas
+
+    def look(self, *, looks: bool) -> None:
+        """Whether the chooser sees the step that begins: Note [steps without a look]."""
+        self._state.chooser = self._state.goal if looks else None
 
     def run_in_line(self, *, in_line: bool) -> None:
         """Whether a CPU encodes where a tensor is saved, and decodes nothing ahead.
@@ -137,8 +141,8 @@ class SwapEngine:
         state = self._state
         state.lanes.pump()
         state.tidy()
-        if state.chooser is not None:
-            state.chooser.settle()
+        if state.goal is not None:
+            state.goal.settle()
         found = self.counters.snapshot(state.disk.in_use_bytes if state.disk else 0)
         lost = state.lanes.lost_jobs
         if lost:
@@ -203,6 +207,8 @@ class SwapEngine:
 
     def _end_backward(self) -> None:
         self._packer.end_backward()
+        if self._state.goal is not None:
+            self._state.goal.used()
         self.collect()
 
     def rest(self) -> None:

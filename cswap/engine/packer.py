@@ -14,12 +14,14 @@ from torch.nn import Parameter
 
 from cswap.advisor.call_site import Site
 from cswap.advisor.time_limit import Moment
+from cswap.engine.order.chooser import STAYS
 from cswap.engine.order.step_order import NO_BACKWARD
 from cswap.engine.recipes import Place, Recipe, RecipeBook, producer
 from cswap.engine.saved.aliases import is_result, make_token
 from cswap.engine.saved.eligibility import bytes_of, is_tracing, is_wrapped, reason_to_keep
 from cswap.engine.saved.packed import Kept, KeptParameter, PackedView
 from cswap.engine.saved.reclaim import MOST_LATER
+from cswap.engine.saved.recomputed import Recomputed
 from cswap.engine.sender import Sender
 from cswap.engine.transfer.handle import State
 from cswap.log import log
@@ -28,7 +30,6 @@ from cswap.ranks import local_part
 if TYPE_CHECKING:
     from cswap.engine.saved.module_stack import Scope
     from cswap.engine.saved.packed import Token
-    from cswap.engine.saved.recomputed import Recomputed
     from cswap.engine.saved.rest import Rest
     from cswap.engine.short_way import ShortWay
     from cswap.engine.state import EngineState
@@ -93,7 +94,8 @@ class Packer:
         chooser = self._state.chooser
         start_s = 0.0 if chooser is None else _now()
         try:
-            kind, packed = type(tensor), None
+            kind = type(tensor)
+            packed: Kept | PackedView | Recomputed
             if (kind is not _Tensor and kind is not Parameter) or _is_tracing():
                 packed = self._keep_special(tensor)
             elif tensor.layout is not _strided:  # has no nbytes, or another meaning of it
@@ -102,9 +104,9 @@ class Packer:
                 nbytes = tensor.nbytes
                 owner = tensor if kind is Parameter else tensor._base  # noqa: SLF001
                 # isinstance runs Python code for plain tensors.
-                kind = type(owner)
-                if kind is Parameter or (
-                    owner is not None and kind is not _Tensor and isinstance(owner, Parameter)
+                if owner is not None and (
+                    (kind := type(owner)) is Parameter
+                    or (kind is not _Tensor and isinstance(owner, Parameter))
                 ):
                     self._parameters.append(nbytes)
                     packed = _kept_parameter(tensor, owner)
@@ -113,7 +115,7 @@ class Packer:
                     packed = _kept(tensor)
                 else:
                     packed = self._take(tensor, nbytes)
-            if chooser is not None:
+            if chooser is not None and not isinstance(packed, Recomputed):
                 chooser.packed(tensor, packed, _now() - start_s)
         except BaseException:
             self._state.interrupted = True
@@ -128,33 +130,43 @@ class Packer:
         if order.asked_since_pack and _current_backward() == NO_BACKWARD:
             self.begin_step()  # which no call of a model has announced
         place = self.book.next_place()
-        scopes, chooser, observer = self._scopes, state.chooser, state.observer
+        scopes, chooser = self._scopes, state.chooser
         scope = scopes.stack[-1]
-        settled = chooser is None and observer.seen is None and not self._follower.follows
-        if (
-            settled
-            and place is not None
-            and (rest := place.rest) is not None
-            and place.nbytes == nbytes
-            and place.recipe.scope is scope
-            and self._rests(rest)
-        ):
-            return self._leave(tensor, place, rest)
+        watched = chooser is not None or state.observer.seen is not None
+        settled = not watched and not self._follower.follows
+        if settled and place is not None and place.nbytes == nbytes and place.recipe.scope is scope:
+            # Nothing more need be known of a tensor that stays.
+            if place.choice is STAYS:
+                self._counters.by_goal.append(nbytes)
+                return _kept(tensor)
+            rest = place.rest
+            if rest is not None and self._rests(rest):
+                return self._leave(tensor, place, rest)
         operator = scopes.operator
         if place is None or not self.book.is_of(place, tensor, scope, operator):
             place = self._place(tensor, scope, operator)
+            if chooser is None and state.goal is not None:
+                state.goal.missed()
         if place.recipe.keep is not None:
             self._counters.keep(place.recipe.keep, nbytes)
             return _kept(tensor)
-        if chooser is not None and chooser.keeps(tensor, scope.path):
-            self._counters.keep("goal", nbytes)
-            return _kept(tensor)
+        if chooser is not None:
+            place.choice = place.shared_use = None
+            if chooser.keeps(tensor, scope.path):
+                place.choice = STAYS
+                self._counters.by_goal.append(nbytes)
+                return _kept(tensor)
         if settled and place.shared_use is not None:
             recomputed = self._short.pack(tensor, place)
             if recomputed is not None:
                 if recomputed.position == 0:
                     self._begin_choices()
                 return recomputed
+        return self._take_whole_way(tensor, place, scope)
+
+    def _take_whole_way(
+        self, tensor: torch.Tensor, place: Place, scope: Scope
+    ) -> Kept | PackedView:
         start_s = _now()
         packed = self._pack(tensor, place)
         took_s = _now() - start_s
@@ -163,6 +175,7 @@ class Packer:
         else:
             self._counters.leaving_s += took_s
             handle.took_s += took_s
+        observer = self._state.observer
         if observer.seen is not None:
             observer.note(scope.path, tensor, packed)
         return packed
@@ -281,7 +294,8 @@ class Packer:
             if found is None:
                 position, step = self._order.next_position()
         if found is not None:
-            place.rest, place.shares, place.shared_use = found.rest, True, None
+            place.rest, place.shares = found.rest, True
+            place.shared_use = place.choice = None
             return self._share(found, tensor)
         if position == 0:
             self._begin_choices()
@@ -299,8 +313,8 @@ class Packer:
         handle.lossy_ok, handle.views = recipe.lossy_ok, 1
         handle.section_bytes = None if decision is None else decision.section_bytes
         handle.pinned = (position, handle.raw_nbytes) in self._saved_again
-        chooser = self._state.chooser
-        if self._remat and decision is None and chooser is None:
+        obeys = self._state.chooser is not None or place.choice is not None
+        if self._remat and decision is None and not obeys:
             token.remat = self._recomputer.find(tensor, handle, place)
         self._state.reclaimer.watch(token)
         self._counters.admit(handle.raw_nbytes)
@@ -313,7 +327,7 @@ class Packer:
             self._counters.stay("plan", handle.raw_nbytes)
         elif self._window.open:
             self._sender.hold_in_window(token)
-        elif chooser is None or not self._sender.obey(chooser, token, tensor, place):
+        elif not obeys or not self._sender.obey(token, tensor, place):
             self._sender.send(token, place)
         if lane.step_bytes is not None:
             lane.hold_step()

@@ -21,6 +21,7 @@ from cswap.advisor.call_site import Site
 if TYPE_CHECKING:
     import torch
 
+    from cswap.engine.order.chooser import Choice
     from cswap.engine.saved.module_stack import Scope
     from cswap.engine.saved.packed import SharedUse
     from cswap.engine.saved.rest import Rest
@@ -76,6 +77,7 @@ class Place:
         worth_at: position, price of a byte and number of refused trials at which that was worth its
             time last; None: it was not.
         shared_use: of the last tensor, if that was computed again.
+        choice: of a goal, for the last tensor; None: there is none.
     """
 
     recipe: Recipe
@@ -85,6 +87,7 @@ class Place:
     formula: Formula | None = None
     worth_at: tuple[int, float, int] | None = None
     shared_use: SharedUse | None = None
+    choice: Choice | None = None
 
     def note(self, remat: Remat | None) -> None:
         """The tensor that is saved here now can be computed again like this; None: it cannot."""

@@ -122,14 +122,11 @@ class Recomputer:
         if not handle.whole or handle.gathered:
             place.note(None)
             return None
-        if for_goal:
-            finder = self._lossy_goal if handle.lossy_ok else self._exact_goal
-        else:
-            finder = self.finder(lossy_ok=handle.lossy_ok)
+        finder = self.finder(lossy_ok=handle.lossy_ok, for_goal=for_goal)
         found = finder.find(tensor, place.formula)
         if found is not None and (
             found.formula.nbytes != handle.raw_nbytes
-            or (found.formula.product and not _are_aligned(found))
+            or (found.formula.product and not are_aligned(found))
             or (found.formula is not place.formula and not self._has_parameters(found))
         ):
             found = None
@@ -145,8 +142,15 @@ class Recomputer:
             if isinstance(packed, KeptParameter)
         )
 
-    def finder(self, *, lossy_ok: bool) -> Finder:
-        """Of tensors that may come back with an error, or of those that may not."""
+    def finder(self, *, lossy_ok: bool, for_goal: bool = False) -> Finder:
+        """Of tensors that may come back with an error, or of those that may not.
+
+        Args:
+            lossy_ok: whether they may.
+            for_goal: see Note [products are for goals].
+        """
+        if for_goal:
+            return self._lossy_goal if lossy_ok else self._exact_goal
         return self._lossy if lossy_ok else self._exact
 
     def is_worth(self, token: Token, place: Place | None, *, fresh: bool = False) -> bool:
@@ -302,8 +306,8 @@ def _depth_of_exact(packed: object) -> int | None:
     return _depth_of(packed)
 
 
-def _are_aligned(remat: Remat) -> bool:
-    # See Note [products are for goals].
+def are_aligned(remat: Remat) -> bool:
+    """Whether no input may come back at another kind of address: Note [products are for goals]."""
     return all(
         packed.token.handle.aligned for packed in remat.inputs if isinstance(packed, PackedView)
     )

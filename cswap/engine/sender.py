@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cswap.advisor.cost import Candidate
     from cswap.codecs.base import Codec
     from cswap.config import SwapConfig
-    from cswap.engine.order.chooser import Chooser
+    from cswap.engine.order.chooser import Choice
     from cswap.engine.recipes import Place
     from cswap.engine.saved.packed import Token
     from cswap.engine.state import EngineState
@@ -124,22 +124,31 @@ class Sender:
             self._counters.compiled(warm(codec, x.dtype, x.device))
         token.lane.executor.swap_out(token.handle, x, codec)
 
-    def obey(self, chooser: Chooser, token: Token, tensor: torch.Tensor, place: Place) -> bool:
-        """Do what a goal decides for a tensor; whether it has decided."""
+    def obey(self, token: Token, tensor: torch.Tensor, place: Place) -> bool:
+        """Do what a goal decides for a tensor, or decided for the last one of its place.
+
+        Returns:
+            Whether it has decided.
+        """
         handle, source = token.handle, token.source
         if handle.state is not State.KEPT or source is None or handle.pinned or handle.modified():
             return False
-        choice = chooser.choose(
-            tensor,
-            handle,
-            lambda: self._seconds_again(token, tensor, place),
-            lambda: self._candidates(handle, source),
-        )
-        if choice is None:
+        chooser, choice = self._state.chooser, place.choice
+        if chooser is not None:
+            choice = place.choice = chooser.choose(
+                tensor,
+                handle,
+                lambda: self._seconds_again(token, tensor, place),
+                lambda: self._candidates(handle, source),
+            )
+        elif choice is not None and choice.action == REMAT:
+            self._seconds_again(token, tensor, place)
+        if choice is None or self._is_forbidden(choice, handle):
             return False
         if choice.action == REMAT and token.remat is not None:
             token.lane.executor.recompute_later(handle)
             self._state.reclaimer.release_later(token)
+            place.shared_use = token.shared_use = SharedUse()
             return True
         token.remat = None
         if choice.action in (KEEP, REMAT):
@@ -149,6 +158,18 @@ class Sender:
         x = handle.elements(source)
         handle.advice = choice.notes
         self._encode(token, x, get_codec(choice.action))
+        return True
+
+    def _is_forbidden(self, choice: Choice, handle: Handle) -> bool:
+        # By the guard, since the choice was made.
+        goal = self._state.goal
+        if self._state.chooser is goal or choice.action in (KEEP, REMAT) or handle.site is None:
+            return False
+        codec = get_codec(choice.action)
+        if codec.lossless or self._state.advisor.milder.allows(handle.site.kind, codec.name):
+            return False
+        if goal is not None:
+            goal.missed()
         return True
 
     def _seconds_again(self, token: Token, tensor: torch.Tensor, place: Place) -> float | None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
+from cswap.engine.recomputer import are_aligned
 from cswap.engine.saved.packed import PackedView
 from cswap.engine.saved.recomputed import Recomputed
 from cswap.engine.transfer.handle import State
@@ -57,7 +58,9 @@ class ShortWay:
         shared_use, lane = place.shared_use, place.recipe.lane
         assert shared_use is not None  # the caller has looked
         assert lane is not None  # or it would stay
-        if shared_use.seen or not self._order.step % STEPS or not self._is_worth(place, lane):
+        for_goal = place.choice is not None
+        whole = shared_use.seen or not self._order.step % STEPS
+        if whole or not (for_goal or self._is_worth(place, lane)):
             place.shared_use = None
             return None
         if lane.may_capture and lane.device.is_capturing():
@@ -68,13 +71,16 @@ class ShortWay:
         if tensor.is_conj() or tensor.is_neg():  # other numbers than those in memory
             return None
         lossy_ok = place.recipe.lossy_ok
-        remat = self._recomputer.finder(lossy_ok=lossy_ok).recognised(tensor, formula)
+        finder = self._recomputer.finder(lossy_ok=lossy_ok, for_goal=for_goal)
+        remat = finder.recognised(tensor, formula)
         if remat is None or (lane.ahead and not _is_at_hand(remat)):
+            return None
+        if formula.product and not are_aligned(remat):
             return None
         packed = Recomputed(tensor, remat, lane, shared_use, lossy_ok=lossy_ok)
         with self._lock:
             packed.position, packed.step = self._order.next_position()
-        if place.worth_at is not None and packed.position != place.worth_at[0]:
+        if not for_goal and place.worth_at is not None and packed.position != place.worth_at[0]:
             place.shared_use = None  # the limit knows the tensor by another position
         self._counters.again.append(formula.nbytes)
         packed.took_s = took_s = _now() - start_s

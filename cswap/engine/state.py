@@ -51,7 +51,9 @@ class EngineState:
         reclaimer: handles that nobody can ask for any more.
         resting: tensors that stay, without handles.
         recomputer: computes tensors again.
-        chooser: decides instead of the advisor, for a goal; None: the advisor does.
+        goal: decides instead of the advisor; None: the advisor decides.
+        chooser: the same, in steps that it looks at; None: each place in the step keeps the choice
+            that was made for its last tensor.
         interrupted: an interrupt has ended our code somewhere: sums may be off by one tensor.
     """
 
@@ -85,6 +87,7 @@ class EngineState:
         self.reclaimer = Reclaimer(self._release)
         self.resting = RestingTensors(self.counters)
         self.interrupted = False
+        self.goal: Chooser | None = None
         self.chooser: Chooser | None = None
 
     def _release(self, handle: Handle, lane: Lane) -> None:

@@ -47,7 +47,7 @@ class Unpacker:
         chooser = self._state.chooser
         if isinstance(packed, Kept):
             if chooser is not None:
-                chooser.unpacked_kept()
+                chooser.used()
             version = packed.version
             if version >= 0 and packed.tensor._version != version:  # noqa: SLF001
                 return packed.unpack()  # which raises; a call for each tensor that stays is saved

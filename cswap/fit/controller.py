@@ -159,8 +159,9 @@ class FitController:
             return
         step = self._chooser.step
         self._regions.used.settle()
-        if step.waits:
-            return  # the next forward belongs to the same step
+        if step.waits:  # the next forward belongs to the same step
+            self._chooser.several_forwards = True
+            return
         self._note(step)
         if self._phase in ("exploring", "planning"):
             self._go_on_exploring(step)
@@ -183,7 +184,8 @@ class FitController:
         if step.explored:
             self._other = float(max(0, total - saved))
             self._measured = total
-        elif self._since > SETTLING:
+        elif self._since > SETTLING and (step.looked or not self._chooser.unified):
+            # On a CPU, bytes are known of tensors that were looked at.
             self._measured = max(self._measured or 0, total)
 
     def _go_on_exploring(self, step: Step) -> None:
@@ -209,14 +211,14 @@ class FitController:
             return
         if self._since <= SETTLING:
             return
-        if self._has_drifted(step, plan):
+        if step.looked and self._has_drifted(step, plan):
             if self._since >= DRIFT_EVERY:
                 log.info("fit: the step has changed; it is explored again.")
                 self._explore()
             return
         if self._asked.limit_bytes is None:
             self._keep_time()
-        else:
+        elif step.looked:
             self._keep_limit(self._asked.limit_bytes, plan)
 
     def _has_drifted(self, step: Step, plan: FitPlan) -> bool:

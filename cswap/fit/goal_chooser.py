@@ -36,8 +36,12 @@ if TYPE_CHECKING:
     from cswap.fit.problem import Decided
     from cswap.fit.used_bytes import UsedBytes
 
-COUNT_EVERY: Final = 8
-"""In every so many steps, tensors that are too small to swap are counted: most never change."""
+FIRST_LOOKS: Final = 4
+"""Steps of a new plan that are all looked at: corrections follow soon, or never."""
+
+LOOK_EVERY: Final = 8
+"""Later, every so many steps are looked at. In as many, tensors that are too small to swap are
+counted: most never change."""
 
 LEAST_RATIO: Final = 1.02
 """A codec that takes off less is no way to hold a tensor, where host memory is device memory."""
@@ -52,6 +56,7 @@ class GoalChooser:
         decided: else, how to hold each tensor; others are held in their smallest way.
         inputs_of: paths of the modules that are recomputed: they save their inputs. Both: `obey`.
         unified: whether host memory is device memory.
+        several_forwards: whether a step has several forwards: then no place in it has one choice.
     """
 
     def __init__(
@@ -73,6 +78,7 @@ class GoalChooser:
         """
         self.begin_step, self.settle = on_step, used.settle
         self._used, self._scopes = used, engine.scopes
+        self._look = engine.look
         self._owned, self._milder = engine.owned, engine.advisor.milder
         self._by_address: dict[int, SeenTensor] = {}
         used.on_gone = self._note_gone
@@ -82,6 +88,7 @@ class GoalChooser:
         self.exploring = True
         self.decided: Mapping[Key, Decided] = {}
         self.inputs_of: frozenset[str] = frozenset()
+        self.several_forwards = self._missed = False
         self.step = Step(explored=True)
         self._thread = threading.get_ident()
         self._count: Counter[tuple[str, int]] = Counter()
@@ -95,17 +102,25 @@ class GoalChooser:
         self._counts_small = True
 
     def look(self) -> None:
-        """Look at a new step, in this thread."""
-        before, self.step = self.step, Step(explored=self.exploring)
-        self._counts_small = self.exploring or self._n_steps % COUNT_EVERY == 0
+        """A new step begins, in this thread: look at it, if a look is due."""
+        n, looks = self._n_steps, self._is_due()
+        before, self.step = self.step, Step(explored=self.exploring, looked=looks)
+        self._look(looks=looks)
+        self._counts_small = self.exploring or n % LOOK_EVERY == 0
         if not self._counts_small:
             self.step.small_bytes = before.small_bytes
-        self._n_steps += 1
+        self._n_steps, self._missed = n + 1, False
         self._thread = threading.get_ident()
         self._kept = None
         self._count.clear()
         self._by_address.clear()
         self._small.clear()
+
+    def _is_due(self) -> bool:
+        # A second forward in backward saves tensors that have no place in the step.
+        if self.exploring or self._missed or self.several_forwards or self.inputs_of:
+            return True
+        return self._n_steps < FIRST_LOOKS or self._n_steps % LOOK_EVERY == 0
 
     def obey(self, decided: Mapping[Key, Decided], inputs_of: frozenset[str]) -> None:
         """Hold tensors in these ways from the next step on."""
@@ -113,6 +128,7 @@ class GoalChooser:
         self.decided, self.inputs_of = decided, inputs_of
         self._kept_inputs.clear()
         self._n_steps = 0
+        self.several_forwards = False
 
     def forget(self) -> None:
         """Ask anew for the ways to hold each tensor."""
@@ -209,7 +225,11 @@ class GoalChooser:
         if self.unified and handle.state is State.STORED:  # forward may hold it for longer
             self._leaving[self._used.add(storage)] = one
 
-    def unpacked_kept(self) -> None:
+    def missed(self) -> None:
+        """See `Chooser`."""
+        self._missed = True
+
+    def used(self) -> None:
         """See `Chooser`."""
         self.step.n_uses += 1
         self.step.ended_s = time.perf_counter()

@@ -73,6 +73,8 @@ class Step:
 
     Attributes:
         explored: whether each tensor was held in its smallest way.
+        looked: whether its tensors were looked at; else all below is empty but ``n_uses``, and
+            ``small_bytes`` is of the step before.
         seen: the tensors that were decided about, by step and position of the engine.
         n_moments: how many saves and uses there were.
         n_uses: how many uses.
@@ -88,6 +90,7 @@ class Step:
     """
 
     explored: bool
+    looked: bool = True
     seen: dict[tuple[int, int], SeenTensor] = field(default_factory=dict)
     n_moments: int = 0
     n_uses: int = 0

@@ -238,7 +238,7 @@ class FlatReads:
             and tuple(map(type, arguments)) == self._types
             and (self._text is None or repr(arguments) == self._text)
         ):
-            return inputs  # type: ignore[no-any-return] # a part of a tuple
+            return inputs
         return None
 
 

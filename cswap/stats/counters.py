@@ -29,8 +29,9 @@ class Counters:
         staying_s: seconds in the pack hook for tensors that stay.
         beside_s: seconds of workers that encode and decode beside the computation.
         parameters: bytes of each parameter that was saved and stays. Appended to without the lock,
-            like the next two, and counted later.
+            like the next four, and counted later.
         small: bytes of each small tensor that was saved and stays.
+        by_goal: bytes of each saved tensor that stays by a goal's plan.
         rested: reason and bytes of each tensor that was saved where the last one stayed, so that
             nobody looked at it.
         again: bytes of each saved tensor that is computed again and has no handle.
@@ -41,6 +42,7 @@ class Counters:
         self._lock = threading.Lock()
         self.parameters: deque[int] = deque()
         self.small: deque[int] = deque()
+        self.by_goal: deque[int] = deque()
         self.rested: deque[tuple[str, int]] = deque()
         self.again: deque[int] = deque()
         self.kept: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
@@ -80,7 +82,8 @@ class Counters:
     def count_kept(self) -> None:
         """Count the tensors that were saved since the last call without being counted then."""
         with self._lock:
-            for reason, saved in (("parameter", self.parameters), ("small", self.small)):
+            kept = ("parameter", self.parameters), ("small", self.small), ("goal", self.by_goal)
+            for reason, saved in kept:
                 n, nbytes = _take_all(saved)
                 self.packed += n
                 entry = self.kept[reason]

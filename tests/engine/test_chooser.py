@@ -32,10 +32,13 @@ class Told:
     def settle(self):
         pass
 
-    def unpacked_kept(self):
+    def used(self):
         pass
 
     def unpacked(self, packed, tensor, took_s):
+        pass
+
+    def missed(self):
         pass
 
 

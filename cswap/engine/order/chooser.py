@@ -1,12 +1,20 @@
 """The seam between an engine and whoever decides for it, tensor by tensor: a goal (`cswap.fit`).
 
 Without a chooser, the engine's own advisor decides.
+
+Note [steps without a look]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~
+A chooser needs to know a step's tensors by name, and when each of them comes and goes. That takes
+longer than to hold most of them. So once its decisions are obeyed, it looks at a step now and then.
+In the steps between, each place in the step (Note [a step goes by position] in recipes.py) keeps
+the choice that was made for the tensor of the last look. If another tensor comes, the advisor
+decides, the chooser is told (`Chooser.missed`), and it looks at the next step.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,8 +40,15 @@ class Choice:
     notes: Notes | None = None
 
 
+STAYS: Final = Choice("keep")
+"""The tensor stays."""
+
+
 class Chooser(Protocol):
-    """Decides instead of the advisor, and sees every tensor that is packed or unpacked."""
+    """Decides instead of the advisor, and sees the tensors that are packed and unpacked.
+
+    See Note [steps without a look].
+    """
 
     def begin_step(self) -> None:
         """A forward of the model begins. It may raise: nothing of the step has been done yet."""
@@ -68,10 +83,14 @@ class Chooser(Protocol):
         """Take tensors that are gone off the counts: more come, or somebody looks."""
         ...
 
-    def unpacked_kept(self) -> None:
-        """A tensor that stays was unpacked."""
+    def used(self) -> None:
+        """A tensor that stays was unpacked, or a backward is over."""
         ...
 
     def unpacked(self, packed: PackedView, tensor: torch.Tensor, took_s: float) -> None:
         """A tensor was unpacked, as ``tensor``, which took this thread so long."""
+        ...
+
+    def missed(self) -> None:
+        """A tensor was saved that nobody has decided about, in a step without a look."""
         ...
