@@ -202,6 +202,7 @@ class SwapEngine:
         """Give back the memory of graphs that are gone, and memory that was kept for reuse."""
         self._state.lanes.pump()
         self._state.tidy()
+        self._state.results.clear()
         self.counters.count_kept()
         self._state.lanes.trim(IDLE_BYTES)
 

@@ -21,7 +21,7 @@ from cswap.engine.saved.aliases import is_result, make_token
 from cswap.engine.saved.eligibility import bytes_of, is_tracing, is_wrapped, reason_to_keep
 from cswap.engine.saved.packed import Kept, KeptParameter, PackedView
 from cswap.engine.saved.reclaim import MOST_LATER
-from cswap.engine.saved.recomputed import Recomputed
+from cswap.engine.saved.recomputed import Recomputed, is_saved_again
 from cswap.engine.sender import Sender
 from cswap.engine.transfer.handle import State
 from cswap.log import log
@@ -29,7 +29,7 @@ from cswap.ranks import local_part
 
 if TYPE_CHECKING:
     from cswap.engine.saved.module_stack import Scope
-    from cswap.engine.saved.packed import Token
+    from cswap.engine.saved.packed import SharedUse, Token
     from cswap.engine.saved.rest import Rest
     from cswap.engine.short_way import ShortWay
     from cswap.engine.state import EngineState
@@ -151,7 +151,7 @@ class Packer:
             self._counters.keep(place.recipe.keep, nbytes)
             return _kept(tensor)
         if chooser is not None:
-            place.choice = place.shared_use = None
+            place.choice = place.shared_use = place.saved_by = None
             if chooser.keeps(tensor, scope.path):
                 place.choice = STAYS
                 self._counters.by_goal.append(nbytes)
@@ -161,6 +161,10 @@ class Packer:
             if recomputed is not None:
                 if recomputed.position == 0:
                     self._begin_choices()
+                return recomputed
+        elif settled and place.saved_by is not None:
+            recomputed = self._short.pack_again(tensor, place)
+            if recomputed is not None:
                 return recomputed
         return self._take_whole_way(tensor, place, scope)
 
@@ -296,7 +300,9 @@ class Packer:
         if found is not None:
             place.rest, place.shares = found.rest, True
             place.shared_use = place.choice = None
+            place.saved_by = self._shared_use(found, tensor)
             return self._share(found, tensor)
+        place.saved_by = None
         if position == 0:
             self._begin_choices()
         try:
@@ -333,9 +339,20 @@ class Packer:
             lane.hold_step()
         return packed
 
+    @staticmethod
+    def _shared_use(token: Token, tensor: torch.Tensor) -> SharedUse | None:
+        # Of a token that a second tensor is served from, if both may do without one the next time.
+        shared_use = token.shared_use
+        if shared_use is None or token.remat is None:
+            return None
+        dtype = token.remat.formula.layout.dtype
+        if is_saved_again(tensor, token.handle.base, dtype):
+            shared_use.again = True
+            return shared_use
+        shared_use.seen = True
+        return None
+
     def _share(self, token: Token, tensor: torch.Tensor) -> PackedView:
-        if token.shared_use is not None:
-            token.shared_use.seen = True
         if not is_result(tensor):
             token = self._pin(token, tensor)
         with self._lock:

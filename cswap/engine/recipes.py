@@ -77,6 +77,7 @@ class Place:
         worth_at: position, price of a byte and number of refused trials at which that was worth its
             time last; None: it was not.
         shared_use: of the last tensor, if that was computed again.
+        saved_by: of the place that saves this place's tensors first, if those are computed again.
         choice: of a goal, for the last tensor; None: there is none.
     """
 
@@ -87,6 +88,7 @@ class Place:
     formula: Formula | None = None
     worth_at: tuple[int, float, int] | None = None
     shared_use: SharedUse | None = None
+    saved_by: SharedUse | None = None
     choice: Choice | None = None
 
     def note(self, remat: Remat | None) -> None:

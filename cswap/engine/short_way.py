@@ -4,10 +4,13 @@ Note [computed again without a handle]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 A tensor that is computed again holds no bytes: nothing is to be given back when it goes. Its handle
 serves other tensors that use the same memory, and the decision between ways to hold the tensor. So
-where the last tensor of a place was computed again, and no other tensor used its handle, the next
+where the last tensor of a place was computed again, and nobody else needed its handle, the next
 one gets a `Recomputed` and no handle, no token and no entry in a table. The graph around it is read
 again (Note [a formula is recognised] in reads.py). If a read differs, if the price of a byte has
 changed, or if the limit of the step's time keeps the tensor, it goes the whole way.
+
+Where the last tensor was saved once more, at another place, that place goes the short way, too: see
+Note [saved again without a handle] in recomputed.py.
 
 If another tensor begins to use the same memory, the first one does not notice: both are held, each
 in its own way, and each comes back with its own values. So in every `STEPS`-th step all places go
@@ -46,6 +49,7 @@ class ShortWay:
         self._lock, self._order, self._counters = state.lock, state.order, state.counters
         self._recomputer, self._advisor = state.recomputer, state.advisor
         self._limit = state.advisor.limit
+        self._results = state.results
 
     def pack(self, tensor: torch.Tensor, place: Place) -> Recomputed | None:
         """The packed object of a tensor; None: it goes the whole way.
@@ -83,7 +87,35 @@ class ShortWay:
         if not for_goal and place.worth_at is not None and packed.position != place.worth_at[0]:
             place.shared_use = None  # the limit knows the tensor by another position
         self._counters.again.append(formula.nbytes)
+        if shared_use.again:
+            packed.expect_others(tensor)
         packed.took_s = took_s = _now() - start_s
+        self._counters.leaving_s += took_s
+        return packed
+
+    def pack_again(self, tensor: torch.Tensor, place: Place) -> Recomputed | None:
+        """The packed object of a tensor that another place has saved; None: the whole way.
+
+        Args:
+            tensor: as autograd saves it.
+            place: where in the step; its last tensor was one that another place had saved.
+        """
+        start_s = _now()
+        shared_use = place.saved_by
+        reference = None if shared_use is None else shared_use.last
+        first = None if reference is None else reference()
+        if shared_use is None or first is None or first.step != self._order.step:
+            return None  # the first one has a handle
+        lossy_ok = place.recipe.lossy_ok
+        if (first.lossy_ok and not lossy_ok) or not first.serves(tensor):
+            shared_use.seen, place.saved_by = True, None
+            return None
+        packed = Recomputed(tensor, first.remat, first.lane, shared_use, lossy_ok=first.lossy_ok)
+        packed.first, packed.position, packed.step = first, first.position, first.step
+        first.users += 1
+        self._counters.share()
+        took_s = _now() - start_s
+        first.took_s += took_s
         self._counters.leaving_s += took_s
         return packed
 
@@ -107,17 +139,24 @@ class ShortWay:
             RuntimeError: autograd's own, if it or an input was modified in place since it was
                 saved.
         """
-        counters = self._counters
-        if not packed.unpacked:
-            counters.fetched(hit=False, first=True)
-        tensor = self._recomputer.compute(packed)
-        packed.unpacked += 1
+        first = packed.first or packed
+        if not first.uses:
+            self._counters.fetched(hit=False, first=True)
+        packed.check()
+        memory = first.result
+        if memory is None:
+            memory = self._recomputer.run(first.remat)
+        else:
+            first.lane.device.share(memory)
+        first.uses += 1
+        if first.users > 1:
+            self._results.asked(first, memory)
         took_s = _now() - start_s
-        counters.leaving_s += took_s
-        packed.took_s += took_s
-        if packed.unpacked == 1 and self._limit is not None:
-            self._limit.took(packed.position, packed.nbytes, packed.took_s)
-        return tensor
+        first.took_s += took_s
+        self._counters.leaving_s += took_s
+        if first.uses == first.users and self._limit is not None:
+            self._limit.took(first.position, first.nbytes, first.took_s)
+        return packed.view_of(memory)
 
 
 def _is_at_hand(remat: Remat) -> bool:

@@ -16,6 +16,7 @@ from cswap.engine.saved.module_stack import ScopeStack
 from cswap.engine.saved.observer import Observer
 from cswap.engine.saved.reclaim import Reclaimer
 from cswap.engine.saved.resting import RestingTensors
+from cswap.engine.saved.results import Results
 from cswap.engine.transfer.device_lanes import Lanes, disk_store, optional_int
 from cswap.engine.transfer.handle import State
 from cswap.stats.counters import Counters
@@ -50,6 +51,7 @@ class EngineState:
         window: tensors that stay, within the budget.
         reclaimer: handles that nobody can ask for any more.
         resting: tensors that stay, without handles.
+        results: memory that was computed again, for tensors without handles.
         recomputer: computes tensors again.
         goal: decides instead of the advisor; None: the advisor decides.
         chooser: the same, in steps that it looks at; None: each place in the step keeps the choice
@@ -86,6 +88,7 @@ class EngineState:
         self.window = BudgetWindow(optional_int(config.budget), config.keep_last)
         self.reclaimer = Reclaimer(self._release)
         self.resting = RestingTensors(self.counters)
+        self.results = Results(self.counters)
         self.interrupted = False
         self.goal: Chooser | None = None
         self.chooser: Chooser | None = None
@@ -121,5 +124,6 @@ class EngineState:
                 handles = list(self.aliases)
                 self.window.recount()
             self.lanes.recount(handles)
-            on_device = sum(h.device_bytes for h in handles) + self.resting.nbytes
+            on_device = sum(h.device_bytes for h in handles)
+            on_device += self.resting.nbytes + self.results.nbytes
             self.counters.recount(device=on_device, host=sum(h.host_bytes for h in handles))

@@ -76,12 +76,13 @@ class Unpacker:
         return tensor
 
     def _compute(self, packed: Recomputed, start_s: float) -> torch.Tensor:
-        if not packed.unpacked:
+        first = packed.first or packed
+        if not first.uses:
             with self._lock:
-                self._order.asked(packed)
+                self._order.asked(first)
         lane = packed.lane
         if lane.overlaps and (lane.ahead or self._follower.depth):
-            self._prefetch_after(packed, lane.ahead)
+            self._prefetch_after(first, lane.ahead)
         return self._short.unpack(packed, start_s)
 
     def _bring(self, packed: PackedView) -> torch.Tensor:

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 import cswap
 from cswap.engine import short_way
+from cswap.engine.saved.results import MOST
 from cswap.engine.short_way import ShortWay
 from cswap.testing.engines import assert_empty
 
@@ -129,34 +130,145 @@ def test_a_change_in_place_raises_as_without_hooks(of, taken):
     assert taken == [True, True]
 
 
-def test_memory_that_two_operators_save_has_a_handle(taken):
-    def loss(h, w):
-        y = functional.gelu(h)
-        return (y @ w).sum() + (y @ w.t()).square().sum()
+def twice(h, w):
+    """gelu(h) is saved by two operators."""
+    y = functional.gelu(h)
+    return (y @ w).sum() + (y @ w.t()).square().sum()
 
+
+def thrice(h, w):
+    """Saved by three, as two views."""
+    y = functional.silu(h)
+    return sum((part @ w).square().sum() for part in (y, y.view(2, -1, 64), y))
+
+
+def rectified(h, w):
+    """relu saves its own result."""
+    return (torch.relu(functional.layer_norm(h, (64,))) @ w).square().sum()
+
+
+def rectified_in_place(h, w):
+    return (torch.relu_(functional.layer_norm(h, (64,))) @ w).square().sum()
+
+
+def apart(h, w):
+    """Four tensors, each saved twice; all are asked for once before any is asked for again."""
+    ys = [functional.gelu(h * n) for n in range(1, 5)]
+    first = [(y @ w).sum() for y in ys]
+    second = [(y @ w.t()).square().sum() for y in reversed(ys)]
+    return sum(first) + sum(second)
+
+
+@pytest.fixture
+def computed(monkeypatch):
+    """How often a tensor was computed again."""
+    from cswap.engine.recomputer import Recomputer
+
+    found, run = [], Recomputer.run
+
+    def noted(self, remat):
+        found.append(remat.formula.operator)
+        return run(self, remat)
+
+    monkeypatch.setattr(Recomputer, "run", noted)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("loss", "shared"),  # the weight is saved by each product, too
+    [(twice, 2), (thrice, 4), (rectified, 1), (rectified_in_place, 1)],
+    ids=["twice", "thrice", "own_result", "in_place"],
+)
+def test_a_tensor_that_is_saved_again_is_computed_once(loss, shared, taken, computed):
     given = leaves()
     wanted = torch.autograd.grad(loss(*given), given)
     with swapping() as engine:
-        for _ in range(4):
+        gradients(engine, loss, given)
+        for n in range(1, 4):
+            del computed[:]
             assert equal(gradients(engine, loss, given), wanted)
-        assert engine.stats.deduplicated >= 4
-    assert not any(taken)
+            assert len(computed) == 1
+            assert engine.stats.deduplicated == shared * (n + 1)
+        assert_empty(engine)
+    assert taken == 3 * [True]
+
+
+def test_a_retained_graph_that_saves_a_tensor_twice(taken):
+    given = leaves()
+    wanted = torch.autograd.grad(twice(*given), given)
+    with swapping() as engine:
+        gradients(engine, twice, given)
+        engine.begin_step()
+        loss = twice(*given)
+        for retain in (True, True, False):
+            assert equal(torch.autograd.grad(loss, given, retain_graph=retain), wanted)
+        assert_empty(engine)
+    assert taken == [True]
+
+
+def test_few_results_wait_for_others(taken):
+    given = leaves()
+    wanted = torch.autograd.grad(apart(*given), given)
+    with swapping() as engine:
+        results, most = engine._state.results, []
+        asked = results.asked
+        results.asked = lambda *args: (asked(*args), most.append(results.nbytes))
+        for _ in range(4):
+            assert equal(gradients(engine, apart, given), wanted)
+            assert results.nbytes == 0
+        assert_empty(engine)
+    assert max(most) == MOST * given[0].nbytes
+    assert taken == 12 * [True]
+
+
+def test_a_tensor_that_changes_between_two_saves(taken):
+    def loss(h, w, change):
+        y = functional.gelu(h)
+        first = (y @ w).sum()
+        if change:
+            with torch.no_grad():
+                y.mul_(2)
+        return first + (y @ w.t()).square().sum()
+
+    given = leaves()
+    with swapping() as engine:
+        for change in (False, False, True, False):
+            engine.begin_step()
+            total = loss(*given, change)
+            if change:
+                with pytest.raises(RuntimeError, match=MODIFIED):
+                    total.backward()
+            else:
+                wanted = torch.autograd.grad(twice(*given), given)
+                assert equal(torch.autograd.grad(total, given), wanted)
+        del total
+        assert_empty(engine)
+
+
+def test_one_of_two_users_is_never_asked(taken):
+    given = leaves()
+    with swapping() as engine:
+        for _ in range(3):
+            engine.begin_step()
+            y = functional.gelu(given[0])
+            used, unused = (y @ given[1]).sum(), (y @ given[1]).square().sum()
+            used.backward()
+            assert engine._state.results.nbytes == 0
+        del y, used, unused
+        assert_empty(engine)
+    assert taken == [True, True]
 
 
 def test_a_second_save_that_begins_later_is_right_and_is_seen_after_some_steps(monkeypatch, taken):
     monkeypatch.setattr(short_way, "STEPS", 4)
-
-    def twice(h, w):
-        y = functional.gelu(h)
-        return (y @ w).sum() + (y @ w.t()).square().sum()
-
     given = leaves()
     wanted = {loss: torch.autograd.grad(loss(*given), given) for loss in (one, twice)}
     with swapping() as engine:
         for loss in [one, one, *10 * [twice]]:
             assert equal(gradients(engine, loss, given), wanted[loss])
         assert engine.stats.deduplicated == 8
-    assert taken == [True, True, True, True, *9 * [False]]
+    seen = [False, False]  # by both places
+    assert taken == [*4 * [True], *seen, *3 * [True], False, *3 * [True]]
 
 
 def test_a_tensor_that_others_are_computed_from_has_a_handle(taken):

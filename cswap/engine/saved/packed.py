@@ -12,6 +12,7 @@ from cswap.errors import InternalError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from cswap.engine.saved.recomputed import Recomputed
     from cswap.engine.saved.rest import Rest
     from cswap.engine.transfer.device_lanes import Lane
     from cswap.engine.transfer.handle import Handle
@@ -54,16 +55,20 @@ class KeptParameter(Kept):
 
 
 class SharedUse:
-    """Whether a saved tensor that is computed again shares its memory (see short_way.py).
+    """Other users of the memory of a saved tensor that is computed again (see short_way.py).
 
     Attributes:
-        seen: another saved tensor, or one that is computed from this one, used the memory.
+        seen: one of them needs the tensor's handle.
+        again: another place saves the same tensor once more.
+        last: the object that autograd got for the last such tensor, if that has no handle and
+            ``again`` is set.
     """
 
-    __slots__ = ("seen",)
+    __slots__ = ("again", "last", "seen")
 
     def __init__(self) -> None:
-        self.seen = False
+        self.seen = self.again = False
+        self.last: weakref.ref[Recomputed] | None = None
 
 
 class Token:

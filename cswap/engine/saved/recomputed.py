@@ -1,9 +1,19 @@
-"""`Recomputed`: a saved tensor that is computed again, without a handle."""
+"""`Recomputed`: a saved tensor that is computed again, without a handle.
+
+Note [saved again without a handle]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+An activation such as relu saves its result, and the next operator saves the same tensor as its
+input. The second one gets a `Recomputed` of its own, with the layout of its view, which refers to
+the first. Backward asks for both, one soon after the other, so the first keeps the memory that was
+computed until all of them have asked.
+"""
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING
 
+from cswap.engine.saved.aliases import is_result
 from cswap.engine.saved.packed import modified_error
 from cswap.engine.transfer.handle import version_counter
 
@@ -26,26 +36,33 @@ class Recomputed:
         step: number of that step.
         nbytes: of the tensor's memory.
         lossy_ok: whether its inputs may be lossy.
+        first: of those that were saved of this tensor; None: this one. All below is the first's.
+        users: how many there are.
+        uses: how often they were asked for.
+        result: memory that was computed, for those that have not asked yet.
         took_s: seconds in the hooks so far.
-        unpacked: how often it was asked for.
     """
 
     __slots__ = (
         "__weakref__",
+        "_base",
         "_counter",
         "_offset",
         "_sizes",
         "_strides",
         "_version",
+        "first",
         "lane",
         "lossy_ok",
         "nbytes",
         "position",
         "remat",
+        "result",
         "shared_use",
         "step",
         "took_s",
-        "unpacked",
+        "users",
+        "uses",
     )
 
     def __init__(
@@ -63,13 +80,28 @@ class Recomputed:
         self.shared_use = shared_use
         self.lossy_ok = lossy_ok
         self.nbytes = remat.formula.nbytes
-        self.position = self.step = self.unpacked = 0
+        self.position = self.step = self.uses = 0
+        self.users = 1
+        self.first: Recomputed | None = None
+        self.result: torch.Tensor | None = None
         self.took_s = 0.0
+        self._base: weakref.ref[torch.Tensor] | None = None
         self._sizes = tensor.shape
         self._strides = tensor.stride()
         self._offset = int(tensor.storage_offset())
         self._version = tensor._version  # noqa: SLF001
         self._counter = version_counter(tensor)
+
+    def expect_others(self, tensor: torch.Tensor) -> None:
+        """The same tensor will be saved again. Args: tensor: as autograd saves it now."""
+        base = tensor._base  # noqa: SLF001
+        self._base = weakref.ref(tensor if base is None else base)
+        self.shared_use.last = weakref.ref(self)
+
+    def serves(self, tensor: torch.Tensor) -> bool:
+        """Whether another saved tensor is this one or a view of its memory, unmodified."""
+        same = is_saved_again(tensor, self._base, self.remat.formula.layout.dtype)
+        return same and tensor._version == self._version  # noqa: SLF001
 
     def check(self) -> None:
         """See Note [modified in place] in packed.py.
@@ -89,3 +121,20 @@ class Recomputed:
         ):
             return memory
         return memory.as_strided(self._sizes, self._strides, self._offset)
+
+
+def is_saved_again(
+    tensor: torch.Tensor, base: weakref.ref[torch.Tensor] | None, dtype: torch.dtype
+) -> bool:
+    """Whether a tensor is a view of this base, or it, so that the base's memory serves it.
+
+    Args:
+        tensor: as autograd saves it.
+        base: of the tensor that was saved before, or that tensor itself.
+        dtype: of the memory.
+    """
+    own = tensor._base  # noqa: SLF001
+    known = None if base is None else base()
+    if known is not (tensor if own is None else own) or tensor.dtype is not dtype:
+        return False
+    return is_result(tensor) and not tensor.is_conj() and not tensor.is_neg()

@@ -1,0 +1,69 @@
+"""Memory that was computed again and waits for others who have saved the same tensor.
+
+See Note [saved again without a handle] in recomputed.py.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    import torch
+
+    from cswap.engine.saved.recomputed import Recomputed
+    from cswap.stats.counters import Counters
+
+MOST: Final = 2
+"""Results that wait at a time. One that has to go is computed once more if it is asked for."""
+
+
+class Results:
+    """The results of one engine that wait. Thread-safe."""
+
+    def __init__(self, counters: Counters) -> None:
+        """Args: counters: the engine's."""
+        self._counters = counters
+        self._lock = threading.Lock()
+        self._waiting: deque[tuple[weakref.ref[Recomputed], int]] = deque()
+
+    def asked(self, first: Recomputed, memory: torch.Tensor) -> None:
+        """One of several users was given this memory; it waits until all have asked."""
+        with self._lock:
+            if not first.uses % first.users:
+                self._let_go(first)
+            elif first.result is None:
+                first.result = memory
+                self._waiting.append((weakref.ref(first), first.nbytes))
+                self._counters.hold(device=first.nbytes)
+                if len(self._waiting) > MOST:
+                    self._drop_oldest()
+
+    def clear(self) -> None:
+        """Nobody will ask soon."""
+        if self._waiting:
+            with self._lock:
+                while self._waiting:
+                    self._drop_oldest()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that wait."""
+        return sum(nbytes for _, nbytes in self._waiting.copy())
+
+    def _let_go(self, first: Recomputed) -> None:
+        for n, (reference, nbytes) in enumerate(self._waiting):
+            if reference() is first:
+                first.result = None
+                del self._waiting[n]
+                self._counters.hold(device=-nbytes)
+                return
+
+    def _drop_oldest(self) -> None:
+        reference, nbytes = self._waiting.popleft()
+        first = reference()
+        if first is not None:
+            first.result = None
+        self._counters.hold(device=-nbytes)
