@@ -212,7 +212,12 @@ def test_few_results_wait_for_others(taken):
     with swapping() as engine:
         results, most = engine._state.results, []
         asked = results.asked
-        results.asked = lambda *args: (asked(*args), most.append(results.nbytes))
+
+        def noted(*args):
+            asked(*args)
+            most.append(results.nbytes)
+
+        results.asked = noted
         for _ in range(4):
             assert equal(gradients(engine, apart, given), wanted)
             assert results.nbytes == 0
@@ -222,7 +227,7 @@ def test_few_results_wait_for_others(taken):
 
 
 def test_a_tensor_that_changes_between_two_saves(taken):
-    def loss(h, w, change):
+    def changed(h, w, change):
         y = functional.gelu(h)
         first = (y @ w).sum()
         if change:
@@ -234,7 +239,7 @@ def test_a_tensor_that_changes_between_two_saves(taken):
     with swapping() as engine:
         for change in (False, False, True, False):
             engine.begin_step()
-            total = loss(*given, change)
+            total = changed(given[0], given[1], change)
             if change:
                 with pytest.raises(RuntimeError, match=MODIFIED):
                     total.backward()
