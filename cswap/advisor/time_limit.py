@@ -38,7 +38,7 @@ LEAST_S: Final = 5e-3
 MEASURED_SHARE: Final = 0.8
 """Share of the slowdown that swapping may take; the rest is for the noise of short measurements."""
 
-UNSEEN_S: Final = 18e-6
+UNSEEN_S: Final = 25e-6
 """Seconds of a saved tensor that no hook of ours sees: hooks of modules, torch's calls of hooks,
 tensors that stay unlooked at, kernels of the model that find the caches cold. On seven models it
 was 19 to 75 us: this is the part that all have, and what `MEASURED_SHARE` leaves has to do for the

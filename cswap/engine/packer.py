@@ -17,11 +17,11 @@ from cswap.advisor.time_limit import Moment
 from cswap.engine.order.chooser import STAYS
 from cswap.engine.order.step_order import NO_BACKWARD
 from cswap.engine.recipes import Place, Recipe, RecipeBook, producer
-from cswap.engine.saved.aliases import is_result, make_token
+from cswap.engine.saved.aliases import is_result, is_saved_again, make_token
 from cswap.engine.saved.eligibility import bytes_of, is_tracing, is_wrapped, reason_to_keep
 from cswap.engine.saved.packed import Kept, KeptParameter, PackedView
 from cswap.engine.saved.reclaim import MOST_LATER
-from cswap.engine.saved.recomputed import Recomputed, is_saved_again
+from cswap.engine.saved.recomputed import Recomputed
 from cswap.engine.sender import Sender
 from cswap.engine.transfer.handle import State
 from cswap.log import log
@@ -29,7 +29,8 @@ from cswap.ranks import local_part
 
 if TYPE_CHECKING:
     from cswap.engine.saved.module_stack import Scope
-    from cswap.engine.saved.packed import SharedUse, Token
+    from cswap.engine.saved.packed import Token
+    from cswap.engine.saved.recomputed import SharedUse
     from cswap.engine.saved.rest import Rest
     from cswap.engine.short_way import ShortWay
     from cswap.engine.state import EngineState

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from cswap.engine.order.chooser import Choice
     from cswap.engine.saved.module_stack import Scope
-    from cswap.engine.saved.packed import SharedUse
+    from cswap.engine.saved.recomputed import SharedUse
     from cswap.engine.saved.rest import Rest
     from cswap.engine.transfer.device_lanes import Lane
     from cswap.remat.record import Formula, Remat

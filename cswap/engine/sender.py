@@ -11,7 +11,7 @@ from cswap.advisor.live_costs import KEEP, REMAT
 from cswap.advisor.site_history import Advice
 from cswap.codecs.registry import get_codec
 from cswap.codecs.warmup import WARM, warm
-from cswap.engine.saved.packed import SharedUse
+from cswap.engine.saved.recomputed import SharedUse
 from cswap.engine.saved.rest import Rest
 from cswap.engine.transfer.handle import State
 

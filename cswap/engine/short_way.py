@@ -23,6 +23,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from cswap.engine.recomputer import are_aligned
+from cswap.engine.saved.aliases import is_saved_again
 from cswap.engine.saved.packed import PackedView
 from cswap.engine.saved.recomputed import Recomputed
 from cswap.engine.transfer.handle import State
@@ -107,7 +108,7 @@ class ShortWay:
         if shared_use is None or first is None or first.step != self._order.step:
             return None  # the first one has a handle
         lossy_ok = place.recipe.lossy_ok
-        if (first.lossy_ok and not lossy_ok) or not first.serves(tensor):
+        if (first.lossy_ok and not lossy_ok) or not _serves(first, tensor):
             shared_use.seen, place.saved_by = True, None
             return None
         packed = Recomputed(tensor, first.remat, first.lane, shared_use, lossy_ok=first.lossy_ok)
@@ -157,6 +158,12 @@ class ShortWay:
         if first.uses == first.users and self._limit is not None:
             self._limit.took(first.position, first.nbytes, first.took_s)
         return packed.view_of(memory)
+
+
+def _serves(first: Recomputed, tensor: torch.Tensor) -> bool:
+    # Whether another saved tensor is this one or a view of its memory, unmodified.
+    same = is_saved_again(tensor, first.base, first.remat.formula.layout.dtype)
+    return same and tensor._version == first.version  # noqa: SLF001
 
 
 def _is_at_hand(remat: Remat) -> bool:

@@ -172,6 +172,23 @@ def is_result(tensor: torch.Tensor) -> bool:
     return (tensor if base is None else base).grad_fn is not None
 
 
+def is_saved_again(
+    tensor: torch.Tensor, base: weakref.ref[torch.Tensor] | None, dtype: torch.dtype
+) -> bool:
+    """Whether a tensor is a view of this base, or it, so that the base's memory serves it.
+
+    Args:
+        tensor: as autograd saves it.
+        base: of the tensor that was saved before, or that tensor itself.
+        dtype: of the memory.
+    """
+    own = tensor._base  # noqa: SLF001
+    known = None if base is None else base()
+    if known is not (tensor if own is None else own) or tensor.dtype is not dtype:
+        return False
+    return is_result(tensor) and not tensor.is_conj() and not tensor.is_neg()
+
+
 def make_token(
     tensor: torch.Tensor, lane: Lane, storage: torch.UntypedStorage | None = None
 ) -> Token:

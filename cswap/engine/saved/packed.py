@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
+from cswap.engine.saved.modified import modified_error
 from cswap.errors import InternalError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from cswap.engine.saved.recomputed import Recomputed
+    from cswap.engine.saved.recomputed import SharedUse
     from cswap.engine.saved.rest import Rest
     from cswap.engine.transfer.device_lanes import Lane
     from cswap.engine.transfer.handle import Handle
@@ -52,23 +51,6 @@ class KeptParameter(Kept):
     """A parameter, or a view of one. Its memory is its model's, which may free it meanwhile."""
 
     __slots__ = ()
-
-
-class SharedUse:
-    """Other users of the memory of a saved tensor that is computed again (see short_way.py).
-
-    Attributes:
-        seen: one of them needs the tensor's handle.
-        again: another place saves the same tensor once more.
-        last: the object that autograd got for the last such tensor, if that has no handle and
-            ``again`` is set.
-    """
-
-    __slots__ = ("again", "last", "seen")
-
-    def __init__(self) -> None:
-        self.seen = self.again = False
-        self.last: weakref.ref[Recomputed] | None = None
 
 
 class Token:
@@ -178,14 +160,3 @@ class PackedView:
         flat = memory.as_strided((memory.numel(),), (1,), memory.storage_offset())
         whole = flat.nbytes // self.dtype.itemsize * self.dtype.itemsize
         return flat.view(torch.uint8)[:whole].view(self.dtype)
-
-
-def modified_error(tensor: torch.Tensor, sizes: Sequence[int], expected: int) -> RuntimeError:
-    """Autograd's error for a saved tensor that was modified in place, in its own words."""
-    return RuntimeError(
-        "one of the variables needed for gradient computation has been modified by an inplace "
-        f"operation: [{tensor.type()} {list(sizes)}] is at version {tensor._version}; "  # noqa: SLF001
-        f"expected version {expected} instead. Hint: enable anomaly detection to find the "
-        "operation that failed to compute its gradient, with "
-        "torch.autograd.set_detect_anomaly(True)."
-    )

@@ -13,16 +13,31 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING
 
-from cswap.engine.saved.aliases import is_result
-from cswap.engine.saved.packed import modified_error
+from cswap.engine.saved.modified import modified_error
 from cswap.engine.transfer.handle import version_counter
 
 if TYPE_CHECKING:
     import torch
 
-    from cswap.engine.saved.packed import SharedUse
     from cswap.engine.transfer.device_lanes import Lane
     from cswap.remat.record import Remat
+
+
+class SharedUse:
+    """Other users of the memory of a saved tensor that is computed again (see short_way.py).
+
+    Attributes:
+        seen: one of them needs the tensor's handle.
+        again: another place saves the same tensor once more.
+        last: the object that autograd got for the last such tensor, if that has no handle and
+            ``again`` is set.
+    """
+
+    __slots__ = ("again", "last", "seen")
+
+    def __init__(self) -> None:
+        self.seen = self.again = False
+        self.last: weakref.ref[Recomputed] | None = None
 
 
 class Recomputed:
@@ -36,21 +51,23 @@ class Recomputed:
         step: number of that step.
         nbytes: of the tensor's memory.
         lossy_ok: whether its inputs may be lossy.
+        version: at which the tensor was saved.
         first: of those that were saved of this tensor; None: this one. All below is the first's.
         users: how many there are.
         uses: how often they were asked for.
         result: memory that was computed, for those that have not asked yet.
         took_s: seconds in the hooks so far.
+        base: of which the tensor is a view, or the tensor itself, if it is expected to be saved
+            again.
     """
 
     __slots__ = (
         "__weakref__",
-        "_base",
         "_counter",
         "_offset",
         "_sizes",
         "_strides",
-        "_version",
+        "base",
         "first",
         "lane",
         "lossy_ok",
@@ -63,6 +80,7 @@ class Recomputed:
         "took_s",
         "users",
         "uses",
+        "version",
     )
 
     def __init__(
@@ -85,23 +103,18 @@ class Recomputed:
         self.first: Recomputed | None = None
         self.result: torch.Tensor | None = None
         self.took_s = 0.0
-        self._base: weakref.ref[torch.Tensor] | None = None
+        self.base: weakref.ref[torch.Tensor] | None = None
         self._sizes = tensor.shape
         self._strides = tensor.stride()
         self._offset = int(tensor.storage_offset())
-        self._version = tensor._version  # noqa: SLF001
+        self.version = tensor._version  # noqa: SLF001
         self._counter = version_counter(tensor)
 
     def expect_others(self, tensor: torch.Tensor) -> None:
         """The same tensor will be saved again. Args: tensor: as autograd saves it now."""
         base = tensor._base  # noqa: SLF001
-        self._base = weakref.ref(tensor if base is None else base)
+        self.base = weakref.ref(tensor if base is None else base)
         self.shared_use.last = weakref.ref(self)
-
-    def serves(self, tensor: torch.Tensor) -> bool:
-        """Whether another saved tensor is this one or a view of its memory, unmodified."""
-        same = is_saved_again(tensor, self._base, self.remat.formula.layout.dtype)
-        return same and tensor._version == self._version  # noqa: SLF001
 
     def check(self) -> None:
         """See Note [modified in place] in packed.py.
@@ -109,8 +122,8 @@ class Recomputed:
         Raises:
             RuntimeError: autograd's own: the tensor was modified in place since it was saved.
         """
-        if self._counter._version != self._version:  # noqa: SLF001
-            raise modified_error(self._counter, self._sizes, self._version)
+        if self._counter._version != self.version:  # noqa: SLF001
+            raise modified_error(self._counter, self._sizes, self.version)
 
     def view_of(self, memory: torch.Tensor) -> torch.Tensor:
         """The saved tensor in its memory, which was computed again."""
@@ -121,20 +134,3 @@ class Recomputed:
         ):
             return memory
         return memory.as_strided(self._sizes, self._strides, self._offset)
-
-
-def is_saved_again(
-    tensor: torch.Tensor, base: weakref.ref[torch.Tensor] | None, dtype: torch.dtype
-) -> bool:
-    """Whether a tensor is a view of this base, or it, so that the base's memory serves it.
-
-    Args:
-        tensor: as autograd saves it.
-        base: of the tensor that was saved before, or that tensor itself.
-        dtype: of the memory.
-    """
-    own = tensor._base  # noqa: SLF001
-    known = None if base is None else base()
-    if known is not (tensor if own is None else own) or tensor.dtype is not dtype:
-        return False
-    return is_result(tensor) and not tensor.is_conj() and not tensor.is_neg()
