@@ -88,6 +88,7 @@ class SwapEngine:
     def begin_step(self) -> None:
         """A forward of the model begins."""
         self._state.tidy()
+        self._state.results.clear()  # of a backward that has raised
         self.counters.count_kept()
         goal = self._state.goal
         if goal is not None:

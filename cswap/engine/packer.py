@@ -44,25 +44,14 @@ _len_dispatch_modes = torch._C._len_torch_dispatch_stack  # noqa: SLF001
 _strided = torch.strided
 
 
-def _kept(tensor: torch.Tensor) -> Kept:
+def _kept(tensor: torch.Tensor, kind: type[Kept] = Kept) -> Kept:
     # `Packer.pass_through` for a strided tensor of no special class, with fewer calls.
     if _len_dispatch_modes():  # one of them may record operators
-        return Packer.pass_through(tensor)
+        return Packer.pass_through(tensor, kind)
     try:
-        return Kept(tensor if tensor.is_leaf else tensor.detach(), tensor._version)  # noqa: SLF001
+        return kind(tensor if tensor.is_leaf else tensor.detach(), tensor._version)  # noqa: SLF001
     except RuntimeError:
-        return Packer.pass_through(tensor)
-
-
-def _kept_parameter(tensor: torch.Tensor, parameter: torch.Tensor) -> Kept:
-    # The same, for a parameter or a view of one. A view of a leaf is the result of no operator that
-    # saves its result, so it is not detached: see Note [kept tensors are checked and detached].
-    if _len_dispatch_modes() or not parameter.is_leaf:
-        return Packer.pass_through(tensor, KeptParameter)
-    try:
-        return KeptParameter(tensor, tensor._version)  # noqa: SLF001
-    except RuntimeError:
-        return Packer.pass_through(tensor, KeptParameter)
+        return Packer.pass_through(tensor, kind)
 
 
 class Packer:
@@ -110,7 +99,7 @@ class Packer:
                     or (kind is not _Tensor and isinstance(owner, Parameter))
                 ):
                     self._parameters.append(nbytes)
-                    packed = _kept_parameter(tensor, owner)
+                    packed = _kept(tensor, KeptParameter)
                 elif nbytes < self._min_bytes:
                     self._small.append(nbytes)
                     packed = _kept(tensor)

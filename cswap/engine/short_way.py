@@ -22,6 +22,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
+import torch
+
+from cswap.engine.order.step_order import NO_BACKWARD
 from cswap.engine.recomputer import are_aligned
 from cswap.engine.saved.aliases import is_saved_again
 from cswap.engine.saved.packed import PackedView
@@ -29,14 +32,13 @@ from cswap.engine.saved.recomputed import Recomputed
 from cswap.engine.transfer.handle import State
 
 if TYPE_CHECKING:
-    import torch
-
     from cswap.engine.recipes import Place
     from cswap.engine.state import EngineState
     from cswap.engine.transfer.device_lanes import Lane
     from cswap.remat.record import Remat
 
 _now = time.perf_counter
+_current_backward = torch._C._current_graph_task_id  # noqa: SLF001
 
 STEPS: Final = 64
 """In steps whose number is a multiple, all tensors go the whole way."""
@@ -150,7 +152,7 @@ class ShortWay:
         else:
             first.lane.device.share(memory)
         first.uses += 1
-        if first.users > 1:
+        if first.users > 1 and _current_backward() != NO_BACKWARD:  # else the user looks at a node
             self._results.asked(first, memory)
         took_s = _now() - start_s
         first.took_s += took_s

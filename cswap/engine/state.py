@@ -110,6 +110,7 @@ class EngineState:
             self.reclaimer.collect(in_step=in_step)
             if self.resting.gone:
                 self.resting.collect()
+            self.results.tidy()
             if self.interrupted:
                 self._add_up_again()
                 self.interrupted = False

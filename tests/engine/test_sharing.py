@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from contextlib import nullcontext
 from typing import Any
 
@@ -144,3 +146,30 @@ def test_a_leaf_that_is_saved_again_on_its_way_out_stays(monkeypatch):
         assert stats.kept_by_reason == {"wanted_early": 1}
         assert (stats.device_bytes, stats.host_bytes) == (x.nbytes, 0)
     del y
+
+
+def test_a_function_that_saves_a_view_of_a_parameter_as_its_result_makes_no_cycle():
+    class Flat(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, w):
+            out = w.view(-1)
+            ctx.save_for_backward(out)
+            return out
+
+        @staticmethod
+        def backward(ctx, gradient):
+            (out,) = ctx.saved_tensors
+            return (gradient * out).view(8, 8)
+
+    class Mark:
+        pass
+
+    w = torch.nn.Parameter(torch.randn(8, 8))
+    mark = Mark()
+    alive = weakref.ref(mark)
+    with cswap.swapping(min_bytes=0, workers=0):
+        y = Flat.apply(w)
+        y.grad_fn.metadata["mark"] = mark
+        del y, mark
+    gc.collect()
+    assert alive() is None

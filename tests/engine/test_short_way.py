@@ -250,6 +250,46 @@ def test_a_tensor_that_changes_between_two_saves(taken):
         assert_empty(engine)
 
 
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_a_backward_that_raises_between_two_users(error, taken):
+    h, w = leaves()
+
+    def fails(_gradient):
+        raise error
+
+    with swapping() as engine:
+        gradients(engine, twice, (h, w))
+        wanted = gradients(engine, twice, (h, w))
+        engine.begin_step()
+        y = functional.gelu(h)
+        first = y @ w
+        loss = first.sum() + (y @ w.t()).square().sum()
+        first.register_hook(fails)
+        with pytest.raises(error):
+            loss.backward()
+        del y, first, loss
+        gc.collect()
+        assert_empty(engine)
+        h.grad = w.grad = None
+        assert equal(gradients(engine, twice, (h, w)), wanted)
+        assert_empty(engine)
+    assert taken == 3 * [True]
+
+
+def test_a_look_at_a_node_keeps_no_result(taken):
+    h, w = leaves()
+    with swapping() as engine:
+        gradients(engine, twice, (h, w))
+        engine.begin_step()
+        y = functional.gelu(h)
+        product = y @ w
+        loss = product.sum() + (y @ w.t()).square().sum()
+        assert torch.equal(product.grad_fn._saved_self, y)
+        assert engine._state.results.nbytes == 0
+        loss.backward()
+    assert taken == [True]
+
+
 def test_one_of_two_users_is_never_asked(taken):
     given = leaves()
     with swapping() as engine:

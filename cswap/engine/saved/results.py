@@ -48,10 +48,19 @@ class Results:
                 while self._waiting:
                     self._drop_oldest()
 
+    def tidy(self) -> None:
+        """Count off those whose graph is gone: a backward that raises ends without a notice."""
+        if self._waiting:
+            with self._lock:
+                for entry in [entry for entry in self._waiting if entry[0]() is None]:
+                    self._waiting.remove(entry)
+                    self._counters.hold(device=-entry[1])
+
     @property
     def nbytes(self) -> int:
         """Bytes that wait."""
-        return sum(nbytes for _, nbytes in self._waiting.copy())
+        waiting = self._waiting.copy()
+        return sum(nbytes for reference, nbytes in waiting if reference() is not None)
 
     def _let_go(self, first: Recomputed) -> None:
         for n, (reference, nbytes) in enumerate(self._waiting):
