@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from contextlib import nullcontext
 
@@ -162,3 +163,79 @@ def test_the_guard_forbids_a_codec_between_two_looks(make_training, sizes, insta
     assert lossy() == before
     training.step()
     assert looks[-1]
+
+
+def test_a_change_in_place_raises_in_a_step_without_a_look(install, sizes, make_training, looks):
+    training = make_training("blocks")
+    resident, saved = sizes(training)
+    install(training.model, fit=int(resident + 0.5 * saved))
+    until_a_look(training, looks)
+    outputs: list[torch.Tensor] = []
+    layer = training.model[1].mlp[1]
+    hook = layer.register_forward_hook(lambda _module, _args, out: outputs.append(out))
+    loss = training.model(training.x).square().mean()
+    hook.remove()
+    with torch.no_grad():
+        outputs.pop().mul_(2)
+    assert not looks[-1]
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    del loss
+    training.optimizer.zero_grad()
+    assert all(g.isfinite().all() for g in training.step())
+
+
+def test_a_goal_that_ends_between_forward_and_backward(install, sizes, make_training, looks):
+    mine, plain = make_training("blocks"), make_training("blocks")
+    resident, saved = sizes(mine)
+    handle = install(mine.model, fit=int(resident + 0.5 * saved))
+    until_a_look(mine, looks)
+    plain.model.load_state_dict(mine.model.state_dict())
+    gradients = []
+    for one in (mine, plain):
+        torch.manual_seed(3)
+        one.optimizer.zero_grad()
+        loss = one.model(one.x).square().mean()
+        if one is mine:
+            assert not looks[-1]
+            handle.remove()
+        loss.backward()
+        gradients.append([p.grad for p in one.model.parameters()])
+    assert all(map(torch.equal, *gradients))
+
+
+def test_an_interrupt_in_a_step_without_a_look(install, sizes, make_training, looks):
+    mine, plain = make_training("blocks"), make_training("blocks")
+    resident, saved = sizes(mine)
+    handle = install(mine.model, fit=int(resident + 0.5 * saved))
+    until_a_look(mine, looks)
+
+    def interrupts(*_):
+        raise KeyboardInterrupt
+
+    hook = mine.model[2].register_forward_hook(interrupts)
+    with pytest.raises(KeyboardInterrupt):
+        mine.step()
+    hook.remove()
+    plain.model.load_state_dict(mine.model.state_dict())
+    plain.optimizer.load_state_dict(copy.deepcopy(mine.optimizer.state_dict()))
+    for n in range(2 * LOOK_EVERY):
+        for one in (mine, plain):
+            torch.manual_seed(n)
+            one.gradients = one.step()
+        assert all(map(torch.equal, mine.gradients, plain.gradients))
+    assert handle.goal.phase == "obeying"
+    assert handle.stats.fallbacks == 0
+
+
+def test_two_models_that_take_turns(install, sizes, make_training):
+    pairs = [(make_training(kind), make_training(kind)) for kind in ("blocks", "blocks")]
+    for (mine, _), share in zip(pairs, (0.75, 0.5), strict=True):
+        resident, saved = sizes(mine)
+        install(mine.model, fit=int(resident + share * saved))
+    for n in range(4 * LOOK_EVERY):
+        for mine, plain in pairs:
+            for one in (mine, plain):
+                torch.manual_seed(n)
+                one.gradients = one.step()
+            assert all(map(torch.equal, mine.gradients, plain.gradients))
