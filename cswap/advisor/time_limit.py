@@ -17,7 +17,9 @@ sum and that over all tensors corrects the rest.
 
 from __future__ import annotations
 
+import math
 import statistics
+import sys
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -49,6 +51,9 @@ NEAR: Final = 0.85
 
 CORRECTIONS: Final = (1.0, 10.0)
 """Smallest and largest factor between the measured and the expected sum: a pause must not count."""
+
+ALIKE: Final = 1.3
+"""Factor between the seconds for a byte of two tensors up to which their order decides."""
 
 GROWTH: Final = 1.1
 """Largest factor by which a measured time grows at once. It may fall by any."""
@@ -288,7 +293,7 @@ class TimeLimit:
     def _beyond(self, limit_s: float) -> frozenset[_Key]:
         # Those that do not fit into the limit after those with more bytes for a second.
         beyond, total_s = [], 0.0
-        for key, gain in sorted(self._gains.items(), key=_seconds_for_a_byte):
+        for key, gain in sorted(self._gains.items(), key=_rank):
             if total_s + gain.expected_s > limit_s:
                 beyond.append(key)
             else:
@@ -296,6 +301,10 @@ class TimeLimit:
         return frozenset(beyond)
 
 
-def _seconds_for_a_byte(item: tuple[_Key, Gain]) -> float:
-    gain = item[1]
-    return gain.expected_s / gain.nbytes
+def _rank(item: tuple[_Key, Gain]) -> tuple[int, int]:
+    # See Note [the first tensors leave first].
+    (position, _), gain = item
+    seconds_for_a_byte = gain.expected_s / gain.nbytes
+    if seconds_for_a_byte <= 0:
+        return -sys.maxsize, position
+    return math.floor(math.log(seconds_for_a_byte) / math.log(ALIKE)), position

@@ -12,6 +12,7 @@ from cswap.advisor.advisor import NO_TIME, Advisor
 from cswap.advisor.call_site import Site
 from cswap.advisor.live_costs import KEEP
 from cswap.advisor.time_limit import (
+    ALIKE,
     GROWTH,
     LEAST_S,
     MEASURED_SHARE,
@@ -233,6 +234,17 @@ def test_tensors_that_are_alike_share_their_measured_time():
     limit.took(3, MIB, 0.75)
     assert [gain.expected_s for gain in gains] == [0.5, 0.5, 1.0, 0.75, 1.0]
     assert longer.expected_s == 2.0
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(4)))[::5])
+def test_the_first_of_tensors_that_are_worth_about_the_same_leave(order):
+    limit = TimeLimit(SLOWDOWN)
+    middle_s = MIB * ALIKE**-30.5  # of all times that count as the same
+    factors = [0.97, 0.99, 1.01, 1.03]
+    for position in order:
+        limit.note(position, MIB, Gain(middle_s * factors[3 - position], MIB, alike=position))
+    limit.note(4, MIB, Gain(middle_s / 2, MIB, alike=4))  # worth more
+    assert limit._beyond(2.6 * middle_s) == {(2, MIB), (3, MIB)}
 
 
 def test_layers_of_a_kind_are_alike():
