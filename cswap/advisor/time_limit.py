@@ -13,6 +13,13 @@ operator. So the hooks of each tensor are timed as well, and the prediction coun
 tensor has left once. Tensors that are alike share their measured time: on one that happens to get
 fresh pages from the system, the same operator takes twice as long. The factor between the measured
 sum and that over all tensors corrects the rest.
+
+Note [the first tensors leave first]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+Backward begins with the tensors that were saved last, when the most memory is held. One of these
+that has left comes back at that moment, beside its encoding, so its leaving does not lower the
+peak. One that was saved early is away for longer, and comes back when others have gone. So among
+tensors that save about as many bytes for a second, those that were saved first leave first.
 """
 
 from __future__ import annotations

@@ -51,11 +51,6 @@ class Rest:
     def __post_init__(self) -> None:
         object.__setattr__(self, "until", self.since + self.steps)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the tensor's memory."""
-        return self.limited[1]
-
     def longer(
         self, step: int, reason: str = "does_not_pay", limited: tuple[int, int] = (0, 0)
     ) -> Rest:
