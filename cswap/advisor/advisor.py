@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     import torch
 
     from cswap.advisor.cost import Candidate
+    from cswap.advisor.site_history import Learner
     from cswap.advisor.time_limit import Moment
     from cswap.config import SwapConfig
     from cswap.schema.plan import Plan
@@ -113,6 +114,8 @@ class Advisor:
         """Decide without the plan from here on: the steps differ from the planned ones."""
         self._plan = None
         with self._lock:
+            for memory in self._sites.values():
+                memory.stale = True  # an engine may remember its advice
             self._sites.clear()
 
     def begin_epoch(self, epochs: int) -> None:
@@ -198,6 +201,23 @@ class Advisor:
         )
         return self._remember(key, memory, explanation, costs, sampled=taken is None or _is_far(x))
 
+    def stands(self, advice: Advice, kind: str) -> bool:
+        """Whether an advice is that of the next tensor of its call site, too: then it is used.
+
+        Args:
+            advice: that `choose` gave for the last one.
+            kind: of module.
+        """
+        memory, costs = advice.memory, advice.costs
+        with self._lock:
+            memory.uses += 1
+            last = memory.trial is None and memory.advice is advice
+            if last and self._is_settled(memory, costs, kind):
+                self._used.append(memory)
+                return True
+            memory.uses -= 1  # `choose` counts it
+        return False
+
     def recomputes(
         self, site: Site, position: int, nbytes: int, device_s: float, kind: str
     ) -> bool:
@@ -235,7 +255,7 @@ class Advisor:
         costs = self._costs.get(kind)
         return (self._costs_on(kind) if costs is None else costs).price_s_per_byte
 
-    def _is_settled(self, memory: SiteMemory, costs: LiveCosts, kind: str) -> bool:
+    def _is_settled(self, memory: SiteMemory, costs: Learner, kind: str) -> bool:
         return (
             memory.pending is None
             and (
@@ -250,7 +270,8 @@ class Advisor:
     def _needs_sample(self, memory: SiteMemory) -> bool:
         if self._pricing.per_epoch:
             return memory.epoch != self._epoch
-        return memory.uses > RESAMPLE_EVERY or memory.stale or memory.pending is not None
+        old = memory.uses > RESAMPLE_EVERY and not memory.fixed
+        return old or memory.stale or memory.pending is not None
 
     def _costs_on(self, kind: str) -> LiveCosts:
         found = self._costs.get(kind)
@@ -279,6 +300,8 @@ class Advisor:
                 memory = self._sites[key] = SiteMemory(explanation, codec)
                 self._used.append(memory)
             memory.decide(explanation, codec, costs.version)
+            # No profile was asked for, and none is awaited.
+            memory.fixed = explanation.profile is None and not explanation.reason.endswith(EARLY)
             if sampled:
                 memory.sampled()
                 memory.epoch = self._epoch

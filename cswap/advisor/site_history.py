@@ -106,9 +106,11 @@ class Learner(Protocol):
 
     Attributes:
         adapts: whether later choices may depend on measurements.
+        version: of the prices and corrections.
     """
 
     adapts: bool
+    version: int
 
     def observe(self, codec: str, profile: TensorProfile, device_s: float) -> None:
         """Note the seconds of encode and decode together, of a tensor with this profile."""
@@ -129,6 +131,7 @@ class SiteMemory:
         trial: a codec to try once.
         switches: number of changes of the choice.
         epoch: epoch of the last sample.
+        fixed: whether the decision depends on no values.
         advice: the last decision, as it was given out.
     """
 
@@ -141,6 +144,7 @@ class SiteMemory:
     trial: Codec | None = None
     switches: int = 0
     epoch: int = 0
+    fixed: bool = False
     advice: Advice | None = field(default=None, repr=False, compare=False)
     _reference: tuple[str, float] = ("", 0.0)
     _ratios: dict[str, Correction] = field(default_factory=dict)
@@ -205,29 +209,31 @@ class Advice:
 
     Attributes:
         codec: codec to encode with; None: leave the tensor in place.
+        memory: of the call site.
+        costs: of its kind of device.
         learns: whether there was a choice, so that the outcome should be noted.
     """
 
     codec: Codec | None
-    _memory: SiteMemory
-    _costs: Learner
+    memory: SiteMemory
+    costs: Learner
     learns: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        self.learns = bool(self._memory.explanation.candidates)
+        self.learns = bool(self.memory.explanation.candidates)
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
         """The codecs among which it was chosen, cheapest first; empty if there was no choice."""
-        return self._memory.explanation.candidates
+        return self.memory.explanation.candidates
 
     def note_encoded(self, codec: str, raw_nbytes: int, nbytes: int) -> None:
         """Note that the tensor was encoded; ``codec`` may differ from the advice."""
-        self._memory.note_encoded(codec, raw_nbytes, nbytes, learn=self._costs.adapts)
+        self.memory.note_encoded(codec, raw_nbytes, nbytes, learn=self.costs.adapts)
 
     def note_round_trip(self, codec: str, device_s: float) -> None:
         """Note the seconds of encode and decode together."""
-        self._memory.note_round_trip(codec, device_s)
-        taken = self._memory.explanation.profile
+        self.memory.note_round_trip(codec, device_s)
+        taken = self.memory.explanation.profile
         if taken is not None:
-            self._costs.observe(codec, taken, device_s)
+            self.costs.observe(codec, taken, device_s)

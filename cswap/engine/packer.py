@@ -14,6 +14,7 @@ from torch.nn import Parameter
 
 from cswap.advisor.call_site import Site
 from cswap.advisor.time_limit import Moment
+from cswap.codecs.layout import torch_dtype
 from cswap.engine.order.chooser import STAYS
 from cswap.engine.order.step_order import NO_BACKWARD
 from cswap.engine.recipes import Place, Recipe, RecipeBook, producer
@@ -21,7 +22,7 @@ from cswap.engine.saved.aliases import is_result, is_saved_again, make_token
 from cswap.engine.saved.eligibility import bytes_of, is_tracing, is_wrapped, reason_to_keep
 from cswap.engine.saved.packed import Kept, KeptParameter, PackedView
 from cswap.engine.saved.reclaim import MOST_LATER
-from cswap.engine.saved.recomputed import Recomputed
+from cswap.engine.saved.without_handle import WithoutHandle
 from cswap.engine.sender import Sender
 from cswap.engine.transfer.handle import State
 from cswap.log import log
@@ -30,8 +31,8 @@ from cswap.ranks import local_part
 if TYPE_CHECKING:
     from cswap.engine.saved.module_stack import Scope
     from cswap.engine.saved.packed import Token
-    from cswap.engine.saved.recomputed import SharedUse
     from cswap.engine.saved.rest import Rest
+    from cswap.engine.saved.without_handle import SharedUse
     from cswap.engine.short_way import ShortWay
     from cswap.engine.state import EngineState
     from cswap.schema.plan import Decision
@@ -78,14 +79,14 @@ class Packer:
         self._resting, self._gone = state.resting, state.resting.gone
         self._warned_of_capture = False
 
-    def pack(self, tensor: torch.Tensor) -> Kept | PackedView | Recomputed:
+    def pack(self, tensor: torch.Tensor) -> Kept | PackedView | WithoutHandle:
         """See `SwapEngine.pack`."""
         # Most tensors stay: parameters and small ones take a way with few calls.
         chooser = self._state.chooser
         start_s = 0.0 if chooser is None else _now()
         try:
             kind = type(tensor)
-            packed: Kept | PackedView | Recomputed
+            packed: Kept | PackedView | WithoutHandle
             if (kind is not _Tensor and kind is not Parameter) or _is_tracing():
                 packed = self._keep_special(tensor)
             elif tensor.layout is not _strided:  # has no nbytes, or another meaning of it
@@ -105,14 +106,14 @@ class Packer:
                     packed = _kept(tensor)
                 else:
                     packed = self._take(tensor, nbytes)
-            if chooser is not None and not isinstance(packed, Recomputed):
+            if chooser is not None and not isinstance(packed, WithoutHandle):
                 chooser.packed(tensor, packed, _now() - start_s)
         except BaseException:
             self._state.interrupted = True
             raise
         return packed
 
-    def _take(self, tensor: torch.Tensor, nbytes: int) -> Kept | PackedView | Recomputed:
+    def _take(self, tensor: torch.Tensor, nbytes: int) -> Kept | PackedView | WithoutHandle:
         # A strided tensor of no special class, which is large enough to leave.
         state, order = self._state, self._order
         if self._deaths or self._gone or len(self._later) > MOST_LATER or state.interrupted:
@@ -147,15 +148,15 @@ class Packer:
                 self._counters.by_goal.append(nbytes)
                 return _kept(tensor)
         if settled and place.shared_use is not None:
-            recomputed = self._short.pack(tensor, place)
-            if recomputed is not None:
-                if recomputed.position == 0:
+            short = self._short.pack(tensor, place)
+            if short is not None:
+                if short.position == 0:
                     self._begin_choices()
-                return recomputed
+                return short
         elif settled and place.saved_by is not None:
-            recomputed = self._short.pack_again(tensor, place)
-            if recomputed is not None:
-                return recomputed
+            again = self._short.pack_again(tensor, place)
+            if again is not None:
+                return again
         return self._take_whole_way(tensor, place, scope)
 
     def _take_whole_way(
@@ -333,10 +334,9 @@ class Packer:
     def _shared_use(token: Token, tensor: torch.Tensor) -> SharedUse | None:
         # Of a token that a second tensor is served from, if both may do without one the next time.
         shared_use = token.shared_use
-        if shared_use is None or token.remat is None:
+        if shared_use is None:
             return None
-        dtype = token.remat.formula.layout.dtype
-        if is_saved_again(tensor, token.handle.base, dtype):
+        if is_saved_again(tensor, token.handle.base, torch_dtype(token.handle.meta.dtype)):
             shared_use.again = True
             return shared_use
         shared_use.seen = True
@@ -370,6 +370,8 @@ class Packer:
     def _pin_first(self, token: Token) -> None:
         # The memory stays anyway: no encoding, from the next step on from the beginning.
         handle = token.handle
+        if token.shared_use is not None:
+            token.shared_use.seen = True
         self._saved_again.add((handle.position, handle.raw_nbytes))
         handle.pinned = True
         token.lane.executor.stop(handle)

@@ -21,11 +21,13 @@ from cswap.advisor.call_site import Site
 if TYPE_CHECKING:
     import torch
 
+    from cswap.codecs.base import Codec
     from cswap.engine.order.chooser import Choice
     from cswap.engine.saved.module_stack import Scope
-    from cswap.engine.saved.recomputed import SharedUse
     from cswap.engine.saved.rest import Rest
+    from cswap.engine.saved.without_handle import SharedUse
     from cswap.engine.transfer.device_lanes import Lane
+    from cswap.engine.transfer.notes import Notes
     from cswap.remat.record import Formula, Remat
 
 MOST_RECIPES: Final = 1 << 14
@@ -76,8 +78,10 @@ class Place:
         formula: by which the tensor could be computed again; None: it could not.
         worth_at: position, price of a byte and number of refused trials at which that was worth its
             time last; None: it was not.
-        shared_use: of the last tensor, if that was computed again.
-        saved_by: of the place that saves this place's tensors first, if those are computed again.
+        shared_use: of the last tensor, if the next one may do without a handle (short_way.py).
+        codec: that encoded that tensor; None: it was computed again.
+        notes: that were taken of its encoding.
+        saved_by: of the place that saves this place's tensors first, if they have no handles.
         choice: of a goal, for the last tensor; None: there is none.
     """
 
@@ -88,6 +92,8 @@ class Place:
     formula: Formula | None = None
     worth_at: tuple[int, float, int] | None = None
     shared_use: SharedUse | None = None
+    codec: Codec | None = None
+    notes: Notes | None = None
     saved_by: SharedUse | None = None
     choice: Choice | None = None
 

@@ -37,8 +37,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
+from cswap.engine.saved.encoded import Encoded
 from cswap.engine.saved.packed import Kept, KeptParameter, PackedView
 from cswap.engine.saved.recomputed import Recomputed
+from cswap.engine.saved.without_handle import WithoutHandle
 from cswap.errors import CswapError
 from cswap.ranks import must_agree
 from cswap.remat.finder import Finder
@@ -219,8 +221,8 @@ class Recomputer:
         """
         return remat.run(*self._bring(remat, again=True))
 
-    def compute(self, packed: Recomputed) -> torch.Tensor:
-        """The saved tensor, computed again.
+    def bring_back(self, packed: WithoutHandle) -> torch.Tensor:
+        """The saved tensor of an object without a handle, computed again or decoded.
 
         Raises:
             RuntimeError: autograd's own, if it or an input was modified in place since it was
@@ -228,7 +230,30 @@ class Recomputer:
             CorruptEncodingError: an input did not come back as it was stored.
         """
         packed.check()
-        return packed.view_of(self.run(packed.remat))
+        return packed.view_of(self.memory(packed.first or packed))
+
+    def memory(self, first: WithoutHandle) -> torch.Tensor:
+        """The memory of an object without a handle, computed again or decoded.
+
+        Raises:
+            RuntimeError: autograd's own, if an input was modified in place since it was saved.
+            CorruptEncodingError: the encoding, or an input, did not come back as it was stored.
+        """
+        if isinstance(first, Recomputed):
+            return self.run(first.remat)
+        assert isinstance(first, Encoded)  # the others refer to one of these
+        return self._decode(first)
+
+    def _decode(self, encoded: Encoded) -> torch.Tensor:
+        in_line, codec = encoded.lane.executor.in_line, encoded.codec
+        assert in_line is not None  # it made the encoding
+        memory, seconds = in_line.decode(encoded.payload, codec, encoded.dtype, encoded.nbytes)
+        self._counters.brought_back(codec.name, seconds)
+        notes = encoded.notes
+        if notes is not None:
+            encoded.notes = None
+            notes.note_round_trip(codec.name, encoded.encode_s + seconds)
+        return memory
 
     def _bring(self, remat: Remat, *, again: bool) -> tuple[list[torch.Tensor], bool]:
         # The inputs, and whether they have the bits that they had. again: they will be asked for
@@ -241,9 +266,9 @@ class Recomputer:
                     packed.unpack()  # which raises
                 inputs.append(tensor)
                 continue
-            if isinstance(packed, Recomputed):
+            if isinstance(packed, WithoutHandle):
                 packed.shared_use.seen = packed.shared_use.seen or again
-                inputs.append(self.compute(packed))
+                inputs.append(self.bring_back(packed))
                 exact = exact and not packed.lossy_ok
                 continue
             assert isinstance(packed, PackedView)  # see _depth_of
@@ -292,7 +317,7 @@ def _depth_of(packed: object) -> int | None:
         token = packed.token
         remat = token.remat
         return remat.formula.depth if remat is not None and token.handle.recomputed else 0
-    return packed.remat.formula.depth if isinstance(packed, Recomputed) else None
+    return packed.depth if isinstance(packed, WithoutHandle) else None
 
 
 def _depth_of_exact(packed: object) -> int | None:
@@ -301,16 +326,21 @@ def _depth_of_exact(packed: object) -> int | None:
         return 0
     if isinstance(packed, PackedView) and packed.token.handle.lossy_ok:
         return None
-    if isinstance(packed, Recomputed) and packed.lossy_ok:
+    if isinstance(packed, WithoutHandle) and packed.lossy_ok:
         return None
     return _depth_of(packed)
 
 
 def are_aligned(remat: Remat) -> bool:
     """Whether no input may come back at another kind of address: Note [products are for goals]."""
-    return all(
-        packed.token.handle.aligned for packed in remat.inputs if isinstance(packed, PackedView)
-    )
+    return all(map(_is_aligned, remat.inputs))
+
+
+def _is_aligned(packed: object) -> bool:
+    if isinstance(packed, PackedView):
+        return packed.token.handle.aligned
+    first = packed.first or packed if isinstance(packed, WithoutHandle) else packed
+    return not isinstance(first, Encoded) or first.aligned
 
 
 def _is_near(result: torch.Tensor, source: torch.Tensor) -> bool:

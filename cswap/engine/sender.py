@@ -11,8 +11,8 @@ from cswap.advisor.live_costs import KEEP, REMAT
 from cswap.advisor.site_history import Advice
 from cswap.codecs.registry import get_codec
 from cswap.codecs.warmup import WARM, warm
-from cswap.engine.saved.recomputed import SharedUse
 from cswap.engine.saved.rest import Rest
+from cswap.engine.saved.without_handle import SharedUse
 from cswap.engine.transfer.handle import State
 
 if TYPE_CHECKING:
@@ -103,14 +103,14 @@ class Sender:
                 token.lane.executor.recompute_later(handle)
                 self._state.reclaimer.release_later(token)
                 if place is not None:
-                    place.shared_use = token.shared_use = SharedUse()
+                    _goes_short(place, token)
                 return None
             token.remat = None
         x = handle.elements(source)
         codec = self._choose(handle, x, may_keep=token.lane.may_keep, fresh=fresh)
         if codec is None:
             return self._leave_in_place(handle, "does_not_pay")
-        self._encode(token, x, codec)
+        self._encode(token, x, codec, place)
         return None
 
     def _leave_in_place(self, handle: Handle, reason: str) -> str:
@@ -118,11 +118,14 @@ class Sender:
         self._counters.stay(reason, handle.raw_nbytes)
         return reason
 
-    def _encode(self, token: Token, x: torch.Tensor, codec: Codec) -> None:
-        token.handle.lossy_ok = not codec.lossless
+    def _encode(self, token: Token, x: torch.Tensor, codec: Codec, place: Place | None) -> None:
+        handle, lane = token.handle, token.lane
+        handle.lossy_ok = not codec.lossless
         if (codec.name, x.dtype, x.device) not in WARM:
             self._counters.compiled(warm(codec, x.dtype, x.device))
-        token.lane.executor.swap_out(token.handle, x, codec)
+        lane.executor.swap_out(handle, x, codec)
+        if place is not None and not lane.overlaps and _is_alone(handle, codec):
+            _goes_short(place, token, codec)
 
     def obey(self, token: Token, tensor: torch.Tensor, place: Place) -> bool:
         """Do what a goal decides for a tensor, or decided for the last one of its place.
@@ -148,7 +151,7 @@ class Sender:
         if choice.action == REMAT and token.remat is not None:
             token.lane.executor.recompute_later(handle)
             self._state.reclaimer.release_later(token)
-            place.shared_use = token.shared_use = SharedUse()
+            _goes_short(place, token)
             return True
         token.remat = None
         if choice.action in (KEEP, REMAT):
@@ -157,7 +160,7 @@ class Sender:
             return True
         x = handle.elements(source)
         handle.advice = choice.notes
-        self._encode(token, x, get_codec(choice.action))
+        self._encode(token, x, get_codec(choice.action), place)
         return True
 
     def _is_forbidden(self, choice: Choice, handle: Handle) -> bool:
@@ -200,3 +203,18 @@ class Sender:
             return get_codec("raw")
         handle.advice = advice
         return advice.codec
+
+
+def _goes_short(place: Place, token: Token, codec: Codec | None = None) -> None:
+    # The next tensor of this place may do without a handle (short_way.py), if nobody asks for that
+    # of this one. codec: that has encoded it; None: it is computed again.
+    place.shared_use = token.shared_use = SharedUse()
+    place.codec, place.notes = codec, token.handle.advice
+
+
+def _is_alone(handle: Handle, codec: Codec) -> bool:
+    # Whether it is nothing but an encoding in host memory, of the whole of its storage.
+    if handle.state is not State.STORED or not handle.whole or handle.gathered:
+        return False
+    section = handle.sections[0]
+    return section.host is not None and section.codec is codec and not section.checked

@@ -1,4 +1,4 @@
-"""The short way of tensors that are computed again: out and back without a handle.
+"""The short way of tensors at known places: out and back without a handle.
 
 Note [computed again without a handle]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -10,11 +10,19 @@ again (Note [a formula is recognised] in reads.py). If a read differs, if the pr
 changed, or if the limit of the step's time keeps the tensor, it goes the whole way.
 
 Where the last tensor was saved once more, at another place, that place goes the short way, too: see
-Note [saved again without a handle] in recomputed.py.
+Note [saved again without a handle] in without_handle.py.
 
 If another tensor begins to use the same memory, the first one does not notice: both are held, each
 in its own way, and each comes back with its own values. So in every `STEPS`-th step all places go
 the whole way, and there such a use is seen.
+
+Note [encoded without a handle]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+The same holds for a tensor that is encoded in the thread that saves it. When its place is reached
+again, the encoding is made before pack returns, so there is no state between two threads. The
+tensor has to be the whole of its storage, and its encoding goes to the host store. Where a tensor
+is checked (``verify=``, indices), goes to the disk, follows a plan, or is drawn on a timeline, it
+goes the whole way, and so it does where the advisor has to look at it again.
 """
 
 from __future__ import annotations
@@ -24,17 +32,24 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from cswap.advisor.site_history import Advice
+from cswap.codecs.base import DEFAULT_KEY, EncodeKey
 from cswap.engine.order.step_order import NO_BACKWARD
 from cswap.engine.recomputer import are_aligned
-from cswap.engine.saved.aliases import is_saved_again
+from cswap.engine.saved.aliases import ALIGNMENT, flat_whole, is_saved_again
+from cswap.engine.saved.encoded import Encoded
 from cswap.engine.saved.packed import PackedView
 from cswap.engine.saved.recomputed import Recomputed
+from cswap.engine.saved.without_handle import Again
 from cswap.engine.transfer.handle import State
 
 if TYPE_CHECKING:
+    from cswap.codecs.base import Codec
     from cswap.engine.recipes import Place
+    from cswap.engine.saved.without_handle import SharedUse, WithoutHandle
     from cswap.engine.state import EngineState
     from cswap.engine.transfer.device_lanes import Lane
+    from cswap.engine.transfer.in_line import Encoding, InLine
     from cswap.remat.record import Remat
 
 _now = time.perf_counter
@@ -45,29 +60,49 @@ STEPS: Final = 64
 
 
 class ShortWay:
-    """Packs and unpacks tensors of one engine that are computed again."""
+    """Packs and unpacks the tensors of one engine that have no handles."""
 
     def __init__(self, state: EngineState) -> None:
         """Args: state: the engine's."""
+        self._state = state
         self._lock, self._order, self._counters = state.lock, state.order, state.counters
         self._recomputer, self._advisor = state.recomputer, state.advisor
         self._limit = state.advisor.limit
         self._results = state.results
 
-    def pack(self, tensor: torch.Tensor, place: Place) -> Recomputed | None:
+    def pack(self, tensor: torch.Tensor, place: Place) -> WithoutHandle | None:
         """The packed object of a tensor; None: it goes the whole way.
 
         Args:
             tensor: as autograd saves it.
-            place: where in the step; its last tensor was computed again.
+            place: where in the step; its last tensor could have done without a handle.
         """
         start_s = _now()
         shared_use, lane = place.shared_use, place.recipe.lane
         assert shared_use is not None  # the caller has looked
         assert lane is not None  # or it would stay
+        if shared_use.seen or not self._order.step % STEPS:
+            place.shared_use = None
+            return None
+        if place.codec is None:
+            packed = self._computed_again(tensor, place, lane, shared_use)
+        else:
+            packed = self._encoded(tensor, place, place.codec, lane, shared_use)
+        if packed is None:
+            return None
+        with self._lock:
+            packed.position, packed.step = self._order.next_position()
+        if shared_use.again:
+            packed.expect_others(tensor)
+        packed.took_s = took_s = _now() - start_s
+        self._counters.leaving_s += took_s
+        return packed
+
+    def _computed_again(
+        self, tensor: torch.Tensor, place: Place, lane: Lane, shared_use: SharedUse
+    ) -> WithoutHandle | None:
         for_goal = place.choice is not None
-        whole = shared_use.seen or not self._order.step % STEPS
-        if whole or not (for_goal or self._is_worth(place, lane)):
+        if not for_goal and not self._is_worth(place, lane):
             place.shared_use = None
             return None
         if lane.may_capture and lane.device.is_capturing():
@@ -85,18 +120,57 @@ class ShortWay:
         if formula.product and not are_aligned(remat):
             return None
         packed = Recomputed(tensor, remat, lane, shared_use, lossy_ok=lossy_ok)
-        with self._lock:
-            packed.position, packed.step = self._order.next_position()
-        if not for_goal and place.worth_at is not None and packed.position != place.worth_at[0]:
+        worth_at = None if for_goal else place.worth_at
+        if worth_at is not None and self._order.position != worth_at[0]:
             place.shared_use = None  # the limit knows the tensor by another position
         self._counters.again.append(formula.nbytes)
-        if shared_use.again:
-            packed.expect_others(tensor)
-        packed.took_s = took_s = _now() - start_s
-        self._counters.leaving_s += took_s
         return packed
 
-    def pack_again(self, tensor: torch.Tensor, place: Place) -> Recomputed | None:
+    def _encoded(
+        self, tensor: torch.Tensor, place: Place, codec: Codec, lane: Lane, shared_use: SharedUse
+    ) -> WithoutHandle | None:
+        in_line, nbytes = lane.executor.in_line, tensor.nbytes
+        if in_line is None or lane.overlaps or self._counters.timeline is not None:
+            return None
+        if tensor.is_conj() or tensor.is_neg() or not self._may_encode(place, codec, lane, nbytes):
+            return None
+        x = flat_whole(tensor)
+        if x is None:
+            return None
+        encoding = self._encode(x, codec, in_line)
+        if encoding is None:
+            return None
+        buffer, used, seconds = encoding
+        payload = buffer if buffer.numel() == used else buffer[:used]
+        packed = Encoded(tensor, codec, payload, seconds, lane, shared_use)
+        packed.aligned = x.data_ptr() % ALIGNMENT == 0
+        self._counters.encoded(codec.name, nbytes, used, seconds, buffer.numel())
+        self._state.reclaimer.watch_encoding(packed, buffer, in_line.host)
+        notes = place.notes
+        if notes is not None and notes.learns:
+            notes.note_encoded(codec.name, nbytes, used)
+            packed.notes = notes
+        return packed
+
+    def _may_encode(self, place: Place, codec: Codec, lane: Lane, nbytes: int) -> bool:
+        # Whether the choice that was made for the last tensor of the place stands.
+        site, limit = place.recipe.site, self._limit if lane.may_keep else None
+        if place.choice is not None:
+            return codec.lossless or self._advisor.milder.allows(site.kind, codec.name)
+        if limit is not None and limit.keeps(self._order.position, nbytes):
+            return False
+        return isinstance(place.notes, Advice) and self._advisor.stands(place.notes, site.kind)
+
+    def _encode(self, x: torch.Tensor, codec: Codec, in_line: InLine) -> Encoding | None:
+        key = DEFAULT_KEY
+        if not codec.lossless:
+            key = EncodeKey(in_line.seed, self._order.position, self._order.step)
+        try:
+            return in_line.encode(x, codec, key)
+        except Exception:  # the whole way meets it again, and counts it
+            return None
+
+    def pack_again(self, tensor: torch.Tensor, place: Place) -> Again | None:
         """The packed object of a tensor that another place has saved; None: the whole way.
 
         Args:
@@ -113,9 +187,7 @@ class ShortWay:
         if (first.lossy_ok and not lossy_ok) or not _serves(first, tensor):
             shared_use.seen, place.saved_by = True, None
             return None
-        packed = Recomputed(tensor, first.remat, first.lane, shared_use, lossy_ok=first.lossy_ok)
-        packed.first, packed.position, packed.step = first, first.position, first.step
-        first.users += 1
+        packed = Again(tensor, first, shared_use)
         self._counters.share()
         took_s = _now() - start_s
         first.took_s += took_s
@@ -131,8 +203,8 @@ class ShortWay:
         limit = self._limit if lane.may_keep else None
         return limit is None or (position, place.formula.nbytes) not in limit.staying
 
-    def unpack(self, packed: Recomputed, start_s: float) -> torch.Tensor:
-        """The tensor, computed again.
+    def unpack(self, packed: WithoutHandle, start_s: float) -> torch.Tensor:
+        """The tensor, computed again or decoded.
 
         Args:
             packed: it; asked for, if this is the first time.
@@ -141,6 +213,7 @@ class ShortWay:
         Raises:
             RuntimeError: autograd's own, if it or an input was modified in place since it was
                 saved.
+            CorruptEncodingError: an encoding did not come back as it was stored.
         """
         first = packed.first or packed
         if not first.uses:
@@ -148,7 +221,7 @@ class ShortWay:
         packed.check()
         memory = first.result
         if memory is None:
-            memory = self._recomputer.run(first.remat)
+            memory = self._recomputer.memory(first)
         else:
             first.lane.device.share(memory)
         first.uses += 1
@@ -162,9 +235,9 @@ class ShortWay:
         return packed.view_of(memory)
 
 
-def _serves(first: Recomputed, tensor: torch.Tensor) -> bool:
+def _serves(first: WithoutHandle, tensor: torch.Tensor) -> bool:
     # Whether another saved tensor is this one or a view of its memory, unmodified.
-    same = is_saved_again(tensor, first.base, first.remat.formula.layout.dtype)
+    same = is_saved_again(tensor, first.base, first.dtype)
     return same and tensor._version == first.version  # noqa: SLF001
 
 

@@ -86,7 +86,7 @@ class EngineState:
         self.aliases = AliasTable()
         self.order = StepOrder()
         self.window = BudgetWindow(optional_int(config.budget), config.keep_last)
-        self.reclaimer = Reclaimer(self._release)
+        self.reclaimer = Reclaimer(self._release, self.counters)
         self.resting = RestingTensors(self.counters)
         self.results = Results(self.counters)
         self.interrupted = False
@@ -127,4 +127,5 @@ class EngineState:
             self.lanes.recount(handles)
             on_device = sum(h.device_bytes for h in handles)
             on_device += self.resting.nbytes + self.results.nbytes
-            self.counters.recount(device=on_device, host=sum(h.host_bytes for h in handles))
+            on_host = sum(h.host_bytes for h in handles) + self.reclaimer.encoded_bytes
+            self.counters.recount(device=on_device, host=on_host)

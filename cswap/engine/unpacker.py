@@ -13,7 +13,7 @@ import torch
 from cswap.engine.order.step_order import NO_BACKWARD
 from cswap.engine.saved.packed import Kept, PackedView
 from cswap.engine.saved.reclaim import MOST_LATER
-from cswap.engine.saved.recomputed import Recomputed
+from cswap.engine.saved.without_handle import WithoutHandle
 from cswap.engine.transfer.handle import State
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Unpacker:
         state.recomputer.note_ready = self._note_ready
         self._backward = NO_BACKWARD
 
-    def unpack(self, packed: Kept | PackedView | Recomputed) -> torch.Tensor:
+    def unpack(self, packed: Kept | PackedView | WithoutHandle) -> torch.Tensor:
         """See `SwapEngine.unpack`."""
         chooser = self._state.chooser
         if isinstance(packed, Kept):
@@ -60,7 +60,7 @@ class Unpacker:
                 self._state.tidy(in_step=True)
             if _current_backward() != self._backward:
                 self._note_backward()
-            if isinstance(packed, Recomputed):
+            if isinstance(packed, WithoutHandle):
                 return self._compute(packed, start_s)
             tensor = self._bring(packed)
             took_s = _now() - start_s
@@ -75,7 +75,7 @@ class Unpacker:
             raise
         return tensor
 
-    def _compute(self, packed: Recomputed, start_s: float) -> torch.Tensor:
+    def _compute(self, packed: WithoutHandle, start_s: float) -> torch.Tensor:
         first = packed.first or packed
         if not first.uses:
             with self._lock:

@@ -213,6 +213,42 @@ class Counters:
         if self.timeline is not None:
             self._draw()
 
+    def encoded(self, codec: str, raw: int, encoded: int, encode_s: float, host: int) -> None:
+        """Count a saved tensor that was encoded at once and has no handle.
+
+        Args:
+            codec: its codec.
+            raw: bytes of the tensor.
+            encoded: bytes of the encoding.
+            encode_s: seconds that the computing thread spent encoding.
+            host: bytes of the buffer that holds the encoding.
+        """
+        with self._lock:
+            if self.rested:
+                self._count_rested()
+            self.packed += 1
+            self.swapped += 1
+            self.exposed_s += encode_s
+            entry = self.by_codec[codec]
+            entry.count += 1
+            entry.raw += raw
+            entry.encoded += encoded
+            entry.encode_s += encode_s
+            device, held = self._device_bytes, self._host_bytes
+            if device + raw > self._peak_device or device + raw + held > self._peak_since:
+                self._device_bytes += raw  # until it was encoded
+                self._note_peaks()
+                self._device_bytes = device
+            held = self._host_bytes = held + host
+            if held > self._peak_host or device + held > self._peak_since:
+                self._note_peaks()
+
+    def brought_back(self, codec: str, decode_s: float) -> None:
+        """Count the decode, by the computing thread, of a tensor without a handle."""
+        with self._lock:
+            self.by_codec[codec].decode_s += decode_s
+            self.exposed_s += decode_s
+
     def decoded(self, codec: str, decode_s: float) -> None:
         """Add the decode time of a section."""
         with self._lock:

@@ -20,6 +20,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 import cswap
 from cswap.codecs import registry
 from cswap.engine.saved import reclaim
+from cswap.stats.counters import Counters
 
 MIB = 1 << 20
 POOLS_BYTES = 4 * MIB
@@ -89,7 +90,7 @@ def test_a_graph_that_is_dropped_without_a_backward_gives_everything_back(worker
 
 def test_the_thread_keeps_no_engine_alive_between_two_looks(monkeypatch):
     monkeypatch.setattr(reclaim, "_reclaimers", weakref.WeakSet())
-    thread, reclaimers = reclaim._Thread(), [reclaim.Reclaimer(lambda _handle, _lane: None)]
+    thread, reclaimers = reclaim._Thread(), [reclaim.Reclaimer(lambda *_: None, Counters())]
     gone = weakref.ref(reclaimers[0])
     waits: list[bool] = []
 

@@ -69,13 +69,17 @@ def test_after_forward_memory_is_the_encodings_and_a_bounded_overhead():
         after = live_storage_bytes(net)
         stats = handle.stats
         encoded = stats.host_bytes
-        held = [token.handle for token in handle.engine._state.order.live()]
-        exact = sum(p.nbytes for h in held for p in h.sections if p.host is not None)
-        raw = sum(h.raw_nbytes for h in held)
+        state = handle.engine._state
+        alone = [e for death in state.reclaimer.encodings if (e := death()) is not None]
+        handles = [token.handle for token in state.order.live()]
+        exact = sum(p.nbytes for h in handles for p in h.sections if p.host is not None)
+        exact += sum(e.payload.numel() for e in alone)
+        held = [h.raw_nbytes for h in handles] + [e.nbytes for e in alone]
+        raw = sum(held)
         assert raw > 12 * MIB
         assert exact <= encoded <= exact * 9 / 8 + 4096 * len(held)
         assert encoded < 0.7 * raw
-        largest = max(h.raw_nbytes for h in held)
+        largest = max(held)
         assert after - before <= encoded + 2 * largest + MIB
         loss.backward()
 

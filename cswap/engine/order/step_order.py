@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 if TYPE_CHECKING:
     from cswap.engine.saved.packed import Token
-    from cswap.engine.saved.recomputed import Recomputed
+    from cswap.engine.saved.without_handle import WithoutHandle
     from cswap.engine.transfer.handle import Handle
 
-    Saved: TypeAlias = Handle | Recomputed
+    Saved: TypeAlias = Handle | WithoutHandle
 
 
 NO_BACKWARD: Final = -1
@@ -26,13 +26,14 @@ class StepOrder:
 
     Attributes:
         step: number of the step.
+        position: of the tensor that will be saved next.
         asked_since_pack: backward has asked for a tensor after the last one was saved: the next
             one that is saved begins a step.
     """
 
     def __init__(self) -> None:
         self.step = 0
-        self._position = 0
+        self.position = 0
         self.asked_since_pack = False
         self._live: dict[tuple[int, int], weakref.ref[Token]] = {}
         self._asked: list[int] = []
@@ -41,9 +42,9 @@ class StepOrder:
 
     def begin_step(self) -> None:
         """A forward begins: count positions from zero again."""
-        if self._position:
+        if self.position:
             self.step += 1
-            self._position = 0
+            self.position = 0
         self.asked_since_pack = False
 
     def next_position(self) -> tuple[int, int]:
@@ -53,8 +54,8 @@ class StepOrder:
         """
         if self.asked_since_pack:
             self.begin_step()
-        position = self._position
-        self._position = position + 1
+        position = self.position
+        self.position = position + 1
         return position, self.step
 
     def add(self, handle: Handle, token: Token) -> None:

@@ -189,6 +189,27 @@ def is_saved_again(
     return is_result(tensor) and not tensor.is_conj() and not tensor.is_neg()
 
 
+def flat_whole(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The elements of a tensor, [n] flat, if it is the whole of its storage and has no gaps.
+
+    Args:
+        tensor: neither conjugated nor negated.
+    """
+    try:
+        whole = tensor.untyped_storage().nbytes()
+    except RuntimeError:  # it stands for another one, inside of vmap or jvp
+        return None
+    if tensor.nbytes != whole or not _is_dense(tensor):
+        return None
+    x = tensor.detach().as_strided((tensor.numel(),), (1,), 0)
+    return x if x.data_ptr() else None
+
+
+def _is_dense(x: torch.Tensor) -> bool:
+    # Whether its elements lie side by side, in one of the usual orders.
+    return x.is_contiguous() or (x.dim() == IMAGE and x.is_contiguous(memory_format=_channels_last))
+
+
 def make_token(
     tensor: torch.Tensor, lane: Lane, storage: torch.UntypedStorage | None = None
 ) -> Token:
@@ -214,10 +235,7 @@ def make_token(
     address = storage.data_ptr()
     if not address:
         raise RuntimeError("the tensor has no memory")
-    dense = x.is_contiguous()
-    if not dense and x.dim() == IMAGE:
-        dense = x.is_contiguous(memory_format=_channels_last)
-    if dense and x.nbytes == whole:  # most are
+    if x.nbytes == whole and _is_dense(x):  # most are
         meta = _flat_meta(x.dtype, x.numel())
         handle = Handle(meta, start=0, gathered=False, version=version, raw_nbytes=whole)
         handle.whole = True

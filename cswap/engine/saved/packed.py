@@ -11,8 +11,8 @@ from cswap.engine.saved.modified import modified_error
 from cswap.errors import InternalError
 
 if TYPE_CHECKING:
-    from cswap.engine.saved.recomputed import SharedUse
     from cswap.engine.saved.rest import Rest
+    from cswap.engine.saved.without_handle import SharedUse
     from cswap.engine.transfer.device_lanes import Lane
     from cswap.engine.transfer.handle import Handle
     from cswap.remat.record import Remat
@@ -63,7 +63,8 @@ class Token:
         result: see `Owner`.
         remat: see `Owner`.
         rest: of its place in the step, if its tensor stays for some steps (see rest.py).
-        shared_use: set if its tensor is computed again; told of other users of the memory.
+        shared_use: set if the next tensor of its place may do without a handle; told of other users
+            of the memory.
     """
 
     __slots__ = (

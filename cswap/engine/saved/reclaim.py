@@ -21,14 +21,18 @@ from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
+from cswap.engine.saved.encoded import Encoded
 from cswap.engine.saved.packed import Token
-from cswap.errors import InternalError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    import torch
+
     from cswap.engine.transfer.device_lanes import Lane
     from cswap.engine.transfer.handle import Handle
+    from cswap.stats.counters import Counters
+    from cswap.stores.host import HostStore
 
 EVERY_S: Final = 0.1
 """How often the thread looks, while there are handles."""
@@ -58,18 +62,39 @@ class Death(weakref.ref[Token]):
     lane: Lane
 
 
+class EncodingDeath(weakref.ref[Encoded]):
+    """The same for a tensor without a handle.
+
+    Attributes:
+        buffer: of its encoding.
+        host: of which that is.
+    """
+
+    __slots__ = ("buffer", "host")
+
+    buffer: torch.Tensor
+    host: HostStore
+
+
 class Reclaimer:
     """The handles of one engine, from their birth to their release. Thread-safe.
 
     Attributes:
+        encodings: those of tensors without handles, whose memory has not been given back.
         deaths: of tokens, to be dealt with by `collect`.
         later: of tokens whose tensors are computed again; see `release_later`.
     """
 
-    def __init__(self, release: Callable[[Handle, Lane], None]) -> None:
-        """Args: release: frees all that is left of a handle; may be called twice for one."""
-        self._release = release
-        self.deaths: deque[weakref.ref[Token]] = deque()
+    def __init__(self, release: Callable[[Handle, Lane], None], counters: Counters) -> None:
+        """Make it.
+
+        Args:
+            release: frees all that is left of a handle; may be called twice for one.
+            counters: the engine's.
+        """
+        self._release, self._counters = release, counters
+        self.encodings: set[EncodingDeath] = set()
+        self.deaths: deque[weakref.ref[Token] | weakref.ref[Encoded]] = deque()
         self.later: deque[weakref.ref[Token]] = deque()
         self._lock = threading.Lock()
         self._n_born = self._n_released = 0
@@ -80,6 +105,15 @@ class Reclaimer:
         death = Death(token, self.deaths.append)
         death.handle, death.lane = token.handle, token.lane
         token.handle.token = death
+        self._n_born += 1
+        if not _thread.awake:
+            _thread.wake()
+
+    def watch_encoding(self, encoded: Encoded, buffer: torch.Tensor, host: HostStore) -> None:
+        """Give an encoding's buffer back to the store after the death of its tensor."""
+        death = EncodingDeath(encoded, self.deaths.append)
+        death.buffer, death.host = buffer, host
+        self.encodings.add(death)
         self._n_born += 1
         if not _thread.awake:
             _thread.wake()
@@ -99,6 +133,11 @@ class Reclaimer:
         """Whether a handle is alive, or waits to be released."""
         return self._n_born != self._n_released
 
+    @property
+    def encoded_bytes(self) -> int:
+        """Bytes of host memory that hold encodings of tensors without handles."""
+        return sum(death.buffer.numel() for death in self.encodings.copy())
+
     def collect(self, *, in_step: bool = False) -> None:
         """Release the handles that have died so far.
 
@@ -112,11 +151,19 @@ class Reclaimer:
                     if not deaths:
                         break
                     death = deaths[0]
-                    if not isinstance(death, Death):
-                        raise InternalError(f"{death!r} is no death of a token")
-                    self._release(death.handle, death.lane)
+                    if isinstance(death, Death):
+                        self._release(death.handle, death.lane)
+                    elif isinstance(death, EncodingDeath):
+                        self._give_back(death)
                     deaths.popleft()
                     self._n_released += 1
+
+    def _give_back(self, death: EncodingDeath) -> None:
+        # After an interrupt this comes once more.
+        death.host.give_back(death.buffer)
+        if death in self.encodings:
+            self.encodings.discard(death)
+            self._counters.hold(host=-death.buffer.numel())
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -1,6 +1,6 @@
-"""Memory that was computed again and waits for others who have saved the same tensor.
+"""Memory that was computed again, or decoded, and waits for others who have saved the same tensor.
 
-See Note [saved again without a handle] in recomputed.py.
+See Note [saved again without a handle] in without_handle.py.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     import torch
 
-    from cswap.engine.saved.recomputed import Recomputed
+    from cswap.engine.saved.without_handle import WithoutHandle
     from cswap.stats.counters import Counters
 
 MOST: Final = 2
-"""Results that wait at a time. One that has to go is computed once more if it is asked for."""
+"""Results that wait at a time. One that has to go is brought back once more if it is asked for."""
 
 
 class Results:
@@ -27,9 +27,9 @@ class Results:
         """Args: counters: the engine's."""
         self._counters = counters
         self._lock = threading.Lock()
-        self._waiting: deque[tuple[weakref.ref[Recomputed], int]] = deque()
+        self._waiting: deque[tuple[weakref.ref[WithoutHandle], int]] = deque()
 
-    def asked(self, first: Recomputed, memory: torch.Tensor) -> None:
+    def asked(self, first: WithoutHandle, memory: torch.Tensor) -> None:
         """One of several users was given this memory; it waits until all have asked."""
         with self._lock:
             if not first.uses % first.users:
@@ -62,7 +62,7 @@ class Results:
         waiting = self._waiting.copy()
         return sum(nbytes for reference, nbytes in waiting if reference() is not None)
 
-    def _let_go(self, first: Recomputed) -> None:
+    def _let_go(self, first: WithoutHandle) -> None:
         for n, (reference, nbytes) in enumerate(self._waiting):
             if reference() is first:
                 first.result = None

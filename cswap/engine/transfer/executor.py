@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from cswap.codecs.base import Codec
     from cswap.devices.base import Event
     from cswap.engine.transfer.handle import Handle
+    from cswap.engine.transfer.in_line import InLine
     from cswap.engine.transfer.resources import Resources
 
 
@@ -78,7 +79,13 @@ class Ahead(NamedTuple):
 
 
 class Executor(abc.ABC):
-    """Runs swap-out and swap-in on one device."""
+    """Runs swap-out and swap-in on one device.
+
+    Attributes:
+        in_line: encodes tensors without handles; None: every tensor of this device has one.
+    """
+
+    in_line: InLine | None = None
 
     def __init__(self, resources: Resources) -> None:
         """Args: resources: of the device."""

@@ -15,6 +15,7 @@ from cswap.codecs.layout import copy_bytes, unflatten_into
 from cswap.codecs.registry import get_codec
 from cswap.engine.transfer.executor import Executor
 from cswap.engine.transfer.handle import State
+from cswap.engine.transfer.in_line import InLine
 from cswap.engine.transfer.resources import DAMAGED, Patience, checksum, under_way
 from cswap.engine.transfer.section import INDICES, Section
 from cswap.errors import CorruptEncodingError, InternalError, without_frames
@@ -46,12 +47,14 @@ class HostExecutor(Executor):
 
     Attributes:
         overlaps: whether encodes run beside the computation.
+        in_line: encodes tensors without handles.
     """
 
     def __init__(self, resources: Resources) -> None:
         """Args: resources: of the device."""
         super().__init__(resources)
-        self._in_line = resources.device.in_line
+        self._stream = resources.device.in_line
+        self.in_line = InLine(resources)
         self._waiting_bytes = 0
         self.overlaps = resources.device.overlaps
         self._backlog_bytes = resources.device.backlog_bytes
@@ -73,7 +76,7 @@ class HostExecutor(Executor):
                 handle.event = self._device.submit(partial(self._leave, handle, x), role="codec")
             else:
                 start = time.perf_counter()
-                self._leave(handle, x, self._in_line)
+                self._leave(handle, x, self._stream)
                 self._counters.exposed(time.perf_counter() - start)
         except BaseException:
             self._take_back(handle)
@@ -90,7 +93,7 @@ class HostExecutor(Executor):
             except MemoryError as error:  # raw would want as much
                 self._keep(handle, "memory", error)
             except BaseException as error:
-                if stream is self._in_line and not isinstance(error, Exception):
+                if stream is self._stream and not isinstance(error, Exception):
                     raise  # an interrupt; workers get none, but a codec may raise anything
                 raw = get_codec("raw")
                 if codec is raw:
@@ -121,7 +124,7 @@ class HostExecutor(Executor):
         if section.checked == "source":
             section.checksum = checksum(x)
         section.encode_s = clock() - start
-        if stream is not self._in_line:
+        if stream is not self._stream:
             self._counters.beside_s += section.encode_s
         if self._counters.timeline is not None:
             name = "copy out" if codec.verbatim else "encode"
@@ -189,7 +192,7 @@ class HostExecutor(Executor):
         start = time.perf_counter()
         out, result = self._allocate(handle)
         try:
-            self._decode(handle, out, result, self._in_line)
+            self._decode(handle, out, result, self._stream)
         except CorruptEncodingError as error:
             self._damaged(handle, error)
             raise
@@ -243,7 +246,7 @@ class HostExecutor(Executor):
         if handle.gathered:
             unflatten_into(out, handle.meta, result)
         section.decode_s = clock() - start
-        if stream is not self._in_line:
+        if stream is not self._stream:
             self._counters.beside_s += section.decode_s
         self._counters.decoded(codec.name, section.decode_s)
         self._resources.tell(handle)

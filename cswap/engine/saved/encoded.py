@@ -1,0 +1,50 @@
+"""`Encoded`: a saved tensor that was encoded where it was saved, without a handle."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cswap.engine.saved.without_handle import SharedUse, WithoutHandle
+
+if TYPE_CHECKING:
+    import torch
+
+    from cswap.codecs.base import Codec
+    from cswap.engine.transfer.device_lanes import Lane
+    from cswap.engine.transfer.notes import Notes
+
+
+class Encoded(WithoutHandle):
+    """One saved tensor, which is the whole of its storage, as an encoding in host memory.
+
+    Attributes:
+        codec: that encoded it.
+        payload: [encoded bytes] uint8.
+        encode_s: seconds that the encode took.
+        aligned: whether the tensor began at an address at which new memory may begin.
+        notes: to be told how long the first round trip took; None: nobody asks.
+    """
+
+    __slots__ = ("aligned", "codec", "encode_s", "notes", "payload")
+
+    def __init__(
+        self,
+        tensor: torch.Tensor,
+        codec: Codec,
+        payload: torch.Tensor,
+        encode_s: float,
+        lane: Lane,
+        shared_use: SharedUse,
+    ) -> None:
+        """See the attributes. Args: tensor: as autograd saves it."""
+        super().__init__(tensor, lane, shared_use, tensor.nbytes, lossy_ok=not codec.lossless)
+        self.codec = codec
+        self.payload = payload
+        self.encode_s = encode_s
+        self.aligned = False
+        self.notes: Notes | None = None
+
+    @property
+    def depth(self) -> int:
+        """See `WithoutHandle.depth`."""
+        return 0

@@ -1,0 +1,158 @@
+"""`WithoutHandle`: a saved tensor that is held without a handle (see short_way.py).
+
+Note [saved again without a handle]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+An activation such as relu saves its result, and the next operator saves the same tensor as its
+input. The second one gets an object of its own, with the layout of its view, which refers to the
+first. Backward asks for both, one soon after the other, so the first keeps the memory that was
+computed or decoded until all of them have asked.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING
+
+from cswap.engine.saved.modified import modified_error
+from cswap.engine.transfer.handle import version_counter
+
+if TYPE_CHECKING:
+    import torch
+
+    from cswap.engine.transfer.device_lanes import Lane
+
+
+class SharedUse:
+    """Other users of the memory of a saved tensor at a known place (see short_way.py).
+
+    Attributes:
+        seen: one of them needs the tensor's handle.
+        again: another place saves the same tensor once more.
+        last: the object that autograd got for the last such tensor, if that has no handle and
+            ``again`` is set.
+    """
+
+    __slots__ = ("again", "last", "seen")
+
+    def __init__(self) -> None:
+        self.seen = self.again = False
+        self.last: weakref.ref[WithoutHandle] | None = None
+
+
+class WithoutHandle:
+    """One saved tensor without a handle, with the dtype of its memory.
+
+    Attributes:
+        lane: of its device.
+        shared_use: of its place in the step.
+        position: index of this tensor among those saved in its step.
+        step: number of that step.
+        dtype: of the tensor's memory.
+        nbytes: of the tensor's memory.
+        lossy_ok: whether its values may come back with an error.
+        version: at which the tensor was saved.
+        first: of those that were saved of this tensor; None: this one. All below is the first's.
+        users: how many there are.
+        uses: how often they were asked for.
+        result: memory that was computed or decoded, for those that have not asked yet.
+        took_s: seconds in the hooks so far.
+        base: of which the tensor is a view, or the tensor itself, if it is expected to be saved
+            again.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_counter",
+        "_offset",
+        "_sizes",
+        "_strides",
+        "base",
+        "dtype",
+        "first",
+        "lane",
+        "lossy_ok",
+        "nbytes",
+        "position",
+        "result",
+        "shared_use",
+        "step",
+        "took_s",
+        "users",
+        "uses",
+        "version",
+    )
+
+    def __init__(
+        self,
+        tensor: torch.Tensor,
+        lane: Lane,
+        shared_use: SharedUse,
+        nbytes: int,
+        *,
+        lossy_ok: bool,
+    ) -> None:
+        """See the attributes. Args: tensor: as autograd saves it."""
+        self.lane = lane
+        self.shared_use = shared_use
+        self.dtype = tensor.dtype
+        self.nbytes = nbytes
+        self.lossy_ok = lossy_ok
+        self.position = self.step = self.uses = 0
+        self.users = 1
+        self.first: WithoutHandle | None = None
+        self.result: torch.Tensor | None = None
+        self.took_s = 0.0
+        self.base: weakref.ref[torch.Tensor] | None = None
+        self._sizes = tensor.shape
+        self._strides = tensor.stride()
+        self._offset = int(tensor.storage_offset())
+        self.version = tensor._version  # noqa: SLF001
+        self._counter = version_counter(tensor)
+
+    @property
+    def depth(self) -> int:
+        """Number of operators in a row that compute it again; 0 if it holds bytes."""
+        raise NotImplementedError
+
+    def expect_others(self, tensor: torch.Tensor) -> None:
+        """The same tensor will be saved again. Args: tensor: as autograd saves it now."""
+        base = tensor._base  # noqa: SLF001
+        self.base = weakref.ref(tensor if base is None else base)
+        self.shared_use.last = weakref.ref(self)
+
+    def check(self) -> None:
+        """See Note [modified in place] in packed.py.
+
+        Raises:
+            RuntimeError: autograd's own: the tensor was modified in place since it was saved.
+        """
+        if self._counter._version != self.version:  # noqa: SLF001
+            raise modified_error(self._counter, self._sizes, self.version)
+
+    def view_of(self, memory: torch.Tensor) -> torch.Tensor:
+        """The saved tensor in its memory, which was computed or decoded."""
+        if (
+            memory.shape == self._sizes
+            and memory.stride() == self._strides
+            and memory.storage_offset() == self._offset
+        ):
+            return memory
+        return memory.as_strided(self._sizes, self._strides, self._offset)
+
+
+class Again(WithoutHandle):
+    """A tensor that another place has saved before: ``first`` brings it back."""
+
+    __slots__ = ()
+
+    def __init__(self, tensor: torch.Tensor, first: WithoutHandle, shared_use: SharedUse) -> None:
+        """Args: tensor: as autograd saves it; first: which holds it; shared_use: of that place."""
+        super().__init__(tensor, first.lane, shared_use, first.nbytes, lossy_ok=first.lossy_ok)
+        self.first, self.position, self.step = first, first.position, first.step
+        first.users += 1
+
+    @property
+    def depth(self) -> int:
+        """See `WithoutHandle.depth`."""
+        assert self.first is not None  # set where it is made
+        return self.first.depth
