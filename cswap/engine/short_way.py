@@ -221,7 +221,8 @@ class ShortWay:
         packed.check()
         memory = first.result
         if memory is None:
-            memory = self._recomputer.memory(first)
+            bring = self._recomputer
+            memory = bring.run(first.remat) if type(first) is Recomputed else bring.memory(first)
         else:
             first.lane.device.share(memory)
         first.uses += 1
