@@ -6,10 +6,11 @@ A tensor's way is: handle, memory, view.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 
+from cswap.engine.order.lookahead import Lookahead
 from cswap.engine.order.step_order import NO_BACKWARD
 from cswap.engine.saved.packed import Kept, PackedView
 from cswap.engine.saved.reclaim import MOST_LATER
@@ -19,10 +20,14 @@ from cswap.engine.transfer.handle import State
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from cswap.engine.order.lookahead import Coming
     from cswap.engine.order.step_order import Saved
     from cswap.engine.saved.packed import Token
     from cswap.engine.short_way import ShortWay
     from cswap.engine.state import EngineState
+
+WAITING: Final = (State.LEAVING, State.STORED)
+"""A swap-in cannot be begun yet, or was not."""
 
 _now = time.perf_counter
 _current_backward = torch._C._current_graph_task_id  # noqa: SLF001
@@ -37,6 +42,7 @@ class Unpacker:
         self._lock, self._order, self._follower = state.lock, state.order, state.follower
         self._deaths, self._later = state.reclaimer.deaths, state.reclaimer.later
         self._counters = state.counters
+        self._lookahead = Lookahead(state.order)
         self._at_end = at_end
         self._short = short_way
         state.recomputer.note_ready = self._note_ready
@@ -112,25 +118,40 @@ class Unpacker:
     def _prefetch_after(self, saved: Saved, most_ahead: int) -> None:
         depth = self._follower.depth
         with self._lock:
-            # Tokens, so that no other thread buries these.
-            ahead = self._order.upcoming(saved, depth or most_ahead)
-        for n, token in enumerate(ahead, 1):
-            other, lane = token.handle, token.lane
-            if not depth and n > lane.ahead:
-                return
-            if not self._follower.may_start(other.position, n):
+            n_asked, ahead = self._lookahead.after(saved, depth or most_ahead)
+        for coming in ahead:
+            token = coming.token()  # while it is here, no other thread buries it
+            if token is None:
+                self._begun(coming)
                 continue
-            if other.recomputed:
-                self._prefetch_inputs(token)
-            elif not self._prefetch(token):
+            distance = coming.number - n_asked
+            if not depth and distance > token.lane.ahead:
                 return
+            if not self._follower.may_start(token.handle.position, distance):
+                continue
+            if token.handle.recomputed:
+                begun = self._prefetch_inputs(token)
+            elif self._prefetch(token):
+                begun = token.handle.state not in WAITING
+            else:
+                return
+            if begun:
+                self._begun(coming)
 
-    def _prefetch_inputs(self, token: Token) -> None:
-        # Of a tensor that is computed again: these are asked for first.
-        remat = token.remat
+    def _begun(self, coming: Coming) -> None:
+        with self._lock:
+            self._lookahead.begun(coming)
+
+    def _prefetch_inputs(self, token: Token) -> bool:
+        # Of a tensor that is computed again: these are asked for first. Whether all have begun.
+        remat, begun = token.remat, True
         for packed in () if remat is None else remat.inputs:
-            if isinstance(packed, PackedView) and not self._prefetch(packed.token):
-                return
+            if isinstance(packed, PackedView):
+                if not self._prefetch(packed.token):
+                    return False
+                handle = packed.token.handle
+                begun = begun and (handle.recomputed or handle.state not in WAITING)
+        return begun
 
     def _prefetch(self, token: Token) -> bool:
         # Whether there was room.
@@ -144,6 +165,8 @@ class Unpacker:
     def _note_ready(self, token: Token) -> None:
         with self._lock:
             dropped = token.lane.ready.add(token.handle)
+            if dropped:  # these may be brought back once more
+                self._lookahead.forget()
         for other in dropped:
             token.lane.executor.drop_result(other)
 
@@ -151,6 +174,8 @@ class Unpacker:
         # Once per backward: when it ends, all that its graph held is gone.
         backward: int = _current_backward()
         self._backward = backward
+        with self._lock:
+            self._lookahead.forget()
         if backward != NO_BACKWARD:
             self._state.lanes.trim_scratch()  # nothing is encoded in backward
             torch.autograd.Variable._execution_engine.queue_callback(self._at_end)  # noqa: SLF001

@@ -9,6 +9,7 @@ import torch
 
 from cswap.config import SwapConfig
 from cswap.engine.engine import SwapEngine
+from cswap.engine.order.lookahead import Lookahead
 from cswap.engine.order.step_order import StepOrder
 from cswap.engine.saved.aliases import make_token
 from cswap.engine.transfer.ready_budget import ReadyBudget
@@ -33,24 +34,36 @@ def positions(found):
     return [h.position for h in found]
 
 
-def coming(tokens):
-    return positions(token.handle for token in tokens)
+def coming(order, handle, count):
+    """Positions of those to be asked for after this one, by a new `Lookahead`."""
+    return due(Lookahead(order).after(handle, count))
+
+
+def due(found):
+    """Positions of tensors that have not been begun, of those that are alive."""
+    return [token.handle.position for c in found[1] if (token := c.token()) is not None]
+
+
+def distances(found):
+    """From the tensor that was asked for."""
+    n_asked, ahead = found
+    return [c.number - n_asked for c in ahead]
 
 
 def test_in_the_first_step_last_in_is_first_out():
     order = StepOrder()
     handles, _tokens = save(order, 5)
-    assert coming(order.upcoming(handles[4], 2)) == [3, 2]
-    assert coming(order.upcoming(handles[0], 2)) == []
+    assert coming(order, handles[4], 2) == [3, 2]
+    assert coming(order, handles[0], 2) == []
 
 
 def test_what_died_is_passed_over():
     order = StepOrder()
     handles, tokens = save(order, 5)
     del tokens[3]
-    assert coming(order.upcoming(handles[4], 2)) == [2, 1]
+    assert coming(order, handles[4], 2) == [2, 1]
     order.discard(handles[2])
-    assert coming(order.upcoming(handles[4], 2)) == [1, 0]
+    assert coming(order, handles[4], 2) == [1, 0]
 
 
 def test_the_order_of_the_last_step_is_learned():
@@ -62,8 +75,65 @@ def test_the_order_of_the_last_step_is_learned():
     assert [h.step for h in second] == [1] * 4
     assert positions(second) == [0, 1, 2, 3]
     order.asked(second[1])
-    assert coming(order.upcoming(second[1], 2)) == [3, 0]
-    assert coming(order.upcoming(second[0], 2)) == [2, 1]  # after the last one known: downwards
+    assert coming(order, second[1], 2) == [3, 0]
+    assert coming(order, second[0], 2) == [2, 1]  # after the last one known: downwards
+
+
+def test_a_swap_in_that_was_begun_is_not_begun_again():
+    order = StepOrder()
+    handles, _tokens = save(order, 6)
+    lookahead = Lookahead(order)
+    found = lookahead.after(handles[5], 3)
+    assert (due(found), distances(found)) == ([4, 3, 2], [1, 2, 3])
+    lookahead.begun(found[1][0])
+    lookahead.begun(found[1][1])
+    found = lookahead.after(handles[4], 3)
+    assert (due(found), distances(found)) == ([2, 1], [2, 3])
+    lookahead.begun(found[1][1])
+    found = lookahead.after(handles[4], 3)  # another view of the same memory
+    assert (due(found), distances(found)) == ([2], [2])
+    assert due(lookahead.after(handles[3], 3)) == [2, 0]
+    assert due(lookahead.after(handles[2], 3)) == [0]  # asked for: it need not be begun
+
+
+def test_dropped_memory_and_another_order_are_looked_at_anew():
+    order = StepOrder()
+    handles, _tokens = save(order, 6)
+    lookahead = Lookahead(order)
+    for each in lookahead.after(handles[5], 2)[1]:
+        lookahead.begun(each)
+    assert due(lookahead.after(handles[5], 2)) == []
+    lookahead.forget()
+    assert due(lookahead.after(handles[5], 2)) == [4, 3]
+    found = lookahead.after(handles[5], 2)[1]
+    assert due(lookahead.after(handles[3], 2)) == [2, 1]  # backward took another branch
+    lookahead.begun(found[1])  # of the order before: nothing happens
+    assert due(lookahead.after(handles[3], 2)) == [2, 1]
+
+
+def test_a_cycle_in_the_learned_order_ends():
+    order = StepOrder()
+    first, _alive = save(order, 3)
+    for i in (1, 0, 2):  # 2 was last; downwards from it comes 1 again
+        order.asked(first[i])
+    second, _alive_too = save(order, 3)
+    order.asked(second[1])
+    lookahead = Lookahead(order)
+    assert due(lookahead.after(second[1], 8)) == [0, 2]
+    assert due(lookahead.after(second[0], 8)) == [2]
+    assert due(lookahead.after(second[2], 8)) == []
+
+
+def test_tensors_without_handles_do_not_begin_the_order_anew():
+    order = StepOrder()
+    handles, tokens = save(order, 6)
+    del tokens[4]
+    order.discard(handles[4])
+    lookahead = Lookahead(order)
+    for each in lookahead.after(handles[5], 2)[1]:
+        lookahead.begun(each)
+    assert due(lookahead.after(handles[4], 2)) == []  # 3 and 2 are under way
+    assert due(lookahead.after(handles[3], 2)) == [1]
 
 
 def test_a_step_without_backward_begins_anew_when_told():

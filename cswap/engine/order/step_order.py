@@ -79,16 +79,11 @@ class StepOrder:
             self._asked, self._asked_step = [], saved.step
         self._asked.append(saved.position)
 
-    def upcoming(self, saved: Saved, count: int) -> list[Token]:
-        """Tokens of the ``count`` handles that are likely to be asked for after this one."""
-        found: list[Token] = []
-        position = saved.position
-        for _ in range(4 * count):  # positions of tensors that were kept or shared are skipped
-            position = self._after.get(position, position - 1)
-            reference = self._live.get((saved.step, position))
-            token = None if reference is None else reference()
-            if token is not None:
-                found.append(token)
-            if position < 0 or len(found) == count:
-                break
-        return found
+    def after(self, position: int) -> int:
+        """The position that is likely to be asked for after this one; negative: none."""
+        return self._after.get(position, position - 1)
+
+    def token(self, step: int, position: int) -> weakref.ref[Token] | None:
+        """Of the handle of that position, if that may still be asked for; it may die any moment."""
+        reference = self._live.get((step, position))
+        return None if reference is None or reference() is None else reference

@@ -1,0 +1,116 @@
+"""The next tensors of backward, kept from one unpack to the next.
+
+Most unpacks come as predicted. Then the tensors ahead are those of the unpack before, less the
+first, plus one: what has been begun for them is not looked at again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    import weakref
+
+    from cswap.engine.order.step_order import Saved, StepOrder
+    from cswap.engine.saved.packed import Token
+
+NO_STEP: Final = -1
+
+
+class Coming:
+    """A tensor that is likely to be asked for soon.
+
+    Attributes:
+        token: weak reference to its token.
+        number: among those of its `Lookahead`, from 1.
+        begun: whether its swap-in has been begun, or needs no beginning.
+    """
+
+    __slots__ = ("begun", "number", "token")
+
+    def __init__(self, token: weakref.ref[Token], number: int) -> None:
+        self.token, self.number = token, number
+        self.begun = False
+
+
+class Lookahead:
+    """The tensors that follow the one that was asked for last. Used under the engine's lock."""
+
+    def __init__(self, order: StepOrder) -> None:
+        """Args: order: predicts what comes after a tensor."""
+        self._order = order
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew with the next tensor: the order is another one, or memory was dropped."""
+        self._step = NO_STEP
+        self._last = self._n_asked = self._n_found = 0
+        self._walked: set[int] = set()
+        self._ahead: dict[int, Coming] = {}
+        self._pending: deque[Coming] = deque()
+
+    def after(self, saved: Saved, count: int) -> tuple[int, list[Coming]]:
+        """How many were asked for, and those of the next ``count`` that have not been begun.
+
+        The number of one less those asked for is its distance from ``saved``.
+
+        Args:
+            saved: is asked for now.
+            count: of tensors to look ahead.
+        """
+        position, ahead = saved.position, self._ahead
+        if saved.step != self._step or position not in self._walked:
+            self._begin(saved)
+        elif position in ahead:
+            if next(iter(ahead)) == position:
+                self._pass(ahead.pop(position))
+            else:  # another order than predicted
+                self._begin(saved)
+        # else: it is asked for once more, or it has no handle
+        if len(ahead) < count:
+            self._extend(count)
+        return self._n_asked, list(self._pending)
+
+    def begun(self, coming: Coming) -> None:
+        """There is nothing left to be begun for this one."""
+        if not coming.begun:
+            coming.begun = True
+            self._drop(coming)
+
+    def _begin(self, saved: Saved) -> None:
+        self._step, self._last = saved.step, saved.position
+        self._n_asked = self._n_found = 0
+        self._walked.clear()
+        self._walked.add(saved.position)
+        self._ahead.clear()
+        self._pending.clear()
+
+    def _pass(self, coming: Coming) -> None:
+        self._n_asked = coming.number
+        if not coming.begun:
+            coming.begun = True
+            self._drop(coming)
+
+    def _drop(self, coming: Coming) -> None:
+        if self._pending and self._pending[0] is coming:
+            self._pending.popleft()
+        elif coming in self._pending:  # else all has begun anew meanwhile
+            self._pending.remove(coming)
+
+    def _extend(self, count: int) -> None:
+        # Positions of tensors that were kept or shared are passed over: four for each, at most.
+        for _ in range(4 * count):
+            position = self._order.after(self._last)
+            if position < 0 or position in self._walked:
+                return
+            self._last = position
+            self._walked.add(position)
+            token = self._order.token(self._step, position)
+            if token is None:
+                continue
+            self._n_found += 1
+            self._ahead[position] = coming = Coming(token, self._n_found)
+            self._pending.append(coming)
+            if len(self._ahead) >= count:
+                return
