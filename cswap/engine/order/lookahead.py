@@ -1,7 +1,7 @@
 """The next tensors of backward, kept from one unpack to the next.
 
-Most unpacks come as predicted. Then the tensors ahead are those of the unpack before, less the
-first, plus one: what has been begun for them is not looked at again.
+Most unpacks come as predicted. Then the tensors ahead are those of the unpack before, without the
+first and with one more at the end. A tensor whose swap-in has been begun is not looked at again.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from cswap.engine.saved.packed import Token
 
 NO_STEP: Final = -1
+"""Number of the step while no tensor has been asked for; steps count from 0."""
 
 
 class Coming:
@@ -40,31 +41,37 @@ class Lookahead:
     def __init__(self, order: StepOrder) -> None:
         """Args: order: predicts what comes after a tensor."""
         self._order = order
-        self.forget()
-
-    def forget(self) -> None:
-        """Begin anew with the next tensor: the order is another one, or memory was dropped."""
-        self._step = NO_STEP
-        self._last = self._n_asked = self._n_found = 0
         self._walked: set[int] = set()
         self._ahead: dict[int, Coming] = {}
         self._pending: deque[Coming] = deque()
+        self.forget()
+
+    def forget(self) -> None:
+        """Predict anew from the next tensor: the order is another one, or memory was dropped."""
+        self._step = NO_STEP
+        self._last = self._n_asked = self._n_found = 0
+        self._walked.clear()
+        self._ahead.clear()
+        self._pending.clear()
 
     def after(self, saved: Saved, count: int) -> tuple[int, list[Coming]]:
-        """How many were asked for, and those of the next ``count`` that have not been begun.
-
-        The number of one less those asked for is its distance from ``saved``.
+        """The next tensors whose swap-in has not been begun.
 
         Args:
             saved: is asked for now.
             count: of tensors to look ahead.
+
+        Returns:
+            The number of tensors that were asked for since the prediction began, and the tensors.
+            How far one of them is ahead of ``saved`` is its own number minus that one.
         """
         position, ahead = saved.position, self._ahead
         if saved.step != self._step or position not in self._walked:
             self._begin(saved)
         elif position in ahead:
             if next(iter(ahead)) == position:
-                self._pass(ahead.pop(position))
+                self._n_asked = ahead[position].number
+                self.begun(ahead.pop(position))
             else:  # another order than predicted
                 self._begin(saved)
         # else: it is asked for once more, or it has no handle
@@ -76,27 +83,13 @@ class Lookahead:
         """There is nothing left to be begun for this one."""
         if not coming.begun:
             coming.begun = True
-            self._drop(coming)
+            if coming in self._pending:  # else all was predicted anew meanwhile
+                self._pending.remove(coming)
 
     def _begin(self, saved: Saved) -> None:
+        self.forget()
         self._step, self._last = saved.step, saved.position
-        self._n_asked = self._n_found = 0
-        self._walked.clear()
         self._walked.add(saved.position)
-        self._ahead.clear()
-        self._pending.clear()
-
-    def _pass(self, coming: Coming) -> None:
-        self._n_asked = coming.number
-        if not coming.begun:
-            coming.begun = True
-            self._drop(coming)
-
-    def _drop(self, coming: Coming) -> None:
-        if self._pending and self._pending[0] is coming:
-            self._pending.popleft()
-        elif coming in self._pending:  # else all has begun anew meanwhile
-            self._pending.remove(coming)
 
     def _extend(self, count: int) -> None:
         # Positions of tensors that were kept or shared are passed over: four for each, at most.

@@ -84,6 +84,6 @@ class StepOrder:
         return self._after.get(position, position - 1)
 
     def token(self, step: int, position: int) -> weakref.ref[Token] | None:
-        """Of the handle of that position, if that may still be asked for; it may die any moment."""
+        """A weak reference to the token at that position; None: nobody can ask for its tensor."""
         reference = self._live.get((step, position))
         return None if reference is None or reference() is None else reference
