@@ -165,9 +165,9 @@ class BufferPool:
             with self._lock:
                 buffers = self._idle.get(size)
                 if buffers and (buffers[0].after is None or self._may_take(buffers[0], size)):
-                    self._idle_bytes -= size
                     # The newest is in the cache; on a device the oldest is free first.
                     loan = buffers.pop() if buffers[-1].after is None else buffers.popleft()
+                    self._idle_bytes -= size
                     self._lend(loan.buffer)
                     return loan
             loan = Loan(self._allocate(size), None)
@@ -200,7 +200,8 @@ class BufferPool:
                 idle = self._idle[size] = deque()
             idle.append(Loan(buffer, after))
             self._idle.move_to_end(size)
-            if self._idle_bytes > ALWAYS_IDLE or self._closed:  # else no limit can be below it
+            # Else no limit can be below it: what is in use and what is idle are as much as before.
+            if self._closed or (self._idle_share < 1 and self._idle_bytes > ALWAYS_IDLE):
                 self._shrink()
         if self._allowance.limit is not None:
             self._allowance.release(size)
@@ -216,6 +217,12 @@ class BufferPool:
         if self._idle_bytes > idle_bytes:
             with self._lock:
                 self._shrink_to(idle_bytes)
+
+    def recount(self) -> None:
+        """Add up the bytes again, after an interrupt between two statements."""
+        with self._lock:
+            self._in_use_bytes = sum(lent.size for lent in self._lent.values())
+            self._idle_bytes = sum(size * len(loans) for size, loans in self._idle.items())
 
     def close(self) -> None:
         """Keep nothing idle from here on; buffers that are in use may still be given back."""
@@ -280,6 +287,9 @@ class BufferPool:
     def _shrink_to(self, limit: int) -> None:
         # The class that was given back longest ago goes first.
         while self._idle_bytes > limit:
+            if not self._idle:  # an interrupt came between two statements
+                self._idle_bytes = 0
+                return
             size, buffers = next(iter(self._idle.items()))
             if buffers:
                 loan = buffers.popleft()

@@ -42,9 +42,9 @@ class Callbacks:
 
     def add(self, event: CudaEvent, callback: Callable[[], None]) -> None:
         """Run the callback once the event has fired. Events of one stream fire in order."""
-        with self._counting:
-            event.pending += 1
         self._due.setdefault(event.stream.cuda_stream, deque()).append((event, callback))
+        with self._counting:  # after that: an interrupt in between would be waited for
+            event.pending += 1
         if not self._wanted.is_set():
             self._wanted.set()
             self._start()
@@ -56,7 +56,7 @@ class Callbacks:
         try:
             for due in list(self._due.values()):
                 while due and due[0][0].query():
-                    self._call(*due.popleft())
+                    self._call_first(due)
         finally:
             self._running.release()
 
@@ -65,15 +65,20 @@ class Callbacks:
         with self._running:
             self.run_due()
 
-    def _call(self, event: CudaEvent, callback: Callable[[], None]) -> None:
+    def _call_first(self, due: deque[tuple[CudaEvent, Callable[[], None]]]) -> None:
+        first = event, callback = due[0]
         try:
+            due.popleft()  # before the call: a callback may run those that follow
             callback()
         except Exception as error:
             log.exception("a callback failed")
             event.error = event.error or without_frames(error)
-        finally:
-            with self._counting:
-                event.pending -= 1
+        except BaseException:  # an interrupt: it runs once more
+            if not due or due[0] is not first:
+                due.appendleft(first)
+            raise
+        with self._counting:
+            event.pending -= 1
 
     def _start(self) -> None:
         if self._thread is None and not self._stopping:

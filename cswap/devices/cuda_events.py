@@ -87,11 +87,13 @@ class CudaEvent:
 
 
 class Gone(weakref.ref[CudaEvent]):
-    """Is put on a list when its event goes; no Python code runs where that happens."""
+    """Is put on a list when its event goes; no Python code runs where that happens.
 
-    __slots__ = ("recorded",)
+    Attributes:
+        recorded: torch's event; None: an interrupt came before it was set.
+    """
 
-    recorded: torch.cuda.Event
+    recorded: torch.cuda.Event | None = None
 
 
 def cuda_event(*, timing: bool = False) -> torch.cuda.Event:

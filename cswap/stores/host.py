@@ -34,6 +34,7 @@ class HostStore:
         self.give_back = self._pool.give_back
         self.trim = self._pool.trim
         self.close = self._pool.close
+        self.recount = self._pool.recount
 
     def take(self, nbytes: int) -> Loan | None:
         """Take memory for that many bytes; None if the limit is reached or the host has no more."""

@@ -31,7 +31,7 @@ from __future__ import annotations
 import weakref
 from bisect import bisect_left, bisect_right, insort
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -69,6 +69,8 @@ class _Regions:
     reference keeps the key from being used for another storage.
     """
 
+    _weak: Any = None  # until it is taken: an interrupt may come before
+
     def __init__(self, storage: torch.UntypedStorage) -> None:
         self._weak = storage._weak_ref()  # noqa: SLF001
         self._whole: list[Handle] = []
@@ -76,7 +78,8 @@ class _Regions:
         self._starts: list[int] = []
 
     def __del__(self) -> None:
-        _free_weak_ref(self._weak)  # type: ignore[no-untyped-call]
+        if self._weak is not None:
+            _free_weak_ref(self._weak)  # type: ignore[no-untyped-call]
 
     def __iter__(self) -> Iterator[Handle]:
         yield from self._whole

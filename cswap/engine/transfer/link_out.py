@@ -121,7 +121,10 @@ class LinkOut:
             if encoded.measured:
                 section.encode_s = encoded.elapsed_s
                 self._resources.draw("encode", "codec", handle, section, encoded.span_s, x.nbytes)
-            if self._wanted(handle, section):
+            if section.placed:  # an interrupt came when that was done
+                if section.kept is None:
+                    self._device.give_back(scratch, section.out)
+            elif self._wanted(handle, section):
                 self._copy(handle, section, scratch, nbytes, encoded)
             else:
                 self._device.give_back(scratch, encoded)
@@ -168,10 +171,16 @@ class LinkOut:
             return
         # Loans of host memory end with events of this device.
         waits = (after,) if loan.after is None else (after, cast("Event", loan.after))
-        copied = self._submit_copy(section, loan.buffer, payload, nbytes, waits)
-        with self._lock:
-            section.host, section.nbytes, section.out = loan.buffer, nbytes, copied
-            section.safe = True
+        try:
+            copied = self._submit_copy(section, loan.buffer, payload, nbytes, waits)
+            with self._lock:
+                section.host, section.nbytes, section.out = loan.buffer, nbytes, copied
+                section.safe = True
+        except BaseException:
+            self._device.drain()  # the copy may be writing memory that nobody holds from here on
+            raise
+        if not section.codec.verbatim:
+            self._device.give_back(payload, copied)
         self._stored(handle, section, loan.buffer.numel())
         self._draw(handle, section, copied, nbytes)
 
@@ -191,10 +200,7 @@ class LinkOut:
             if section.checked and (verbatim or section.checked == "payload"):
                 section.checksum = checksum(source)
 
-        copied = self._device.submit(copy, role="d2h", after=after)
-        if not verbatim:
-            self._device.give_back(payload, copied)
-        return copied
+        return self._device.submit(copy, role="d2h", after=after)
 
     def _stored(self, handle: Handle, section: Section, host_bytes: int) -> None:
         raw_nbytes, sections = handle.raw_nbytes, handle.sections
@@ -250,6 +256,8 @@ class LinkOut:
         copied = self._submit_copy(section, passing, payload, nbytes, (after,))
         with self._lock:
             section.passing, section.nbytes, section.out = passing, nbytes, copied
+        if not section.codec.verbatim:
+            self._device.give_back(payload, copied)
         self._device.when(copied, partial(self._write, handle, section, passing))
 
     def _write(self, handle: Handle, section: Section, passing: torch.Tensor) -> None:
@@ -283,6 +291,9 @@ class LinkOut:
             return
         start = time.perf_counter()
         while self._unsized and self._device.staging_full(nbytes):
-            self._device.wait(self._unsized[0])
+            oldest = self._unsized[0]
+            self._device.wait(oldest)
             self._device.pump()
+            if self._unsized and self._unsized[0] is oldest:
+                self._unsized.popleft()  # an interrupt came before its callback was noted
         self._counters.exposed(time.perf_counter() - start)
