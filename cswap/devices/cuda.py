@@ -17,7 +17,7 @@ import time
 import weakref
 from collections import deque
 from functools import cache
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
 
@@ -80,7 +80,7 @@ class CudaDevice(Device):
                 role: torch.cuda.Stream(self.device, priority=-1 if role == "codec" else 0)  # type: ignore[no-untyped-call]
                 for role in ROLES[1:]
             }
-        self._events: dict[int, deque[weakref.ref[CudaEvent]]] = {}
+        self._events: dict[int, deque[Any]] = {}  # of Gone
         self._scratch = BufferPool(
             self._allocate_scratch, enough_bytes=self.backlog_bytes, discard=self._discard
         )
@@ -109,7 +109,7 @@ class CudaDevice(Device):
     ) -> CudaEvent:
         event = self._new_event(stream, timing=measure)
         for earlier in after:
-            own = _own(earlier)
+            own = earlier if isinstance(earlier, CudaEvent) else _own(earlier)
             if own.stream != stream:  # a stream is in order by itself
                 stream.wait_event(own.recorded)
         if measure:
@@ -134,9 +134,9 @@ class CudaDevice(Device):
         """See `Device.wait`."""
         own = _own(event)
         own.recorded.synchronize()
-        while own.pending:
+        while own.pending > 0:
             self._callbacks.run_due()
-            if own.pending:  # another thread runs them
+            if own.pending > 0:  # another thread runs them
                 time.sleep(COALESCE_S / 4)
 
     def now(self) -> Event:
@@ -148,7 +148,7 @@ class CudaDevice(Device):
 
     def join(self, event: Event, at: Event | None = None) -> None:
         """See `Device.join`: the stream waits, the host does not."""
-        own = _own(event)
+        own = event if isinstance(event, CudaEvent) else _own(event)
         stream = torch.cuda.current_stream(self.device) if at is None else _own(at).stream
         if own.stream == stream:
             return
@@ -188,12 +188,12 @@ class CudaDevice(Device):
         if used is None:
             used = self._events.setdefault(stream.cuda_stream, deque())
         try:
-            recorded = cast("Gone", used.popleft()).recorded
+            recorded = used.popleft().recorded or cuda_event()
         except IndexError:
             recorded = cuda_event()
         event = CudaEvent(self, recorded, stream)
-        event.gone = Gone(event, used.append)
-        event.gone.recorded = recorded
+        event.gone = gone = Gone(event, used.append)
+        gone.recorded = recorded
         return event
 
     # ------------------------------------------------------------------- memory
@@ -224,7 +224,11 @@ class CudaDevice(Device):
 
     def give_back(self, scratch: torch.Tensor, after: Event | None = None) -> None:
         """See `Device.give_back`."""
-        self._scratch.give_back(scratch, after)
+        try:
+            self._scratch.give_back(scratch, after)
+        except BaseException:  # an interrupt: a stream may still use it, and nobody would wait
+            torch.cuda.synchronize(self.device)
+            raise
 
     def trim(self, idle_bytes: int) -> None:
         """See `Device.trim`."""

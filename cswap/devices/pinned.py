@@ -6,7 +6,7 @@ torch's host allocator rounds a block up to a power of two (a buffer of 9 MiB pi
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,6 +48,7 @@ def pinned(nbytes: int) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=torch.uint8, count=nbytes)
 
 
+@lru_cache(maxsize=4096)
 def pinned_size(nbytes: int) -> int:
     """Bytes of the buffer to make for ``nbytes``, so that no memory is pinned beside it.
 

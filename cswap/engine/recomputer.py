@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
+from cswap.engine.saved.copied import Copied
 from cswap.engine.saved.encoded import Encoded
 from cswap.engine.saved.packed import Kept, KeptParameter, PackedView
 from cswap.engine.saved.recomputed import Recomputed
@@ -241,6 +242,10 @@ class Recomputer:
         """
         if isinstance(first, Recomputed):
             return self.run(first.remat)
+        if isinstance(first, Copied):
+            copies = first.lane.executor.copies
+            assert copies is not None  # it made the copy
+            return copies.memory(first)
         assert isinstance(first, Encoded)  # the others refer to one of these
         return self._decode(first)
 
@@ -340,7 +345,7 @@ def _is_aligned(packed: object) -> bool:
     if isinstance(packed, PackedView):
         return packed.token.handle.aligned
     first = packed.first or packed if isinstance(packed, WithoutHandle) else packed
-    return not isinstance(first, Encoded) or first.aligned
+    return not isinstance(first, (Encoded, Copied)) or first.aligned
 
 
 def _is_near(result: torch.Tensor, source: torch.Tensor) -> bool:

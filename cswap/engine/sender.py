@@ -5,7 +5,7 @@ A tensor stays, is computed again, or is encoded. The advisor decides, or the go
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from cswap.advisor.live_costs import KEEP, REMAT
 from cswap.advisor.site_history import Advice
@@ -25,7 +25,12 @@ if TYPE_CHECKING:
     from cswap.engine.recipes import Place
     from cswap.engine.saved.packed import Token
     from cswap.engine.state import EngineState
+    from cswap.engine.transfer.device_lanes import Lane
     from cswap.engine.transfer.handle import Handle
+
+
+ENCODED: Final = (State.STORED, State.LEAVING)
+"""An encoding has been made, or ordered where there is a link."""
 
 
 def _computes_again(config: SwapConfig) -> bool:
@@ -124,7 +129,7 @@ class Sender:
         if (codec.name, x.dtype, x.device) not in WARM:
             self._counters.compiled(warm(codec, x.dtype, x.device))
         lane.executor.swap_out(handle, x, codec)
-        if place is not None and not lane.overlaps and _is_alone(handle, codec):
+        if place is not None and _is_alone(handle, lane, codec):
             _goes_short(place, token, codec)
 
     def obey(self, token: Token, tensor: torch.Tensor, place: Place) -> bool:
@@ -212,9 +217,14 @@ def _goes_short(place: Place, token: Token, codec: Codec | None = None) -> None:
     place.codec, place.notes = codec, token.handle.advice
 
 
-def _is_alone(handle: Handle, codec: Codec) -> bool:
-    # Whether it is nothing but an encoding in host memory, of the whole of its storage.
-    if handle.state is not State.STORED or not handle.whole or handle.gathered:
+def _is_alone(handle: Handle, lane: Lane, codec: Codec) -> bool:
+    # Whether it is nothing but an encoding in host memory, of the whole of its storage; made, or
+    # ordered to be made, when pack returns.
+    if lane.overlaps and not (codec.verbatim and lane.executor.copies is not None):
+        return False
+    if handle.state not in ENCODED or not handle.whole or handle.gathered:
+        return False
+    if len(handle.sections) > 1:
         return False
     section = handle.sections[0]
     return section.host is not None and section.codec is codec and not section.checked

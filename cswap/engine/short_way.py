@@ -23,6 +23,11 @@ again, the encoding is made before pack returns, so there is no state between tw
 tensor has to be the whole of its storage, and its encoding goes to the host store. Where a tensor
 is checked (``verify=``, indices), goes to the disk, follows a plan, or is drawn on a timeline, it
 goes the whole way, and so it does where the advisor has to look at it again.
+
+Note [copied without a handle]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+Over a link the same holds for a tensor that leaves as it is, by one copy: there is no size that the
+host has to wait for, and no memory but the host's. Its `HostCopy` keeps the order of the device.
 """
 
 from __future__ import annotations
@@ -37,16 +42,17 @@ from cswap.codecs.base import DEFAULT_KEY, EncodeKey
 from cswap.engine.order.step_order import NO_BACKWARD
 from cswap.engine.recomputer import are_aligned
 from cswap.engine.saved.aliases import ALIGNMENT, flat_whole, is_saved_again
+from cswap.engine.saved.copied import Copied
 from cswap.engine.saved.encoded import Encoded
 from cswap.engine.saved.packed import PackedView
 from cswap.engine.saved.recomputed import Recomputed
-from cswap.engine.saved.without_handle import Again
+from cswap.engine.saved.without_handle import Again, WithoutHandle
 from cswap.engine.transfer.handle import State
 
 if TYPE_CHECKING:
     from cswap.codecs.base import Codec
     from cswap.engine.recipes import Place
-    from cswap.engine.saved.without_handle import SharedUse, WithoutHandle
+    from cswap.engine.saved.without_handle import SharedUse
     from cswap.engine.state import EngineState
     from cswap.engine.transfer.device_lanes import Lane
     from cswap.engine.transfer.in_line import Encoding, InLine
@@ -84,14 +90,20 @@ class ShortWay:
         if shared_use.seen or not self._order.step % STEPS:
             place.shared_use = None
             return None
+        packed: WithoutHandle | None
         if place.codec is None:
             packed = self._computed_again(tensor, place, lane, shared_use)
+        elif lane.executor.copies is not None:
+            packed = self._copied(tensor, place, place.codec, lane, shared_use)
         else:
             packed = self._encoded(tensor, place, place.codec, lane, shared_use)
         if packed is None:
             return None
         with self._lock:
-            packed.position, packed.step = self._order.next_position()
+            packed.position, packed.step = position, step = self._order.next_position()
+            if isinstance(packed, Copied):
+                packed.copy.position, packed.copy.step = position, step
+                self._order.add_copy(packed.copy)
         if shared_use.again:
             packed.expect_others(tensor)
         packed.took_s = took_s = _now() - start_s
@@ -150,6 +162,28 @@ class ShortWay:
         if notes is not None and notes.learns:
             notes.note_encoded(codec.name, nbytes, used)
             packed.notes = notes
+        return packed
+
+    def _copied(
+        self, tensor: torch.Tensor, place: Place, codec: Codec, lane: Lane, shared_use: SharedUse
+    ) -> Copied | None:
+        # See Note [copied without a handle].
+        copies, nbytes = lane.executor.copies, tensor.nbytes
+        assert copies is not None  # the caller has looked
+        if self._counters.timeline is not None or lane.device.is_capturing():
+            return None
+        if tensor.is_conj() or tensor.is_neg() or not self._may_encode(place, codec, lane, nbytes):
+            return None
+        x = flat_whole(tensor)
+        if x is None:
+            return None
+        packed = Copied(tensor, x, lane, shared_use)
+        packed.aligned = x.data_ptr() % ALIGNMENT == 0
+        if not copies.send(self._state.reclaimer.watch_copy(packed), x):
+            return None
+        notes = place.notes
+        if notes is not None and notes.learns:
+            notes.note_encoded(codec.name, nbytes, nbytes)
         return packed
 
     def _may_encode(self, place: Place, codec: Codec, lane: Lane, nbytes: int) -> bool:
@@ -216,7 +250,7 @@ class ShortWay:
             CorruptEncodingError: an encoding did not come back as it was stored.
         """
         first = packed.first or packed
-        if not first.uses:
+        if not first.uses and not isinstance(first, Copied):  # those count for themselves
             self._counters.fetched(hit=False, first=True)
         packed.check()
         memory = first.result
@@ -245,6 +279,8 @@ def _serves(first: WithoutHandle, tensor: torch.Tensor) -> bool:
 def _is_at_hand(remat: Remat) -> bool:
     # Whether no input has to be decoded ahead: its user would need a handle.
     for packed in remat.inputs:
+        if isinstance(packed, WithoutHandle) and type(packed.first or packed) is Copied:
+            return False
         if isinstance(packed, PackedView):
             handle = packed.token.handle
             if handle.state is not State.KEPT and not handle.recomputed:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from cswap.engine.order.chooser import Chooser
     from cswap.engine.transfer.device_lanes import Lane
     from cswap.engine.transfer.handle import Handle
+    from cswap.engine.transfer.host_copy import HostCopy
     from cswap.schema.plan import Plan
 
 
@@ -86,7 +87,7 @@ class EngineState:
         self.aliases = AliasTable()
         self.order = StepOrder()
         self.window = BudgetWindow(optional_int(config.budget), config.keep_last)
-        self.reclaimer = Reclaimer(self._release, self.counters)
+        self.reclaimer = Reclaimer(self._release, self._release_copy, self.counters)
         self.resting = RestingTensors(self.counters)
         self.results = Results(self.counters)
         self.interrupted = False
@@ -103,6 +104,15 @@ class EngineState:
         if limit is not None and handle.unpacked and handle.state is State.STORED:
             limit.took(handle.position, handle.raw_nbytes, handle.took_s)
         lane.executor.release(handle)
+
+    def _release_copy(self, copy: HostCopy, lane: Lane) -> None:
+        with self.lock:
+            self.order.discard(copy)
+            if lane.ready.waiting:
+                lane.ready.remove(copy)
+        copies = lane.executor.copies
+        assert copies is not None  # it made the copy
+        copies.release(copy)
 
     def tidy(self, *, in_step: bool = False) -> None:
         """Release the dead. After an interrupt, add up again. Args: see `Reclaimer.collect`."""
@@ -126,6 +136,6 @@ class EngineState:
                 self.window.recount()
             self.lanes.recount(handles)
             on_device = sum(h.device_bytes for h in handles)
-            on_device += self.resting.nbytes + self.results.nbytes
+            on_device += self.resting.nbytes + self.results.nbytes + self.reclaimer.held_bytes
             on_host = sum(h.host_bytes for h in handles) + self.reclaimer.encoded_bytes
             self.counters.recount(device=on_device, host=on_host)

@@ -12,10 +12,12 @@ import torch
 
 from cswap.engine.order.lookahead import Lookahead
 from cswap.engine.order.step_order import NO_BACKWARD
+from cswap.engine.saved.copied import Copied
 from cswap.engine.saved.packed import Kept, PackedView
 from cswap.engine.saved.reclaim import MOST_LATER
 from cswap.engine.saved.without_handle import WithoutHandle
 from cswap.engine.transfer.handle import State
+from cswap.engine.transfer.host_copy import HostCopy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
     from cswap.engine.saved.packed import Token
     from cswap.engine.short_way import ShortWay
     from cswap.engine.state import EngineState
+    from cswap.engine.transfer.device_lanes import Lane
+    from cswap.engine.transfer.handle import Handle
+    from cswap.engine.transfer.link_copies import LinkCopies
 
 WAITING: Final = (State.LEAVING, State.STORED)
 """A swap-in cannot be begun yet, or was not."""
@@ -89,6 +94,9 @@ class Unpacker:
         lane = packed.lane
         if lane.overlaps and (lane.ahead or self._follower.depth):
             self._prefetch_after(first, lane.ahead)
+        if isinstance(first, Copied) and lane.ready.waiting:
+            with self._lock:
+                lane.ready.remove(first.copy)
         return self._short.unpack(packed, start_s)
 
     def _bring(self, packed: PackedView) -> torch.Tensor:
@@ -120,19 +128,25 @@ class Unpacker:
         with self._lock:
             n_asked, ahead = self._lookahead.after(saved, depth or most_ahead)
         for coming in ahead:
-            token = coming.token()  # while it is here, no other thread buries it
-            if token is None:
+            owner = coming.owner()  # while it is here, no other thread buries it
+            if owner is None:
                 self._begun(coming)
                 continue
             distance = coming.number - n_asked
-            if not depth and distance > token.lane.ahead:
+            if not depth and distance > owner.lane.ahead:
                 return
-            if not self._follower.may_start(token.handle.position, distance):
+            copied = isinstance(owner, Copied)
+            position = owner.position if copied else owner.handle.position
+            if not self._follower.may_start(position, distance):
                 continue
-            if token.handle.recomputed:
-                begun = self._prefetch_inputs(token)
-            elif self._prefetch(token):
-                begun = token.handle.state not in WAITING
+            if copied:
+                if not self._prefetch_copy(owner):
+                    return
+                begun = owner.source is None
+            elif owner.handle.recomputed:
+                begun = self._prefetch_inputs(owner)
+            elif self._prefetch(owner):
+                begun = owner.handle.state not in WAITING
             else:
                 return
             if begun:
@@ -162,13 +176,28 @@ class Unpacker:
             self._note_ready(token)
         return True
 
+    def _prefetch_copy(self, copied: Copied) -> bool:
+        # Whether there was room.
+        lane = copied.lane
+        if not lane.has_room(copied.nbytes):
+            return False
+        if _copies_of(lane).prefetch(copied):
+            self._wait_to_be_asked(lane, copied.copy)
+        return True
+
     def _note_ready(self, token: Token) -> None:
+        self._wait_to_be_asked(token.lane, token.handle)
+
+    def _wait_to_be_asked(self, lane: Lane, accounts: Handle | HostCopy) -> None:
         with self._lock:
-            dropped = token.lane.ready.add(token.handle)
+            dropped = lane.ready.add(accounts)
             if dropped:  # these may be brought back once more
                 self._lookahead.forget()
         for other in dropped:
-            token.lane.executor.drop_result(other)
+            if isinstance(other, HostCopy):
+                _copies_of(lane).drop_ahead(other)
+            else:
+                lane.executor.drop_result(other)
 
     def _note_backward(self) -> None:
         # Once per backward: when it ends, all that its graph held is gone.
@@ -179,3 +208,9 @@ class Unpacker:
         if backward != NO_BACKWARD:
             self._state.lanes.trim_scratch()  # nothing is encoded in backward
             torch.autograd.Variable._execution_engine.queue_callback(self._at_end)  # noqa: SLF001
+
+
+def _copies_of(lane: Lane) -> LinkCopies:
+    copies = lane.executor.copies
+    assert copies is not None  # the lane has a tensor that was copied
+    return copies

@@ -243,6 +243,31 @@ class Counters:
             if held > self._peak_host or device + held > self._peak_since:
                 self._note_peaks()
 
+    def copied(self, raw: int, host: int) -> None:
+        """Count a saved tensor that is being copied to the host as it is, and has no handle.
+
+        Args:
+            raw: bytes of the tensor, which it holds until it has been copied.
+            host: bytes of the buffer that holds the copy.
+        """
+        with self._lock:
+            if self.rested:
+                self._count_rested()
+            self.packed += 1
+            self.swapped += 1
+            entry = self.by_codec["raw"]
+            entry.count += 1
+            entry.raw += raw
+            entry.encoded += raw
+            device = self._device_bytes = self._device_bytes + raw
+            host = self._host_bytes = self._host_bytes + host
+            if (
+                device > self._peak_device
+                or host > self._peak_host
+                or device + host > self._peak_since
+            ):
+                self._note_peaks()
+
     def brought_back(self, codec: str, decode_s: float) -> None:
         """Count the decode, by the computing thread, of a tensor without a handle."""
         with self._lock:

@@ -401,7 +401,7 @@ def installed(cuda: LaggingCuda, patch: Any) -> Iterator[Any]:
     from cswap.codecs import layout
     from cswap.devices import cuda as module
     from cswap.devices import cuda_callbacks, cuda_events
-    from cswap.engine.transfer import link_back, link_out
+    from cswap.engine.transfer import link_back, link_copies, link_out
 
     real, copy_bytes = torch, layout.copy_bytes
     stand_in = types.SimpleNamespace(
@@ -415,7 +415,7 @@ def installed(cuda: LaggingCuda, patch: Any) -> Iterator[Any]:
 
     for user in (module, cuda_callbacks, cuda_events):
         patch.setattr(user, "torch", stand_in)
-    for user in (link_out, link_back):
+    for user in (link_out, link_back, link_copies):
         patch.setattr(user, "copy_bytes", copy)
     patch.setattr(real.Tensor, "record_stream", lambda x, s: cuda.record_stream(x, s))
     patch.setattr(module.CudaDevice, "kind", "cpu")  # the engine gives it CPU tensors

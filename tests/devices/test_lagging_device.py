@@ -11,63 +11,17 @@ import threading
 import pytest
 import torch
 
-from cswap.config import SwapConfig
-from cswap.engine.engine import SwapEngine
-from cswap.engine.sender import Sender
 from cswap.schema.plan import Decision, Plan
 from cswap.stores.disk import DiskStore
-from cswap.testing.lagging_cuda import LaggingCuda, installed, watched
+from cswap.testing.lagging_machine import LaggingMachine
 
 MIB = 1 << 20
 N_TENSORS = 48
 
 
-class Machine:
-    """A stand-in, its device, and engines that run on it."""
-
-    def __init__(self, patch, seed=0):
-        self.cuda = LaggingCuda(seed)
-        self.device = next(installed(self.cuda, patch))
-        self._patch = patch
-
-    def engine(self, codec, **options):
-        plan = options.pop("plan", None)
-        config = SwapConfig(codec=codec, min_bytes=0, **options)
-        engine = SwapEngine(config, plan, device=self.device)
-        choose = Sender._choose
-
-        def chosen(packer, handle, x, **options):
-            return watched(self.cuda, choose(packer, handle, x, **options))
-
-        self._patch.setattr(Sender, "_choose", chosen)
-        return engine
-
-    def tensor(self, numel, seed=0):
-        """A tensor of the compute stream."""
-        generator = torch.Generator().manual_seed(seed)
-        x = self.cuda.empty(numel, dtype=torch.float32, device="cuda")
-        x.copy_(torch.randn(numel, generator=generator).relu_())
-        self.cuda.touch(x, writes=True, text="the operator")
-        return x
-
-    def use(self, x):
-        """An operator of the current stream reads it."""
-        self.cuda.touch(x, writes=False, text="an operator")
-
-    def save(self, engine, n, numel):
-        """Packed views of n tensors that nobody else holds, and their values."""
-        packed, values = [], []
-        for i in range(n):
-            x = self.tensor(numel, i)
-            values.append(x.clone())
-            packed.append(engine.pack(x))
-            del x
-        return packed, values
-
-
 @pytest.fixture
 def machine(monkeypatch):
-    made = Machine(monkeypatch)
+    made = LaggingMachine(monkeypatch)
     made.device.backlog_bytes = 4 * MIB
     made.device._scratch._enough_bytes = 4 * MIB
     made.device.ready_bytes = 4 * MIB
@@ -79,7 +33,7 @@ def machine(monkeypatch):
 
 
 def test_memory_that_is_let_go_too_early_is_found(monkeypatch):
-    machine = Machine(monkeypatch)
+    machine = LaggingMachine(monkeypatch)
     x = machine.tensor(64)
     side = machine.cuda.Stream()
     with machine.cuda.stream(side):
@@ -90,7 +44,7 @@ def test_memory_that_is_let_go_too_early_is_found(monkeypatch):
 
 
 def test_what_is_ordered_by_events_is_no_fault(monkeypatch):
-    machine = Machine(monkeypatch)
+    machine = LaggingMachine(monkeypatch)
     x = machine.tensor(64)
     side = machine.cuda.Stream()
     written = machine.device.now()
@@ -352,6 +306,6 @@ def test_random_programs_on_a_lagging_device(monkeypatch, seeds):
     monkeypatch.setattr("cswap.engine.transfer.section.SECTION_ALIGN", 64)
     for seed in seeds:
         with monkeypatch.context() as patch:
-            machine = Machine(patch, seed)
+            machine = LaggingMachine(patch, seed)
             Program(machine, seed).run(60)
             assert not machine.cuda.faults, (seed, machine.cuda.faults[:5])

@@ -89,8 +89,11 @@ def test_a_graph_that_is_dropped_without_a_backward_gives_everything_back(worker
 
 
 def test_the_thread_keeps_no_engine_alive_between_two_looks(monkeypatch):
+    def nothing(*_):
+        pass
+
     monkeypatch.setattr(reclaim, "_reclaimers", weakref.WeakSet())
-    thread, reclaimers = reclaim._Thread(), [reclaim.Reclaimer(lambda *_: None, Counters())]
+    thread, reclaimers = reclaim._Thread(), [reclaim.Reclaimer(nothing, nothing, Counters())]
     gone = weakref.ref(reclaimers[0])
     waits: list[bool] = []
 

@@ -13,6 +13,7 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import cswap
+from cswap.engine.saved.packed import Token
 
 MIB = 1 << 20
 ALL: dict[str, Any] = {"min_bytes": 0, "codec": "zvc"}
@@ -71,7 +72,7 @@ def test_after_forward_memory_is_the_encodings_and_a_bounded_overhead():
         encoded = stats.host_bytes
         state = handle.engine._state
         alone = [e for death in state.reclaimer.encodings if (e := death()) is not None]
-        handles = [token.handle for token in state.order.live()]
+        handles = [token.handle for token in state.order.live() if isinstance(token, Token)]
         exact = sum(p.nbytes for h in handles for p in h.sections if p.host is not None)
         exact += sum(e.payload.numel() for e in alone)
         held = [h.raw_nbytes for h in handles] + [e.nbytes for e in alone]

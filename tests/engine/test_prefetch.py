@@ -41,7 +41,7 @@ def coming(order, handle, count):
 
 def due(found):
     """Positions of tensors that have not been begun, of those that are alive."""
-    return [token.handle.position for c in found[1] if (token := c.token()) is not None]
+    return [token.handle.position for c in found[1] if (token := c.owner()) is not None]
 
 
 def distances(found):

@@ -16,6 +16,7 @@ from cswap.advisor.call_site import Site
 from cswap.engine import short_way
 from cswap.engine.recipes import Place
 from cswap.engine.recomputer import Trial
+from cswap.engine.saved.packed import Token
 from cswap.engine.saved.reclaim import MOST_LATER
 from cswap.engine.saved.rest import FIRST_STEPS
 from cswap.testing.engines import assert_empty
@@ -196,6 +197,7 @@ def test_what_must_be_exact_is_not_computed_from_what_may_be_lossy():
     with cswap.swapping(min_bytes=0, workers=0, lossy="int8", guard_every=0) as engine:
         loss(x).backward()
     for token in engine._state.order.live():
+        assert isinstance(token, Token)
         if token.remat is not None and not token.handle.lossy_ok:
             assert not any(
                 packed.token.handle.lossy_ok

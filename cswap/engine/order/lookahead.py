@@ -7,13 +7,12 @@ first and with one more at the end. A tensor whose swap-in has been begun is not
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     import weakref
 
     from cswap.engine.order.step_order import Saved, StepOrder
-    from cswap.engine.saved.packed import Token
 
 NO_STEP: Final = -1
 """Number of the step while no tensor has been asked for; steps count from 0."""
@@ -23,15 +22,15 @@ class Coming:
     """A tensor that is likely to be asked for soon.
 
     Attributes:
-        token: weak reference to its token.
+        owner: weak reference to what autograd holds of it.
         number: among those of its `Lookahead`, from 1.
         begun: whether its swap-in has been begun, or needs no beginning.
     """
 
-    __slots__ = ("begun", "number", "token")
+    __slots__ = ("begun", "number", "owner")
 
-    def __init__(self, token: weakref.ref[Token], number: int) -> None:
-        self.token, self.number = token, number
+    def __init__(self, owner: weakref.ref[Any], number: int) -> None:
+        self.owner, self.number = owner, number
         self.begun = False
 
 
@@ -99,11 +98,11 @@ class Lookahead:
                 return
             self._last = position
             self._walked.add(position)
-            token = self._order.token(self._step, position)
-            if token is None:
+            owner = self._order.owner(self._step, position)
+            if owner is None:
                 continue
             self._n_found += 1
-            self._ahead[position] = coming = Coming(token, self._n_found)
+            self._ahead[position] = coming = Coming(owner, self._n_found)
             self._pending.append(coming)
             if len(self._ahead) >= count:
                 return

@@ -7,14 +7,17 @@ gets is in its own packed view, and no state depends on forward and backward tak
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 if TYPE_CHECKING:
+    from cswap.engine.saved.copied import Copied
     from cswap.engine.saved.packed import Token
     from cswap.engine.saved.without_handle import WithoutHandle
     from cswap.engine.transfer.handle import Handle
+    from cswap.engine.transfer.host_copy import HostCopy
 
     Saved: TypeAlias = Handle | WithoutHandle
+    Owner: TypeAlias = Token | Copied
 
 
 NO_BACKWARD: Final = -1
@@ -35,7 +38,7 @@ class StepOrder:
         self.step = 0
         self.position = 0
         self.asked_since_pack = False
-        self._live: dict[tuple[int, int], weakref.ref[Token]] = {}
+        self._live: dict[tuple[int, int], weakref.ref[Any]] = {}
         self._asked: list[int] = []
         self._asked_step = -1
         self._after: dict[int, int] = {}
@@ -62,13 +65,17 @@ class StepOrder:
         """A handle that may be asked for."""
         self._live[handle.step, handle.position] = weakref.ref(token)
 
-    def discard(self, handle: Handle) -> None:
-        """A handle that no longer can be."""
-        self._live.pop((handle.step, handle.position), None)
+    def add_copy(self, copy: HostCopy) -> None:
+        """A tensor that may be asked for, without a handle."""
+        self._live[copy.step, copy.position] = copy
 
-    def live(self) -> list[Token]:
-        """Tokens of all handles that may still be asked for."""
-        return [token for reference in self._live.values() if (token := reference()) is not None]
+    def discard(self, saved: Handle | HostCopy) -> None:
+        """One that no longer can be."""
+        self._live.pop((saved.step, saved.position), None)
+
+    def live(self) -> list[Owner]:
+        """Owners of all tensors that may still be asked for."""
+        return [owner for reference in self._live.values() if (owner := reference()) is not None]
 
     def asked(self, saved: Saved) -> None:
         """Backward has asked for this tensor (for the first time)."""
@@ -83,7 +90,7 @@ class StepOrder:
         """The position that is likely to be asked for after this one; negative: none."""
         return self._after.get(position, position - 1)
 
-    def token(self, step: int, position: int) -> weakref.ref[Token] | None:
-        """A weak reference to the token at that position; None: nobody can ask for its tensor."""
+    def owner(self, step: int, position: int) -> weakref.ref[Any] | None:
+        """A weak reference to the owner at that position; None: nobody can ask for its tensor."""
         reference = self._live.get((step, position))
         return None if reference is None or reference() is None else reference

@@ -19,16 +19,18 @@ import threading
 import weakref
 from collections import deque
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from cswap.engine.saved.encoded import Encoded
 from cswap.engine.saved.packed import Token
+from cswap.engine.transfer.host_copy import HostCopy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     import torch
 
+    from cswap.engine.saved.copied import Copied
     from cswap.engine.transfer.device_lanes import Lane
     from cswap.engine.transfer.handle import Handle
     from cswap.stats.counters import Counters
@@ -81,20 +83,28 @@ class Reclaimer:
 
     Attributes:
         encodings: those of tensors without handles, whose memory has not been given back.
-        deaths: of tokens, to be dealt with by `collect`.
+        copies: of tensors without handles, over a link, and the lane of each.
+        deaths: of tokens and of tensors without handles, to be dealt with by `collect`.
         later: of tokens whose tensors are computed again; see `release_later`.
     """
 
-    def __init__(self, release: Callable[[Handle, Lane], None], counters: Counters) -> None:
+    def __init__(
+        self,
+        release: Callable[[Handle, Lane], None],
+        release_copy: Callable[[HostCopy, Lane], None],
+        counters: Counters,
+    ) -> None:
         """Make it.
 
         Args:
             release: frees all that is left of a handle; may be called twice for one.
+            release_copy: the same for a copy.
             counters: the engine's.
         """
-        self._release, self._counters = release, counters
+        self._release, self._release_copy, self._counters = release, release_copy, counters
         self.encodings: set[EncodingDeath] = set()
-        self.deaths: deque[weakref.ref[Token] | weakref.ref[Encoded]] = deque()
+        self.copies: dict[HostCopy, Lane] = {}
+        self.deaths: deque[weakref.ref[Any]] = deque()
         self.later: deque[weakref.ref[Token]] = deque()
         self._lock = threading.Lock()
         self._n_born = self._n_released = 0
@@ -118,6 +128,16 @@ class Reclaimer:
         if not _thread.awake:
             _thread.wake()
 
+    def watch_copy(self, copied: Copied) -> HostCopy:
+        """The copy of this tensor, still without memory: released after the tensor's death."""
+        copied.copy = copy = HostCopy(copied, self.deaths.append)
+        copy.raw_nbytes = copied.nbytes
+        self.copies[copy] = copied.lane
+        self._n_born += 1
+        if not _thread.awake:
+            _thread.wake()
+        return copy
+
     def release_later(self, token: Token) -> None:
         """Let the token's death wait for up to `MOST_LATER` others: its handle holds no bytes.
 
@@ -136,7 +156,14 @@ class Reclaimer:
     @property
     def encoded_bytes(self) -> int:
         """Bytes of host memory that hold encodings of tensors without handles."""
-        return sum(death.buffer.numel() for death in self.encodings.copy())
+        buffers = [death.buffer for death in self.encodings.copy()]
+        buffers += [copy.buffer for copy in self.copies.copy() if copy.buffer is not None]
+        return sum(buffer.numel() for buffer in buffers)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of device memory that tensors without handles hold."""
+        return sum(copy.held_bytes for copy in self.copies.copy())
 
     def collect(self, *, in_step: bool = False) -> None:
         """Release the handles that have died so far.
@@ -153,10 +180,18 @@ class Reclaimer:
                     death = deaths[0]
                     if isinstance(death, Death):
                         self._release(death.handle, death.lane)
+                    elif isinstance(death, HostCopy):
+                        self._let_go(death)
                     elif isinstance(death, EncodingDeath):
                         self._give_back(death)
                     deaths.popleft()
                     self._n_released += 1
+
+    def _let_go(self, copy: HostCopy) -> None:
+        lane = self.copies.get(copy)
+        if lane is not None:  # else an interrupt came before it was known
+            self._release_copy(copy, lane)
+            self.copies.pop(copy, None)
 
     def _give_back(self, death: EncodingDeath) -> None:
         # After an interrupt this comes once more.

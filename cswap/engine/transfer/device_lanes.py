@@ -274,6 +274,7 @@ class Lanes:
         """After an interrupt: add up again the bytes of these handles, all that there are."""
         for lane in self._made():
             lane.ready.recount()
+            lane.host.recount()
             lane.executor.recount(handles)
         self._allowance.recount(sum(lane.host.in_use_bytes for lane in self._made()))
 

@@ -38,7 +38,7 @@ from __future__ import annotations
 
 import abc
 import time
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
@@ -54,8 +54,10 @@ from cswap.ranks import must_agree
 if TYPE_CHECKING:
     from cswap.codecs.base import Codec
     from cswap.devices.base import Event
+    from cswap.engine.transfer.ahead import Ahead
     from cswap.engine.transfer.handle import Handle
     from cswap.engine.transfer.in_line import InLine
+    from cswap.engine.transfer.link_copies import LinkCopies
     from cswap.engine.transfer.resources import Resources
 
 
@@ -64,28 +66,16 @@ Memory: TypeAlias = tuple[torch.Tensor, bool]
 that the tensor was saved from."""
 
 
-class Ahead(NamedTuple):
-    """Memory that a side stream decodes into; not to be let go before that has been joined.
-
-    Attributes:
-        result: [n] flat; strided if the handle is gathered.
-        decoded: fires when it holds the values.
-        issued: the moment on the compute stream at which it was allocated.
-    """
-
-    result: torch.Tensor
-    decoded: Event
-    issued: Event
-
-
 class Executor(abc.ABC):
     """Runs swap-out and swap-in on one device.
 
     Attributes:
-        in_line: encodes tensors without handles; None: every tensor of this device has one.
+        in_line: encodes tensors without handles; None: every encoding of this device has one.
+        copies: copies tensors without handles over a link; None: there is none.
     """
 
     in_line: InLine | None = None
+    copies: LinkCopies | None = None
 
     def __init__(self, resources: Resources) -> None:
         """Args: resources: of the device."""
@@ -177,7 +167,11 @@ class Executor(abc.ABC):
                 self._device.share(found[0])
                 return found
             if state is State.READY:
-                result = self._ready(handle)
+                try:
+                    result = self._ready(handle)
+                except BaseException:
+                    self._device.drain()  # see `drop_result`
+                    raise
                 if result is not None:
                     return result, False
             if state is State.STORED:
@@ -280,30 +274,38 @@ class Executor(abc.ABC):
 
     def drop_result(self, handle: Handle) -> None:
         """Let go of the decoded memory; users of it keep it alive themselves."""
-        with self._lock:
-            if handle.state is not State.READY:
-                return
-            self._move(handle, State.STORED)
-            ahead = self._forget(handle)
-        if ahead is not None:
-            self._device.join(ahead.decoded, ahead.issued)
+        try:
+            with self._lock:
+                if handle.state is not State.READY:
+                    return
+                self._move(handle, State.STORED)
+                ahead = self._forget(handle)
+            if ahead is not None:
+                self._device.join(ahead.decoded, ahead.issued)
+        except BaseException:
+            self._device.drain()  # a side stream may be writing memory that nobody holds now
+            raise
 
     def release(self, handle: Handle) -> None:
         """Nobody can ask for the handle any more: free all that no job needs. Twice is once."""
-        with self._lock:
-            before = handle.state
-            if before is not State.RELEASED:
-                self._move(handle, State.RELEASED)
-                if before is State.LEAVING:
-                    self._leaves_no_more(handle)
-                    self._counters.stay("dropped", handle.raw_nbytes)
-            owner = handle.token()
-            if owner is None:
-                ahead = self._ahead.pop(id(handle), None)
-            else:  # tests release tensors that they still hold
-                ahead, owner.source = self._forget(handle), None
-        if ahead is not None:
-            self._device.join(ahead.decoded, ahead.issued)
+        try:
+            with self._lock:
+                before = handle.state
+                if before is not State.RELEASED:
+                    self._move(handle, State.RELEASED)
+                    if before is State.LEAVING:
+                        self._leaves_no_more(handle)
+                        self._counters.stay("dropped", handle.raw_nbytes)
+                owner = handle.token()
+                if owner is None:
+                    ahead = self._ahead.pop(id(handle), None)
+                else:  # tests release tensors that they still hold
+                    ahead, owner.source = self._forget(handle), None
+            if ahead is not None:
+                self._device.join(ahead.decoded, ahead.issued)
+        except BaseException:
+            self._device.drain()  # see `drop_result`
+            raise
         if handle.sections:
             self._resources.free_stored(handle)
 

@@ -6,6 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from cswap.engine.transfer.handle import State
+from cswap.engine.transfer.host_copy import HostCopy
 
 if TYPE_CHECKING:
     import torch
@@ -19,13 +20,13 @@ class _Source(NamedTuple):
     """One tensor's own memory.
 
     Attributes:
-        handle: its accounts.
+        accounts: of the tensor.
         memory: to be held until it has been read.
         read: fires when it has been read for the last time.
         issued: the moment on the compute stream at which it was saved.
     """
 
-    handle: Handle
+    accounts: Handle | HostCopy
     memory: torch.Tensor
     read: Event
     issued: Event
@@ -39,13 +40,30 @@ class Leaving:
         self._device, self._lock = resources.device, resources.lock
         self._counters, self._resources = resources.counters, resources
         self._sources: deque[_Source] = deque()
+        self._watched = False
         self.nbytes = 0
 
-    def add(self, handle: Handle, memory: torch.Tensor, read: Event, issued: Event) -> None:
+    def add(
+        self, accounts: Handle | HostCopy, memory: torch.Tensor, read: Event, issued: Event
+    ) -> None:
         """A tensor has been submitted: hold its memory until ``read`` has fired, or is joined."""
         with self._lock:
-            self._sources.append(_Source(handle, memory, read, issued))
-            self.nbytes += handle.raw_nbytes
+            self._sources.append(_Source(accounts, memory, read, issued))
+            self.nbytes += accounts.raw_nbytes
+
+    def add_copy(
+        self, copy: HostCopy, memory: torch.Tensor, read: Event, issued: Event, limit_bytes: int
+    ) -> None:
+        """The same for a tensor without a handle, and let go of others: until this limit is kept.
+
+        Most copies need no callback of their own: each one lets go of those before.
+        """
+        self.add(copy, memory, read, issued)
+        if not self._watched:
+            self._watch(read)
+        self.let_go_read()
+        if self.nbytes > limit_bytes:
+            self.let_go_down_to(limit_bytes)
 
     def let_go_read(self) -> None:
         """Let go of the oldest tensors, as far as they have been read and are safe."""
@@ -54,12 +72,32 @@ class Leaving:
                 if not self._sources:
                     return
                 oldest = self._sources[0]
-                # An encoding that nobody can ask for is never made safe.
-                wanted = oldest.handle.state is State.LEAVING and oldest.handle.alive
-                if not oldest.read.query() or (wanted and not _safe(oldest.handle)):
+                if not oldest.read.query() or not _may_go(oldest.accounts):
                     return
                 self._remove_oldest()
-            self._let_go(oldest.handle)
+            self._let_go(oldest.accounts)
+
+    def recount(self) -> None:
+        """After an interrupt, and a wait for the device: nothing is under way."""
+        with self._lock:
+            self.nbytes = sum(source.accounts.raw_nbytes for source in self._sources)
+        self._watched = False
+        self.let_go_read()
+
+    def _watch(self, read: Event) -> None:
+        self._watched = True
+        self._device.when(read, self._look)
+
+    def _look(self) -> None:
+        # Not for the oldest one next: callbacks of one stream have to be in the order of its work.
+        self._watched = False
+        self.let_go_read()
+        with self._lock:
+            newest = self._sources[-1] if self._sources else None
+        if newest is None or newest.read.query():
+            return  # whoever makes the oldest one safe looks again
+        if isinstance(newest.accounts, HostCopy):  # a handle has a callback of its own
+            self._watch(newest.read)
 
     def let_go_down_to(self, limit_bytes: int) -> None:
         """Let go of the oldest tensors until so many bytes are left.
@@ -73,13 +111,32 @@ class Leaving:
                     return
                 oldest = self._sources[0]
                 self._remove_oldest()
-            self._device.join(oldest.read, oldest.issued)
-            self._let_go(oldest.handle)
+            try:
+                self._device.join(oldest.read, oldest.issued)
+            except BaseException:
+                self._device.drain()  # a side stream may be reading it
+                raise
+            self._let_go(oldest.accounts)
 
     def _remove_oldest(self) -> None:
-        self.nbytes -= self._sources.popleft().handle.raw_nbytes
+        self.nbytes -= self._sources.popleft().accounts.raw_nbytes
 
-    def _let_go(self, handle: Handle) -> None:
+    def _let_go(self, accounts: Handle | HostCopy) -> None:
+        if isinstance(accounts, HostCopy):
+            self._let_go_copied(accounts)
+        else:
+            self._let_go_handled(accounts)
+
+    def _let_go_copied(self, copy: HostCopy) -> None:
+        with self._lock:
+            owner = copy()
+            if owner is None or owner.source is None:
+                return
+            owner.source = None  # if it was modified, unpack raises
+            copy.held_bytes -= copy.raw_nbytes
+        self._counters.hold(device=-copy.raw_nbytes)
+
+    def _let_go_handled(self, handle: Handle) -> None:
         modified = handle.modified()
         with self._lock:
             if handle.state is not State.LEAVING:
@@ -95,5 +152,10 @@ class Leaving:
             self._resources.free_stored(handle)
 
 
-def _safe(handle: Handle) -> bool:
-    return all(section.safe for section in handle.sections)
+def _may_go(accounts: Handle | HostCopy) -> bool:
+    # Whether a tensor that has been read is not needed any more to have it stored.
+    if isinstance(accounts, HostCopy):
+        return True
+    # An encoding that nobody can ask for is never made safe.
+    wanted = accounts.state is State.LEAVING and accounts.alive
+    return not wanted or all(section.safe for section in accounts.sections)

@@ -27,10 +27,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cswap.engine.transfer.executor import Ahead, Executor
+from cswap.engine.transfer.ahead import Ahead
+from cswap.engine.transfer.executor import Executor
 from cswap.engine.transfer.handle import State
 from cswap.engine.transfer.leaving import Leaving
 from cswap.engine.transfer.link_back import LinkBack
+from cswap.engine.transfer.link_copies import LinkCopies
 from cswap.engine.transfer.link_out import LinkOut
 from cswap.engine.transfer.resources import Patience, under_way
 from cswap.engine.transfer.section import cut
@@ -54,6 +56,7 @@ class LinkExecutor(Executor):
         """Args: resources: of the device."""
         super().__init__(resources)
         self._leaving = Leaving(resources)
+        self.copies = LinkCopies(resources, self._leaving)
         self._out = LinkOut(resources, self._leaving, self._keep)
         self._back = LinkBack(resources)
 
@@ -167,6 +170,11 @@ class LinkExecutor(Executor):
         with self._lock:
             if handle.state is State.FETCHING:
                 self._move(handle, State.STORED)
+
+    def recount(self, handles: list[Handle]) -> None:
+        """See `Executor.recount`."""
+        del handles  # it counts the tensors that are on their way out
+        self._leaving.recount()
 
     def settle(self, handle: Handle) -> None:
         """See `Executor.settle`."""

@@ -7,42 +7,44 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from cswap.engine.transfer.handle import Handle
+    from cswap.engine.transfer.host_copy import HostCopy
 
 
 class ReadyBudget:
     """Bounds the decoded memory that waits to be asked for (again).
 
     Attributes:
-        waiting: handles whose decoded memory waits, by their identity; the oldest first.
+        waiting: accounts of tensors whose decoded memory waits, by their identity; the oldest
+            first.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         """Args: limit_bytes: decoded bytes that may wait."""
         self._limit = limit_bytes
-        self.waiting: OrderedDict[int, Handle] = OrderedDict()
+        self.waiting: OrderedDict[int, Handle | HostCopy] = OrderedDict()
         self._bytes = 0
 
     def fits(self, nbytes: int) -> bool:
         """Whether that many bytes more may be decoded ahead."""
         return self._bytes + nbytes <= self._limit
 
-    def add(self, handle: Handle) -> list[Handle]:
-        """Count a handle's decoded memory; returns the ones to drop to stay within the limit."""
-        if id(handle) not in self.waiting:
-            self.waiting[id(handle)] = handle
-            self._bytes += handle.raw_nbytes
-        dropped: list[Handle] = []
+    def add(self, saved: Handle | HostCopy) -> list[Handle | HostCopy]:
+        """Count a tensor's decoded memory; returns the ones to drop to stay within the limit."""
+        if id(saved) not in self.waiting:
+            self.waiting[id(saved)] = saved
+            self._bytes += saved.raw_nbytes
+        dropped: list[Handle | HostCopy] = []
         while self._bytes > self._limit and len(self.waiting) > 1:
             _, oldest = self.waiting.popitem(last=False)
             self._bytes -= oldest.raw_nbytes
             dropped.append(oldest)
         return dropped
 
-    def remove(self, handle: Handle) -> None:
-        """The handle's decoded memory waits no more."""
-        if self.waiting.pop(id(handle), None) is not None:
-            self._bytes -= handle.raw_nbytes
+    def remove(self, saved: Handle | HostCopy) -> None:
+        """The tensor's decoded memory waits no more."""
+        if self.waiting.pop(id(saved), None) is not None:
+            self._bytes -= saved.raw_nbytes
 
     def recount(self) -> None:
         """Add up the bytes again, after an interrupt."""
-        self._bytes = sum(handle.raw_nbytes for handle in self.waiting.values())
+        self._bytes = sum(saved.raw_nbytes for saved in self.waiting.values())

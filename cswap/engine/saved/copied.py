@@ -1,0 +1,40 @@
+"""`Copied`: a saved tensor that was copied over a link as it is, without a handle."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cswap.engine.saved.without_handle import SharedUse, WithoutHandle
+
+if TYPE_CHECKING:
+    import torch
+
+    from cswap.engine.transfer.device_lanes import Lane
+    from cswap.engine.transfer.host_copy import HostCopy
+
+
+class Copied(WithoutHandle):
+    """One saved tensor, which is the whole of its storage, with a copy of it on the host.
+
+    Attributes:
+        source: the tensor's own memory, [n] flat, until it has been read.
+        copy: on the host, or on its way.
+        aligned: whether the tensor began at an address at which new memory may begin.
+    """
+
+    __slots__ = ("aligned", "copy", "source")
+
+    copy: HostCopy
+
+    def __init__(
+        self, tensor: torch.Tensor, source: torch.Tensor, lane: Lane, shared_use: SharedUse
+    ) -> None:
+        """See the attributes. Args: tensor: as autograd saves it."""
+        super().__init__(tensor, lane, shared_use, source.nbytes, lossy_ok=False)
+        self.source: torch.Tensor | None = source
+        self.aligned = False
+
+    @property
+    def depth(self) -> int:
+        """See `WithoutHandle.depth`."""
+        return 0

@@ -1,0 +1,71 @@
+"""`HostCopy`: what is left of a tensor that was copied over a link, when it has no handle.
+
+Note [a copy outlives its owner]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+Autograd holds the owner, and lets it go at any time. The streams of the device may touch the memory
+of the tensor for longer. So the owner holds the tensor's own memory only; the host's memory, and
+memory that the tensor is copied into ahead of its use, are held here, until they have been joined.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Final, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+    from cswap.devices.base import Event
+    from cswap.engine.transfer.ahead import Ahead
+
+
+NOWHERE: Final = -1
+"""Position and step of a tensor that has not been given one."""
+
+
+class CopyOwner(Protocol):
+    """Stands for the tensor in autograd's graph.
+
+    Attributes:
+        source: the tensor's own memory, [n] flat; None once it has been let go.
+        copy: on the host, or on its way there.
+        dtype: of the tensor.
+        nbytes: of the tensor.
+        uses: how often it was asked for.
+    """
+
+    source: torch.Tensor | None
+    copy: HostCopy
+    dtype: torch.dtype
+    nbytes: int
+    uses: int
+
+
+class HostCopy(weakref.ref[CopyOwner]):
+    """A weak reference to the owner, which is put on a list when the owner dies.
+
+    Written by `LinkCopies`, under the executor's lock.
+
+    Attributes:
+        raw_nbytes: bytes of the tensor.
+        position: index of the tensor among those saved in its step.
+        step: number of that step.
+        buffer: of the host store; None: nothing has been copied, or it has been given back.
+        out: fires when the buffer holds the tensor.
+        back: fires when the buffer has been read for the last time; None: it was not.
+        ahead: memory that it is copied into ahead of its use.
+        fetching: a thread is about to set ``ahead``.
+        held_bytes: of the device's memory, as counted.
+    """
+
+    __hash__ = object.__hash__  # a dead owner has none
+    __eq__ = object.__eq__
+
+    raw_nbytes = 0
+    position = step = NOWHERE
+    buffer: torch.Tensor | None = None
+    out: Event | None = None
+    back: Event | None = None
+    ahead: Ahead | None = None
+    fetching = False
+    held_bytes = 0

@@ -1,0 +1,62 @@
+"""`LaggingMachine`: engines on the stand-in for a GPU that runs only when it is let."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from cswap.config import SwapConfig
+from cswap.engine.engine import SwapEngine
+from cswap.engine.sender import Sender
+from cswap.testing.lagging_cuda import LaggingCuda, installed, watched
+
+
+class LaggingMachine:
+    """A stand-in, its device, and engines that run on it.
+
+    Attributes:
+        cuda: stands for `torch.cuda`; its ``faults`` name memory that was used too early.
+        device: a `CudaDevice` that runs on it.
+    """
+
+    def __init__(self, patch: Any, seed: int = 0) -> None:
+        """Args: patch: pytest's monkeypatch; seed: of the order in which streams run."""
+        self.cuda = LaggingCuda(seed)
+        self.device: Any = next(installed(self.cuda, patch))
+        self._patch = patch
+
+    def engine(self, codec: str, **options: Any) -> SwapEngine:
+        """An engine of this device. Args: options: ``plan``, and those of `SwapConfig`."""
+        plan = options.pop("plan", None)
+        config = SwapConfig(codec=codec, min_bytes=0, **options)
+        engine = SwapEngine(config, plan, device=self.device)
+        choose = Sender._choose  # noqa: SLF001
+
+        def chosen(packer: Any, handle: Any, x: torch.Tensor, **options: Any) -> Any:
+            return watched(self.cuda, choose(packer, handle, x, **options))
+
+        self._patch.setattr(Sender, "_choose", chosen)
+        return engine
+
+    def tensor(self, numel: int, seed: int = 0) -> torch.Tensor:
+        """[numel] float32 of the compute stream, with zeros."""
+        generator = torch.Generator().manual_seed(seed)
+        x = self.cuda.empty(numel, dtype=torch.float32, device="cuda")
+        x.copy_(torch.randn(numel, generator=generator).relu_())
+        self.cuda.touch(x, writes=True, text="the operator")
+        return x
+
+    def use(self, x: torch.Tensor) -> None:
+        """An operator of the current stream reads it."""
+        self.cuda.touch(x, writes=False, text="an operator")
+
+    def save(self, engine: SwapEngine, n: int, numel: int) -> tuple[list[Any], list[torch.Tensor]]:
+        """Packed objects of n tensors that nobody else holds, and their values."""
+        packed, values = [], []
+        for i in range(n):
+            x = self.tensor(numel, i)
+            values.append(x.clone())
+            packed.append(engine.pack(x))
+            del x
+        return packed, values

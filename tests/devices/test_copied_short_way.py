@@ -1,0 +1,495 @@
+"""Saved tensors that are copied over a link at a known place: they have no handle.
+
+They run on `cswap.testing.lagging_cuda`, which finds memory that is used too early.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+
+import pytest
+import torch
+
+from cswap.engine import short_way
+from cswap.engine.saved.copied import Copied
+from cswap.engine.saved.packed import PackedView
+from cswap.engine.saved.without_handle import Again
+from cswap.testing.lagging_machine import LaggingMachine
+
+MIB = 1 << 20
+N = 12
+NUMEL = MIB // 4
+"""Elements of one MiB."""
+
+WHOLE_WAY, SHORT_WAY = 1, 64
+"""Values of `short_way.STEPS`."""
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    made = LaggingMachine(monkeypatch)
+    yield made
+    assert not made.cuda.faults, made.cuda.faults[:5]
+
+
+@pytest.fixture
+def small(machine):
+    """A machine whose bounds are four tensors of one MiB."""
+    machine.device.backlog_bytes = machine.device.ready_bytes = 4 * MIB
+    return machine
+
+
+def ask_all(machine, engine, packed, values):
+    """Ask for the tensors, the last one first, as backward does."""
+    while packed:
+        back = engine.unpack(packed.pop())
+        machine.use(back)
+        assert torch.equal(back, values.pop())
+        del back
+
+
+def warm_up(machine, engine, n=N, numel=NUMEL):
+    """A step in which the places become known; the next one begins."""
+    engine.begin_step()
+    ask_all(machine, engine, *machine.save(engine, n, numel))
+    machine.cuda.synchronize()
+    engine.begin_step()
+    machine.cuda.peak_bytes = machine.cuda.allocated_bytes
+
+
+def are_copied(packed):
+    return all(type(p) is Copied for p in packed)
+
+
+def assert_nothing_is_held(machine, engine):
+    engine.synchronize()
+    engine.collect()
+    stats = engine.stats
+    assert (stats.device_bytes, stats.host_bytes) == (0, 0)
+    assert not engine._state.reclaimer.copies
+    assert not engine._state.order._live
+    machine.device.trim(0)
+    assert machine.cuda.allocated_bytes == 0
+
+
+class Result(torch.autograd.Function):
+    """Makes a tensor the result of a differentiable operator."""
+
+    @staticmethod
+    def forward(ctx, _anchor, given):
+        return given.pop()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+ANCHOR = torch.zeros(1, requires_grad=True)
+
+
+def result(x):
+    return Result.apply(ANCHOR, [x])
+
+
+# ---------------------------------------------------------------- out and back
+
+
+def test_a_tensor_at_a_known_place_is_copied_out_and_back(machine):
+    engine = machine.engine("raw")
+    warm_up(machine, engine)
+    packed, values = machine.save(engine, N, NUMEL)
+    assert are_copied(packed)
+    ask_all(machine, engine, packed, values)
+    stats = engine.stats
+    assert stats.by_codec["raw"].count == stats.swapped == 2 * N
+    assert stats.fallbacks == 0
+    assert_nothing_is_held(machine, engine)
+
+
+def test_it_may_be_asked_for_several_times(machine):
+    engine = machine.engine("raw")
+    warm_up(machine, engine, 3)
+    packed, values = machine.save(engine, 3, NUMEL)
+    assert are_copied(packed)
+    for _ in range(3):
+        for one, value in zip(packed[::-1], values[::-1], strict=True):
+            assert torch.equal(engine.unpack(one), value)
+        machine.cuda.synchronize()
+    del one
+    packed.clear()
+    assert_nothing_is_held(machine, engine)
+
+
+def test_all_are_brought_back_ahead_each_time_that_they_are_asked_for(small):
+    engine = small.engine("raw")
+    warm_up(small, engine)
+    packed, _ = small.save(engine, N, NUMEL)
+    small.cuda.synchronize()
+    small.device.pump()
+    for _ in range(2):
+        engine._unpacker._note_backward()
+        for one in packed[::-1]:
+            assert one is packed[-1] or one.copy.ahead is not None
+            engine.unpack(one)
+    del one
+    packed.clear()
+    assert_nothing_is_held(small, engine)
+
+
+def test_a_tensor_that_is_wanted_early_is_its_own_memory(machine):
+    engine = machine.engine("raw")
+    warm_up(machine, engine, 1)
+    before = engine.stats.kept_by_reason["wanted_early"]  # with a handle
+    x = machine.tensor(NUMEL)
+    packed = engine.pack(x)
+    assert type(packed) is Copied
+    assert engine.unpack(packed).data_ptr() == x.data_ptr()
+    assert engine.stats.kept_by_reason["wanted_early"] == before + 1
+    machine.cuda.synchronize()
+    machine.device.pump()
+    assert engine.unpack(packed).data_ptr() != x.data_ptr()
+    del packed, x
+    assert_nothing_is_held(machine, engine)
+
+
+def test_a_tensor_that_was_modified_raises(machine):
+    engine = machine.engine("raw")
+    warm_up(machine, engine, 2)
+    x, y = machine.tensor(NUMEL), machine.tensor(NUMEL)
+    early, late = engine.pack(x), engine.pack(y)
+    x.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        engine.unpack(early)
+    machine.cuda.synchronize()
+    machine.device.pump()  # its memory is let go
+    y.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        engine.unpack(late)
+    del early, late, x, y
+    assert_nothing_is_held(machine, engine)
+
+
+def test_a_tensor_that_is_saved_twice_is_copied_once(machine):
+    engine = machine.engine("raw")
+
+    def step():
+        engine.begin_step()
+        x = result(machine.tensor(NUMEL))
+        packed = [engine.pack(x), engine.pack(x.view(2, -1))]
+        want = x.detach().clone()
+        del x
+        machine.cuda.synchronize()
+        machine.device.pump()
+        kinds = [type(p) for p in packed]
+        assert torch.equal(engine.unpack(packed.pop()), want.view(2, -1))
+        assert torch.equal(engine.unpack(packed.pop()), want)
+        engine._end_backward()
+        return kinds
+
+    kinds = [step() for _ in range(4)]
+    assert kinds[0] == [PackedView, PackedView]
+    assert kinds[-1] == [Copied, Again]
+    stats = engine.stats
+    assert (stats.packed, stats.swapped, stats.deduplicated) == (8, 4, 4)
+    assert_nothing_is_held(machine, engine)
+
+
+def test_only_tensors_that_leave_as_they_are_go_this_way(machine):
+    engine = machine.engine("zvc")
+    warm_up(machine, engine)
+    packed, _ = machine.save(engine, N, NUMEL)
+    assert {type(p) for p in packed} == {PackedView}
+
+
+def test_a_tensor_in_sections_has_a_handle(machine):
+    machine.device.section_bytes = MIB
+    engine = machine.engine("raw")
+    warm_up(machine, engine, 2, 2 * NUMEL)
+    packed, _ = machine.save(engine, 2, 2 * NUMEL)
+    assert {type(p) for p in packed} == {PackedView}
+
+
+def test_a_traced_step_and_a_captured_one_go_the_whole_way(machine):
+    engine = machine.engine("raw")
+    warm_up(machine, engine, 2)
+    with engine.trace():
+        assert type(engine.pack(machine.tensor(NUMEL))) is PackedView
+    machine.cuda.capturing = True
+    assert not isinstance(engine.pack(machine.tensor(NUMEL)), (Copied, PackedView))
+    machine.cuda.capturing = False
+
+
+def test_statistics_are_those_of_the_whole_way(monkeypatch):
+    found = []
+    for steps in (WHOLE_WAY, SHORT_WAY):
+        monkeypatch.setattr(short_way, "STEPS", steps)
+        with monkeypatch.context() as patch:
+            machine = LaggingMachine(patch)
+            machine.device.backlog_bytes = machine.device.ready_bytes = 4 * MIB
+            engine = machine.engine("raw")
+            for _ in range(4):
+                engine.begin_step()
+                packed, values = machine.save(engine, N, NUMEL)
+                machine.cuda.synchronize()
+                machine.device.pump()
+                ask_all(machine, engine, packed, values)
+                machine.cuda.synchronize()
+                engine._end_backward()
+            s, c = engine.stats, engine.stats.by_codec["raw"]
+            counts = (s.packed, s.swapped, s.prefetch_hits, s.prefetch_misses, s.kept_by_reason)
+            found.append((*counts, s.peak_device_bytes, s.peak_host_bytes, c.count, c.encoded))
+            assert_nothing_is_held(machine, engine)
+            assert not machine.cuda.faults
+    assert found[0] == found[1]
+
+
+# ------------------------------------------------------------- bounds of memory
+
+
+def test_sources_under_way_are_bounded_while_the_device_stands_still(small):
+    engine = small.engine("raw")
+    warm_up(small, engine, 48)
+    before = small.cuda.allocated_bytes
+    packed, _ = small.save(engine, 48, NUMEL)
+    assert are_copied(packed)
+    assert small.cuda.peak_bytes - before <= small.device.backlog_bytes + 2 * MIB
+
+
+def test_memory_goes_when_it_has_been_read_and_nobody_saves_any_more(machine):
+    machine.device.backlog_bytes = 2 * N * MIB
+    engine = machine.engine("raw")
+    warm_up(machine, engine)
+    packed, _ = machine.save(engine, N, NUMEL)
+    assert machine.cuda.allocated_bytes >= (N - 1) * MIB
+    machine.cuda.synchronize()
+    machine.device.pump()
+    assert machine.cuda.allocated_bytes == 0
+    assert engine.stats.device_bytes == 0
+    assert are_copied(packed)
+
+
+def test_in_backward_memory_is_bounded_and_the_host_waits_for_nothing(small):
+    engine = small.engine("raw")
+    warm_up(small, engine, 48)
+    packed, values = small.save(engine, 48, NUMEL)
+    engine.synchronize()
+    small.cuda.peak_bytes = small.cuda.allocated_bytes
+    waits = small.cuda.waits
+    ask_all(small, engine, packed, values)
+    assert small.cuda.peak_bytes <= small.device.ready_bytes + 3 * MIB
+    assert small.cuda.waits == waits
+    assert engine.stats.prefetch_hits > engine.stats.prefetch_misses
+
+
+@pytest.mark.parametrize("progress", [0, 40, None], ids=["none", "some", "all"])
+def test_a_graph_that_is_dropped_gives_everything_back(small, progress):
+    engine = small.engine("raw")
+    warm_up(small, engine)
+    packed, _ = small.save(engine, N, NUMEL)
+    if progress is None:
+        small.cuda.synchronize()
+    else:
+        small.cuda.run_some(progress)
+    engine.unpack(packed.pop())  # and some are brought back ahead
+    assert are_copied(packed)
+    packed.clear()
+    engine.collect()
+    assert_nothing_is_held(small, engine)
+
+
+def test_where_the_host_has_no_room_a_tensor_goes_the_whole_way(machine):
+    engine = machine.engine("raw", host_limit=4 * MIB)
+    warm_up(machine, engine, 4)
+    packed, values = machine.save(engine, 6, NUMEL)
+    assert are_copied(packed[:4])
+    assert {type(p) for p in packed[4:]} == {PackedView}
+    assert engine.stats.kept_by_reason["host_limit"] == 2
+    ask_all(machine, engine, packed, values)
+    assert_nothing_is_held(machine, engine)
+
+
+def test_no_memory_ahead_of_the_use_is_counted_and_costs_a_miss(machine):
+    engine = machine.engine("raw")
+    warm_up(machine, engine, 4)
+    packed, values = machine.save(engine, 4, NUMEL)
+    machine.cuda.synchronize()
+    machine.device.pump()
+    machine.cuda.failures = [0, 0]  # of the first one ahead, and of its second try
+    ask_all(machine, engine, packed, values)
+    assert engine.stats.fallbacks_by_reason == {"prefetch": 1}
+    assert_nothing_is_held(machine, engine)
+
+
+def test_no_memory_for_a_tensor_that_is_asked_for_raises(machine):
+    engine = machine.engine("raw")
+    warm_up(machine, engine, 1)
+    packed, values = machine.save(engine, 1, NUMEL)
+    machine.cuda.synchronize()
+    machine.device.pump()
+    machine.cuda.failures = [0, 0]
+    with pytest.raises(MemoryError):
+        engine.unpack(packed[0])
+    assert torch.equal(engine.unpack(packed[0]), values[0])
+    packed.clear()
+    assert_nothing_is_held(machine, engine)
+
+
+def test_a_copy_that_cannot_be_issued_goes_the_whole_way(machine, monkeypatch):
+    engine = machine.engine("raw")
+    warm_up(machine, engine, 1)
+
+    def fails(*_):
+        raise RuntimeError("no copy")
+
+    monkeypatch.setattr("cswap.engine.transfer.link_copies.copy_bytes", fails)
+    packed, values = machine.save(engine, 1, NUMEL)
+    assert type(packed[0]) is PackedView
+    ask_all(machine, engine, packed, values)
+    assert_nothing_is_held(machine, engine)
+
+
+# ------------------------------------------------------------- random programs
+
+
+class Steps:
+    """Steps that save tensors of the same sizes, and other things that happen now and then."""
+
+    def __init__(self, machine, seed):
+        self.random, self.machine = random.Random(seed), machine
+        device = machine.device
+        device.backlog_bytes = device._scratch._enough_bytes = self.random.choice([0, 8192, 65536])
+        device.ready_bytes = self.random.choice([4096, 16384, MIB])
+        device.section_bytes = self.random.choice([None, None, 4096])
+        self.engine = machine.engine(
+            self.random.choice(["raw", "raw", "raw", "zvc"]),
+            host_limit=self.random.choice([None, None, None, 40000]),
+        )
+        n = self.random.randrange(3, 24)
+        self.sizes = [self.random.choice([64, 500, 1500, 3000]) for _ in range(n)]
+        self.twice = {i for i in range(n) if self.random.random() < 0.2}
+        self.other = machine.cuda.Stream()
+        self.n_copied = 0
+
+    def run(self, n_steps):
+        for _ in range(n_steps):
+            if self.random.random() < 0.9:
+                self.engine.begin_step()
+            saved = self.forward()
+            if self.random.random() < 0.9:
+                self.backward(saved)
+            saved.clear()
+            self.progress()
+        self.engine._end_backward()
+        assert_nothing_is_held(self.machine, self.engine)
+
+    def forward(self):
+        saved, kept = [], []
+        for i, numel in enumerate(self.sizes):
+            if self.random.random() < 0.02:  # a branch that this step does not take
+                continue
+            x = result(self.machine.tensor(numel, self.random.randrange(99)))
+            views = [x, x.detach().view(2, -1) if self.random.random() < 0.1 else x.view(2, -1)]
+            for y in views[: 1 + (i in self.twice)]:
+                packed = self.engine.pack(y)
+                self.n_copied += type(packed) is Copied
+                saved.append((packed, y.detach().clone(), y._version))
+            if self.random.random() < 0.1:
+                kept.append(x)
+            del x, y, views
+            if self.random.random() < 0.3:
+                self.progress()
+            if self.random.random() < 0.02 and saved:
+                saved.pop(self.random.randrange(len(saved)))
+        if kept and self.random.random() < 0.3:
+            with torch.no_grad():
+                kept[0].add_(1)
+        return saved
+
+    def backward(self, saved):
+        if self.random.random() < 0.1:
+            self.random.shuffle(saved)
+        again = self.random.random() < 0.2
+        while saved:
+            at = -1 if self.random.random() < 0.95 else self.random.randrange(len(saved))
+            self.ask(*saved[at])
+            if not again or self.random.random() < 0.8:
+                saved.pop(at)
+            if self.random.random() < 0.3:
+                self.progress()
+            if self.random.random() < 0.01:
+                return  # an operator has raised
+        self.engine._end_backward()
+
+    def ask(self, packed, value, _version):
+        elsewhere = self.random.random() < 0.05
+        if elsewhere:  # as autograd does it: the stream of the forward is awaited
+            self.other.wait_event(self.machine.device.now().recorded)
+        with self.machine.cuda.stream(self.other if elsewhere else self.machine.cuda.default):
+            try:
+                back = self.engine.unpack(packed)
+            except RuntimeError as error:
+                if "modified by an inplace operation" not in str(error):
+                    raise
+                return
+            self.machine.use(back)
+            assert torch.equal(back, value)
+            del back
+        if elsewhere:
+            ended = self.machine.cuda.Event()
+            ended.record(self.other)
+            self.machine.cuda.default.wait_event(ended)
+
+    def progress(self):
+        self.machine.cuda.run_some(self.random.choice([1, 5, 60]))
+        if self.random.random() < 0.2:
+            self.machine.device.pump()
+
+
+FEW, MANY = range(30), range(30, 2000)
+
+
+@pytest.mark.parametrize(
+    "seeds", [FEW, pytest.param(MANY, marks=pytest.mark.slow)], ids=["few", "many"]
+)
+def test_random_steps_on_a_lagging_device(monkeypatch, seeds):
+    monkeypatch.setattr("cswap.engine.transfer.section.SECTION_ALIGN", 64)
+    n_copied = 0
+    for seed in seeds:
+        with monkeypatch.context() as patch:
+            machine = LaggingMachine(patch, seed)
+            steps = Steps(machine, seed)
+            steps.run(8)
+            n_copied += steps.n_copied
+            assert not machine.cuda.faults, (seed, machine.cuda.faults[:5])
+    assert n_copied > 20 * len(seeds)
+
+
+# ------------------------------------------------------------------------- cost
+
+MOST_CALLS = 125
+"""Python calls of cswap for a tensor, out, back and released, in all threads.
+
+Lower this when the way gets shorter."""
+
+
+def test_python_calls_of_a_tensor(machine):
+    engine = machine.engine("raw")
+    calls = 0
+
+    def note(frame, event, _argument):
+        nonlocal calls
+        path = frame.f_code.co_filename
+        calls += event == "call" and "/cswap/" in path and "/testing/" not in path
+
+    warm_up(machine, engine, 4 * N)
+    before = sys.getprofile()
+    sys.setprofile(note)  # the stand-in has no other threads
+    try:
+        ask_all(machine, engine, *machine.save(engine, 4 * N, NUMEL))
+        machine.cuda.synchronize()
+        engine.collect()
+    finally:
+        sys.setprofile(before)
+    assert engine.stats.swapped == 8 * N
+    assert calls / (4 * N) <= MOST_CALLS, calls / (4 * N)
