@@ -44,6 +44,8 @@ def test_graphs_save_less_with_inlined_codecs(tmp_path, monkeypatch):
     rows = {row["way"]: row for row in json.loads(out.read_text())["rows"]}
     assert list(rows) == [*measure.WAYS, measure.SWAPPED]
     assert rows["plain"]["saved_of_plain"] == 1
-    assert rows["plain"]["gradient_error"] == rows["inlined, masks alone"]["gradient_error"] == 0
+    assert rows["plain"]["gradient_error"] == 0
+    # A graph that saves something else is fused otherwise: the last bit depends on the machine.
+    assert rows["inlined, masks alone"]["gradient_error"] < 1e-6
     assert rows["inlined int8"]["saved_of_plain"] < rows["inlined bf16"]["saved_of_plain"] < 1
     assert 0 < rows["inlined bf16"]["gradient_error"] < rows["inlined int8"]["gradient_error"] < 0.1
