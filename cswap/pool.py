@@ -220,7 +220,9 @@ class BufferPool:
 
     def recount(self) -> None:
         """Add up the bytes again, after an interrupt between two statements."""
+        self._note_deaths()
         with self._lock:
+            self._lent = {key: lent for key, lent in self._lent.items() if lent() is not None}
             self._in_use_bytes = sum(lent.size for lent in self._lent.values())
             self._idle_bytes = sum(size * len(loans) for size, loans in self._idle.items())
 

@@ -181,6 +181,8 @@ class ShortWay:
         packed.aligned = x.data_ptr() % ALIGNMENT == 0
         if not copies.send(self._state.reclaimer.watch_copy(packed), x):
             return None
+        if lane.step_bytes is not None:
+            lane.hold_step()
         notes = place.notes
         if notes is not None and notes.learns:
             notes.note_encoded(codec.name, nbytes, nbytes)
@@ -258,9 +260,11 @@ class ShortWay:
             bring = self._recomputer
             memory = bring.run(first.remat) if type(first) is Recomputed else bring.memory(first)
         else:
+            first.lane.device.join(first.ready)
             first.lane.device.share(memory)
         first.uses += 1
-        if first.users > 1 and _current_backward() != NO_BACKWARD:  # else the user looks at a node
+        shared = first.users > 1 and _current_backward() != NO_BACKWARD  # else one looks at a node
+        if shared and not (isinstance(first, Copied) and first.source is not None):
             self._results.asked(first, memory)
         took_s = _now() - start_s
         first.took_s += took_s

@@ -94,10 +94,11 @@ class Unpacker:
         lane = packed.lane
         if lane.overlaps and (lane.ahead or self._follower.depth):
             self._prefetch_after(first, lane.ahead)
+        tensor = self._short.unpack(packed, start_s)
         if isinstance(first, Copied) and lane.ready.waiting:
             with self._lock:
                 lane.ready.remove(first.copy)
-        return self._short.unpack(packed, start_s)
+        return tensor
 
     def _bring(self, packed: PackedView) -> torch.Tensor:
         token = packed.token

@@ -11,10 +11,14 @@ import sys
 import pytest
 import torch
 
+from cswap.codecs.registry import get_codec
 from cswap.engine import short_way
 from cswap.engine.saved.copied import Copied
 from cswap.engine.saved.packed import PackedView
 from cswap.engine.saved.without_handle import Again
+from cswap.engine.sender import Sender
+from cswap.schema.plan import Decision, Plan
+from cswap.testing.lagging_cuda import watched
 from cswap.testing.lagging_machine import LaggingMachine
 
 MIB = 1 << 20
@@ -347,6 +351,118 @@ def test_a_copy_that_cannot_be_issued_goes_the_whole_way(machine, monkeypatch):
     assert type(packed[0]) is PackedView
     ask_all(machine, engine, packed, values)
     assert_nothing_is_held(machine, engine)
+
+
+def run_all_but(machine, idle):
+    """Let the device run until only this stream has work left; callbacks run as they are due."""
+    while able := [s for s in machine.cuda.streams if s.may_run and s is not idle]:
+        able[0].run_one()
+    machine.device.pump()
+
+
+def test_copies_go_when_they_have_been_read_though_an_encode_came_after_them(machine, monkeypatch):
+    machine.device.backlog_bytes = 2 * N * MIB
+    engine = machine.engine("raw")
+    choose = Sender._choose
+
+    def mixed(sender, handle, x, **options):
+        codec = choose(sender, handle, x, **options)
+        return codec if x.numel() == NUMEL else watched(machine.cuda, get_codec("zvc"))
+
+    monkeypatch.setattr(Sender, "_choose", mixed)
+
+    def save():
+        packed, _ = machine.save(engine, N, NUMEL)
+        packed.append(engine.pack(machine.tensor(NUMEL // 2)))
+        return packed
+
+    engine.begin_step()
+    packed = save()
+    while packed:
+        engine.unpack(packed.pop())
+    machine.cuda.synchronize()
+    engine._end_backward()
+    engine.begin_step()
+    packed = save()
+    assert [type(p) for p in packed[-2:]] == [Copied, PackedView]
+    to_host = machine.device._streams["d2h"]
+    run_all_but(machine, to_host)  # the encode is done, the link is slow
+    while to_host.may_run:
+        to_host.run_one()
+        machine.device.pump()
+    run_all_but(machine, None)
+    machine.device.trim(0)
+    assert machine.cuda.allocated_bytes == 0
+
+
+def test_a_copy_that_ends_between_two_looks_is_seen(machine, monkeypatch):
+    machine.device.backlog_bytes = 2 * N * MIB
+    engine = machine.engine("raw")
+    warm_up(machine, engine)
+    packed, _ = machine.save(engine, N, NUMEL)
+    leaving = engine._state.lanes._only.executor._leaving
+    let_go = leaving.let_go_read
+
+    def then_the_device_ends():
+        let_go()
+        machine.cuda.synchronize()
+
+    while not leaving._sources[0].read.query():
+        machine.cuda.run_some()
+    assert not leaving._sources[-1].read.query()
+    monkeypatch.setattr(leaving, "let_go_read", then_the_device_ends)
+    machine.device.pump()
+    assert machine.cuda.allocated_bytes == 0
+    assert are_copied(packed)
+
+
+def test_the_memory_that_a_plan_was_made_for_is_held_after_the_model_has_changed(machine):
+    machine.device.backlog_bytes = 1 << 30
+    drifted = {i: Decision("swap", "raw", nbytes=7) for i in range(2 * N)}
+    engine = machine.engine("raw", plan=Plan(drifted, budget_bytes=6 * MIB))
+    warm_up(machine, engine, 2 * N)
+    packed, _ = machine.save(engine, 2 * N, NUMEL)
+    assert are_copied(packed)
+    assert machine.cuda.peak_bytes <= 6 * MIB + MIB
+
+
+@pytest.mark.parametrize("steps", [WHOLE_WAY, SHORT_WAY])
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_a_second_stream_waits_for_memory_that_the_first_was_given(
+    machine, monkeypatch, ahead, steps
+):
+    monkeypatch.setattr(short_way, "STEPS", steps)
+    monkeypatch.setattr(short_way, "_current_backward", lambda: 7)  # one runs
+    engine = machine.engine("raw")
+
+    def forward():
+        engine.begin_step()
+        saved = []
+        for i in range(4):
+            x = result(machine.tensor(NUMEL, i))
+            saved.append([engine.pack(x), engine.pack(x)])
+            del x
+        machine.cuda.synchronize()
+        machine.device.pump()
+        return saved
+
+    for _ in range(2):
+        for pair in forward()[::-1]:
+            for one in pair[::-1]:
+                engine.unpack(one)
+        machine.cuda.synchronize()
+        engine._end_backward()
+    saved = forward()
+    engine._state.lanes._only.ahead = ahead
+    for one in saved.pop():
+        engine.unpack(one)
+    streams = machine.cuda.Stream(), machine.cuda.Stream()
+    for stream in streams:  # as autograd does it: the stream of the forward is awaited
+        stream.wait_event(machine.device.now().recorded)
+    for stream, one in zip(streams, saved.pop()[::-1], strict=True):
+        with machine.cuda.stream(stream):
+            machine.use(engine.unpack(one))
+    machine.cuda.synchronize()
 
 
 # ------------------------------------------------------------- random programs

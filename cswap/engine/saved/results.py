@@ -35,6 +35,7 @@ class Results:
             if not first.uses % first.users:
                 self._let_go(first)
             elif first.result is None:
+                first.ready = first.lane.device.now()
                 first.result = memory
                 self._waiting.append((weakref.ref(first), first.nbytes))
                 self._counters.hold(device=first.nbytes)

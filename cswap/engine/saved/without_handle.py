@@ -19,6 +19,7 @@ from cswap.engine.transfer.handle import version_counter
 if TYPE_CHECKING:
     import torch
 
+    from cswap.devices.base import Event
     from cswap.engine.transfer.device_lanes import Lane
 
 
@@ -55,6 +56,7 @@ class WithoutHandle:
         users: how many there are.
         uses: how often they were asked for.
         result: memory that was computed or decoded, for those that have not asked yet.
+        ready: the moment on the stream of the one that asked first at which it holds the values.
         took_s: seconds in the hooks so far.
         base: of which the tensor is a view, or the tensor itself, if it is expected to be saved
             again.
@@ -73,6 +75,7 @@ class WithoutHandle:
         "lossy_ok",
         "nbytes",
         "position",
+        "ready",
         "result",
         "shared_use",
         "step",
@@ -81,6 +84,8 @@ class WithoutHandle:
         "uses",
         "version",
     )
+
+    ready: Event
 
     def __init__(
         self,

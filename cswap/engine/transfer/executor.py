@@ -164,6 +164,8 @@ class Executor(abc.ABC):
                 found = self._at_hand(handle)
                 state, event = handle.state, handle.event
             if found is not None:
+                if event is not None and not found[1]:
+                    self._device.join(event)
                 self._device.share(found[0])
                 return found
             if state is State.READY:
@@ -238,6 +240,8 @@ class Executor(abc.ABC):
             result = self._resources.recompute(owner.remat)
         else:
             result = self._fetch(handle)
+        if not self._device.unified:
+            handle.event = self._device.now()  # whoever is given it, too, may be another stream
         handle.remember(result)
         if (again or handle.views > 1) and owner is not None:
             with self._lock:

@@ -89,15 +89,22 @@ class Leaving:
         self._device.when(read, self._look)
 
     def _look(self) -> None:
-        # Not for the oldest one next: callbacks of one stream have to be in the order of its work.
         self._watched = False
-        self.let_go_read()
-        with self._lock:
-            newest = self._sources[-1] if self._sources else None
-        if newest is None or newest.read.query():
-            return  # whoever makes the oldest one safe looks again
-        if isinstance(newest.accounts, HostCopy):  # a handle has a callback of its own
-            self._watch(newest.read)
+        while True:
+            self.let_go_read()
+            with self._lock:
+                # A handle has a callback of its own. Callbacks of one stream have to be in the
+                # order of its work, so the newest copy is the next one to be watched.
+                copies = (s for s in reversed(self._sources) if isinstance(s.accounts, HostCopy))
+                newest = next(copies, None)
+                if newest is None:
+                    return
+                oldest = self._sources[0]
+            if not newest.read.query():
+                self._watch(newest.read)
+                return
+            if not isinstance(oldest.accounts, HostCopy):
+                return  # whose callback looks again
 
     def let_go_down_to(self, limit_bytes: int) -> None:
         """Let go of the oldest tensors until so many bytes are left.

@@ -93,7 +93,7 @@ class LinkOut:
         measure = self._encodes[codec.name] % MEASURE_EVERY == 1
         encoded = device.submit(job, role="codec", after=(issued,), measure=measure)
         section.out = encoded
-        known = partial(self._size_known, handle, section, x, scratch, sizes, encoded)
+        known = partial(self._size_known, handle, section, x, [scratch], sizes, encoded)
         if encoded.error is not None or (sizes and isinstance(sizes[0], int)):
             known()
         else:
@@ -106,29 +106,37 @@ class LinkOut:
         handle: Handle,
         section: Section,
         x: torch.Tensor,
-        scratch: torch.Tensor,
+        lent: list[torch.Tensor],
         sizes: list[int | LateSize],
         encoded: Event,
     ) -> None:
+        # lent: the scratch that it was encoded into, until that is given back. After an interrupt
+        # this comes once more.
         if encoded in self._unsized:
             self._unsized.remove(encoded)
+        free: Event | None = encoded  # after that the scratch is; None: it holds the encoding
         try:
             nbytes = self._size(section, x, sizes, encoded)
         except Exception as error:
-            self._device.give_back(scratch, encoded)
             self._degrade(handle, section, x, encoded, error)
         else:
             if encoded.measured:
                 section.encode_s = encoded.elapsed_s
                 self._resources.draw("encode", "codec", handle, section, encoded.span_s, x.nbytes)
-            if section.placed:  # an interrupt came when that was done
-                if section.kept is None:
-                    self._device.give_back(scratch, section.out)
+            if section.placed:
+                free = section.out if section.kept is None else None
             elif self._wanted(handle, section):
-                self._copy(handle, section, scratch, nbytes, encoded)
-            else:
-                self._device.give_back(scratch, encoded)
+                free = self._copy(handle, section, lent[0], nbytes, encoded)
+        if free is not None and lent:
+            self._give_back(lent, free)
         self._leaving.let_go_read()
+
+    def _give_back(self, lent: list[torch.Tensor], free: Event) -> None:
+        try:
+            self._device.give_back(lent.pop(), free)  # once, whatever comes in between
+        except BaseException:
+            self._device.drain()
+            raise
 
     @staticmethod
     def _size(
@@ -163,12 +171,12 @@ class LinkOut:
 
     def _copy(
         self, handle: Handle, section: Section, payload: torch.Tensor, nbytes: int, after: Event
-    ) -> None:
-        # payload: the tensor's own memory if raw, else scratch, which ends here.
+    ) -> Event | None:
+        # The event after which the payload has been read; None: it is kept. It is the tensor's own
+        # memory if raw, else scratch.
         loan = self._resources.host.take(nbytes)
         if loan is None:
-            self._without_host(handle, section, payload, nbytes, after)
-            return
+            return self._without_host(handle, section, payload, nbytes, after)
         # Loans of host memory end with events of this device.
         waits = (after,) if loan.after is None else (after, cast("Event", loan.after))
         try:
@@ -179,10 +187,9 @@ class LinkOut:
         except BaseException:
             self._device.drain()  # the copy may be writing memory that nobody holds from here on
             raise
-        if not section.codec.verbatim:
-            self._device.give_back(payload, copied)
         self._stored(handle, section, loan.buffer.numel())
         self._draw(handle, section, copied, nbytes)
+        return copied
 
     def _submit_copy(
         self,
@@ -229,36 +236,34 @@ class LinkOut:
 
     def _without_host(
         self, handle: Handle, section: Section, payload: torch.Tensor, nbytes: int, after: Event
-    ) -> None:
+    ) -> Event | None:
+        # See `_copy`.
         if self._disk is not None:
-            self._spill(handle, section, payload, nbytes, after)
-        elif section.codec.verbatim or handle.state is State.LEAVING:
-            if not section.codec.verbatim:
-                self._device.give_back(payload, after)
+            return self._spill(handle, section, payload, nbytes, after)
+        if section.codec.verbatim or handle.state is State.LEAVING:
             self._keep(handle, "host_limit", "no spill_dir")
-        else:  # its own memory is gone, the encoding is still on the device
-            self._counters.fall_back("host_limit", "no spill_dir", "encodings stay on the device")
-            with self._lock:
-                section.kept, section.nbytes, section.out = payload, nbytes, after
-            self._counters.hold(device=nbytes)
-            self._stored(handle, section, 0)
+            return after
+        # Its own memory is gone, the encoding is still on the device.
+        self._counters.fall_back("host_limit", "no spill_dir", "encodings stay on the device")
+        with self._lock:
+            section.kept, section.nbytes, section.out = payload, nbytes, after
+        self._counters.hold(device=nbytes)
+        self._stored(handle, section, 0)
+        return None
 
     def _spill(
         self, handle: Handle, section: Section, payload: torch.Tensor, nbytes: int, after: Event
-    ) -> None:
+    ) -> Event:
         try:
             passing = self._device.host_memory(max(nbytes, 1))[:nbytes]
         except MemoryError as error:
-            if not section.codec.verbatim:
-                self._device.give_back(payload, after)
             self._keep(handle, "disk", error)
-            return
+            return after
         copied = self._submit_copy(section, passing, payload, nbytes, (after,))
         with self._lock:
             section.passing, section.nbytes, section.out = passing, nbytes, copied
-        if not section.codec.verbatim:
-            self._device.give_back(payload, copied)
         self._device.when(copied, partial(self._write, handle, section, passing))
+        return copied
 
     def _write(self, handle: Handle, section: Section, passing: torch.Tensor) -> None:
         if not self._wanted(handle, section) or self._disk is None:
