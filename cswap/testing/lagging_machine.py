@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -10,6 +10,9 @@ from cswap.config import SwapConfig
 from cswap.engine.engine import SwapEngine
 from cswap.engine.sender import Sender
 from cswap.testing.lagging_cuda import LaggingCuda, installed, watched
+
+if TYPE_CHECKING:
+    from cswap.testing.lagging_cuda import LaggingStream
 
 
 class LaggingMachine:
@@ -60,3 +63,35 @@ class LaggingMachine:
             packed.append(engine.pack(x))
             del x
         return packed, values
+
+    def ask(
+        self, engine: SwapEngine, packed: Any, value: torch.Tensor, other: LaggingStream | None
+    ) -> None:
+        """Ask for a tensor and use it; nothing happens if it was modified since it was saved.
+
+        Args:
+            engine: that packed it.
+            packed: the packed object.
+            value: that the tensor must have.
+            other: the stream that asks; None: the compute stream. As autograd does it, the stream
+                waits for the compute stream, and that waits for the use.
+
+        Raises:
+            AssertionError: the tensor has another value.
+        """
+        if other is not None:
+            other.wait_event(self.device.now().recorded)
+        with self.cuda.stream(self.cuda.default if other is None else other):
+            try:
+                back = engine.unpack(packed)
+            except RuntimeError as error:
+                if "modified by an inplace operation" not in str(error):
+                    raise
+                return
+            self.use(back)
+            assert torch.equal(back, value)
+            del back
+        if other is not None:
+            ended = self.cuda.Event()
+            ended.record(other)
+            self.cuda.default.wait_event(ended)

@@ -539,22 +539,7 @@ class Steps:
 
     def ask(self, packed, value, _version):
         elsewhere = self.random.random() < 0.05
-        if elsewhere:  # as autograd does it: the stream of the forward is awaited
-            self.other.wait_event(self.machine.device.now().recorded)
-        with self.machine.cuda.stream(self.other if elsewhere else self.machine.cuda.default):
-            try:
-                back = self.engine.unpack(packed)
-            except RuntimeError as error:
-                if "modified by an inplace operation" not in str(error):
-                    raise
-                return
-            self.machine.use(back)
-            assert torch.equal(back, value)
-            del back
-        if elsewhere:
-            ended = self.machine.cuda.Event()
-            ended.record(self.other)
-            self.machine.cuda.default.wait_event(ended)
+        self.machine.ask(self.engine, packed, value, self.other if elsewhere else None)
 
     def progress(self):
         self.machine.cuda.run_some(self.random.choice([1, 5, 60]))

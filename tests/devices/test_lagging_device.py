@@ -254,23 +254,7 @@ class Program:
             return
         packed, value, *_ = self.random.choice(self.saved)
         elsewhere = self.random.random() < 0.1
-        stream = self.other if elsewhere else self.machine.cuda.default
-        if elsewhere:  # as autograd does it: the stream of the forward is awaited
-            self.other.wait_event(self.machine.device.now().recorded)
-        with self.machine.cuda.stream(stream):
-            try:
-                back = self.engine.unpack(packed)
-            except RuntimeError as error:
-                if "modified by an inplace operation" not in str(error):
-                    raise
-                return
-            self.machine.use(back)
-            assert torch.equal(back, value)
-            del back
-        if elsewhere:
-            ended = self.machine.cuda.Event()
-            ended.record(self.other)
-            self.machine.cuda.default.wait_event(ended)
+        self.machine.ask(self.engine, packed, value, self.other if elsewhere else None)
 
     def drop(self):
         if self.saved:
