@@ -339,7 +339,7 @@ class GoalChooser:
             step.kept[-1 - len(step.kept)] = name.nbytes
         else:
             step.kept[decided.number] = decided.nbytes
-        if self.unified:
+        if self.unified and tensor not in self._owned:  # a buffer can look like another tensor
             self._used.add(tensor.untyped_storage())
 
     def _inputs_of(self, handle: Handle) -> list[SeenTensor]:
