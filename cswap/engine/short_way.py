@@ -142,11 +142,9 @@ class ShortWay:
         self, tensor: torch.Tensor, place: Place, codec: Codec, lane: Lane, shared_use: SharedUse
     ) -> WithoutHandle | None:
         in_line, nbytes = lane.executor.in_line, tensor.nbytes
-        if in_line is None or lane.overlaps or self._counters.timeline is not None:
+        if in_line is None or lane.overlaps:
             return None
-        if tensor.is_conj() or tensor.is_neg() or not self._may_encode(place, codec, lane, nbytes):
-            return None
-        x = flat_whole(tensor)
+        x = self._elements(tensor, place, codec, lane)
         if x is None:
             return None
         encoding = self._encode(x, codec, in_line)
@@ -170,11 +168,7 @@ class ShortWay:
         # See Note [copied without a handle].
         copies, nbytes = lane.executor.copies, tensor.nbytes
         assert copies is not None  # the caller has looked
-        if self._counters.timeline is not None or lane.device.is_capturing():
-            return None
-        if tensor.is_conj() or tensor.is_neg() or not self._may_encode(place, codec, lane, nbytes):
-            return None
-        x = flat_whole(tensor)
+        x = None if lane.device.is_capturing() else self._elements(tensor, place, codec, lane)
         if x is None:
             return None
         packed = Copied(tensor, x, lane, shared_use)
@@ -188,14 +182,22 @@ class ShortWay:
             notes.note_encoded(codec.name, nbytes, nbytes)
         return packed
 
-    def _may_encode(self, place: Place, codec: Codec, lane: Lane, nbytes: int) -> bool:
-        # Whether the choice that was made for the last tensor of the place stands.
+    def _elements(
+        self, tensor: torch.Tensor, place: Place, codec: Codec, lane: Lane
+    ) -> torch.Tensor | None:
+        # [n] flat; None: the choice that was made for the last tensor of the place does not stand,
+        # or the tensor is not the whole of its storage.
+        if self._counters.timeline is not None or tensor.is_conj() or tensor.is_neg():
+            return None
         site, limit = place.recipe.site, self._limit if lane.may_keep else None
         if place.choice is not None:
-            return codec.lossless or self._advisor.milder.allows(site.kind, codec.name)
-        if limit is not None and limit.keeps(self._order.position, nbytes):
-            return False
-        return isinstance(place.notes, Advice) and self._advisor.stands(place.notes, site.kind)
+            stands = codec.lossless or self._advisor.milder.allows(site.kind, codec.name)
+        elif limit is not None and limit.keeps(self._order.position, tensor.nbytes):
+            stands = False
+        else:
+            notes = place.notes
+            stands = isinstance(notes, Advice) and self._advisor.stands(notes, site.kind)
+        return flat_whole(tensor) if stands else None
 
     def _encode(self, x: torch.Tensor, codec: Codec, in_line: InLine) -> Encoding | None:
         key = DEFAULT_KEY
