@@ -18,8 +18,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-import torch
-
 from cswap.advisor.cost import Candidate
 from cswap.advisor.cswap_plus import (
     MAX,
@@ -34,6 +32,7 @@ from cswap.advisor.cswap_plus import (
     sparse_bytes,
     top_bottom,
 )
+from cswap.advisor.own_numbers import normal
 from cswap.advisor.round_trip import round_trip
 from cswap.codecs.base import takes
 from cswap.codecs.registry import get_codec
@@ -42,6 +41,8 @@ from cswap.schema.tensor import TensorProfile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import torch
 
     from cswap.advisor.cswap_plus import TimeModels
     from cswap.advisor.live_costs import LiveCosts
@@ -129,7 +130,7 @@ class CswapPlusPricing:
 
     def _zfp_seconds(self, x: torch.Tensor) -> float:
         if self._zfp_s_per_byte is None:
-            sample = torch.randn(ZFP_SAMPLE, device=x.device)
+            sample = normal(ZFP_SAMPLE, device=x.device)
             codec = get_codec("zfp")
             round_trip(codec, sample, repeat=1)
             _, encode_s, decode_s = round_trip(codec, sample)

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Final, cast
 import numpy as np
 import torch
 
+from cswap.advisor.own_numbers import normal
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -112,7 +114,7 @@ class _CpuCopies:
     def __init__(self) -> None:
         self._source = torch.zeros(SIZES["cpu"][-1], dtype=torch.uint8).numpy()
         self._targets = [np.zeros_like(self._source) for _ in range(2)]
-        self._matrix = torch.randn(384, 384)
+        self._matrix = normal(384, 384)
 
     def seconds(self, nbytes: int, direction: str) -> float:
         """Seconds of one copy; both directions are alike."""
@@ -154,7 +156,7 @@ class _CpuCopies:
         from cswap.advisor.round_trip import round_trip
         from cswap.codecs.registry import get_codec
 
-        zvc, x, done = get_codec("zvc"), torch.randn(1 << 18).relu(), threading.Event()
+        zvc, x, done = get_codec("zvc"), normal(1 << 18).relu(), threading.Event()
 
         def encode() -> None:
             while not done.is_set():
@@ -177,7 +179,7 @@ class _CudaCopies(_CpuCopies):
         self._host = [torch.empty(nbytes, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
         self._device = [torch.empty(nbytes, dtype=torch.uint8, device="cuda") for _ in range(2)]
         self._streams = [torch.cuda.Stream() for _ in range(3)]  # type: ignore[no-untyped-call]
-        self._matrix = torch.randn(4096, 4096, device="cuda")
+        self._matrix = normal(4096, 4096, device="cuda")
 
     def seconds(self, nbytes: int, direction: str) -> float:
         """See `_CpuCopies.seconds`."""
@@ -203,7 +205,7 @@ class _CudaCopies(_CpuCopies):
         from cswap.codecs.base import DEFAULT_KEY
         from cswap.codecs.registry import get_codec
 
-        zvc, x = get_codec("zvc"), torch.randn(1 << 24, device="cuda").relu()
+        zvc, x = get_codec("zvc"), normal(1 << 24, device="cuda").relu()
         out = torch.empty(zvc.bound(x.dtype, x.numel()), dtype=torch.uint8, device="cuda")
 
         def encode() -> object:

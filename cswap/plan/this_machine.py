@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from cswap.advisor.calibration import stored
+from cswap.advisor.own_numbers import normal
 from cswap.errors import HardwareError
 from cswap.plan.hardware import CodecRate, Flops, Hardware
 
@@ -70,7 +71,7 @@ def _rate(times: CodecTimes) -> CodecRate:
 
 def _flops(kind: str, dtype: torch.dtype) -> Flops:
     n = SIDE[kind]
-    a = torch.randn(n, n, device=kind).to(dtype)
+    a = normal(n, n, device=kind).to(dtype)
     took = []
     for _ in range(ROUNDS):
         start = _now(kind)
