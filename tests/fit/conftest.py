@@ -112,10 +112,11 @@ def sizes():
     def of(training):
         if training.kind in _SIZES:
             return _SIZES[training.kind]
-        unlimited = cswap.install(training.model, fit="1TiB", min_bytes=0)
+        another = Training(training.kind)  # steps change the weights
+        unlimited = cswap.install(another.model, fit="1TiB", min_bytes=0)
         with unlimited:
             for _ in range(6):
-                training.step()
+                another.step()
             goal = unlimited.goal
             assert goal is not None
             assert goal.phase == "obeying"
