@@ -28,7 +28,7 @@ OFF: Final = "off"
 FIT: Final = "fit"
 CHECKPOINT: Final = "checkpoint"
 SEED: Final = 0
-SETTLING: Final = 30
+SETTLING: Final = 50
 """Steps before the counted ones: a goal explores, plans and corrects in them."""
 
 PATIENCE_S: Final = 0.05

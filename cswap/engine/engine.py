@@ -97,7 +97,7 @@ class SwapEngine:
 
     def choose_by(self, chooser: Chooser | None) -> None:
         """Let somebody else than the advisor decide from now on; None: the advisor again."""
-        self._state.goal = self._state.chooser = chooser
+        self._state.choose_by(chooser)
         self._packer.renumber()  # a goal knows other formulas
 
     def look(self, *, looks: bool) -> None:

@@ -78,6 +78,8 @@ MOST_TRIALS: Final = 1 << 14
 
 _Key = tuple[str, str, Layout]
 
+_clock = time.perf_counter
+
 
 class Trial(NamedTuple):
     """How a chain did at its call site.
@@ -96,6 +98,9 @@ class Recomputer:
 
     Attributes:
         refused: number of trials that disagreed where one had agreed.
+        inputs_s: seconds, since somebody set this to 0, in which inputs were brought back. They are
+            these tensors' time, not that of the tensor that was asked for. Threads share it without
+            a lock: a wrong time does little harm.
     """
 
     def __init__(self, counters: Counters, advisor: Advisor, owned: OwnedStorages) -> None:
@@ -109,6 +114,7 @@ class Recomputer:
         self._lossy_goal = Finder(_depth_of, held=kept, **goal)
         self._trials: dict[_Key, Trial] = {}
         self.refused = 0
+        self.inputs_s = 0.0
         self.note_ready: Callable[[Token], None] = lambda _: None
 
     def find(
@@ -271,14 +277,21 @@ class Recomputer:
                     packed.unpack()  # which raises
                 inputs.append(tensor)
                 continue
+            start_s, before_s, self.inputs_s = _clock(), self.inputs_s, 0.0
+            owner: WithoutHandle | Handle
             if isinstance(packed, WithoutHandle):
                 packed.shared_use.seen = packed.shared_use.seen or again
                 inputs.append(self.bring_back(packed))
-                exact = exact and not packed.lossy_ok
-                continue
-            assert isinstance(packed, PackedView)  # see _depth_of
-            inputs.append(self._input(packed, again=again))
-            exact = exact and not packed.token.handle.lossy_ok
+                owner = packed.first or packed
+            else:
+                assert isinstance(packed, PackedView)  # see _depth_of
+                inputs.append(self._input(packed, again=again))
+                owner = packed.token.handle
+            exact = exact and not owner.lossy_ok
+            took_s = _clock() - start_s
+            if again:
+                owner.took_s += took_s - self.inputs_s
+            self.inputs_s = before_s + took_s
         return inputs, exact
 
     def _input(self, packed: PackedView, *, again: bool) -> torch.Tensor:

@@ -254,6 +254,7 @@ class ShortWay:
             CorruptEncodingError: an encoding did not come back as it was stored.
         """
         first = packed.first or packed
+        self._recomputer.inputs_s = 0.0
         if not first.uses and not isinstance(first, Copied):  # those count for themselves
             self._counters.fetched(hit=False, first=True)
         packed.check()
@@ -269,10 +270,11 @@ class ShortWay:
         if shared and not (isinstance(first, Copied) and first.source is not None):
             self._results.asked(first, memory)
         took_s = _now() - start_s
-        first.took_s += took_s
+        first.took_s += took_s - self._recomputer.inputs_s
         self._counters.leaving_s += took_s
-        if first.uses == first.users and self._limit is not None:
-            self._limit.took(first.position, first.nbytes, first.took_s)
+        note = self._state.note_time
+        if note is not None and first.uses == first.users:
+            note(first.position, first.nbytes, first.took_s)
         return packed.view_of(memory)
 
 

@@ -22,7 +22,7 @@ from cswap.engine.transfer.handle import State
 from cswap.stats.counters import Counters
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from cswap.config import SwapConfig
     from cswap.devices.base import Device
@@ -57,6 +57,8 @@ class EngineState:
         goal: decides instead of the advisor; None: the advisor decides.
         chooser: the same, in steps that it looks at; None: each place in the step keeps the choice
             that was made for its last tensor.
+        note_time: is told position, bytes and seconds of each tensor that has left and come back;
+            None: nobody wants to know.
         interrupted: an interrupt has ended our code somewhere: sums may be off by one tensor.
     """
 
@@ -93,6 +95,17 @@ class EngineState:
         self.interrupted = False
         self.goal: Chooser | None = None
         self.chooser: Chooser | None = None
+        self.note_time: Callable[[int, int, float], None] | None = None
+        self.choose_by(None)
+
+    def choose_by(self, goal: Chooser | None) -> None:
+        """See `SwapEngine.choose_by`."""
+        self.goal = self.chooser = goal
+        limit = self.advisor.limit
+        if limit is not None:
+            self.note_time = limit.took
+        else:
+            self.note_time = None if goal is None else goal.took
 
     def _release(self, handle: Handle, lane: Lane) -> None:
         with self.lock:
@@ -100,9 +113,9 @@ class EngineState:
             self.order.discard(handle)
             if lane.ready.waiting:
                 lane.ready.remove(handle)
-        limit = self.advisor.limit
-        if limit is not None and handle.unpacked and handle.state is State.STORED:
-            limit.took(handle.position, handle.raw_nbytes, handle.took_s)
+        note = self.note_time
+        if note is not None and handle.unpacked and handle.state is State.STORED:
+            note(handle.position, handle.raw_nbytes, handle.took_s)
         lane.executor.release(handle)
 
     def _release_copy(self, copy: HostCopy, lane: Lane) -> None:

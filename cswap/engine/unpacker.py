@@ -50,7 +50,8 @@ class Unpacker:
         self._lookahead = Lookahead(state.order)
         self._at_end = at_end
         self._short = short_way
-        state.recomputer.note_ready = self._note_ready
+        self._recomputer = state.recomputer
+        self._recomputer.note_ready = self._note_ready
         self._backward = NO_BACKWARD
 
     def unpack(self, packed: Kept | PackedView | WithoutHandle) -> torch.Tensor:
@@ -73,10 +74,11 @@ class Unpacker:
                 self._note_backward()
             if isinstance(packed, WithoutHandle):
                 return self._compute(packed, start_s)
+            self._recomputer.inputs_s = 0.0
             tensor = self._bring(packed)
             took_s = _now() - start_s
             self._counters.leaving_s += took_s
-            packed.token.handle.took_s += took_s
+            packed.token.handle.took_s += took_s - self._recomputer.inputs_s
             if chooser is not None:
                 chooser.unpacked(packed, tensor, took_s)
         except Exception:

@@ -5,7 +5,10 @@ Note [phases]
 exploring   `EXPLORED` steps with each tensor in its smallest form (goal_chooser.py).
 planning    the same, until a thread beside the training has made the plan (solve.py).
 obeying     the plan; each step is measured, and the next plan corrected by that (correction.py). A
-            step of other tensors (drift) is explored again.
+            step of other tensors (drift) is explored again. When the tensors' times have been
+            measured under the plan (way_times.py), another plan is made with these, and obeyed if
+            it takes less time. At most `MOST_REPRICED` times; the last time, the plan that took the
+            least time is obeyed from then on.
             Where no plan holds the limit, the smallest one is obeyed; if it does not either, an
             error names what it takes.
 
@@ -29,7 +32,7 @@ from cswap.errors import ConfigError, GoalError
 from cswap.fit.background import Background
 from cswap.fit.correction import MARGIN, Correction, Look
 from cswap.fit.goal import Asked, Goal, Phase
-from cswap.fit.goal_chooser import GoalChooser
+from cswap.fit.goal_chooser import LOOK_EVERY, GoalChooser
 from cswap.fit.problem import FitPlan, Problem
 from cswap.fit.regions import Regions, RegionTimer
 from cswap.fit.resident import Resident, meter_for
@@ -60,6 +63,12 @@ DRIFT_EVERY: Final = 8
 
 TIMED: Final = 4
 """Steps whose median is the time of a step."""
+
+MOST_REPRICED: Final = 3
+"""Plans whose tensors are timed, so that plans come to rest."""
+
+GAIN: Final = 0.002
+"""Share of a plain step that another plan has to save: a change costs steps that are looked at."""
 
 
 class _Planned(NamedTuple):
@@ -109,7 +118,10 @@ class FitController:
         self._plan: FitPlan | None = None
         self._smallest_bytes: int | None = None
         self._last_resort = False
-        self._plans = self._since = 0
+        self._plans = self._since = self._repriced = 0
+        self._compares = False  # the plan that is being made with the one that is obeyed
+        self._timed: list[FitPlan] = []
+        self._measured_s: float | None = None  # that this one adds, at measured times
         self._other = 0.0
         self._correction = Correction()
         self._time_share = 1.0
@@ -125,7 +137,10 @@ class FitController:
     def goal(self) -> Goal:
         """The goal as it stands."""
         plan, plain_s = self._plan, self._plain_s
-        slower = 1 + plan.added_s / plain_s if plan is not None and plain_s else None
+        slower = None
+        if plan is not None and plain_s:
+            added_s = plan.added_s if self._measured_s is None else self._measured_s
+            slower = 1 + added_s / plain_s
         return Goal(
             self._asked.limit_bytes,
             self._asked.slowdown,
@@ -220,6 +235,8 @@ class FitController:
             self._keep_time()
         elif step.looked:
             self._keep_limit(self._asked.limit_bytes, plan)
+        if step.looked:
+            self._reprice(plan)
 
     def _has_drifted(self, step: Step, plan: FitPlan) -> bool:
         missing = plan.raw_bytes - (step.raw_bytes - step.unknown_bytes)
@@ -253,6 +270,32 @@ class FitController:
             self._time_share *= 0.7
             self._begin_planning()
 
+    def _reprice(self, plan: FitPlan) -> None:
+        # See Note [prices from steps that obey] in way_times.py. A first round of looks is over.
+        if self._since <= LOOK_EVERY or self._repriced >= MOST_REPRICED:
+            return
+        if self._planning is not None or self._last_resort:
+            return
+        problem = self._with_measured_times()
+        if problem is self._problem:
+            return
+        self._repriced += 1
+        self._measured_s = problem.added_s(plan)
+        if self._asked.limit_bytes is None:
+            return  # measured steps say how much time is left
+        self._timed.append(plan)
+        if self._repriced < MOST_REPRICED:
+            self._compares = True
+            self._begin_planning()
+            return
+        best = min(self._timed, key=problem.added_s)
+        if self._is_better(best, problem.added_s(best)):
+            self._obey(best)
+
+    def _with_measured_times(self) -> Problem:
+        assert self._problem is not None  # a plan has been made
+        return self._chooser.times.repriced(self._problem) or self._problem
+
     def _predicted(self, plan: FitPlan) -> float:
         return plan.peak_bytes + self._other + self._correction.bias
 
@@ -265,7 +308,8 @@ class FitController:
         self._engine.renumber()
         self._phase, self._since, self._time_share = "exploring", 0, 1.0
         self._correction = Correction()
-        self._explored, self._planning = [], None
+        self._explored, self._planning, self._repriced = [], None, 0
+        self._compares, self._measured_s, self._timed = False, None, []
         self._chooser.exploring, self._chooser.inputs_of = True, frozenset()
         self._chooser.forget()
         self._stop_timer()
@@ -296,6 +340,7 @@ class FitController:
             slowdown = self._asked.slowdown or 1.0
             limit_s = (slowdown - 1) * (self._plain_s or 0.0) * self._time_share
         else:
+            problem = self._with_measured_times()
             room = self._correction.room(limit, self._other)
         self._planning = Background(lambda: _made(problem, room, limit_s))
 
@@ -307,13 +352,24 @@ class FitController:
         except Exception as error:
             self._give_up(f"no plan could be made ({error})")
             return
+        compares, self._compares = self._compares, False
+        if compares and not (found.plan and self._is_better(found.plan, found.plan.added_s)):
+            return
         self._plans += 1
         self._smallest_bytes = math.ceil(found.smallest.peak_bytes / (1 - MARGIN) + self._other)
         self._last_resort = found.plan is None
         self._obey(found.plan or found.smallest)
 
+    def _is_better(self, plan: FitPlan, added_s: float) -> bool:
+        # Than the plan that is obeyed, which holds the limit.
+        assert self._measured_s is not None  # before another plan was made
+        return (
+            plan is not self._plan and self._measured_s - added_s > GAIN * (self._plain_s or 0.0)
+        )
+
     def _obey(self, plan: FitPlan) -> None:
         self._plan, self._phase, self._since, self._measured = plan, "obeying", 0, None
+        self._measured_s = None
         self._chooser.obey(plan.decided, plan.regions)
         self._regions.recompute(plan.regions)
         self._engine.renumber()  # tensors that stay have no position

@@ -25,6 +25,7 @@ from cswap.engine.saved.packed import Kept, PackedView
 from cswap.engine.transfer.handle import State
 from cswap.fit.problem import DWELL, Key, Saved, Way
 from cswap.fit.seen import SeenTensor, Step, WayNotes
+from cswap.fit.way_times import WayTimes
 from cswap.pool import size_class
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class GoalChooser:
         inputs_of: paths of the modules that are recomputed: they save their inputs. Both: `obey`.
         unified: whether host memory is device memory.
         several_forwards: whether a step has several forwards: then no place in it has one choice.
+        times: that tensors took in the steps without a look.
     """
 
     def __init__(
@@ -100,11 +102,15 @@ class GoalChooser:
         self._kept: Key | None = None  # of the save under way, if it stays by the plan
         self._n_steps = 0
         self._counts_small = True
+        self.times = WayTimes()
+        self.took = self.times.took
 
     def look(self) -> None:
         """A new step begins, in this thread: look at it, if a look is due."""
         n, looks = self._n_steps, self._is_due()
         before, self.step = self.step, Step(explored=self.exploring, looked=looks)
+        if not before.explored and not self._missed:
+            self.times.settle(before, self.decided)
         self._look(looks=looks)
         self._counts_small = self.exploring or n % LOOK_EVERY == 0
         if not self._counts_small:
@@ -127,6 +133,7 @@ class GoalChooser:
         self.exploring = False
         self.decided, self.inputs_of = decided, inputs_of
         self._kept_inputs.clear()
+        self.times.expect_others()
         self._n_steps = 0
         self.several_forwards = False
 
@@ -134,6 +141,7 @@ class GoalChooser:
         """Ask anew for the ways to hold each tensor."""
         self._ways.clear()
         self._notes.clear()
+        self.times.forget()
 
     def saved(self, step: Step) -> list[Saved]:
         """The tensors of an explored step that backward used, with their ways as measured."""
@@ -313,8 +321,9 @@ class GoalChooser:
             return way
         # The store's buffers have fixed sizes.
         held_bytes = size_class(notes.nbytes) if self.unified else way.held_bytes
-        measured = self.unified and notes.device_s > 0
-        return Way(way.action, held_bytes, notes.device_s + HOOKS_S if measured else way.added_s)
+        if self.unified and notes.device_s > 0:
+            return Way(way.action, held_bytes, notes.device_s + HOOKS_S, in_step=True)
+        return Way(way.action, held_bytes, way.added_s)
 
     def _name(self, tensor: torch.Tensor, scope: str) -> Key:
         # Of the save that is under way.

@@ -13,6 +13,7 @@ takes its input's bytes, and from its first use in backward on the raw bytes of 
 from __future__ import annotations
 
 from collections import Counter
+from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -60,11 +61,13 @@ class Way:
         action: "keep", "remat", or the name of a codec.
         held_bytes: of device memory.
         added_s: seconds that it adds to a step.
+        in_step: whether these were measured in a step; else in a trial, or by a calibration.
     """
 
     action: str
     held_bytes: int
     added_s: float
+    in_step: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +194,26 @@ class Problem:
         )
         self.prevented = tuple(
             frozenset(i for i, s in enumerate(self.saved) if r.prevents(s)) for r in self.regions
+        )
+
+    def having(self, saved: Collection[Saved]) -> Problem:
+        """The problem without regions, with other prices.
+
+        Args:
+            saved: the tensors, in their order.
+        """
+        found = copy(self)
+        found.saved = tuple(saved)
+        found.regions = found.members = found.prevented = ()
+        return found
+
+    def added_s(self, plan: FitPlan) -> float:
+        """Seconds that a plan without regions adds to a step, at this problem's prices."""
+        return sum(
+            way.added_s
+            for saved in self.saved
+            for way in saved.ways
+            if way.action == plan.decided[saved.names[0]].action
         )
 
     def bytes_of(self, index: int, way: Way) -> NDArray[np.float64]:

@@ -91,6 +91,16 @@ class Chooser(Protocol):
         """A tensor was unpacked, as ``tensor``, which took this thread so long."""
         ...
 
+    def took(self, position: int, nbytes: int, seconds: float) -> None:
+        """A tensor has left and come back, in a step without a look. Any thread may call this.
+
+        Args:
+            position: of the tensor in its step.
+            nbytes: of the tensor.
+            seconds: in its hooks.
+        """
+        ...
+
     def missed(self) -> None:
         """A tensor was saved that nobody has decided about, in a step without a look."""
         ...
