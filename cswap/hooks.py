@@ -31,6 +31,7 @@ from cswap.engine.saved.module_stack import OUTSIDE
 from cswap.errors import ConfigError
 from cswap.guard.guard import make_guard
 from cswap.module_patch import ModulePatch, mark
+from cswap.quiet_modules import Learner, QuietModules, Tracked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -84,8 +85,13 @@ class HookPair:
     def __init__(self, engine: SwapEngine) -> None:
         """Args: engine: packs and unpacks."""
         self.active = True
-        self._engine, self._pack = engine, engine.pack
+        self._engine = engine
+        self._pack: Callable[[torch.Tensor], object] = engine.pack
         self._recorder = OperatorRecorder(engine.scopes) if engine.wants_operators else None
+
+    def pack_by(self, pack: Callable[[torch.Tensor], object]) -> None:
+        """Args: pack: is called instead of the engine's from here on, and calls that."""
+        self._pack = pack
 
     def push(self) -> None:
         """Put the pair on this thread's stack.
@@ -229,15 +235,23 @@ class ModuleHooks:
         set_compiler(compiler)
 
     def _track(self, module: torch.nn.Module, scope: Scope) -> None:
-        scopes = self._engine.scopes
+        scopes, tracked = self._engine.scopes, Tracked()
 
-        def enter(_module: torch.nn.Module, _args: Any) -> None:
-            scopes.stack.append(scope)
+        def enter(module: torch.nn.Module, args: Any) -> None:
+            stack = scopes.stack
+            stack.append(scope)
+            run = scopes.run
+            # Here, not in a call: most modules come here for nothing.
+            if run is not None and not run.off and (run.learns or tracked.stretch is not None):
+                run.enter(tracked, module, args, len(stack))
 
         def leave(_module: torch.nn.Module, _args: Any, _output: Any) -> None:
             stack = scopes.stack
             if stack[-1] is scope:  # else a pre-hook before ours has raised
                 stack.pop()
+            run = scopes.run
+            if run is not None and (run.learns or run.off > len(stack)):
+                run.leave(tracked)
 
         patch = ModulePatch(module)
         self._patches.append(patch)
@@ -274,6 +288,7 @@ class _ModelCall:
         self._engine = engine
         self._scope = scope
         self._entry = entry
+        self._quiet = QuietModules(engine)
         self.active = True
 
     def wrapped(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -313,17 +328,24 @@ class _ModelCall:
         if self._engine.wants_owned:
             self._engine.own(self._owned())
         scopes = self._engine.scopes
-        before = scopes.stack
+        before, run_before = scopes.stack, scopes.run
         pair = HookPair(self._engine)
+        run = self._quiet.run(pair)
         try:
-            scopes.stack = [OUTSIDE, self._scope]
+            scopes.stack, scopes.run = [OUTSIDE, self._scope], run
             pair.push()
             set_compiler(compiler)
-            return _call(target, args, kwargs)
+            result = _call(target, args, kwargs)
+            if isinstance(run, Learner):
+                set_compiler(None)
+                self._quiet.learn(run)
+            return result
         finally:
             pair.active = False  # first, and no call before it: see the Note
             set_compiler(None)
-            scopes.stack = before
+            scopes.stack, scopes.run = before, run_before
+            if isinstance(run, Learner):
+                run.close()
             pair.withdraw()
             set_compiler(compiler)
 

@@ -8,7 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import torch
+
 from cswap.engine.packer import Packer
+from cswap.engine.saved.eligibility import is_tracing
 from cswap.engine.saved.packed import Token
 from cswap.engine.short_way import ShortWay
 from cswap.engine.state import EngineState
@@ -20,12 +23,11 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Iterator
 
-    import torch
-
     from cswap.advisor.site_history import Explanation
     from cswap.config import SwapConfig
     from cswap.devices.base import Device
     from cswap.engine.order.chooser import Chooser
+    from cswap.engine.recipes import RecipeBook
     from cswap.schema.plan import Plan
     from cswap.stats.stats import Stats
 
@@ -118,6 +120,38 @@ class SwapEngine:
     def begin_epoch(self, epochs: int) -> None:
         """The next of ``epochs`` epochs begins; ``policy="cswap+"`` samples values anew."""
         self.advisor.begin_epoch(epochs)
+
+    def is_small(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor stays because it is small, and for no other reason."""
+        return self._packer.is_small(tensor)
+
+    @property
+    def book(self) -> RecipeBook:
+        """What is known about the places in a step at which tensors are saved."""
+        return self._packer.book
+
+    @property
+    def may_be_quiet(self) -> bool:
+        """Whether modules may run without the hooks in the step that has begun.
+
+        Nobody may want to see every tensor, and what may be lossy depends on operators.
+        """
+        state = self._state
+        return not (
+            self.advisor.may_use_lossy
+            or state.follower.follows
+            or state.window.open
+            or state.observer.seen is not None
+            or state.counters.timeline is not None
+            or not torch.is_grad_enabled()
+            or is_tracing()
+        )
+
+    @property
+    def looks(self) -> bool | None:
+        """Whether a goal looks at each tensor of the step that has begun; None: no goal."""
+        state = self._state
+        return None if state.goal is None else state.chooser is not None
 
     @property
     def wants_owned(self) -> bool:

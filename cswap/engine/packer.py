@@ -272,7 +272,7 @@ class Packer:
         counters = self._counters
         counters.count_kept()
         spent_s = counters.leaving_s, counters.staying_s, counters.beside_s
-        return Moment(time.perf_counter(), *spent_s, counters.packed)
+        return Moment(time.perf_counter(), *spent_s, counters.packed - counters.n_unseen)
 
     def _pack(self, tensor: torch.Tensor, place: Place) -> Kept | PackedView:
         recipe = place.recipe
@@ -394,6 +394,14 @@ class Packer:
             self._counters.fall_back("plan", follower.drift)
             self._state.advisor.forget_plan()
         return position, follower.decision(position)
+
+    def is_small(self, tensor: torch.Tensor) -> bool:
+        """See `SwapEngine.is_small`."""
+        return (
+            type(tensor) is _Tensor
+            and tensor.layout is _strided
+            and tensor.nbytes < self._min_bytes
+        )
 
     def renumber(self) -> None:
         """Forget facts about positions: the next steps save other tensors, or another number.

@@ -109,11 +109,13 @@ class RecipeBook:
 
     Attributes:
         learned: whether a recipe was made since somebody set this to False.
+        version: grows when all is forgotten.
     """
 
     def __init__(self, *, by_role: bool) -> None:
         """Args: by_role: tell call sites apart by operators, too."""
         self.learned = True
+        self.version = 0
         self._by_role = by_role
         self._known: dict[tuple[object, ...], Recipe] = {}
         self._here = _Sequence()
@@ -128,6 +130,21 @@ class RecipeBook:
         n, places = here.next, here.places
         here.next = n + 1
         return places[n] if n < len(places) else None
+
+    @property
+    def position(self) -> int:
+        """Number of the place that comes next in this thread."""
+        return self._here.next
+
+    @property
+    def last_place(self) -> Place | None:
+        """The place of the tensor that was asked for last in this thread."""
+        here = self._here
+        return here.places[here.next - 1] if 0 < here.next <= len(here.places) else None
+
+    def skip(self, n: int) -> None:
+        """The next ``n`` tensors of this thread come without being asked for."""
+        self._here.next += n
 
     def is_of(self, place: Place, tensor: torch.Tensor, scope: Scope, operator: str) -> bool:
         """Whether this tensor is the one that is expected at a place."""
@@ -170,6 +187,7 @@ class RecipeBook:
     def forget(self) -> None:
         """Make every recipe anew."""
         self.learned = True
+        self.version += 1
         self._known.clear()
         self._here = _Sequence()
 

@@ -363,9 +363,7 @@ class FitController:
     def _is_better(self, plan: FitPlan, added_s: float) -> bool:
         # Than the plan that is obeyed, which holds the limit.
         assert self._measured_s is not None  # before another plan was made
-        return (
-            plan is not self._plan and self._measured_s - added_s > GAIN * (self._plain_s or 0.0)
-        )
+        return plan is not self._plan and self._measured_s - added_s > GAIN * (self._plain_s or 0.0)
 
     def _obey(self, plan: FitPlan) -> None:
         self._plan, self._phase, self._since, self._measured = plan, "obeying", 0, None

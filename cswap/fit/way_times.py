@@ -19,12 +19,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from cswap.advisor.live_costs import KEEP, REMAT
-from cswap.fit.problem import Way
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from cswap.fit.problem import Decided, Key, Problem, Saved
+    from cswap.fit.problem import Decided, Key, Problem, Saved, Way
     from cswap.fit.seen import Step
 
 RUNS: Final = 8

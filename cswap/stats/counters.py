@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter, defaultdict, deque
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from cswap.advisor.live_costs import REMAT
 from cswap.log import log
@@ -15,6 +15,10 @@ from cswap.stats.stats import CodecStats, Stats
 
 if TYPE_CHECKING:
     from cswap.stats.step_trace import Timeline
+
+
+Unseen: TypeAlias = tuple[tuple[str, tuple[int, int]], ...]
+"""Reasons for which tensors stay, each with their number and their bytes."""
 
 
 class Counters:
@@ -35,6 +39,8 @@ class Counters:
         rested: reason and bytes of each tensor that was saved where the last one stayed, so that
             nobody looked at it.
         again: bytes of each saved tensor that is computed again and has no handle.
+        unseen: the tensors of each call of a module that ran without the hooks.
+        n_unseen: number of those that have been counted.
     """
 
     def __init__(self) -> None:
@@ -45,6 +51,8 @@ class Counters:
         self.by_goal: deque[int] = deque()
         self.rested: deque[tuple[str, int]] = deque()
         self.again: deque[int] = deque()
+        self.unseen: deque[Unseen] = deque()
+        self.n_unseen = 0
         self.kept: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
         self.host_is_device = False
         self.fallbacks: Counter[str] = Counter()
@@ -89,6 +97,13 @@ class Counters:
                 entry = self.kept[reason]
                 entry[0] += n
                 entry[1] += nbytes
+            while self.unseen:
+                for reason, (n, nbytes) in self.unseen.popleft():
+                    self.packed += n
+                    self.n_unseen += n
+                    entry = self.kept[reason]
+                    entry[0] += n
+                    entry[1] += nbytes
             if self.rested:
                 self._count_rested()
             if self.again:

@@ -20,6 +20,9 @@ class Told:
     def begin_step(self):
         pass
 
+    def took(self, position, nbytes, seconds):
+        pass
+
     def keeps(self, tensor, scope):
         return self._stays
 

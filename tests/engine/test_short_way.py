@@ -423,7 +423,7 @@ def test_its_time_in_the_hooks_counts_for_the_limit(monkeypatch, taken):
     given, took = leaves(), []
     with swapping() as engine:
         gradients(engine, one, given)
-        engine.advisor.limit.took = lambda *args: took.append(args)
+        engine._state.note_time = lambda *args: took.append(args)
         gradients(engine, one, given)
         ((position, nbytes, seconds),) = took
         assert nbytes == given[0].nbytes

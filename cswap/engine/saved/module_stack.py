@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from cswap.quiet_modules import Learner, Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,11 @@ OUTSIDE: Final = Scope()
 class ScopeStack(threading.local):
     """The modules that the current thread is in, outermost first, and the operator it runs.
 
+    Attributes:
+        stack: the modules.
+        operator: name of the torch function; empty where nobody asks.
+        run: takes the hooks off around quiet modules; None: nothing does.
+
     A call of the model has a list of its own (see `ModelCall`), so that nothing of a call that was
     interrupted is left for the next one.
     """
@@ -37,6 +45,7 @@ class ScopeStack(threading.local):
     def __init__(self) -> None:
         self.stack: list[Scope] = [OUTSIDE]
         self.operator: str = ""
+        self.run: Run | Learner | None = None
 
     @property
     def current(self) -> Scope:

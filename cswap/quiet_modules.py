@@ -1,0 +1,298 @@
+"""Modules in which no tensor leaves run without the hooks: `QuietModules`.
+
+Note [quiet modules]
+~~~~~~~~~~~~~~~~~~~~
+torch calls Python twice for each tensor that is saved under hooks, also for a parameter. Where all
+tensors that a module saves stay, that is for nothing. So the hooks are taken off torch's stack
+while such a module runs, and autograd holds its tensors as it does without cswap.
+
+Which modules are quiet is learned in steps with all hooks on. In those, the tensors of each call
+are noted. A module is quiet if it is called once in a step, if two such steps in a row agree, and
+if none of its tensors leaves or is the input of a tensor that is computed again: that is read in
+autograd's node, and only the hooks' objects can be read there.
+
+A quiet module has its hooks on as soon as anything differs that can be seen where it begins: the
+place in the step's sequence of saved tensors (Note [a step goes by position] in recipes.py), sizes
+and dtype of the first argument, and training mode. What cannot be seen there is seen in the next
+step that learns. Until then a tensor stays that could have left; no value can be wrong by that.
+
+If somebody's hooks are on top of ours, or below ours, nothing is taken off: the tensors would be
+given to those.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from cswap.engine.order.chooser import STAYS
+from cswap.engine.saved.packed import Kept, KeptParameter, PackedView
+from cswap.engine.saved.recomputed import Recomputed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cswap.engine.engine import SwapEngine
+    from cswap.hooks import HookPair
+    from cswap.stats.counters import Unseen
+
+_push = torch._C._autograd._push_saved_tensors_default_hooks  # noqa: SLF001
+_pop = torch._C._autograd._pop_saved_tensors_default_hooks  # noqa: SLF001
+_top: Final[Callable[[bool], Any]] = torch._C._autograd._top_saved_tensors_default_hooks  # noqa: SLF001
+
+
+FIRST_LEARNED: Final = 4
+"""Calls of the model that learn at first, where no goal looks at steps."""
+
+LEARN_EVERY: Final = 8
+"""After these, one of so many learns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """What one call of a module saves, if all of it stays.
+
+    Attributes:
+        first: number of the first tensor in the step's sequence of places.
+        n_places: how many of the tensors have one.
+        argument: sizes and dtype of its first argument.
+        training: whether the module was in training mode.
+        unseen: the tensors, for the counts.
+    """
+
+    first: int
+    n_places: int
+    argument: tuple[torch.Size, torch.dtype]
+    training: bool
+    unseen: Unseen
+
+
+class Tracked:
+    """A module whose calls are followed.
+
+    Attributes:
+        stretch: what its call saves, while the module is quiet; else None.
+    """
+
+    __slots__ = ("last", "stretch")
+
+    def __init__(self) -> None:
+        self.stretch: Stretch | None = None
+        self.last: Stretch | None = None  # of the last step that learned
+
+
+@dataclass(slots=True)
+class _Call:
+    # One call of a module, in a step that learns.
+    tracked: Tracked
+    first: int
+    argument: tuple[torch.Size, torch.dtype] | None
+    training: bool
+    stays: bool = True
+    n_places: int = 0
+    parameters: list[int] = field(default_factory=list)
+    small: list[int] = field(default_factory=list)
+    by_goal: list[int] = field(default_factory=list)
+    kept: list[int] = field(default_factory=list)  # ids of objects that autograd holds
+
+    def stretch(self) -> Stretch | None:
+        if not self.stays or self.argument is None:
+            return None
+        found = {"parameter": self.parameters, "small": self.small, "goal": self.by_goal}
+        unseen = {why: (len(sizes), sum(sizes)) for why, sizes in found.items() if sizes}
+        return Stretch(
+            self.first, self.n_places, self.argument, self.training, tuple(unseen.items())
+        )
+
+    def take(self, inner: _Call) -> None:
+        # A call inside of this one has ended.
+        self.stays = self.stays and inner.stays
+        self.n_places = inner.first + inner.n_places - self.first
+        self.parameters += inner.parameters
+        self.small += inner.small
+        self.by_goal += inner.by_goal
+        self.kept += inner.kept
+
+
+class Run:
+    """One call of the model, in its thread. The hooks are off while a quiet module runs.
+
+    Attributes:
+        off: length of the stack of scopes in the outermost quiet module; 0: the hooks are on.
+    """
+
+    learns: Final = False
+    """A `Learner` does."""
+
+    def __init__(self, engine: SwapEngine, pair: HookPair) -> None:
+        """Args: engine: swaps; pair: the hooks."""
+        self._engine, self._pair = engine, pair
+        self.off = 0
+
+    def enter(self, tracked: Tracked, module: torch.nn.Module, args: Any, depth: int) -> None:
+        """A module begins, and the hooks are on.
+
+        Args:
+            tracked: it.
+            module: it.
+            args: of its forward.
+            depth: length of the stack of scopes in it.
+        """
+        stretch, book = tracked.stretch, self._engine.book
+        if stretch is None or book.position != stretch.first:
+            return
+        if _argument(args) != stretch.argument or module.training is not stretch.training:
+            return
+        top = _top(True)
+        if top is None or getattr(top[0], "__self__", None) is not self._pair:
+            return
+        _pop()
+        self.off = depth
+        book.skip(stretch.n_places)
+        self._engine.counters.unseen.append(stretch.unseen)
+
+    def leave(self, _tracked: Tracked) -> None:
+        """The outermost quiet module ends."""
+        _push(self._pair.pack, self._engine.unpack)
+        self.off = 0
+
+
+class Learner:
+    """One call of the model with all hooks on: notes the tensors of each module."""
+
+    learns: Final = True
+    off: Final = 0
+
+    def __init__(self, engine: SwapEngine) -> None:
+        """Args: engine: swaps."""
+        self._engine = engine
+        self._calls: list[_Call] = []  # under way, outermost first
+        self._ended: list[_Call] = []
+        self._packed: list[object] = []  # alive, so that no other object gets the id of one
+        self._needed: set[int] = set()
+
+    def enter(self, tracked: Tracked, module: torch.nn.Module, args: Any, _depth: int) -> None:
+        """See `Run`."""
+        first = self._engine.book.position
+        self._calls.append(_Call(tracked, first, _argument(args), module.training))
+
+    def leave(self, tracked: Tracked) -> None:
+        """A module ends."""
+        if not self._calls or self._calls[-1].tracked is not tracked:
+            return  # an error came in between, and the calls around it are not learned
+        call = self._calls.pop()
+        call.n_places = self._engine.book.position - call.first
+        self._ended.append(call)
+        if self._calls:
+            self._calls[-1].take(call)
+
+    def pack(self, tensor: torch.Tensor) -> object:
+        """Pack a tensor, and note it."""
+        packed = self._engine.pack(tensor)
+        self._packed.append(packed)
+        remat = _remat_of(packed)
+        if remat is not None:
+            self._needed.update(map(id, remat.inputs))
+        if self._calls:
+            self._note(self._calls[-1], tensor, packed)
+        return packed
+
+    def end(self) -> list[Tracked]:
+        """Say which modules are quiet from here on. Returns: all modules that were called."""
+        found: dict[int, list[_Call]] = {}
+        for call in self._ended:
+            found.setdefault(id(call.tracked), []).append(call)
+        for calls in found.values():
+            call, tracked = calls[0], calls[0].tracked
+            alone = len(calls) == 1 and self._needed.isdisjoint(call.kept)
+            stretch = call.stretch() if alone else None
+            tracked.stretch = stretch if stretch == tracked.last else None
+            tracked.last = stretch
+        return [calls[0].tracked for calls in found.values()]
+
+    def close(self) -> None:
+        """Let go of the tensors: autograd holds the hooks for as long as it holds its own."""
+        self._packed.clear()
+
+    def _note(self, call: _Call, tensor: torch.Tensor, packed: object) -> None:
+        book = self._engine.book
+        has_place = book.position > call.first + call.n_places
+        place = book.last_place if has_place else None
+        if isinstance(packed, KeptParameter):
+            call.parameters.append(tensor.nbytes)
+        elif not isinstance(packed, Kept):
+            call.stays = False
+        elif place is not None and place.choice is STAYS:
+            call.by_goal.append(tensor.nbytes)
+        elif not has_place and self._engine.is_small(tensor):
+            call.small.append(tensor.nbytes)
+        else:
+            call.stays = False
+        call.n_places = book.position - call.first
+        call.kept.append(id(packed))
+
+
+def _argument(args: tuple[Any, ...]) -> tuple[torch.Size, torch.dtype] | None:
+    # Of a module's forward: sizes and dtype of the first one.
+    x = args[0] if args else None
+    return (x.shape, x.dtype) if isinstance(x, torch.Tensor) else None
+
+
+def _remat_of(packed: object) -> Any:
+    if isinstance(packed, PackedView):
+        return packed.token.remat
+    first = getattr(packed, "first", None) or packed
+    return first.remat if isinstance(first, Recomputed) else None
+
+
+class QuietModules:
+    """Learns which modules of one installed model are quiet."""
+
+    def __init__(self, engine: SwapEngine) -> None:
+        """Args: engine: swaps for the model."""
+        self._engine = engine
+        self._thread: int | None = None
+        self._known: list[Tracked] = []
+        self._version = -1
+        self._n_calls = 0
+
+    def run(self, pair: HookPair) -> Run | Learner | None:
+        """For the call of the model that begins, in this thread; None: all hooks stay on.
+
+        Args:
+            pair: the hooks, before they are pushed.
+        """
+        me = threading.get_ident()
+        if self._thread is None:
+            self._thread = me
+        if me != self._thread or not self._engine.may_be_quiet or _top(True) is not None:
+            return None
+        version = self._engine.book.version
+        if version != self._version:
+            self._version = version
+            self._forget()
+        learns = self._engine.looks
+        if learns is None:
+            learns = self._n_calls < FIRST_LEARNED or self._n_calls % LEARN_EVERY == 0
+        self._n_calls += 1
+        if not learns:
+            return Run(self._engine, pair)
+        learner = Learner(self._engine)
+        pair.pack_by(learner.pack)
+        return learner
+
+    def learn(self, learner: Learner) -> None:
+        """A call of the model has ended well. Args: learner: that noted its tensors."""
+        before, self._known = self._known, learner.end()
+        called = set(map(id, self._known))
+        for tracked in before:
+            if id(tracked) not in called:
+                tracked.stretch = tracked.last = None
+
+    def _forget(self) -> None:
+        for tracked in self._known:
+            tracked.stretch = tracked.last = None
+        self._known = []
