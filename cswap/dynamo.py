@@ -1,4 +1,4 @@
-"""An installed model, as torch.compile's frontend sees it: `begin_below`, `set_compiler`.
+"""An installed model, as torch.compile's frontend sees it.
 
 Note [a model that is compiled]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -33,6 +33,19 @@ def begin_below(function: Any) -> None:
         eval_frame.set_code_exec_strategy(function.__code__, strategy)
     elif hasattr(eval_frame, "skip_code"):  # torch 2.6
         eval_frame.skip_code(function.__code__)
+
+
+def leave_alone(function: Any) -> None:
+    """Leave the frame of a Python function, and all frames below it, to the interpreter.
+
+    torch 2.6 may compile the frames below.
+    """
+    if hasattr(eval_frame, "set_code_exec_strategy"):
+        skip = eval_frame._FrameAction.SKIP  # noqa: SLF001
+        strategy = eval_frame._FrameExecStrategy(skip, skip)  # noqa: SLF001
+        eval_frame.set_code_exec_strategy(function.__code__, strategy)
+    else:
+        begin_below(function)
 
 
 def warn_of_tracing() -> bool:

@@ -24,9 +24,10 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from torch.compiler import is_compiling
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
-from cswap.dynamo import begin_below, set_compiler, warn_of_tracing
+from cswap.dynamo import begin_below, leave_alone, set_compiler, warn_of_tracing
 from cswap.engine.saved.module_stack import OUTSIDE
 from cswap.errors import ConfigError
 from cswap.guard.guard import make_guard
@@ -227,7 +228,7 @@ class ModuleHooks:
         take_off_inactive()
 
     def _begin(self, *_call: Any) -> None:
-        if torch.compiler.is_compiling():
+        if is_compiling():
             return
         compiler = set_compiler(None)
         if self._guard is not None:  # before its own hooks on the model, if that is a single module
@@ -240,6 +241,8 @@ class ModuleHooks:
         def enter(module: torch.nn.Module, args: Any) -> None:
             stack = scopes.stack
             stack.append(scope)
+            if is_compiling():  # in a graph, our state of this moment would be a constant
+                return
             run = scopes.run
             # Here, not in a call: most modules come here for nothing.
             if run is not None and not run.off and (run.learns or tracked.stretch is not None):
@@ -249,10 +252,14 @@ class ModuleHooks:
             stack = scopes.stack
             if stack[-1] is scope:  # else a pre-hook before ours has raised
                 stack.pop()
+            if is_compiling():
+                return
             run = scopes.run
             if run is not None and (run.learns or run.off > len(stack)):
                 run.leave(tracked)
 
+        leave_alone(enter)
+        leave_alone(leave)
         patch = ModulePatch(module)
         self._patches.append(patch)
         patch.pre_hook(enter, prepend=True)
@@ -300,7 +307,7 @@ class _ModelCall:
         def forward(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
             target = original if function is None else function
             given = args if function is None else (module, *args)
-            if not self.active or (torch.compiler.is_compiling() and warn_of_tracing()):
+            if not self.active or (is_compiling() and warn_of_tracing()):
                 return target(*given, **kwargs)
             return self._run(target, given, kwargs)
 

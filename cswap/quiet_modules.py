@@ -12,9 +12,10 @@ if none of its tensors leaves or is the input of a tensor that is computed again
 autograd's node, and only the hooks' objects can be read there.
 
 A quiet module has its hooks on as soon as anything differs that can be seen where it begins: the
-place in the step's sequence of saved tensors (Note [a step goes by position] in recipes.py), sizes
-and dtype of the first argument, and training mode. What cannot be seen there is seen in the next
-step that learns. Until then a tensor stays that could have left; no value can be wrong by that.
+place in the step's sequence of saved tensors (Note [a step goes by position] in recipes.py), the
+sizes, the dtype and the need of a gradient of the first argument, and training mode. What cannot be
+seen there is seen in the next step that learns. Until then a tensor stays that could have left; no
+value can be wrong by that.
 
 If somebody's hooks are on top of ours, or below ours, nothing is taken off: the tensors would be
 given to those.
@@ -24,7 +25,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
 
@@ -34,10 +35,12 @@ from cswap.engine.saved.recomputed import Recomputed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import TypeAlias
 
     from cswap.engine.engine import SwapEngine
-    from cswap.hooks import HookPair
     from cswap.stats.counters import Unseen
+
+    Argument: TypeAlias = tuple[torch.Size, torch.dtype, bool]
 
 _push = torch._C._autograd._push_saved_tensors_default_hooks  # noqa: SLF001
 _pop = torch._C._autograd._pop_saved_tensors_default_hooks  # noqa: SLF001
@@ -58,14 +61,14 @@ class Stretch:
     Attributes:
         first: number of the first tensor in the step's sequence of places.
         n_places: how many of the tensors have one.
-        argument: sizes and dtype of its first argument.
+        argument: sizes and dtype of its first argument, and whether that has a gradient.
         training: whether the module was in training mode.
         unseen: the tensors, for the counts.
     """
 
     first: int
     n_places: int
-    argument: tuple[torch.Size, torch.dtype]
+    argument: Argument
     training: bool
     unseen: Unseen
 
@@ -89,7 +92,7 @@ class _Call:
     # One call of a module, in a step that learns.
     tracked: Tracked
     first: int
-    argument: tuple[torch.Size, torch.dtype] | None
+    argument: Argument | None
     training: bool
     stays: bool = True
     n_places: int = 0
@@ -117,6 +120,18 @@ class _Call:
         self.kept += inner.kept
 
 
+class Pair(Protocol):
+    """The hooks of one call of the model: `cswap.hooks.HookPair`."""
+
+    def pack(self, tensor: torch.Tensor) -> object:
+        """Autograd's hook."""
+        ...
+
+    def pack_by(self, pack: Callable[[torch.Tensor], object]) -> None:
+        """Args: pack: is called instead of the engine's from here on, and calls that."""
+        ...
+
+
 class Run:
     """One call of the model, in its thread. The hooks are off while a quiet module runs.
 
@@ -127,7 +142,7 @@ class Run:
     learns: Final = False
     """A `Learner` does."""
 
-    def __init__(self, engine: SwapEngine, pair: HookPair) -> None:
+    def __init__(self, engine: SwapEngine, pair: Pair) -> None:
         """Args: engine: swaps; pair: the hooks."""
         self._engine, self._pair = engine, pair
         self.off = 0
@@ -235,10 +250,10 @@ class Learner:
         call.kept.append(id(packed))
 
 
-def _argument(args: tuple[Any, ...]) -> tuple[torch.Size, torch.dtype] | None:
-    # Of a module's forward: sizes and dtype of the first one.
+def _argument(args: tuple[Any, ...]) -> Argument | None:
+    # Of a module's forward: the first one.
     x = args[0] if args else None
-    return (x.shape, x.dtype) if isinstance(x, torch.Tensor) else None
+    return (x.shape, x.dtype, x.requires_grad) if isinstance(x, torch.Tensor) else None
 
 
 def _remat_of(packed: object) -> Any:
@@ -259,7 +274,7 @@ class QuietModules:
         self._version = -1
         self._n_calls = 0
 
-    def run(self, pair: HookPair) -> Run | Learner | None:
+    def run(self, pair: Pair) -> Run | Learner | None:
         """For the call of the model that begins, in this thread; None: all hooks stay on.
 
         Args:

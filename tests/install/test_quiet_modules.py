@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from contextlib import suppress
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -53,7 +54,7 @@ class Training:
     """A model, and steps of its training."""
 
     def __init__(self, model=None):
-        self.model = Net() if model is None else model
+        self.model: Any = Net() if model is None else model
         self.n_steps = 0
 
     def step(self, rows=16):
@@ -400,7 +401,8 @@ def test_hooks_of_others_get_the_tensors_that_they_got_before(install):
     training = Training()
     handle = install(training.model, min_bytes=LARGE)
     settle(training)
-    outer, inner = [], []
+    outer: list[int] = []
+    inner: list[int] = []
 
     def noted(seen):
         return saved_tensors_hooks(lambda x: (seen.append(x.numel()), x.detach())[1], lambda x: x)
@@ -445,11 +447,10 @@ def test_a_change_in_place_raises_in_a_quiet_module(install):
                 y.add_(1.0)
             return y * 2.0
 
-    model = nn.Sequential(nn.Linear(4, 4), Changes())
-    training = Training(model)
-    install(model, min_bytes=LARGE)
+    training = Training(nn.Sequential(nn.Linear(4, 4), Changes()))
+    install(training.model, min_bytes=LARGE)
     settle(training)
-    model[1].changes = True
+    training.model[1].changes = True
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         training.step()
 
@@ -503,3 +504,16 @@ def test_autograd_does_not_hold_what_a_step_has_learned(install):
         handle_bytes.append(handle.stats.device_bytes)
         del loss
     assert handle_bytes == [0, 0]
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+@pytest.mark.parametrize("min_bytes", [0, LARGE])
+def test_a_compiled_module_inside_is_compiled_once(install, min_bytes):
+    torch._dynamo.reset()
+    training, plain = Training(), Training()
+    training.model.large[0].compile(fullgraph=True, backend="eager")
+    install(training.model, min_bytes=min_bytes)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for _ in range(STEPS):
+            assert same_bits(training.step(), plain.step())
+    assert hooks_are_off()

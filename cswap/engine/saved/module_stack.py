@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
-    from cswap.quiet_modules import Learner, Run
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,29 @@ class Scope:
 OUTSIDE: Final = Scope()
 
 
+class ModuleCalls(Protocol):
+    """Follows the modules that run in one call of the model: see `cswap.quiet_modules`.
+
+    Attributes:
+        learns: whether every module is followed.
+        off: length of the stack of scopes in the module that runs without hooks; 0: none does.
+    """
+
+    @property
+    def learns(self) -> bool: ...  # noqa: D102 - see above
+
+    @property
+    def off(self) -> int: ...  # noqa: D102
+
+    def enter(self, tracked: Any, module: torch.nn.Module, args: Any, depth: int) -> None:
+        """A module begins, and the hooks are on. Args: depth: length of the stack in it."""
+        ...
+
+    def leave(self, tracked: Any) -> None:
+        """A module that is followed ends."""
+        ...
+
+
 class ScopeStack(threading.local):
     """The modules that the current thread is in, outermost first, and the operator it runs.
 
@@ -45,7 +68,7 @@ class ScopeStack(threading.local):
     def __init__(self) -> None:
         self.stack: list[Scope] = [OUTSIDE]
         self.operator: str = ""
-        self.run: Run | Learner | None = None
+        self.run: ModuleCalls | None = None
 
     @property
     def current(self) -> Scope:
