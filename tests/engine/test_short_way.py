@@ -13,6 +13,7 @@ import cswap
 from cswap.engine import short_way
 from cswap.engine.saved.results import MOST
 from cswap.engine.short_way import ShortWay
+from cswap.remat.record import Remat
 from cswap.testing.engines import assert_empty
 
 MODIFIED = "modified by an inplace operation"
@@ -430,6 +431,31 @@ def test_its_time_in_the_hooks_counts_for_the_limit(monkeypatch, taken):
         assert 0 < seconds < 60
         assert position >= 0
     assert taken == [True]
+
+
+@pytest.mark.parametrize("handles", [False, True])
+def test_the_time_of_an_input_is_the_inputs_own(monkeypatch, handles):
+    # silu(gelu(h)), from gelu(h), which is computed again, too: that takes a second here.
+    now, run = [0.0], Remat.run
+
+    def slow(self, inputs, exact):
+        now[0] += 1.0 if self.formula.operator == "gelu" else 0.1
+        return run(self, inputs, exact)
+
+    monkeypatch.setattr(Remat, "run", slow)
+    for module in ("packer", "short_way", "unpacker", "recomputer"):
+        name = "_clock" if module == "recomputer" else "_now"
+        monkeypatch.setattr(f"cswap.engine.{module}.{name}", lambda: now[0])
+    given, took = leaves(), []
+    with swapping() as engine:
+        for step in range(3):
+            engine._state.note_time = lambda *args: took.append(args[2])
+            if handles and step == 2:
+                engine.observer.seen = []
+            del took[:]
+            gradients(engine, lambda h, w: (functional.silu(functional.gelu(h)) @ w).sum(), given)
+            engine.collect()
+    assert sorted(took) == pytest.approx([0.1, 1.0])
 
 
 def test_the_guard_sees_every_tensor_in_its_steps(taken):

@@ -1,0 +1,181 @@
+"""Plans that are made anew from the times that tensors took under the plan before."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from cswap.fit.goal_chooser import LOOK_EVERY
+from cswap.fit.problem import Decided, Key, Problem, Saved, Way
+from cswap.fit.seen import SeenTensor, Step
+from cswap.fit.way_times import LEAST_RUNS, RUNS, WayTimes
+from tests.fit.test_goal import is_held
+
+MIB = 1 << 20
+
+
+def key(i):
+    return Key(f"m{i}", MIB, 0)
+
+
+def looked_step(n=3):
+    step = Step(explored=False, looked=True)
+    for i in range(n):
+        step.seen[5, i] = SeenTensor([key(i)], MIB, born=i)
+    return step
+
+
+def decided(*actions):
+    return {key(i): Decided(action, i, MIB) for i, action in enumerate(actions)}
+
+
+def run(times, *seconds, position=0):
+    for each in seconds:
+        times.took(position, MIB, each)
+        times.settle(Step(explored=False, looked=False), {})
+
+
+def test_a_time_is_the_median_of_the_latest_steps_without_a_look():
+    times = WayTimes()
+    times.settle(looked_step(), decided("remat", "zvc", "keep"))
+    run(times, *[0.1] * (LEAST_RUNS - 1))
+    assert times.seconds(key(0), "remat") is None
+    run(times, 0.3)
+    assert times.seconds(key(0), "remat") == pytest.approx(0.1)
+    run(times, *[0.5] * RUNS)
+    assert times.seconds(key(0), "remat") == pytest.approx(0.5)
+    assert times.seconds(key(0), "zvc") is None
+    assert times.seconds(key(1), "zvc") is None
+
+
+def test_times_of_looked_steps_of_other_sizes_and_of_other_plans_do_not_count():
+    times = WayTimes()
+    times.settle(looked_step(), decided("remat"))
+    for _ in range(LEAST_RUNS):
+        times.took(0, MIB, 0.1)
+        times.settle(looked_step(), decided("remat"))
+        times.took(0, MIB + 1, 0.1)
+        times.settle(Step(explored=False, looked=False), {})
+    times.took(0, MIB, 0.1)
+    times.expect_others()
+    run(times, *[0.1] * LEAST_RUNS)
+    assert times.seconds(key(0), "remat") is None
+
+
+def problem():
+    def saved(i):
+        ways = (
+            Way("keep", MIB, 0.0),
+            Way("remat", 0, 0.001 * (i + 1)),
+            Way("zvc", MIB // 2, 0.002, in_step=i == 2),
+        )
+        return Saved((key(i),), MIB, ways, i, 9 - i, 9 - i)
+
+    return Problem([saved(i) for i in range(3)], [], in_line=True)
+
+
+def prices(problem, action):
+    return [w.added_s for s in problem.saved for w in s.ways if w.action == action]
+
+
+def test_ways_that_were_not_measured_grow_by_the_excess_of_their_kind():
+    times = WayTimes()
+    assert times.repriced(problem()) is None
+    times.settle(looked_step(), decided("remat", "zvc", "keep"))
+    run(times, *[0.004] * LEAST_RUNS)
+    run(times, *[0.012] * LEAST_RUNS, position=1)
+    found = times.repriced(problem())
+    assert found is not None
+    assert prices(found, "keep") == [0.0] * 3
+    assert prices(found, "remat") == pytest.approx([0.004, 0.005, 0.006])
+    assert prices(found, "zvc") == pytest.approx([0.012, 0.012, 0.002])  # the last: of its own kind
+    plan = problem().plan(
+        {0: Way("remat", 0, 9.0), 1: Way("zvc", 0, 9.0), 2: Way("keep", MIB, 9.0)}, ()
+    )
+    assert found.added_s(plan) == pytest.approx(0.016)
+    times.forget()
+    assert times.repriced(problem()) is None
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    """Seconds that a tensor takes in its hooks, by its action and its module's path."""
+    monkeypatch.setattr("cswap.fit.controller.MOST_REPRICED", 3)
+    costs: dict[str, float] = {}
+    settle = WayTimes.settle
+
+    def faked(self, step, decided):
+        settle(self, step, decided)
+        for (name, _), seconds in self._times.items():
+            seconds.extend([costs.get(name.scope, 1e-4)] * len(seconds))
+
+    monkeypatch.setattr(WayTimes, "settle", faked)
+    return costs
+
+
+def train(training, n):
+    for _ in range(n):
+        training.step()
+
+
+def seeded(training):
+    torch.manual_seed(0)
+    return training.step()
+
+
+def chosen(handle):
+    plan = handle.engine._state.goal.decided
+    return {name.scope: one.action for name, one in plan.items() if one.action != "keep"}
+
+
+def test_tensors_that_take_longer_than_foretold_stay(make_training, sizes, install, slow):
+    training, plain = make_training("blocks"), make_training("blocks")
+    resident, saved = sizes(training)
+    handle = install(training.model, fit=int(resident + 0.75 * saved))
+    train(training, 10)
+    first = chosen(handle)
+    slowest = next(iter(first))
+    slow[slowest] = 1.0
+    train(training, 3 * LOOK_EVERY)
+    assert slowest not in chosen(handle)
+    assert handle.goal.plans > 1
+    assert is_held(training, handle)
+    plain.model.load_state_dict(training.model.state_dict())
+    for mine, its in zip(seeded(training), seeded(plain), strict=True):
+        assert torch.equal(mine, its)
+
+
+def test_the_fastest_plan_is_obeyed_at_last(make_training, sizes, install, slow, monkeypatch):
+    # Whatever a new plan takes turns out to be slow.
+    training = make_training("blocks")
+    resident, saved = sizes(training)
+    handle = install(training.model, fit=int(resident + 0.75 * saved))
+    train(training, 10)
+    first = chosen(handle)
+    slow.update(dict.fromkeys(first, 0.01))
+    seen = []
+    for _ in range(6 * LOOK_EVERY):
+        training.step()
+        now = chosen(handle)
+        slow.update({scope: 1.0 for scope in now if scope not in first})
+        seen.append(now)
+    assert any(now != first for now in seen)
+    assert seen[-1] == first
+    assert seen[-2 * LOOK_EVERY :] == [first] * (2 * LOOK_EVERY)
+
+
+def test_the_predicted_slowdown_follows_the_measured_times(make_training, sizes, install, slow):
+    training = make_training("blocks")
+    resident, saved = sizes(training)
+    handle = install(training.model, fit=int(resident + 0.5 * saved))
+    train(training, 10)
+    before = handle.goal.predicted_slowdown
+    slow.update(dict.fromkeys([name for name, _ in training.model.named_modules()], 0.5))
+    train(training, 5 * LOOK_EVERY)
+    goal = handle.goal
+    n = sum(count for action, count in goal.actions.items() if action != "keep")
+    assert before is not None
+    assert goal.predicted_slowdown is not None
+    assert goal.plain_s is not None
+    assert goal.predicted_slowdown > before
+    assert goal.predicted_slowdown == pytest.approx(1 + n * 0.5 / goal.plain_s, rel=1e-6)
