@@ -254,6 +254,7 @@ class FitController:
             if over:
                 self._raise_unreachable(limit_bytes, look.measured)
         elif over:
+            self._timed.clear()
             before = self._correction.too_much(look)
             if before is None:
                 self._begin_planning()
@@ -274,7 +275,7 @@ class FitController:
         # See Note [prices from steps that obey] in way_times.py. A first round of looks is over.
         if self._since <= LOOK_EVERY or self._repriced >= MOST_REPRICED:
             return
-        if self._planning is not None or self._last_resort:
+        if self._planning is not None or self._last_resort or plan.regions:
             return
         problem = self._with_measured_times()
         if problem is self._problem:
@@ -332,17 +333,17 @@ class FitController:
         self._begin_planning()
 
     def _begin_planning(self) -> None:
-        problem, limit = self._problem, self._asked.limit_bytes
-        if problem is None or self._planning is not None:
+        first, limit = self._problem, self._asked.limit_bytes
+        if first is None or self._planning is not None:
             return
-        room = limit_s = math.inf
+        problem, room, limit_s = first, math.inf, math.inf
         if limit is None:
             slowdown = self._asked.slowdown or 1.0
             limit_s = (slowdown - 1) * (self._plain_s or 0.0) * self._time_share
         else:
             problem = self._with_measured_times()
             room = self._correction.room(limit, self._other)
-        self._planning = Background(lambda: _made(problem, room, limit_s))
+        self._planning = Background(lambda: _made(first, problem, room, limit_s))
 
     def _take_plan(self) -> None:
         assert self._planning is not None  # it is done
@@ -353,8 +354,10 @@ class FitController:
             self._give_up(f"no plan could be made ({error})")
             return
         compares, self._compares = self._compares, False
-        if compares and not (found.plan and self._is_better(found.plan, found.plan.added_s)):
-            return
+        if compares:
+            plan = found.plan
+            if plan is None or plan.regions or not self._is_better(plan, plan.added_s):
+                return
         self._plans += 1
         self._smallest_bytes = math.ceil(found.smallest.peak_bytes / (1 - MARGIN) + self._other)
         self._last_resort = found.plan is None
@@ -394,9 +397,14 @@ class FitController:
             self._timer = None
 
 
-def _made(problem: Problem, room: float, limit_s: float) -> _Planned:
-    smallest = within_time(problem, math.inf)
-    plan = within_time(problem, limit_s) if math.isinf(room) else within_bytes(problem, room)
+def _made(first: Problem, problem: Problem, room: float, limit_s: float) -> _Planned:
+    # problem: the first one, or with measured times, which has no modules to recompute.
+    smallest = within_time(first, math.inf)
+    if math.isinf(room):
+        return _Planned(within_time(problem, limit_s), smallest)
+    plan = within_bytes(problem, room)
+    if plan is None and problem is not first:
+        plan = within_bytes(first, room)
     return _Planned(plan, smallest)
 
 

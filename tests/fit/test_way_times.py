@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
+from cswap.fit.controller import _made
 from cswap.fit.goal_chooser import LOOK_EVERY
-from cswap.fit.problem import Decided, Key, Problem, Saved, Way
+from cswap.fit.problem import Decided, Key, Problem, Region, Saved, Way
 from cswap.fit.seen import SeenTensor, Step
+from cswap.fit.solve import within_time
 from cswap.fit.way_times import LEAST_RUNS, RUNS, WayTimes
 from tests.fit.test_goal import is_held
 
@@ -179,3 +183,19 @@ def test_the_predicted_slowdown_follows_the_measured_times(make_training, sizes,
     assert goal.plain_s is not None
     assert goal.predicted_slowdown > before
     assert goal.predicted_slowdown == pytest.approx(1 + n * 0.5 / goal.plain_s, rel=1e-6)
+
+
+def test_modules_are_recomputed_where_measured_times_leave_no_other_way():
+    ways = Way("keep", MIB, 0.0), Way("zvc", MIB // 2, 0.002)
+    saved = [Saved((key(i),), MIB, ways, i, 9 - i, 9 - i) for i in range(3)]
+    first = Problem(saved, [Region("m1", 0.5, 0), Region("m0", 0.6, 0)], in_line=True)
+    measured = first.having(saved)
+    without, smallest = (within_time(p, math.inf).peak_bytes for p in (measured, first))
+    assert smallest < without
+    for limit, has_modules in ((without, False), (smallest, True)):
+        plan = _made(first, measured, limit, math.inf).plan
+        assert plan is not None
+        assert bool(plan.regions) is has_modules
+    found = _made(first, measured, smallest - 1000, math.inf)
+    assert found.plan is None
+    assert found.smallest.regions
