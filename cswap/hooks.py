@@ -295,7 +295,7 @@ class _ModelCall:
         self._engine = engine
         self._scope = scope
         self._entry = entry
-        self._quiet = QuietModules(engine)
+        self._quiet = QuietModules(model, engine)
         self.active = True
 
     def wrapped(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -351,8 +351,6 @@ class _ModelCall:
             pair.active = False  # first, and no call before it: see the Note
             set_compiler(None)
             scopes.stack, scopes.run = before, run_before
-            if isinstance(run, Learner):
-                run.close()
             pair.withdraw()
             set_compiler(compiler)
 

@@ -6,16 +6,18 @@ torch calls Python twice for each tensor that is saved under hooks, also for a p
 tensors that a module saves stay, that is for nothing. So the hooks are taken off torch's stack
 while such a module runs, and autograd holds its tensors as it does without cswap.
 
-Which modules are quiet is learned in steps with all hooks on. In those, the tensors of each call
-are noted. A module is quiet if it is called once in a step, if two such steps in a row agree, and
-if none of its tensors leaves or is the input of a tensor that is computed again: that is read in
-autograd's node, and only the hooks' objects can be read there.
+Which modules are quiet is learned in calls of the model with all hooks on. In those, the tensors of
+each module are noted. A module is quiet if it is called once, if two such calls of the model agree,
+and if none of its tensors leaves or is the input of a tensor that is computed again: that is read
+in autograd's node, and only the hooks' objects can be read there. Models may take turns (the
+generator of a GAN does), so pairs of calls learn, at uneven intervals. A module that was not like
+before needs more such calls each time.
 
 A quiet module has its hooks on as soon as anything differs that can be seen where it begins: the
 place in the step's sequence of saved tensors (Note [a step goes by position] in recipes.py), the
-sizes, the dtype and the need of a gradient of the first argument, and training mode. What cannot be
-seen there is seen in the next step that learns. Until then a tensor stays that could have left; no
-value can be wrong by that.
+sizes, the dtype and the need of a gradient of its positional arguments, training mode, and which of
+the model's parameters need a gradient. What cannot be seen there is seen in the next call that
+learns. Until then a tensor stays that could have left; no value can be wrong by that.
 
 If somebody's hooks are on top of ours, or below ours, nothing is taken off: the tensors would be
 given to those.
@@ -24,7 +26,10 @@ given to those.
 from __future__ import annotations
 
 import threading
+import weakref
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import cycle
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
@@ -40,7 +45,7 @@ if TYPE_CHECKING:
     from cswap.engine.engine import SwapEngine
     from cswap.stats.counters import Unseen
 
-    Argument: TypeAlias = tuple[torch.Size, torch.dtype, bool]
+    Arguments: TypeAlias = tuple[object, ...]
 
 _push = torch._C._autograd._push_saved_tensors_default_hooks  # noqa: SLF001
 _pop = torch._C._autograd._pop_saved_tensors_default_hooks  # noqa: SLF001
@@ -48,10 +53,13 @@ _top: Final[Callable[[bool], Any]] = torch._C._autograd._top_saved_tensors_defau
 
 
 FIRST_LEARNED: Final = 4
-"""Calls of the model that learn at first, where no goal looks at steps."""
+"""Calls of the model that learn at first."""
 
-LEARN_EVERY: Final = 8
-"""After these, one of so many learns."""
+INTERVALS: Final = (14, 19, 16, 23, 11, 17, 21, 13)
+"""Calls between the beginnings of two pairs that learn, in turns: see the Note."""
+
+BACK_OFF: Final = 4
+"""Factor by which the number of like calls grows that a module needs after it has changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +69,14 @@ class Stretch:
     Attributes:
         first: number of the first tensor in the step's sequence of places.
         n_places: how many of the tensors have one.
-        argument: sizes and dtype of its first argument, and whether that has a gradient.
+        arguments: of its forward: sizes, dtypes, and whether they need a gradient.
         training: whether the module was in training mode.
         unseen: the tensors, for the counts.
     """
 
     first: int
     n_places: int
-    argument: Argument
+    arguments: Arguments
     training: bool
     unseen: Unseen
 
@@ -80,11 +88,28 @@ class Tracked:
         stretch: what its call saves, while the module is quiet; else None.
     """
 
-    __slots__ = ("last", "stretch")
+    __slots__ = ("_last", "_like", "_wanted", "stretch")
 
     def __init__(self) -> None:
         self.stretch: Stretch | None = None
-        self.last: Stretch | None = None  # of the last step that learned
+        self._last: Stretch | None = None  # of the last call of the model that learned
+        self._like, self._wanted = 0, 1  # calls in a row that were like the one before
+
+    def learn(self, stretch: Stretch | None) -> None:
+        """Args: stretch: what the module saved in the last call; None: it is not quiet."""
+        if stretch is not None and stretch == self._last:
+            self._like += 1
+        else:
+            if self._like:
+                self._wanted *= BACK_OFF
+            self._like = 0
+        self._last = stretch
+        self.stretch = stretch if self._like >= self._wanted else None
+
+    def forget(self) -> None:
+        """The step has changed."""
+        self.stretch = self._last = None
+        self._like = 0
 
 
 @dataclass(slots=True)
@@ -92,9 +117,9 @@ class _Call:
     # One call of a module, in a step that learns.
     tracked: Tracked
     first: int
-    argument: Argument | None
+    arguments: Arguments
     training: bool
-    stays: bool = True
+    stays: bool
     n_places: int = 0
     parameters: list[int] = field(default_factory=list)
     small: list[int] = field(default_factory=list)
@@ -102,12 +127,12 @@ class _Call:
     kept: list[int] = field(default_factory=list)  # ids of objects that autograd holds
 
     def stretch(self) -> Stretch | None:
-        if not self.stays or self.argument is None:
+        if not self.stays:
             return None
         found = {"parameter": self.parameters, "small": self.small, "goal": self.by_goal}
         unseen = {why: (len(sizes), sum(sizes)) for why, sizes in found.items() if sizes}
         return Stretch(
-            self.first, self.n_places, self.argument, self.training, tuple(unseen.items())
+            self.first, self.n_places, self.arguments, self.training, tuple(unseen.items())
         )
 
     def take(self, inner: _Call) -> None:
@@ -159,20 +184,21 @@ class Run:
         stretch, book = tracked.stretch, self._engine.book
         if stretch is None or book.position != stretch.first:
             return
-        if _argument(args) != stretch.argument or module.training is not stretch.training:
+        if module.training is not stretch.training or _facts(args) != stretch.arguments:
             return
-        top = _top(True)
-        if top is None or getattr(top[0], "__self__", None) is not self._pair:
+        if not _is_on_top(self._pair):
             return
         _pop()
         self.off = depth
         book.skip(stretch.n_places)
-        self._engine.counters.unseen.append(stretch.unseen)
 
-    def leave(self, _tracked: Tracked) -> None:
+    def leave(self, tracked: Tracked) -> None:
         """The outermost quiet module ends."""
-        _push(self._pair.pack, self._engine.unpack)
         self.off = 0
+        if tracked.stretch is not None:
+            self._engine.counters.unseen.append(tracked.stretch.unseen)
+        if _top(True) is None:  # else somebody has put hooks there, and will take off the top ones
+            _push(self._pair.pack, self._engine.unpack)
 
 
 class Learner:
@@ -181,24 +207,28 @@ class Learner:
     learns: Final = True
     off: Final = 0
 
-    def __init__(self, engine: SwapEngine) -> None:
-        """Args: engine: swaps."""
+    def __init__(self, engine: SwapEngine, pair: Pair) -> None:
+        """Args: engine: swaps; pair: the hooks, which are to call `pack`."""
         self._engine = engine
+        self._is_on_top = partial(_is_on_top, weakref.proxy(pair))  # the pair refers to this
         self._calls: list[_Call] = []  # under way, outermost first
         self._ended: list[_Call] = []
-        self._packed: list[object] = []  # alive, so that no other object gets the id of one
+        # Ids: one that an object has after another is dead makes a module seem needed, no more.
         self._needed: set[int] = set()
 
     def enter(self, tracked: Tracked, module: torch.nn.Module, args: Any, _depth: int) -> None:
         """See `Run`."""
-        first = self._engine.book.position
-        self._calls.append(_Call(tracked, first, _argument(args), module.training))
+        facts, first = _facts(args), self._engine.book.position
+        has_tensor = bool(args) and isinstance(args[0], torch.Tensor)
+        stays = has_tensor and torch.is_grad_enabled() and self._is_on_top()
+        self._calls.append(_Call(tracked, first, facts, module.training, stays))
 
     def leave(self, tracked: Tracked) -> None:
         """A module ends."""
         if not self._calls or self._calls[-1].tracked is not tracked:
             return  # an error came in between, and the calls around it are not learned
         call = self._calls.pop()
+        call.stays = call.stays and self._is_on_top()
         call.n_places = self._engine.book.position - call.first
         self._ended.append(call)
         if self._calls:
@@ -207,7 +237,6 @@ class Learner:
     def pack(self, tensor: torch.Tensor) -> object:
         """Pack a tensor, and note it."""
         packed = self._engine.pack(tensor)
-        self._packed.append(packed)
         remat = _remat_of(packed)
         if remat is not None:
             self._needed.update(map(id, remat.inputs))
@@ -221,16 +250,10 @@ class Learner:
         for call in self._ended:
             found.setdefault(id(call.tracked), []).append(call)
         for calls in found.values():
-            call, tracked = calls[0], calls[0].tracked
+            call = calls[0]
             alone = len(calls) == 1 and self._needed.isdisjoint(call.kept)
-            stretch = call.stretch() if alone else None
-            tracked.stretch = stretch if stretch == tracked.last else None
-            tracked.last = stretch
+            call.tracked.learn(call.stretch() if alone else None)
         return [calls[0].tracked for calls in found.values()]
-
-    def close(self) -> None:
-        """Let go of the tensors: autograd holds the hooks for as long as it holds its own."""
-        self._packed.clear()
 
     def _note(self, call: _Call, tensor: torch.Tensor, packed: object) -> None:
         book = self._engine.book
@@ -250,10 +273,20 @@ class Learner:
         call.kept.append(id(packed))
 
 
-def _argument(args: tuple[Any, ...]) -> Argument | None:
-    # Of a module's forward: the first one.
-    x = args[0] if args else None
-    return (x.shape, x.dtype, x.requires_grad) if isinstance(x, torch.Tensor) else None
+def _facts(args: tuple[Any, ...]) -> Arguments:
+    # Of a module's forward: numbers and objects that are no tensors only by their type.
+    return (
+        torch.is_grad_enabled(),
+        *[
+            (x.shape, x.dtype, x.requires_grad) if isinstance(x, torch.Tensor) else type(x)
+            for x in args
+        ],
+    )
+
+
+def _is_on_top(pair: Pair) -> bool:
+    top = _top(True)
+    return top is not None and getattr(top[0], "__self__", None) == pair
 
 
 def _remat_of(packed: object) -> Any:
@@ -266,13 +299,17 @@ def _remat_of(packed: object) -> Any:
 class QuietModules:
     """Learns which modules of one installed model are quiet."""
 
-    def __init__(self, engine: SwapEngine) -> None:
-        """Args: engine: swaps for the model."""
-        self._engine = engine
+    def __init__(self, model: torch.nn.Module, engine: SwapEngine) -> None:
+        """Args: model: it; engine: swaps for it."""
+        self._model, self._engine = weakref.ref(model), engine
+        self._parameters: list[torch.nn.Parameter] = []
+        self._trained: list[bool] = []
         self._thread: int | None = None
         self._known: list[Tracked] = []
         self._version = -1
         self._n_calls = 0
+        self._next = 0  # call that begins to learn
+        self._intervals = cycle(INTERVALS)
 
     def run(self, pair: Pair) -> Run | Learner | None:
         """For the call of the model that begins, in this thread; None: all hooks stay on.
@@ -286,18 +323,26 @@ class QuietModules:
         if me != self._thread or not self._engine.may_be_quiet or _top(True) is not None:
             return None
         version = self._engine.book.version
-        if version != self._version:
+        trained = [p.requires_grad for p in self._parameters]
+        if version != self._version or trained != self._trained:
             self._version = version
             self._forget()
-        learns = self._engine.looks
-        if learns is None:
-            learns = self._n_calls < FIRST_LEARNED or self._n_calls % LEARN_EVERY == 0
-        self._n_calls += 1
-        if not learns:
+        if not self._is_due() and not self._engine.looks:
             return Run(self._engine, pair)
-        learner = Learner(self._engine)
+        model = self._model()
+        assert model is not None  # it is being called
+        self._parameters = list(model.parameters())
+        self._trained = [p.requires_grad for p in self._parameters]
+        learner = Learner(self._engine, pair)
         pair.pack_by(learner.pack)
         return learner
+
+    def _is_due(self) -> bool:
+        n = self._n_calls
+        self._n_calls = n + 1
+        if n > self._next + 1:
+            self._next += next(self._intervals)
+        return n < FIRST_LEARNED or n >= self._next
 
     def learn(self, learner: Learner) -> None:
         """A call of the model has ended well. Args: learner: that noted its tensors."""
@@ -305,9 +350,9 @@ class QuietModules:
         called = set(map(id, self._known))
         for tracked in before:
             if id(tracked) not in called:
-                tracked.stretch = tracked.last = None
+                tracked.forget()
 
     def _forget(self) -> None:
         for tracked in self._known:
-            tracked.stretch = tracked.last = None
+            tracked.forget()
         self._known = []

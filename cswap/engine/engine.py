@@ -148,10 +148,9 @@ class SwapEngine:
         )
 
     @property
-    def looks(self) -> bool | None:
-        """Whether a goal looks at each tensor of the step that has begun; None: no goal."""
-        state = self._state
-        return None if state.goal is None else state.chooser is not None
+    def looks(self) -> bool:
+        """Whether a goal looks at each tensor of the step that has begun."""
+        return self._state.chooser is not None
 
     @property
     def wants_owned(self) -> bool:

@@ -13,13 +13,17 @@ import pytest
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
 import cswap
-from cswap import quiet_modules
 from cswap.hooks import HookPair
 
-STEPS = 3 * quiet_modules.LEARN_EVERY
+LEARN = [0, 1, 2, 3, 14, 15, 33, 34]
+"""Calls of a model that learn, of the first STEPS."""
+
+STEPS = 36
+"""Of training, after which many calls do not learn."""
 LARGE = 1 << 40
 
 
@@ -103,7 +107,7 @@ def hooks_are_off():
 
 def settle(training, packs=None, **options):
     """Train until the next step does not learn."""
-    for _ in range(STEPS + 1):
+    for _ in range(STEPS):
         training.step(**options)
     if packs is not None:
         packs.clear()
@@ -119,11 +123,10 @@ def test_where_nothing_leaves_no_tensor_comes_to_the_hooks(install, packs):
         counts.append(packs.total())
     learned = counts[0]
     assert learned > 30
-    assert counts[: quiet_modules.FIRST_LEARNED] == [learned] * quiet_modules.FIRST_LEARNED
-    later = counts[quiet_modules.FIRST_LEARNED :]
-    assert {n for n in later if n != learned} == {later[0]}
+    assert [n for n, count in enumerate(counts) if count == learned] == LEARN
+    later = [count for n, count in enumerate(counts) if n not in LEARN]
+    assert set(later) == {later[0]}
     assert later[0] < learned / 10  # the loss is no module
-    assert counts[quiet_modules.LEARN_EVERY] == learned
 
 
 @pytest.mark.parametrize(
@@ -164,7 +167,7 @@ def test_inputs_of_recomputed_tensors_are_seen(install, packs, monkeypatch):
     training, plain = Training(), Training()
     handle = install(training.model, slowdown=1e6)
     totals = [0]
-    for _ in range(STEPS + 1):
+    for _ in range(STEPS):
         assert same_bits(training.step(), plain.step())
         totals.append(handle.stats.by_codec["remat"].count)
     counts = [after - before for before, after in pairwise(totals)]
@@ -204,13 +207,14 @@ def test_small_inputs_of_recomputed_tensors_are_seen(install, packs, monkeypatch
     training = Training(model)
     handle = install(model, slowdown=1e6)
     totals = [0]
-    for _ in range(STEPS + 1):
+    for _ in range(STEPS):
         training.step()
         totals.append(handle.stats.by_codec["remat"].count)
     assert {after - before for before, after in pairwise(totals)} == {1}
 
 
-def test_a_module_that_saves_other_tensors_in_turns_is_not_quiet(install):
+@pytest.mark.parametrize("starts", [False, True])
+def test_a_module_that_saves_other_tensors_in_turns_is_not_quiet(install, starts):
     class InTurns(nn.Module):
         even = False
 
@@ -219,11 +223,12 @@ def test_a_module_that_saves_other_tensors_in_turns_is_not_quiet(install):
             return (x.repeat(1, 64).sin() if self.even else x.sin()).sum(1)
 
     training = Training(nn.Sequential(nn.Linear(4, 4), InTurns()))
+    training.model[1].even = starts
     handle = install(training.model, remat=False, codec="raw")
-    for n in range(quiet_modules.LEARN_EVERY):
+    for n in range(3 * STEPS):
         before = handle.stats.swapped
         training.step()
-        assert handle.stats.swapped - before == (n + 1) % 2
+        assert handle.stats.swapped - before == (n + 1 + starts) % 2
 
 
 def test_after_another_tensor_hooks_stay_on(install, packs):
@@ -259,7 +264,7 @@ def test_a_module_that_was_left_out_has_to_be_learned_again(install, packs):
     install(training.model, min_bytes=LARGE)
     settle(training)
     training.model.all = False
-    for _ in range(quiet_modules.LEARN_EVERY):
+    for _ in range(17):  # of which one learns
         training.step()
     training.model.all = True
     packs.clear()
@@ -290,12 +295,12 @@ def test_an_error_before_our_hook_leaves_out_the_modules_around_it(install, pack
     assert hooks_are_off()
 
 
-@pytest.mark.parametrize("grow_at", [2, 5, 6])
+@pytest.mark.parametrize("grow_at", [2, 5, 12])
 def test_a_larger_batch_is_seen_at_once(install, grow_at):
     training = Training()
     handle = install(training.model, remat=False, codec="raw", min_bytes=16 * 64 * 4 + 1)
     settle(training)
-    for n in range(quiet_modules.LEARN_EVERY):
+    for n in range(13):
         before = handle.stats.swapped
         training.step(rows=32 if n == grow_at else 16)
         assert (handle.stats.swapped > before) is (n == grow_at)
@@ -351,7 +356,7 @@ def test_an_error_in_a_quiet_module_leaves_no_hooks(install, packs, error):
 
     training, plain = Training(WithRaises()), Training(WithRaises())
     install(training.model, min_bytes=LARGE)
-    for _ in range(STEPS + 1):
+    for _ in range(STEPS):
         training.step(), plain.step()
     inner = training.model.small[-1]
     inner.error = error
@@ -504,6 +509,118 @@ def test_autograd_does_not_hold_what_a_step_has_learned(install):
         handle_bytes.append(handle.stats.device_bytes)
         del loss
     assert handle_bytes == [0, 0]
+
+
+@pytest.mark.parametrize("period", [3, 5, 17, 34])
+def test_a_module_that_has_changed_is_quiet_later_and_later(install, period):
+    class Now(nn.Module):
+        large, n_calls = 0, 0
+
+        def forward(self, x):
+            self.n_calls += 1
+            return (x.repeat(1, 64).sin() if self.n_calls % period == 0 else x.sin()).sum(1)
+
+    training = Training(nn.Sequential(nn.Linear(4, 4), Now()))
+    handle = install(training.model, remat=False, codec="raw")
+    missed = []
+    for n in range(1, 600):
+        before = handle.stats.swapped
+        training.step()
+        if n % period == 0:
+            missed.append(handle.stats.swapped == before)
+    assert sum(missed) < len(missed) / 2
+
+
+@pytest.mark.parametrize("how", ["parameter", "no_grad"])
+def test_a_module_that_begins_to_train_is_seen_at_once(install, how):
+    class MayFreeze(Net):
+        frozen = True
+
+        def forward(self, x):
+            x = self.wide(self.small(x).detach())
+            with torch.set_grad_enabled(not (how == "no_grad" and self.frozen)):
+                return self.large(x)
+
+    training = Training(MayFreeze())
+    if how == "parameter":
+        training.model.large.requires_grad_(False)
+        training.model.wide.requires_grad_(False)
+    handle = install(training.model, remat=False, codec="raw")
+    for _ in range(STEPS):
+        with torch.enable_grad():
+            loss = training.model(torch.randn(16, 4)).square().mean()
+        if loss.requires_grad:
+            loss.backward()
+    before = handle.stats.swapped
+    training.model.frozen = False
+    training.model.requires_grad_(True)
+    training.step()
+    assert handle.stats.swapped - before >= 8
+
+
+def test_hooks_that_begin_in_a_module_and_end_after_it(install):
+    training = Training()
+    install(training.model, min_bytes=LARGE)
+    seen: list[int] = []
+    hooks = saved_tensors_hooks(lambda x: (seen.append(x.numel()), x.detach())[1], lambda x: x)
+    inner = training.model.small[0]
+    inner.register_forward_pre_hook(lambda *_: hooks.__enter__() or None)
+    inner.register_forward_hook(lambda *_: hooks.__exit__() or None)
+    counts = []
+    for _ in range(STEPS):
+        del seen[:]
+        training.step()
+        counts.append(len(seen))
+        assert hooks_are_off()
+    assert len(set(counts)) == 1
+
+
+def test_hooks_that_begin_in_one_module_and_end_in_another(install):
+    seen: list[int] = []
+    hooks = saved_tensors_hooks(lambda x: (seen.append(x.numel()), x.detach())[1], lambda x: x)
+
+    class Begin(nn.Module):
+        def forward(self, x):
+            hooks.__enter__()
+            return x
+
+    class End(nn.Module):
+        def forward(self, x):
+            hooks.__exit__()
+            return x
+
+    training = Training(nn.Sequential(Begin(), nn.Linear(4, 4), nn.Tanh(), End(), Net()))
+    install(training.model, min_bytes=LARGE)
+    counts = []
+    for _ in range(STEPS):
+        del seen[:]
+        training.step()
+        counts.append(len(seen))
+        assert hooks_are_off()
+    assert len(set(counts)) == 1
+
+
+def test_graphs_inside_of_a_forward_are_freed_in_a_call_that_learns(install):
+    class Inner(Net):
+        alive = 0
+
+        def forward(self, x):
+            storages: list[StorageWeakRef] = []
+            self.alive = 0
+            for _ in range(8):
+                y = self.wide(x.detach())
+                torch.autograd.grad((y.sin() * y).sum(), [self.wide.weight])
+                storages.append(StorageWeakRef(y.untyped_storage()))
+                del y
+                alive = sum(not storage.expired() for storage in storages)
+                self.alive = max(self.alive, alive)
+            return super().forward(x)
+
+    training = Training(Inner())
+    install(training.model, min_bytes=LARGE)
+    for _ in range(STEPS):
+        training.step()
+        assert training.model.alive == 0
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
