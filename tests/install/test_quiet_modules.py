@@ -101,6 +101,16 @@ def packs(monkeypatch):
     return counts
 
 
+def noting(seen):
+    """Hooks that note the tensors' sizes."""
+
+    def pack(x):
+        seen.append(x.numel())
+        return x.detach()
+
+    return saved_tensors_hooks(pack, lambda x: x)
+
+
 def hooks_are_off():
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is None
 
@@ -409,19 +419,16 @@ def test_hooks_of_others_get_the_tensors_that_they_got_before(install):
     outer: list[int] = []
     inner: list[int] = []
 
-    def noted(seen):
-        return saved_tensors_hooks(lambda x: (seen.append(x.numel()), x.detach())[1], lambda x: x)
-
     forward = training.model.large.forward
 
     def under_hooks(x):
-        with noted(inner):
+        with noting(inner):
             return forward(x)
 
     before = handle.stats.packed
     training.step()
     packed = handle.stats.packed - before
-    with noted(outer):
+    with noting(outer):
         training.step()
     assert len(outer) == 1  # of the loss
     assert handle.stats.packed - before == 2 * packed
@@ -562,10 +569,10 @@ def test_hooks_that_begin_in_a_module_and_end_after_it(install):
     training = Training()
     install(training.model, min_bytes=LARGE)
     seen: list[int] = []
-    hooks = saved_tensors_hooks(lambda x: (seen.append(x.numel()), x.detach())[1], lambda x: x)
+    hooks = noting(seen)
     inner = training.model.small[0]
-    inner.register_forward_pre_hook(lambda *_: hooks.__enter__() or None)
-    inner.register_forward_hook(lambda *_: hooks.__exit__() or None)
+    inner.register_forward_pre_hook(lambda *_: hooks.__enter__())
+    inner.register_forward_hook(lambda *_: hooks.__exit__())
     counts = []
     for _ in range(STEPS):
         del seen[:]
@@ -577,7 +584,7 @@ def test_hooks_that_begin_in_a_module_and_end_after_it(install):
 
 def test_hooks_that_begin_in_one_module_and_end_in_another(install):
     seen: list[int] = []
-    hooks = saved_tensors_hooks(lambda x: (seen.append(x.numel()), x.detach())[1], lambda x: x)
+    hooks = noting(seen)
 
     class Begin(nn.Module):
         def forward(self, x):
