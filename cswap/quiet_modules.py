@@ -37,12 +37,14 @@ import torch
 from cswap.engine.order.chooser import STAYS
 from cswap.engine.saved.packed import Kept, KeptParameter, PackedView
 from cswap.engine.saved.recomputed import Recomputed
+from cswap.stats.counters import SHARED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TypeAlias
 
     from cswap.engine.engine import SwapEngine
+    from cswap.engine.saved.rest import Rest
     from cswap.stats.counters import Unseen
 
     Arguments: TypeAlias = tuple[object, ...]
@@ -72,6 +74,7 @@ class Stretch:
         arguments: of its forward: sizes, dtypes, and whether they need a gradient.
         training: whether the module was in training mode.
         unseen: the tensors, for the counts.
+        resting: of those that rest (Note [a tensor that rests] in rest.py).
     """
 
     first: int
@@ -79,6 +82,23 @@ class Stretch:
     arguments: Arguments
     training: bool
     unseen: Unseen
+    resting: Resting | None
+
+
+@dataclass(frozen=True, slots=True)
+class Resting:
+    """The tensors of a call that rest.
+
+    Attributes:
+        n: how many have a position.
+        until: first step in which one of them no longer rests. Rests begin anew, and the module is
+            the same, so this is not compared.
+        limited: of those that stay for the limit of time: see `Rest`.
+    """
+
+    n: int
+    until: int = field(compare=False)
+    limited: frozenset[tuple[int, int]]
 
 
 class Tracked:
@@ -124,16 +144,33 @@ class _Call:
     parameters: list[int] = field(default_factory=list)
     small: list[int] = field(default_factory=list)
     by_goal: list[int] = field(default_factory=list)
+    shared: list[int] = field(default_factory=list)
+    until: list[int] = field(default_factory=list)
+    rests: list[Rest] = field(default_factory=list)
     kept: list[int] = field(default_factory=list)  # ids of objects that autograd holds
 
     def stretch(self) -> Stretch | None:
         if not self.stays:
             return None
         found = {"parameter": self.parameters, "small": self.small, "goal": self.by_goal}
+        found[SHARED] = self.shared
+        for rest in self.rests:
+            found.setdefault(rest.reason, []).append(rest.limited[1])
         unseen = {why: (len(sizes), sum(sizes)) for why, sizes in found.items() if sizes}
         return Stretch(
-            self.first, self.n_places, self.arguments, self.training, tuple(unseen.items())
+            self.first,
+            self.n_places,
+            self.arguments,
+            self.training,
+            tuple(unseen.items()),
+            self._resting(),
         )
+
+    def _resting(self) -> Resting | None:
+        if not self.until:
+            return None
+        limited = {rest.limited for rest in self.rests if rest.reason == "slowdown"}
+        return Resting(len(self.rests), min(self.until), frozenset(limited))
 
     def take(self, inner: _Call) -> None:
         # A call inside of this one has ended.
@@ -142,6 +179,9 @@ class _Call:
         self.parameters += inner.parameters
         self.small += inner.small
         self.by_goal += inner.by_goal
+        self.shared += inner.shared
+        self.until += inner.until
+        self.rests += inner.rests
         self.kept += inner.kept
 
 
@@ -181,8 +221,11 @@ class Run:
             args: of its forward.
             depth: length of the stack of scopes in it.
         """
-        stretch, book = tracked.stretch, self._engine.book
-        if stretch is None or book.position != stretch.first:
+        stretch, packer = tracked.stretch, self._engine.packer
+        if stretch is None or packer.book.position != stretch.first:
+            return
+        resting = stretch.resting
+        if resting is not None and not packer.may_rest(resting.until, resting.limited):
             return
         if module.training is not stretch.training or _facts(args) != stretch.arguments:
             return
@@ -190,7 +233,9 @@ class Run:
             return
         _pop()
         self.off = depth
-        book.skip(stretch.n_places)
+        packer.book.skip(stretch.n_places)
+        if resting is not None and resting.n:
+            packer.rest_unseen(resting.n)
 
     def leave(self, tracked: Tracked) -> None:
         """The outermost quiet module ends."""
@@ -209,7 +254,7 @@ class Learner:
 
     def __init__(self, engine: SwapEngine, pair: Pair) -> None:
         """Args: engine: swaps; pair: the hooks, which are to call `pack`."""
-        self._engine = engine
+        self._engine, self._packer = engine, engine.packer
         self._is_on_top = partial(_is_on_top, weakref.proxy(pair))  # the pair refers to this
         self._calls: list[_Call] = []  # under way, outermost first
         self._ended: list[_Call] = []
@@ -218,7 +263,7 @@ class Learner:
 
     def enter(self, tracked: Tracked, module: torch.nn.Module, args: Any, _depth: int) -> None:
         """See `Run`."""
-        facts, first = _facts(args), self._engine.book.position
+        facts, first = _facts(args), self._packer.book.position
         has_tensor = bool(args) and isinstance(args[0], torch.Tensor)
         stays = has_tensor and torch.is_grad_enabled() and self._is_on_top()
         self._calls.append(_Call(tracked, first, facts, module.training, stays))
@@ -229,7 +274,7 @@ class Learner:
             return  # an error came in between, and the calls around it are not learned
         call = self._calls.pop()
         call.stays = call.stays and self._is_on_top()
-        call.n_places = self._engine.book.position - call.first
+        call.n_places = self._packer.book.position - call.first
         self._ended.append(call)
         if self._calls:
             self._calls[-1].take(call)
@@ -256,7 +301,7 @@ class Learner:
         return [calls[0].tracked for calls in found.values()]
 
     def _note(self, call: _Call, tensor: torch.Tensor, packed: object) -> None:
-        book = self._engine.book
+        book = self._packer.book
         has_place = book.position > call.first + call.n_places
         place = book.last_place if has_place else None
         if isinstance(packed, KeptParameter):
@@ -265,7 +310,13 @@ class Learner:
             call.stays = False
         elif place is not None and place.choice is STAYS:
             call.by_goal.append(tensor.nbytes)
-        elif not has_place and self._engine.is_small(tensor):
+        elif place is not None and (rest := self._packer.rest_at(place)) is not None:
+            call.until.append(rest.until)
+            if place.shares:
+                call.shared.append(0)
+            else:
+                call.rests.append(rest)
+        elif not has_place and self._packer.is_small(tensor):
             call.small.append(tensor.nbytes)
         else:
             call.stays = False
@@ -322,7 +373,7 @@ class QuietModules:
             self._thread = me
         if me != self._thread or not self._engine.may_be_quiet or _top(True) is not None:
             return None
-        version = self._engine.book.version
+        version = self._engine.packer.book.version
         trained = [p.requires_grad for p in self._parameters]
         if version != self._version or trained != self._trained:
             self._version = version

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from cswap.config import SwapConfig
     from cswap.devices.base import Device
     from cswap.engine.order.chooser import Chooser
-    from cswap.engine.recipes import RecipeBook
     from cswap.schema.plan import Plan
     from cswap.stats.stats import Stats
 
@@ -121,14 +120,10 @@ class SwapEngine:
         """The next of ``epochs`` epochs begins; ``policy="cswap+"`` samples values anew."""
         self.advisor.begin_epoch(epochs)
 
-    def is_small(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor stays because it is small, and for no other reason."""
-        return self._packer.is_small(tensor)
-
     @property
-    def book(self) -> RecipeBook:
-        """What is known about the places in a step at which tensors are saved."""
-        return self._packer.book
+    def packer(self) -> Packer:
+        """The stage of pack, for modules that run without the hooks."""
+        return self._packer
 
     @property
     def may_be_quiet(self) -> bool:

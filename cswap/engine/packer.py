@@ -248,6 +248,29 @@ class Packer:
         limit = self._limit if rest.reason == "slowdown" else None
         return limit is None or rest.limited in limit.staying
 
+    def rest_at(self, place: Place) -> Rest | None:
+        """The rest of the tensor that was saved at a place in this step; None: it did not rest."""
+        rest = place.rest
+        return rest if rest is not None and self._rests(rest) else None
+
+    def may_rest(self, until: int, limited: frozenset[tuple[int, int]]) -> bool:
+        """Whether tensors that rest do so in this step, too.
+
+        Args:
+            until: see `Rest`.
+            limited: see `Rest`, of those that stay for the limit of time.
+        """
+        if self._order.step >= until:
+            return False
+        return not limited or self._limit is None or limited <= self._limit.staying
+
+    def rest_unseen(self, n: int) -> None:
+        """So many tensors rest, at the next positions, and are saved without hooks."""
+        with self._lock:
+            position = self._order.skip(n)
+        if position == 0:
+            self._begin_choices()
+
     def _leave(self, tensor: torch.Tensor, place: Place, rest: Rest) -> Kept:
         # See Note [a tensor that rests].
         if place.shares:

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter, defaultdict, deque
 from itertools import islice
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from cswap.advisor.live_costs import REMAT
 from cswap.log import log
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 Unseen: TypeAlias = tuple[tuple[str, tuple[int, int]], ...]
 """Reasons for which tensors stay, each with their number and their bytes."""
+
+SHARED: Final = "shared"
+"""In place of a reason: the memory of another tensor that stays."""
 
 
 class Counters:
@@ -101,6 +104,9 @@ class Counters:
                 for reason, (n, nbytes) in self.unseen.popleft():
                     self.packed += n
                     self.n_unseen += n
+                    if reason == SHARED:
+                        self.deduplicated += n
+                        continue
                     entry = self.kept[reason]
                     entry[0] += n
                     entry[1] += nbytes

@@ -6,6 +6,7 @@ import copy
 import threading
 from collections import Counter
 from contextlib import suppress
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
 import cswap
+from cswap.engine.saved.rest import Rest
 from cswap.hooks import HookPair
 
 LEARN = [0, 1, 2, 3, 14, 15, 33, 34]
@@ -140,7 +142,8 @@ def test_where_nothing_leaves_no_tensor_comes_to_the_hooks(install, packs):
 
 
 @pytest.mark.parametrize(
-    "options", [{"codec": "raw", "remat": False}, {"min_bytes": LARGE}, {"codec": "zvc"}]
+    "options",
+    [{"codec": "raw", "remat": False}, {"min_bytes": LARGE}, {"codec": "zvc"}, {"remat": False}],
 )
 def test_the_counts_are_those_of_steps_with_all_hooks(install, monkeypatch, packs, options):
     def trained():
@@ -160,6 +163,54 @@ def test_the_counts_are_those_of_steps_with_all_hooks(install, monkeypatch, pack
     assert quiet == loud
     assert all(map(same_bits, bits, plain_bits))
     assert seen < all_seen
+
+
+def rested(install, monkeypatch):
+    """A training whose large tensors rest for long."""
+    monkeypatch.setattr("cswap.engine.sender.Rest", partial(Rest, steps=40))
+    training = Training()
+    handle = install(training.model, remat=False)
+    return training, handle
+
+
+def test_tensors_that_rest_do_not_come_to_the_hooks(install, monkeypatch, packs):
+    training, handle = rested(install, monkeypatch)
+    for _ in range(20):
+        training.step()
+    packs.clear()
+    kept = handle.stats.kept_by_reason["does_not_pay"]
+    training.step()
+    assert packs.total() == 0
+    assert handle.stats.kept_by_reason["does_not_pay"] > kept
+    for _ in range(19):
+        training.step()
+    packs.clear()
+    for _ in range(3):  # their rest is over
+        training.step()
+    assert packs[16 * 64]
+
+
+def test_a_tensor_that_the_limit_no_longer_keeps_ends_its_modules_quiet(install, monkeypatch):
+    training, handle = rested(install, monkeypatch)
+    packer, limit = handle.engine.packer, handle.engine.advisor.limit
+    training.step()
+    step = handle.engine._state.order.step
+    limit.staying = frozenset({(3, 4096), (4, 4096)})
+    assert packer.may_rest(step + 1, frozenset())
+    assert packer.may_rest(step + 1, frozenset({(3, 4096)}))
+    assert not packer.may_rest(step, frozenset())
+    assert not packer.may_rest(step + 1, frozenset({(3, 4096), (5, 4096)}))
+
+
+def test_positions_go_on_after_tensors_that_rest(install, monkeypatch):
+    training, handle = rested(install, monkeypatch)
+    order, positions = handle.engine._state.order, []
+    for _ in range(30):
+        training.step()
+        positions.append((order.position, order.step))
+    assert [step for _, step in positions] == list(range(positions[0][1], positions[0][1] + 30))
+    assert len({position for position, _ in positions}) == 1
+    assert positions[0][0] > 4
 
 
 def test_modules_with_a_tensor_that_leaves_keep_their_hooks(install, packs):
