@@ -202,6 +202,7 @@ class Run:
 
     Attributes:
         off: length of the stack of scopes in the outermost quiet module; 0: the hooks are on.
+        ended: whether a rest has ended in a module, which will be quiet again when that is learned.
     """
 
     learns: Final = False
@@ -211,6 +212,7 @@ class Run:
         """Args: engine: swaps; pair: the hooks."""
         self._engine, self._pair = engine, pair
         self.off = 0
+        self.ended = False
 
     def enter(self, tracked: Tracked, module: torch.nn.Module, args: Any, depth: int) -> None:
         """A module begins, and the hooks are on.
@@ -226,6 +228,7 @@ class Run:
             return
         resting = stretch.resting
         if resting is not None and not packer.may_rest(resting.until, resting.limited):
+            self.ended = True
             return
         if module.training is not stretch.training or _facts(args) != stretch.arguments:
             return
@@ -360,6 +363,7 @@ class QuietModules:
         self._version = -1
         self._n_calls = 0
         self._next = 0  # call that begins to learn
+        self._run: Run | None = None  # the last one
         self._intervals = cycle(INTERVALS)
 
     def run(self, pair: Pair) -> Run | Learner | None:
@@ -378,8 +382,12 @@ class QuietModules:
         if version != self._version or trained != self._trained:
             self._version = version
             self._forget()
+        before, self._run = self._run, None
+        if before is not None and before.ended:
+            self._next = self._n_calls
         if not self._is_due() and not self._engine.looks:
-            return Run(self._engine, pair)
+            self._run = Run(self._engine, pair)
+            return self._run
         model = self._model()
         assert model is not None  # it is being called
         self._parameters = list(model.parameters())
