@@ -616,6 +616,16 @@ def test_a_module_that_begins_to_train_is_seen_at_once(install, how):
     assert handle.stats.swapped - before >= 8
 
 
+def assert_each_step_shows_as_many(training, seen):
+    counts = set()
+    for _ in range(STEPS):
+        del seen[:]
+        training.step()
+        counts.add(len(seen))
+        assert hooks_are_off()
+    assert len(counts) == 1
+
+
 def test_hooks_that_begin_in_a_module_and_end_after_it(install):
     training = Training()
     install(training.model, min_bytes=LARGE)
@@ -624,13 +634,7 @@ def test_hooks_that_begin_in_a_module_and_end_after_it(install):
     inner = training.model.small[0]
     inner.register_forward_pre_hook(lambda *_: hooks.__enter__())
     inner.register_forward_hook(lambda *_: hooks.__exit__())
-    counts = []
-    for _ in range(STEPS):
-        del seen[:]
-        training.step()
-        counts.append(len(seen))
-        assert hooks_are_off()
-    assert len(set(counts)) == 1
+    assert_each_step_shows_as_many(training, seen)
 
 
 def test_hooks_that_begin_in_one_module_and_end_in_another(install):
@@ -649,13 +653,7 @@ def test_hooks_that_begin_in_one_module_and_end_in_another(install):
 
     training = Training(nn.Sequential(Begin(), nn.Linear(4, 4), nn.Tanh(), End(), Net()))
     install(training.model, min_bytes=LARGE)
-    counts = []
-    for _ in range(STEPS):
-        del seen[:]
-        training.step()
-        counts.append(len(seen))
-        assert hooks_are_off()
-    assert len(set(counts)) == 1
+    assert_each_step_shows_as_many(training, seen)
 
 
 def test_graphs_inside_of_a_forward_are_freed_in_a_call_that_learns(install):
