@@ -27,12 +27,15 @@ import torch
 from torch.compiler import is_compiling
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
+from cswap import hook_stack
 from cswap.dynamo import begin_below, leave_alone, set_compiler, warn_of_tracing
 from cswap.engine.saved.module_stack import OUTSIDE
 from cswap.errors import ConfigError
 from cswap.guard.guard import make_guard
 from cswap.module_patch import ModulePatch, mark
-from cswap.quiet_modules import Learner, QuietModules, Tracked
+from cswap.quiet_modules.learner import Learner
+from cswap.quiet_modules.quiet_modules import QuietModules
+from cswap.quiet_modules.stretch import Tracked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -41,9 +44,6 @@ if TYPE_CHECKING:
     from cswap.engine.engine import SwapEngine
     from cswap.engine.saved.module_stack import Scope, ScopeStack
     from cswap.removable import Removable
-
-_push = torch._C._autograd._push_saved_tensors_default_hooks  # noqa: SLF001
-_pop = torch._C._autograd._pop_saved_tensors_default_hooks  # noqa: SLF001
 
 
 class OperatorRecorder(TorchFunctionMode):
@@ -100,7 +100,7 @@ class HookPair:
         Raises:
             RuntimeError: torch's own, inside of `torch.func.grad` and its relatives.
         """
-        _push(self.pack, self._engine.unpack)
+        hook_stack.push(self.pack, self._engine.unpack)
         if self._recorder is not None:
             self._recorder.__enter__()  # type: ignore[no-untyped-call]
 
@@ -125,15 +125,10 @@ class HookPair:
 
 def take_off_inactive() -> None:
     """Pop pairs and recorders of ours that are inactive off the tops of this thread's stacks."""
-    while isinstance(pair := _top_pair(), HookPair) and not pair.active:
-        _pop()
+    while isinstance(pair := hook_stack.owner_of_top(), HookPair) and not pair.active:
+        hook_stack.pop()
     while isinstance(mode := _get_current_function_mode(), OperatorRecorder) and not mode.active:  # type: ignore[no-untyped-call]
         mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-
-
-def _top_pair() -> object:
-    top: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)  # noqa: SLF001
-    return None if top is None else getattr(top[0], "__self__", None)
 
 
 class Swapping:

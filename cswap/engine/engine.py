@@ -44,6 +44,7 @@ class SwapEngine:
         counters: counts of everything done so far.
         observer: notes the saved tensors, for the guard.
         owned: storages of the model's parameters and buffers.
+        packer: the stage of pack.
         pack: the hook of autograd that takes a saved tensor and returns the object that autograd
             keeps instead. It raises nothing but interrupts.
         unpack: the hook that takes this object and returns the tensor. It raises a RuntimeError,
@@ -73,10 +74,10 @@ class SwapEngine:
         self.config, self.scopes, self.advisor = config, state.scopes, state.advisor
         self.counters, self.observer, self.owned = state.counters, state.observer, state.owned
         short_way = ShortWay(state)
-        self._packer = Packer(state, short_way)
+        self.packer = Packer(state, short_way)
         self._unpacker = Unpacker(state, short_way, self._end_backward)
         # Attributes, not methods: a call less for each saved tensor.
-        self.pack, self.unpack = self._packer.pack, self._unpacker.unpack
+        self.pack, self.unpack = self.packer.pack, self._unpacker.unpack
         self.pass_through = Packer.pass_through
 
     # ----------------------------------------------------------------- hooks
@@ -94,12 +95,12 @@ class SwapEngine:
         goal = self._state.goal
         if goal is not None:
             goal.begin_step()
-        self._packer.begin_step()
+        self.packer.begin_step()
 
     def choose_by(self, chooser: Chooser | None) -> None:
         """Let somebody else than the advisor decide from now on; None: the advisor again."""
         self._state.choose_by(chooser)
-        self._packer.renumber()  # a goal knows other formulas
+        self.packer.renumber()  # a goal knows other formulas
 
     def look(self, *, looks: bool) -> None:
         """Whether the chooser sees the step that begins: Note [steps without a look]."""
@@ -114,16 +115,11 @@ class SwapEngine:
 
     def renumber(self) -> None:
         """See `Packer.renumber`; between two steps."""
-        self._packer.renumber()
+        self.packer.renumber()
 
     def begin_epoch(self, epochs: int) -> None:
         """The next of ``epochs`` epochs begins; ``policy="cswap+"`` samples values anew."""
         self.advisor.begin_epoch(epochs)
-
-    @property
-    def packer(self) -> Packer:
-        """The stage of pack, for modules that run without the hooks."""
-        return self._packer
 
     @property
     def may_be_quiet(self) -> bool:
@@ -154,13 +150,13 @@ class SwapEngine:
         Only new recipes ask for storages, so a step like the last one does without a look at every
         parameter. Where something may be lossy, no parameter may be taken for an activation.
         """
-        return self._packer.book.learned or self.advisor.may_use_lossy
+        return self.packer.book.learned or self.advisor.may_use_lossy
 
     def own(self, tensors: Iterable[torch.Tensor]) -> None:
         """These tensors outlive the step: leave all tensors in their storages alone."""
-        self._packer.book.learned = False
+        self.packer.book.learned = False
         if self._state.owned.refresh(tensors):
-            self._packer.book.forget()
+            self.packer.book.forget()
 
     # ----------------------------------------------------------------- users
 
@@ -236,7 +232,7 @@ class SwapEngine:
         self._state.lanes.trim(IDLE_BYTES)
 
     def _end_backward(self) -> None:
-        self._packer.end_backward()
+        self.packer.end_backward()
         if self._state.goal is not None:
             self._state.goal.used()
         self.collect()

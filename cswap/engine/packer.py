@@ -419,7 +419,7 @@ class Packer:
         return position, follower.decision(position)
 
     def is_small(self, tensor: torch.Tensor) -> bool:
-        """See `SwapEngine.is_small`."""
+        """Whether a tensor stays because it is small, and for no other reason."""
         return (
             type(tensor) is _Tensor
             and tensor.layout is _strided

@@ -22,6 +22,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import BatchNorm1d, BatchNorm2d, BatchNorm3d
 from torch.utils.checkpoint import checkpoint
 
+from cswap import hook_stack
 from cswap.fit.problem import Region, is_within
 from cswap.fit.used_bytes import UsedBytes, storage_of
 from cswap.module_patch import ModulePatch, mark
@@ -241,7 +242,7 @@ def _copied_statistics(module: torch.nn.Module) -> Iterator[None]:
 @contextmanager
 def _counted(used: UsedBytes, outside: Iterable[Any]) -> Iterator[None]:
     # Tensors that a second forward saves are held by torch: counted for as long as they are there.
-    below = torch._C._autograd._top_saved_tensors_default_hooks(False)  # noqa: SLF001
+    below = hook_stack.top(False)
     if below is None:
         yield
         return

@@ -1,0 +1,1 @@
+"""Modules in which no tensor leaves run without the hooks."""

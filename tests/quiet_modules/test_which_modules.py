@@ -1,0 +1,224 @@
+"""Modules in which no tensor leaves run without the hooks, and nothing else changes by that."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from cswap.engine.saved.rest import Rest
+from tests.quiet_modules.training import (
+    LARGE,
+    STEPS,
+    Net,
+    Training,
+    same_bits,
+    settle,
+)
+
+LEARN = [0, 1, 2, 3, 14, 15, 33, 34]
+"""Calls of a model that learn, of the first STEPS."""
+
+
+def test_where_nothing_leaves_no_tensor_comes_to_the_hooks(install, packs):
+    training, plain = Training(), Training()
+    install(training.model, min_bytes=LARGE)
+    counts = []
+    for _ in range(STEPS):
+        packs.clear()
+        assert same_bits(training.step(), plain.step())
+        counts.append(packs.total())
+    learned = counts[0]
+    assert learned > 30
+    assert [n for n, count in enumerate(counts) if count == learned] == LEARN
+    later = [count for n, count in enumerate(counts) if n not in LEARN]
+    assert set(later) == {later[0]}
+    assert later[0] < learned / 10  # the loss is no module
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"codec": "raw", "remat": False}, {"min_bytes": LARGE}, {"codec": "zvc"}, {"remat": False}],
+)
+def test_the_counts_are_those_of_steps_with_all_hooks(install, monkeypatch, packs, options):
+    def trained():
+        training = Training()
+        handle = install(training.model, **options)
+        bits = [training.step() for _ in range(STEPS)]
+        stats = handle.stats
+        seen = packs.total()
+        packs.clear()
+        codecs = {name: (c.count, c.raw, c.encoded) for name, c in stats.by_codec.items()}
+        kept = stats.kept_by_reason, stats.kept_bytes_by_reason
+        return bits, (stats.packed, stats.swapped, stats.deduplicated, kept, codecs), seen
+
+    bits, quiet, seen = trained()
+    monkeypatch.setattr("cswap.quiet_modules.quiet_modules.QuietModules.run", lambda *_: None)
+    plain_bits, loud, all_seen = trained()
+    assert quiet == loud
+    assert all(map(same_bits, bits, plain_bits))
+    assert seen < all_seen
+
+
+def rested(install, monkeypatch):
+    """A training whose large tensors rest for long."""
+    monkeypatch.setattr("cswap.engine.sender.Rest", partial(Rest, steps=40))
+    training = Training()
+    handle = install(training.model, remat=False)
+    return training, handle
+
+
+def test_tensors_that_rest_do_not_come_to_the_hooks(install, monkeypatch, packs):
+    training, handle = rested(install, monkeypatch)
+    for _ in range(20):
+        training.step()
+    packs.clear()
+    kept = handle.stats.kept_by_reason["does_not_pay"]
+    training.step()
+    assert packs.total() == 0
+    assert handle.stats.kept_by_reason["does_not_pay"] > kept
+    for _ in range(19):
+        training.step()
+    packs.clear()
+    for _ in range(3):  # their rest is over
+        training.step()
+    assert packs[16 * 64]
+
+
+def test_a_tensor_that_the_limit_no_longer_keeps_ends_its_modules_quiet(install, monkeypatch):
+    training, handle = rested(install, monkeypatch)
+    packer, limit = handle.engine.packer, handle.engine.advisor.limit
+    training.step()
+    step = handle.engine._state.order.step
+    limit.staying = frozenset({(3, 4096), (4, 4096)})
+    assert packer.may_rest(step + 1, frozenset())
+    assert packer.may_rest(step + 1, frozenset({(3, 4096)}))
+    assert not packer.may_rest(step, frozenset())
+    assert not packer.may_rest(step + 1, frozenset({(3, 4096), (5, 4096)}))
+
+
+def test_positions_go_on_after_tensors_that_rest(install, monkeypatch):
+    training, handle = rested(install, monkeypatch)
+    order, positions = handle.engine._state.order, []
+    for _ in range(30):
+        training.step()
+        positions.append((order.position, order.step))
+    assert [step for _, step in positions] == list(range(positions[0][1], positions[0][1] + 30))
+    assert len({position for position, _ in positions}) == 1
+    assert positions[0][0] > 4
+
+
+def test_modules_with_a_tensor_that_leaves_keep_their_hooks(install, packs):
+    training = Training()
+    install(training.model, remat=False, codec="raw")
+    settle(training, packs)
+    training.step()
+    assert packs[16 * 64]
+    assert packs[4] == 0  # statistics of the small norms
+    assert packs[64] > 0  # of the large ones
+
+
+def test_inputs_of_recomputed_tensors_are_seen(install, packs, monkeypatch):
+    monkeypatch.setattr("cswap.advisor.advisor.Advisor.recomputes", lambda *_, **__: True)
+    training, plain = Training(), Training()
+    handle = install(training.model, slowdown=1e6)
+    totals = [0]
+    for _ in range(STEPS):
+        assert same_bits(training.step(), plain.step())
+        totals.append(handle.stats.by_codec["remat"].count)
+    counts = [after - before for before, after in pairwise(totals)]
+    assert counts[-1] > 0
+    assert set(counts[2:]) == {counts[-1]}
+    assert packs[4]
+    packs.clear()
+    training.step()
+    assert not packs[4]  # the first blocks are quiet
+
+
+class OuterProduct(nn.Module):
+    """Saves two small tensors, of which its large result is computed again."""
+
+    def __init__(self):
+        super().__init__()
+        self.column = nn.Parameter(torch.randn(64, 1))
+
+    def forward(self, x):
+        return (x * 2.0) * (self.column * 3.0)
+
+
+class Around(nn.Module):
+    """A module around another one."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+def test_small_inputs_of_recomputed_tensors_are_seen(install, packs, monkeypatch):
+    monkeypatch.setattr("cswap.advisor.advisor.Advisor.recomputes", lambda *_, **__: True)
+    model = nn.Sequential(nn.Flatten(0), Around(OuterProduct()), nn.GELU(), Around(nn.Tanh()))
+    training = Training(model)
+    handle = install(model, slowdown=1e6)
+    totals = [0]
+    for _ in range(STEPS):
+        training.step()
+        totals.append(handle.stats.by_codec["remat"].count)
+    assert {after - before for before, after in pairwise(totals)} == {1}
+
+
+def test_a_module_that_is_called_twice_is_not_quiet(install, packs):
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.again, self.once = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.once(self.again(self.again(x)))
+
+    training = Training(Twice())
+    install(training.model, min_bytes=LARGE)
+    settle(training, packs)
+    training.step()
+    assert packs[16 * 4] == 2
+
+
+def test_autograd_does_not_hold_what_a_step_has_learned(install):
+    training = Training()
+    handle = install(training.model, remat=False, codec="raw")
+    handle_bytes = []
+    for _ in range(2):
+        loss = training.model(torch.randn(16, 4)).square().mean()
+        handle.engine.synchronize()
+        handle_bytes.append(handle.stats.device_bytes)
+        del loss
+    assert handle_bytes == [0, 0]
+
+
+def test_graphs_inside_of_a_forward_are_freed_in_a_call_that_learns(install):
+    class Inner(Net):
+        alive = 0
+
+        def forward(self, x):
+            storages: list[StorageWeakRef] = []
+            self.alive = 0
+            for _ in range(8):
+                y = self.wide(x.detach())
+                torch.autograd.grad((y.sin() * y).sum(), [self.wide.weight])
+                storages.append(StorageWeakRef(y.untyped_storage()))
+                del y
+                alive = sum(not storage.expired() for storage in storages)
+                self.alive = max(self.alive, alive)
+            return super().forward(x)
+
+    training = Training(Inner())
+    install(training.model, min_bytes=LARGE)
+    for _ in range(STEPS):
+        training.step()
+        assert training.model.alive == 0
