@@ -7,14 +7,16 @@ from typing import Annotated
 
 import typer
 
-from bench.demo.settings import DEFAULT_MODES, MODELS, MODES, DemoSettings
+from bench.demo.settings import DEFAULT_MODELS, DEFAULT_MODES, MODELS, MODES, DemoSettings
 
 
 def main(
     out: Annotated[Path, typer.Option(help="Folder for results.json and demo.png.")] = Path(
         "demo-out"
     ),
-    models: Annotated[str, typer.Option(help="Which models, comma-separated.")] = ",".join(MODELS),
+    models: Annotated[str, typer.Option(help=f"Some of {', '.join(MODELS)}.")] = ",".join(
+        DEFAULT_MODELS
+    ),
     modes: Annotated[
         str, typer.Option(help=f"Some of {', '.join(MODES)}; 'off' must be one.")
     ] = ",".join(DEFAULT_MODES),

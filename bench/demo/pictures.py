@@ -16,7 +16,11 @@ if TYPE_CHECKING:
     from bench.workloads.lockstep import Lockstep
 
 MIB = 1 << 20
-TITLES = {"cnn": "CNN on handwritten digits", "gpt": "GPT on Python source"}
+TITLES = {
+    "cnn": "CNN on handwritten digits",
+    "gpt": "GPT on Python source",
+    "gpt6": "GPT of six blocks",
+}
 # (colour, line style, width): the widest is drawn first, so that equal curves stay visible
 STYLES = {
     "off": (GREY, "-", 4.5),

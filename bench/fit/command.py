@@ -1,4 +1,4 @@
-"""`python -m bench fit`: memory goals of four models, against checkpointing at the same memory."""
+"""`python -m bench fit`: memory goals of five models, against checkpointing at the same memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def main(
     quick: Annotated[bool, typer.Option("--quick", help="Small models, a few steps.")] = False,
     again: Again = False,
 ) -> None:
-    """Hold 75, 50 and 35 % of the saved bytes of four models on this CPU.
+    """Hold 75, 50 and 35 % of the saved bytes of five models on this CPU.
 
     An interrupted run goes on when the same command is repeated.
     """

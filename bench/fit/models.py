@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cswap.experiments.task import Task
     from cswap.experiments.workloads.small_models import Probe
 
-MODELS = ("gpt", "vit", "cnn", "resnet")
+MODELS = ("gpt", "gpt6", "vit", "cnn", "resnet")
 
 _current_backward = torch._C._current_graph_task_id  # noqa: SLF001
 NO_BACKWARD = -1

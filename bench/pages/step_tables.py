@@ -27,12 +27,13 @@ class _Report(Protocol):
 
 _WAYS: Final = {
     "remat": "`cswap.install(model)`",
+    "lossless": "`cswap.install(model, remat=False)`",
     "int8": '`cswap.install(model, lossy="int8")`',
     "checkpoint": "`torch.utils.checkpoint`",
 }
 """The demo's ways, as a reader would write them."""
 
-TRANSFORMER: Final = "gpt"
+TRANSFORMER: Final = "gpt6"
 """The model of the first table, in the demo's results and in those of memory goals."""
 
 

@@ -148,7 +148,7 @@ def test_the_first_table_counts_saved_bytes_alone(monkeypatch):
         step_tables,
         "load",
         lambda name: {
-            "rows": [{"model": "gpt", **row} for row in files[name]],
+            "rows": [{"model": step_tables.TRANSFORMER, **row} for row in files[name]],
             "environment": made_by,
         },
     )
