@@ -41,6 +41,9 @@ MOST_AHEAD: Final = 16
 MOST_AHEAD_UNIFIED: Final = 2
 """The same where the tensors are in the memory that they are to save."""
 
+MOST_WORKERS: Final = 4
+"""Most threads that encode and decode beside a CPU's computation, unless an option says more."""
+
 UNIFIED_IDLE_SHARE: Final = 0.25
 """Of the host memory used at the peak, a unified device keeps this share for the next step."""
 
@@ -49,9 +52,14 @@ def _most_ahead(device: Device) -> int:
     if not device.unified:
         return MOST_AHEAD
     # A decode beside a computation that uses every core takes its time, and holds memory meanwhile.
+    return MOST_AHEAD_UNIFIED if _spare_cores() > 0 else 0
+
+
+def _spare_cores() -> int:
+    # Of this process, that torch leaves; negative if it has more threads than there are cores.
     affinity = getattr(os, "sched_getaffinity", None)  # Linux only
     cores = (os.cpu_count() or 1) if affinity is None else len(affinity(0))
-    return MOST_AHEAD_UNIFIED if torch.get_num_threads() < cores else 0
+    return cores - torch.get_num_threads()
 
 
 class Lane:
@@ -346,7 +354,10 @@ def disk_store(config: SwapConfig, counters: Counters) -> DiskStore | None:
 def _workers(config: SwapConfig) -> int:
     if config.workers is not None:
         return config.workers
-    return max(1, min(4, (os.cpu_count() or 2) // 2))
+    # Where torch uses every core, a worker takes the time that it saves, and a tensor that waits for
+    # it is held. A disk makes its thread wait, without a core.
+    least = 0 if config.spill_dir is None else 1
+    return max(least, min(MOST_WORKERS, _spare_cores()))
 
 
 def optional_int(value: Any) -> int | None:
