@@ -254,7 +254,7 @@ class SwapConfig:
         exclude: module classes, or globs on module paths, whose saved tensors stay.
         include: if given, only tensors saved in these modules are swapped.
         workers: threads that encode and decode beside the computation on a CPU; with 0, the
-            training's own thread does it. Default: as many as torch leaves cores, at most four; with
+            training's own thread does it. Default: the cores that torch leaves, at most four; with
             ``spill_dir`` at least one.
         seed: of stochastic rounding; the same seed gives the same bytes.
         remat: compute a saved tensor again instead of storing it, where a cheap operator made it

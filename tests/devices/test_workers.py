@@ -19,6 +19,7 @@ PATIENCE_S: Final = 5.0
 @pytest.fixture
 def encoders(monkeypatch):
     """Threads that have encoded by zvc, in order."""
+    train()  # compiles zvc, with a trial in this thread
     zvc, threads = get_codec("zvc"), []
     encode = zvc.encode_flat
 
@@ -30,16 +31,25 @@ def encoders(monkeypatch):
     return threads
 
 
-def is_beside(encoders, **options):
-    """Whether a worker encodes the first tensor; backward, which could do it, waits for that."""
-    encoders.clear()
+def train(between=lambda: None, **options):
+    """One step. Args: between: called between forward and backward."""
     x = torch.rand(1 << 16, requires_grad=True)
     with cswap.swapping(codec="zvc", min_bytes=0, remat=False, **options):
         loss = (x.exp() * x).sum()
+        between()
+        loss.backward()
+
+
+def is_beside(encoders, **options):
+    """Whether a worker encodes the first tensor; backward, which could do it, waits for that."""
+    encoders.clear()
+
+    def wait():
         deadline = time.monotonic() + PATIENCE_S
         while not encoders and time.monotonic() < deadline:
             time.sleep(0.001)
-        loss.backward()
+
+    train(wait, **options)
     return encoders[0] is not threading.current_thread()
 
 

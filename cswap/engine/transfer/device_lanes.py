@@ -354,8 +354,8 @@ def disk_store(config: SwapConfig, counters: Counters) -> DiskStore | None:
 def _workers(config: SwapConfig) -> int:
     if config.workers is not None:
         return config.workers
-    # Where torch uses every core, a worker takes the time that it saves, and a tensor that waits for
-    # it is held. A disk makes its thread wait, without a core.
+    # Where torch uses every core, a worker takes the time that it saves, and a tensor that waits
+    # for it is held. A disk makes its thread wait, without a core.
     least = 0 if config.spill_dir is None else 1
     return max(least, min(MOST_WORKERS, _spare_cores()))
 
