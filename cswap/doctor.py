@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from cswap.cache_folder import danger
+from cswap.cores import usable_cores
 from cswap.errors import ConfigError, UnknownCodecError
 
 if TYPE_CHECKING:
@@ -151,15 +152,8 @@ def abbreviate(dtypes: Iterable[str]) -> str:
 
 
 def _python() -> Finding:
-    machine = f"{platform.system()} {platform.machine()}, {_cores()} cores"
+    machine = f"{platform.system()} {platform.machine()}, {usable_cores()} cores"
     return Finding("python", True, True, platform.python_version(), machine)
-
-
-def _cores() -> int:
-    # The machine's count would mislead in a container that may use fewer.
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _torch() -> Finding:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 MODELS = ("cnn", "gpt", "gpt6")
 DEFAULT_MODELS = ("cnn", "gpt")
-"""Of MODELS; gpt6 takes another minute and a half."""
+"""Of MODELS. gpt6 takes longer than the other two together."""
 
 MODES = ("off", "lossless", "remat", "int8", "checkpoint")
 DEFAULT_MODES = ("off", "remat", "int8", "checkpoint")

@@ -7,7 +7,6 @@ bytes that the tile moves, that bounds the rate on a given processor.
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import product
@@ -27,6 +26,7 @@ from cswap.codecs import gpu
 from cswap.codecs.base import EncodeKey, word_dtype
 from cswap.codecs.registry import get_codec
 from cswap.codecs.tiled import TiledCodec
+from cswap.cores import usable_cores
 from cswap.experiments.files.environment import environment, version_of
 from cswap.experiments.files.writing import write
 from cswap_kernels.cuda.compiler import Cubin, link
@@ -166,7 +166,7 @@ def run(path: Path, codecs: list[str] | None = None) -> None:
 
 
 def _all(jobs: list[tuple[str, int]]) -> Iterator[list[dict[str, Any]]]:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    cores = usable_cores()
     if cores == 1:
         yield from (rows(*job) for job in jobs)
         return

@@ -19,9 +19,11 @@ pytest.importorskip("matplotlib")
 from typer.testing import CliRunner
 
 from bench.__main__ import app
+from bench.demo.settings import DemoSettings
 from bench.demo.summary import Row
 from bench.demo.tables import conclusions
 from bench.workloads.lockstep import Lockstep
+from cswap.experiments.workloads.tasks import make_task
 
 ROOT = Path(__file__).parents[2]
 ROW_KEYS = {
@@ -248,3 +250,15 @@ def test_heap_bytes_sees_an_allocation(memory):
     grown = memory.heap_bytes() - before
     assert 1 << 22 <= grown < (1 << 22) + (1 << 18)
     del x
+
+
+def test_the_larger_gpt_is_trained_only_if_it_is_asked_for(tmp_path):
+    options = {"out": tmp_path, "modes": "off", "steps": None, "seed": 0, "quick": False}
+    assert DemoSettings.parse(models="gpt6", **options).models == ("gpt6",)
+    assert "gpt6" not in DemoSettings(tmp_path).models
+    small, large = (make_task(name, quick=False, n_steps=1) for name in ("gpt", "gpt6"))
+    assert (small.name, large.name) == ("gpt", "gpt6")
+    tokens, _ = large.batch(0, 0)
+    assert tokens.shape == (8, 256)
+    assert len(large.build().blocks) == 6
+    assert len(small.build().blocks) == 4

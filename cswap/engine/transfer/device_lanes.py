@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from dataclasses import replace
 from functools import partial
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from cswap.cores import usable_cores
 from cswap.devices.cpu import cpu_device
 from cswap.engine.transfer.disk_queue import DiskQueue
 from cswap.engine.transfer.host_executor import HostExecutor
@@ -56,10 +56,8 @@ def _most_ahead(device: Device) -> int:
 
 
 def _spare_cores() -> int:
-    # Of this process, that torch leaves; negative if it has more threads than there are cores.
-    affinity = getattr(os, "sched_getaffinity", None)  # Linux only
-    cores = (os.cpu_count() or 1) if affinity is None else len(affinity(0))
-    return cores - torch.get_num_threads()
+    # Cores that torch leaves; negative if it has more threads than there are cores.
+    return usable_cores() - torch.get_num_threads()
 
 
 class Lane:

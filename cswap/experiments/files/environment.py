@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from cswap.cores import usable_cores
 from cswap.experiments.files.measured_code import ROOT, measured
 
 PACKAGES = (
@@ -41,9 +42,7 @@ def environment(kind: str) -> dict[str, object]:
         "machine": platform.machine(),
         "system": platform.platform(),
         "cpu": _cpu_name(),
-        "n_cpus": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count(),
+        "n_cpus": usable_cores(),
         "torch_threads": torch.get_num_threads(),
         "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY"),
         "load_average_before": load_average,

@@ -34,7 +34,10 @@ GPT6 = "gpt6"
 """A larger gpt, besides TASKS: its step saves six times as many bytes. The time that a saved tensor
 costs whatever its size is a smaller share there, as it is in models that do not fit a device."""
 
-_GPT_SHAPES = {"gpt": GptShape(), GPT6: GptShape(6, 256, 8, 256)}
+_GPT_SHAPES = {
+    "gpt": GptShape(),
+    GPT6: GptShape(n_layers=6, width=256, n_heads=8, context=256),
+}
 _QUICK_GPT_SHAPE = GptShape(n_layers=2, width=64, context=64)
 
 VALIDATION_BATCH = 512
@@ -61,7 +64,7 @@ def make_task(
         )
     if name in _GPT_SHAPES:
         text = data if isinstance(data, Text) else python_sources()
-        return _gpt(name, _QUICK_GPT_SHAPE if quick else _GPT_SHAPES[name], n_steps, text)
+        return _gpt(name, quick, n_steps, text)
     images = data if isinstance(data, Images) else digits(CnnShape().side)
     return {"cnn": _cnn, "vit": _vit, "mlp": _mlp}[name](quick, n_steps, images)
 
@@ -167,8 +170,8 @@ def _in_batches(images: Tensor, labels: Tensor) -> tuple[Batch, ...]:
     return tuple((in_unit(some), of_some) for some, of_some in parts)
 
 
-def _gpt(name: str, shape: GptShape, n_steps: int | None, text: Text) -> Task:
-    quick = shape is _QUICK_GPT_SHAPE
+def _gpt(name: str, quick: bool, n_steps: int | None, text: Text) -> Task:
+    shape = _QUICK_GPT_SHAPE if quick else _GPT_SHAPES[name]
     batch_size = 8
 
     def batch(seed: int, step: int) -> Batch:
