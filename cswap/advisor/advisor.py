@@ -3,10 +3,10 @@
 Note [when a choice is made again]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 The advisor remembers its choice per call site. It samples the values again after `RESAMPLE_EVERY`
-uses, or when encodings come out larger or smaller than after the last sample. It chooses again,
-from the last sample, when prices or measured times have moved. At all other times a choice is one
-look-up in a dict. The advisor leaves a codec for another only if that is cheaper by `HYSTERESIS`,
-so that noise does not make it switch back and forth.
+uses, later after up to `MOST_USES`, or when encodings come out larger or smaller than after the
+last sample. It chooses again, from the last sample, when prices or measured times have moved. At
+all other times a choice is one look-up in a dict. The advisor leaves a codec for another only if
+that is cheaper by `HYSTERESIS`, so that noise does not make it switch back and forth.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from cswap.advisor.live_costs import KEEP, REMAT, LiveCosts
 from cswap.advisor.lossy_fallback import Milder
 from cswap.advisor.pricing import make_pricing, static_codec
 from cswap.advisor.rates import HOOKS_S, LINK_BYTES_PER_S
-from cswap.advisor.site_history import RESAMPLE_EVERY, Advice, Explanation, SiteMemory
+from cswap.advisor.site_history import Advice, Explanation, SiteMemory
 from cswap.advisor.time_limit import Gain, TimeLimit
 from cswap.codecs.base import takes
 from cswap.codecs.registry import get_codec
@@ -270,7 +270,7 @@ class Advisor:
     def _needs_sample(self, memory: SiteMemory) -> bool:
         if self._pricing.per_epoch:
             return memory.epoch != self._epoch
-        old = memory.uses > RESAMPLE_EVERY and not memory.fixed
+        old = memory.uses > memory.sample_every and not memory.fixed
         return old or memory.stale or memory.pending is not None
 
     def _costs_on(self, kind: str) -> LiveCosts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from cswap.advisor.calibration import stored
+from cswap.advisor.calibration import n_saved, stored
 from cswap.advisor.candidates import default_rate, foretold_ratio
 from cswap.advisor.correction import TimeCorrections
 from cswap.advisor.cost import Candidate, candidate
@@ -68,8 +68,8 @@ class LiveCosts:
 
     def _load(self) -> None:
         # The machine's calibration, if there is one.
+        self._n_saved = n_saved()  # before it is read
         measured = stored(self._kind) if self.adapts else None
-        self._calibration = measured
         self._times = {} if measured is None else dict(measured.times)
         if self._link is not None and measured is not None and measured.link is not None:
             self._link = (measured.link.d2h_bytes_per_s, measured.link.h2d_bytes_per_s)
@@ -123,7 +123,7 @@ class LiveCosts:
             Seconds of a step; None before the second.
         """
         self.corrections.forget()
-        if self.adapts and stored(self._kind) is not self._calibration:
+        if self.adapts and n_saved() != self._n_saved:
             self._load()
             self.corrections = TimeCorrections()
             self.version += 1

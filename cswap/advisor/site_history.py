@@ -17,7 +17,16 @@ if TYPE_CHECKING:
     from cswap.schema.tensor import TensorProfile
 
 RESAMPLE_EVERY: Final = 8
-"""Swap-outs of one call site between two samples of its values: zeros drift with training."""
+"""Swap-outs of one call site between its first samples: zeros drift with training."""
+
+MOST_USES: Final = 64
+"""Most swap-outs between two samples. Each one that confirms the choice doubles their distance."""
+
+LEARN_FIRST: Final = 16
+"""Encodings by one codec at one call site that all correct the predictions."""
+
+LEARN_EVERY: Final = 4
+"""Of later ones, each of so many: with cold caches, a correction takes as long as an encode."""
 
 DRIFT: Final = 0.05
 """Relative change of the measured ratio after which the last sample is stale."""
@@ -132,6 +141,7 @@ class SiteMemory:
         switches: number of changes of the choice.
         epoch: epoch of the last sample.
         fixed: whether the decision depends on no values.
+        sample_every: uses after which the values are sampled again.
         advice: the last decision, as it was given out.
     """
 
@@ -145,6 +155,7 @@ class SiteMemory:
     switches: int = 0
     epoch: int = 0
     fixed: bool = False
+    sample_every: int = RESAMPLE_EVERY
     advice: Advice | None = field(default=None, repr=False, compare=False)
     _reference: tuple[str, float] = ("", 0.0)
     _ratios: dict[str, Correction] = field(default_factory=dict)
@@ -152,12 +163,22 @@ class SiteMemory:
 
     def decide(self, explanation: Explanation, codec: Codec | None, version: int) -> None:
         """Take over a new decision, after a new sample or at new prices."""
-        self.switches += explanation.codec != self.explanation.codec
+        changed = explanation.codec != self.explanation.codec
+        self.switches += changed
+        if changed or self.stale:
+            self.sample_every = RESAMPLE_EVERY
+        elif self.uses > self.sample_every:  # a sample was due, and confirms the choice
+            self.sample_every = min(2 * self.sample_every, MOST_USES)
         self.explanation, self.codec, self.version = explanation, codec, version
 
     def sampled(self) -> None:
         """Note that the decision rests on a new sample."""
         self.uses, self.pending, self.stale, self._reference = 1, None, False, ("", 0.0)
+
+    def is_due(self, codec: str) -> bool:
+        """Whether the last encoding by this codec is one that corrects the predictions."""
+        seen = self._seen.get(codec)
+        return seen is not None and (seen[_COUNT] <= LEARN_FIRST or not seen[_COUNT] % LEARN_EVERY)
 
     def ratio_factor(self, codec: str) -> float:
         """Factor for the codec's predicted ratio at this call site."""
@@ -182,7 +203,7 @@ class SiteMemory:
         elif abs(ratio - self._reference[1]) > DRIFT * self._reference[1]:
             self.stale = True
         profile = self.explanation.profile
-        if profile is not None and nbytes != raw_nbytes:
+        if profile is not None and nbytes != raw_nbytes and self.is_due(codec):
             predicted = predicted_ratio(codec, profile)
             if usable(predicted, ratio):
                 self._ratios.setdefault(codec, Correction()).observe(predicted, ratio)
@@ -227,12 +248,20 @@ class Advice:
         """The codecs among which it was chosen, cheapest first; empty if there was no choice."""
         return self.memory.explanation.candidates
 
-    def note_encoded(self, codec: str, raw_nbytes: int, nbytes: int) -> None:
-        """Note that the tensor was encoded; ``codec`` may differ from the advice."""
-        self.memory.note_encoded(codec, raw_nbytes, nbytes, learn=self.costs.adapts)
+    def note_encoded(self, codec: str, raw_nbytes: int, nbytes: int) -> bool:
+        """Note that the tensor was encoded; ``codec`` may differ from the advice.
+
+        Returns:
+            Whether the time of its round trip should be noted, too.
+        """
+        memory = self.memory
+        memory.note_encoded(codec, raw_nbytes, nbytes, learn=self.costs.adapts)
+        return memory.is_due(codec)
 
     def note_round_trip(self, codec: str, device_s: float) -> None:
-        """Note the seconds of encode and decode together."""
+        """Note the seconds of encode and decode together; most of them change nothing."""
+        if not self.memory.is_due(codec):
+            return
         self.memory.note_round_trip(codec, device_s)
         taken = self.memory.explanation.profile
         if taken is not None:

@@ -157,8 +157,7 @@ class ShortWay:
         self._counters.encoded(codec.name, nbytes, used, seconds, buffer.numel())
         self._state.reclaimer.watch_encoding(packed, buffer, in_line.host)
         notes = place.notes
-        if notes is not None and notes.learns:
-            notes.note_encoded(codec.name, nbytes, used)
+        if notes is not None and notes.learns and notes.note_encoded(codec.name, nbytes, used):
             packed.notes = notes
         return packed
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -15,7 +16,14 @@ from cswap.advisor.call_site import Site
 from cswap.advisor.candidates import foretold_ratio, lossy_candidates
 from cswap.advisor.cost import candidate
 from cswap.advisor.live_costs import KEEP
-from cswap.advisor.site_history import RESAMPLE_EVERY, Explanation, SiteMemory
+from cswap.advisor.site_history import (
+    LEARN_EVERY,
+    LEARN_FIRST,
+    MOST_USES,
+    RESAMPLE_EVERY,
+    Explanation,
+    SiteMemory,
+)
 from cswap.codecs.registry import get_codec
 from cswap.codecs.traits import CodecRate
 from cswap.config import SwapConfig
@@ -108,20 +116,62 @@ def test_a_forced_codec_gives_way_where_it_cannot_serve():
     assert choice(torch.randn(N), plan=Plan({0: Decision("swap", "rle")}), codec="zvc") == "rle"
 
 
-def test_a_choice_is_remembered_and_sampled_again_now_and_then(monkeypatch):
-    sampled = []
+@pytest.fixture
+def samples(monkeypatch):
+    """Counts the samples that the advisor takes."""
+    taken = []
 
     def counted(x):
-        sampled.append(x.numel())
+        taken.append(x)
         return profile(x)
 
     monkeypatch.setattr(module, "profile", counted)
+    return taken
+
+
+def test_a_choice_is_remembered_and_sampled_again_now_and_then(samples):
     advisor = Advisor(SwapConfig(), None)
     for _ in range(2 * RESAMPLE_EVERY):
         advisor.choose(relu(0.6), Site(), 0, lossy_ok=False, may_keep=True)
-    assert len(sampled) == 2
+    assert len(samples) == 2
     advisor.choose(relu(0.6), Site(), 1, lossy_ok=False, may_keep=True)
-    assert len(sampled) == 3
+    assert len(samples) == 3
+
+
+def test_samples_that_confirm_the_choice_become_rare(samples):
+    uses = []
+    advisor = Advisor(SwapConfig(), None)
+    for use in range(5 * MOST_USES):
+        n = len(samples)
+        advisor.choose(relu(0.6), Site(), 0, lossy_ok=False, may_keep=True)
+        uses += [use] * (len(samples) - n)
+    assert [b - a for a, b in itertools.pairwise(uses)] == [8, 16, 32, 64, 64, 64, 64]
+
+
+def test_another_ratio_makes_samples_frequent_again(samples):
+    uses = []
+    advisor = Advisor(SwapConfig(), None)
+    for use in range(400):
+        x, n = relu(0.6 if use < 200 else 0.9), len(samples)
+        advice = advisor.choose(x, Site(), 0, lossy_ok=False, may_keep=False)
+        advice.note_encoded(advice.codec.name, x.nbytes, advice.codec.encode(x).nbytes)
+        uses += [use] * (len(samples) - n)
+    assert 201 in uses  # the encoding's size said so
+    later = [b - a for a, b in itertools.pairwise(uses) if a > 200]
+    assert later[:4] == [8, 16, 32, 64]
+
+
+def test_of_many_encodings_alike_only_some_correct_the_predictions():
+    advisor = Advisor(SwapConfig(), None)
+    x, noted = relu(0.6), []
+    for _ in range(40):
+        advice = advisor.choose(x, Site(), 0, lossy_ok=False, may_keep=False)
+        name = advice.codec.name
+        noted.append(advice.note_encoded(name, x.nbytes, advice.codec.encode(x).nbytes))
+        before = advice.costs.corrections.count(name)
+        advice.note_round_trip(name, advice.costs.model_s(name, profile(x)))
+        assert advice.costs.corrections.count(name) == before + noted[-1]
+    assert noted == [n <= LEARN_FIRST or n % LEARN_EVERY == 0 for n in range(1, 41)]
 
 
 def test_explanations_name_site_profile_candidates_and_choice():

@@ -483,7 +483,10 @@ def test_inputs_that_are_swapped_come_back_for_it(codec, ahead, taken):
         assert lane is not None
         lane.ahead = ahead
         for _ in range(4):
-            assert equal(gradients(engine, loss, given), wanted)
+            engine.begin_step()
+            found = loss(*given)
+            lane.device.drain()  # else a worker that is late leaves the tensors where they are
+            assert equal(torch.autograd.grad(found, given), wanted)
         stats = engine.stats
         assert stats.by_codec["remat"].count == 4
         assert stats.by_codec[codec].count > 0
