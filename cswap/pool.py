@@ -109,7 +109,12 @@ class BufferPool:
     In use plus idle never exceeds the most that was ever in use, or ``enough_bytes``.
 
     A buffer that nobody gives back is counted until it dies, and no longer. Thread-safe.
+
+    Attributes:
+        raises: whether `take` raises where there is no more memory, rather than give None.
     """
+
+    raises = True
 
     def __init__(
         self,
@@ -152,7 +157,7 @@ class BufferPool:
         """A buffer of at least so many bytes; None if the allowance does not permit it.
 
         Raises:
-            MemoryError: there is no more memory.
+            MemoryError: there is no more memory; see `raises`.
         """
         size = self._size_of(nbytes)
         if self._dead:
@@ -175,9 +180,11 @@ class BufferPool:
                 self._lend(loan.buffer)
                 if self._idle_bytes:
                     self._shrink()
-        except BaseException:
+        except BaseException as error:
             if limited:
                 self._allowance.release(size)
+            if isinstance(error, MemoryError) and not self.raises:
+                return None
             raise
         return loan
 

@@ -58,6 +58,30 @@ class LateSize(Protocol):
         ...
 
 
+class ByAddress(Protocol):
+    """Encodes and decodes tensors of one dtype and size, by the addresses of a CPU's memory.
+
+    Attributes:
+        bound: bytes that `encode` may write.
+        is_exact: whether every encoding has as many bytes.
+    """
+
+    bound: int
+    is_exact: bool
+
+    def encode(self, source: int, target: int) -> int:
+        """Encode the tensor at ``source`` to ``target``; returns the payload's bytes."""
+        ...
+
+    def decode(self, payload: int, nbytes: int, target: int) -> None:
+        """Decode the ``nbytes`` at ``payload`` to the tensor at ``target``.
+
+        Raises:
+            CorruptEncodingError: they are no encoding of such a tensor.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class EncodeKey:
     """Names one encode for counter-based stochastic rounding: equal keys give equal bytes.
@@ -127,8 +151,8 @@ class Codec(abc.ABC):
     """One format: a reversible or lossy map from a tensor's bytes to fewer bytes.
 
     A codec is stateless and reentrant. A subclass sets ``name``, ``lossless`` and ``max_ratio``,
-    implements the four abstract methods, and may set the other attributes. It overrides nothing
-    else.
+    implements the four abstract methods, and may set the other attributes. It may implement
+    `by_address`, and overrides nothing else.
 
     Attributes:
         name: name for `get_codec`, parameters included.
@@ -180,6 +204,22 @@ class Codec(abc.ABC):
         Raises:
             CorruptEncodingError: payload is not an encoding of n elements of out's dtype.
         """
+
+    def by_address(self, dtype: torch.dtype, nbytes: int, threads: int) -> ByAddress | None:
+        """The same as `encode_flat` and `decode_flat`, with the default key, by address.
+
+        The engine takes it for tensors of call sites that it knows, where the Python around a
+        kernel takes as long as the kernel.
+
+        Args:
+            dtype: of the tensors; the codec supports it on a CPU.
+            nbytes: of a tensor.
+            threads: that the call may use.
+
+        Returns:
+            None: there is no such way, or it is slower for so many bytes. The default.
+        """
+        return None
 
     def encode(
         self,

@@ -12,10 +12,10 @@ import numpy as np
 from cswap.codecs import gpu
 from cswap.codecs.base import DEFAULT_KEY, Codec, EncodeKey, LateSize, Stream, word_dtype
 from cswap.codecs.layout import address_of, bytes_of, words_of
+from cswap.codecs.one_thread import OneThread, damaged, too_short
 from cswap.codecs.parallel import DEFAULT_SHAPE, SHAPES, run_ranges, split
-from cswap.errors import CorruptEncodingError, UnsupportedError
+from cswap.errors import UnsupportedError
 from cswap.schema.tensor import DTYPES
-from cswap_kernels.tile_calls import WORD_LIKE
 from cswap_kernels.tiles import (
     ALIGN,
     CHUNK,
@@ -24,10 +24,8 @@ from cswap_kernels.tiles import (
     TILE_WORDS,
     container_bound,
     count_tiles,
-    decode_at,
     decode_range,
     directory_bytes,
-    encode_at,
     encode_chunks,
     segment_capacity,
 )
@@ -114,18 +112,18 @@ class TiledCodec(Codec):
     ) -> int | LateSize:
         """See `Codec.encode_flat`."""
         d = word_dtype(x.dtype)
-        n_words, n_tiles, directory_nbytes = _tiles_of(x.nbytes, d.word)
+        _, n_tiles, directory_nbytes = _tiles_of(x.nbytes, d.word)
         if x.is_cuda:
             return self._encode_cuda(x, out, d, key, stream)
-        encoder = _encoder(self, d.name)
-        args = self.tile_args(d, key)
-        tile, shape = TILE_WORDS[d.word], SHAPES.get(f"{self.name}-encode", DEFAULT_SHAPE)
+        args = None if self.lossless else self.tile_args(d, key)
         threads = all_threads() if stream is None else stream.threads
+        shape = SHAPES.get(f"{self.name}-encode", DEFAULT_SHAPE)
         if threads == 1 or n_tiles < 2 * shape.least:
-            source, target = address_of(x, d.word), address_of(out)
-            like, capacity = WORD_LIKE[d.word], out.numel()
-            return int(encode_at(encoder, like, source, n_words, target, capacity, args, tile))
+            way = _one_thread(self, d.name, x.nbytes)
+            return way.encode(address_of(x, d.word), address_of(out), args)
         ranges = split(n_tiles, threads, shape)
+        (encoder, _), default_args = _functions(self, d.name)
+        args, tile = default_args if args is None else args, TILE_WORDS[d.word]
         words, memory = words_of(x), bytes_of(out)
         directory = memory[: n_tiles * ENTRY].view(np.uint32)  # [n_tiles, 2]
         memory[n_tiles * ENTRY : directory_nbytes] = 0  # equal inputs give equal bytes
@@ -143,35 +141,40 @@ class TiledCodec(Codec):
     ) -> None:
         """See `Codec.decode_flat`."""
         d = word_dtype(out.dtype)
-        n_words, n_tiles, directory_nbytes = _tiles_of(out.nbytes, d.word)
+        _, n_tiles, directory_nbytes = _tiles_of(out.nbytes, d.word)
         if payload.numel() < directory_nbytes:
-            raise CorruptEncodingError(
-                f"encoding of {payload.numel()} bytes is shorter than its directory of {n_tiles} "
-                "tiles."
-            )
+            raise too_short(payload.numel(), n_tiles)
         if out.is_cuda:
             args = self.cuda_args(d, DEFAULT_KEY).tolist()
             gpu.decode(self.cuda_format, d.word, payload, out, args, cuda_stream(stream))
             return
         if payload.data_ptr() % ALIGN:
             payload = payload.clone()
-        decoder, args = _decoder(self, d.name)
-        tile, shape = TILE_WORDS[d.word], SHAPES.get(f"{self.name}-decode", DEFAULT_SHAPE)
         threads = all_threads() if stream is None else stream.threads
+        shape = SHAPES.get(f"{self.name}-decode", DEFAULT_SHAPE)
         if threads == 1 or n_tiles < 2 * shape.least:
-            source, target = address_of(payload), address_of(out, d.word)
-            like, nbytes = WORD_LIKE[d.word], payload.numel()
-            bad = decode_at(decoder, like, source, nbytes, target, n_words, args, tile)
-        else:
-            words, memory = words_of(out), bytes_of(payload)
+            way = _one_thread(self, d.name, out.nbytes)
+            way.decode(address_of(payload), payload.numel(), address_of(out, d.word))
+            return
+        (_, decoder), args = _functions(self, d.name)
+        tile = TILE_WORDS[d.word]
+        words, memory = words_of(out), bytes_of(payload)
 
-            def job(_index: int, first: int, last: int) -> int:
-                return int(decode_range(decoder, memory, words, args, first, last, tile))
+        def job(_index: int, first: int, last: int) -> int:
+            return int(decode_range(decoder, memory, words, args, first, last, tile))
 
-            found = run_ranges(job, split(n_tiles, threads, shape))
-            bad = next((t for t in found if t >= 0), -1)
-        if bad >= 0:
-            raise CorruptEncodingError(f"codec {self.name!r}: tile {bad} is damaged.")
+        for bad in run_ranges(job, split(n_tiles, threads, shape)):
+            if bad >= 0:
+                raise damaged(self.name, bad)
+
+    def by_address(self, dtype: torch.dtype, nbytes: int, threads: int) -> OneThread | None:
+        """See `Codec.by_address`."""
+        d = word_dtype(dtype)
+        _, n_tiles, _ = _tiles_of(nbytes, d.word)
+        shapes = [SHAPES.get(f"{self.name}-{way}", DEFAULT_SHAPE) for way in ("encode", "decode")]
+        if threads > 1 and n_tiles >= 2 * min(shape.least for shape in shapes):
+            return None
+        return _one_thread(self, d.name, nbytes)
 
     def _encode_cuda(
         self, x: torch.Tensor, out: torch.Tensor, d: DType, key: EncodeKey, stream: Stream | None
@@ -210,12 +213,16 @@ def _tiles_of(nbytes: int, word: int) -> tuple[int, int, int]:
     return n_words, n_tiles, directory_bytes(n_tiles)
 
 
-@lru_cache(maxsize=256)
-def _encoder(codec: TiledCodec, dtype: str) -> int:
-    return codec.tile_functions(DTYPES[dtype]).encode.address
-
-
-@lru_cache(maxsize=256)
-def _decoder(codec: TiledCodec, dtype: str) -> tuple[int, NDArray[np.uint64]]:
+@lru_cache(maxsize=4096)
+def _one_thread(codec: TiledCodec, dtype: str, nbytes: int) -> OneThread:
     d = DTYPES[dtype]
-    return codec.tile_functions(d).decode.address, codec.tile_args(d, DEFAULT_KEY)
+    functions, args = _functions(codec, dtype)
+    return OneThread(codec.name, d, _tiles_of(nbytes, d.word), functions, args)
+
+
+@lru_cache(maxsize=256)
+def _functions(codec: TiledCodec, dtype: str) -> tuple[tuple[int, int], NDArray[np.uint64]]:
+    # Addresses of the two tile functions, and their arguments with the default key.
+    d = DTYPES[dtype]
+    both = codec.tile_functions(d)
+    return (both.encode.address, both.decode.address), codec.tile_args(d, DEFAULT_KEY)

@@ -258,7 +258,7 @@ class Recomputer:
     def _decode(self, encoded: Encoded) -> torch.Tensor:
         in_line, codec = encoded.lane.executor.in_line, encoded.codec
         assert in_line is not None  # it made the encoding
-        memory, seconds = in_line.decode(encoded.payload, codec, encoded.dtype, encoded.nbytes)
+        memory, seconds = in_line.decode(encoded)
         self._counters.brought_back(codec.name, seconds)
         notes = encoded.notes
         if notes is not None:

@@ -41,7 +41,7 @@ from cswap.advisor.site_history import Advice
 from cswap.codecs.base import DEFAULT_KEY, EncodeKey
 from cswap.engine.order.step_order import NO_BACKWARD
 from cswap.engine.recomputer import are_aligned
-from cswap.engine.saved.aliases import ALIGNMENT, flat_whole, is_saved_again
+from cswap.engine.saved.aliases import ALIGNMENT, flat_whole, is_saved_again, whole_address
 from cswap.engine.saved.copied import Copied
 from cswap.engine.saved.encoded import Encoded
 from cswap.engine.saved.packed import PackedView
@@ -142,18 +142,15 @@ class ShortWay:
         self, tensor: torch.Tensor, place: Place, codec: Codec, lane: Lane, shared_use: SharedUse
     ) -> WithoutHandle | None:
         in_line, nbytes = lane.executor.in_line, tensor.nbytes
-        if in_line is None or lane.overlaps:
+        if in_line is None or lane.overlaps or not self._stands(tensor, place, codec, lane):
             return None
-        x = self._elements(tensor, place, codec, lane)
-        if x is None:
-            return None
-        encoding = self._encode(x, codec, in_line)
+        address = whole_address(tensor)
+        encoding = self._encode(tensor, address, codec, in_line) if address else None
         if encoding is None:
             return None
-        buffer, used, seconds = encoding
-        payload = buffer if buffer.numel() == used else buffer[:used]
-        packed = Encoded(tensor, codec, payload, seconds, lane, shared_use)
-        packed.aligned = x.data_ptr() % ALIGNMENT == 0
+        packed = Encoded(tensor, codec, encoding, lane, shared_use)
+        packed.aligned = address % ALIGNMENT == 0
+        buffer, used, seconds, _ = encoding
         self._counters.encoded(codec.name, nbytes, used, seconds, buffer.numel())
         self._state.reclaimer.watch_encoding(packed, buffer, in_line.host)
         notes = place.notes
@@ -167,11 +164,14 @@ class ShortWay:
         # See Note [copied without a handle].
         copies, nbytes = lane.executor.copies, tensor.nbytes
         assert copies is not None  # the caller has looked
-        x = None if lane.device.is_capturing() else self._elements(tensor, place, codec, lane)
-        if x is None:
+        if lane.device.is_capturing() or not self._stands(tensor, place, codec, lane):
             return None
+        address = whole_address(tensor)
+        if not address:
+            return None
+        x = flat_whole(tensor)
         packed = Copied(tensor, x, lane, shared_use)
-        packed.aligned = x.data_ptr() % ALIGNMENT == 0
+        packed.aligned = address % ALIGNMENT == 0
         if not copies.send(self._state.reclaimer.watch_copy(packed), x):
             return None
         if lane.step_bytes is not None:
@@ -181,29 +181,29 @@ class ShortWay:
             notes.note_encoded(codec.name, nbytes, nbytes)
         return packed
 
-    def _elements(
-        self, tensor: torch.Tensor, place: Place, codec: Codec, lane: Lane
-    ) -> torch.Tensor | None:
-        # [n] flat; None: the choice that was made for the last tensor of the place does not stand,
-        # or the tensor is not the whole of its storage.
+    def _stands(self, tensor: torch.Tensor, place: Place, codec: Codec, lane: Lane) -> bool:
+        # Whether the choice that was made for the last tensor of the place is that for this one.
         if self._counters.timeline is not None or tensor.is_conj() or tensor.is_neg():
-            return None
+            return False
         site, limit = place.recipe.site, self._limit if lane.may_keep else None
         if place.choice is not None:
-            stands = codec.lossless or self._advisor.milder.allows(site.kind, codec.name)
-        elif limit is not None and limit.keeps(self._order.position, tensor.nbytes):
-            stands = False
-        else:
-            notes = place.notes
-            stands = isinstance(notes, Advice) and self._advisor.stands(notes, site.kind)
-        return flat_whole(tensor) if stands else None
+            return codec.lossless or self._advisor.milder.allows(site.kind, codec.name)
+        if limit is not None and limit.keeps(self._order.position, tensor.nbytes):
+            return False
+        notes = place.notes
+        return isinstance(notes, Advice) and self._advisor.stands(notes, site.kind)
 
-    def _encode(self, x: torch.Tensor, codec: Codec, in_line: InLine) -> Encoding | None:
-        key = DEFAULT_KEY
-        if not codec.lossless:
-            key = EncodeKey(in_line.seed, self._order.position, self._order.step)
+    def _encode(
+        self, tensor: torch.Tensor, address: int, codec: Codec, in_line: InLine
+    ) -> Encoding | None:
         try:
-            return in_line.encode(x, codec, key)
+            if codec.lossless:
+                way = in_line.by_address(codec, tensor.dtype, tensor.nbytes)
+                if way is not None:
+                    return in_line.encode_at(address, way)
+                return in_line.encode(flat_whole(tensor), codec, DEFAULT_KEY)
+            key = EncodeKey(in_line.seed, self._order.position, self._order.step)
+            return in_line.encode(flat_whole(tensor), codec, key)
         except Exception:  # the whole way meets it again, and counts it
             return None
 

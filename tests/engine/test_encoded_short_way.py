@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 import cswap
+from cswap.codecs.one_thread import OneThread
 from cswap.codecs.registry import get_codec
 from cswap.engine import short_way
 from cswap.engine.saved import reclaim
@@ -199,6 +200,7 @@ def test_a_codec_that_fails_degrades_to_the_whole_way(monkeypatch, made):
     with swapping("zvc") as engine:
         steps(engine, one, given)
         monkeypatch.setattr(type(codec), "encode_flat", fail)
+        monkeypatch.setattr(OneThread, "encode", fail)
         before = made[0]
         assert equal(steps(engine, one, given, n=1), wanted)
         assert engine.stats.fallbacks_by_reason == {"zvc:encode": 2}

@@ -192,25 +192,29 @@ def is_saved_again(
     return is_result(tensor) and not tensor.is_conj() and not tensor.is_neg()
 
 
-def flat_whole(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The elements of a tensor, [n] flat, if it is the whole of its storage and has no gaps.
+def whole_address(tensor: torch.Tensor) -> int:
+    """Address of a tensor's memory if it is the whole of its storage and has no gaps; else 0."""
+    try:
+        whole = tensor.untyped_storage().nbytes()
+    except RuntimeError:  # it stands for another one, inside of vmap or jvp
+        return 0
+    if tensor.nbytes == whole and (tensor.is_contiguous() or _is_image(tensor)):
+        return tensor.data_ptr()
+    return 0
+
+
+def flat_whole(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements, [n] flat, of a tensor that has a `whole_address`.
 
     Args:
         tensor: neither conjugated nor negated.
     """
-    try:
-        whole = tensor.untyped_storage().nbytes()
-    except RuntimeError:  # it stands for another one, inside of vmap or jvp
-        return None
-    if tensor.nbytes != whole or not _is_dense(tensor):
-        return None
-    x = tensor.detach().as_strided((tensor.numel(),), (1,), 0)
-    return x if x.data_ptr() else None
+    return tensor.detach().as_strided((tensor.numel(),), (1,), 0)
 
 
-def _is_dense(x: torch.Tensor) -> bool:
-    # Whether its elements lie side by side, in one of the usual orders.
-    return x.is_contiguous() or (x.dim() == IMAGE and x.is_contiguous(memory_format=_channels_last))
+def _is_image(x: torch.Tensor) -> bool:
+    # Whether its elements lie side by side, in the other usual order.
+    return x.dim() == IMAGE and x.is_contiguous(memory_format=_channels_last)
 
 
 def make_token(
@@ -238,7 +242,7 @@ def make_token(
     address = storage.data_ptr()
     if not address:
         raise RuntimeError("the tensor has no memory")
-    if x.nbytes == whole and _is_dense(x):  # most are
+    if x.nbytes == whole and (x.is_contiguous() or _is_image(x)):  # most are
         meta = _flat_meta(x.dtype, x.numel())
         handle = Handle(meta, start=0, gathered=False, version=version, raw_nbytes=whole)
         handle.whole = True

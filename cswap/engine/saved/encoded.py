@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from cswap.codecs.base import Codec
     from cswap.engine.transfer.device_lanes import Lane
+    from cswap.engine.transfer.in_line import Encoding
     from cswap.engine.transfer.notes import Notes
 
 
@@ -19,28 +20,28 @@ class Encoded(WithoutHandle):
 
     Attributes:
         codec: that encoded it.
-        payload: [encoded bytes] uint8.
+        buffer: [>= used] uint8, host memory.
+        used: bytes of it that hold the encoding.
+        way: that made it and decodes it; None: the codec, for flat tensors.
         encode_s: seconds that the encode took.
         aligned: whether the tensor began at an address at which new memory may begin.
         notes: to be told how long the first round trip took; None: nobody asks.
     """
 
-    __slots__ = ("aligned", "codec", "encode_s", "notes", "payload")
+    __slots__ = ("aligned", "buffer", "codec", "encode_s", "notes", "used", "way")
 
     def __init__(
         self,
         tensor: torch.Tensor,
         codec: Codec,
-        payload: torch.Tensor,
-        encode_s: float,
+        encoding: Encoding,
         lane: Lane,
         shared_use: SharedUse,
     ) -> None:
-        """See the attributes. Args: tensor: as autograd saves it."""
+        """See the attributes. Args: tensor: as autograd saves it; encoding: of it."""
         super().__init__(tensor, lane, shared_use, tensor.nbytes, lossy_ok=not codec.lossless)
         self.codec = codec
-        self.payload = payload
-        self.encode_s = encode_s
+        self.buffer, self.used, self.encode_s, self.way = encoding
         self.aligned = False
         self.notes: Notes | None = None
 

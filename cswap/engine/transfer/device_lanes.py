@@ -159,6 +159,7 @@ class Lane:
         """Keep no more than so many bytes for reuse in a pool; over a link, a few tensors more."""
         if self.device.unified:
             self.host.trim(idle_bytes)
+            self._trim_encoders()
             self.device.trim(idle_bytes)
         else:
             self.device.trim(max(idle_bytes, self.device.backlog_bytes // IDLE_BACKLOGS))
@@ -166,7 +167,12 @@ class Lane:
     def trim_scratch(self) -> None:
         """Keep no idle encoders' memory, where it is the memory that backward decodes into."""
         if self.device.unified:
+            self._trim_encoders()
             self.device.trim(0)
+
+    def _trim_encoders(self) -> None:
+        if self.executor.in_line is not None:
+            self.executor.in_line.trim()
 
     def run_in_line(self, *, in_line: bool) -> None:
         """See `SwapEngine.run_in_line`."""
@@ -176,6 +182,7 @@ class Lane:
     def close(self) -> None:
         """Keep nothing for reuse."""
         self.host.close()
+        self._trim_encoders()
         self.device.trim(0)
 
     def has_room(self, nbytes: int) -> bool:

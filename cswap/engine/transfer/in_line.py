@@ -5,8 +5,10 @@ For devices whose memory is the host's.
 
 from __future__ import annotations
 
+import ctypes
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from collections import deque
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cswap.codecs.base import checked_bound, checked_size
 from cswap.codecs.layout import copy_bytes
@@ -14,8 +16,14 @@ from cswap.codecs.layout import copy_bytes
 if TYPE_CHECKING:
     import torch
 
-    from cswap.codecs.base import Codec, EncodeKey
+    from cswap.codecs.base import ByAddress, Codec, EncodeKey
+    from cswap.engine.saved.encoded import Encoded
     from cswap.engine.transfer.resources import Resources
+
+MOST_KINDS: Final = 1 << 12
+"""Kinds of tensors whose way by address is remembered."""
+
+_now = time.perf_counter
 
 
 class Encoding(NamedTuple):
@@ -25,11 +33,13 @@ class Encoding(NamedTuple):
         buffer: of the store.
         nbytes: of it that are in use.
         seconds: that the encode took.
+        way: by which it is decoded; None: by the codec.
     """
 
     buffer: torch.Tensor
     nbytes: int
     seconds: float
+    way: ByAddress | None
 
 
 class InLine:
@@ -37,53 +47,109 @@ class InLine:
 
     def __init__(self, resources: Resources) -> None:
         """Args: resources: of the device."""
-        self._device, self._counters = resources.device, resources.counters
+        self._device = resources.device
         self.host, self.seed = resources.host, resources.seed
         self._stream = resources.device.in_line
+        self._known: dict[tuple[Codec, torch.dtype, int], ByAddress | None] = {}
+        self._idle: deque[torch.Tensor] = deque()  # memory for encoders; several threads may encode
+
+    def by_address(self, codec: Codec, dtype: torch.dtype, nbytes: int) -> ByAddress | None:
+        """See `Codec.by_address`.
+
+        Args:
+            codec: the codec.
+            dtype: of the tensors.
+            nbytes: of a tensor.
+        """
+        kind = codec, dtype, nbytes
+        try:
+            return self._known[kind]
+        except KeyError:
+            if len(self._known) >= MOST_KINDS:
+                self._known.clear()
+            threads = 1 if self._stream is None else self._stream.threads
+            found = self._known[kind] = codec.by_address(dtype, nbytes, threads)
+            return found
+
+    def encode_at(self, address: int, way: ByAddress) -> Encoding | None:
+        """Encode the tensor at an address by a lossless codec; None: the store has no room.
+
+        Args:
+            address: of the tensor.
+            way: of `by_address` for its codec, dtype and bytes.
+        """
+        start_s = _now()
+        if way.is_exact:
+            loan = self.host.take(way.bound)
+            if loan is None:
+                return None
+            nbytes = way.encode(address, loan.buffer.data_ptr())
+            return Encoding(loan.buffer, nbytes, _now() - start_s, way)
+        scratch = self._scratch(way.bound)
+        source = scratch.data_ptr()
+        nbytes = way.encode(address, source)
+        loan = self.host.take(nbytes)
+        if loan is not None:
+            ctypes.memmove(loan.buffer.data_ptr(), source, nbytes)
+        self._idle.append(scratch)
+        return None if loan is None else Encoding(loan.buffer, nbytes, _now() - start_s, way)
 
     def encode(self, x: torch.Tensor, codec: Codec, key: EncodeKey) -> Encoding | None:
         """Encode a tensor; None: the store has no room.
 
         Args:
-            x: [n] flat; contiguous in any order of dimensions if the codec is verbatim.
+            x: [n] flat.
             codec: to encode with.
             key: see `Codec.encode_flat`.
         """
-        start_s = time.perf_counter()
-        if codec.verbatim:
-            nbytes, payload = x.nbytes, x
-        else:
-            bound = checked_bound(codec, x.dtype, x.numel())
-            payload = self._device.scratch(bound, "codec")
-            size = codec.encode_flat(x, payload, key=key, stream=self._stream)
-            nbytes = checked_size(codec, size, bound)
+        start_s = _now()
+        bound = checked_bound(codec, x.dtype, x.numel())
+        scratch = self._scratch(bound)
+        size = codec.encode_flat(x, scratch, key=key, stream=self._stream)
+        nbytes = checked_size(codec, size, bound)
         loan = self.host.take(nbytes)
-        if loan is None:
-            return None
-        copy_bytes(loan.buffer, payload, nbytes)
-        if payload is not x:
-            self._device.give_back(payload)
-        return Encoding(loan.buffer, nbytes, time.perf_counter() - start_s)
+        if loan is not None:
+            copy_bytes(loan.buffer, scratch, nbytes)
+        self._idle.append(scratch)
+        way = self.by_address(codec, x.dtype, x.nbytes)
+        return None if loan is None else Encoding(loan.buffer, nbytes, _now() - start_s, way)
 
-    def decode(
-        self, payload: torch.Tensor, codec: Codec, dtype: torch.dtype, nbytes: int
-    ) -> tuple[torch.Tensor, float]:
-        """The elements, [n] flat, and the seconds that this took.
-
-        Args:
-            payload: [encoded bytes] uint8.
-            codec: that made it.
-            dtype: of the elements.
-            nbytes: of the elements.
+    def decode(self, encoded: Encoded) -> tuple[torch.Tensor, float]:
+        """The elements of a tensor, [n] flat, and the seconds that this took.
 
         Raises:
             CorruptEncodingError: the codec cannot decode it.
             MemoryError: no memory to decode into.
         """
-        start_s = time.perf_counter()
+        start_s = _now()
+        dtype, nbytes, way = encoded.dtype, encoded.nbytes, encoded.way
         try:
             out = self._device.allocate(dtype, nbytes // dtype.itemsize)
         except RuntimeError as error:  # torch's, for a CPU's memory as well
             raise MemoryError(f"swap-in of {nbytes} bytes: {error}") from None
-        codec.decode_flat(payload, out, stream=self._stream)
-        return out, time.perf_counter() - start_s
+        if way is None:
+            payload = encoded.buffer[: encoded.used]
+            encoded.codec.decode_flat(payload, out, stream=self._stream)
+        else:
+            way.decode(encoded.buffer.data_ptr(), encoded.used, out.data_ptr())
+        return out, _now() - start_s
+
+    def trim(self) -> None:
+        """Give the encoders' memory back to the device."""
+        while True:
+            try:
+                scratch = self._idle.pop()
+            except IndexError:
+                return
+            self._device.give_back(scratch)
+
+    def _scratch(self, nbytes: int) -> torch.Tensor:
+        # Kept from tensor to tensor: a device's pool takes longer to ask than a small kernel runs.
+        try:
+            scratch = self._idle.pop()
+        except IndexError:
+            return self._device.scratch(nbytes, "codec")
+        if scratch.numel() >= nbytes:
+            return scratch
+        self._device.give_back(scratch)
+        return self._device.scratch(nbytes, "codec")
