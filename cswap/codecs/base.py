@@ -59,15 +59,17 @@ class LateSize(Protocol):
 
 
 class ByAddress(Protocol):
-    """Encodes and decodes tensors of one dtype and size, by the addresses of a CPU's memory.
+    """Encodes and decodes tensors of one dtype and size, by the addresses of a CPU's memory."""
 
-    Attributes:
-        bound: bytes that `encode` may write.
-        is_exact: whether every encoding has as many bytes.
-    """
+    @property
+    def bound(self) -> int:
+        """Bytes that `encode` may write."""
+        ...
 
-    bound: int
-    is_exact: bool
+    @property
+    def is_exact(self) -> bool:
+        """Whether every encoding has as many bytes."""
+        ...
 
     def encode(self, source: int, target: int) -> int:
         """Encode the tensor at ``source`` to ``target``; returns the payload's bytes."""

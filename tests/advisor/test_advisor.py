@@ -15,7 +15,7 @@ from cswap.advisor.advisor import MARGIN, Advisor
 from cswap.advisor.call_site import Site
 from cswap.advisor.candidates import foretold_ratio, lossy_candidates
 from cswap.advisor.cost import candidate
-from cswap.advisor.live_costs import KEEP
+from cswap.advisor.live_costs import KEEP, LiveCosts
 from cswap.advisor.site_history import (
     LEARN_EVERY,
     LEARN_FIRST,
@@ -154,6 +154,7 @@ def test_another_ratio_makes_samples_frequent_again(samples):
     for use in range(400):
         x, n = relu(0.6 if use < 200 else 0.9), len(samples)
         advice = advisor.choose(x, Site(), 0, lossy_ok=False, may_keep=False)
+        assert advice.codec is not None
         advice.note_encoded(advice.codec.name, x.nbytes, advice.codec.encode(x).nbytes)
         uses += [use] * (len(samples) - n)
     assert 201 in uses  # the encoding's size said so
@@ -166,11 +167,13 @@ def test_of_many_encodings_alike_only_some_correct_the_predictions():
     x, noted = relu(0.6), []
     for _ in range(40):
         advice = advisor.choose(x, Site(), 0, lossy_ok=False, may_keep=False)
-        name = advice.codec.name
-        noted.append(advice.note_encoded(name, x.nbytes, advice.codec.encode(x).nbytes))
-        before = advice.costs.corrections.count(name)
-        advice.note_round_trip(name, advice.costs.model_s(name, profile(x)))
-        assert advice.costs.corrections.count(name) == before + noted[-1]
+        codec, costs = advice.codec, advice.costs
+        assert codec is not None
+        assert isinstance(costs, LiveCosts)
+        noted.append(advice.note_encoded(codec.name, x.nbytes, codec.encode(x).nbytes))
+        before = costs.corrections.count(codec.name)
+        advice.note_round_trip(codec.name, costs.model_s(codec.name, profile(x)))
+        assert costs.corrections.count(codec.name) == before + noted[-1]
     assert noted == [n <= LEARN_FIRST or n % LEARN_EVERY == 0 for n in range(1, 41)]
 
 

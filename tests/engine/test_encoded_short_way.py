@@ -339,3 +339,21 @@ def test_from_the_second_step_on_there_is_no_handle():
             del packed
         assert kinds == [PackedView, Encoded, Encoded]
         assert_empty(engine)
+
+
+def test_the_encoders_memory_is_that_of_one_tensor_and_goes_before_backward_decodes():
+    def loss(h, w):
+        return (h.mul(2.0).tanh() @ w).tanh().sum()
+
+    given = leaves()
+    with swapping("zvc") as engine:
+        steps(engine, loss, given)
+        engine.begin_step()
+        found = loss(*given)
+        bound = get_codec("zvc").bound(torch.float32, given[0].numel())
+        assert bound <= engine.scratch_bytes <= bound * 9 / 8
+        seen = []
+        given[1].register_hook(lambda _: seen.append(engine.scratch_bytes))
+        found.backward()
+        assert seen == [0]
+        assert_empty(engine)

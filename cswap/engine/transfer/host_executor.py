@@ -114,13 +114,14 @@ class HostExecutor(Executor):
             stored = self._store(section, x, x.nbytes)
         else:
             bound = checked_bound(codec, x.dtype, x.numel())
-            scratch = self._device.scratch(bound, "codec")
+            here = stream is self._stream
+            scratch = self.in_line.scratch(bound) if here else self._device.scratch(bound, "codec")
             key = DEFAULT_KEY
             if not codec.lossless:
                 key = section.key(self._resources.seed, handle.position, handle.step)
             size = codec.encode_flat(x, scratch, key=key, stream=stream)
             stored = self._store(section, scratch, checked_size(codec, size, bound))
-            self._device.give_back(scratch)
+            (self.in_line.keep if here else self._device.give_back)(scratch)
         if section.checked == "source":
             section.checksum = checksum(x)
         section.encode_s = clock() - start

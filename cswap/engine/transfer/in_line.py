@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from cswap.codecs.base import checked_bound, checked_size
 from cswap.codecs.layout import copy_bytes
@@ -26,20 +26,10 @@ MOST_KINDS: Final = 1 << 12
 _now = time.perf_counter
 
 
-class Encoding(NamedTuple):
-    """An encoding in the host store's memory.
-
-    Attributes:
-        buffer: of the store.
-        nbytes: of it that are in use.
-        seconds: that the encode took.
-        way: by which it is decoded; None: by the codec.
-    """
-
-    buffer: torch.Tensor
-    nbytes: int
-    seconds: float
-    way: ByAddress | None
+Encoding: TypeAlias = "tuple[torch.Tensor, int, float, ByAddress | None]"
+"""An encoding in the host store's memory: the buffer, the bytes of it that are in use, the seconds
+that the encode took, and the way by which it is decoded (None: by the codec). A plain tuple, since
+to make an object takes as long as to copy 10 KiB."""
 
 
 class InLine:
@@ -84,15 +74,15 @@ class InLine:
             if loan is None:
                 return None
             nbytes = way.encode(address, loan.buffer.data_ptr())
-            return Encoding(loan.buffer, nbytes, _now() - start_s, way)
-        scratch = self._scratch(way.bound)
+            return loan.buffer, nbytes, _now() - start_s, way
+        scratch = self.scratch(way.bound)
         source = scratch.data_ptr()
         nbytes = way.encode(address, source)
         loan = self.host.take(nbytes)
         if loan is not None:
             ctypes.memmove(loan.buffer.data_ptr(), source, nbytes)
         self._idle.append(scratch)
-        return None if loan is None else Encoding(loan.buffer, nbytes, _now() - start_s, way)
+        return None if loan is None else (loan.buffer, nbytes, _now() - start_s, way)
 
     def encode(self, x: torch.Tensor, codec: Codec, key: EncodeKey) -> Encoding | None:
         """Encode a tensor; None: the store has no room.
@@ -104,15 +94,15 @@ class InLine:
         """
         start_s = _now()
         bound = checked_bound(codec, x.dtype, x.numel())
-        scratch = self._scratch(bound)
+        scratch = self.scratch(bound)
         size = codec.encode_flat(x, scratch, key=key, stream=self._stream)
         nbytes = checked_size(codec, size, bound)
         loan = self.host.take(nbytes)
         if loan is not None:
             copy_bytes(loan.buffer, scratch, nbytes)
-        self._idle.append(scratch)
+        self.keep(scratch)
         way = self.by_address(codec, x.dtype, x.nbytes)
-        return None if loan is None else Encoding(loan.buffer, nbytes, _now() - start_s, way)
+        return None if loan is None else (loan.buffer, nbytes, _now() - start_s, way)
 
     def decode(self, encoded: Encoded) -> tuple[torch.Tensor, float]:
         """The elements of a tensor, [n] flat, and the seconds that this took.
@@ -134,17 +124,11 @@ class InLine:
             way.decode(encoded.buffer.data_ptr(), encoded.used, out.data_ptr())
         return out, _now() - start_s
 
-    def trim(self) -> None:
-        """Give the encoders' memory back to the device."""
-        while True:
-            try:
-                scratch = self._idle.pop()
-            except IndexError:
-                return
-            self._device.give_back(scratch)
+    def scratch(self, nbytes: int) -> torch.Tensor:
+        """[>= nbytes] uint8 to encode into; ends with `keep`.
 
-    def _scratch(self, nbytes: int) -> torch.Tensor:
-        # Kept from tensor to tensor: a device's pool takes longer to ask than a small kernel runs.
+        It is kept from tensor to tensor: a device's pool takes as long to ask as a small kernel.
+        """
         try:
             scratch = self._idle.pop()
         except IndexError:
@@ -153,3 +137,16 @@ class InLine:
             return scratch
         self._device.give_back(scratch)
         return self._device.scratch(nbytes, "codec")
+
+    def keep(self, scratch: torch.Tensor) -> None:
+        """Keep memory that `scratch` gave for the next tensor."""
+        self._idle.append(scratch)
+
+    def trim(self) -> None:
+        """Give the encoders' memory back to the device."""
+        while True:
+            try:
+                scratch = self._idle.pop()
+            except IndexError:
+                return
+            self._device.give_back(scratch)
