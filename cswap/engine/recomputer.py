@@ -258,12 +258,14 @@ class Recomputer:
     def _decode(self, encoded: Encoded) -> torch.Tensor:
         in_line, codec = encoded.lane.executor.in_line, encoded.codec
         assert in_line is not None  # it made the encoding
-        memory, seconds = in_line.decode(encoded)
+        encoding = encoded.encoding
+        memory, seconds = in_line.decode(encoding, codec, encoded.dtype, encoded.nbytes)
         self._counters.brought_back(codec.name, seconds)
         notes = encoded.notes
         if notes is not None:
             encoded.notes = None
-            notes.note_round_trip(codec.name, encoded.encode_s + seconds)
+            encode_s = encoding[2]
+            notes.note_round_trip(codec.name, encode_s + seconds)
         return memory
 
     def _bring(self, remat: Remat, *, again: bool) -> tuple[list[torch.Tensor], bool]:

@@ -348,12 +348,13 @@ def test_the_encoders_memory_is_that_of_one_tensor_and_goes_before_backward_deco
     given = leaves()
     with swapping("zvc") as engine:
         steps(engine, loss, given)
+        others = engine.scratch_bytes  # of other engines on this device
         engine.begin_step()
         found = loss(*given)
         bound = get_codec("zvc").bound(torch.float32, given[0].numel())
-        assert bound <= engine.scratch_bytes <= bound * 9 / 8
+        assert bound <= engine.scratch_bytes - others <= bound * 9 / 8
         seen = []
         given[1].register_hook(lambda _: seen.append(engine.scratch_bytes))
         found.backward()
-        assert seen == [0]
+        assert seen == [others]
         assert_empty(engine)

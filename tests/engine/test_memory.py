@@ -74,7 +74,7 @@ def test_after_forward_memory_is_the_encodings_and_a_bounded_overhead():
         alone = [e for death in state.reclaimer.encodings if (e := death()) is not None]
         handles = [token.handle for token in state.order.live() if isinstance(token, Token)]
         exact = sum(p.nbytes for h in handles for p in h.sections if p.host is not None)
-        exact += sum(e.used for e in alone)
+        exact += sum(e.encoding[1] for e in alone)
         held = [h.raw_nbytes for h in handles] + [e.nbytes for e in alone]
         raw = sum(held)
         assert raw > 12 * MIB

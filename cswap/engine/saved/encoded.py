@@ -20,15 +20,12 @@ class Encoded(WithoutHandle):
 
     Attributes:
         codec: that encoded it.
-        buffer: [>= used] uint8, host memory.
-        used: bytes of it that hold the encoding.
-        way: that made it and decodes it; None: the codec, for flat tensors.
-        encode_s: seconds that the encode took.
+        encoding: of the tensor.
         aligned: whether the tensor began at an address at which new memory may begin.
         notes: to be told how long the first round trip took; None: nobody asks.
     """
 
-    __slots__ = ("aligned", "buffer", "codec", "encode_s", "notes", "used", "way")
+    __slots__ = ("aligned", "codec", "encoding", "notes")
 
     def __init__(
         self,
@@ -38,10 +35,10 @@ class Encoded(WithoutHandle):
         lane: Lane,
         shared_use: SharedUse,
     ) -> None:
-        """See the attributes. Args: tensor: as autograd saves it; encoding: of it."""
+        """See the attributes. Args: tensor: as autograd saves it."""
         super().__init__(tensor, lane, shared_use, tensor.nbytes, lossy_ok=not codec.lossless)
         self.codec = codec
-        self.buffer, self.used, self.encode_s, self.way = encoding
+        self.encoding = encoding
         self.aligned = False
         self.notes: Notes | None = None
 

@@ -54,7 +54,7 @@ class HostExecutor(Executor):
         """Args: resources: of the device."""
         super().__init__(resources)
         self._stream = resources.device.in_line
-        self.in_line = InLine(resources)
+        self.in_line = self._in_line = InLine(resources)
         self._waiting_bytes = 0
         self.overlaps = resources.device.overlaps
         self._backlog_bytes = resources.device.backlog_bytes
@@ -115,13 +115,13 @@ class HostExecutor(Executor):
         else:
             bound = checked_bound(codec, x.dtype, x.numel())
             here = stream is self._stream
-            scratch = self.in_line.scratch(bound) if here else self._device.scratch(bound, "codec")
+            scratch = self._in_line.scratch(bound) if here else self._device.scratch(bound, "codec")
             key = DEFAULT_KEY
             if not codec.lossless:
                 key = section.key(self._resources.seed, handle.position, handle.step)
             size = codec.encode_flat(x, scratch, key=key, stream=stream)
             stored = self._store(section, scratch, checked_size(codec, size, bound))
-            (self.in_line.keep if here else self._device.give_back)(scratch)
+            (self._in_line.keep if here else self._device.give_back)(scratch)
         if section.checked == "source":
             section.checksum = checksum(x)
         section.encode_s = clock() - start

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     import torch
 
     from cswap.codecs.base import ByAddress, Codec, EncodeKey
-    from cswap.engine.saved.encoded import Encoded
     from cswap.engine.transfer.resources import Resources
 
 MOST_KINDS: Final = 1 << 12
@@ -104,24 +103,31 @@ class InLine:
         way = self.by_address(codec, x.dtype, x.nbytes)
         return None if loan is None else (loan.buffer, nbytes, _now() - start_s, way)
 
-    def decode(self, encoded: Encoded) -> tuple[torch.Tensor, float]:
-        """The elements of a tensor, [n] flat, and the seconds that this took.
+    def decode(
+        self, encoding: Encoding, codec: Codec, dtype: torch.dtype, nbytes: int
+    ) -> tuple[torch.Tensor, float]:
+        """The elements, [n] flat, and the seconds that this took.
+
+        Args:
+            encoding: of the tensor.
+            codec: that made it.
+            dtype: of the elements.
+            nbytes: of the elements.
 
         Raises:
             CorruptEncodingError: the codec cannot decode it.
             MemoryError: no memory to decode into.
         """
         start_s = _now()
-        dtype, nbytes, way = encoded.dtype, encoded.nbytes, encoded.way
+        buffer, used, _, way = encoding
         try:
             out = self._device.allocate(dtype, nbytes // dtype.itemsize)
         except RuntimeError as error:  # torch's, for a CPU's memory as well
             raise MemoryError(f"swap-in of {nbytes} bytes: {error}") from None
         if way is None:
-            payload = encoded.buffer[: encoded.used]
-            encoded.codec.decode_flat(payload, out, stream=self._stream)
+            codec.decode_flat(buffer[:used], out, stream=self._stream)
         else:
-            way.decode(encoded.buffer.data_ptr(), encoded.used, out.data_ptr())
+            way.decode(buffer.data_ptr(), used, out.data_ptr())
         return out, _now() - start_s
 
     def scratch(self, nbytes: int) -> torch.Tensor:
