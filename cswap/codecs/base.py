@@ -346,6 +346,12 @@ def takes(codec: Codec, dtype: torch.dtype, device: str) -> bool:
         return False
 
 
+def is_flat_of(codec: Codec, base: Any) -> bool:
+    """Whether a codec encodes and decodes flat tensors as this base class of its own does."""
+    own = type(codec)
+    return bool(own.encode_flat is base.encode_flat and own.decode_flat is base.decode_flat)
+
+
 def checked_bound(codec: Codec, dtype: torch.dtype, numel: int) -> int:
     """``codec.bound``, checked, since it becomes the size of an allocation.
 

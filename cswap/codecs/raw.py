@@ -6,7 +6,7 @@ import ctypes
 from math import inf
 from typing import TYPE_CHECKING, Final
 
-from cswap.codecs.base import Codec, EncodeKey, LateSize, Stream
+from cswap.codecs.base import Codec, EncodeKey, LateSize, Stream, is_flat_of
 from cswap.codecs.layout import copy_bytes
 from cswap.codecs.traits import CodecRate, CodecTraits
 from cswap.errors import CorruptEncodingError
@@ -63,9 +63,9 @@ class Raw(Codec):
             raise _other_size(payload.numel(), out.nbytes)
         copy_bytes(out, payload, out.nbytes)
 
-    def by_address(self, dtype: torch.dtype, nbytes: int, threads: int) -> CopyByAddress:
+    def by_address(self, dtype: torch.dtype, nbytes: int, threads: int) -> CopyByAddress | None:
         """See `Codec.by_address`."""
-        return CopyByAddress(nbytes)
+        return CopyByAddress(nbytes) if is_flat_of(self, Raw) else None
 
 
 class CopyByAddress:

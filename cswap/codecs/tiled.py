@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import numpy as np
 
 from cswap.codecs import gpu
-from cswap.codecs.base import DEFAULT_KEY, Codec, EncodeKey, LateSize, Stream, word_dtype
+from cswap.codecs.base import (
+    DEFAULT_KEY,
+    Codec,
+    EncodeKey,
+    LateSize,
+    Stream,
+    is_flat_of,
+    word_dtype,
+)
 from cswap.codecs.layout import address_of, bytes_of, words_of
 from cswap.codecs.one_thread import OneThread, damaged, too_short
 from cswap.codecs.parallel import DEFAULT_SHAPE, SHAPES, run_ranges, split
@@ -173,6 +181,8 @@ class TiledCodec(Codec):
         _, n_tiles, _ = _tiles_of(nbytes, d.word)
         shapes = [SHAPES.get(f"{self.name}-{way}", DEFAULT_SHAPE) for way in ("encode", "decode")]
         if threads > 1 and n_tiles >= 2 * min(shape.least for shape in shapes):
+            return None
+        if not is_flat_of(self, TiledCodec):
             return None
         return _one_thread(self, d.name, nbytes)
 

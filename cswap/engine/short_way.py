@@ -61,6 +61,9 @@ if TYPE_CHECKING:
 _now = time.perf_counter
 _current_backward = torch._C._current_graph_task_id  # noqa: SLF001
 
+WORD: Final = 8
+"""Bytes of the largest word. Memory of other libraries may begin anywhere."""
+
 STEPS: Final = 64
 """In steps whose number is a multiple, all tensors go the whole way."""
 
@@ -197,12 +200,13 @@ class ShortWay:
         self, tensor: torch.Tensor, address: int, codec: Codec, in_line: InLine
     ) -> Encoding | None:
         try:
-            if codec.lossless:
+            if codec.lossless and not address % WORD:
                 way = in_line.by_address(codec, tensor.dtype, tensor.nbytes)
                 if way is not None:
                     return in_line.encode_at(address, way)
-                return in_line.encode(flat_whole(tensor), codec, DEFAULT_KEY)
-            key = EncodeKey(in_line.seed, self._order.position, self._order.step)
+            key = DEFAULT_KEY
+            if not codec.lossless:
+                key = EncodeKey(in_line.seed, self._order.position, self._order.step)
             return in_line.encode(flat_whole(tensor), codec, key)
         except Exception:  # the whole way meets it again, and counts it
             return None

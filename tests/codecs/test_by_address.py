@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 import torch
 
 from cswap.codecs.base import DEFAULT_KEY, Codec, takes, word_dtype
 from cswap.codecs.parallel import MIN_RANGE_TILES
+from cswap.codecs.raw import CopyByAddress
 from cswap.codecs.registry import get_codec
 from cswap.codecs.tiled import tile_numel
 from cswap.devices.cpu import CpuStream
 from cswap.errors import CorruptEncodingError
+from cswap.testing.addresses import check_by_address
 from cswap_kernels.tiles import TILE_WORDS
 
 CODECS = ("raw", "zvc", "csr", "rle", "bitpack", "expk", "zvc+expk", "zvc+bitpack", "int8", "bf16")
@@ -77,3 +81,29 @@ def test_tensors_that_several_threads_share_have_no_such_way() -> None:
     assert get_codec("zvc").by_address(torch.float32, few, 2) is None
     assert get_codec("zvc").by_address(torch.float32, few, 1) is not None
     assert get_codec("zvc").by_address(torch.float32, few // 2, 2) is not None
+
+
+@pytest.mark.parametrize("name", ["raw", "zvc"])
+def test_a_subclass_that_encodes_in_its_own_way_inherits_none(name: str) -> None:
+    base = type(get_codec(name))
+
+    class Own(base):  # type: ignore[misc, valid-type]
+        def encode_flat(self, x, out, *, key, stream):
+            return super().encode_flat(x, out, key=key, stream=stream)
+
+    assert base().by_address(torch.float32, 4096, 1) is not None
+    assert Own().by_address(torch.float32, 4096, 1) is None
+
+
+class _Wrong(CopyByAddress):
+    def decode(self, payload: int, nbytes: int, target: int) -> None:
+        super().decode(payload, nbytes, target)
+        ctypes.memset(target, 1, 1)
+
+
+def test_another_value_by_address_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    codec, x = get_codec("raw"), values(torch.float32, 100)
+    check_by_address(codec, x, ONE, "x")
+    monkeypatch.setattr(type(codec), "by_address", lambda _, __, nbytes, ___: _Wrong(nbytes))
+    with pytest.raises(AssertionError, match="decode by address gave other values"):
+        check_by_address(codec, x, ONE, "x")

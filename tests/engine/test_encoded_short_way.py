@@ -17,6 +17,7 @@ from cswap.engine import short_way
 from cswap.engine.saved import reclaim
 from cswap.engine.saved.encoded import Encoded
 from cswap.engine.saved.packed import PackedView
+from cswap.engine.transfer.in_line import InLine
 from cswap.testing.engines import assert_empty
 
 MODIFIED = "modified by an inplace operation"
@@ -357,4 +358,48 @@ def test_the_encoders_memory_is_that_of_one_tensor_and_goes_before_backward_deco
         given[1].register_hook(lambda _: seen.append(engine.scratch_bytes))
         found.backward()
         assert seen == [others]
+        assert_empty(engine)
+
+
+def test_memory_that_does_not_begin_at_a_word_goes_the_way_of_flat_tensors(made, monkeypatch):
+    # NumPy's arrays of a file begin anywhere.
+    whole = torch.empty(64 * 64 * 4 + 4, dtype=torch.uint8)
+    odd = torch.frombuffer(whole.numpy(), dtype=torch.float32, offset=4).view(64, 64)
+    odd.copy_(torch.randn(64, 64).relu())
+    assert odd.data_ptr() % 8 == 4
+    addresses, encode = [], OneThread.encode
+
+    def noted(self, source, target, args=None):
+        addresses.append(source)
+        return encode(self, source, target, args)
+
+    w = torch.randn(64, 64, requires_grad=True)
+    wanted = torch.autograd.grad((odd @ w).sum(), w)
+    monkeypatch.setattr(InLine, "encode_at", None)  # would raise, and take the whole way
+    with swapping("zvc") as engine:
+        monkeypatch.setattr(OneThread, "encode", noted)
+        assert equal(steps(engine, lambda v: (odd @ v).sum(), [w]), wanted)
+        assert odd.data_ptr() in addresses
+        assert made[0] > 0
+        assert engine.stats.fallbacks == 0
+
+
+def test_an_impossible_size_by_address_takes_the_whole_way(monkeypatch):
+    given = leaves()
+    wanted = torch.autograd.grad(one(*given), given)
+    with swapping("zvc") as engine:
+        steps(engine, one, given)
+        encode, calls = OneThread.encode, []
+
+        def too_large(self, source, target, args=None):
+            calls.append(source)
+            return (
+                self.bound + 1
+                if args is None and len(calls) == 1
+                else encode(self, source, target, args)
+            )
+
+        monkeypatch.setattr(OneThread, "encode", too_large)
+        assert equal(steps(engine, one, given, n=2), wanted)
+        assert len(calls) > 1
         assert_empty(engine)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from cswap.codecs.base import checked_bound, checked_size
 from cswap.codecs.layout import copy_bytes
+from cswap.errors import InternalError
 
 if TYPE_CHECKING:
     import torch
@@ -64,11 +65,14 @@ class InLine:
         """Encode the tensor at an address by a lossless codec; None: the store has no room.
 
         Args:
-            address: of the tensor.
+            address: of the tensor, a multiple of any word's size.
             way: of `by_address` for its codec, dtype and bytes.
+
+        Raises:
+            InternalError: the codec gave an impossible size.
         """
         start_s = _now()
-        if way.is_exact:
+        if way.is_exact:  # no copy is needed
             loan = self.host.take(way.bound)
             if loan is None:
                 return None
@@ -77,6 +81,8 @@ class InLine:
         scratch = self.scratch(way.bound)
         source = scratch.data_ptr()
         nbytes = way.encode(address, source)
+        if not 0 <= nbytes <= way.bound:  # a copy would read memory that is not the encoding's
+            raise InternalError(f"encode by address gave {nbytes} bytes; {way.bound} are its bound")
         loan = self.host.take(nbytes)
         if loan is not None:
             ctypes.memmove(loan.buffer.data_ptr(), source, nbytes)
