@@ -258,13 +258,12 @@ class Recomputer:
     def _decode(self, encoded: Encoded) -> torch.Tensor:
         in_line, codec = encoded.lane.executor.in_line, encoded.codec
         assert in_line is not None  # it made the encoding
-        encoding = encoded.encoding
-        memory, seconds = in_line.decode(encoding, codec, encoded.dtype, encoded.nbytes)
+        memory, seconds = in_line.decode(encoded.encoding, codec, encoded.dtype, encoded.nbytes)
         self._counters.brought_back(codec.name, seconds)
         notes = encoded.notes
         if notes is not None:
             encoded.notes = None
-            encode_s = encoding[2]
+            _, _, encode_s, _ = encoded.encoding
             notes.note_round_trip(codec.name, encode_s + seconds)
         return memory
 
