@@ -199,7 +199,8 @@ class Advisor:
         explanation = self._decide(
             x, site, position, taken, memory, lossy_ok=lossy_ok, may_keep=may_keep
         )
-        return self._remember(key, memory, explanation, costs, sampled=taken is None or _is_far(x))
+        sampled = taken is None or memory is None or taken is not memory.explanation.profile
+        return self._remember(key, memory, explanation, costs, sampled=sampled)
 
     def stands(self, advice: Advice, kind: str) -> bool:
         """Whether an advice is that of the next tensor of its call site, too: then it is used.

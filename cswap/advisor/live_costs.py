@@ -61,6 +61,7 @@ class LiveCosts:
         self._clock = StepClock()
         self.steps = 0
         self._settled: dict[str, float] = {}
+        self._n_saved = n_saved()
         self._times: dict[str, Times] = {}
         self._link = LINK_BYTES_PER_S[kind]
         self._load()
@@ -68,11 +69,19 @@ class LiveCosts:
 
     def _load(self) -> None:
         # The machine's calibration, if there is one.
-        self._n_saved = n_saved()  # before it is read
         measured = stored(self._kind) if self.adapts else None
+        self._calibration = measured
         self._times = {} if measured is None else dict(measured.times)
         if self._link is not None and measured is not None and measured.link is not None:
             self._link = (measured.link.d2h_bytes_per_s, measured.link.h2d_bytes_per_s)
+
+    def _is_new_calibration(self) -> bool:
+        # A calibration is saved codec by codec, and is usable once it is complete.
+        saved = n_saved()
+        if saved == self._n_saved:
+            return False
+        self._n_saved = saved
+        return stored(self._kind) is not self._calibration
 
     def quote(
         self, name: str, profile: TensorProfile, memory: SiteMemory | None
@@ -123,7 +132,7 @@ class LiveCosts:
             Seconds of a step; None before the second.
         """
         self.corrections.forget()
-        if self.adapts and n_saved() != self._n_saved:
+        if self.adapts and self._is_new_calibration():
             self._load()
             self.corrections = TimeCorrections()
             self.version += 1

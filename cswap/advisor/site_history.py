@@ -23,7 +23,7 @@ MOST_USES: Final = 64
 """Most swap-outs between two samples. Each one that confirms the choice doubles their distance."""
 
 LEARN_FIRST: Final = 16
-"""Encodings by one codec at one call site that all correct the predictions."""
+"""Encodings, and round trips, by one codec at one call site that all correct the predictions."""
 
 LEARN_EVERY: Final = 4
 """Of later ones, each of so many: with cold caches, a correction takes as long as an encode."""
@@ -34,7 +34,7 @@ DRIFT: Final = 0.05
 WEIGHT: Final = 0.2
 """Weight of the newest measurement in the moving averages that `Explanation` shows."""
 
-_RATIO, _DEVICE_S, _COUNT = range(3)
+_RATIO, _DEVICE_S, _COUNT, _TRIPS = range(4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,11 +175,6 @@ class SiteMemory:
         """Note that the decision rests on a new sample."""
         self.uses, self.pending, self.stale, self._reference = 1, None, False, ("", 0.0)
 
-    def is_due(self, codec: str) -> bool:
-        """Whether the last encoding by this codec is one that corrects the predictions."""
-        seen = self._seen.get(codec)
-        return seen is not None and (seen[_COUNT] <= LEARN_FIRST or not seen[_COUNT] % LEARN_EVERY)
-
     def ratio_factor(self, codec: str) -> float:
         """Factor for the codec's predicted ratio at this call site."""
         known = self._ratios.get(codec)
@@ -192,7 +187,7 @@ class SiteMemory:
         ratio = raw_nbytes / nbytes
         seen = self._seen.get(codec)
         if seen is None:
-            self._seen[codec] = [ratio, 0.0, 1]
+            seen = self._seen[codec] = [ratio, 0.0, 1, 0]
         else:
             seen[_RATIO] += WEIGHT * (ratio - seen[_RATIO])
             seen[_COUNT] += 1
@@ -203,23 +198,31 @@ class SiteMemory:
         elif abs(ratio - self._reference[1]) > DRIFT * self._reference[1]:
             self.stale = True
         profile = self.explanation.profile
-        if profile is not None and nbytes != raw_nbytes and self.is_due(codec):
+        if profile is not None and nbytes != raw_nbytes and _is_due(seen[_COUNT]):
             predicted = predicted_ratio(codec, profile)
             if usable(predicted, ratio):
                 self._ratios.setdefault(codec, Correction()).observe(predicted, ratio)
 
-    def note_round_trip(self, codec: str, device_s: float) -> None:
-        """Note the seconds of encode and decode of a tensor of this call site."""
+    def note_round_trip(self, codec: str, device_s: float) -> bool:
+        """Note the seconds of encode and decode of a tensor of this call site.
+
+        Returns:
+            Whether they should correct the predictions, too.
+        """
         seen = self._seen.get(codec)
-        if seen is not None and device_s > 0:
+        if seen is None:
+            return True
+        if device_s > 0:
             seen[_DEVICE_S] += (WEIGHT if seen[_DEVICE_S] else 1) * (device_s - seen[_DEVICE_S])
+        seen[_TRIPS] += 1
+        return _is_due(seen[_TRIPS])
 
     def explained(self) -> Explanation:
         """The last decision with its measured outcome."""
         seen = self._seen.copy()  # a snapshot: workers add to it meanwhile
         measured = tuple(
             Measured(codec, ratio, device_s, int(count))
-            for codec, (ratio, device_s, count) in seen.items()
+            for codec, (ratio, device_s, count, _) in seen.items()
         )
         return replace(self.explanation, measured=measured, switches=self.switches)
 
@@ -248,21 +251,19 @@ class Advice:
         """The codecs among which it was chosen, cheapest first; empty if there was no choice."""
         return self.memory.explanation.candidates
 
-    def note_encoded(self, codec: str, raw_nbytes: int, nbytes: int) -> bool:
-        """Note that the tensor was encoded; ``codec`` may differ from the advice.
-
-        Returns:
-            Whether the time of its round trip should be noted, too.
-        """
-        memory = self.memory
-        memory.note_encoded(codec, raw_nbytes, nbytes, learn=self.costs.adapts)
-        return memory.is_due(codec)
+    def note_encoded(self, codec: str, raw_nbytes: int, nbytes: int) -> None:
+        """Note that the tensor was encoded; ``codec`` may differ from the advice."""
+        self.memory.note_encoded(codec, raw_nbytes, nbytes, learn=self.costs.adapts)
 
     def note_round_trip(self, codec: str, device_s: float) -> None:
-        """Note the seconds of encode and decode together; most of them change nothing."""
-        if not self.memory.is_due(codec):
+        """Note the seconds of encode and decode together; most of them correct nothing."""
+        if not self.memory.note_round_trip(codec, device_s):
             return
-        self.memory.note_round_trip(codec, device_s)
         taken = self.memory.explanation.profile
         if taken is not None:
             self.costs.observe(codec, taken, device_s)
+
+
+def _is_due(count: float) -> bool:
+    # Whether the encoding, or the round trip, of this number corrects the predictions.
+    return count <= LEARN_FIRST or not count % LEARN_EVERY

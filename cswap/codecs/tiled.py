@@ -180,9 +180,8 @@ class TiledCodec(Codec):
         d = word_dtype(dtype)
         _, n_tiles, _ = _tiles_of(nbytes, d.word)
         shapes = [SHAPES.get(f"{self.name}-{way}", DEFAULT_SHAPE) for way in ("encode", "decode")]
-        if threads > 1 and n_tiles >= 2 * min(shape.least for shape in shapes):
-            return None
-        if not is_flat_of(self, TiledCodec):
+        several = any(s.ranges > 1 and n_tiles >= 2 * s.least for s in shapes)
+        if (threads > 1 and several) or not is_flat_of(self, TiledCodec):
             return None
         return _one_thread(self, d.name, nbytes)
 

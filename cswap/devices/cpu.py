@@ -248,7 +248,7 @@ class CpuDevice(Device):
 
     def allocate(self, dtype: torch.dtype, numel: int) -> torch.Tensor:
         """See `Device.allocate`."""
-        return torch.empty(numel, dtype=dtype)
+        return torch.empty(numel, dtype=dtype, device="cpu")  # whatever the default device
 
     def scratch(self, nbytes: int, role: Role) -> torch.Tensor:
         """See `Device.scratch`."""
@@ -412,7 +412,7 @@ def _own(event: Event) -> CpuEvent:
 
 def _bytes(nbytes: int) -> torch.Tensor:
     try:
-        return torch.empty(nbytes, dtype=torch.uint8)
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
     except RuntimeError as error:  # torch's CPU allocator has no exception of its own for this
         raise MemoryError(str(error)) from error
 

@@ -157,7 +157,8 @@ class ShortWay:
         self._counters.encoded(codec.name, nbytes, used, seconds, buffer.numel())
         self._state.reclaimer.watch_encoding(packed, buffer, in_line.host)
         notes = place.notes
-        if notes is not None and notes.learns and notes.note_encoded(codec.name, nbytes, used):
+        if notes is not None and notes.learns:
+            notes.note_encoded(codec.name, nbytes, used)
             packed.notes = notes
         return packed
 
@@ -200,7 +201,7 @@ class ShortWay:
         self, tensor: torch.Tensor, address: int, codec: Codec, in_line: InLine
     ) -> Encoding | None:
         try:
-            if codec.lossless and not address % WORD:
+            if codec.verbatim or (codec.lossless and not address % WORD):
                 way = in_line.by_address(codec, tensor.dtype, tensor.nbytes)
                 if way is not None:
                     return in_line.encode_at(address, way)

@@ -31,10 +31,9 @@ class WayNotes:
     device_s: float = 0.0
     learns: bool = True
 
-    def note_encoded(self, codec: str, raw_nbytes: int, nbytes: int) -> bool:
+    def note_encoded(self, codec: str, raw_nbytes: int, nbytes: int) -> None:
         """See `Notes`."""
         self.nbytes = nbytes if codec == self.codec else raw_nbytes
-        return True
 
     def note_round_trip(self, codec: str, device_s: float) -> None:
         """See `Notes`."""

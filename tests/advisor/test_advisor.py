@@ -162,19 +162,20 @@ def test_another_ratio_makes_samples_frequent_again(samples):
     assert later[:4] == [8, 16, 32, 64]
 
 
-def test_of_many_encodings_alike_only_some_correct_the_predictions():
+def test_of_many_round_trips_alike_only_some_correct_the_predictions():
     advisor = Advisor(SwapConfig(), None)
-    x, noted = relu(0.6), []
+    x, learned = relu(0.6), []
     for _ in range(40):
         advice = advisor.choose(x, Site(), 0, lossy_ok=False, may_keep=False)
         codec, costs = advice.codec, advice.costs
         assert codec is not None
         assert isinstance(costs, LiveCosts)
-        noted.append(advice.note_encoded(codec.name, x.nbytes, codec.encode(x).nbytes))
+        for _ in range(2):  # the graph of one of two forwards is dropped
+            advice.note_encoded(codec.name, x.nbytes, codec.encode(x).nbytes)
         before = costs.corrections.count(codec.name)
         advice.note_round_trip(codec.name, costs.model_s(codec.name, profile(x)))
-        assert costs.corrections.count(codec.name) == before + noted[-1]
-    assert noted == [n <= LEARN_FIRST or n % LEARN_EVERY == 0 for n in range(1, 41)]
+        learned.append(costs.corrections.count(codec.name) > before)
+    assert learned == [n <= LEARN_FIRST or n % LEARN_EVERY == 0 for n in range(1, 41)]
 
 
 def test_explanations_name_site_profile_candidates_and_choice():
@@ -298,6 +299,17 @@ def test_after_so_many_uses_a_new_sample_is_taken_and_the_old_choice_serves_mean
     chosen = [choose(torch.randn(N)) for _ in range(RESAMPLE_EVERY + 2)]
     assert chosen[0].startswith("zvc")
     assert chosen[-1] == KEEP
+
+
+def test_new_prices_are_no_new_sample_on_a_gpu(far, samples):
+    advisor = Advisor(SwapConfig(), None)
+    for _ in range(3):
+        advisor.choose(relu(0.6), Site(), 0, lossy_ok=False, may_keep=True)
+    (memory,) = advisor._sites.values()
+    uses = memory.uses
+    advisor._costs_on("cpu").version += 1
+    advisor.choose(relu(0.6), Site(), 0, lossy_ok=False, may_keep=True)
+    assert memory.uses == uses + 1
 
 
 def test_a_worker_may_report_while_a_choice_is_explained(monkeypatch):

@@ -25,7 +25,7 @@ from cswap.advisor.calibration import Calibration, CodecTimes, machine_of, path_
 from cswap.advisor.call_site import Site
 from cswap.advisor.candidates import all_candidates
 from cswap.advisor.fit import TimeModel, fit
-from cswap.advisor.live_costs import KEEP
+from cswap.advisor.live_costs import KEEP, LiveCosts
 from cswap.codecs.registry import get_codec
 from cswap.config import SwapConfig
 from cswap.errors import UnsupportedError
@@ -414,3 +414,13 @@ def test_the_machine_is_described():
     machine = calibration.machine_of("cpu")
     assert torch.__version__.startswith(machine["torch"].split("+")[0])
     assert machine["cpu"]
+
+
+def test_corrections_outlive_the_steps_of_a_calibration(monkeypatch, tmp_path):
+    monkeypatch.setenv("CSWAP_CACHE_DIR", str(tmp_path))
+    costs = LiveCosts("cpu", None, adapt=True)
+    costs.corrections.observe("zvc", 1e-3, 2e-3)
+    for complete, count in ((False, 1), (False, 1), (True, 0)):
+        Calibration(machine_of("cpu"), {}, complete=complete).save()
+        costs.look_back([])
+        assert costs.corrections.count("zvc") == count

@@ -402,4 +402,31 @@ def test_an_impossible_size_by_address_takes_the_whole_way(monkeypatch):
         monkeypatch.setattr(OneThread, "encode", too_large)
         assert equal(steps(engine, one, given, n=2), wanted)
         assert len(calls) > 1
+        assert engine.stats.fallbacks_by_reason == {"encode by address": 1}
         assert_empty(engine)
+
+
+def test_a_codec_whose_way_by_address_raises_goes_the_flat_way(monkeypatch, made):
+    def fail(*_):
+        raise ValueError("out of order")
+
+    given = leaves()
+    wanted = torch.autograd.grad(one(*given), given)
+    monkeypatch.setattr(type(get_codec("zvc")), "by_address", fail)
+    with swapping("zvc") as engine:
+        assert equal(steps(engine, one, given), wanted)
+        assert made[0] > 0
+        assert set(engine.stats.fallbacks_by_reason) == {"zvc:by_address"}
+
+
+def test_another_default_device_changes_nothing():
+    given = leaves()
+    wanted = torch.autograd.grad(one(*given), given)
+    with swapping("zvc") as engine:
+        steps(engine, one, given)
+        engine.begin_step()
+        with torch.device("meta"):
+            packed = engine.pack(given[0])
+            back = engine.unpack(packed)
+        assert torch.equal(back, given[0])
+        assert equal(steps(engine, one, given), wanted)

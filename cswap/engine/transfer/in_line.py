@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from cswap.codecs.base import checked_bound, checked_size
 from cswap.codecs.layout import copy_bytes
-from cswap.errors import InternalError
 
 if TYPE_CHECKING:
     import torch
@@ -37,10 +36,10 @@ class InLine:
 
     def __init__(self, resources: Resources) -> None:
         """Args: resources: of the device."""
-        self._device = resources.device
+        self._device, self._counters = resources.device, resources.counters
         self.host, self.seed = resources.host, resources.seed
         self._stream = resources.device.in_line
-        self._known: dict[tuple[Codec, torch.dtype, int], ByAddress | None] = {}
+        self._known: dict[tuple[str, torch.dtype, int], tuple[Codec, ByAddress | None]] = {}
         self._idle: deque[torch.Tensor] = deque()  # memory for encoders; several threads may encode
 
     def by_address(self, codec: Codec, dtype: torch.dtype, nbytes: int) -> ByAddress | None:
@@ -51,38 +50,47 @@ class InLine:
             dtype: of the tensors.
             nbytes: of a tensor.
         """
-        kind = codec, dtype, nbytes
+        known = self._known.get((codec.name, dtype, nbytes))
+        if known is not None and known[0] is codec:  # else another one was registered
+            return known[1]
+        return self._find(codec, dtype, nbytes)
+
+    def _find(self, codec: Codec, dtype: torch.dtype, nbytes: int) -> ByAddress | None:
+        found = None
         try:
-            return self._known[kind]
-        except KeyError:
-            if len(self._known) >= MOST_KINDS:
-                self._known.clear()
             threads = 1 if self._stream is None else self._stream.threads
-            found = self._known[kind] = codec.by_address(dtype, nbytes, threads)
-            return found
+            found = codec.by_address(dtype, nbytes, threads)
+        except Exception as error:  # a codec of another package may raise anything
+            self._counters.fall_back(f"{codec.name}:by_address", error)
+        if len(self._known) >= MOST_KINDS:
+            self._known.clear()
+        self._known[codec.name, dtype, nbytes] = codec, found
+        return found
 
     def encode_at(self, address: int, way: ByAddress) -> Encoding | None:
-        """Encode the tensor at an address by a lossless codec; None: the store has no room.
+        """Encode the tensor at an address by a lossless codec.
 
         Args:
             address: of the tensor, a multiple of any word's size.
             way: of `by_address` for its codec, dtype and bytes.
 
-        Raises:
-            InternalError: the codec gave an impossible size.
+        Returns:
+            None: the store has no room, or the codec gave an impossible size.
         """
         start_s = _now()
         if way.is_exact:  # no copy is needed
             loan = self.host.take(way.bound)
             if loan is None:
                 return None
-            nbytes = way.encode(address, loan.buffer.data_ptr())
-            return loan.buffer, nbytes, _now() - start_s, way
+            way.encode(address, loan.buffer.data_ptr())
+            return loan.buffer, way.bound, _now() - start_s, way
         scratch = self.scratch(way.bound)
         source = scratch.data_ptr()
         nbytes = way.encode(address, source)
         if not 0 <= nbytes <= way.bound:  # a copy would read memory that is not the encoding's
-            raise InternalError(f"encode by address gave {nbytes} bytes; {way.bound} are its bound")
+            why = f"it gave {nbytes} bytes; {way.bound} are its bound"
+            self._counters.fall_back("encode by address", why)
+            return None
         loan = self.host.take(nbytes)
         if loan is not None:
             ctypes.memmove(loan.buffer.data_ptr(), source, nbytes)

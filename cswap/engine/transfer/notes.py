@@ -13,12 +13,8 @@ class Notes(Protocol):
         """Whether the outcome should be noted."""
         ...
 
-    def note_encoded(self, codec: str, raw_nbytes: int, nbytes: int) -> bool:
-        """Note that the tensor was encoded, with the codec that did it.
-
-        Returns:
-            Whether the time of its round trip should be noted, too.
-        """
+    def note_encoded(self, codec: str, raw_nbytes: int, nbytes: int) -> None:
+        """Note that the tensor was encoded, with the codec that did it."""
         ...
 
     def note_round_trip(self, codec: str, device_s: float) -> None:
