@@ -83,11 +83,12 @@ class Calibration:
         Raises:
             OSError: the folder cannot be written to.
         """
+        global _n_saved
         path = path_of(self.machine)
         record = {"version": VERSION, **asdict(self)}
         cache_folder.write(path, (json.dumps(record, indent=1) + "\n").encode())
         _read.cache_clear()
-        _note_saved()
+        _n_saved += 1
         return path
 
 
@@ -97,11 +98,6 @@ _n_saved = 0
 def n_saved() -> int:
     """Number of times that this process has saved a calibration: `stored` may differ after one."""
     return _n_saved
-
-
-def _note_saved() -> None:
-    global _n_saved
-    _n_saved += 1
 
 
 def machine_of(kind: str) -> dict[str, str]:
