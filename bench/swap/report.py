@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from bench.drawing.steps import UNKNOWN, add_point, draw_by_model, grouped_table, mib
 from bench.swap.measure import MEMCPY
-from bench.workloads.methods import OFF, ON_CPU
+from bench.workloads.methods import OFF, ON_CPU, UNLIMITED
 from cswap.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION
 
 if TYPE_CHECKING:
@@ -39,10 +39,11 @@ COLOURS: Final = {
     "cswap raw": SKY,
     "cswap lossless": BLUE,
     "cswap int8": VERMILION,
+    UNLIMITED.name: BLUE,
 }
 """The markers differ, too."""
 
-MARKERS: Final = dict(zip(ON_CPU, "oPsXvv<D^", strict=True))
+MARKERS: Final = dict(zip(ON_CPU, "oPsXvv<D^d", strict=True))
 
 
 def cells(document: dict[str, Any]) -> list[list[str]]:

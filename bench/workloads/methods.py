@@ -114,9 +114,13 @@ METHODS: Final = (
 OFF: Final = "off"
 """The oracle's name where everything is measured on the CPU."""
 
+UNLIMITED: Final = Method("cswap lossless, no time limit", options={"slowdown": 10.0})
+"""All that is worth its price leaves, however long the step gets: least memory without loss."""
+
 ON_CPU: Final = {
     OFF: replace(METHODS[0], name=OFF),
     **{m.name: m for m in METHODS if m.name not in (ORACLE, "cswap fp8", "cswap int4")},
+    UNLIMITED.name: UNLIMITED,
 }
 """The methods that `python -m bench swap` compares, by name."""
 

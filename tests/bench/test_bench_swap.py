@@ -21,7 +21,7 @@ from bench.swap import command, report
 from bench.swap.measure import MEMCPY
 from bench.swap.stack import MIB, stack_task
 from bench.workloads import methods
-from bench.workloads.methods import METHODS, ON_CPU
+from bench.workloads.methods import METHODS, ON_CPU, UNLIMITED
 from cswap.advisor.rates import PRICES_S_PER_BYTE
 from cswap.experiments.meters.saved_bytes import Held, SavedBytes
 
@@ -89,6 +89,8 @@ def test_bytes_are_those_of_the_stack(found):
     # Blocks of two layers: a checkpoint keeps one tensor of two.
     assert 0.4 * off < rows["checkpoint"]["held_bytes"] < 0.7 * off
     assert rows["save_on_cpu"]["peak_saved_bytes"] > off  # its copies, of parameters too
+    limited, unlimited = (rows[name]["held_bytes"] for name in ("cswap lossless", UNLIMITED.name))
+    assert unlimited <= limited
     assert rows["cswap int8"]["ratio"] > 3
     assert [row["fallbacks"] for row in rows.values()] == [0] * len(rows)
     assert rows[MEMCPY]["moved_bytes"] == moved
