@@ -114,7 +114,7 @@ METHODS: Final = (
 OFF: Final = "off"
 """The oracle's name where everything is measured on the CPU."""
 
-UNLIMITED: Final = Method("cswap lossless, no time limit", options={"slowdown": 10.0})
+UNLIMITED: Final = Method("cswap lossless slowdown=10", options={"slowdown": 10.0})
 """All that is worth its price leaves, however long the step gets: least memory without loss."""
 
 ON_CPU: Final = {
