@@ -12,6 +12,7 @@ import torch
 
 from cswap.cores import usable_cores
 from cswap.devices.cpu import cpu_device
+from cswap.devices.freed_memory import keep_freed_memory
 from cswap.engine.transfer.disk_queue import DiskQueue
 from cswap.engine.transfer.host_executor import HostExecutor
 from cswap.engine.transfer.link_executor import LinkExecutor
@@ -77,7 +78,9 @@ class Lane:
     """
 
     __slots__ = (
+        "__weakref__",
         "_lost_jobs_before",
+        "_release",
         "_stalled_before_s",
         "ahead",
         "device",
@@ -106,6 +109,7 @@ class Lane:
         self.device = device
         self._stalled_before_s = device.stalled_s
         self._lost_jobs_before = device.lost_jobs
+        self._release = keep_freed_memory(self) if device.unified else None
         self.executor = make_executor(
             device,
             self.host,
@@ -184,6 +188,8 @@ class Lane:
         self.host.close()
         self._trim_encoders()
         self.device.trim(0)
+        if self._release is not None:
+            self._release()
 
     def has_room(self, nbytes: int) -> bool:
         """Whether so much may be decoded ahead now."""

@@ -1,0 +1,100 @@
+"""Keeps memory that is freed within the process, while tensors of its own memory are swapped.
+
+Note [fresh pages]
+~~~~~~~~~~~~~~~~~~
+glibc gives the free end of its heap back to the system as soon as that is larger than about twice
+the largest block that was freed. A training step frees its activations and takes as much again a
+moment later, page by page, each filled with zeros by the system. How many pages go depends on the
+order of the last blocks, and so on chance. Swapping frees and takes more often than a step without
+it, and loses more by this (figures: docs/benchmarks.md, "Alone in a process").
+
+So glibc is told to keep its heap, until nothing is swapped any more. The most memory that a process
+takes is about the same; it has it for longer. What the process asked for itself is left alone: an
+environment variable of malloc's is a wish.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import weakref
+from functools import cache
+from typing import TYPE_CHECKING, Final
+
+from cswap.log import log
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+M_TRIM_THRESHOLD: Final = -1
+M_MMAP_THRESHOLD: Final = -3
+"""Names of glibc's parameters, as malloc.h has them."""
+
+NEVER: Final = -1
+"""Of M_TRIM_THRESHOLD: the heap's end is never given back (mallopt(3))."""
+
+LARGEST_IN_HEAP: Final = 32 << 20
+"""Bytes from which a block has pages of its own: the most that glibc raises the limit to by itself.
+"""
+
+END_KEPT: Final = 2 * LARGEST_IN_HEAP
+"""Bytes of the heap's end that glibc keeps by itself with that limit."""
+
+WISHES: Final = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_")
+"""Environment variables by which a user says how malloc is to do this (mallopt(3))."""
+
+TUNABLES: Final = "GLIBC_TUNABLES"
+"""The same for all of glibc; those of malloc have MALLOC in their names."""
+
+MALLOC: Final = "glibc.malloc."
+
+_holders: set[object] = set()
+"""A key for each owner. Threads change it without a lock: at worst, a step takes fresh pages."""
+
+
+def keep_freed_memory(owner: object) -> Callable[[], object]:
+    """Keep memory that is freed, as long as an owner lives or until it says that it is enough.
+
+    Returns:
+        To be called when the owner needs it no longer; calls after the first do nothing.
+    """
+    key = object()
+    if not _holders:
+        _tell(NEVER)
+    _holders.add(key)
+    release = weakref.finalize(owner, _release, key)
+    release.atexit = False
+    return release
+
+
+def _release(key: object) -> None:
+    _holders.discard(key)
+    if not _holders:
+        _tell(END_KEPT)
+
+
+def _tell(trim_threshold: int) -> None:
+    libc = _libc()
+    if libc is None or _is_wished_otherwise():
+        return
+    for name, value in ((M_MMAP_THRESHOLD, LARGEST_IN_HEAP), (M_TRIM_THRESHOLD, trim_threshold)):
+        if not libc.mallopt(name, value):  # it may know no such parameter
+            log.debug("mallopt(%d, %d) was refused", name, value)
+            return
+    if trim_threshold != NEVER:
+        libc.malloc_trim(0)
+
+
+def _is_wished_otherwise() -> bool:
+    return any(name in os.environ for name in WISHES) or MALLOC in os.environ.get(TUNABLES, "")
+
+
+@cache
+def _libc() -> ctypes.CDLL | None:
+    # glibc; None: this is another C library.
+    try:
+        libc = ctypes.CDLL(None)
+    except (OSError, TypeError):  # Windows has no name for it
+        return None
+    names = ("gnu_get_libc_version", "mallopt", "malloc_trim")
+    return libc if all(hasattr(libc, name) for name in names) else None
