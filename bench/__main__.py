@@ -28,6 +28,7 @@ COMMANDS = {
     "codecs": experiments.COMMANDS["codecs"],
     "workloads": "bench.frameworks.command",
     "inlined": "bench.inlined.command",
+    "alone": "bench.alone.command",
     "overhead": "bench.overhead.command",
     "plans": "bench.plans.command",
     "sparsity": "bench.sparsity.command",

@@ -263,6 +263,24 @@ KINDS: Final = (
         "workloads.json",
     ),
     Kind(
+        "alone",
+        (),
+        _plain,
+        ("model", "way"),
+        (
+            _timing("step s", "step"),
+            Measure(
+                "step / off's",
+                ("time_of_off",),
+                ("time_of_off_spread", 0),
+                ("time_of_off_spread", 1),
+            ),
+            Measure("fresh pages", ("pages",)),
+            _bytes("growth bytes", "growth_bytes"),
+        ),
+        "alone.json",
+    ),
+    Kind(
         "inlined",
         (),
         _plain,

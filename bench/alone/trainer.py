@@ -1,0 +1,135 @@
+"""A process that trains one model in one way, a step whenever it is told to."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+import cswap
+from bench.alone.memory import forget_peak, fresh_pages, resident_bytes
+from bench.fit.models import WithLoss, fit_task
+from bench.workloads.methods import METHODS
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+OFF: Final = "off"
+CHECKPOINT: Final = "checkpoint"
+SAVE_ON_CPU: Final = "save_on_cpu"
+CSWAP: Final = "cswap lossless"
+LEFT_ALONE: Final = "cswap lossless, malloc left alone"
+INT8: Final = "cswap int8"
+
+WAYS: Final[dict[str, dict[str, Any] | None]] = {
+    OFF: None,
+    CHECKPOINT: None,
+    SAVE_ON_CPU: None,
+    CSWAP: {},
+    LEFT_ALONE: {},
+    INT8: {"lossy": "int8"},
+}
+"""Options of `cswap.install`; None: without cswap."""
+
+A_WISH: Final = ("GLIBC_TUNABLES", "glibc.malloc.tcache_count=7")
+"""Makes cswap leave malloc alone; the value is glibc's default, and this process has begun."""
+
+SEED: Final = 0
+STEPS_TO_LOAD: Final = 6
+"""Steps that load all that cswap's first step would load: Numba, LLVM, kernels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One training step.
+
+    Attributes:
+        seconds: of forward, backward and optimizer.
+        pages: fresh pages that it took; None where the system does not say.
+        loss: the loss, before the step.
+    """
+
+    seconds: float
+    pages: int | None
+    loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a trainer is to train.
+
+    Attributes:
+        model: name of the task.
+        way: one of WAYS.
+        quick: small model.
+        threads: of torch.
+    """
+
+    model: str
+    way: str
+    quick: bool
+    threads: int
+
+
+class Trainer:
+    """A model in one way."""
+
+    def __init__(self, order: Order) -> None:
+        self._task = task = fit_task(order.model, quick=order.quick)
+        torch.manual_seed(SEED)
+        self._model = WithLoss(task.build())
+        if order.way == CHECKPOINT:
+            self._model.checkpoint(self._model.blocks)
+        self._optimizer = task.optimizer(self._model.net)
+        options = WAYS[order.way]
+        if options is not None:
+            cswap.install(self._model, **options)
+        self._around = next((m.around for m in METHODS if m.name == order.way), METHODS[0].around)
+        self._before_bytes = resident_bytes()
+        forget_peak()
+
+    def step(self, number: int) -> Step:
+        """Train one step; its number decides on the batch and on dropout."""
+        batch = self._task.batch(SEED, number)
+        torch.manual_seed(number)
+        pages, start_s = fresh_pages(), time.perf_counter()
+        self._optimizer.zero_grad()
+        with self._around(False):
+            loss = self._model(*batch)
+        loss.backward()
+        self._optimizer.step()
+        seconds, after = time.perf_counter() - start_s, fresh_pages()
+        taken = None if after is None or pages is None else after - pages
+        return Step(seconds, taken, float(loss.detach()))
+
+    def growth(self) -> int | None:
+        """Bytes by which the process grew at most."""
+        peak = resident_bytes(peak=True)
+        return None if peak is None or self._before_bytes is None else peak - self._before_bytes
+
+
+def serve(pipe: Connection, order: Order) -> None:
+    """Answer each number of a step with a `Step`; None with the growth, which ends the process."""
+    torch.set_num_threads(order.threads)
+    name, value = A_WISH
+    os.environ[name] = value
+    _load()
+    if order.way != LEFT_ALONE:
+        del os.environ[name]
+    trainer = Trainer(order)
+    while (number := pipe.recv()) is not None:
+        pipe.send(trainer.step(number))
+    pipe.send(trainer.growth())
+
+
+def _load() -> None:
+    # In every way, so that the growth of a process is that of its training.
+    for options in ({}, WAYS[INT8]):
+        task = fit_task("gpt", quick=True)
+        model = WithLoss(task.build())
+        with cswap.install(model, min_bytes=1 << 10, **(options or {})):
+            for step in range(STEPS_TO_LOAD):
+                model(*task.batch(SEED, step)).backward()
