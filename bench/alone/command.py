@@ -16,7 +16,7 @@ from cswap.experiments.options import N_THREADS, Again, names, writable_file
 from cswap.report import terminal
 from cswap.report.terminal import literal
 
-STEPS: Final = 40
+STEPS: Final = 30
 QUICK_STEPS: Final = 3
 VERSION: Final = 1
 DEFAULT_OUT: Final = Path("bench/results/cpu/alone.json")
@@ -29,7 +29,7 @@ def main(
     quick: Annotated[bool, typer.Option("--quick", help="Small models, a few steps.")] = False,
     again: Again = False,
 ) -> None:
-    """Train in every way, each alone in a process: step times, fresh pages, the process's growth.
+    """Train in every way, each alone in a process: step times, fresh pages, the process's memory.
 
     Where ways share a process, as in `bench swap`, they share its heap, too. An interrupted run
     goes on when the same command is repeated.

@@ -39,7 +39,8 @@ class Row:
         time_of_off: median of the quotients of like steps.
         time_of_off_spread: their quartiles.
         pages: median of the fresh pages of a step; None where the system does not say.
-        growth_bytes: by how much the process grew at most over its size before the first step.
+        growth_bytes: own memory of the process at its peak in settled steps, over that before the
+            first step.
         same_losses: whether all losses had the bits of off's.
     """
 

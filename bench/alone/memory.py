@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-STATUS: Final = Path("/proc/self/status")
-CLEAR_REFS: Final = Path("/proc/self/clear_refs")
-FORGET_PEAK: Final = "5"
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+STATM: Final = Path("/proc/self/statm")
+SAMPLE_S: Final = 0.001
 
 
-def resident_bytes(*, peak: bool = False) -> int | None:
-    """Bytes of the process that are in memory now, or were at most since `forget_peak`."""
-    if not STATUS.exists():
+def own_bytes() -> int | None:
+    """Bytes in memory that belong to this process alone: not its libraries' code."""
+    if not STATM.exists():
         return None
-    name = "VmHWM:" if peak else "VmRSS:"
-    line = next(line for line in STATUS.read_text().splitlines() if line.startswith(name))
-    return int(line.split()[1]) << 10  # the unit is always kB
+    _, resident, shared, *_ = STATM.read_text().split()
+    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
 
 
-def forget_peak() -> None:
-    """Count the peak anew from now on."""
-    if CLEAR_REFS.exists():
-        CLEAR_REFS.write_text(FORGET_PEAK)
+def peak_own_bytes(run: Callable[[], object]) -> int | None:
+    """The most `own_bytes` while a function runs, by samples."""
+    found, done = [own_bytes()], threading.Event()
+
+    def sample() -> None:
+        while not done.wait(SAMPLE_S):
+            found.append(own_bytes())
+
+    thread = threading.Thread(target=sample, daemon=True)
+    thread.start()
+    try:
+        run()
+    finally:
+        done.set()
+        thread.join()
+    return max((nbytes for nbytes in found if nbytes is not None), default=None)
 
 
 def fresh_pages() -> int | None:

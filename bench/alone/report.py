@@ -19,10 +19,10 @@ DROPPED: Final = ("step ms", "losses of off")
 NOTE: Final = (
     "Each way trains alone in a process of its own; the processes take turns, a step each. step / "
     "off's: median of the quotients of like steps, with quartiles. Fresh pages: 4 KiB each, that "
-    "the system filled with zeros (minor page faults). Grew: most memory of the process (VmHWM) "
-    "over that before its first step, gradients and optimizer state included; all processes have "
-    "loaded cswap's kernels before. Malloc left alone: glibc gives freed memory back to the system "
-    "as it does by itself."
+    "the system filled with zeros (minor page faults). Grew: the process's own memory (resident, "
+    "not shared) at its peak in settled steps, over that before its first step: gradients and "
+    "optimizer state are in it. All processes have loaded cswap's kernels before. Malloc left "
+    "alone: glibc gives freed memory back to the system as it does by itself."
 )
 
 

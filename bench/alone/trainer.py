@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 import cswap
-from bench.alone.memory import forget_peak, fresh_pages, resident_bytes
+from bench.alone.memory import fresh_pages, own_bytes, peak_own_bytes
 from bench.fit.models import WithLoss, fit_task
 from bench.workloads.methods import METHODS
 
@@ -40,6 +40,9 @@ A_WISH: Final = ("GLIBC_TUNABLES", "glibc.malloc.tcache_count=7")
 SEED: Final = 0
 STEPS_TO_LOAD: Final = 6
 """Steps that load all that cswap's first step would load: Numba, LLVM, kernels."""
+
+STEPS_WATCHED: Final = 3
+"""Steps in which the process's size is sampled; they are not timed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +91,12 @@ class Trainer:
         if options is not None:
             cswap.install(self._model, **options)
         self._around = next((m.around for m in METHODS if m.name == order.way), METHODS[0].around)
-        self._before_bytes = resident_bytes()
-        forget_peak()
+        self._before_bytes = own_bytes()
+        self._n_steps = 0
 
     def step(self, number: int) -> Step:
         """Train one step; its number decides on the batch and on dropout."""
+        self._n_steps = number + 1
         batch = self._task.batch(SEED, number)
         torch.manual_seed(number)
         pages, start_s = fresh_pages(), time.perf_counter()
@@ -106,9 +110,13 @@ class Trainer:
         return Step(seconds, taken, float(loss.detach()))
 
     def growth(self) -> int | None:
-        """Bytes by which the process grew at most."""
-        peak = resident_bytes(peak=True)
+        """Bytes by which the process is larger than before its first step, at most in a few more."""
+        peak = peak_own_bytes(self._go_on)
         return None if peak is None or self._before_bytes is None else peak - self._before_bytes
+
+    def _go_on(self) -> None:
+        for _ in range(STEPS_WATCHED):
+            self.step(self._n_steps)
 
 
 def serve(pipe: Connection, order: Order) -> None:

@@ -164,14 +164,21 @@ class _Sizes:
 
 
 def measure(
-    name: str, shares: list[float], *, rounds: int, quick: bool, on_step: Callable[[], object]
+    name: str,
+    *,
+    shares: list[float],
+    rounds: int,
+    least_s: float,
+    quick: bool,
+    on_step: Callable[[], object],
 ) -> list[dict[str, Any]]:
     """Rows of one model, as JSON-able values.
 
     Args:
         name: of the model.
         shares: of the saved bytes, of which goals are made.
-        rounds: counted steps of each method, in turns.
+        rounds: fewest counted steps of each method, in turns.
+        least_s: seconds that all counted steps take at least.
         quick: small model.
         on_step: called after every counted round.
     """
@@ -190,7 +197,12 @@ def measure(
     _settled(off)
     running = {key: one for key, one in found.items() if isinstance(one, Contender)}
     try:
-        _race(list(running.values()), off, rounds, on_step)
+        race = list(running.values())
+        ends_s, round_ = time.perf_counter() + least_s, 0
+        while round_ < rounds or time.perf_counter() < ends_s:
+            _run_round(race, off, round_)
+            on_step()
+            round_ += 1
         rows = [_row(name, key, one, sizes, blocks, off) for key, one in found.items()]
     finally:
         for one in running.values():
@@ -229,16 +241,12 @@ def _settled(one: Contender) -> Contender | GoalError:
     return one
 
 
-def _race(
-    running: list[Contender], off: Contender, rounds: int, on_step: Callable[[], object]
-) -> None:
-    for round_ in range(rounds):
-        first = round_ % len(running)
-        for one in running[first:] + running[:first]:
-            one.step(SETTLING + round_, counted=True)
-        for one in running:
-            one.compare(off)
-        on_step()
+def _run_round(race: list[Contender], off: Contender, round_: int) -> None:
+    first = round_ % len(race)
+    for one in race[first:] + race[:first]:
+        one.step(SETTLING + round_, counted=True)
+    for one in race:
+        one.compare(off)
 
 
 def _row(

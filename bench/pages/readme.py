@@ -191,6 +191,7 @@ TABLES: Final = {
     "workloads": step_tables.workloads_table,
     "fit": step_tables.fit_table,
     "inlined": step_tables.inlined_table,
+    "alone": step_tables.alone_table,
     "schedule": schedule_table,
 }
 

@@ -8,9 +8,12 @@ moment later, page by page, each filled with zeros by the system. How many pages
 order of the last blocks, and so on chance. Swapping frees and takes more often than a step without
 it, and loses more by this (figures: docs/benchmarks.md, "Alone in a process").
 
-So glibc is told to keep its heap, until nothing is swapped any more. The most memory that a process
-takes is about the same; it has it for longer. What the process asked for itself is left alone: an
-environment variable of malloc's is a wish.
+So glibc is told to keep its heap, until nothing is swapped any more. Then a process has at all times
+as much as it took at most. The first steps take more than later ones: codecs are tried, and no place
+is known. So the heap is given back after backward number 16, and whenever that number has become four
+times as large: the next step takes fresh pages, and no more of them than it needs.
+
+What the process asked for itself is left alone: an environment variable of malloc's is a wish.
 """
 
 from __future__ import annotations
@@ -19,12 +22,9 @@ import ctypes
 import os
 import weakref
 from functools import cache
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from cswap.log import log
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 M_TRIM_THRESHOLD: Final = -1
 M_MMAP_THRESHOLD: Final = -3
@@ -48,49 +48,71 @@ TUNABLES: Final = "GLIBC_TUNABLES"
 
 MALLOC: Final = "glibc.malloc."
 
+FIRST_GIVEN_BACK: Final = 16
+"""Backwards after which the heap is given back for the first time: most codecs have been tried."""
+
+TIMES: Final = 4
+"""Factor from one such number of backwards to the next."""
+
 _holders: set[object] = set()
-"""A key for each owner. Threads change it without a lock: at worst, a step takes fresh pages."""
+"""A key for each `FreedMemory`. Threads change it without a lock: at worst, a step takes fresh pages.
+"""
 
 
-def keep_freed_memory(owner: object) -> Callable[[], object]:
-    """Keep memory that is freed, as long as an owner lives or until it says that it is enough.
+class FreedMemory:
+    """While one lives and is not released, memory that is freed stays within the process."""
 
-    Returns:
-        To be called when the owner needs it no longer; calls after the first do nothing.
-    """
-    key = object()
-    if not _holders:
-        _tell(NEVER)
-    _holders.add(key)
-    release = weakref.finalize(owner, _release, key)
-    release.atexit = False
-    return release
+    __slots__ = ("__weakref__", "_backwards", "_next", "release")
+
+    def __init__(self) -> None:
+        """Begin."""
+        key = object()
+        if not _holders:
+            _tell(NEVER)
+        _holders.add(key)
+        self.release = weakref.finalize(self, _release, key)
+        self.release.atexit = False
+        self._backwards, self._next = 0, FIRST_GIVEN_BACK
+
+    def backward_ended(self) -> None:
+        """A backward has ended: see Note [fresh pages]."""
+        self._backwards += 1
+        if self._backwards == self._next and self.release.alive:
+            self._next *= TIMES
+            _give_back()
 
 
 def _release(key: object) -> None:
     _holders.discard(key)
     if not _holders:
         _tell(END_KEPT)
+        _give_back()
 
 
 def _tell(trim_threshold: int) -> None:
     libc = _libc()
-    if libc is None or _is_wished_otherwise():
+    if libc is None:
         return
     for name, value in ((M_MMAP_THRESHOLD, LARGEST_IN_HEAP), (M_TRIM_THRESHOLD, trim_threshold)):
         if not libc.mallopt(name, value):  # it may know no such parameter
             log.debug("mallopt(%d, %d) was refused", name, value)
             return
-    if trim_threshold != NEVER:
+
+
+def _give_back() -> None:
+    libc = _libc()
+    if libc is not None:
         libc.malloc_trim(0)
 
 
-def _is_wished_otherwise() -> bool:
-    return any(name in os.environ for name in WISHES) or MALLOC in os.environ.get(TUNABLES, "")
+def _libc() -> ctypes.CDLL | None:
+    # glibc, if it is to be told.
+    wished = any(name in os.environ for name in WISHES) or MALLOC in os.environ.get(TUNABLES, "")
+    return None if wished else _glibc()
 
 
 @cache
-def _libc() -> ctypes.CDLL | None:
+def _glibc() -> ctypes.CDLL | None:
     # glibc; None: this is another C library.
     try:
         libc = ctypes.CDLL(None)

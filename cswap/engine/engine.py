@@ -236,6 +236,7 @@ class SwapEngine:
         if self._state.goal is not None:
             self._state.goal.used()
         self.collect()
+        self._state.lanes.backward_ended()
 
     def rest(self) -> None:
         """No hooks are on for now: keep little memory, and no folder without files."""

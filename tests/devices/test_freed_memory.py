@@ -11,12 +11,13 @@ from cswap.config import SwapConfig
 from cswap.devices import freed_memory
 from cswap.devices.freed_memory import (
     END_KEPT,
+    FIRST_GIVEN_BACK,
     LARGEST_IN_HEAP,
     M_MMAP_THRESHOLD,
     M_TRIM_THRESHOLD,
     NEVER,
     WISHES,
-    keep_freed_memory,
+    FreedMemory,
 )
 from cswap.engine.engine import SwapEngine
 
@@ -86,35 +87,45 @@ class Libc:
 @pytest.fixture
 def libc(monkeypatch):
     made = Libc()
-    monkeypatch.setattr(freed_memory, "_libc", lambda: made)
+    monkeypatch.setattr(freed_memory, "_glibc", lambda: made)
     monkeypatch.setattr(freed_memory, "_holders", set())
     for name in (*WISHES, "GLIBC_TUNABLES"):
         monkeypatch.delenv(name, raising=False)
     return made
 
 
-class Owner:
-    """Swaps a CPU's tensors."""
-
-
-def test_the_last_owner_ends_it(libc):
-    first, second = Owner(), Owner()
-    release_first, release_second = keep_freed_memory(first), keep_freed_memory(second)
+def test_the_last_one_ends_it(libc):
+    first, second = FreedMemory(), FreedMemory()
     kept = [IN_HEAP, (M_TRIM_THRESHOLD, NEVER)]
     assert libc.told == kept
-    release_first()
-    release_first()
+    first.release()
+    first.release()
     assert (libc.told, libc.trims) == (kept, 0)
-    release_second()
+    second.release()
     assert libc.told == [*kept, IN_HEAP, (M_TRIM_THRESHOLD, END_KEPT)]
     assert libc.trims == 1
 
 
-def test_an_owner_that_is_gone_ends_it(libc):
-    keep_freed_memory(Owner())
+def test_one_that_is_gone_ends_it(libc):
+    FreedMemory()
     gc.collect()
     assert libc.told[-1] == (M_TRIM_THRESHOLD, END_KEPT)
     assert libc.trims == 1
+
+
+def test_memory_of_the_first_steps_goes_back(libc):
+    freed, at = FreedMemory(), []
+    for backward in range(1, 65 * FIRST_GIVEN_BACK):
+        before = libc.trims
+        freed.backward_ended()
+        if libc.trims > before:
+            at.append(backward)
+    assert at == [FIRST_GIVEN_BACK * n for n in (1, 4, 16, 64)]
+    freed.release()
+    trims = libc.trims
+    for _ in range(200 * FIRST_GIVEN_BACK):
+        freed.backward_ended()
+    assert libc.trims == trims
 
 
 @pytest.mark.parametrize(
@@ -123,26 +134,26 @@ def test_an_owner_that_is_gone_ends_it(libc):
 )
 def test_a_users_wish_is_left_alone(name, value, libc, monkeypatch):
     monkeypatch.setenv(name, value)
-    keep_freed_memory(Owner())
+    FreedMemory().release()
     assert (libc.told, libc.trims) == ([], 0)
 
 
 def test_tunables_of_something_else_are_no_wish(libc, monkeypatch):
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.pthread.rseq=0")
-    keep_freed_memory(Owner())
+    FreedMemory().release()
     assert libc.told
 
 
 def test_a_parameter_that_is_not_known_does_no_harm(libc, monkeypatch):
     monkeypatch.setattr(libc, "_knows", False)
-    keep_freed_memory(Owner())
-    assert (set(libc.told), libc.trims) == ({IN_HEAP}, 0)
+    FreedMemory().release()
+    assert set(libc.told) == {IN_HEAP}
 
 
 def test_another_c_library_is_left_alone(monkeypatch):
-    monkeypatch.setattr(freed_memory, "_libc", lambda: None)
+    monkeypatch.setattr(freed_memory, "_glibc", lambda: None)
     monkeypatch.setattr(freed_memory, "_holders", set())
-    keep_freed_memory(Owner())()
+    FreedMemory().release()
 
 
 def test_an_engine_holds_it_from_the_first_tensor_until_it_is_closed(libc):
@@ -150,6 +161,12 @@ def test_an_engine_holds_it_from_the_first_tensor_until_it_is_closed(libc):
     assert libc.told == []
     packed = engine.pack(torch.zeros(1 << 10).relu())
     assert libc.told[-1] == (M_TRIM_THRESHOLD, NEVER)
+    leaf = torch.ones(1 << 10, requires_grad=True)
+    for _ in range(FIRST_GIVEN_BACK):
+        with torch.autograd.graph.saved_tensors_hooks(engine.pack, engine.unpack):
+            y = (leaf * 2.0).exp()
+        y.sum().backward()
+    assert libc.trims == 1
     engine.close()
     assert libc.told[-1] == (M_TRIM_THRESHOLD, END_KEPT)
     assert torch.equal(engine.unpack(packed), torch.zeros(1 << 10))

@@ -12,7 +12,7 @@ import torch
 
 from cswap.cores import usable_cores
 from cswap.devices.cpu import cpu_device
-from cswap.devices.freed_memory import keep_freed_memory
+from cswap.devices.freed_memory import FreedMemory
 from cswap.engine.transfer.disk_queue import DiskQueue
 from cswap.engine.transfer.host_executor import HostExecutor
 from cswap.engine.transfer.link_executor import LinkExecutor
@@ -78,9 +78,8 @@ class Lane:
     """
 
     __slots__ = (
-        "__weakref__",
+        "_freed",
         "_lost_jobs_before",
-        "_release",
         "_stalled_before_s",
         "ahead",
         "device",
@@ -109,7 +108,7 @@ class Lane:
         self.device = device
         self._stalled_before_s = device.stalled_s
         self._lost_jobs_before = device.lost_jobs
-        self._release = keep_freed_memory(self) if device.unified else None
+        self._freed = FreedMemory() if device.unified else None
         self.executor = make_executor(
             device,
             self.host,
@@ -168,6 +167,11 @@ class Lane:
         else:
             self.device.trim(max(idle_bytes, self.device.backlog_bytes // IDLE_BACKLOGS))
 
+    def backward_ended(self) -> None:
+        """All that its graph held is gone."""
+        if self._freed is not None:
+            self._freed.backward_ended()
+
     def trim_scratch(self) -> None:
         """Keep no idle encoders' memory, where it is the memory that backward decodes into."""
         if self.device.unified:
@@ -188,8 +192,8 @@ class Lane:
         self.host.close()
         self._trim_encoders()
         self.device.trim(0)
-        if self._release is not None:
-            self._release()
+        if self._freed is not None:
+            self._freed.release()
 
     def has_room(self, nbytes: int) -> bool:
         """Whether so much may be decoded ahead now."""
@@ -262,6 +266,11 @@ class Lanes:
         """Keep no more than so many bytes for reuse in each pool."""
         for lane in self._made():
             lane.trim(idle_bytes)
+
+    def backward_ended(self) -> None:
+        """See `Lane.backward_ended`."""
+        for lane in self._made():
+            lane.backward_ended()
 
     def trim_scratch(self) -> None:
         """See `Lane.trim_scratch`."""

@@ -276,7 +276,7 @@ KINDS: Final = (
                 ("time_of_off_spread", 1),
             ),
             Measure("fresh pages", ("pages",)),
-            _bytes("growth bytes", "growth_bytes"),
+            Measure("growth bytes", ("growth_bytes",)),
         ),
         "alone.json",
     ),
