@@ -90,7 +90,8 @@ class Trainer:
         options = WAYS[order.way]
         if options is not None:
             cswap.install(self._model, **options)
-        self._around = next((m.around for m in METHODS if m.name == order.way), METHODS[0].around)
+        around = {method.name: method.around for method in METHODS}
+        self._around = around.get(order.way, METHODS[0].around)
         self._before_bytes = own_bytes()
         self._n_steps = 0
 
@@ -110,7 +111,7 @@ class Trainer:
         return Step(seconds, taken, float(loss.detach()))
 
     def growth(self) -> int | None:
-        """Bytes by which the process is larger than before its first step, at most in a few more."""
+        """Bytes by which the process is larger than before its first step, at its peak."""
         peak = peak_own_bytes(self._go_on)
         return None if peak is None or self._before_bytes is None else peak - self._before_bytes
 

@@ -8,10 +8,10 @@ moment later, page by page, each filled with zeros by the system. How many pages
 order of the last blocks, and so on chance. Swapping frees and takes more often than a step without
 it, and loses more by this (figures: docs/benchmarks.md, "Alone in a process").
 
-So glibc is told to keep its heap, until nothing is swapped any more. Then a process has at all times
-as much as it took at most. The first steps take more than later ones: codecs are tried, and no place
-is known. So the heap is given back after backward number 16, and whenever that number has become four
-times as large: the next step takes fresh pages, and no more of them than it needs.
+So glibc is told to keep its heap, until nothing is swapped any more. Then a process has at all
+times as much as it took at most. The first steps take more than later ones: codecs are tried, and
+no place is known. So the heap is given back after backward number 16, and whenever that number has
+become four times as large: the next step takes fresh pages, and no more of them than it needs.
 
 What the process asked for itself is left alone: an environment variable of malloc's is a wish.
 """
@@ -55,8 +55,7 @@ TIMES: Final = 4
 """Factor from one such number of backwards to the next."""
 
 _holders: set[object] = set()
-"""A key for each `FreedMemory`. Threads change it without a lock: at worst, a step takes fresh pages.
-"""
+"""A key for each `FreedMemory`. Threads change it without a lock: at worst, pages are fresh."""
 
 
 class FreedMemory:

@@ -71,7 +71,10 @@ MEASURED: Final[dict[str, tuple[str, ...]]] = {
     ),
     "workloads": (*_ENGINE, "bench/frameworks", _METERS),
     "fit": (*_ENGINE, "cswap/fit", "bench/fit", _METERS, *_WORKLOADS),
-    "alone": (*_ENGINE, "bench/alone", "!bench/alone/report.py", "bench/fit/models.py", *_WORKLOADS),
+    "alone": (
+        *(*_ENGINE, "bench/alone", "!bench/alone/report.py", "bench/fit/models.py", *_WORKLOADS),
+        "bench/workloads/methods.py",
+    ),
     "inlined": ("cswap/compiled", "bench/inlined", *_WORKLOADS),
     "overhead": (*_ENGINE, "bench/overhead"),
     "accuracy": (*_LOSSY, "cswap/experiments/accuracy/gradients.py"),
