@@ -61,7 +61,7 @@ _holders: set[object] = set()
 class FreedMemory:
     """While one lives and is not released, memory that is freed stays within the process."""
 
-    __slots__ = ("__weakref__", "_backwards", "_next", "release")
+    __slots__ = ("__weakref__", "_backwards", "_end", "_next")
 
     def __init__(self) -> None:
         """Begin."""
@@ -69,23 +69,30 @@ class FreedMemory:
         if not _holders:
             _tell(NEVER)
         _holders.add(key)
-        self.release = weakref.finalize(self, _release, key)
-        self.release.atexit = False
+        self._end = weakref.finalize(self, _end, key)
+        self._end.atexit = False
         self._backwards, self._next = 0, FIRST_GIVEN_BACK
 
     def backward_ended(self) -> None:
         """A backward has ended: see Note [fresh pages]."""
         self._backwards += 1
-        if self._backwards == self._next and self.release.alive:
+        if self._backwards == self._next and self._end.alive:
             self._next *= TIMES
             _give_back()
 
+    def release(self) -> None:
+        """Give freed memory back, unless another one lives."""
+        if self._end.alive:
+            self._end()
+            if not _holders:
+                _give_back()
 
-def _release(key: object) -> None:
+
+def _end(key: object) -> None:
+    # Gives nothing back yet: an engine that nobody needs any more may have a successor at once.
     _holders.discard(key)
     if not _holders:
         _tell(END_KEPT)
-        _give_back()
 
 
 def _tell(trim_threshold: int) -> None:

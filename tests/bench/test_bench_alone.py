@@ -63,18 +63,23 @@ def test_a_process_that_ends_before_its_time_is_named(monkeypatch):
         def Process(self, target, args, daemon):  # noqa: N802 - as multiprocessing has it
             return Process()
 
-    monkeypatch.setattr(measure.multiprocessing, "get_context", lambda _: Context())
+    monkeypatch.setattr("multiprocessing.get_context", lambda _: Context())
     with pytest.raises(measure.EndedError, match="cnn, off: the process has ended"):
         measure.measure("cnn", rounds=2, settling=0, quick=True, threads=1, on_step=print)
 
 
+def known(count):
+    assert count is not None
+    return count
+
+
 @pytest.mark.skipif(memory.own_bytes() is None, reason="/proc says it")
 def test_the_system_counts_what_a_process_takes():
-    before, pages = memory.own_bytes(), memory.fresh_pages()
+    before, pages = known(memory.own_bytes()), known(memory.fresh_pages())
     peak = memory.peak_own_bytes(lambda: [bytearray(b"1") * (64 * MIB), time.sleep(0.02)])
-    assert peak - before > 48 * MIB
-    assert memory.fresh_pages() - pages > 1000
-    assert memory.own_bytes() - before < 32 * MIB
+    assert known(peak) - before > 48 * MIB
+    assert known(memory.fresh_pages()) - pages > 1000
+    assert known(memory.own_bytes()) - before < 32 * MIB
 
 
 def test_a_system_without_these_counts_says_nothing(tmp_path, monkeypatch):
@@ -82,7 +87,7 @@ def test_a_system_without_these_counts_says_nothing(tmp_path, monkeypatch):
     assert memory.own_bytes() is None
     trainer = Trainer(Order("cnn", LEFT_ALONE, quick=True, threads=1))
     assert trainer.growth() is None
-    row = {"model": "cnn", "way": OFF, "step": {"median_s": 1.0}, "time_of_off": 1.0}
-    row |= {"time_of_off_spread": [1.0, 1.0], "pages": None, "growth_bytes": None}
+    times = {"step": {"median_s": 1.0}, "time_of_off": 1.0, "time_of_off_spread": [1.0, 1.0]}
+    row = {"model": "cnn", "way": OFF, **times, "pages": None, "growth_bytes": None}
     line = report.cells({"rows": [{**row, "same_losses": True}]})[0]
     assert line[4:6] == ["-", "-"]
