@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from bench.alone.trainer import OFF, WAYS, Order, Step, serve
+from bench.workloads.turns import turns
 from cswap.errors import CswapError
 from cswap.experiments.meters.timing import Timing, timing_of
 
@@ -118,8 +119,7 @@ def measure(
             stack.callback(one.stop)
             running.append(one)
         for number in range(settling + rounds):
-            first = number % len(running)
-            for one in running[first:] + running[:first]:
+            for one in turns(running, number):
                 one.step(number, counted=number >= settling)
             if number >= settling:
                 on_step()

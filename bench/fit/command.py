@@ -18,7 +18,7 @@ from cswap.report.terminal import literal
 
 SHARES: Final = (0.75, 0.5, 0.35)
 ROUNDS: Final = 30
-LEAST_S: Final = 90.0
+LEAST_S: Final = 60.0
 """Seconds that the counted steps of a model take at least: short steps need more of them, since a
 shared machine disturbs them by as much, and the bar is a quotient of two small differences."""
 

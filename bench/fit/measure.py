@@ -14,6 +14,7 @@ import torch
 import cswap
 from bench.fit.models import WithLoss, fit_task
 from bench.workloads import modes
+from bench.workloads.turns import turns
 from cswap.errors import GoalError
 from cswap.experiments.meters.saved_bytes import HeapSampler, SavedBytes, heap_bytes
 from cswap.fit.resident import Resident
@@ -242,8 +243,7 @@ def _settled(one: Contender) -> Contender | GoalError:
 
 
 def _run_round(race: list[Contender], off: Contender, round_: int) -> None:
-    first = round_ % len(race)
-    for one in race[first:] + race[:first]:
+    for one in turns(race, round_):
         one.step(SETTLING + round_, counted=True)
     for one in race:
         one.compare(off)

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from bench.workloads import modes
+from bench.workloads.turns import turns
 from cswap.experiments.meters.saved_bytes import Curve, HeapSampler, SavedBytes, heap_bytes
 
 if TYPE_CHECKING:
@@ -258,9 +259,7 @@ class Lockstep:
         self._look(0)
         for step in range(self.task.n_steps):
             batch = self.task.batch(self.seed, step)
-            # whoever comes after another finds other caches: take turns in that too
-            first = step % len(self.replicas)
-            for replica in self.replicas[first:] + self.replicas[:first]:
+            for replica in turns(self.replicas, step):
                 replica.train_step(batch, step)
             for replica in self.replicas:
                 replica.compare(self.replicas[0])
