@@ -217,6 +217,9 @@ def _bytes(name: str, key: str) -> Measure:
     return Measure(name, (key,), timed=False)
 
 
+_OF_OFF: Final = Measure(
+    "step / off's", ("time_of_off",), ("time_of_off_spread", 0), ("time_of_off_spread", 1)
+)
 _RATIO: Final = Measure("ratio", ("ratio",), more_is_better=True, timed=False)
 
 KINDS: Final = (
@@ -235,12 +238,7 @@ KINDS: Final = (
         ("model", "method"),
         (
             _timing("step s", "step"),
-            Measure(
-                "step / off's",
-                ("time_of_off",),
-                ("time_of_off_spread", 0),
-                ("time_of_off_spread", 1),
-            ),
+            _OF_OFF,
             Measure("peak saved bytes", ("peak_saved_bytes",)),
             _RATIO,
         ),
@@ -269,12 +267,7 @@ KINDS: Final = (
         ("model", "way"),
         (
             _timing("step s", "step"),
-            Measure(
-                "step / off's",
-                ("time_of_off",),
-                ("time_of_off_spread", 0),
-                ("time_of_off_spread", 1),
-            ),
+            _OF_OFF,
             Measure("fresh pages", ("pages",)),
             Measure("growth bytes", ("growth_bytes",)),
         ),
@@ -302,12 +295,7 @@ KINDS: Final = (
         _plain,
         ("model", "share", "method"),
         (
-            Measure(
-                "step / off's",
-                ("time_of_off",),
-                ("time_of_off_spread", 0),
-                ("time_of_off_spread", 1),
-            ),
+            _OF_OFF,
             Measure("added / checkpoint's", ("added_of_checkpoint",)),
             Measure("peak bytes", ("peak_bytes",)),
         ),
