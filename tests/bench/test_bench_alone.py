@@ -64,7 +64,7 @@ def test_a_process_that_ends_before_its_time_is_named(monkeypatch):
             return Process()
 
     monkeypatch.setattr("multiprocessing.get_context", lambda _: Context())
-    with pytest.raises(measure.EndedError, match="^cnn, .*: the process has ended"):
+    with pytest.raises(measure.EndedError, match=r"^cnn, .*: the process has ended"):
         measure.measure("cnn", rounds=2, settling=0, quick=True, threads=1, on_step=print)
 
 
