@@ -51,7 +51,9 @@ class BenchGroup(LazyGroup):
     modules = COMMANDS
     after_ctrl_c: ClassVar = {
         **experiments.AFTER_CTRL_C,
-        **dict.fromkeys(("swap", "fit", "workloads", "plans", "sparsity", "papers"), GO_ON),
+        **dict.fromkeys(
+            ("swap", "fit", "alone", "workloads", "plans", "sparsity", "papers"), GO_ON
+        ),
         "gpu": "the same command goes on from here",
     }
     """Other commands keep nothing, except demo and accuracy, which print their own message."""

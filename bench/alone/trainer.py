@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -122,6 +123,7 @@ class Trainer:
 
 def serve(pipe: Connection, order: Order) -> None:
     """Answer each number of a step with a `Step`; None with the growth, which ends the process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that asks
     torch.set_num_threads(order.threads)
     name, value = A_WISH
     os.environ[name] = value

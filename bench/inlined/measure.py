@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional
 
 import cswap
+from bench.workloads.turns import turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -123,8 +124,7 @@ def measure(task: Task, n_steps: int, on_step: Callable[[], object]) -> list[dic
     try:
         for number in range(N_SETTLING + n_steps):
             batch = task.batch(0, number)
-            first = number % len(replicas)
-            for replica in replicas[first:] + replicas[:first]:
+            for replica in turns(replicas, number):
                 replica.step(batch)
             for replica in replicas:
                 errors[replica.way] = max(errors[replica.way], replica.error(replicas[0]))

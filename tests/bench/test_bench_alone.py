@@ -1,6 +1,7 @@
 """`python -m bench alone`: every way has a process, which is measured by the system's counts."""
 
 import json
+import signal
 import time
 from multiprocessing import Pipe
 
@@ -13,7 +14,7 @@ import torch
 from typer.testing import CliRunner
 
 from bench.__main__ import app
-from bench.alone import measure, memory, report
+from bench.alone import measure, memory, report, trainer
 from bench.alone.trainer import CHECKPOINT, CSWAP, INT8, LEFT_ALONE, OFF, WAYS, Order, Trainer
 
 MIB = 1 << 20
@@ -42,8 +43,8 @@ def test_a_trainer_trains_as_off_does(way):
     threads = torch.get_num_threads()
     losses = {}
     for name in (OFF, way):
-        trainer = Trainer(Order("cnn", name, quick=True, threads=threads))
-        steps = [trainer.step(number) for number in range(3)]
+        one = Trainer(Order("cnn", name, quick=True, threads=threads))
+        steps = [one.step(number) for number in range(3)]
         losses[name] = [step.loss for step in steps]
         assert all(step.seconds > 0 for step in steps)
     assert losses[way] == losses[OFF]
@@ -66,6 +67,23 @@ def test_a_process_that_ends_before_its_time_is_named(monkeypatch):
     monkeypatch.setattr("multiprocessing.get_context", lambda _: Context())
     with pytest.raises(measure.EndedError, match=r"^cnn, .*: the process has ended"):
         measure.measure("cnn", rounds=2, settling=0, quick=True, threads=1, on_step=print)
+
+
+def test_ctrl_c_ends_the_process_that_asks_and_no_trainer_complains(monkeypatch):
+    class Pipe:
+        def recv(self):
+            return None
+
+        def send(self, growth):
+            assert growth is None or growth > -MIB
+
+    monkeypatch.setattr(trainer, "_load", lambda: None)
+    threads, before = torch.get_num_threads(), signal.getsignal(signal.SIGINT)
+    try:
+        trainer.serve(Pipe(), Order("cnn", OFF, quick=True, threads=threads))  # type: ignore[arg-type]
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def known(count):
@@ -91,8 +109,7 @@ def test_the_system_counts_what_a_process_takes():
 def test_a_system_without_these_counts_says_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "STATM", tmp_path / "none")
     assert memory.own_bytes() is None
-    trainer = Trainer(Order("cnn", LEFT_ALONE, quick=True, threads=1))
-    assert trainer.growth() is None
+    assert Trainer(Order("cnn", LEFT_ALONE, quick=True, threads=1)).growth() is None
     times = {"step": {"median_s": 1.0}, "time_of_off": 1.0, "time_of_off_spread": [1.0, 1.0]}
     row = {"model": "cnn", "way": OFF, **times, "pages": None, "growth_bytes": None}
     line = report.cells({"rows": [{**row, "same_losses": True}]})[0]
