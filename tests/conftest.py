@@ -293,3 +293,9 @@ def missing_for_gpu() -> str:
     if not torch.cuda.is_available():
         return "torch sees no CUDA device: check nvidia-smi and CUDA_VISIBLE_DEVICES"
     return ""
+
+
+@pytest.fixture
+def no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything that is worth its time leaves, at the usual price of a byte."""
+    monkeypatch.setattr("cswap.advisor.advisor.TimeLimit.of", lambda _config: None)

@@ -18,7 +18,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from cswap.advisor import background_calibration as background
-from cswap.advisor import lossy_rules, options
+from cswap.advisor import lossy_rules, options, time_limit
 from cswap.advisor.call_site import Site
 from cswap.advisor.candidates import RAW, lossless_candidates, lossy_candidates
 from cswap.advisor.cost import candidate
@@ -28,7 +28,7 @@ from cswap.advisor.lossy_fallback import Milder
 from cswap.advisor.pricing import make_pricing, static_codec
 from cswap.advisor.rates import HOOKS_S, LINK_BYTES_PER_S
 from cswap.advisor.site_history import Advice, Explanation, SiteMemory
-from cswap.advisor.time_limit import Gain, TimeLimit
+from cswap.advisor.time_limit import Gain, TimeLimit, patience_of
 from cswap.codecs.base import takes
 from cswap.codecs.registry import get_codec
 from cswap.profiler import LateProfile, profile
@@ -54,8 +54,11 @@ MARGIN: Final = 0.05
 HYSTERESIS: Final = 0.05
 """Share by which a codec must be cheaper than the codec in use."""
 
-NO_TIME: Final = "the step's time limit, slowdown="
-"""Reason for a tensor that stays because others save more bytes for a second."""
+WHY_KEPT: Final = {
+    time_limit.NO_TIME: "the step's time limit, slowdown=",
+    time_limit.NO_LOWER_PEAK: "the step's peak would be no lower",
+}
+"""Reasons for a tensor that stays though its leaving would be worth its time."""
 
 EARLY: Final = "its values are not known yet"
 """Reason for a choice made before a GPU's sample has arrived."""
@@ -279,7 +282,9 @@ class Advisor:
         if found is None:
             limit = self._config.host_limit
             assert limit is None or isinstance(limit, int)
-            costs = LiveCosts(kind, limit, adapt=self._may_adapt())
+            # A link's price follows its time.
+            patience = patience_of(self._config) if LINK_BYTES_PER_S[kind] is None else 1.0
+            costs = LiveCosts(kind, limit, adapt=self._may_adapt(), patience=patience)
             found = self._costs.setdefault(kind, costs)
             background.start_once(kind)
         return found
@@ -339,17 +344,19 @@ class Advisor:
         with self._lock:
             found = [memory.explained() for memory in self._sites.values()]
             found += self._recomputed.values()
-        found = [replace(e, codec=KEEP, reason=NO_TIME) if self._is_kept(e) else e for e in found]
-        return sorted(found, key=lambda e: e.position)
+        return sorted(map(self._kept_by_limit, found), key=lambda e: e.position)
 
-    def _is_kept(self, found: Explanation) -> bool:
-        # By the limit, though a way to leave would be worth its time.
-        if self.limit is None or found.codec == KEEP:
-            return False
-        return any(
-            c.codec == KEEP and self.limit.is_kept(found.position, int(c.nbytes))
+    def _kept_by_limit(self, found: Explanation) -> Explanation:
+        # The decision, if the limit of time does not keep a tensor that could leave; else that.
+        limit = self.limit
+        if limit is None or found.codec == KEEP:
+            return found
+        if any(
+            c.codec == KEEP and limit.is_kept(found.position, int(c.nbytes))
             for c in found.candidates
-        )
+        ):
+            return replace(found, codec=KEEP, reason=WHY_KEPT[limit.reason])
+        return found
 
     def _decide(
         self,

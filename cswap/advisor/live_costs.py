@@ -51,10 +51,17 @@ class LiveCosts:
         corrections: of the codecs' times, by measured round trips.
     """
 
-    def __init__(self, kind: str, host_limit: int | None, *, adapt: bool) -> None:
-        """Args: kind: "cpu" or "cuda"; host_limit: bytes of encodings; adapt: see ``adapts``."""
+    def __init__(
+        self, kind: str, host_limit: int | None, *, adapt: bool, patience: float = 1.0
+    ) -> None:
+        """Args:
+        kind: "cpu" or "cuda".
+        host_limit: bytes of encodings.
+        adapt: see ``adapts``.
+        patience: the user accepts this many times the usual time for a byte.
+        """
         self._kind, self._host_limit, self.adapts = kind, host_limit, adapt
-        self._base_price = PRICES_S_PER_BYTE[kind]
+        self._base_price = min(patience * PRICES_S_PER_BYTE[kind], HOST_PRICE_S_PER_BYTE)
         self.corrections = TimeCorrections()
         self.price_s_per_byte = self._base_price
         self.version = 0

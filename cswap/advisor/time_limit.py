@@ -14,6 +14,14 @@ tensor has left once. Tensors that are alike share their measured time: on one t
 fresh pages from the system, the same operator takes twice as long. The factor between the measured
 sum and that over all tensors corrects the rest.
 
+Note [tensors that would leave for nothing]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+Which tensors stay is decided by the step's peak: Note [the peak of a step] in step_peak.py. In one
+step of `LOOK_EVERY` the engine reports the bytes that it holds after each saved tensor
+(`TimeLimit.holds`). Tensors whose leaving lowers no peak stay even if there is time for them.
+Without such a report, and where steps of several sizes take turns, tensors leave in the order of
+bytes for a second.
+
 Note [the first tensors leave first]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 Backward begins with the tensors that were saved last, when the most memory is held. One of these
@@ -26,12 +34,12 @@ from __future__ import annotations
 
 import math
 import statistics
-import sys
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cswap.advisor.price import STEPS
+from cswap.advisor.step_peak import Leaver, StepPeak, rate_of
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -59,9 +67,6 @@ NEAR: Final = 0.85
 CORRECTIONS: Final = (1.0, 10.0)
 """Smallest and largest factor between the measured and the expected sum: a pause must not count."""
 
-ALIKE: Final = 1.3
-"""Factor between the seconds for a byte of two tensors up to which their order decides."""
-
 GROWTH: Final = 1.1
 """Largest factor by which a measured time grows at once. It may fall by any."""
 
@@ -74,6 +79,20 @@ UNUSED: Final = 130
 MOST_TENSORS: Final = 1 << 14
 """Tensors that are remembered."""
 
+LOOK_EVERY: Final = 4
+"""In one step of so many, the bytes that are held are noted tensor by tensor."""
+
+KNOWN_SHARE: Final = 0.9
+"""Share of the tensors worth their time that such a step has to meet, or it says too little."""
+
+CHANGED: Final = 0.05
+"""Relative change of a step's lowest peak after which choices are made again."""
+
+NO_TIME: Final = "slowdown"
+NO_LOWER_PEAK: Final = "peak"
+BY_LIMIT: Final = (NO_TIME, NO_LOWER_PEAK)
+"""Reasons for which tensors stay that could leave, see `cswap.stats.keep_reasons`."""
+
 
 def decided_by(config: SwapConfig) -> str | None:
     """The first option that decides which tensors leave, so that no limit does; None: none."""
@@ -82,6 +101,17 @@ def decided_by(config: SwapConfig) -> str | None:
             return name
     names = ("plan", "budget", "host_limit", "spill_dir")
     return next((name for name in names if getattr(config, name) is not None), None)
+
+
+def patience_of(config: SwapConfig) -> float:
+    """How many times the usual time for a byte the user accepts, by ``slowdown``; at least 1.
+
+    Who allows a step to become three times as much longer than usual holds a byte's worth for three
+    times as much time.
+    """
+    if config.slowdown is None or config.fit is not None:
+        return 1.0
+    return max(1.0, (config.slowdown - 1) / (SLOWDOWN - 1))
 
 
 class Moment(NamedTuple):
@@ -148,21 +178,39 @@ _Key = tuple[int, int]
 """Position of a tensor in its step, and its bytes: steps of several sizes may take turns."""
 
 
+class _Look(NamedTuple):
+    # One step: see `StepPeak`. keys: of the leavers.
+    held: list[float]
+    leavers: list[Leaver]
+    keys: list[_Key]
+
+    @property
+    def largest_bytes(self) -> float:
+        # That are held at once, if every leaver leaves.
+        return max(self.held)
+
+
 class TimeLimit:
     """Says which tensors of a step have to stay, so that swapping keeps a limit of its time.
 
-    Not thread-safe: the advisor holds its lock, except for `keeps` and `took`.
+    Not thread-safe: the advisor holds its lock, except for `keeps`, `took` and `holds`.
 
     Attributes:
         staying: position and bytes of each tensor that has to stay.
+        reason: why they stay, one of `BY_LIMIT`.
+        looks: whether the step reports to `holds`.
     """
 
     def __init__(self, slowdown: float) -> None:
-        """Args: slowdown: longest step over that without cswap, at least 1."""
+        """Args: slowdown: longest step over that without cswap, at least 1; infinite: no limit."""
         self._share = MEASURED_SHARE * (slowdown - 1)
         self._gains: dict[_Key, Gain] = {}  # of tensors that are worth their time
         self._measured: dict[tuple[int, Hashable], Measured] = {}  # by bytes and what is alike
         self.staying: frozenset[_Key] = frozenset()
+        self.reason = NO_TIME
+        self.looks = False
+        self._held: list[tuple[_Key, int]] = []  # of the step that was looked at last
+        self._chosen_for: tuple[int, float] | None = None  # see `_is_new`
         self._factor = 1.0  # the measured sum over the expected one
         self._patience = self._wait = 0  # look-backs before tensors may leave again
         self._n_steps = 0
@@ -172,14 +220,15 @@ class TimeLimit:
 
     @staticmethod
     def of(config: SwapConfig) -> TimeLimit | None:
-        """The limit that the options ask for; None: the price of a byte alone decides.
+        """The limit that the options ask for; None: they say themselves what has to leave.
 
-        Where a lossy codec is allowed, bytes matter more than time, unless ``slowdown`` says so.
+        Where a lossy codec is allowed, bytes matter more than time: without ``slowdown`` the limit
+        is infinite.
         """
         if config.fit is not None or decided_by(config) is not None:
             return None
         if config.slowdown is None and config.lossy != "off":
-            return None
+            return TimeLimit(math.inf)
         return TimeLimit(config.slowdown or SLOWDOWN)
 
     def note(self, position: int, nbytes: int, gain: Gain | None) -> None:
@@ -217,6 +266,18 @@ class TimeLimit:
         """Whether such a tensor has to stay, when it comes."""
         return (position, nbytes) in self.staying
 
+    def holds(self, position: int, nbytes: int, held_bytes: int) -> None:
+        """A tensor has been saved, in a step that is looked at.
+
+        Args:
+            position: number of the saved tensor in the step.
+            nbytes: its bytes.
+            held_bytes: bytes held for saved tensors now.
+        """
+        if self._held and position <= self._held[-1][0][0]:
+            self._held.clear()  # another forward
+        self._held.append(((position, nbytes), held_bytes))
+
     def begin_step(self, begins: Moment, ended: Moment) -> None:
         """A step begins.
 
@@ -226,6 +287,9 @@ class TimeLimit:
         """
         began, self._began = self._began, begins
         self._n_steps += 1
+        self.looks = self._n_steps % LOOK_EVERY == LOOK_EVERY - 1  # `look_back` follows
+        if self.looks:
+            self._held = []
         if began is None:
             return
         if ended.at_s > began.at_s:
@@ -247,13 +311,16 @@ class TimeLimit:
         step_s, leaving_s, others_s = map(statistics.median, zip(*self._steps, strict=True))
         limit_s = max(LEAST_S, self._share * step_s - others_s)
         exceeds = leaving_s > limit_s
-        if not exceeds and (leaving_s >= NEAR * limit_s or not self.staying):
-            return
-        if not self._may_change(exceeds=exceeds):
+        has_room = self.reason == NO_TIME and bool(self.staying) and leaving_s < NEAR * limit_s
+        look = self._last_look()
+        if exceeds or has_room:
+            if not self._may_change(exceeds=exceeds):
+                return
+        elif look is None or not self._is_new(look):
             return
         self._forget_unused()
         self._correct(leaving_s, exceeds=exceeds)
-        staying = self._beyond(limit_s / self._factor)
+        staying = self._choose(look, limit_s / self._factor)
         if staying != self.staying:
             self.staying = staying
             # The step that begins makes its choices anew, which takes time of its own.
@@ -265,6 +332,8 @@ class TimeLimit:
         self._gains.clear()
         self._measured.clear()
         self._steps.clear()
+        self._held = []
+        self._chosen_for = None
         self.staying = frozenset()
 
     def _measured_of(self, key: _Key, alike: Hashable) -> Measured:
@@ -297,6 +366,38 @@ class TimeLimit:
         # Slowly down: tensors that may leave again do so only when their place has rested.
         self._factor = factor if exceeds and expected_s else (self._factor + factor) / 2
 
+    def _last_look(self) -> _Look | None:
+        # None: it met too few of the tensors that could leave.
+        held, keys, leavers, stay_bytes = [], list[_Key](), list[Leaver](), 0.0
+        for index, (key, held_bytes) in enumerate(self._held):
+            gain = self._gains.get(key)
+            if gain is not None:
+                keys.append(key)
+                leavers.append(Leaver(index, key[1], gain.nbytes, gain.expected_s))
+                stay_bytes += gain.nbytes if key in self.staying else 0
+            held.append(held_bytes - stay_bytes)
+        since = self._n_steps - UNUSED
+        n_used = sum(gain.used >= since for gain in self._gains.values())
+        if not keys or len(keys) < KNOWN_SHARE * n_used:
+            return None
+        return _Look(held, leavers, keys)
+
+    def _is_new(self, look: _Look) -> bool:
+        # Whether the last choice was made for other tensors.
+        if self._chosen_for is None:
+            return True
+        (n, before), now = self._chosen_for, look.largest_bytes
+        return n != len(look.keys) or abs(now - before) > CHANGED * max(now, before)
+
+    def _choose(self, look: _Look | None, limit_s: float) -> frozenset[_Key]:
+        if look is None:
+            self.reason, self._chosen_for = NO_TIME, None
+            return self._beyond(limit_s)
+        self._chosen_for = len(look.keys), look.largest_bytes
+        choice = StepPeak(look.held, look.leavers).within(limit_s)
+        self.reason = NO_TIME if choice.limited else NO_LOWER_PEAK
+        return frozenset(look.keys[n] for n in choice.staying)
+
     def _beyond(self, limit_s: float) -> frozenset[_Key]:
         # Those that do not fit into the limit after those with more bytes for a second.
         beyond, total_s = [], 0.0
@@ -311,7 +412,4 @@ class TimeLimit:
 def _rank(item: tuple[_Key, Gain]) -> tuple[int, int]:
     # See Note [the first tensors leave first].
     (position, _), gain = item
-    seconds_for_a_byte = gain.expected_s / gain.nbytes
-    if seconds_for_a_byte <= 0:
-        return -sys.maxsize, position
-    return math.floor(math.log(seconds_for_a_byte) / math.log(ALIKE)), position
+    return rate_of(gain.expected_s, gain.nbytes), position

@@ -13,7 +13,7 @@ import torch
 from torch.nn import Parameter
 
 from cswap.advisor.call_site import Site
-from cswap.advisor.time_limit import Moment
+from cswap.advisor.time_limit import BY_LIMIT, Moment
 from cswap.codecs.layout import torch_dtype
 from cswap.engine.order.chooser import STAYS
 from cswap.engine.order.step_order import NO_BACKWARD
@@ -29,12 +29,14 @@ from cswap.log import log
 from cswap.ranks import local_part
 
 if TYPE_CHECKING:
+    from cswap.advisor.time_limit import TimeLimit
     from cswap.engine.saved.module_stack import Scope
     from cswap.engine.saved.packed import Token
     from cswap.engine.saved.rest import Rest
     from cswap.engine.saved.without_handle import SharedUse
     from cswap.engine.short_way import ShortWay
     from cswap.engine.state import EngineState
+    from cswap.quiet_modules.stretch import Resting
     from cswap.schema.plan import Decision
 
 _now = time.perf_counter
@@ -69,6 +71,7 @@ class Packer:
         self._parameters, self._small = state.counters.parameters, state.counters.small
         self.book = RecipeBook(by_role=state.advisor.may_use_lossy)
         self._saved_again: set[tuple[int, int]] = set()
+        self._outliving = state.outliving.known
         self._recomputer = state.recomputer
         self._sender = Sender(state)
         self._remat = self._sender.remat
@@ -76,6 +79,7 @@ class Packer:
         self._follower = state.follower
         self._limit = state.advisor.limit
         self._ended = self._moment()
+        self._noted, self._unseen_bytes = -1, 0  # in a step that the limit looks at
         self._resting, self._gone = state.resting, state.resting.gone
         self._warned_of_capture = False
 
@@ -106,6 +110,8 @@ class Packer:
                     packed = _kept(tensor)
                 else:
                     packed = self._take(tensor, nbytes)
+                    if self._limit is not None and self._limit.looks:
+                        self._note_held(self._limit, nbytes)
             if chooser is not None and not isinstance(packed, WithoutHandle):
                 chooser.packed(tensor, packed, _now() - start_s)
         except BaseException:
@@ -245,7 +251,7 @@ class Packer:
         if self._order.step >= rest.until:
             return False
         # A tensor that the limit no longer keeps leaves at once.
-        limit = self._limit if rest.reason == "slowdown" else None
+        limit = self._limit if rest.reason in BY_LIMIT else None
         return limit is None or rest.limited in limit.staying
 
     def rest_at(self, place: Place) -> Rest | None:
@@ -264,12 +270,24 @@ class Packer:
             return False
         return not limited or self._limit is None or limited <= self._limit.staying
 
-    def rest_unseen(self, n: int) -> None:
-        """So many tensors rest, at the next positions, and are saved without hooks."""
+    def rest_unseen(self, resting: Resting) -> None:
+        """Tensors rest, at the next positions, and are saved without hooks."""
         with self._lock:
-            position = self._order.skip(n)
+            position = self._order.skip(resting.n)
         if position == 0:
             self._begin_choices()
+        if self._limit is not None and self._limit.looks:
+            self._unseen_bytes += resting.nbytes
+            held_bytes = self._counters.held_bytes + self._unseen_bytes
+            for position, nbytes in sorted(resting.limited):
+                self._limit.holds(position, nbytes, held_bytes)
+
+    def _note_held(self, limit: TimeLimit, nbytes: int) -> None:
+        # After a tensor; if it shares another one's memory, it has no position.
+        position = self._order.position - 1
+        if position != self._noted:
+            self._noted = position
+            limit.holds(position, nbytes, self._counters.held_bytes + self._unseen_bytes)
 
     def _leave(self, tensor: torch.Tensor, place: Place, rest: Rest) -> Kept:
         # See Note [a tensor that rests].
@@ -283,6 +301,7 @@ class Packer:
         return self._resting.add(tensor, rest)
 
     def _begin_choices(self) -> None:
+        self._noted, self._unseen_bytes = -1, 0
         self._follower.begin_step()
         exposed_s = self._counters.exposed_s + self._state.lanes.stalled_s
         self._state.advisor.begin_step(exposed_s, (self._moment(), self._ended))
@@ -332,7 +351,8 @@ class Packer:
         handle.position, handle.step, handle.site = position, step, recipe.site
         handle.lossy_ok, handle.views = recipe.lossy_ok, 1
         handle.section_bytes = None if decision is None else decision.section_bytes
-        handle.pinned = (position, handle.raw_nbytes) in self._saved_again
+        key = position, handle.raw_nbytes
+        handle.pinned = key in self._saved_again or key in self._outliving
         obeys = self._state.chooser is not None or place.choice is not None
         if self._remat and decision is None and not obeys:
             token.remat = self._recomputer.find(tensor, handle, place)
@@ -432,4 +452,5 @@ class Packer:
         Modules begin or end to be recomputed.
         """
         self._saved_again.clear()
+        self._outliving.clear()
         self.book.forget()

@@ -14,6 +14,7 @@ from cswap.engine.saved.aliases import AliasTable
 from cswap.engine.saved.eligibility import OwnedStorages
 from cswap.engine.saved.module_stack import ScopeStack
 from cswap.engine.saved.observer import Observer
+from cswap.engine.saved.outliving import Outliving
 from cswap.engine.saved.reclaim import Reclaimer
 from cswap.engine.saved.resting import RestingTensors
 from cswap.engine.saved.results import Results
@@ -52,6 +53,7 @@ class EngineState:
         window: tensors that stay, within the budget.
         reclaimer: handles that nobody can ask for any more.
         resting: tensors that stay, without handles.
+        outliving: tensors that the program holds itself.
         results: memory that was computed again, for tensors without handles.
         recomputer: computes tensors again.
         goal: decides instead of the advisor; None: the advisor decides.
@@ -92,6 +94,7 @@ class EngineState:
         self.reclaimer = Reclaimer(self._release, self._release_copy, self.counters)
         self.resting = RestingTensors(self.counters)
         self.results = Results(self.counters)
+        self.outliving = Outliving(config)
         self.interrupted = False
         self.goal: Chooser | None = None
         self.chooser: Chooser | None = None

@@ -46,7 +46,7 @@ class Unpacker:
         self._state = state
         self._lock, self._order, self._follower = state.lock, state.order, state.follower
         self._deaths, self._later = state.reclaimer.deaths, state.reclaimer.later
-        self._counters = state.counters
+        self._counters, self._outliving = state.counters, state.outliving
         self._lookahead = Lookahead(state.order)
         self._at_end = at_end
         self._short = short_way
@@ -107,8 +107,11 @@ class Unpacker:
         handle, lane = token.handle, token.lane
         if handle.modified():
             packed.raise_modified()
-        with self._lock:
-            if handle.unpacked == 0:
+        if handle.unpacked == 0:
+            base, outliving = handle.base, self._outliving
+            if outliving.known or (base is not None and base() is not None):
+                outliving.note(token)
+            with self._lock:
                 self._order.asked(handle)
         if lane.overlaps and (lane.ahead or self._follower.depth):
             self._prefetch_after(handle, lane.ahead)

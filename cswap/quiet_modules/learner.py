@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from cswap import hook_stack
+from cswap.advisor.time_limit import BY_LIMIT
 from cswap.engine.order.chooser import STAYS
 from cswap.engine.saved.packed import Kept, KeptParameter, PackedView
 from cswap.engine.saved.recomputed import Recomputed
@@ -60,8 +61,9 @@ class _Call:
     def _resting(self) -> Resting | None:
         if not self.until:
             return None
-        limited = {rest.limited for rest in self.rests if rest.reason == "slowdown"}
-        return Resting(len(self.rests), min(self.until), frozenset(limited))
+        limited = {rest.limited for rest in self.rests if rest.reason in BY_LIMIT}
+        nbytes = sum(rest.limited[1] for rest in self.rests)
+        return Resting(len(self.rests), min(self.until), frozenset(limited), nbytes)
 
     def take(self, inner: _Call) -> None:
         # A call inside of this one has ended.

@@ -69,7 +69,7 @@ class Run:
         self.off = depth
         packer.book.skip(stretch.n_places)
         if resting is not None and resting.n:
-            packer.rest_unseen(resting.n)
+            packer.rest_unseen(resting)
 
     def leave(self, tracked: Tracked) -> None:
         """The outermost quiet module ends."""

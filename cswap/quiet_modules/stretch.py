@@ -47,12 +47,14 @@ class Resting:
         n: how many have a position.
         until: first step in which one of them no longer rests. Rests begin anew, and the module is
             the same, so this is not compared.
-        limited: of those that stay for the limit of time: see `Rest`.
+        limited: of those that stay because of the limit of time: see `Rest`.
+        nbytes: of all of them.
     """
 
     n: int
     until: int = field(compare=False)
     limited: frozenset[tuple[int, int]]
+    nbytes: int
 
 
 class Tracked:

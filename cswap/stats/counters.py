@@ -206,6 +206,14 @@ class Counters:
                 self._count_rested()
             return self._device_bytes
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of device and host memory that the engine holds now."""
+        with self._lock:
+            if self.rested:
+                self._count_rested()
+            return self._device_bytes + self._host_bytes
+
     def swapped_out(
         self,
         codec: str,

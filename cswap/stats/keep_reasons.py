@@ -33,6 +33,9 @@ REASONS: Final[dict[str, Reason]] = {
         "other tensors save more bytes for a second, and the step's time limit is reached",
         "raise slowdown=, such as 1.3",
     ),
+    "peak": Reason(
+        "the step's peak would be no lower if it left", "none: its leaving takes time for nothing"
+    ),
     "budget": Reason(
         "among the newest tensors, which budget= or keep_last= keeps",
         "lower budget= or keep_last=",
@@ -62,6 +65,10 @@ REASONS: Final[dict[str, Reason]] = {
     "saved_again": Reason(
         "a mask, a table or an input that several layers save: one copy serves all of them",
         "none: an encoding would come on top of the tensor's own memory",
+    ),
+    "outlives": Reason(
+        "the program holds it while backward runs: a batch, an output",
+        "none, or delete the program's reference before backward",
     ),
     "wrapped": Reason("inside of vmap, jvp or another function transform", "none"),
     "storage": Reason(

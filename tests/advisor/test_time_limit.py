@@ -8,15 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import cswap
-from cswap.advisor.advisor import NO_TIME, Advisor
+from cswap.advisor.advisor import WHY_KEPT, Advisor
 from cswap.advisor.call_site import Site
 from cswap.advisor.live_costs import KEEP
+from cswap.advisor.step_peak import ALIKE
 from cswap.advisor.time_limit import (
-    ALIKE,
     GROWTH,
     LEAST_S,
+    LOOK_EVERY,
     MEASURED_SHARE,
+    NO_LOWER_PEAK,
+    NO_TIME,
+    SLOWDOWN as USUAL,
     UNSEEN_S,
+    UNUSED,
     Gain,
     Moment,
     TimeLimit,
@@ -247,6 +252,71 @@ def test_the_first_of_tensors_that_are_worth_about_the_same_leave(order):
     assert limit._beyond(2.6 * middle_s) == {(2, MIB), (3, MIB)}
 
 
+def looked_at(limit, gains, sizes, steps=LOOK_EVERY, step_s=STEP_S, leaving_s=0.0):
+    """Steps that save tensors of these sizes; those with a gain could leave."""
+    at_s = 0.0
+    for _ in range(steps + 1):
+        moment = Moment(at_s, at_s / step_s * leaving_s, 0.0, 0.0)
+        limit.begin_step(moment, moment)
+        held = 0.0
+        for position, nbytes in enumerate(sizes):
+            gain = gains.get(position)
+            if gain is not None:
+                limit.note(position, nbytes, gain)
+            leaves = gain is not None and not limit.keeps(position, nbytes)
+            held += nbytes - gain.nbytes if leaves else nbytes
+            if limit.looks:
+                limit.holds(position, nbytes, held)
+        at_s += step_s
+    limit.look_back()
+
+
+def test_the_tensor_that_backward_asks_for_first_stays_though_there_is_time():
+    limit = TimeLimit(SLOWDOWN)
+    gains = {n: Gain(LIMIT_S / 100, MIB / 2) for n in range(5)}
+    looked_at(limit, gains, 5 * [MIB])
+    assert limit.staying == {(4, MIB)}
+    assert limit.reason == NO_LOWER_PEAK
+    for _ in range(10):  # and it stays so: what it would have saved is known
+        looked_at(limit, gains, 5 * [MIB])
+        assert limit.staying == {(4, MIB)}
+
+
+@pytest.mark.parametrize("slowdown", [SLOWDOWN, float("inf")])
+def test_other_tensors_that_stay_raise_the_peak_of_late_ones(slowdown):
+    # The large one at position 3 cannot leave: the peak is there, not at the end.
+    limit = TimeLimit(slowdown)
+    gains = {n: Gain(LIMIT_S / 100, MIB / 2) for n in (0, 1, 2, 4)}
+    looked_at(limit, gains, [MIB, MIB, MIB, 32 * MIB, MIB])
+    assert limit.staying == {(4, MIB)}
+    limit.forget()
+    assert not limit.staying
+
+
+def test_with_too_little_time_the_peak_is_as_low_as_it_can_be():
+    limit = TimeLimit(SLOWDOWN)
+    gains = {n: Gain(LIMIT_S / 4, MIB / 2) for n in range(8)}
+    looked_at(limit, gains, 8 * [MIB], leaving_s=2 * LIMIT_S)
+    assert limit.reason == NO_TIME
+    # Four have to stay at least (with the correction of times); the last ones cost the least peak.
+    n_stay = len(limit.staying)
+    assert n_stay >= 4
+    assert limit.staying == {(n, MIB) for n in range(8 - n_stay, 8)}
+
+
+def test_steps_of_two_sizes_are_not_taken_for_one():
+    limit = TimeLimit(SLOWDOWN)
+    short = {n: Gain(LIMIT_S / 100, MIB / 2) for n in range(5)}
+    long = {n: Gain(LIMIT_S / 100, MIB) for n in range(5)}
+    looked_at(limit, long, 5 * [2 * MIB])
+    assert limit.staying == {(4, 2 * MIB)}
+    for _ in range(2):  # nothing is said about these while those may come back
+        looked_at(limit, short, 5 * [MIB])
+        assert limit.staying == {(4, 2 * MIB)}
+    looked_at(limit, short, 5 * [MIB], steps=UNUSED + LOOK_EVERY)
+    assert limit.staying == {(4, MIB)}
+
+
 def test_layers_of_a_kind_are_alike():
     advisor = Advisor(SwapConfig(), None)
     limit = advisor.limit
@@ -266,7 +336,7 @@ def test_layers_of_a_kind_are_alike():
     ("options", "limited"),
     [
         ({}, True),
-        ({"lossy": "int8"}, False),
+        ({"lossy": "int8"}, True),  # an infinite one
         ({"lossy": "int8", "slowdown": 1.2}, True),
         ({"slowdown": 1.5}, True),
         ({"policy": "raw"}, False),
@@ -278,6 +348,31 @@ def test_layers_of_a_kind_are_alike():
 )
 def test_who_asks_for_a_limit(options, limited):
     assert (TimeLimit.of(SwapConfig(**options)) is not None) == limited
+
+
+@pytest.mark.parametrize(
+    ("options", "patience"),
+    [
+        ({}, 1.0),
+        ({"slowdown": 1.02}, 1.0),
+        ({"slowdown": USUAL}, 1.0),
+        ({"slowdown": 1 + 3 * (USUAL - 1)}, 3.0),
+        ({"slowdown": 1.5, "fit": "min"}, 1.0),
+    ],
+)
+def test_who_allows_more_time_holds_a_byte_for_worth_more(options, patience):
+    prices = [Advisor(SwapConfig(**o), None).price("cpu") for o in ({}, options)]
+    assert prices[1] == pytest.approx(patience * prices[0])
+
+
+def test_the_price_of_a_byte_has_an_end():
+    prices = [Advisor(SwapConfig(slowdown=s), None).price("cpu") for s in (1e3, 1e6)]
+    assert prices[0] == prices[1]
+
+
+def test_on_a_link_the_price_follows_its_time():
+    prices = [Advisor(SwapConfig(**o), None).price("cuda") for o in ({}, {"slowdown": 2.0})]
+    assert prices[0] == prices[1]
 
 
 @pytest.mark.parametrize("options", [{"codec": "zvc"}, {"policy": "raw"}, {"budget": "1GiB"}])
@@ -326,8 +421,44 @@ def test_an_engine_keeps_the_limit(monkeypatch):
     assert any(e.codec != KEEP for e in all_choices)
     assert stats.kept_by_reason["slowdown"] > 0
     assert stats.swapped < free.swapped
-    assert any(e.reason == NO_TIME and e.codec == KEEP for e in choices)
+    assert any(e.reason == WHY_KEPT[NO_TIME] and e.codec == KEEP for e in choices)
     assert all(map(torch.equal, gradients, same))
+
+
+class Rectified(torch.nn.Module):
+    """Layers of one size. Each saves what a codec halves, and cannot compute it again."""
+
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(64, 64) for _ in range(layers))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return x
+
+
+@pytest.mark.parametrize("lossy", ["off", "int8"])
+def test_an_engine_leaves_the_tensor_that_was_saved_last(lossy, monkeypatch):
+    monkeypatch.setattr("cswap.advisor.time_limit.LEAST_S", 1e3)
+    torch.manual_seed(0)
+    model, head, x = Rectified(6), torch.nn.Linear(64, 64), torch.randn(1 << 13, 64)
+    options = {"codec": "auto", "lossy": lossy, "workers": 0}
+    with cswap.install(model, **options) as handle:
+        held = []
+        for _ in range(12):
+            out = model(x)
+            stats = handle.engine.stats
+            held.append((stats.kept_by_reason.get("peak", 0), stats.device_bytes))
+            loss = head(out).square().mean()
+            del out
+            loss.backward()
+        choices = handle.engine.explain()
+    assert held[-1][0] > held[3][0] == 0
+    assert held[-1][1] - held[3][1] == 2 * MIB  # one of them
+    last = max(choices, key=lambda e: e.position)
+    assert (last.codec, last.reason) == (KEEP, WHY_KEPT[NO_LOWER_PEAK])
+    assert [e.codec == KEEP for e in choices if e.position not in (0, last.position)] == 5 * [False]
 
 
 def gelus(layers=4):
@@ -348,8 +479,8 @@ def test_tensors_that_are_computed_again_keep_the_limit_too(monkeypatch):
         run(model, x, 14)
         stats, choices = handle.engine.stats, handle.engine.explain()
     assert stats.kept_by_reason["slowdown"] > 0
-    assert all(e.codec == KEEP for e in choices if e.reason == NO_TIME)
-    assert any(e.reason == NO_TIME for e in choices)
+    assert all(e.codec == KEEP for e in choices if e.reason == WHY_KEPT[NO_TIME])
+    assert any(e.reason == WHY_KEPT[NO_TIME] for e in choices)
 
 
 def test_two_shapes_in_turns_keep_the_limit(monkeypatch):

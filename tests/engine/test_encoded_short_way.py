@@ -310,6 +310,7 @@ def test_the_guard_can_forbid_the_codec_of_a_known_place(made):
         assert made[0] == before > 0
 
 
+@pytest.mark.usefixtures("no_limit")
 def test_training_with_the_default_codec_is_bit_equal():
     def trained(context):
         torch.manual_seed(0)
@@ -326,7 +327,7 @@ def test_training_with_the_default_codec_is_bit_equal():
         return [p.detach() for p in net.parameters()]
 
     wanted = trained(torch.enable_grad())
-    assert equal(trained(cswap.swapping(min_bytes=0, workers=0, slowdown=1e6)), wanted)
+    assert equal(trained(cswap.swapping(min_bytes=0, workers=0)), wanted)
 
 
 def test_from_the_second_step_on_there_is_no_handle():

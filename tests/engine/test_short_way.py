@@ -10,6 +10,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
 
 import cswap
+from cswap.advisor.time_limit import TimeLimit
 from cswap.engine import short_way
 from cswap.engine.saved.results import MOST
 from cswap.engine.short_way import ShortWay
@@ -19,7 +20,7 @@ from cswap.testing.engines import assert_empty
 MODIFIED = "modified by an inplace operation"
 
 
-pytestmark = pytest.mark.usefixtures("_chains_take_no_time")
+pytestmark = pytest.mark.usefixtures("_chains_take_no_time", "no_limit")
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def taken(monkeypatch):
 
 
 def swapping():
-    return cswap.swapping(min_bytes=0, workers=0, slowdown=1e6)
+    return cswap.swapping(min_bytes=0, workers=0)
 
 
 def leaves():
@@ -124,6 +125,7 @@ def test_a_change_in_place_raises_as_without_hooks(of, taken):
             y = functional.gelu(h)
             loss = (y @ w).sum()
             if not modify:
+                del y, h  # or they would stay: nothing is gained while the program holds them
                 loss.backward()
                 continue
             with torch.no_grad():
@@ -300,9 +302,10 @@ def test_one_of_two_users_is_never_asked(taken):
             engine.begin_step()
             y = functional.gelu(given[0])
             used, unused = (y @ given[1]).sum(), (y @ given[1]).square().sum()
+            del y
             used.backward()
             assert engine._state.results.nbytes == 0
-        del y, used, unused
+        del used, unused
         assert_empty(engine)
     assert taken == [True, True]
 
@@ -408,7 +411,8 @@ def test_a_graph_that_is_dropped_leaves_nothing(taken):
     assert taken == 3 * [True]
 
 
-def test_the_limit_of_time_can_end_it(taken):
+def test_the_limit_of_time_can_end_it(taken, monkeypatch):
+    monkeypatch.setattr("cswap.advisor.advisor.TimeLimit.of", lambda _config: TimeLimit(1e6))
     given = leaves()
     with swapping() as engine:
         for _ in range(2):

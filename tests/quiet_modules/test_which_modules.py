@@ -122,10 +122,11 @@ def test_modules_with_a_tensor_that_leaves_keep_their_hooks(install, packs):
     assert packs[64] > 0  # of the large ones
 
 
+@pytest.mark.usefixtures("no_limit")
 def test_inputs_of_recomputed_tensors_are_seen(install, packs, monkeypatch):
     monkeypatch.setattr("cswap.advisor.advisor.Advisor.recomputes", lambda *_, **__: True)
     training, plain = Training(), Training()
-    handle = install(training.model, slowdown=1e6)
+    handle = install(training.model)
     totals = [0]
     for _ in range(STEPS):
         assert same_bits(training.step(), plain.step())
@@ -161,11 +162,12 @@ class Around(nn.Module):
         return self.inner(x)
 
 
+@pytest.mark.usefixtures("no_limit")
 def test_small_inputs_of_recomputed_tensors_are_seen(install, packs, monkeypatch):
     monkeypatch.setattr("cswap.advisor.advisor.Advisor.recomputes", lambda *_, **__: True)
     model = nn.Sequential(nn.Flatten(0), Around(OuterProduct()), nn.GELU(), Around(nn.Tanh()))
     training = Training(model)
-    handle = install(model, slowdown=1e6)
+    handle = install(model)
     totals = [0]
     for _ in range(STEPS):
         training.step()

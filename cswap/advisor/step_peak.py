@@ -1,0 +1,156 @@
+"""Tensors that may stay, so that a step's peak is as low as the time for swapping allows.
+
+Note [the peak of a step]
+~~~~~~~~~~~~~~~~~~~~~~~~~
+The memory of saved tensors grows in forward. It falls in backward, which asks for the tensors in
+the reverse order. When backward asks for a tensor that has left, three things are held: everything
+that was saved before it, its encoding, and the tensor. The largest of these sums over the step is
+its peak.
+
+A tensor that stays instead adds its gain to the sums of all tensors saved after it, and takes its
+own encoding out of its own sum. So the tensor that was saved last should stay. The same holds for
+late tensors in a network whose first layers are the largest: the peak comes when backward reaches
+those. To encode such a tensor takes time and lowers no peak.
+
+For a given peak, tensors stay in the order of seconds for a byte, as long as no sum exceeds the
+peak. The constraints are nested (a tensor adds to all sums after its own), so this greedy choice is
+close to the best one. The peak is the lowest for which the tensors that leave keep the limit of
+time; bisection finds it.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    Sums = NDArray[np.float64]
+
+ALIKE: Final = 1.3
+"""Factor between the seconds for a byte of two tensors up to which their order decides."""
+
+ROUNDS: Final = 12
+"""Rounds of bisection: the peak is within 1/4096 of the range."""
+
+
+class Leaver(NamedTuple):
+    """A tensor that could leave.
+
+    Attributes:
+        index: of its moment in the step.
+        nbytes: of the tensor.
+        gain: bytes fewer that are held while it is away.
+        seconds: that its leaving and coming back take.
+    """
+
+    index: int
+    nbytes: int
+    gain: float
+    seconds: float
+
+
+class Choice(NamedTuple):
+    """A choice of tensors that stay.
+
+    Attributes:
+        staying: their numbers among the leavers.
+        peak_bytes: of the step.
+        limited: whether the limit of time makes the peak higher than it could be.
+    """
+
+    staying: frozenset[int]
+    peak_bytes: float
+    limited: bool
+
+
+def rate_of(seconds: float, nbytes: float) -> int:
+    """Seconds for a byte, in steps of `ALIKE`."""
+    seconds_for_a_byte = seconds / nbytes
+    if seconds_for_a_byte <= 0:
+        return -sys.maxsize
+    return math.floor(math.log(seconds_for_a_byte) / math.log(ALIKE))
+
+
+class StepPeak:
+    """The sums of one step. See Note [the peak of a step]."""
+
+    def __init__(self, held: Sequence[float], leavers: Sequence[Leaver]) -> None:
+        """Args:
+        held: per moment, in the order of saving: bytes held when its tensor had been saved, if
+            every leaver leaves. The bytes of the tensor, or of its encoding, are included.
+        leavers: tensors that could leave, at most one for each moment.
+        """
+        self._leavers = leavers
+        self._sums = np.array(held, np.float64)
+        for leaver in leavers:
+            self._sums[leaver.index] += leaver.nbytes
+        self.lowest_bytes = float(self._sums.max(initial=0.0))
+        self._needed = self._lower_the_peak()
+        # Those that take the most seconds for a byte stay first; among like ones the latest.
+        self._order = sorted(
+            (n for n in range(len(leavers)) if n not in self._needed),
+            key=lambda n: (rate_of(leavers[n].seconds, leavers[n].gain), leavers[n].index),
+            reverse=True,
+        )
+
+    def within(self, limit_s: float) -> Choice:
+        """The choice with the lowest peak whose leaving tensors take at most ``limit_s``.
+
+        Where several have this peak: with the least time.
+        """
+        staying = self._stay_below(self.lowest_bytes)
+        if self._seconds_without(staying) <= limit_s:
+            return Choice(frozenset(staying), self.lowest_bytes, limited=False)
+        low = self.lowest_bytes
+        high = low + sum(leaver.gain for leaver in self._leavers)
+        staying = set(range(len(self._leavers)))
+        for _ in range(ROUNDS):
+            middle = (low + high) / 2
+            found = self._stay_below(middle)
+            if self._seconds_without(found) <= limit_s:
+                high, staying = middle, found
+            else:
+                low = middle
+        return Choice(frozenset(staying), high, limited=True)
+
+    def _lower_the_peak(self) -> set[int]:
+        # Those without whose encoding the peak is lower, from the last one saved to the first.
+        sums, found = self._sums, set[int]()
+        before = np.maximum.accumulate(sums)
+        after = -math.inf  # largest of the sums that come later in forward
+        end = len(sums)
+        for n in sorted(range(len(self._leavers)), key=lambda n: -self._leavers[n].index):
+            index, nbytes, gain, _ = self._leavers[n]
+            after = max(after, float(sums[index + 1 : end].max(initial=-math.inf)))
+            own, others = float(sums[index]), float(before[index - 1]) if index else -math.inf
+            if max(after + gain, own + gain - nbytes, others) < max(after, own, others):
+                self._let_stay(sums, self._leavers[n])
+                after, own = after + gain, own + gain - nbytes
+                found.add(n)
+            after, end = max(after, own), index
+        self.lowest_bytes = float(sums.max(initial=0.0))
+        return found
+
+    @staticmethod
+    def _let_stay(sums: Sums, leaver: Leaver) -> None:
+        sums[leaver.index + 1 :] += leaver.gain
+        sums[leaver.index] += leaver.gain - leaver.nbytes
+
+    def _stay_below(self, peak_bytes: float) -> set[int]:
+        sums, staying = self._sums.copy(), set(self._needed)
+        for n in self._order:
+            leaver = self._leavers[n]
+            if sums[leaver.index + 1 :].max(initial=0.0) + leaver.gain <= peak_bytes:
+                self._let_stay(sums, leaver)
+                staying.add(n)
+        return staying
+
+    def _seconds_without(self, staying: set[int]) -> float:
+        return sum(x.seconds for n, x in enumerate(self._leavers) if n not in staying)

@@ -1,0 +1,50 @@
+"""Tensors that the program holds itself while backward runs: a batch, an output, a feature.
+
+To swap one frees nothing: its encoding comes on top of its memory. That a tensor is such a one is
+seen when backward asks for it and its owner is still there. From the next step on it stays.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cswap.engine.transfer.handle import State
+from cswap.ranks import must_agree
+
+if TYPE_CHECKING:
+    from cswap.config import SwapConfig
+    from cswap.engine.saved.packed import Token
+
+
+class Outliving:
+    """Finds these tensors.
+
+    Attributes:
+        known: their position in the step and their bytes.
+    """
+
+    def __init__(self, config: SwapConfig) -> None:
+        """Args: config: options that say what leaves, or a goal that does, are obeyed."""
+        self.known: set[tuple[int, int]] = set()
+        self._lossy = config.lossy != "off"
+        self._looks = (
+            config.policy == "auto"
+            and config.codec == "auto"
+            and config.plan is None
+            and config.fit is None
+            and config.budget is None
+        )
+
+    def note(self, token: Token) -> None:
+        """Backward asks for a tensor for the first time."""
+        handle = token.handle
+        key = handle.position, handle.raw_nbytes
+        if handle.base is None or handle.base() is None:
+            self.known.discard(key)
+        elif self._looks and (handle.state is not State.KEPT or handle.recomputed):
+            # Which values are rounded must not depend on when Python collects its garbage.
+            if must_agree(lossy=self._lossy):
+                return
+            self.known.add(key)
+            if token.shared_use is not None:
+                token.shared_use.seen = True  # the next one needs a handle, which is asked for

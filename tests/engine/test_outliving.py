@@ -1,0 +1,112 @@
+"""Tensors that the program holds itself while backward runs: an encoding would come on top."""
+
+import pytest
+import torch
+from torch import nn
+
+import cswap
+
+KIB = 1 << 10
+
+
+def batch():
+    """Nine of ten values are zero: a codec is worth its time."""
+    x = torch.randn(512, 64, generator=torch.Generator().manual_seed(0))
+    return torch.relu(x - 1.3)
+
+
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 64), nn.Sigmoid(), nn.Linear(64, 64))
+
+
+@pytest.fixture
+def run(no_limit):
+    """Runs steps; returns per step the bytes held between forward and backward, and the counts."""
+
+    def steps(n, *, holds, **options):
+        net, held, kept = model(), [], []
+        options = {"min_bytes": 0, "workers": 0, "remat": False} | options
+        with cswap.install(net, **options) as handle:
+            for step in range(n):
+                x = batch()
+                loss = net(x).square().mean()
+                stats = handle.stats
+                held.append(stats.device_bytes + stats.host_bytes)
+                kept.append(stats.kept_by_reason.get("outlives", 0))
+                if not holds(step):
+                    del x
+                loss.backward()
+        return held, kept, [p.grad for p in net.parameters()]
+
+    return steps
+
+
+def always(_step):
+    return True
+
+
+def never(_step):
+    return False
+
+
+def test_a_batch_that_the_program_holds_stays_from_the_second_step_on(run):
+    held, kept, gradients = run(5, holds=always)
+    assert kept == [0, 1, 2, 3, 4]
+    _, none, same = run(5, holds=never)
+    assert none == 5 * [0]
+    assert all(map(torch.equal, gradients, same))
+
+
+def test_a_batch_that_the_program_gives_away_leaves_again(run):
+    _, kept, _ = run(6, holds=lambda step: step < 2)
+    assert kept == [0, 1, 2, 2, 2, 2]
+
+
+def test_an_output_that_the_program_holds_stays():
+    torch.manual_seed(0)
+    net, kept = nn.Sequential(nn.Linear(64, 64), nn.ReLU()), []
+    nn.init.constant_(net[0].bias, -1.0)
+    with cswap.install(net, min_bytes=0, workers=0, remat=False) as handle:
+        for _ in range(4):
+            x = torch.randn(512, 64)
+            out = net(x)
+            del x
+            kept.append(handle.stats.kept_by_reason.get("outlives", 0))
+            out.square().mean().backward()
+    assert kept == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("options", [{"codec": "zvc"}, {"policy": "static:zvc"}])
+def test_a_codec_that_is_named_is_used(run, options):
+    _, kept, _ = run(4, holds=always, **options)
+    assert kept == 4 * [0]
+
+
+def test_a_budget_holds(run):
+    held, kept, _ = run(6, holds=always, budget=64 * KIB)
+    assert kept == 6 * [0]
+
+
+def test_values_that_are_rounded_do_not_depend_on_who_holds_them(run, monkeypatch):
+    monkeypatch.setattr("cswap.engine.saved.outliving.must_agree", lambda *, lossy: lossy)
+    _, kept, _ = run(4, holds=always, lossy="int8")
+    assert kept == 4 * [0]
+    _, kept, _ = run(4, holds=always)
+    assert kept == [0, 1, 2, 3]
+
+
+def test_a_tensor_that_is_computed_again_stays_if_it_is_held(no_limit, monkeypatch):
+    monkeypatch.setattr("cswap.engine.recomputer._timed", lambda *_: 1e-6)
+    leaf, w = torch.randn(512, 64, requires_grad=True), torch.randn(64, 64, requires_grad=True)
+    kept = []
+    with cswap.swapping(min_bytes=0, workers=0) as engine:
+        for holds in (True, True, True, False, False, False):
+            engine.begin_step()
+            y = nn.functional.gelu(leaf * 2.0)
+            loss = (y @ w).sum()
+            if not holds:
+                del y
+            kept.append(engine.stats.kept_by_reason.get("outlives", 0))
+            loss.backward()
+    assert kept == [0, 1, 2, 3, 3, 3]
