@@ -54,11 +54,13 @@ class LiveCosts:
     def __init__(
         self, kind: str, host_limit: int | None, *, adapt: bool, patience: float = 1.0
     ) -> None:
-        """Args:
-        kind: "cpu" or "cuda".
-        host_limit: bytes of encodings.
-        adapt: see ``adapts``.
-        patience: the user accepts this many times the usual time for a byte.
+        """Costs by defaults and by this machine's calibration.
+
+        Args:
+            kind: "cpu" or "cuda".
+            host_limit: bytes of encodings.
+            adapt: see ``adapts``.
+            patience: the user accepts this many times the usual time for a byte.
         """
         self._kind, self._host_limit, self.adapts = kind, host_limit, adapt
         self._base_price = min(patience * PRICES_S_PER_BYTE[kind], HOST_PRICE_S_PER_BYTE)

@@ -82,10 +82,12 @@ class StepPeak:
     """The sums of one step. See Note [the peak of a step]."""
 
     def __init__(self, held: Sequence[float], leavers: Sequence[Leaver]) -> None:
-        """Args:
-        held: per moment, in the order of saving: bytes held when its tensor had been saved, if
-            every leaver leaves. The bytes of the tensor, or of its encoding, are included.
-        leavers: tensors that could leave, at most one for each moment.
+        """The sums if every leaver leaves.
+
+        Args:
+            held: per moment, in the order of saving: bytes held when its tensor had been saved. The
+                tensor's own bytes are included, or those of its encoding.
+            leavers: tensors that could leave, at most one for each moment.
         """
         self._leavers = leavers
         self._sums = np.array(held, np.float64)

@@ -79,7 +79,7 @@ class Packer:
         self._follower = state.follower
         self._limit = state.advisor.limit
         self._ended = self._moment()
-        self._noted, self._unseen_bytes = -1, 0  # in a step that the limit looks at
+        self._unseen_bytes = 0  # of modules without hooks, in a step that the limit looks at
         self._resting, self._gone = state.resting, state.resting.gone
         self._warned_of_capture = False
 
@@ -111,7 +111,7 @@ class Packer:
                 else:
                     packed = self._take(tensor, nbytes)
                     if self._limit is not None and self._limit.looks:
-                        self._note_held(self._limit, nbytes)
+                        self._note_held(self._limit, packed)
             if chooser is not None and not isinstance(packed, WithoutHandle):
                 chooser.packed(tensor, packed, _now() - start_s)
         except BaseException:
@@ -282,12 +282,19 @@ class Packer:
             for position, nbytes in sorted(resting.limited):
                 self._limit.holds(position, nbytes, held_bytes)
 
-    def _note_held(self, limit: TimeLimit, nbytes: int) -> None:
-        # After a tensor; if it shares another one's memory, it has no position.
-        position = self._order.position - 1
-        if position != self._noted:
-            self._noted = position
-            limit.holds(position, nbytes, self._counters.held_bytes + self._unseen_bytes)
+    def _note_held(self, limit: TimeLimit, packed: Kept | PackedView | WithoutHandle) -> None:
+        # After a tensor; those that share another one's memory are no news.
+        if isinstance(packed, PackedView):
+            handle = packed.token.handle
+            key = (handle.position, handle.raw_nbytes) if handle.views == 1 else None
+        elif isinstance(packed, WithoutHandle):
+            key = (packed.position, packed.nbytes) if packed.first is None else None
+        else:
+            place = self.book.last_place
+            rest = None if place is None or place.shares else place.rest
+            key = None if rest is None else rest.limited
+        if key is not None:
+            limit.holds(*key, self._counters.held_bytes + self._unseen_bytes)
 
     def _leave(self, tensor: torch.Tensor, place: Place, rest: Rest) -> Kept:
         # See Note [a tensor that rests].
@@ -301,7 +308,7 @@ class Packer:
         return self._resting.add(tensor, rest)
 
     def _begin_choices(self) -> None:
-        self._noted, self._unseen_bytes = -1, 0
+        self._unseen_bytes = 0
         self._follower.begin_step()
         exposed_s = self._counters.exposed_s + self._state.lanes.stalled_s
         self._state.advisor.begin_step(exposed_s, (self._moment(), self._ended))

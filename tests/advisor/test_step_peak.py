@@ -52,7 +52,9 @@ def test_close_to_the_best_of_all_choices(limited):
         peak = peak_of(held, leavers, choice.staying)
         assert peak <= choice.peak_bytes * (1 + 1e-9)
         numbers = range(len(leavers))
-        choices = [set(c) for k in range(len(leavers) + 1) for c in itertools.combinations(numbers, k)]
+        choices = [
+            set(c) for k in range(len(leavers) + 1) for c in itertools.combinations(numbers, k)
+        ]
         best = min(peak_of(held, leavers, c) for c in choices if seconds_of(leavers, c) <= limit_s)
         worse.append(peak / best)
     assert sum(quotient > 1.05 for quotient in worse) <= 8

@@ -19,12 +19,14 @@ from cswap.advisor.time_limit import (
     MEASURED_SHARE,
     NO_LOWER_PEAK,
     NO_TIME,
-    SLOWDOWN as USUAL,
     UNSEEN_S,
     UNUSED,
     Gain,
     Moment,
     TimeLimit,
+)
+from cswap.advisor.time_limit import (
+    SLOWDOWN as USUAL,
 )
 from cswap.config import SwapConfig
 from cswap.errors import ConfigError
