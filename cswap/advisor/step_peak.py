@@ -44,13 +44,13 @@ class Leaver(NamedTuple):
     """A tensor that could leave.
 
     Attributes:
-        index: of its moment in the step.
+        moment: its number among the moments of the step.
         nbytes: of the tensor.
         gain: bytes fewer that are held while it is away.
         seconds: that its leaving and coming back take.
     """
 
-    index: int
+    moment: int
     nbytes: int
     gain: float
     seconds: float
@@ -92,13 +92,13 @@ class StepPeak:
         self._leavers = leavers
         self._sums = np.array(held, np.float64)
         for leaver in leavers:
-            self._sums[leaver.index] += leaver.nbytes
+            self._sums[leaver.moment] += leaver.nbytes
         self.lowest_bytes = float(self._sums.max(initial=0.0))
         self._needed = self._lower_the_peak()
         # Those that take the most seconds for a byte stay first; among like ones the latest.
         self._order = sorted(
             (n for n in range(len(leavers)) if n not in self._needed),
-            key=lambda n: (rate_of(leavers[n].seconds, leavers[n].gain), leavers[n].index),
+            key=lambda n: (rate_of(leavers[n].seconds, leavers[n].gain), leavers[n].moment),
             reverse=True,
         )
 
@@ -128,28 +128,28 @@ class StepPeak:
         before = np.maximum.accumulate(sums)
         after = -math.inf  # largest of the sums that come later in forward
         end = len(sums)
-        for n in sorted(range(len(self._leavers)), key=lambda n: -self._leavers[n].index):
-            index, nbytes, gain, _ = self._leavers[n]
-            after = max(after, float(sums[index + 1 : end].max(initial=-math.inf)))
-            own, others = float(sums[index]), float(before[index - 1]) if index else -math.inf
+        for n in sorted(range(len(self._leavers)), key=lambda n: -self._leavers[n].moment):
+            moment, nbytes, gain, _ = self._leavers[n]
+            after = max(after, float(sums[moment + 1 : end].max(initial=-math.inf)))
+            own, others = float(sums[moment]), float(before[moment - 1]) if moment else -math.inf
             if max(after + gain, own + gain - nbytes, others) < max(after, own, others):
                 self._let_stay(sums, self._leavers[n])
                 after, own = after + gain, own + gain - nbytes
                 found.add(n)
-            after, end = max(after, own), index
+            after, end = max(after, own), moment
         self.lowest_bytes = float(sums.max(initial=0.0))
         return found
 
     @staticmethod
     def _let_stay(sums: Sums, leaver: Leaver) -> None:
-        sums[leaver.index + 1 :] += leaver.gain
-        sums[leaver.index] += leaver.gain - leaver.nbytes
+        sums[leaver.moment + 1 :] += leaver.gain
+        sums[leaver.moment] += leaver.gain - leaver.nbytes
 
     def _stay_below(self, peak_bytes: float) -> set[int]:
         sums, staying = self._sums.copy(), set(self._needed)
         for n in self._order:
             leaver = self._leavers[n]
-            if sums[leaver.index + 1 :].max(initial=0.0) + leaver.gain <= peak_bytes:
+            if sums[leaver.moment + 1 :].max(initial=0.0) + leaver.gain <= peak_bytes:
                 self._let_stay(sums, leaver)
                 staying.add(n)
         return staying

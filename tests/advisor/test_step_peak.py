@@ -17,9 +17,9 @@ def peak_of(held, leavers, staying):
     for moment in range(len(held)):
         here = held[moment]
         for n, leaver in enumerate(leavers):
-            if n in staying and leaver.index < moment:
+            if n in staying and leaver.moment < moment:
                 here += leaver.gain
-            if leaver.index == moment:  # decoded beside its encoding, or itself alone
+            if leaver.moment == moment:  # decoded beside its encoding, or itself alone
                 here += leaver.gain if n in staying else leaver.nbytes
         peak = max(peak, here)
     return peak

@@ -363,8 +363,8 @@ def test_who_asks_for_a_limit(options, limited):
     ],
 )
 def test_who_allows_more_time_holds_a_byte_for_worth_more(options, patience):
-    prices = [Advisor(SwapConfig(**o), None).price("cpu") for o in ({}, options)]
-    assert prices[1] == pytest.approx(patience * prices[0])
+    usual, price = (Advisor(c, None).price("cpu") for c in (SwapConfig(), SwapConfig(**options)))
+    assert price == pytest.approx(patience * usual)
 
 
 def test_the_price_of_a_byte_has_an_end():
@@ -373,8 +373,8 @@ def test_the_price_of_a_byte_has_an_end():
 
 
 def test_on_a_link_the_price_follows_its_time():
-    prices = [Advisor(SwapConfig(**o), None).price("cuda") for o in ({}, {"slowdown": 2.0})]
-    assert prices[0] == prices[1]
+    usual, price = (Advisor(SwapConfig(slowdown=s), None).price("cuda") for s in (None, 2.0))
+    assert price == usual
 
 
 @pytest.mark.parametrize("options", [{"codec": "zvc"}, {"policy": "raw"}, {"budget": "1GiB"}])
