@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from bench.overhead import hook_costs, swapped
+from bench.overhead import hook_costs, over_a_link, swapped
 from cswap.config import SwapConfig
 from cswap.engine.engine import SwapEngine
 from cswap.experiments.files.environment import environment
@@ -86,6 +86,9 @@ def _beyond_kernels(rounds: int) -> tuple[dict[str, float], dict[str, dict[str, 
     raw["floors"] = swapped.floors(2 * rounds)
     for name, timing in raw["floors"].items():
         rows[f"1 MiB, cold caches: {name}"] = 1e6 * timing.median_s
+    raw["link"] = over_a_link.measure(4 * rounds)
+    for name, timing in raw["link"].items():
+        rows[f"over a link whose calls take no time, {name}: all threads"] = 1e6 * timing.median_s
     return rows, raw
 
 

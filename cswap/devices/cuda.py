@@ -5,9 +5,10 @@ Note [order without waiting]
 A job issues its work when it is submitted; streams wait for events on the device, the host waits
 for nothing. Callbacks are due when their event has fired. Whoever calls `pump` runs the due ones:
 computing threads do as they pass, at the price of a query, and one thread does for those who do not
-pass (the computation may be waiting on the host, or be done). That thread sleeps until the oldest
-event has fired, and a little longer, so that it finds several callbacks due at a time: each time
-that it wakes it competes with the computing thread for the interpreter.
+pass (the computation may be waiting on the host, or be done). That thread does nothing while others
+pass. Else it sleeps until the oldest event has fired, and a little longer, so that it finds several
+callbacks due at a time: each time that it wakes it competes with the computing thread for the
+interpreter.
 """
 
 from __future__ import annotations

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 
     from cswap.devices.cuda_events import CudaEvent
 
+NAPS_S: Final = (5e-4, 4e-3)
+"""How long the thread leaves callbacks to computing threads before it looks whether one has passed
+by; and at most, after each nap in which one has was twice as long. To wake takes 0.1 ms, of the
+computing thread's time, too: it has to get the interpreter back."""
+
 COALESCE_S: Final = 2e-4
 """How long the thread sleeps after an event has fired, to find more callbacks due."""
 
@@ -36,6 +41,8 @@ class Callbacks:
         self._running = threading.RLock()
         self._counting = threading.Lock()
         self._wanted = threading.Event()
+        self._passes = 0  # of threads that have run what was due
+        self._nap_s = NAPS_S[0]
         self._stopping = False
         self._thread: threading.Thread | None = None
         _all_callbacks.add(self)
@@ -53,6 +60,7 @@ class Callbacks:
         """Run the callbacks whose event has fired, unless another thread is at it."""
         if not self._wanted.is_set() or not self._running.acquire(blocking=False):
             return
+        self._passes += 1
         try:
             for due in list(self._due.values()):
                 while due and due[0][0].query():
@@ -95,6 +103,12 @@ class Callbacks:
             self._next()
 
     def _next(self) -> None:  # a frame of its own: nothing of the last callback stays alive
+        passes = self._passes
+        time.sleep(self._nap_s)
+        if self._passes != passes:
+            self._nap_s = min(2 * self._nap_s, NAPS_S[1])
+            return
+        self._nap_s = NAPS_S[0]
         heads = [due[0][0] for due in list(self._due.values()) if due]
         if heads:
             heads[0].recorded.synchronize()

@@ -233,8 +233,11 @@ def test_overhead_measures_peers_beside_cswap(tmp_path, monkeypatch):
     assert result.exit_code == 0, result.output
     document = json.loads(out.read_text())
     assert document["version"] == 2
-    assert len(document["microseconds"]) == 10
-    assert set(document["timings"]) == {"raw", "zvc", "floors"}
+    assert len(document["microseconds"]) == 12
+    assert set(document["timings"]) == {"raw", "zvc", "floors", "link"}
+    over_a_link = [t["median_s"] for t in document["timings"]["link"].values()]
+    assert len(over_a_link) == 2
+    assert all(0 < seconds < 1 for seconds in over_a_link)
     for timings in (document["timings"][codec] for codec in ("raw", "zvc")):
         assert set(timings) == {"swap", "kernels", "cold swap", "cold kernels"}
     rows = {(row["hooks"], row["tensor"]): row for row in document["rows"]}

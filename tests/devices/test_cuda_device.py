@@ -197,6 +197,37 @@ def test_one_thread_runs_the_callbacks_of_a_computation_that_does_not_pass_by(de
     assert threads == {"cswap-cuda0"}
 
 
+@pytest.mark.parametrize("passes_by", [True, False])
+def test_the_thread_leaves_callbacks_to_a_computation_that_passes_by(
+    device, monkeypatch, passes_by
+):
+    from cswap.devices import cuda_callbacks
+
+    monkeypatch.setattr(cuda_callbacks.Callbacks, "_start", lambda _self: None)
+    naps, waits, ran = [], [], []
+
+    def sleep(seconds):
+        naps.append(seconds)
+        if passes_by:
+            device.pump()
+
+    monkeypatch.setattr(cuda_callbacks, "time", types.SimpleNamespace(sleep=sleep))
+    event = device.submit(lambda _: None, role="d2h")
+    device.when(event, lambda: ran.append(1))
+    recorded = event.recorded
+    recorded.fired.wait(20)
+    monkeypatch.setattr(recorded, "synchronize", lambda: waits.append(1))
+    device._callbacks._next()
+    assert ran == [1]
+    assert len(waits) == (not passes_by)
+    shortest, longest = cuda_callbacks.NAPS_S
+    assert naps == [shortest] + [cuda_callbacks.COALESCE_S] * (not passes_by)
+    for _ in range(8):
+        device.when(device.submit(lambda _: None, role="d2h"), lambda: None)
+        device._callbacks._next()
+    assert max(naps) == (longest if passes_by else shortest)
+
+
 def test_the_thread_ends_before_the_interpreter_does(device):
     done = threading.Event()
     device.when(device.submit(lambda _: None, role="d2h"), done.set)
