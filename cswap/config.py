@@ -277,7 +277,8 @@ class SwapConfig:
         slowdown: longest step, over that without cswap; default 1.1. With ``fit="min"``: the goal's
             limit. Alone: of swapping on a CPU, if no ``policy``, ``codec``, ``plan``, ``budget``,
             ``host_limit`` or ``spill_dir`` says what has to leave; with ``lossy``, there is no
-            limit by default.
+            limit by default. A higher limit is also a higher price of a byte: codecs that take more
+            time for fewer bytes are chosen.
 
     Raises:
         ConfigError: an option has a wrong value.

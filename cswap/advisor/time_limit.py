@@ -86,7 +86,7 @@ KNOWN_SHARE: Final = 0.9
 """Share of the tensors worth their time that such a step has to meet, or it says too little."""
 
 CHANGED: Final = 0.05
-"""Relative change of a step's lowest peak after which choices are made again."""
+"""Relative change of a step's bytes after which choices are made again."""
 
 NO_TIME: Final = "slowdown"
 NO_LOWER_PEAK: Final = "peak"
@@ -287,7 +287,8 @@ class TimeLimit:
         """
         began, self._began = self._began, begins
         self._n_steps += 1
-        self.looks = self._n_steps % LOOK_EVERY == LOOK_EVERY - 1  # `look_back` follows
+        before_look_back = self._n_steps % LOOK_EVERY == LOOK_EVERY - 1
+        self.looks = before_look_back and bool(self._gains)  # there are none on a GPU
         if self.looks:
             self._held = []
         if began is None:
@@ -334,7 +335,7 @@ class TimeLimit:
         self._steps.clear()
         self._held = []
         self._chosen_for = None
-        self.staying = frozenset()
+        self.staying, self.reason = frozenset(), NO_TIME
 
     def _measured_of(self, key: _Key, alike: Hashable) -> Measured:
         position, nbytes = key
