@@ -7,6 +7,7 @@ import math
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from cswap.errors import UnsupportedError
@@ -148,20 +149,43 @@ def address_of(x: torch.Tensor, word: int = 1) -> int:
     address = x.data_ptr()
     if address % word or not x.is_contiguous() or not x.is_cpu:
         raise UnsupportedError(
-            f"tensor at address {address:#x} of {x.device}: must be contiguous on the CPU, "
-            f"aligned to {word} bytes."
+            f"tensor at address {address:#x} of {x.device}: must be contiguous on the CPU; "
+            f"or it is not aligned to {word} bytes."
         )
     return address
 
 
+_UNSIGNED = {word: np.dtype(f"u{word}").str for word in _WORD_INT}
+
+
+class _Memory:
+    # Tells numpy where a tensor's memory is, and keeps it. `Tensor.numpy` does so, too, but forbids
+    # for ever to resize the storage, which is the program's.
+    __slots__ = ("__array_interface__", "_tensor")
+
+    def __init__(self, x: torch.Tensor, word: int) -> None:
+        self._tensor = x
+        self.__array_interface__ = {
+            "data": (address_of(x, word), False),
+            "shape": (x.nbytes // word,),
+            "typestr": _UNSIGNED[word],
+            "version": 3,
+        }
+
+
 def bytes_of(x: torch.Tensor) -> NDArray[Any]:
-    """The bytes of a flat CPU tensor as a numpy array that shares its memory."""
-    return x.view(torch.uint8).numpy()
+    """The bytes of a flat CPU tensor as a numpy array that shares its memory.
+
+    Raises:
+        UnsupportedError: the memory is not contiguous on the CPU.
+    """
+    return np.asarray(_Memory(x, 1))
 
 
 def words_of(x: torch.Tensor) -> NDArray[Any]:
-    """The words of a flat CPU tensor as unsigned numpy integers that share its memory."""
-    word = DTYPES[dtype_name(x.dtype)].word
-    if x.data_ptr() % word:
-        raise UnsupportedError(f"tensor at address {x.data_ptr():#x}: not aligned to {word} bytes.")
-    return x.view(_WORD_INT[word]).numpy().view(f"u{word}")
+    """The words of a flat CPU tensor as unsigned numpy integers that share its memory.
+
+    Raises:
+        UnsupportedError: the memory is not contiguous on the CPU, or not aligned to words.
+    """
+    return np.asarray(_Memory(x, DTYPES[dtype_name(x.dtype)].word))

@@ -32,7 +32,7 @@ def run(no_limit):
                 x = batch()
                 loss = net(x).square().mean()
                 kept.append(handle.stats.kept_by_reason.get("outlives", 0))
-                if not holds(step):
+                if not holds(step, x):
                     del x
                 loss.backward()
         return kept, [p.grad for p in net.parameters()]
@@ -40,11 +40,11 @@ def run(no_limit):
     return steps
 
 
-def always(_step):
+def always(*_):
     return True
 
 
-def never(_step):
+def never(*_):
     return False
 
 
@@ -57,7 +57,7 @@ def test_a_batch_that_the_program_holds_stays_from_the_second_step_on(run):
 
 
 def test_a_batch_that_the_program_gives_away_leaves_again(run):
-    kept, _ = run(6, holds=lambda step: step < 2)
+    kept, _ = run(6, holds=lambda step, _x: step < 2)
     assert kept == [0, 1, 2, 2, 2, 2]
 
 
@@ -74,6 +74,20 @@ def test_an_output_that_the_program_holds_stays():
             kept.append(handle.stats.kept_by_reason.get("outlives", 0))
             out.square().mean().backward()
     assert kept == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("replaces", [True, False])
+def test_an_owner_without_the_memory_does_not_count(run, replaces):
+    # Megatron-LM's pipelines do this to outputs (deallocate_output_tensor).
+    def holds(_step, x):
+        if replaces:
+            x.data = torch.empty(1)
+        else:
+            x.untyped_storage().resize_(0)
+        return True
+
+    kept, _ = run(4, holds=holds)
+    assert kept == 4 * [0]
 
 
 @pytest.mark.parametrize("options", [{"codec": "zvc"}, {"policy": "static:zvc"}])

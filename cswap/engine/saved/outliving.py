@@ -14,6 +14,7 @@ from cswap.ranks import must_agree
 if TYPE_CHECKING:
     from cswap.config import SwapConfig
     from cswap.engine.saved.packed import Token
+    from cswap.engine.transfer.handle import Handle
 
 
 class Outliving:
@@ -39,7 +40,7 @@ class Outliving:
         """Backward asks for a tensor for the first time."""
         handle = token.handle
         key = handle.position, handle.raw_nbytes
-        if handle.base is None or handle.base() is None:
+        if not _is_held(handle):
             self.known.discard(key)
         elif self._looks and (handle.state is not State.KEPT or handle.recomputed):
             # Which values are rounded must not depend on when Python collects its garbage.
@@ -48,3 +49,13 @@ class Outliving:
             self.known.add(key)
             if token.shared_use is not None:
                 token.shared_use.seen = True  # the next one needs a handle, which is asked for
+
+
+def _is_held(handle: Handle) -> bool:
+    # Whether the memory is that of a tensor that exists. Pipelines replace the memory of an output
+    # that they hold only for its graph.
+    owner = None if handle.base is None else handle.base()
+    if owner is None:
+        return False
+    storage = owner.untyped_storage()
+    return storage._cdata == handle.storage_key and storage.nbytes() > 0  # noqa: SLF001

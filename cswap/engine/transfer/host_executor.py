@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from cswap.codecs.base import DEFAULT_KEY, checked_bound, checked_size
-from cswap.codecs.layout import copy_bytes, unflatten_into
+from cswap.codecs.layout import bytes_of, copy_bytes, unflatten_into
 from cswap.codecs.registry import get_codec
 from cswap.engine.transfer.executor import Executor
 from cswap.engine.transfer.handle import State
@@ -299,6 +299,7 @@ class HostExecutor(Executor):
 
 
 def _bytes(x: torch.Tensor, nbytes: int) -> torch.Tensor:
+    # With a storage of its own: the disk tier makes a numpy array of it, see `bytes_of`.
     import torch
 
-    return x.view(torch.uint8)[:nbytes]
+    return torch.from_numpy(bytes_of(x)[:nbytes])

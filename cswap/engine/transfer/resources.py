@@ -7,14 +7,15 @@ import zlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-import torch
-
+from cswap.codecs.layout import bytes_of
 from cswap.engine.transfer.handle import State
 from cswap.errors import CorruptEncodingError, InternalError, to_raise
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable
+
+    import torch
 
     from cswap.devices.base import Device, Role
     from cswap.engine.transfer.disk_queue import DiskQueue
@@ -161,4 +162,4 @@ def under_way(handle: Handle) -> bool:
 
 def checksum(x: torch.Tensor) -> int:
     """CRC-32 of a contiguous tensor's bytes."""
-    return zlib.crc32(x.view(torch.uint8).cpu().numpy().data)
+    return zlib.crc32(bytes_of(x.cpu()).data)
