@@ -248,6 +248,12 @@ class Advisor:
             )
         return True
 
+    def stays(self, position: int, nbytes: int) -> None:
+        """A tensor never leaves, whatever its leaving would be worth."""
+        if self.limit is not None:
+            with self._lock:
+                self.limit.note(position, nbytes, None)
+
     def _note_gain(self, kind: str, position: int, nbytes: int, gain: Gain) -> None:
         # A link has a price that follows its time.
         if self.limit is not None and LINK_BYTES_PER_S[kind] is None and self._may_adapt():
@@ -351,12 +357,11 @@ class Advisor:
         limit = self.limit
         if limit is None or found.codec == KEEP:
             return found
-        if any(
-            c.codec == KEEP and limit.is_kept(found.position, int(c.nbytes))
-            for c in found.candidates
-        ):
-            return replace(found, codec=KEEP, reason=WHY_KEPT[limit.reason])
-        return found
+        nbytes = found.nbytes
+        if nbytes is None or not limit.is_kept(found.position, nbytes):
+            return found
+        why = WHY_KEPT[limit.reason_of(found.position, nbytes)]
+        return replace(found, codec=KEEP, reason=why)
 
     def _decide(
         self,

@@ -81,6 +81,13 @@ class Explanation:
     switches: int = 0
 
     @property
+    def nbytes(self) -> int | None:
+        """Bytes of the tensor; None: not known, since nothing depended on them."""
+        if self.profile is not None:
+            return self.profile.nbytes
+        return max((int(c.nbytes) for c in self.candidates), default=None)
+
+    @property
     def measured_cost_s(self) -> float | None:
         """The chosen codec's cost by measurement; None before the first round trip."""
         found = next((m for m in self.measured if m.codec == self.codec), None)

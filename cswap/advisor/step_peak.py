@@ -16,6 +16,9 @@ For a given peak, tensors stay in the order of seconds for a byte, as long as no
 peak. The constraints are nested (a tensor adds to all sums after its own), so this greedy choice is
 close to the best one. The peak is the lowest for which the tensors that leave keep the limit of
 time; bisection finds it.
+
+All of this takes for granted that backward comes next. Where it does not (two forwards and then
+their backward, pipelines of micro-batches), late tensors wait as long as early ones.
 """
 
 from __future__ import annotations
@@ -61,13 +64,18 @@ class Choice(NamedTuple):
 
     Attributes:
         staying: their numbers among the leavers.
+        needless: those of them whose leaving would not lower the peak, had all others time.
         peak_bytes: of the step.
-        limited: whether the limit of time makes the peak higher than it could be.
     """
 
     staying: frozenset[int]
+    needless: frozenset[int]
     peak_bytes: float
-    limited: bool
+
+    @property
+    def limited(self) -> bool:
+        """Whether the limit of time makes the peak higher than it could be."""
+        return self.needless != self.staying
 
 
 def rate_of(seconds: float, nbytes: float) -> int:
@@ -109,7 +117,7 @@ class StepPeak:
         """
         staying = self._stay_below(self.lowest_bytes)
         if self._seconds_without(staying) <= limit_s:
-            return Choice(frozenset(staying), self.lowest_bytes, limited=False)
+            return Choice(frozenset(staying), frozenset(staying), self.lowest_bytes)
         low = self.lowest_bytes
         high = low + sum(leaver.gain for leaver in self._leavers)
         staying = set(range(len(self._leavers)))
@@ -120,7 +128,7 @@ class StepPeak:
                 high, staying = middle, found
             else:
                 low = middle
-        return Choice(frozenset(staying), high, limited=True)
+        return Choice(frozenset(staying), frozenset(self._needed), high)
 
     def _lower_the_peak(self) -> set[int]:
         # Those without whose encoding the peak is lower, from the last one saved to the first.

@@ -19,8 +19,8 @@ Note [tensors that would leave for nothing]
 Which tensors stay is decided by the step's peak: Note [the peak of a step] in step_peak.py. In one
 step of `LOOK_EVERY` the engine reports the bytes that it holds after each saved tensor
 (`TimeLimit.holds`). Tensors whose leaving lowers no peak stay even if there is time for them.
-Without such a report, and where steps of several sizes take turns, tensors leave in the order of
-bytes for a second.
+Without such a report, where steps of several sizes take turns, and where a forward begins before
+the backward of the last one, tensors leave in the order of bytes for a second.
 
 Note [the first tensors leave first]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -197,7 +197,6 @@ class TimeLimit:
 
     Attributes:
         staying: position and bytes of each tensor that has to stay.
-        reason: why they stay, one of `BY_LIMIT`.
         looks: whether the step reports to `holds`.
     """
 
@@ -207,12 +206,15 @@ class TimeLimit:
         self._gains: dict[_Key, Gain] = {}  # of tensors that are worth their time
         self._measured: dict[tuple[int, Hashable], Measured] = {}  # by bytes and what is alike
         self.staying: frozenset[_Key] = frozenset()
-        self.reason = NO_TIME
+        self._needless: frozenset[_Key] = frozenset()  # of those, see `Choice`
         self.looks = False
-        self._held: list[tuple[_Key, int]] = []  # of the step that was looked at last
+        self._looking: list[tuple[_Key, int]] = []  # what the step has reported so far
+        self._held: list[tuple[_Key, int]] = []  # the last report that is complete
         self._chosen_for: tuple[int, float] | None = None  # see `_is_new`
+        self._backward_is_next = 0  # step from which that may be taken for granted
         self._factor = 1.0  # the measured sum over the expected one
         self._patience = self._wait = 0  # look-backs before tensors may leave again
+        self._rest = 0  # look-backs to wait for if the next one finds nothing
         self._n_steps = 0
         self._began: Moment | None = None
         self._steps: deque[tuple[float, float, float]] = deque(maxlen=STEPS)
@@ -262,6 +264,10 @@ class TimeLimit:
             gain.used = self._n_steps
         return key in self.staying
 
+    def reason_of(self, position: int, nbytes: int) -> str:
+        """Why such a tensor has to stay: one of `BY_LIMIT`."""
+        return NO_LOWER_PEAK if (position, nbytes) in self._needless else NO_TIME
+
     def is_kept(self, position: int, nbytes: int) -> bool:
         """Whether such a tensor has to stay, when it comes."""
         return (position, nbytes) in self.staying
@@ -274,9 +280,10 @@ class TimeLimit:
             nbytes: its bytes.
             held_bytes: bytes held for saved tensors now.
         """
-        if self._held and position <= self._held[-1][0][0]:
-            self._held.clear()  # another forward
-        self._held.append(((position, nbytes), held_bytes))
+        looking = self._looking  # another thread may begin a step meanwhile
+        if looking and position <= looking[-1][0][0]:
+            looking = self._looking = []  # of another forward
+        looking.append(((position, nbytes), held_bytes))
 
     def begin_step(self, begins: Moment, ended: Moment) -> None:
         """A step begins.
@@ -287,12 +294,13 @@ class TimeLimit:
         """
         began, self._began = self._began, begins
         self._n_steps += 1
-        before_look_back = self._n_steps % LOOK_EVERY == LOOK_EVERY - 1
-        self.looks = before_look_back and bool(self._gains)  # there are none on a GPU
         if self.looks:
-            self._held = []
+            self._held, self._looking = self._looking, []
+        self.looks = self._n_steps % LOOK_EVERY == 0 and bool(self._gains)  # no gains on a GPU
         if began is None:
             return
+        if ended.at_s <= began.at_s and begins.leaving_s != began.leaving_s:
+            self._forget_peak()
         if ended.at_s > began.at_s:
             at_s, leaving_s, staying_s, beside_s, saved = (
                 b - a for a, b in zip(began, ended, strict=True)
@@ -310,10 +318,11 @@ class TimeLimit:
         if not self._steps:
             return
         step_s, leaving_s, others_s = map(statistics.median, zip(*self._steps, strict=True))
-        limit_s = max(LEAST_S, self._share * step_s - others_s)
-        exceeds = leaving_s > limit_s
-        has_room = self.reason == NO_TIME and bool(self.staying) and leaving_s < NEAR * limit_s
-        look = self._last_look()
+        limit_s = math.inf
+        if not math.isinf(self._share):
+            limit_s = max(LEAST_S, self._share * step_s - others_s)
+        exceeds, look = leaving_s > limit_s, self._last_look()
+        has_room = self.staying != self._needless and leaving_s < NEAR * limit_s
         if exceeds or has_room:
             if not self._may_change(exceeds=exceeds):
                 return
@@ -323,10 +332,12 @@ class TimeLimit:
         self._correct(leaving_s, exceeds=exceeds)
         staying = self._choose(look, limit_s / self._factor)
         if staying != self.staying:
-            self.staying = staying
+            self.staying, self._rest = staying, 0
             # The step that begins makes its choices anew, which takes time of its own.
             self._steps.clear()
             self._began = None
+        elif has_room:  # a choice takes a millisecond
+            self._wait, self._rest = self._rest, min(2 * self._rest + 1, MOST_PATIENCE)
 
     def forget(self) -> None:
         """No tensor has to stay, until steps are looked back at again."""
@@ -335,7 +346,15 @@ class TimeLimit:
         self._steps.clear()
         self._held = []
         self._chosen_for = None
-        self.staying, self.reason = frozenset(), NO_TIME
+        self.staying = self._needless = frozenset()
+
+    def _forget_peak(self) -> None:
+        # A forward begins before the backward of the last one: late tensors wait as long as early
+        # ones. Those that stay for lack of time go on to do so.
+        self._backward_is_next = self._n_steps + UNUSED
+        self._held, self._chosen_for = [], None
+        self.staying -= self._needless
+        self._needless = frozenset()
 
     def _measured_of(self, key: _Key, alike: Hashable) -> Measured:
         position, nbytes = key
@@ -368,16 +387,18 @@ class TimeLimit:
         self._factor = factor if exceeds and expected_s else (self._factor + factor) / 2
 
     def _last_look(self) -> _Look | None:
-        # None: it met too few of the tensors that could leave.
+        # None: it met too few of the tensors that could leave, or says nothing of the peak.
+        if self._n_steps < self._backward_is_next:
+            return None
+        since = self._n_steps - UNUSED
         held, keys, leavers, stay_bytes = [], list[_Key](), list[Leaver](), 0.0
         for index, (key, held_bytes) in enumerate(self._held):
             gain = self._gains.get(key)
-            if gain is not None:
+            if gain is not None and gain.used >= since:
                 keys.append(key)
                 leavers.append(Leaver(index, key[1], gain.nbytes, gain.expected_s))
                 stay_bytes += gain.nbytes if key in self.staying else 0
             held.append(held_bytes - stay_bytes)
-        since = self._n_steps - UNUSED
         n_used = sum(gain.used >= since for gain in self._gains.values())
         if not keys or len(keys) < KNOWN_SHARE * n_used:
             return None
@@ -392,11 +413,11 @@ class TimeLimit:
 
     def _choose(self, look: _Look | None, limit_s: float) -> frozenset[_Key]:
         if look is None:
-            self.reason, self._chosen_for = NO_TIME, None
+            self._needless, self._chosen_for = frozenset(), None
             return self._beyond(limit_s)
         self._chosen_for = len(look.keys), look.largest_bytes
         choice = StepPeak(look.held, look.leavers).within(limit_s)
-        self.reason = NO_TIME if choice.limited else NO_LOWER_PEAK
+        self._needless = frozenset(look.keys[n] for n in choice.needless)
         return frozenset(look.keys[n] for n in choice.staying)
 
     def _beyond(self, limit_s: float) -> frozenset[_Key]:

@@ -149,8 +149,8 @@ def address_of(x: torch.Tensor, word: int = 1) -> int:
     address = x.data_ptr()
     if address % word or not x.is_contiguous() or not x.is_cpu:
         raise UnsupportedError(
-            f"tensor at address {address:#x} of {x.device}: must be contiguous on the CPU; "
-            f"or it is not aligned to {word} bytes."
+            f"tensor at address {address:#x} of {x.device}: must be contiguous on the CPU and "
+            f"aligned to {word} bytes."
         )
     return address
 
@@ -179,7 +179,7 @@ def bytes_of(x: torch.Tensor) -> NDArray[Any]:
     Raises:
         UnsupportedError: the memory is not contiguous on the CPU.
     """
-    return np.asarray(_Memory(x, 1))
+    return _array(x, 1)
 
 
 def words_of(x: torch.Tensor) -> NDArray[Any]:
@@ -188,4 +188,9 @@ def words_of(x: torch.Tensor) -> NDArray[Any]:
     Raises:
         UnsupportedError: the memory is not contiguous on the CPU, or not aligned to words.
     """
-    return np.asarray(_Memory(x, DTYPES[dtype_name(x.dtype)].word))
+    return _array(x, DTYPES[dtype_name(x.dtype)].word)
+
+
+def _array(x: torch.Tensor, word: int) -> NDArray[Any]:
+    # Without elements there is no address, which numpy before 2.4 does not take.
+    return np.asarray(_Memory(x, word)) if x.nbytes else np.empty(0, _UNSIGNED[word])

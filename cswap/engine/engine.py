@@ -182,7 +182,7 @@ class SwapEngine:
 
     def explain(self) -> list[Explanation]:
         """Every call site with its profile, the candidates with their cost, and the choice."""
-        return self.advisor.explain()
+        return [self._state.outliving.explained(found) for found in self.advisor.explain()]
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write statistics and decisions to a JSON file, for ``cswap explain PATH``.

@@ -273,22 +273,25 @@ class Packer:
     def rest_unseen(self, resting: Resting) -> None:
         """Tensors rest, at the next positions, and are saved without hooks."""
         with self._lock:
-            position = self._order.skip(resting.n)
-        if position == 0:
+            first = self._order.skip(len(resting.tensors))
+        if first == 0:
             self._begin_choices()
         if self._limit is not None and self._limit.looks:
-            self._unseen_bytes += resting.nbytes
-            held_bytes = self._counters.held_bytes + self._unseen_bytes
-            for position, nbytes in sorted(resting.limited):
-                self._limit.holds(position, nbytes, held_bytes)
+            held_bytes = self._counters.held_bytes
+            for position, nbytes in resting.tensors:
+                self._unseen_bytes += nbytes
+                self._limit.holds(position, nbytes, held_bytes + self._unseen_bytes)
 
     def _note_held(self, limit: TimeLimit, packed: Kept | PackedView | WithoutHandle) -> None:
         # After a tensor; those that share another one's memory are no news.
+        key = None
         if isinstance(packed, PackedView):
             handle = packed.token.handle
-            key = (handle.position, handle.raw_nbytes) if handle.views == 1 else None
+            if handle.views == 1 and handle.position == self._order.position - 1:
+                key = handle.position, handle.raw_nbytes
         elif isinstance(packed, WithoutHandle):
-            key = (packed.position, packed.nbytes) if packed.first is None else None
+            if packed.first is None:
+                key = packed.position, packed.nbytes
         else:
             place = self.book.last_place
             rest = None if place is None or place.shares else place.rest

@@ -97,13 +97,16 @@ class Sender:
         if handle.state is not State.KEPT or source is None:
             return None
         if handle.pinned:
-            outlives = (handle.position, handle.raw_nbytes) in self._state.outliving.known
+            key = handle.position, handle.raw_nbytes
+            outlives = key in self._state.outliving.known
             self._counters.stay("outlives" if outlives else "saved_again", handle.raw_nbytes)
+            self._state.advisor.stays(*key)
             return None
         limit = self._limit if token.lane.may_keep else None
         if limit is not None and limit.keeps(handle.position, handle.raw_nbytes):
             token.remat = None
-            return self._leave_in_place(handle, limit.reason)
+            reason = limit.reason_of(handle.position, handle.raw_nbytes)
+            return self._leave_in_place(handle, reason)
         if token.remat is not None:
             if self._recomputer.is_worth(token, place, fresh=fresh):
                 token.lane.executor.recompute_later(handle)

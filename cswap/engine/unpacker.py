@@ -109,8 +109,9 @@ class Unpacker:
             packed.raise_modified()
         if handle.unpacked == 0:
             base, outliving = handle.base, self._outliving
-            if outliving.known or (base is not None and base() is not None):
-                outliving.note(token)
+            is_held = base is not None and base() is not None
+            if (is_held or outliving.known) and self._backward != NO_BACKWARD:
+                outliving.note(token)  # else one looks at a node
             with self._lock:
                 self._order.asked(handle)
         if lane.overlaps and (lane.ahead or self._follower.depth):

@@ -62,8 +62,8 @@ class _Call:
         if not self.until:
             return None
         limited = {rest.limited for rest in self.rests if rest.reason in BY_LIMIT}
-        nbytes = sum(rest.limited[1] for rest in self.rests)
-        return Resting(len(self.rests), min(self.until), frozenset(limited), nbytes)
+        tensors = tuple(rest.limited for rest in self.rests)
+        return Resting(tensors, min(self.until), frozenset(limited))
 
     def take(self, inner: _Call) -> None:
         # A call inside of this one has ended.

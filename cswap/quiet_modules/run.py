@@ -68,7 +68,7 @@ class Run:
         hook_stack.pop()
         self.off = depth
         packer.book.skip(stretch.n_places)
-        if resting is not None and resting.n:
+        if resting is not None and resting.tensors:
             packer.rest_unseen(resting)
 
     def leave(self, tracked: Tracked) -> None:

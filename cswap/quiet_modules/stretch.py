@@ -44,17 +44,15 @@ class Resting:
     """The tensors of a call that rest.
 
     Attributes:
-        n: how many have a position.
+        tensors: position in the step and bytes of each, in order.
         until: first step in which one of them no longer rests. Rests begin anew, and the module is
             the same, so this is not compared.
         limited: of those that stay because of the limit of time: see `Rest`.
-        nbytes: of all of them.
     """
 
-    n: int
+    tensors: tuple[tuple[int, int], ...]
     until: int = field(compare=False)
     limited: frozenset[tuple[int, int]]
-    nbytes: int
 
 
 class Tracked:

@@ -278,7 +278,7 @@ def test_the_tensor_that_backward_asks_for_first_stays_though_there_is_time():
     gains = {n: Gain(LIMIT_S / 100, MIB / 2) for n in range(5)}
     looked_at(limit, gains, 5 * [MIB])
     assert limit.staying == {(4, MIB)}
-    assert limit.reason == NO_LOWER_PEAK
+    assert limit.reason_of(4, MIB) == NO_LOWER_PEAK
     for _ in range(10):  # and it stays so: what it would have saved is known
         looked_at(limit, gains, 5 * [MIB])
         assert limit.staying == {(4, MIB)}
@@ -299,7 +299,9 @@ def test_with_too_little_time_the_peak_is_as_low_as_it_can_be():
     limit = TimeLimit(SLOWDOWN)
     gains = {n: Gain(LIMIT_S / 4, MIB / 2) for n in range(8)}
     looked_at(limit, gains, 8 * [MIB], leaving_s=2 * LIMIT_S)
-    assert limit.reason == NO_TIME
+    reasons = {limit.reason_of(*key) for key in limit.staying if key != (7, MIB)}
+    assert reasons == {NO_TIME}
+    assert limit.reason_of(7, MIB) == NO_LOWER_PEAK  # the last one would stay in any case
     # Four have to stay at least (with the correction of times); the last ones cost the least peak.
     n_stay = len(limit.staying)
     assert n_stay >= 4
@@ -317,6 +319,41 @@ def test_steps_of_two_sizes_are_not_taken_for_one():
         assert limit.staying == {(4, 2 * MIB)}
     looked_at(limit, short, 5 * [MIB], steps=UNUSED + LOOK_EVERY)
     assert limit.staying == {(4, MIB)}
+
+
+def test_where_the_next_forward_comes_before_the_backward_no_peak_decides():
+    limit = TimeLimit(SLOWDOWN)
+    gains = {n: Gain(LIMIT_S / 100, MIB / 2) for n in range(5)}
+    looked_at(limit, gains, 5 * [MIB])
+    assert limit.staying
+    ended = Moment(100.0, 1.0, 0.0, 0.0)
+    limit.begin_step(ended, ended)
+    limit.begin_step(Moment(101.0, 1.1, 0.0, 0.0), ended)  # tensors have left, none was asked for
+    assert not limit.staying
+    looked_at(limit, gains, 5 * [MIB])
+    assert not limit.staying
+    looked_at(limit, gains, 5 * [MIB], steps=UNUSED + LOOK_EVERY)
+    assert limit.staying == {(4, MIB)}
+
+
+def test_a_tensor_that_never_leaves_takes_no_time():
+    advisor = Advisor(SwapConfig(), None)
+    limit = advisor.limit
+    assert limit is not None
+    gains = {n: Gain(LIMIT_S / 100, MIB / 2) for n in range(4)} | {4: Gain(9 * LIMIT_S, MIB / 2)}
+    for position, gain in gains.items():
+        limit.note(position, MIB, gain)
+    advisor.stays(4, MIB)
+    del gains[4]
+    looked_at(limit, gains, 5 * [MIB])
+    assert limit.staying <= {(3, MIB)}
+
+
+def test_a_report_of_another_forward_begins_anew():
+    limit = TimeLimit(SLOWDOWN)
+    for position in (0, 1, 2, 0, 1):
+        limit.holds(position, MIB, MIB * (position + 1))
+    assert limit._looking == [((0, MIB), MIB), ((1, MIB), 2 * MIB)]
 
 
 def test_layers_of_a_kind_are_alike():
@@ -461,6 +498,20 @@ def test_an_engine_leaves_the_tensor_that_was_saved_last(lossy, monkeypatch):
     last = max(choices, key=lambda e: e.position)
     assert (last.codec, last.reason) == (KEEP, WHY_KEPT[NO_LOWER_PEAK])
     assert [e.codec == KEEP for e in choices if e.position not in (0, last.position)] == 5 * [False]
+
+
+def test_two_forwards_of_one_loss_keep_nothing_for_the_peak(monkeypatch):
+    monkeypatch.setattr("cswap.advisor.time_limit.LEAST_S", 1e3)
+    torch.manual_seed(0)
+    model, head = Rectified(6), torch.nn.Linear(64, 64)
+    batches = [torch.randn(1 << 13, 64) for _ in range(2)]
+    with cswap.install(model, workers=0) as handle:
+        for _ in range(12):
+            first, second = (head(model(x)).square().mean() for x in batches)
+            (first + second).backward()
+        stats = handle.stats
+    assert stats.swapped > 0
+    assert "peak" not in stats.kept_by_reason
 
 
 def gelus(layers=4):

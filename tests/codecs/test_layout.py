@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 
 from cswap.codecs.layout import (
+    bytes_of,
     empty_strided,
     flat_numel,
     flatten,
@@ -148,7 +149,7 @@ def test_tensor_at_an_odd_address_is_copied_to_an_even_one():
     flat = flatten(x)
     assert x.data_ptr() % 4 == 1
     assert words_of(flat).tolist() == words_of(x.clone()).tolist()
-    with pytest.raises(UnsupportedError, match="not aligned to 4 bytes"):
+    with pytest.raises(UnsupportedError, match="and aligned to 4 bytes"):
         words_of(x)
 
 
@@ -165,3 +166,10 @@ def test_tensor_at_an_odd_address_is_copied_to_an_even_one():
 def test_what_is_not_plainly_strided_is_refused(make):
     with pytest.raises(UnsupportedError, match="only strided tensors"):
         meta_of(make())
+
+
+def test_arrays_of_no_elements():
+    empty = torch.empty(0)
+    assert bytes_of(empty).dtype == "u1"
+    assert words_of(empty).dtype == "u4"
+    assert bytes_of(empty).size == words_of(empty).size == 0

@@ -76,6 +76,32 @@ def test_an_output_that_the_program_holds_stays():
     assert kept == [0, 1, 2, 3]
 
 
+def test_a_look_at_a_node_in_forward_says_nothing(no_limit):
+    torch.manual_seed(0)
+    linear, kept = nn.Linear(64, 64), []
+    nn.init.constant_(linear.bias, -1.0)
+    net = nn.Sequential(linear, nn.ReLU())
+    with cswap.install(net, min_bytes=0, workers=0, remat=False) as handle:
+        for _ in range(4):
+            x = torch.randn(512, 64)
+            out = net(x)
+            assert torch.equal(out.grad_fn._saved_result, out)
+            loss = out.square().mean()
+            del x, out
+            kept.append(handle.stats.kept_by_reason.get("outlives", 0))
+            loss.backward()
+    assert kept == 4 * [0]
+
+
+def test_explanations_name_them(no_limit):
+    net, x = model(), batch()
+    with cswap.install(net, min_bytes=0, workers=0, remat=False) as handle:
+        for _ in range(3):
+            net(x).square().mean().backward()
+        first = handle.engine.explain()[0]
+    assert (first.position, first.codec, first.reason) == (0, "keep", "the program holds it")
+
+
 @pytest.mark.parametrize("replaces", [True, False])
 def test_an_owner_without_the_memory_does_not_count(run, replaces):
     # Megatron-LM's pipelines do this to outputs (deallocate_output_tensor).

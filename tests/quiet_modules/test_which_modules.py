@@ -10,7 +10,10 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from cswap.config import SwapConfig
+from cswap.engine.engine import SwapEngine
 from cswap.engine.saved.rest import Rest
+from cswap.quiet_modules.stretch import Resting
 from tests.quiet_modules.training import (
     LARGE,
     STEPS,
@@ -224,3 +227,16 @@ def test_graphs_inside_of_a_forward_are_freed_in_a_call_that_learns(install):
     for _ in range(STEPS):
         training.step()
         assert training.model.alive == 0
+
+
+def test_the_limit_of_time_learns_what_a_quiet_module_holds():
+    engine = SwapEngine(SwapConfig(workers=0))
+    packer, limit = engine.packer, engine.advisor.limit
+    assert limit is not None
+    tensors = ((1, 10), (2, 20), (3, 30))
+    engine._state.order.skip(1)  # one that begins the step
+    packer.rest_unseen(Resting(tensors, until=9, limited=frozenset()))
+    assert not limit._looking
+    limit.looks = True
+    packer.rest_unseen(Resting(((4, 5), *((n + 4, size) for n, size in tensors)), 9, frozenset()))
+    assert [held for _, held in limit._looking] == [5, 15, 35, 65]

@@ -6,15 +6,22 @@ seen when backward asks for it and its owner is still there. From the next step 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
 
+from cswap.advisor.live_costs import KEEP
 from cswap.engine.transfer.handle import State
 from cswap.ranks import must_agree
 
 if TYPE_CHECKING:
+    from cswap.advisor.site_history import Explanation
     from cswap.config import SwapConfig
     from cswap.engine.saved.packed import Token
     from cswap.engine.transfer.handle import Handle
+
+
+WHY: Final = "the program holds it"
+"""Reason for such a tensor, in words."""
 
 
 class Outliving:
@@ -44,11 +51,17 @@ class Outliving:
             self.known.discard(key)
         elif self._looks and (handle.state is not State.KEPT or handle.recomputed):
             # Which values are rounded must not depend on when Python collects its garbage.
-            if must_agree(lossy=self._lossy):
+            if self._lossy and must_agree(lossy=True):
                 return
             self.known.add(key)
             if token.shared_use is not None:
                 token.shared_use.seen = True  # the next one needs a handle, which is asked for
+
+    def explained(self, found: Explanation) -> Explanation:
+        """The decision for one call site, if it is not such a tensor; else that it stays."""
+        if (found.position, found.nbytes) not in self.known:
+            return found
+        return replace(found, codec=KEEP, reason=WHY)
 
 
 def _is_held(handle: Handle) -> bool:
