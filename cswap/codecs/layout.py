@@ -128,16 +128,22 @@ def empty_strided(meta: TensorMeta, device: torch.device) -> torch.Tensor:
     return base.as_strided(meta.sizes, meta.strides)
 
 
+def first_bytes(x: torch.Tensor, nbytes: int) -> torch.Tensor:
+    """The first ``nbytes`` of a flat contiguous tensor, [nbytes] uint8, with few calls of torch."""
+    if x.dtype is not torch.uint8:
+        x = x.view(torch.uint8)
+    return x if x.numel() == nbytes else x[:nbytes]
+
+
 def copy_bytes(target: torch.Tensor, source: torch.Tensor, nbytes: int) -> None:
-    """Copy the first ``nbytes`` of contiguous tensors; between CPU tensors with this thread only.
+    """Copy the first ``nbytes`` of flat tensors; between CPU tensors with this thread only.
 
     torch would wake its whole thread team, which would compete with the computation's threads.
     """
     if target.is_cpu and source.is_cpu:
         ctypes.memmove(target.data_ptr(), source.data_ptr(), nbytes)
     else:
-        target_bytes, source_bytes = target.view(torch.uint8), source.view(torch.uint8)
-        target_bytes[:nbytes].copy_(source_bytes[:nbytes], non_blocking=True)
+        first_bytes(target, nbytes).copy_(first_bytes(source, nbytes), non_blocking=True)
 
 
 def address_of(x: torch.Tensor, word: int = 1) -> int:

@@ -8,7 +8,9 @@ from hypothesis import given
 
 from cswap.codecs.layout import (
     bytes_of,
+    copy_bytes,
     empty_strided,
+    first_bytes,
     flat_numel,
     flatten,
     has_gaps,
@@ -173,3 +175,19 @@ def test_arrays_of_no_elements():
     assert bytes_of(empty).dtype == "u1"
     assert words_of(empty).dtype == "u4"
     assert bytes_of(empty).size == words_of(empty).size == 0
+
+
+def test_first_bytes_of_a_tensor():
+    x = torch.arange(4, dtype=torch.int32)
+    assert first_bytes(x, 16).tolist() == x.view(torch.uint8).tolist()
+    assert first_bytes(x, 5).tolist() == [0, 0, 0, 0, 1]
+    memory = x.view(torch.uint8)
+    assert first_bytes(memory, 16) is memory
+
+
+def test_bytes_are_copied_on_a_device():
+    # Of the device "meta" nothing is copied, but sizes have to fit.
+    target = torch.empty(64, dtype=torch.uint8, device="meta")
+    copy_bytes(target, torch.empty(10, device="meta"), 40)
+    with pytest.raises(RuntimeError):
+        copy_bytes(target, torch.empty(10, device="meta"), 65)

@@ -116,7 +116,8 @@ class LinkExecutor(Executor):
             read = self._device.submit(lambda _: None, role="codec", after=tuple(reads))
         handle.event = read
         self._leaving.add(handle, x, read, issued)
-        self._device.when(read, self._leaving.let_go_read)
+        if not _learns_its_size(handle):
+            self._device.when(read, self._leaving.let_go_read)
 
     def _fetch(self, handle: Handle) -> torch.Tensor:
         device = self._device
@@ -189,6 +190,13 @@ class LinkExecutor(Executor):
                 if section.writing is not None:
                     section.writing.exception()  # waits
             patience.pause(handle)
+
+
+def _learns_its_size(handle: Handle) -> bool:
+    # Whether the callback that learns the size has yet to run. It lets go of what has been read.
+    section = handle.sections[0]
+    is_late = len(handle.sections) == 1 and not section.codec.verbatim
+    return is_late and not section.placed and handle.state is State.LEAVING
 
 
 def _arrived(section: Section) -> bool:

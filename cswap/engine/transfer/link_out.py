@@ -10,10 +10,8 @@ from collections import Counter, deque
 from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
-import torch
-
 from cswap.codecs.base import checked_bound, checked_size
-from cswap.codecs.layout import copy_bytes
+from cswap.codecs.layout import copy_bytes, first_bytes
 from cswap.codecs.registry import get_codec
 from cswap.engine.transfer.handle import State
 from cswap.engine.transfer.resources import checksum
@@ -22,6 +20,8 @@ from cswap.errors import CorruptEncodingError, to_raise, without_frames
 if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Future
+
+    import torch
 
     from cswap.codecs.base import LateSize, Stream
     from cswap.devices.base import Event
@@ -200,7 +200,7 @@ class LinkOut:
         after: tuple[Event, ...],
     ) -> Event:
         verbatim = section.codec.verbatim
-        source = payload.view(torch.uint8)[:nbytes]
+        source = first_bytes(payload, nbytes)
 
         def copy(_stream: Stream) -> None:
             copy_bytes(target, source, nbytes)
