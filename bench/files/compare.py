@@ -183,7 +183,7 @@ def _differences(a: Fields, b: Fields) -> list[tuple[str, str, str]]:
     # The digests of the measured files (see `cswap.experiments.files.measured_code`) say nothing to
     # a reader: the number of files that differ does.
     mine, its = ({**environment} for environment in (a, b))
-    files = [(e.pop("measures", None) or {}).get("files", {}) for e in (mine, its)]
+    files = [_digests(environment.pop("measures", None)) for environment in (mine, its)]
     mine, its = _flat(mine), _flat(its)
     n_changed = sum(files[0].get(n) != files[1].get(n) for n in {*files[0], *files[1]})
     changed = [("measured files that differ", "-", str(n_changed))] if n_changed else []
@@ -192,6 +192,11 @@ def _differences(a: Fields, b: Fields) -> list[tuple[str, str, str]]:
         for name in dict.fromkeys((*mine, *its))
         if mine.get(name) != its.get(name)
     ]
+
+
+def _digests(measures: object) -> dict[str, Any]:
+    found = measures.get("files") if isinstance(measures, dict) else None
+    return found if isinstance(found, dict) else {}
 
 
 def _flat(fields: Fields, before: str = "") -> dict[str, str]:

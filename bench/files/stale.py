@@ -79,7 +79,7 @@ def check(path: Path, root: Path = ROOT) -> Check:
     about = (name, commit, str(environment.get("command") or "an unknown command"))
     record = environment.get("measures")
     today = paths_of(kind_of(document, path).name)
-    if isinstance(record, dict) and record.get("paths"):
+    if isinstance(record, dict) and record.get("paths") and isinstance(record.get("files"), dict):
         paths = (*included(record["paths"]), *(p for p in today if p.startswith("!")))
         before: dict[str, str] | None = {
             n: one for n, one in record["files"].items() if is_measured(n, paths)

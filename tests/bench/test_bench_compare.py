@@ -131,6 +131,14 @@ def test_of_the_measured_code_only_the_number_of_changed_files_is_said(tmp_path)
     assert found["environment"] == [["measured files that differ", "-", "2"]]
 
 
+@pytest.mark.parametrize("measures", ["text", ["a"], {}, {"files": None}, {"files": "text"}])
+def test_a_damaged_record_of_the_measured_code_counts_as_none(measures, tmp_path):
+    a = document(row("off", 1.0), measures={"files": {"a.py": "1"}})
+    b = document(row("off", 1.0), measures=measures)
+    found = json.loads(run(tmp_path, a, b, "--json").output)
+    assert ["measured files that differ", "-", "1"] in found["environment"]
+
+
 def test_higher_rates_are_faster():
     rate = Measure("GB/s", ("gb_per_s",), more_is_better=True)
     slow, fast = Figure(10.0, 9.0, 11.0), Figure(20.0, 19.0, 21.0)
