@@ -104,10 +104,10 @@ def decided_by(config: SwapConfig) -> str | None:
 
 
 def patience_of(config: SwapConfig) -> float:
-    """How many times the usual time for a byte the user accepts, by ``slowdown``; at least 1.
+    """Factor of the price of a byte, by ``slowdown``; at least 1.
 
-    Who allows a step to become three times as much longer than usual holds a byte's worth for three
-    times as much time.
+    A user who allows swapping three times as much time as by default pays three times as much time
+    for a byte.
     """
     if config.slowdown is None or config.fit is not None:
         return 1.0
@@ -186,7 +186,7 @@ class _Look(NamedTuple):
 
     @property
     def largest_bytes(self) -> float:
-        # That are held at once, if every leaver leaves.
+        # Most bytes that are held after a tensor, if every leaver leaves.
         return max(self.held)
 
 
@@ -214,7 +214,7 @@ class TimeLimit:
         self._backward_is_next = 0  # step from which that may be taken for granted
         self._factor = 1.0  # the measured sum over the expected one
         self._patience = self._wait = 0  # look-backs before tensors may leave again
-        self._rest = 0  # look-backs to wait for if the next one finds nothing
+        self._next_wait = 0  # look-backs to wait for if the next choice changes nothing
         self._n_steps = 0
         self._began: Moment | None = None
         self._steps: deque[tuple[float, float, float]] = deque(maxlen=STEPS)
@@ -332,12 +332,13 @@ class TimeLimit:
         self._correct(leaving_s, exceeds=exceeds)
         staying = self._choose(look, limit_s / self._factor)
         if staying != self.staying:
-            self.staying, self._rest = staying, 0
+            self.staying, self._next_wait = staying, 0
             # The step that begins makes its choices anew, which takes time of its own.
             self._steps.clear()
             self._began = None
         elif has_room:  # a choice takes a millisecond
-            self._wait, self._rest = self._rest, min(2 * self._rest + 1, MOST_PATIENCE)
+            self._wait = self._next_wait
+            self._next_wait = min(2 * self._wait + 1, MOST_PATIENCE)
 
     def forget(self) -> None:
         """No tensor has to stay, until steps are looked back at again."""

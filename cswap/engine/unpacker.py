@@ -110,8 +110,9 @@ class Unpacker:
         if handle.unpacked == 0:
             base, outliving = handle.base, self._outliving
             is_held = base is not None and base() is not None
+            # Outside of a backward somebody looks at a node, whose tensor exists of course.
             if (is_held or outliving.known) and self._backward != NO_BACKWARD:
-                outliving.note(token)  # else one looks at a node
+                outliving.note(token)
             with self._lock:
                 self._order.asked(handle)
         if lane.overlaps and (lane.ahead or self._follower.depth):

@@ -1,7 +1,7 @@
 """Tensors that the program holds itself while backward runs: a batch, an output, a feature.
 
-To swap one frees nothing: its encoding comes on top of its memory. That a tensor is such a one is
-seen when backward asks for it and its owner is still there. From the next step on it stays.
+To swap such a tensor frees nothing: its encoding comes on top of its memory. It is recognised when
+backward asks for it: the tensor that owns the memory still exists. From the next step on it stays.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WHY: Final = "the program holds it"
 
 
 class Outliving:
-    """Finds these tensors.
+    """Finds the tensors that the program holds.
 
     Attributes:
         known: their position in the step and their bytes.
@@ -58,7 +58,7 @@ class Outliving:
                 token.shared_use.seen = True  # the next one needs a handle, which is asked for
 
     def explained(self, found: Explanation) -> Explanation:
-        """The decision for one call site, if it is not such a tensor; else that it stays."""
+        """The explanation of a call site, changed if the program holds the tensor: it stays."""
         if (found.position, found.nbytes) not in self.known:
             return found
         return replace(found, codec=KEEP, reason=WHY)

@@ -1,0 +1,176 @@
+"""Which tensors of a step have to stay, so that its peak is low: the limit and the engine."""
+
+import pytest
+import torch
+
+import cswap
+from cswap.advisor.advisor import WHY_KEPT, Advisor
+from cswap.advisor.live_costs import KEEP
+from cswap.advisor.time_limit import (
+    LOOK_EVERY,
+    MEASURED_SHARE,
+    NO_LOWER_PEAK,
+    NO_TIME,
+    UNUSED,
+    Gain,
+    Moment,
+    TimeLimit,
+)
+from cswap.config import SwapConfig
+
+MIB = 1 << 20
+STEP_S = 1.0
+SLOWDOWN = 1.1
+LIMIT_S = MEASURED_SHARE * (SLOWDOWN - 1) * STEP_S
+
+
+def looked_at(limit, gains, sizes, steps=LOOK_EVERY, step_s=STEP_S, leaving_s=0.0):
+    """Steps that save tensors of these sizes; those with a gain could leave."""
+    at_s = 0.0
+    for _ in range(steps + 1):
+        moment = Moment(at_s, at_s / step_s * leaving_s, 0.0, 0.0)
+        limit.begin_step(moment, moment)
+        held = 0.0
+        for position, nbytes in enumerate(sizes):
+            gain = gains.get(position)
+            if gain is not None:
+                limit.note(position, nbytes, gain)
+            leaves = gain is not None and not limit.keeps(position, nbytes)
+            held += nbytes - gain.nbytes if leaves else nbytes
+            if limit.looks:
+                limit.holds(position, nbytes, held)
+        at_s += step_s
+    limit.look_back()
+
+
+def test_the_tensor_that_backward_asks_for_first_stays_though_there_is_time():
+    limit = TimeLimit(SLOWDOWN)
+    gains = {n: Gain(LIMIT_S / 100, MIB / 2) for n in range(5)}
+    looked_at(limit, gains, 5 * [MIB])
+    assert limit.staying == {(4, MIB)}
+    assert limit.reason_of(4, MIB) == NO_LOWER_PEAK
+    for _ in range(10):  # and it stays so: what it would have saved is known
+        looked_at(limit, gains, 5 * [MIB])
+        assert limit.staying == {(4, MIB)}
+
+
+@pytest.mark.parametrize("slowdown", [SLOWDOWN, float("inf")])
+def test_other_tensors_that_stay_raise_the_peak_of_late_ones(slowdown):
+    # The large one at position 3 cannot leave: the peak is there, not at the end.
+    limit = TimeLimit(slowdown)
+    gains = {n: Gain(LIMIT_S / 100, MIB / 2) for n in (0, 1, 2, 4)}
+    looked_at(limit, gains, [MIB, MIB, MIB, 32 * MIB, MIB])
+    assert limit.staying == {(4, MIB)}
+    limit.forget()
+    assert not limit.staying
+
+
+def test_with_too_little_time_the_peak_is_as_low_as_it_can_be():
+    limit = TimeLimit(SLOWDOWN)
+    gains = {n: Gain(LIMIT_S / 4, MIB / 2) for n in range(8)}
+    looked_at(limit, gains, 8 * [MIB], leaving_s=2 * LIMIT_S)
+    reasons = {limit.reason_of(*key) for key in limit.staying if key != (7, MIB)}
+    assert reasons == {NO_TIME}
+    assert limit.reason_of(7, MIB) == NO_LOWER_PEAK  # the last one would stay in any case
+    # Four have to stay at least (with the correction of times); the last ones cost the least peak.
+    n_stay = len(limit.staying)
+    assert n_stay >= 4
+    assert limit.staying == {(n, MIB) for n in range(8 - n_stay, 8)}
+
+
+def test_steps_of_two_sizes_are_not_taken_for_one():
+    limit = TimeLimit(SLOWDOWN)
+    short = {n: Gain(LIMIT_S / 100, MIB / 2) for n in range(5)}
+    long = {n: Gain(LIMIT_S / 100, MIB) for n in range(5)}
+    looked_at(limit, long, 5 * [2 * MIB])
+    assert limit.staying == {(4, 2 * MIB)}
+    for _ in range(2):  # nothing is said about these while those may come back
+        looked_at(limit, short, 5 * [MIB])
+        assert limit.staying == {(4, 2 * MIB)}
+    looked_at(limit, short, 5 * [MIB], steps=UNUSED + LOOK_EVERY)
+    assert limit.staying == {(4, MIB)}
+
+
+def test_where_the_next_forward_comes_before_the_backward_no_peak_decides():
+    limit = TimeLimit(SLOWDOWN)
+    gains = {n: Gain(LIMIT_S / 100, MIB / 2) for n in range(5)}
+    looked_at(limit, gains, 5 * [MIB])
+    assert limit.staying
+    ended = Moment(100.0, 1.0, 0.0, 0.0)
+    limit.begin_step(ended, ended)
+    limit.begin_step(Moment(101.0, 1.1, 0.0, 0.0), ended)  # tensors have left, none was asked for
+    assert not limit.staying
+    looked_at(limit, gains, 5 * [MIB])
+    assert not limit.staying
+    looked_at(limit, gains, 5 * [MIB], steps=UNUSED + LOOK_EVERY)
+    assert limit.staying == {(4, MIB)}
+
+
+def test_a_tensor_that_never_leaves_takes_no_time():
+    advisor = Advisor(SwapConfig(), None)
+    limit = advisor.limit
+    assert limit is not None
+    gains = {n: Gain(LIMIT_S / 100, MIB / 2) for n in range(4)} | {4: Gain(9 * LIMIT_S, MIB / 2)}
+    for position, gain in gains.items():
+        limit.note(position, MIB, gain)
+    advisor.stays(4, MIB)
+    del gains[4]
+    looked_at(limit, gains, 5 * [MIB])
+    assert limit.staying <= {(3, MIB)}
+
+
+def test_a_report_of_another_forward_begins_anew():
+    limit = TimeLimit(SLOWDOWN)
+    for position in (0, 1, 2, 0, 1):
+        limit.holds(position, MIB, MIB * (position + 1))
+    assert limit._looking == [((0, MIB), MIB), ((1, MIB), 2 * MIB)]
+
+
+class Rectified(torch.nn.Module):
+    """Layers of one size. Each saves what a codec halves, and cannot compute it again."""
+
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(64, 64) for _ in range(layers))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return x
+
+
+@pytest.mark.parametrize("lossy", ["off", "int8"])
+def test_an_engine_leaves_the_tensor_that_was_saved_last(lossy, monkeypatch):
+    monkeypatch.setattr("cswap.advisor.time_limit.LEAST_S", 1e3)
+    torch.manual_seed(0)
+    model, head, x = Rectified(6), torch.nn.Linear(64, 64), torch.randn(1 << 13, 64)
+    options = {"codec": "auto", "lossy": lossy, "workers": 0}
+    with cswap.install(model, **options) as handle:
+        held = []
+        for _ in range(12):
+            out = model(x)
+            stats = handle.engine.stats
+            held.append((stats.kept_by_reason.get("peak", 0), stats.device_bytes))
+            loss = head(out).square().mean()
+            del out
+            loss.backward()
+        choices = handle.engine.explain()
+    assert held[-1][0] > held[3][0] == 0
+    assert held[-1][1] - held[3][1] == 2 * MIB  # one of them
+    last = max(choices, key=lambda e: e.position)
+    assert (last.codec, last.reason) == (KEEP, WHY_KEPT[NO_LOWER_PEAK])
+    assert [e.codec == KEEP for e in choices if e.position not in (0, last.position)] == 5 * [False]
+
+
+def test_two_forwards_of_one_loss_keep_nothing_for_the_peak(monkeypatch):
+    monkeypatch.setattr("cswap.advisor.time_limit.LEAST_S", 1e3)
+    torch.manual_seed(0)
+    model, head = Rectified(6), torch.nn.Linear(64, 64)
+    batches = [torch.randn(1 << 13, 64) for _ in range(2)]
+    with cswap.install(model, workers=0) as handle:
+        for _ in range(12):
+            first, second = (head(model(x)).square().mean() for x in batches)
+            (first + second).backward()
+        stats = handle.stats
+    assert stats.swapped > 0
+    assert "peak" not in stats.kept_by_reason
