@@ -131,6 +131,12 @@ def _install_on(
         earlier.remove()
     recomputed = Recomputed(model, recompute)
     hooks = ModuleHooks(model, engine, _ScopeRules(engine.config), entry)
+    hooks.track(recompute)
+    if fit is not None:
+        fit.on_recompute = hooks.track
+    hooks.track(recompute)
+    if fit is not None:
+        fit.on_recompute = hooks.track
     installed = (hooks, recomputed) if fit is None else (fit, hooks, recomputed)
     hooks.handle = InstallHandle(engine, installed, fit)
     return hooks.handle

@@ -40,7 +40,6 @@ from cswap.quiet_modules.stretch import Tracked
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from cswap.config import SwapConfig
     from cswap.engine.engine import SwapEngine
     from cswap.engine.saved.module_stack import Scope, ScopeStack
     from cswap.removable import Removable
@@ -193,14 +192,15 @@ class ModuleHooks:
             scope_of: gives the rules of a module; asked about parents before children.
             entry: name of the model's method during which the hooks are on.
         """
-        self._engine = engine
+        self._engine, self._model = engine, model
         self._guard = make_guard(model, engine)
         self._patches: list[ModulePatch] = []
         scopes = {path: scope_of(path, module) for path, module in model.named_modules()}
-        self._call = _ModelCall(model, engine, scopes[""], entry)
-        for path, module in model.named_modules():
-            if path and _may_save(module, engine.config):
-                self._track(module, scopes[path])
+        self._call = _ModelCall(model, engine, scopes.pop(""), entry)
+        self._others = scopes  # of modules that are not tracked
+        self.track(
+            path for path, module in model.named_modules() if type(module) not in _SAVE_NOTHING
+        )
         patch = ModulePatch(model)
         self._patches.append(patch)
         if entry == "forward":
@@ -211,6 +211,13 @@ class ModuleHooks:
         forward.installed = self  # type: ignore[attr-defined]
         patch.set(entry, types.MethodType(forward, model))
         patch.set("_replicate_for_data_parallel", mark(self._call.replicate))
+
+    def track(self, paths: Iterable[str]) -> None:
+        """Track these modules, too, from the next call of the model on: they save tensors."""
+        for path in paths:
+            module, scope = self._model.get_submodule(path), self._others.pop(path, None)
+            if scope is not None and not isinstance(module, torch.jit.ScriptModule):
+                self._track(module, scope)
 
     def remove(self) -> None:
         """Take everything off the model."""
@@ -262,15 +269,8 @@ class ModuleHooks:
 
 
 _SAVE_NOTHING: Final = (torch.nn.Identity, torch.nn.Sequential)
-
-
-def _may_save(module: torch.nn.Module, config: SwapConfig) -> bool:
-    # Whether tensors are saved in this module itself, rather than in its children. Two hooks take
-    # some microseconds for each module in every step.
-    if type(module) in _SAVE_NOTHING:
-        # A module that is recomputed saves its inputs.
-        return config.fit is not None or config.plan is not None
-    return not isinstance(module, torch.jit.ScriptModule)
+"""Modules that save nothing themselves, unless they are recomputed: then they save their inputs.
+The hooks of each tracked module take some microseconds in every step."""
 
 
 class _ModelCall:

@@ -7,8 +7,8 @@ planning    the same, until a thread beside the training has made the plan (solv
 obeying     the plan; each step is measured, and the next plan corrected by that (correction.py). A
             step of other tensors (drift) is explored again. When the tensors' times have been
             measured under the plan (way_times.py), another plan is made with these, and obeyed if
-            it takes less time. At most `MOST_REPRICED` times; the last time, the plan that took the
-            least time is obeyed from then on.
+            it takes less time. At most `MOST_REPRICED` times. In the end, or if such a plan turns out
+            to be above the limit, the plan that took the least time is obeyed.
             Where no plan holds the limit, the smallest one is obeyed; if it does not either, an
             error names what it takes.
 
@@ -42,8 +42,11 @@ from cswap.selectors import Selectors
 from cswap.units import show_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
     from cswap.config import SwapConfig
     from cswap.engine.engine import SwapEngine
+    from cswap.fit.problem import Key
     from cswap.fit.seen import Step
 
 EXPLORED: Final = 3
@@ -84,7 +87,13 @@ class _Planned(NamedTuple):
 
 
 class FitController:
-    """Holds the goal of one installed model, until `remove`."""
+    """Holds the goal of one installed model, until `remove`.
+
+    Attributes:
+        on_recompute: called with the paths of the modules that are recomputed from now on.
+    """
+
+    on_recompute: Callable[[Collection[str]], None]
 
     def __init__(self, model: torch.nn.Module, engine: SwapEngine, asked: Asked) -> None:
         """Begin with the next step.
@@ -113,6 +122,7 @@ class FitController:
         self._timer: RegionTimer | None = None
         self._phase: Phase = "exploring"
         self._explored: list[Step] = []
+        self._again: frozenset[Key] | None = None  # tensors that can be computed again, so far
         self._problem: Problem | None = None
         self._planning: Background[_Planned] | None = None
         self._plan: FitPlan | None = None
@@ -208,10 +218,21 @@ class FitController:
             self._give_up("several threads save tensors of this model")
         elif step.n_uses and self._phase == "exploring":
             self._explored.append(step)
-            if len(self._explored) >= EXPLORED:
+            if len(self._explored) < EXPLORED:
+                self._look_elsewhere(step)
+            else:
                 self._pose()
         if self._planning is not None and self._planning.done:
             self._take_plan()
+
+    def _look_elsewhere(self, step: Step) -> None:
+        # For ways that tensors have if others are stored.
+        limit, saved = self._asked.limit_bytes, self._chooser.saved(step)
+        if saved:
+            room = math.inf if limit is None else self._correction.room(limit, self._other)
+            problem = Problem(saved, (), in_line=self._chooser.unified)
+            self._chooser.stored = problem.in_the_way(room, self._again)
+            self._again = problem.computed_again()
 
     def _look_back(self, step: Step) -> None:
         # On a step that obeyed the plan.
@@ -254,14 +275,22 @@ class FitController:
             if over:
                 self._raise_unreachable(limit_bytes, look.measured)
         elif over:
+            before = self._timed_before(plan) or self._correction.too_much(look)
             self._timed.clear()
-            before = self._correction.too_much(look)
             if before is None:
                 self._begin_planning()
             else:
                 self._obey(before)
         elif self._since > SETTLING + 1 and self._correction.may_loosen(look):
             self._begin_planning()
+
+    def _timed_before(self, plan: FitPlan) -> FitPlan | None:
+        # The fastest plan that held the limit before this one was made with measured times.
+        others = [one for one in self._timed if one is not plan]
+        if not others:
+            return None
+        self._repriced = MOST_REPRICED
+        return min(others, key=self._with_measured_times().added_s)
 
     def _keep_time(self) -> None:
         slowdown, plain_s = self._asked.slowdown, self._plain_s
@@ -312,6 +341,7 @@ class FitController:
         self._explored, self._planning, self._repriced = [], None, 0
         self._compares, self._measured_s, self._timed = False, None, []
         self._chooser.exploring, self._chooser.inputs_of = True, frozenset()
+        self._chooser.stored, self._again = frozenset(), None
         self._chooser.forget()
         self._stop_timer()
         if self._engine.config.remat:
@@ -372,7 +402,8 @@ class FitController:
         self._plan, self._phase, self._since, self._measured = plan, "obeying", 0, None
         self._measured_s = None
         self._chooser.obey(plan.decided, plan.regions)
-        self._regions.recompute(plan.regions)
+        if self._regions.recompute(plan.regions):
+            self.on_recompute(plan.regions)
         self._engine.renumber()  # tensors that stay have no position
         log.info("fit: %s", self.goal)
 

@@ -4,6 +4,11 @@ Note [everything is swapped]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 While a step is explored, each tensor is held in the way that takes the fewest bytes. So a goal that
 can be reached is nearly held from the first step on, and every way is measured where it is used.
+
+Computed again, a tensor's inputs may be computed again, too, up to `GOAL_DEPTH` operators in a row.
+So a convolution that runs again hides ways of the tensors after it. As far as the limit allows it,
+such tensors are stored in the steps after the first (`Problem.in_the_way`). The ways of all these
+steps are known then.
 """
 
 from __future__ import annotations
@@ -23,13 +28,13 @@ from cswap.codecs.registry import get_codec
 from cswap.engine.order.chooser import Choice
 from cswap.engine.saved.packed import Kept, PackedView
 from cswap.engine.transfer.handle import State
-from cswap.fit.problem import DWELL, Key, Saved, Way
-from cswap.fit.seen import SeenTensor, Step, WayNotes
+from cswap.fit.problem import DWELL, Key, Need, Saved, Way
+from cswap.fit.seen import SeenFormula, SeenTensor, Step, WayNotes
 from cswap.fit.way_times import WayTimes
 from cswap.pool import size_class
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from cswap.advisor.cost import Candidate
     from cswap.engine.engine import SwapEngine
@@ -48,12 +53,16 @@ LEAST_RATIO: Final = 1.02
 """A codec that takes off less is no way to hold a tensor, where host memory is device memory."""
 
 
+NO_FORMULA: Final = SeenFormula()
+
+
 class GoalChooser:
     """Tells an engine how to hold each tensor, and sees the result.
 
     Attributes:
         step: the one that runs.
         exploring: whether each tensor is held in its smallest way.
+        stored: meanwhile, first saves of tensors that are not computed again.
         decided: else, how to hold each tensor; others are held in their smallest way.
         inputs_of: paths of the modules that are recomputed: they save their inputs. Both: `obey`.
         unified: whether host memory is device memory.
@@ -88,6 +97,7 @@ class GoalChooser:
         self._leaving: dict[int, SeenTensor] = {}
         self.unified = unified
         self.exploring = True
+        self.stored: frozenset[Key] = frozenset()
         self.decided: Mapping[Key, Decided] = {}
         self.inputs_of: frozenset[str] = frozenset()
         self.several_forwards = self._missed = False
@@ -95,6 +105,7 @@ class GoalChooser:
         self._thread = threading.get_ident()
         self._count: Counter[tuple[str, int]] = Counter()
         self._ways: dict[Key, dict[str, Way]] = {}
+        self._formulas: dict[Key, SeenFormula] = {}
         self._notes: dict[tuple[Key, str], WayNotes] = {}
         self._small: set[int] = set()
         self._kept_inputs: set[Key] = set()
@@ -140,11 +151,13 @@ class GoalChooser:
     def forget(self) -> None:
         """Ask anew for the ways to hold each tensor."""
         self._ways.clear()
+        self._formulas.clear()
         self._notes.clear()
         self.times.forget()
 
     def saved(self, step: Step) -> list[Saved]:
         """The tensors of an explored step that backward used, with their ways as measured."""
+        firsts = {one.names[0]: one for one in step.seen.values()}
         return [
             Saved(
                 tuple(one.names),
@@ -153,12 +166,21 @@ class GoalChooser:
                 one.born,
                 one.first_use,
                 one.gone - 1 if one.gone > one.last_use else one.last_use + DWELL,
-                tuple(name for other in one.inputs for name in other.names),
+                tuple(self._needs(formula, firsts)),
                 min(max(one.left - 1, one.born), max(one.first_use - 1, one.born)),
+                formula.depth,
+                formula.product,
             )
             for one in step.seen.values()
             if one.last_use
+            for formula in [self._formulas.get(one.names[0], NO_FORMULA)]
         ]
+
+    @staticmethod
+    def _needs(formula: SeenFormula, firsts: Mapping[Key, SeenTensor]) -> Iterator[Need]:
+        for first, depth in formula.inputs:
+            one = firsts.get(first)
+            yield from (Need(name, depth) for name in ([first] if one is None else one.names))
 
     # ------------------------------------------------------------ by the engine
 
@@ -189,15 +211,18 @@ class GoalChooser:
             return None
         self._decided = handle
         key = self._name(tensor, handle.site.scope)
-        one = self._see(handle, key)
+        self._see(handle, key)
         action = None if self.exploring else self._planned(key, handle, again_s)
         if action is None:
             again = again_s()
             if again is not None and self.exploring:
-                one.inputs = self._inputs_of(handle)
-            if key not in self._ways:
-                self._ways[key] = self._ways_of(handle.raw_nbytes, again, candidates())
-            action = min(self._measured(key), key=lambda w: (w.held_bytes, w.added_s)).action
+                self._note_formula(key, handle)
+            ways = self._ways.get(key)
+            if ways is None:
+                ways = self._ways[key] = self._ways_of(handle.raw_nbytes, candidates())
+            if again is not None and REMAT not in ways:
+                ways[REMAT] = Way(REMAT, 0, again + HOOKS_S)
+            action = self._smallest(key)
         if action in (KEEP, REMAT):
             return Choice(action)
         notes = self._notes.setdefault((key, action), WayNotes(action))
@@ -297,12 +322,8 @@ class GoalChooser:
             return False
         return not self._milder.allows(handle.site.kind, action)
 
-    def _ways_of(
-        self, nbytes: int, again_s: float | None, candidates: tuple[Candidate, ...]
-    ) -> dict[str, Way]:
+    def _ways_of(self, nbytes: int, candidates: tuple[Candidate, ...]) -> dict[str, Way]:
         found = {KEEP: Way(KEEP, nbytes, 0.0)}
-        if again_s is not None:
-            found[REMAT] = Way(REMAT, 0, again_s + HOOKS_S)
         for one in candidates:
             if one.codec == KEEP:
                 continue
@@ -311,6 +332,11 @@ class GoalChooser:
             elif one.ratio >= LEAST_RATIO:  # raw bytes that move there gain nothing
                 found[one.codec] = Way(one.codec, size_class(int(one.nbytes)), one.device_s)
         return found
+
+    def _smallest(self, key: Key) -> str:
+        stored = self.exploring and key in self.stored
+        ways = [w for w in self._measured(key) if not (stored and w.action == REMAT)]
+        return min(ways, key=lambda w: (w.held_bytes, w.added_s)).action
 
     def _measured(self, key: Key) -> tuple[Way, ...]:
         return tuple(self._corrected(key, way) for way in self._ways[key].values())
@@ -351,16 +377,20 @@ class GoalChooser:
         if self.unified and tensor not in self._owned:  # a buffer can look like another tensor
             self._used.add(tensor.untyped_storage())
 
-    def _inputs_of(self, handle: Handle) -> list[SeenTensor]:
+    def _note_formula(self, key: Key, handle: Handle) -> None:
         owner = handle.token()
         remat = None if owner is None else owner.remat
-        found = []
-        for packed in () if remat is None else remat.inputs:
+        if remat is None:
+            return
+        inputs: list[tuple[Key, int]] = []
+        distances = remat.distances
+        for packed, distance in zip(remat.inputs, distances, strict=True):
             if isinstance(packed, PackedView):
                 other = packed.token.handle
-                one = self.step.seen.get((other.step, other.position))
-                found += [] if one is None else [one]
-        return found
+                below = self.step.seen.get((other.step, other.position))
+                inputs += [] if below is None else [(below.names[0], distance)]
+        depth = max(distances, default=1)
+        self._formulas[key] = SeenFormula(tuple(inputs), depth, remat.formula.product)
 
     def _bytes_once(self, tensor: torch.Tensor) -> int:
         storage = tensor.untyped_storage()

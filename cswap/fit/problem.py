@@ -12,6 +12,7 @@ takes its input's bytes, and from its first use in backward on the raw bytes of 
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from copy import copy
 from dataclasses import dataclass
@@ -20,9 +21,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from cswap.advisor.live_costs import KEEP, REMAT
+from cswap.engine.recomputer import GOAL_DEPTH
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -70,6 +72,18 @@ class Way:
     in_step: bool = False
 
 
+class Need(NamedTuple):
+    """A save from which a tensor is computed again.
+
+    Attributes:
+        name: of the save.
+        depth: number of operators in a row from it to the tensor.
+    """
+
+    name: Key
+    depth: int
+
+
 @dataclass(frozen=True, slots=True)
 class Saved:
     """One saved tensor of a step.
@@ -81,9 +95,11 @@ class Saved:
         born: moment of its save.
         first_use: moment of its first use in backward.
         last: moment of its last use, or the last at which the operator still holds it.
-        needs: names of the saves from which it is computed again, if it can be. In a module that is
+        needs: the saves from which it is computed again, if it can be. In a module that is
             recomputed these are not there.
         left: last moment at which forward itself holds its memory; 0: that of its save.
+        depth: number of operators in a row that compute it again, if its inputs are there.
+        product: whether a matrix product or a convolution is one of these.
     """
 
     names: tuple[Key, ...]
@@ -92,8 +108,15 @@ class Saved:
     born: int
     first_use: int
     last: int
-    needs: tuple[Key, ...] = ()
+    needs: tuple[Need, ...] = ()
     left: int = 0
+    depth: int = 1
+    product: bool = False
+
+    @property
+    def may_run_again(self) -> bool:
+        """Whether it can be computed again."""
+        return any(way.action == REMAT for way in self.ways)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +143,9 @@ class Region:
 
     def prevents(self, saved: Saved) -> bool:
         """Whether a tensor outside of it cannot be computed again while it is recomputed."""
-        return not self.has(saved) and any(is_within(n.scope, self.path) for n in saved.needs)
+        return not self.has(saved) and any(
+            is_within(need.name.scope, self.path) for need in saved.needs
+        )
 
 
 def is_within(scope: str, path: str) -> bool:
@@ -171,6 +196,8 @@ class Problem:
         regions: that may be recomputed; one may lie in another.
         members: by region, the indices of its tensors.
         prevented: by region, the indices of the tensors that it keeps from being computed again.
+        too_deep: indices of tensors that cannot all be computed again: one needs the next, and
+            together they are more than `GOAL_DEPTH` operators in a row.
     """
 
     def __init__(
@@ -195,6 +222,7 @@ class Problem:
         self.prevented = tuple(
             frozenset(i for i, s in enumerate(self.saved) if r.prevents(s)) for r in self.regions
         )
+        self.too_deep = tuple(self._too_deep())
 
     def having(self, saved: Collection[Saved]) -> Problem:
         """The problem without regions, with other prices.
@@ -206,6 +234,58 @@ class Problem:
         found.saved = tuple(saved)
         found.regions = found.members = found.prevented = ()
         return found
+
+    def _too_deep(self) -> Iterator[frozenset[int]]:
+        numbers = {name: i for i, s in enumerate(self.saved) for name in s.names}
+
+        def deeper(chain: tuple[int, ...], depth: int) -> Iterator[frozenset[int]]:
+            for name, more in self.saved[chain[-1]].needs:
+                below = numbers.get(name)
+                if below is None or below in chain or not self.saved[below].may_run_again:
+                    continue
+                if depth + more + self.saved[below].depth > GOAL_DEPTH:
+                    yield frozenset((*chain, below))
+                else:
+                    yield from deeper((*chain, below), depth + more)
+
+        found = (deeper((i,), 0) for i, one in enumerate(self.saved) if one.may_run_again)
+        yield from set(itertools.chain.from_iterable(found))
+
+    def in_the_way(self, room_bytes: float, before: Collection[Key] | None) -> frozenset[Key]:
+        """Tensors that hide ways of the tensors after them while they are computed again.
+
+        These are tensors for which products run again, and those whose own ways were hidden before.
+        Where the room is not enough, of the first only those count after which a tensor has no such
+        way.
+
+        Args:
+            room_bytes: for saved tensors, if these are stored and all others have their smallest
+                ways.
+            before: first saves of the tensors that could be computed again before the last
+                exploration; None: it was the first one.
+
+        Returns:
+            Their first saves.
+        """
+        again = [i for i, s in enumerate(self.saved) if s.may_run_again]
+        products = [i for i in again if self.saved[i].product]
+        hiding = [i for i in products if i + 1 < len(self.saved) and i + 1 not in again]
+        late = [i for i in again if before is not None and self.saved[i].names[0] not in before]
+        for found in ({*products, *late}, {*hiding, *late}, {*hiding}):
+            ways = {
+                i: min(
+                    (w for w in one.ways if not (w.action == REMAT and i in found)),
+                    key=lambda way: way.held_bytes,
+                )
+                for i, one in enumerate(self.saved)
+            }
+            if self.plan(ways, ()).peak_bytes <= room_bytes:
+                return frozenset(self.saved[i].names[0] for i in found)
+        return frozenset()
+
+    def computed_again(self) -> frozenset[Key]:
+        """First saves of the tensors that can be computed again."""
+        return frozenset(one.names[0] for one in self.saved if one.may_run_again)
 
     def added_s(self, plan: FitPlan) -> float:
         """Seconds that a plan without regions adds to a step, at this problem's prices."""

@@ -42,6 +42,21 @@ class WayNotes:
             self.device_s = before + WEIGHT * (device_s - before)
 
 
+@dataclass(frozen=True, slots=True)
+class SeenFormula:
+    """How a tensor can be computed again.
+
+    Attributes:
+        inputs: the first save of each of its inputs, and the number of operators in a row from that
+            input to the tensor.
+        depth, product: see `cswap.fit.problem.Saved`.
+    """
+
+    inputs: tuple[tuple[Key, int], ...] = ()
+    depth: int = 1
+    product: bool = False
+
+
 @dataclass(slots=True)
 class SeenTensor:
     """A saved tensor in the step that runs; moments as of `cswap.fit.problem.Saved`.
@@ -53,7 +68,6 @@ class SeenTensor:
         first_use: moment; 0: not yet.
         last_use: likewise.
         gone: moment at which autograd had let go of it; 0: not seen.
-        inputs: from which it is computed again.
         left: moment at which forward had let go of its memory; 0: not seen.
     """
 
@@ -63,7 +77,6 @@ class SeenTensor:
     first_use: int = 0
     last_use: int = 0
     gone: int = 0
-    inputs: list[SeenTensor] = field(default_factory=list)
     left: int = 0
 
 

@@ -107,8 +107,9 @@ class _Table:
             LinearConstraint(ones(once), 1.0, 1.0),
         ]
         if apart:
-            cells = [(row, column) for row, pair in enumerate(apart) for column in pair]
-            constraints.append(LinearConstraint(ones(cells), -np.inf, 1.0))
+            cells = [(row, column) for row, columns in enumerate(apart) for column in columns]
+            most_of = np.array([len(columns) - 1.0 for columns in apart])
+            constraints.append(LinearConstraint(ones(cells), -np.inf, most_of))
         if math.isfinite(limit_s):
             row = np.append(added, 0.0)[None, :]
             constraints.append(LinearConstraint(row, -np.inf, MS * limit_s))
@@ -144,18 +145,20 @@ class _Table:
             for i in ([v.index] if v.way is not None else self._problem.members[v.index])
         ]
 
-    def _apart(self) -> list[tuple[int, int]]:
-        # Pairs of variables of which one may be 1: a tensor computed again, a region against that.
+    def _apart(self) -> list[list[int]]:
+        # Variables that cannot all be 1: a tensor computed again and a region that prevents it, or
+        # tensors that would be computed from each other in too many operators.
         again = {
             v.index: c for c, v in enumerate(self._variables) if v.way and v.way.action == REMAT
         }
-        return [
-            (again[i], column)
+        prevented = [
+            [again[i], column]
             for column, variable in enumerate(self._variables)
             if variable.way is None
             for i in self._problem.prevented[variable.index]
             if i in again
         ]
+        return prevented + [[again[i] for i in chain] for chain in self._problem.too_deep]
 
     def _plan(self, x: NDArray[np.float64]) -> FitPlan:
         chosen = [v for v, value in zip(self._variables, x[:-1], strict=True) if value > 0.5]
@@ -178,6 +181,7 @@ class _Search:
     def changes(self) -> list[tuple[float, NDArray[np.float64], int, Way | None]]:
         """Every change: seconds that it adds, bytes at each moment, index, way (None: region)."""
         problem = self.problem
+        again = {i for i, way in self.ways.items() if way.action == REMAT}
         found: list[tuple[float, NDArray[np.float64], int, Way | None]] = []
         for i, now in self.ways.items():
             before = problem.bytes_of(i, now)
@@ -185,11 +189,10 @@ class _Search:
                 (w.added_s - now.added_s, problem.bytes_of(i, w) - before, i, w)
                 for w in problem.saved[i].ways
                 if w is not now
-                if w.action != REMAT or not any(i in problem.prevented[r] for r in self.regions)
+                if w.action != REMAT or self._may_run(i, again)
             ]
         for n, region in enumerate(problem.regions):
             inside = problem.members[n]
-            again = {i for i, way in self.ways.items() if way.action == REMAT}
             if all(i in self.ways for i in inside) and not problem.prevented[n] & again:
                 change = problem.bytes_of_region(n)
                 for i in inside:
@@ -197,6 +200,13 @@ class _Search:
                 added_s = region.added_s - sum(self.ways[i].added_s for i in inside)
                 found.append((added_s, change, n, None))
         return found
+
+    def _may_run(self, index: int, again: set[int]) -> bool:
+        # Whether a tensor can be computed again besides these.
+        problem = self.problem
+        if any(index in problem.prevented[r] for r in self.regions):
+            return False
+        return not any(index in chain and chain - {index} <= again for chain in problem.too_deep)
 
     def take(self, change: tuple[float, NDArray[np.float64], int, Way | None]) -> None:
         """Make a change."""

@@ -143,6 +143,19 @@ class Remat:
     constants: tuple[Constant, ...]
     settings: Settings
 
+    @property
+    def distances(self) -> tuple[int, ...]:
+        """By input, the most operators in a row from it to the result."""
+        n_inputs, steps = len(self.inputs), self.formula.steps
+        distances = [0] * (n_inputs + len(self.constants) + len(steps))
+        for k in reversed(range(len(steps))):
+            step, result = steps[k], len(distances) - len(steps) + k
+            above = distances[result] + (step.operator != VIEW)
+            for n in step.operands:
+                if n is not None:
+                    distances[n] = max(distances[n], above)
+        return tuple(distances[:n_inputs])
+
     def run(self, inputs: Sequence[torch.Tensor], exact: bool = True) -> torch.Tensor:
         """Compute the tensor again.
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from cswap.fit.controller import _made
+from cswap.fit.controller import FitController, _made
 from cswap.fit.goal_chooser import LOOK_EVERY
 from cswap.fit.problem import Decided, Key, Problem, Region, Saved, Way
 from cswap.fit.seen import SeenTensor, Step
@@ -166,6 +166,33 @@ def test_the_fastest_plan_is_obeyed_at_last(make_training, sizes, install, slow,
     assert any(now != first for now in seen)
     assert seen[-1] == first
     assert seen[-2 * LOOK_EVERY :] == [first] * (2 * LOOK_EVERY)
+
+
+def test_a_plan_of_measured_times_that_is_above_the_limit_gives_way(
+    make_training, sizes, install, slow, monkeypatch
+):
+    training = make_training("blocks")
+    resident, saved = sizes(training)
+    handle = install(training.model, fit=int(resident + 0.75 * saved))
+    train(training, 10)
+    first = chosen(handle)
+    slow.update(dict.fromkeys(first, 0.01))
+    keep_limit = FitController._keep_limit
+    plans = []
+
+    def above(self, limit_bytes, plan):
+        now = chosen(handle)
+        if not plans or now != plans[-1]:
+            plans.append(now)
+        if now != first:
+            self._measured = limit_bytes + 1
+        keep_limit(self, limit_bytes, plan)
+
+    monkeypatch.setattr(FitController, "_keep_limit", above)
+    train(training, 6 * LOOK_EVERY)
+    assert len(plans) == 3
+    assert plans[1] != first
+    assert plans[2] == chosen(handle) == first
 
 
 def test_the_predicted_slowdown_follows_the_measured_times(make_training, sizes, install, slow):

@@ -1,0 +1,81 @@
+"""Which ways to hold a tensor the explored steps of a goal find, and plans that can be kept."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from cswap.fit.controller import EXPLORED
+
+STEPS = 12
+
+
+@pytest.fixture
+def explored(make_training, sizes, install):
+    """A training of residual blocks with batch norms under a goal, after its first plan."""
+
+    def make(share):
+        mine, plain = make_training("convolutions"), make_training("convolutions")
+        resident, saved = sizes(mine)
+        handle = install(mine.model, fit=int(resident + share * saved))
+        for n in range(STEPS):
+            for one in (mine, plain):
+                torch.manual_seed(n)
+                one.gradients = one.step()
+            assert all(map(torch.equal, mine.gradients, plain.gradients))
+            if n == EXPLORED:
+                assert handle.goal.phase == "obeying"
+        return mine, handle
+
+    return make
+
+
+def chain_of(handle, scope):
+    """Whether the first tensor that a module saves can be computed again, and what that needs."""
+    saved = handle._fit._problem.saved
+    one = next(s for s in saved if s.names[0].scope == scope)
+    return one.may_run_again, {need.name.scope for need in one.needs}
+
+
+def test_sums_of_blocks_can_be_computed_again_where_convolutions_need_not(explored):
+    _, handle = explored(0.8)
+    for block in ("2", "3"):
+        may_run_again, needs = chain_of(handle, block)
+        assert may_run_again
+        assert f"{block}.body.4" in needs  # the sum's norm
+    assert "convolution" not in handle.goal.actions
+
+
+@pytest.mark.parametrize("share", [0.9, 0.8, 0.65, 0.5, 0.4])
+def test_a_plan_of_these_ways_can_be_kept(explored, share):
+    mine, handle = explored(share)
+    fit = handle._fit
+    assert fit._plan.counts["remat"] > 0
+    assert share < 0.8 or fit._problem.too_deep
+    seen = []
+    for _ in range(3):
+        mine.step()
+        seen.append(fit._chooser.step.unknown_bytes)
+    assert seen == [0, 0, 0]
+    assert handle.goal.held
+    assert handle.stats.fallbacks == 0
+
+
+def test_containers_have_hooks_only_while_they_are_recomputed(monkeypatch, install):
+    monkeypatch.setattr("cswap.remat.operators._PRODUCTS", {})
+
+    def block():
+        layers = [torch.nn.Linear(32, 32), torch.nn.Tanh(), torch.nn.Linear(32, 32)]
+        return torch.nn.Sequential(*layers)
+
+    model = torch.nn.Sequential(*(block() for _ in range(4)))
+    handle = install(model, fit="min", slowdown=100.0)
+    for _ in range(STEPS):
+        model(torch.randn(256, 32)).sum().backward()
+    recomputed = set(handle.goal.modules)
+    assert recomputed
+    for path, module in model.named_children():
+        assert bool(module._forward_hooks) == (path in recomputed)
+    assert handle.stats.fallbacks == 0
+    handle.remove()
+    assert not any(m._forward_hooks for m in model.modules())
