@@ -7,8 +7,8 @@ planning    the same, until a thread beside the training has made the plan (solv
 obeying     the plan; each step is measured, and the next plan corrected by that (correction.py). A
             step of other tensors (drift) is explored again. When the tensors' times have been
             measured under the plan (way_times.py), another plan is made with these, and obeyed if
-            it takes less time. At most `MOST_REPRICED` times. In the end, or if such a plan turns out
-            to be above the limit, the plan that took the least time is obeyed.
+            it takes less time. At most `MOST_REPRICED` times. In the end, or if such a plan turns
+            out to be above the limit, the plan that took the least time is obeyed.
             Where no plan holds the limit, the smallest one is obeyed; if it does not either, an
             error names what it takes.
 
