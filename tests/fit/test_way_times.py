@@ -178,7 +178,7 @@ def test_a_plan_of_measured_times_that_is_above_the_limit_gives_way(
     first = chosen(handle)
     slow.update(dict.fromkeys(first, 0.01))
     keep_limit = FitController._keep_limit
-    plans = []
+    plans: list[dict[str, str]] = []
 
     def above(self, limit_bytes, plan):
         now = chosen(handle)
