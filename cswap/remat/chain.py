@@ -41,7 +41,7 @@ class PlannedStep:
     operands: tuple[Value | None, ...]
     constants: tuple[object, ...]
     inexact: Callable[..., torch.Tensor] | None = None
-    in_place: Callable[..., torch.Tensor] | None = None
+    in_place: tuple[Callable[..., torch.Tensor], ...] = ()
 
 
 class Chain:
@@ -78,15 +78,15 @@ class Chain:
     def _function(
         self, step: PlannedStep, k: int, last: dict[int, int], first: int
     ) -> Callable[..., torch.Tensor]:
-        # In place of its operand, if an earlier step made that and no other step uses it.
-        operand = step.operands[0]
-        if step.in_place is None or operand is None or operand.place != "step":
-            return step.function
-        is_viewed = any(s.operator == VIEW and operand in s.operands for s in self._steps)
-        is_view = self._steps[operand.index].operator == VIEW
-        if is_view or is_viewed or last[first + operand.index] != k:
-            return step.function
-        return step.in_place
+        # In place of an operand, if an earlier step made that and no other step uses it.
+        for operand, in_place in zip(step.operands, step.in_place, strict=False):
+            if operand is None or operand.place != "step":
+                continue
+            is_viewed = any(s.operator == VIEW and operand in s.operands for s in self._steps)
+            is_view = self._steps[operand.index].operator == VIEW
+            if not (is_view or is_viewed) and last[first + operand.index] == k:
+                return in_place
+        return step.function
 
     def steps(self) -> tuple[Step, ...]:
         """The steps. Operands are numbers: inputs come first, then constants, then results."""

@@ -15,7 +15,7 @@ and cuDNN's batch norm, for which another kernel would run than before.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import torch
 from torch.nn import functional
@@ -70,7 +70,8 @@ class Operator:
         rounds_statistics: whether it is a norm whose statistics have the weights' dtype on a CPU.
         trains: whether it runs again only if it ran in training mode.
         inexact: replaces ``function`` if inputs come from a lossy codec.
-        in_place: the same as ``function``, written into the operand, which nobody else uses.
+        in_place: by operand, the same as ``function``, written into that operand, which nobody else
+            uses.
     """
 
     name: str
@@ -83,7 +84,7 @@ class Operator:
     rounds_statistics: bool = False
     trains: bool = False
     inexact: Callable[..., torch.Tensor] | None = None
-    in_place: Callable[..., torch.Tensor] | None = None
+    in_place: tuple[Callable[..., torch.Tensor], ...] = ()
 
     @property
     def keeps_strides(self) -> bool:
@@ -94,18 +95,23 @@ class Operator:
 _SELF: Final = (Operand("self", 0),)
 _UNSAVED: Final = (Operand(None, 0),)
 _BOTH: Final = (Operand("self", 0), Operand("other", 1))
+_NEITHER: Final = (Operand(None, 0), Operand(None, 1))
 
 
 def _gelu(x: torch.Tensor, approximate: str) -> torch.Tensor:
     return functional.gelu(x, approximate=approximate)
 
 
-def _add(a: torch.Tensor, b: torch.Tensor, alpha: float) -> torch.Tensor:
-    return torch.add(a, b, alpha=alpha)
+def _add(
+    a: torch.Tensor, b: torch.Tensor, alpha: float, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    return torch.add(a, b, alpha=alpha, out=out)
 
 
-def _sub(a: torch.Tensor, b: torch.Tensor, alpha: float) -> torch.Tensor:
-    return torch.sub(a, b, alpha=alpha)
+def _sub(
+    a: torch.Tensor, b: torch.Tensor, alpha: float, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    return torch.sub(a, b, alpha=alpha, out=out)
 
 
 def _addcmul(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, value: float) -> torch.Tensor:
@@ -139,6 +145,26 @@ def _group_norm(
     return torch.native_group_norm(x, weight, bias, n, c, hxw, group, eps)[0]
 
 
+def _into(function: Callable[..., torch.Tensor], number: int) -> Callable[..., torch.Tensor]:
+    # An operator of two operands that writes into one of them, if the result has its layout.
+    def run(*arguments: Any) -> torch.Tensor:
+        out, other = arguments[number], arguments[1 - number]
+        if isinstance(other, torch.Tensor):
+            fits = out.shape == other.shape and out.stride() == other.stride()
+            fits = fits and out.dtype is other.dtype
+        else:
+            fits = not isinstance(other, complex)
+        return function(*arguments, out=out if fits else None)
+
+    return run
+
+
+def _into_either(
+    function: Callable[..., torch.Tensor],
+) -> tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]:
+    return _into(function, 0), _into(function, 1)
+
+
 # A norm without a bias and a norm with a frozen bias have the same node. So the bias is required to
 # be trained.
 _AFFINE: Final = (Operand("input"), Operand("weight"), Operand(None, 2))
@@ -164,7 +190,7 @@ _ROWS: Final[dict[str, Operator]] = {
     ),
     # Operators that save their result.
     "ReluBackward0": Operator(
-        "relu", torch.relu, _UNSAVED, saves_result=True, in_place=torch.relu_
+        "relu", torch.relu, _UNSAVED, saves_result=True, in_place=(torch.relu_,)
     ),
     "LeakyReluBackward1": Operator(
         "leaky_relu", functional.leaky_relu, _UNSAVED, ("negative_slope",), saves_result=True
@@ -173,20 +199,20 @@ _ROWS: Final[dict[str, Operator]] = {
         "elu", _aten.elu.default, _UNSAVED, ("alpha", "scale", "input_scale"), saves_result=True
     ),
     "TanhBackward0": Operator(
-        "tanh", torch.tanh, _UNSAVED, saves_result=True, in_place=torch.tanh_
+        "tanh", torch.tanh, _UNSAVED, saves_result=True, in_place=(torch.tanh_,)
     ),
     "SigmoidBackward0": Operator(
-        "sigmoid", torch.sigmoid, _UNSAVED, saves_result=True, in_place=torch.sigmoid_
+        "sigmoid", torch.sigmoid, _UNSAVED, saves_result=True, in_place=(torch.sigmoid_,)
     ),
-    "ExpBackward0": Operator("exp", torch.exp, _UNSAVED, saves_result=True, in_place=torch.exp_),
+    "ExpBackward0": Operator("exp", torch.exp, _UNSAVED, saves_result=True, in_place=(torch.exp_,)),
     "SqrtBackward0": Operator(
-        "sqrt", torch.sqrt, _UNSAVED, saves_result=True, in_place=torch.sqrt_
+        "sqrt", torch.sqrt, _UNSAVED, saves_result=True, in_place=(torch.sqrt_,)
     ),
     "RsqrtBackward0": Operator(
-        "rsqrt", torch.rsqrt, _UNSAVED, saves_result=True, in_place=torch.rsqrt_
+        "rsqrt", torch.rsqrt, _UNSAVED, saves_result=True, in_place=(torch.rsqrt_,)
     ),
     "ReciprocalBackward0": Operator(
-        "reciprocal", torch.reciprocal, _UNSAVED, saves_result=True, in_place=torch.reciprocal_
+        "reciprocal", torch.reciprocal, _UNSAVED, saves_result=True, in_place=(torch.reciprocal_,)
     ),
     "SoftmaxBackward0": Operator(
         "softmax", _softmax, _UNSAVED, ("dim",), "reduction", "dtype", saves_result=True
@@ -195,12 +221,16 @@ _ROWS: Final[dict[str, Operator]] = {
         "log_softmax", _log_softmax, _UNSAVED, ("dim",), "reduction", "dtype", saves_result=True
     ),
     # Arithmetic.
-    "AddBackward0": Operator("add", _add, (Operand(None, 0), Operand(None, 1)), ("alpha",)),
-    "SubBackward0": Operator("sub", _sub, (Operand(None, 0), Operand(None, 1)), ("alpha",)),
-    "MulBackward0": Operator("mul", torch.mul, _BOTH),
-    "MulBackward1": Operator("mul", torch.mul, _UNSAVED, ("other",)),
-    "DivBackward0": Operator("div", torch.div, _BOTH),
-    "DivBackward1": Operator("div", torch.div, _UNSAVED, ("other",)),
+    "AddBackward0": Operator("add", _add, _NEITHER, ("alpha",), in_place=_into_either(_add)),
+    "SubBackward0": Operator("sub", _sub, _NEITHER, ("alpha",), in_place=_into_either(_sub)),
+    "MulBackward0": Operator("mul", torch.mul, _BOTH, in_place=_into_either(torch.mul)),
+    "MulBackward1": Operator(
+        "mul", torch.mul, _UNSAVED, ("other",), in_place=(_into(torch.mul, 0),)
+    ),
+    "DivBackward0": Operator("div", torch.div, _BOTH, in_place=_into_either(torch.div)),
+    "DivBackward1": Operator(
+        "div", torch.div, _UNSAVED, ("other",), in_place=(_into(torch.div, 0),)
+    ),
     "NegBackward0": Operator("neg", torch.neg, _UNSAVED),
     "AbsBackward0": Operator("abs", torch.abs, _SELF),
     "PowBackward0": Operator("pow", torch.pow, _SELF, ("exponent",)),

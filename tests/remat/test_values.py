@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from cswap.remat.record import same_bits
@@ -129,6 +130,61 @@ def test_an_intermediate_value_is_overwritten_where_nobody_else_uses_it(engine, 
         assert all(map(same_bits, *grads))
     functions = {step.function for remat in engine.remats for step in remat.formula.steps}
     assert torch.relu_ in functions
+
+
+class Calls(TorchDispatchMode):
+    """Names of the operators that run inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def wide(x: torch.Tensor) -> torch.Tensor:
+    return functional.silu(held(x))
+
+
+@pytest.mark.parametrize(
+    ("function", "written"),
+    [
+        # A product saves its operands, but not if the other one needs no gradient.
+        (lambda x, u: wide(x) * u.detach(), "aten.mul.out"),
+        (lambda x, u: u.detach() * wide(x), "aten.mul.out"),
+        (lambda x, u: wide(x) / u.detach(), "aten.div.out"),
+        (lambda x, u: functional.relu(held(u)) + wide(x), "aten.add.out"),
+        (lambda x, u: wide(x) + functional.relu(held(u)), "aten.add.out"),
+        (lambda x, u: functional.relu(held(u)) - wide(x).abs(), "aten.sub.out"),
+        (lambda x, _: wide(x) * 3, "aten.mul.out"),
+        (lambda x, u: wide(x) * held(u), None),
+        (lambda x, u: wide(x)[:1] + functional.relu(held(u)), None),  # the result is larger
+        (lambda x, u: wide(x)[:1].contiguous() * u.detach(), None),
+        (lambda x, u: wide(x) + functional.relu(held(u)).t(), None),  # other strides
+        (lambda x, u: wide(x) * u.detach().double(), None),  # another dtype
+        (lambda x, _: (y := wide(x).abs()) + y.t(), None),
+    ],
+)
+def test_arithmetic_is_written_into_an_operand_that_was_computed(
+    engine, storing, function, written
+):
+    w = torch.randn(8, 8, dtype=torch.float64, requires_grad=True)
+    x, u = (torch.randn(8, 8, requires_grad=True) for _ in range(2))
+    grads: list[Any] = []
+    for one in (engine, storing):
+        with one.hooks():
+            loss = saver(function(x, u)).double() @ w
+        grads.append(torch.autograd.grad(loss.sum(), (x, w)))
+    assert all(map(same_bits, *grads))
+    calls = Calls()
+    for remat in engine.remats:
+        inputs = [packed.unpack() for packed in remat.inputs]
+        with torch.no_grad(), calls:
+            remat.run(inputs)
+    assert engine.remats
+    assert {name for name in calls.names if name.endswith(".out")} == ({written} - {None})
 
 
 def test_a_result_that_changed_after_its_own_node_saved_it(engine: Engine) -> None:
