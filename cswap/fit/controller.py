@@ -30,7 +30,7 @@ import torch
 
 from cswap.errors import ConfigError, GoalError
 from cswap.fit.background import Background
-from cswap.fit.correction import MARGIN, Correction, Look
+from cswap.fit.correction import COUNTED_MARGIN, MARGIN, Correction, Look
 from cswap.fit.goal import Asked, Goal, Phase
 from cswap.fit.goal_chooser import LOOK_EVERY, GoalChooser
 from cswap.fit.problem import FitPlan, Problem
@@ -133,7 +133,8 @@ class FitController:
         self._timed: list[FitPlan] = []
         self._measured_s: float | None = None  # that this one adds, at measured times
         self._other = 0.0
-        self._correction = Correction()
+        self._margin = MARGIN if device.type == "cuda" else COUNTED_MARGIN
+        self._correction = Correction(self._margin)
         self._time_share = 1.0
         self._plain_s: float | None = None
         self._measured: int | None = None
@@ -275,22 +276,26 @@ class FitController:
             if over:
                 self._raise_unreachable(limit_bytes, look.measured)
         elif over:
-            before = self._timed_before(plan) or self._correction.too_much(look)
+            if not self._obey_earlier(plan):
+                before = self._correction.too_much(look)
+                if before is None:
+                    self._begin_planning()
+                else:
+                    self._obey(before)
             self._timed.clear()
-            if before is None:
-                self._begin_planning()
-            else:
-                self._obey(before)
         elif self._since > SETTLING + 1 and self._correction.may_loosen(look):
             self._begin_planning()
 
-    def _timed_before(self, plan: FitPlan) -> FitPlan | None:
-        # The fastest plan that held the limit before this one was made with measured times.
+    def _obey_earlier(self, plan: FitPlan) -> bool:
+        # The fastest plan that held the limit before this one was made with measured times; whether
+        # there is one.
         others = [one for one in self._timed if one is not plan]
-        if not others:
-            return None
-        self._repriced = MOST_REPRICED
-        return min(others, key=self._with_measured_times().added_s)
+        if others:
+            self._repriced = MOST_REPRICED
+            problem = self._with_measured_times()
+            best = min(others, key=problem.added_s)
+            self._obey(best, problem.added_s(best))
+        return bool(others)
 
     def _keep_time(self) -> None:
         slowdown, plain_s = self._asked.slowdown, self._plain_s
@@ -320,7 +325,7 @@ class FitController:
             return
         best = min(self._timed, key=problem.added_s)
         if self._is_better(best, problem.added_s(best)):
-            self._obey(best)
+            self._obey(best, problem.added_s(best))
 
     def _with_measured_times(self) -> Problem:
         assert self._problem is not None  # a plan has been made
@@ -337,7 +342,7 @@ class FitController:
         self._regions.recompute(())
         self._engine.renumber()
         self._phase, self._since, self._time_share = "exploring", 0, 1.0
-        self._correction = Correction()
+        self._correction = Correction(self._margin)
         self._explored, self._planning, self._repriced = [], None, 0
         self._compares, self._measured_s, self._timed = False, None, []
         self._chooser.exploring, self._chooser.inputs_of = True, frozenset()
@@ -389,7 +394,8 @@ class FitController:
             if plan is None or plan.regions or not self._is_better(plan, plan.added_s):
                 return
         self._plans += 1
-        self._smallest_bytes = math.ceil(found.smallest.peak_bytes / (1 - MARGIN) + self._other)
+        free = self._correction.margin
+        self._smallest_bytes = math.ceil(found.smallest.peak_bytes / (1 - free) + self._other)
         self._last_resort = found.plan is None
         self._obey(found.plan or found.smallest)
 
@@ -398,9 +404,9 @@ class FitController:
         assert self._measured_s is not None  # before another plan was made
         return plan is not self._plan and self._measured_s - added_s > GAIN * (self._plain_s or 0.0)
 
-    def _obey(self, plan: FitPlan) -> None:
+    def _obey(self, plan: FitPlan, measured_s: float | None = None) -> None:
         self._plan, self._phase, self._since, self._measured = plan, "obeying", 0, None
-        self._measured_s = None
+        self._measured_s = measured_s
         self._chooser.obey(plan.decided, plan.regions)
         if self._regions.recompute(plan.regions):
             self.on_recompute(plan.regions)

@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     from cswap.fit.problem import FitPlan
 
 MARGIN: Final = 0.02
-"""Share of the bytes for saved tensors that a plan leaves free."""
+"""Share of the bytes for saved tensors that a plan leaves free, if an allocator's peak counts."""
+
+COUNTED_MARGIN: Final = 0.005
+"""The same where saved tensors are counted: then only the sizes of encodings change."""
 
 SLACK: Final = 0.05
 """Share of them that may stay unused before a plan is loosened."""
@@ -47,17 +50,20 @@ class Correction:
     """The corrections of one goal.
 
     Attributes:
+        margin: share of the bytes for saved tensors that plans leave free.
         bias: bytes by which measured peaks are above those of plans.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, margin: float) -> None:
+        """Args: margin: see above."""
+        self.margin = margin
         self.bias = 0.0
         self._made = 0
         self._held: tuple[FitPlan, float] | None = None
 
     def room(self, limit: int, other: float) -> float:
         """Bytes that a plan may take for saved tensors."""
-        return (limit - other) * (1 - MARGIN) - self.bias
+        return (limit - other) * (1 - self.margin) - self.bias
 
     def too_much(self, look: Look) -> FitPlan | None:
         """After a peak above the limit: the plan to go back to; None: another is to be made."""
@@ -68,7 +74,7 @@ class Correction:
             self.bias = held[1]
             return held[0]
         predicted = look.plan.peak_bytes + look.other + self.bias
-        self.bias += look.measured - min(predicted, look.limit) + MARGIN * look.room / 2
+        self.bias += look.measured - min(predicted, look.limit) + self.margin * look.room / 2
         self._made += 1
         return None
 

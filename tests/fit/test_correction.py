@@ -19,14 +19,14 @@ def look(made, measured):
 
 
 def test_a_peak_above_the_limit_leaves_less_room_by_the_excess():
-    correction = Correction()
+    correction = Correction(MARGIN)
     assert correction.room(1000, 200.0) == pytest.approx(800 * (1 - MARGIN))
     assert correction.too_much(look(plan(780), 1050)) is None
     assert correction.room(1000, 200.0) < 800 * (1 - MARGIN) - (1050 - 980)
 
 
 def test_a_peak_far_below_the_limit_gives_room_a_few_times():
-    correction = Correction()
+    correction = Correction(MARGIN)
     for _ in range(MOST_LOOSENED):
         before = correction.room(1000, 200.0)
         assert correction.may_loosen(look(plan(700 - correction.bias), 800))
@@ -35,7 +35,7 @@ def test_a_peak_far_below_the_limit_gives_room_a_few_times():
 
 
 def test_nothing_is_loosened_near_the_limit_or_where_nothing_is_gained():
-    correction = Correction()
+    correction = Correction(MARGIN)
     assert not correction.may_loosen(look(plan(790), 980))
     assert not correction.may_loosen(look(plan(700, added_s=0.0), 800))
     assert not correction.may_loosen(look(plan(600), 850))  # above its prediction
@@ -43,7 +43,7 @@ def test_nothing_is_loosened_near_the_limit_or_where_nothing_is_gained():
 
 
 def test_a_looser_plan_that_is_too_loose_gives_way_to_the_one_before():
-    correction = Correction()
+    correction = Correction(MARGIN)
     first, second = plan(700), plan(790)
     assert correction.may_loosen(look(first, 800))
     assert correction.too_much(look(second, 1010)) is first

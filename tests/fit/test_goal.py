@@ -76,7 +76,7 @@ def test_another_meter_measures_the_same_peak(make_training, install):
 
     def peak(handle):
         owned = [*model.parameters(), *model.buffers()]
-        meter = SavedBytes(owned, (), lambda: held(handle))
+        meter = SavedBytes(owned, batch, lambda: held(handle))
         model.probe = meter.watch
         step()
         model.probe = nullcontext
