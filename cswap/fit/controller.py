@@ -2,7 +2,7 @@
 
 Note [phases]
 ~~~~~~~~~~~~~
-exploring   `EXPLORED` steps with each tensor in its smallest form (goal_chooser.py).
+exploring   `EXPLORED` steps with each tensor in its smallest form (exploration.py).
 planning    the same, until a thread beside the training has made the plan (solve.py).
 obeying     the plan; each step is measured, and the next plan corrected by that (correction.py). A
             step of other tensors (drift) is explored again. When the tensors' times have been
@@ -31,9 +31,9 @@ import torch
 from cswap.errors import ConfigError, GoalError
 from cswap.fit.background import Background
 from cswap.fit.correction import COUNTED_MARGIN, MARGIN, Correction, Look
+from cswap.fit.exploration import Exploration
 from cswap.fit.goal import Asked, Goal, Phase
 from cswap.fit.goal_chooser import LOOK_EVERY, GoalChooser
-from cswap.fit.problem import FitPlan, Problem
 from cswap.fit.regions import Regions, RegionTimer
 from cswap.fit.resident import Resident, meter_for
 from cswap.fit.solve import within_bytes, within_time
@@ -46,11 +46,7 @@ if TYPE_CHECKING:
 
     from cswap.config import SwapConfig
     from cswap.engine.engine import SwapEngine
-    from cswap.fit.problem import Key
     from cswap.fit.seen import Step
-
-EXPLORED: Final = 3
-"""Steps that are explored: in the first, kernels are compiled and chains are tried."""
 
 SETTLING: Final = 1
 """Steps after a change of plan whose peak does not count: half of it is of the plan before."""
@@ -119,10 +115,8 @@ class FitController:
             engine,
             unified=device.type != "cuda",
         )
-        self._timer: RegionTimer | None = None
         self._phase: Phase = "exploring"
-        self._explored: list[Step] = []
-        self._again: frozenset[Key] | None = None  # tensors that can be computed again, so far
+        self._exploration: Exploration | None = None
         self._problem: Problem | None = None
         self._planning: Background[_Planned] | None = None
         self._plan: FitPlan | None = None
@@ -174,7 +168,8 @@ class FitController:
         self._engine.choose_by(None)
         self._engine.run_in_line(in_line=False)
         self._regions.recompute(())
-        self._stop_timer()
+        if self._exploration is not None:
+            self._exploration.stop()
         self._resident.remove()
 
     # -------------------------------------------------------------------- steps
@@ -195,8 +190,8 @@ class FitController:
             self._look_back(step)
         if self._phase == "given up":
             return
-        if self._timer is not None:
-            self._timer.begin_step()
+        if self._exploration is not None:
+            self._exploration.begin_step()
         self._chooser.look()
 
     def _note(self, step: Step) -> None:
@@ -217,23 +212,11 @@ class FitController:
     def _go_on_exploring(self, step: Step) -> None:
         if step.stranger:
             self._give_up("several threads save tensors of this model")
-        elif step.n_uses and self._phase == "exploring":
-            self._explored.append(step)
-            if len(self._explored) < EXPLORED:
-                self._look_elsewhere(step)
-            else:
-                self._pose()
+        elif step.n_uses and self._exploration is not None:
+            self._exploration.add(step, self._room())
+            self._pose(self._exploration)
         if self._planning is not None and self._planning.done:
             self._take_plan()
-
-    def _look_elsewhere(self, step: Step) -> None:
-        # For ways that tensors have if others are stored.
-        limit, saved = self._asked.limit_bytes, self._chooser.saved(step)
-        if saved:
-            room = math.inf if limit is None else self._correction.room(limit, self._other)
-            problem = Problem(saved, (), in_line=self._chooser.unified)
-            self._chooser.stored = problem.in_the_way(room, self._again)
-            self._again = problem.computed_again()
 
     def _look_back(self, step: Step) -> None:
         # On a step that obeyed the plan.
@@ -343,41 +326,36 @@ class FitController:
         self._engine.renumber()
         self._phase, self._since, self._time_share = "exploring", 0, 1.0
         self._correction = Correction(self._margin)
-        self._explored, self._planning, self._repriced = [], None, 0
+        self._planning, self._repriced = None, 0
         self._compares, self._measured_s, self._timed = False, None, []
-        self._chooser.exploring, self._chooser.inputs_of = True, frozenset()
-        self._chooser.stored, self._again = frozenset(), None
-        self._chooser.forget()
-        self._stop_timer()
-        if self._engine.config.remat:
-            excluded = _not_to_recompute(model, self._engine.config)
-            self._timer = RegionTimer(model, excluded, self._chooser)
+        if self._exploration is not None:
+            self._exploration.stop()
+        timer, config = None, self._engine.config
+        if config.remat:
+            timer = RegionTimer(model, _not_to_recompute(model, config), self._chooser)
+        self._exploration = Exploration(self._chooser, timer)
 
-    def _pose(self) -> None:
-        # The problem of this step, from the explored steps.
-        step = self._explored[-1]
-        saved = self._chooser.saved(step)
-        if not saved:
-            return
-        regions = () if self._timer is None else self._timer.found()
-        self._problem = Problem(saved, regions, in_line=self._chooser.unified)
-        self._stop_timer()
-        later = self._explored[1:] or self._explored
-        self._plain_s = min(max(s.step_s - s.hooks_s, 1e-9) for s in later)
-        self._phase = "planning"
-        self._begin_planning()
+    def _pose(self, exploration: Exploration) -> None:
+        if exploration.problem is not None:
+            self._problem, self._plain_s = exploration.problem, exploration.plain_s
+            self._exploration, self._phase = None, "planning"
+            self._begin_planning()
+
+    def _room(self) -> float:
+        # Bytes that the goal leaves for saved tensors.
+        limit = self._asked.limit_bytes
+        return math.inf if limit is None else self._correction.room(limit, self._other)
 
     def _begin_planning(self) -> None:
-        first, limit = self._problem, self._asked.limit_bytes
+        first, room = self._problem, self._room()
         if first is None or self._planning is not None:
             return
-        problem, room, limit_s = first, math.inf, math.inf
-        if limit is None:
+        problem, limit_s = first, math.inf
+        if self._asked.limit_bytes is None:
             slowdown = self._asked.slowdown or 1.0
             limit_s = (slowdown - 1) * (self._plain_s or 0.0) * self._time_share
         else:
             problem = self._with_measured_times()
-            room = self._correction.room(limit, self._other)
         self._planning = Background(lambda: _made(first, problem, room, limit_s))
 
     def _take_plan(self) -> None:
@@ -427,11 +405,6 @@ class FitController:
         log.warning("fit: %s; cswap decides as without a goal from here on.", why)
         self._phase = "given up"
         self.remove()
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.remove()
-            self._timer = None
 
 
 def _made(first: Problem, problem: Problem, room: float, limit_s: float) -> _Planned:

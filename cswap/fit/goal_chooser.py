@@ -4,11 +4,6 @@ Note [everything is swapped]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 While a step is explored, each tensor is held in the way that takes the fewest bytes. So a goal that
 can be reached is nearly held from the first step on, and every way is measured where it is used.
-
-Computed again, a tensor's inputs may be computed again, too, up to `GOAL_DEPTH` operators in a row.
-So a convolution that runs again hides ways of the tensors after it. As far as the limit allows it,
-such tensors are stored in the steps after the first (`Problem.in_the_way`). The ways of all these
-steps are known then.
 """
 
 from __future__ import annotations
@@ -148,8 +143,10 @@ class GoalChooser:
         self._n_steps = 0
         self.several_forwards = False
 
-    def forget(self) -> None:
-        """Ask anew for the ways to hold each tensor."""
+    def explore(self) -> None:
+        """Hold tensors in their smallest ways from the next step on, and ask anew for the ways."""
+        self.exploring = True
+        self.stored = self.inputs_of = frozenset()
         self._ways.clear()
         self._formulas.clear()
         self._notes.clear()

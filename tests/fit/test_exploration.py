@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cswap.fit.controller import EXPLORED
+from cswap.fit.exploration import EXPLORED
 
 STEPS = 12
 

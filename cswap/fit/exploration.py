@@ -1,0 +1,76 @@
+"""The explored steps of a goal, from which its problem is posed: `Exploration`.
+
+Note [chains that hide others]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+Computed again, a tensor's inputs may be computed again, too, up to `GOAL_DEPTH` operators in a row.
+While every tensor has its smallest form, a convolution that runs again hides ways of the tensors
+after it. So, as far as the goal has room for them, such tensors are stored in the steps after the
+first (`Problem.in_the_way`). A tensor has the ways that were found in any of these steps.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from cswap.fit.problem import Problem
+
+if TYPE_CHECKING:
+    from cswap.fit.goal_chooser import GoalChooser
+    from cswap.fit.problem import Key
+    from cswap.fit.regions import RegionTimer
+    from cswap.fit.seen import Step
+
+EXPLORED: Final = 3
+"""Steps that are explored: in the first, kernels are compiled and chains are tried."""
+
+
+class Exploration:
+    """The explored steps of a model, until a problem is posed.
+
+    Attributes:
+        problem: of the last step; None: there were too few.
+        plain_s: seconds of forward and backward without cswap.
+    """
+
+    def __init__(self, chooser: GoalChooser, timer: RegionTimer | None) -> None:
+        """Begin with the next step.
+
+        Args:
+            chooser: decides in these steps.
+            timer: measures modules; None: no module is recomputed.
+        """
+        self.problem: Problem | None = None
+        self.plain_s = 0.0
+        self._chooser, self._timer = chooser, timer
+        self._steps: list[Step] = []
+        self._again: frozenset[Key] | None = None  # tensors that can be computed again, so far
+        chooser.explore()
+
+    def begin_step(self) -> None:
+        """A step begins."""
+        if self._timer is not None:
+            self._timer.begin_step()
+
+    def add(self, step: Step, room_bytes: float) -> None:
+        """A step has ended. Args: step: it; room_bytes: that the goal leaves for saved tensors."""
+        self._steps.append(step)
+        saved = self._chooser.saved(step)
+        if not saved:
+            return
+        if len(self._steps) < EXPLORED:
+            problem = Problem(saved, (), in_line=self._chooser.unified)
+            self._chooser.stored = problem.in_the_way(room_bytes, self._again)
+            self._again = problem.computed_again()
+            return
+        regions = () if self._timer is None else self._timer.found()
+        self.problem = Problem(saved, regions, in_line=self._chooser.unified)
+        self.stop()
+        later = self._steps[1:]
+        self.plain_s = min(max(s.step_s - s.hooks_s, 1e-9) for s in later)
+        self._steps.clear()
+
+    def stop(self) -> None:
+        """Take the timer off."""
+        if self._timer is not None:
+            self._timer.remove()
+            self._timer = None
