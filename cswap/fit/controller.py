@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
     from cswap.config import SwapConfig
     from cswap.engine.engine import SwapEngine
+    from cswap.fit.problem import FitPlan, Problem
     from cswap.fit.seen import Step
 
 SETTLING: Final = 1
