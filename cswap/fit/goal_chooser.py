@@ -146,7 +146,7 @@ class GoalChooser:
     def explore(self) -> None:
         """Hold tensors in their smallest ways from the next step on, and ask anew for the ways."""
         self.exploring = True
-        self.stored = self.inputs_of = frozenset()
+        self.stored, self.inputs_of = frozenset(), frozenset()
         self._ways.clear()
         self._formulas.clear()
         self._notes.clear()
