@@ -2,11 +2,11 @@
 
 Note [the epsilon of a norm]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-LayerNorm and the fused RMSNorm save their input, weights and statistics, but not epsilon. A norm
-with the right epsilon gives the saved statistics, bit by bit. The converse holds as well: the
-output is a function of input, statistics and weights, element by element. So equal statistics mean
-an equal output, even if another epsilon gave them. This needs statistics of full precision: norms
-whose statistics are rounded to 16 bits do not run again.
+LayerNorm, the fused RMSNorm and, from torch 2.14 on, GroupNorm save their input, weights and
+statistics, but not epsilon. A norm with the right epsilon gives the saved statistics, bit by bit.
+The converse holds as well: the output is a function of input, statistics and weights, element by
+element. So equal statistics mean an equal output, even if another epsilon gave them. This needs
+statistics of full precision: norms whose statistics are rounded to 16 bits do not run again.
 
 The last right epsilon is tried first, then the usual ones. If none of them is right, bisection
 finds one, because in every row the reciprocal deviation falls as epsilon rises. On a GPU a
@@ -175,6 +175,49 @@ def rms_norm(
     known = EPSILONS.known(weight) if waits else None
     if known is not None:
         return run(known)[0]
+    return _with_epsilon(run, rstd, weight if waits else None)
+
+
+def group_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    n: int,
+    c: int,
+    hxw: int,
+    group: int,
+) -> torch.Tensor:
+    """GroupNorm with the epsilon that gives these statistics; see `layer_norm`.
+
+    Args:
+        x: [n, c, ...].
+        weight: [c].
+        bias: [c].
+        mean: [n, group], saved.
+        rstd: [n, group], saved reciprocal standard deviations.
+        n: size of the batch.
+        c: number of channels.
+        hxw: elements of a channel.
+        group: number of groups.
+
+    Raises:
+        InternalError: no epsilon gives these statistics.
+    """
+
+    def run(eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+        out, mean_again, rstd_again = torch.native_group_norm(
+            x, weight, bias, n, c, hxw, group, eps
+        )
+        if not _are_equal(mean_again, mean):
+            raise InternalError("group_norm: the means of the same input differ")
+        return out, rstd_again
+
+    waits = x.device.type != "cpu"
+    known = EPSILONS.known(weight) if waits else None
+    if known is not None:
+        return torch.native_group_norm(x, weight, bias, n, c, hxw, group, known)[0]
     return _with_epsilon(run, rstd, weight if waits else None)
 
 

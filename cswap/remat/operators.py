@@ -22,6 +22,7 @@ from torch.nn import functional
 
 from cswap.remat.norms import (
     batch_norm,
+    group_norm,
     layer_norm,
     layer_norm_of_statistics,
     rms_norm,
@@ -287,6 +288,18 @@ _ROWS: Final[dict[str, Operator]] = {
     ),
 }
 
+_WITHOUT_EPS: Final[dict[str, Operator]] = {
+    "NativeGroupNormBackward0": Operator(
+        "group_norm",
+        group_norm,
+        (*_AFFINE, *_STATISTICS),
+        ("N", "C", "HxW", "group"),
+        "reduction",
+        rounds_statistics=True,
+    ),
+}
+"""Rows of nodes that do not save epsilon: see Note [the epsilon of a norm] in norms.py."""
+
 NO_SIZES: Final = (None, (0,))
 """Sizes of an argument that was not given."""
 
@@ -329,12 +342,15 @@ RESULT_SLOTS: Final[dict[str, str]] = {
 """Names of the slot in which a node saves its first output."""
 
 
-def operator_of(name: str, *, products: bool = False) -> Operator | None:
-    """The row of the autograd node of this name; None: it does not run again.
+def operator_of(kind: type, *, products: bool = False) -> Operator | None:
+    """The row of an autograd node; None: its operator does not run again.
 
     Args:
-        name: of the node's type.
+        kind: the node's type.
         products: whether matrix products and convolutions run again, too.
     """
+    name = kind.__name__
     found = _ROWS.get(name)
+    if found is not None and "eps" in found.constants and not hasattr(kind, "_saved_eps"):
+        return _WITHOUT_EPS.get(name)
     return _PRODUCTS.get(name) if found is None and products else found

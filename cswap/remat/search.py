@@ -67,7 +67,7 @@ class Rows:
         if issubclass(kind, torch.autograd.function.BackwardCFunction):  # a user's; may be freed
             return None
         name = kind.__name__
-        row = self._rows[kind] = operator_of(name, products=self._products) or view_of(name)
+        row = self._rows[kind] = operator_of(kind, products=self._products) or view_of(name)
         return row
 
     def is_hopeless(self, node: Any, row: Operator | View) -> bool:
