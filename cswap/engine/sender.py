@@ -14,6 +14,7 @@ from cswap.codecs.warmup import WARM, warm
 from cswap.engine.saved.rest import Rest
 from cswap.engine.saved.without_handle import SharedUse
 from cswap.engine.transfer.handle import State
+from cswap.remat.reads import CAN_READ
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +37,8 @@ ENCODED: Final = (State.STORED, State.LEAVING)
 def _computes_again(config: SwapConfig) -> bool:
     # Policies that are compared mean codecs, a plan has said what to do, and a checksum is of bytes
     # that come back.
-    return config.remat and config.policy == "auto" and config.plan is None and not config.verify
+    wanted = config.remat and config.policy == "auto" and config.plan is None
+    return wanted and not config.verify and CAN_READ
 
 
 class Sender:

@@ -96,7 +96,7 @@ class Learner:
     def enter(self, tracked: Tracked, module: torch.nn.Module, args: Any, _depth: int) -> None:
         """See `Run`."""
         facts, first = facts_of(args), self._packer.book.position
-        has_tensor = bool(args) and isinstance(args[0], torch.Tensor)
+        has_tensor = len(args) > 0 and isinstance(args[0], torch.Tensor)
         stays = has_tensor and torch.is_grad_enabled() and self._has_hooks()
         self._calls.append(_Call(tracked, first, facts, module.training, stays))
 

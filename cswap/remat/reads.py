@@ -20,6 +20,10 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+CAN_READ: Final = hasattr(torch._C._autograd.SavedTensor, "data")  # noqa: SLF001
+"""Whether torch gives the packed objects of a node's slots: before 2.8 it does not, and no tensor
+is computed again."""
+
 Constant: TypeAlias = torch.Tensor | complex
 """A copy of a small leaf, or a number."""
 

@@ -15,6 +15,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
 
 import cswap
+from cswap import hook_stack
 from cswap.testing.engines import assert_empty
 
 ALL: dict[str, Any] = {"min_bytes": 0, "codec": "zvc"}
@@ -249,7 +250,7 @@ def test_h13_exceptions_in_forward_and_backward_leave_nothing_behind(swapping):
     with cswap.install(net, **ALL) as handle:
         with pytest.raises(ValueError, match="forward"):
             net(leaf(64, 64))
-        assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+        assert hook_stack.top(True) is None
         assert handle.engine.scopes.current.path == ""
         del net[1].kept
     assert_empty(handle.engine)

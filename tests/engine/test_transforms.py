@@ -12,6 +12,7 @@ from torch.autograd import forward_ad
 from torch.func import functional_call, stack_module_state
 
 import cswap
+from cswap import hook_stack
 
 ALL: dict[str, Any] = {"min_bytes": 0, "codec": "zvc", "workers": 0}
 
@@ -68,7 +69,7 @@ def test_gradient_transforms_of_an_installed_model_say_what_is_wrong(x):
         torch.func.grad(lambda p: functional_call(model, p, (x,)).sum())(
             dict(model.named_parameters())
         )
-    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+    assert hook_stack.top(True) is None
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

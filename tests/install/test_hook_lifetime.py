@@ -12,13 +12,14 @@ from torch import nn
 from torch.overrides import _get_current_function_mode
 
 import cswap
+from cswap import hook_stack
 from cswap.hooks import HookPair, Swapping
 
 ALL: dict[str, Any] = {"min_bytes": 0, "workers": 0, "guard_every": 0}
 
 
 def top():
-    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return hook_stack.top(True)
 
 
 class Raises(nn.Module):

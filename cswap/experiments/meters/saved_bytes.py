@@ -17,11 +17,13 @@ import time
 import weakref
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+
+from cswap import hook_stack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -103,7 +105,7 @@ class SavedBytes:
         autograd calls only the innermost pair of hooks, so this one passes every call on to the
         pair below it.
         """
-        below = torch._C._autograd._top_saved_tensors_default_hooks(False)  # noqa: SLF001 - no public way
+        below = hook_stack.top(False)
         pack_below, unpack_below = below or (Tensor.detach, _same)
 
         def pack(x: Tensor) -> object:
@@ -112,7 +114,7 @@ class SavedBytes:
             self._note_copies(packed)
             return packed
 
-        def unpack(packed: object) -> Tensor:
+        def unpack(packed: Any) -> Tensor:
             x: Tensor = unpack_below(packed)
             self._note(x)
             return x
