@@ -134,9 +134,6 @@ def _install_on(
     hooks.track(recompute)
     if fit is not None:
         fit.on_recompute = hooks.track
-    hooks.track(recompute)
-    if fit is not None:
-        fit.on_recompute = hooks.track
     installed = (hooks, recomputed) if fit is None else (fit, hooks, recomputed)
     hooks.handle = InstallHandle(engine, installed, fit)
     return hooks.handle

@@ -162,8 +162,13 @@ def _torch() -> Finding:
         return Finding("torch", False, True, _version("torch"), problem, "pip install torch")
     import torch
 
+    from cswap.remat.reads import CAN_READ
+
     build = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
-    return Finding("torch", True, True, torch.__version__, build)
+    if CAN_READ:
+        return Finding("torch", True, True, torch.__version__, build)
+    lacks = f"{build}; too old to compute tensors again (remat)"
+    return Finding("torch", True, True, torch.__version__, lacks, "pip install 'torch>=2.8'")
 
 
 def _numba() -> Finding:

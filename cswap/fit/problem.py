@@ -267,11 +267,11 @@ class Problem:
         Returns:
             Their first saves.
         """
-        again = [i for i, s in enumerate(self.saved) if s.may_run_again]
-        products = [i for i in again if self.saved[i].product]
-        hiding = [i for i in products if i + 1 < len(self.saved) and i + 1 not in again]
-        late = [i for i in again if before is not None and self.saved[i].names[0] not in before]
-        for found in ({*products, *late}, {*hiding, *late}, {*hiding}):
+        again = {i for i, s in enumerate(self.saved) if s.may_run_again}
+        products = {i for i in again if self.saved[i].product}
+        hiding = {i for i in products if i + 1 < len(self.saved) and i + 1 not in again}
+        late = {i for i in again if before is not None and self.saved[i].names[0] not in before}
+        for found in (products | late, hiding | late, hiding):
             ways = {
                 i: min(
                     (w for w in one.ways if not (w.action == REMAT and i in found)),
