@@ -149,14 +149,25 @@ def test_tensors_that_take_longer_than_foretold_stay(make_training, sizes, insta
         assert torch.equal(mine, its)
 
 
-def test_the_fastest_plan_is_obeyed_at_last(make_training, sizes, install, slow, monkeypatch):
+@pytest.fixture
+def slow_from_now_on(make_training, sizes, install, slow):
+    """A training under a goal, its handle, and its first plan, whose tensors turn out to be slow."""
+
+    def make():
+        training = make_training("blocks")
+        resident, saved = sizes(training)
+        handle = install(training.model, fit=int(resident + 0.75 * saved))
+        train(training, 10)
+        first = chosen(handle)
+        slow.update(dict.fromkeys(first, 0.01))
+        return training, handle, first
+
+    return make
+
+
+def test_the_fastest_plan_is_obeyed_at_last(slow_from_now_on, slow):
     # Whatever a new plan takes turns out to be slow.
-    training = make_training("blocks")
-    resident, saved = sizes(training)
-    handle = install(training.model, fit=int(resident + 0.75 * saved))
-    train(training, 10)
-    first = chosen(handle)
-    slow.update(dict.fromkeys(first, 0.01))
+    training, handle, first = slow_from_now_on()
     seen = []
     for _ in range(6 * LOOK_EVERY):
         training.step()
@@ -168,15 +179,8 @@ def test_the_fastest_plan_is_obeyed_at_last(make_training, sizes, install, slow,
     assert seen[-2 * LOOK_EVERY :] == [first] * (2 * LOOK_EVERY)
 
 
-def test_a_plan_of_measured_times_that_is_above_the_limit_gives_way(
-    make_training, sizes, install, slow, monkeypatch
-):
-    training = make_training("blocks")
-    resident, saved = sizes(training)
-    handle = install(training.model, fit=int(resident + 0.75 * saved))
-    train(training, 10)
-    first = chosen(handle)
-    slow.update(dict.fromkeys(first, 0.01))
+def test_a_plan_of_measured_times_that_is_above_the_limit_gives_way(slow_from_now_on, monkeypatch):
+    training, handle, first = slow_from_now_on()
     keep_limit = FitController._keep_limit
     plans: list[dict[str, str]] = []
 
