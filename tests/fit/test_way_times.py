@@ -151,7 +151,7 @@ def test_tensors_that_take_longer_than_foretold_stay(make_training, sizes, insta
 
 @pytest.fixture
 def slow_from_now_on(make_training, sizes, install, slow):
-    """A training under a goal, its handle, and its first plan, whose tensors turn out to be slow."""
+    """A training under a goal, its handle, and its first plan, whose tensors are slow then."""
 
     def make():
         training = make_training("blocks")
