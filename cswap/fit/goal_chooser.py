@@ -49,6 +49,7 @@ LEAST_RATIO: Final = 1.02
 
 
 NO_FORMULA: Final = SeenFormula()
+"""Of a tensor that cannot be computed again."""
 
 
 class GoalChooser:

@@ -114,7 +114,7 @@ class Saved:
     product: bool = False
 
     @property
-    def may_run_again(self) -> bool:
+    def recomputable(self) -> bool:
         """Whether it can be computed again."""
         return any(way.action == REMAT for way in self.ways)
 
@@ -241,14 +241,14 @@ class Problem:
         def deeper(chain: tuple[int, ...], depth: int) -> Iterator[frozenset[int]]:
             for name, more in self.saved[chain[-1]].needs:
                 below = numbers.get(name)
-                if below is None or below in chain or not self.saved[below].may_run_again:
+                if below is None or below in chain or not self.saved[below].recomputable:
                     continue
                 if depth + more + self.saved[below].depth > GOAL_DEPTH:
                     yield frozenset((*chain, below))
                 else:
                     yield from deeper((*chain, below), depth + more)
 
-        found = (deeper((i,), 0) for i, one in enumerate(self.saved) if one.may_run_again)
+        found = (deeper((i,), 0) for i, one in enumerate(self.saved) if one.recomputable)
         yield from set(itertools.chain.from_iterable(found))
 
     def in_the_way(self, room_bytes: float, before: Collection[Key] | None) -> frozenset[Key]:
@@ -267,7 +267,7 @@ class Problem:
         Returns:
             Their first saves.
         """
-        again = {i for i, s in enumerate(self.saved) if s.may_run_again}
+        again = {i for i, s in enumerate(self.saved) if s.recomputable}
         products = {i for i in again if self.saved[i].product}
         hiding = {i for i in products if i + 1 < len(self.saved) and i + 1 not in again}
         late = {i for i in again if before is not None and self.saved[i].names[0] not in before}
@@ -285,7 +285,7 @@ class Problem:
 
     def computed_again(self) -> frozenset[Key]:
         """First saves of the tensors that can be computed again."""
-        return frozenset(one.names[0] for one in self.saved if one.may_run_again)
+        return frozenset(one.names[0] for one in self.saved if one.recomputable)
 
     def added_s(self, plan: FitPlan) -> float:
         """Seconds that a plan without regions adds to a step, at this problem's prices."""

@@ -38,8 +38,9 @@ from cswap.remat.record import same_bits
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-Norm: TypeAlias = Callable[[float], tuple[torch.Tensor, torch.Tensor]]
-"""A function of epsilon that returns the output and the reciprocal deviations."""
+Norm: TypeAlias = Callable[[float], "tuple[torch.Tensor, ...]"]
+"""A function of epsilon that returns the output, the means if there are any, and the reciprocal
+deviations."""
 
 USUAL: Final = (1e-5, 1e-6, 1e-12, 1e-8, 2.0**-23, 2.0**-52, 2.0**-7, 2.0**-10, 0.0)
 """Epsilons of LayerNorm; of ViT and Llama; of BERT; others; and the machine epsilons, which are
@@ -122,20 +123,11 @@ def layer_norm(
     Raises:
         InternalError: no epsilon gives these statistics.
     """
-    waits = x.device.type != "cpu"
-    known = EPSILONS.known(weight) if waits else None
-    if known is not None:
-        return torch.native_layer_norm(x, normalized_shape, weight, bias, known)[0]
 
-    def run(eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-        out, mean_again, rstd_again = torch.native_layer_norm(
-            x, normalized_shape, weight, bias, eps
-        )
-        if not _are_equal(mean_again, mean):
-            raise InternalError("layer_norm: the means of the same input differ")
-        return out, rstd_again
+    def run(eps: float) -> tuple[torch.Tensor, ...]:
+        return torch.native_layer_norm(x, normalized_shape, weight, bias, eps)
 
-    return _with_epsilon(run, rstd, weight if waits else None)
+    return _output(run, (mean, rstd), weight)
 
 
 def batch_norm(
@@ -168,14 +160,10 @@ def rms_norm(
 ) -> torch.Tensor:
     """The fused RMSNorm with the epsilon that gives these statistics; see `layer_norm`."""
 
-    def run(eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    def run(eps: float) -> tuple[torch.Tensor, ...]:
         return torch.ops.aten._fused_rms_norm(x, normalized_shape, weight, eps)  # type: ignore[no-any-return]  # noqa: SLF001
 
-    waits = x.device.type != "cpu"
-    known = EPSILONS.known(weight) if waits else None
-    if known is not None:
-        return run(known)[0]
-    return _with_epsilon(run, rstd, weight if waits else None)
+    return _output(run, (rstd,), weight)
 
 
 def group_norm(
@@ -206,19 +194,10 @@ def group_norm(
         InternalError: no epsilon gives these statistics.
     """
 
-    def run(eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-        out, mean_again, rstd_again = torch.native_group_norm(
-            x, weight, bias, n, c, hxw, group, eps
-        )
-        if not _are_equal(mean_again, mean):
-            raise InternalError("group_norm: the means of the same input differ")
-        return out, rstd_again
+    def run(eps: float) -> tuple[torch.Tensor, ...]:
+        return torch.native_group_norm(x, weight, bias, n, c, hxw, group, eps)
 
-    waits = x.device.type != "cpu"
-    known = EPSILONS.known(weight) if waits else None
-    if known is not None:
-        return torch.native_group_norm(x, weight, bias, n, c, hxw, group, known)[0]
-    return _with_epsilon(run, rstd, weight if waits else None)
+    return _output(run, (mean, rstd), weight)
 
 
 def layer_norm_of_statistics(
@@ -256,14 +235,23 @@ def _are_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(a, b) or same_bits(a, b)  # the second if there are NaNs
 
 
-def _with_epsilon(run: Norm, rstd: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+def _output(
+    run: Norm, saved: tuple[torch.Tensor, ...], weight: torch.Tensor | None
+) -> torch.Tensor:
+    # With the epsilon that gives the saved statistics, of which the last are the deviations.
+    waits = saved[-1].device.type != "cpu"
+    known = EPSILONS.known(weight) if waits else None
+    if known is not None:
+        return run(known)[0]
     for eps in EPSILONS:
-        out, again = run(eps)
-        if _are_equal(again, rstd):
-            EPSILONS.found(eps, weight)
+        out, *again = run(eps)
+        if not all(map(_are_equal, again[:-1], saved[:-1])):
+            raise InternalError("norm: the means of the same input differ")
+        if _are_equal(again[-1], saved[-1]):
+            EPSILONS.found(eps, weight if waits else None)
             return out
-        del out
-    return _bisect(run, rstd)
+        del out, again
+    return _bisect(run, saved[-1])
 
 
 def _bisect(run: Norm, rstd: torch.Tensor) -> torch.Tensor:
@@ -272,7 +260,7 @@ def _bisect(run: Norm, rstd: torch.Tensor) -> torch.Tensor:
     while low <= high:
         middle = (low + high) // 2
         eps = _number(middle)
-        out, again = run(eps)
+        out, *_, again = run(eps)
         too_small, too_large = bool((again > rstd).any()), bool((again < rstd).any())
         if too_small == too_large:
             if too_small or not same_bits(again, rstd):

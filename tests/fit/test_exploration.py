@@ -34,7 +34,7 @@ def chain_of(handle, scope):
     """Whether the first tensor that a module saves can be computed again, and what that needs."""
     saved = handle._fit._problem.saved
     one = next(s for s in saved if s.names[0].scope == scope)
-    return one.may_run_again, {need.name.scope for need in one.needs}
+    return one.recomputable, {need.name.scope for need in one.needs}
 
 
 def test_sums_of_blocks_can_be_computed_again_where_convolutions_need_not(explored):
