@@ -21,8 +21,12 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-STEPS: Final = 8
-"""Size classes per power of two: a buffer is at most 1/STEPS larger than asked for."""
+STEPS: Final = 32
+"""Size classes per power of two: a new buffer is at most 1/STEPS larger than asked for."""
+
+CLASSES_ABOVE: Final = 3
+"""An idle buffer may serve requests of so many smaller classes: encodings of a tensor differ in size
+from step to step."""
 
 SMALLEST: Final = 4096
 
@@ -55,12 +59,17 @@ def size_class(nbytes: int) -> int:
     """Smallest size class that holds ``nbytes``.
 
     >>> size_class(1), size_class(4097), size_class(1 << 20), size_class((1 << 20) + 1)
-    (4096, 4608, 1048576, 1179648)
+    (4096, 4224, 1048576, 1081344)
     """
     if nbytes <= SMALLEST:
         return SMALLEST
-    step = max(SMALLEST // STEPS, (1 << (nbytes - 1).bit_length() - 1) // STEPS)
+    step = _step_above(nbytes - 1)
     return -(-nbytes // step) * step
+
+
+def _step_above(nbytes: int) -> int:
+    # From the class of so many bytes, or the next smaller one, to the next larger one.
+    return max(SMALLEST, 1 << nbytes.bit_length() - 1) // STEPS
 
 
 class Allowance:
@@ -168,11 +177,8 @@ class BufferPool:
             return None
         try:
             with self._lock:
-                buffers = self._idle.get(size)
-                if buffers and (buffers[0].after is None or self._may_take(buffers[0], size)):
-                    # The newest is in the cache; on a device the oldest is free first.
-                    loan = buffers.pop() if buffers[-1].after is None else buffers.popleft()
-                    self._idle_bytes -= size
+                loan = self._take_idle(size, 0 if limited else CLASSES_ABOVE)
+                if loan is not None:
                     self._lend(loan.buffer)
                     return loan
             loan = Loan(self._allocate(size), None)
@@ -248,6 +254,20 @@ class BufferPool:
     def idle_bytes(self) -> int:
         """Bytes kept for reuse."""
         return self._idle_bytes
+
+    def _take_idle(self, size: int, n_above: int) -> Loan | None:
+        # Under the lock. Of this class, or of one of so many larger ones.
+        buffers = self._idle.get(size)
+        if not buffers and n_above and self._idle_bytes > size:
+            step = _step_above(size)
+            larger = map(self._idle.get, range(size + step, size + n_above * step + 1, step))
+            buffers = next(filter(None, larger), None)
+        if not buffers or not (buffers[0].after is None or self._may_take(buffers[0], size)):
+            return None
+        # The newest is in the cache; on a device the oldest is free first.
+        loan = buffers.pop() if buffers[-1].after is None else buffers.popleft()
+        self._idle_bytes -= loan.buffer.numel()
+        return loan
 
     def _may_take(self, loan: Loan, size: int) -> bool:
         # Under the lock. A buffer that is free later is taken only where there are enough.

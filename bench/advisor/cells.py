@@ -25,6 +25,7 @@ from cswap.advisor.cswap_plus import Swap, sparse_bytes
 from cswap.advisor.live_costs import KEEP
 from cswap.advisor.price import link_price
 from cswap.advisor.rates import DEFAULT_PRICE_S_PER_BYTE, HOOKS_S
+from cswap.codecs.tolerance import COARSE, EXACT
 from cswap.config import SwapConfig
 from cswap.profiler import profile, profile_all
 
@@ -111,8 +112,8 @@ class ThisCpu:
             for i, (saved, of) in enumerate(
                 zip(self.recording.tensors, self.outcomes, strict=True)
             ):
-                lossy_ok = saved.x.is_floating_point()
-                advice = advisor.choose(saved.x, Site(), i, lossy_ok=lossy_ok, may_keep=True)
+                tolerance = COARSE if saved.x.is_floating_point() else EXACT
+                advice = advisor.choose(saved.x, Site(), i, tolerance=tolerance, may_keep=True)
                 if advice.codec is not None:
                     name, o = advice.codec.name, of[advice.codec.name]
                     advice.note_encoded(name, saved.x.nbytes, o.nbytes)

@@ -22,6 +22,7 @@ from bench.advisor.truth import MODES, outcomes
 from cswap.advisor import calibrate
 from cswap.advisor.advisor import Advisor
 from cswap.advisor.call_site import Site
+from cswap.codecs.tolerance import EXACT
 from cswap.config import SwapConfig
 from cswap.experiments.files.environment import environment
 from cswap.experiments.files.writing import write
@@ -125,7 +126,7 @@ def decision_us(recording: Recording, *, steps: int = 200) -> float:
     def step() -> None:
         advisor.begin_step(0.0)
         for i, saved in enumerate(recording.tensors):
-            advice = advisor.choose(saved.x, Site(), i, lossy_ok=False, may_keep=True)
+            advice = advisor.choose(saved.x, Site(), i, tolerance=EXACT, may_keep=True)
             if advice.codec is not None:
                 advice.note_encoded(advice.codec.name, saved.x.nbytes, saved.x.nbytes // 2)
                 advice.note_round_trip(advice.codec.name, 1e-3)

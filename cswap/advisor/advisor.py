@@ -20,7 +20,13 @@ from typing import TYPE_CHECKING, Final
 from cswap.advisor import background_calibration as background
 from cswap.advisor import lossy_rules, options, time_limit
 from cswap.advisor.call_site import Site
-from cswap.advisor.candidates import RAW, lossless_candidates, lossy_candidates
+from cswap.advisor.candidates import (
+    HALF_LEAST,
+    RAW,
+    fine_candidates,
+    lossless_candidates,
+    lossy_candidates,
+)
 from cswap.advisor.cost import candidate
 from cswap.advisor.explore import trial_at
 from cswap.advisor.live_costs import KEEP, REMAT, LiveCosts
@@ -31,6 +37,7 @@ from cswap.advisor.site_history import Advice, Explanation, SiteMemory
 from cswap.advisor.time_limit import Gain, TimeLimit, patience_of
 from cswap.codecs.base import takes
 from cswap.codecs.registry import get_codec
+from cswap.codecs.tolerance import COARSE, EXACT, FINE, needed_tolerance
 from cswap.profiler import LateProfile, profile
 from cswap.ranks import must_agree
 from cswap.schema.tensor import dtype_name
@@ -67,7 +74,10 @@ _BEFORE_PROFILE: Final = ("bitpack", "zvc", RAW)
 """Until a tensor's profile has arrived, the first of these codecs that takes it encodes it: they
 are fast and never enlarge a tensor by much."""
 
-_SiteKey = tuple[int, str, "torch.dtype", int, bool]
+_WORDS: Final = ("exactly", "almost exactly")
+"""By tolerance."""
+
+_SiteKey = tuple[int, str, "torch.dtype", int, int]
 
 
 class Advisor:
@@ -100,9 +110,9 @@ class Advisor:
         self._epoch = 0
         self._costs: dict[str, LiveCosts] = {}  # by kind of device
 
-    def may_be_lossy(self, tensor: torch.Tensor, site: Site) -> bool:
-        """Whether lossy codecs are allowed for this tensor, by the options and by its role."""
-        return self.may_use_lossy and lossy_rules.may_be_lossy(tensor, site)
+    def tolerance_of(self, tensor: torch.Tensor, site: Site) -> int:
+        """How large an error this tensor may get, by the options and by its role."""
+        return lossy_rules.tolerance_of(tensor, site) if self.may_use_lossy else EXACT
 
     @cached_property
     def _lossless(self) -> tuple[str, ...]:
@@ -112,6 +122,10 @@ class Advisor:
     @cached_property
     def _lossy(self) -> tuple[str, ...]:
         return lossy_candidates(self._config.lossy)
+
+    @cached_property
+    def _fine(self) -> tuple[str, ...]:
+        return fine_candidates(self._config.lossy)
 
     def forget_plan(self) -> None:
         """Decide without the plan from here on: the steps differ from the planned ones."""
@@ -160,7 +174,7 @@ class Advisor:
         site: Site,
         position: int,
         *,
-        lossy_ok: bool,
+        tolerance: int,
         may_keep: bool,
         fresh: bool = False,
     ) -> Advice:
@@ -170,14 +184,14 @@ class Advisor:
             x: the values.
             site: the call site.
             position: number of the saved tensor in the step.
-            lossy_ok: whether a lossy codec may be chosen.
+            tolerance: that a codec may need (`cswap.codecs.tolerance`).
             may_keep: whether the tensor may stay in place, if no codec is worth its time.
             fresh: whether to sample the values anew; many steps have passed since the last call.
 
         Raises:
             ConfigError: the user's own function named a codec that does not exist.
         """
-        key = (position, site.scope, x.dtype, x.numel(), lossy_ok)
+        key = (position, site.scope, x.dtype, x.numel(), tolerance)
         kind = x.device.type
         costs = self._costs.get(kind) or self._costs_on(kind)
         with self._lock:
@@ -200,7 +214,7 @@ class Advisor:
             if taken is None:
                 return self._wait_for(pending, key, memory, x, costs)
         explanation = self._decide(
-            x, site, position, taken, memory, lossy_ok=lossy_ok, may_keep=may_keep
+            x, site, position, taken, memory, tolerance=tolerance, may_keep=may_keep
         )
         sampled = taken is None or memory is None or taken is not memory.explanation.profile
         return self._remember(key, memory, explanation, costs, sampled=sampled)
@@ -371,7 +385,7 @@ class Advisor:
         taken: TensorProfile | None,
         memory: SiteMemory | None,
         *,
-        lossy_ok: bool,
+        tolerance: int,
         may_keep: bool,
     ) -> Explanation:
         forced, reason = self._forced(x, site, position)
@@ -379,7 +393,7 @@ class Advisor:
             taken = taken or profile(x)
             forced, reason = self._config.codec(taken), "the codec function said so"
         if forced not in (None, "auto"):
-            name, why = self._admissible(str(forced), x, site.kind, lossy_ok=lossy_ok)
+            name, why = self._admissible(str(forced), x, site.kind, tolerance=tolerance)
             if name is not None:
                 return Explanation(position, site, taken, (), name, reason)
             reason = why
@@ -390,9 +404,14 @@ class Advisor:
         if taken is None:  # a codec was named that does not take this tensor
             return Explanation(position, site, None, (), RAW, reason + EARLY)
         stay = (KEEP, RAW) if may_keep else (RAW,)
-        lossy = self.milder.among(self._lossy, x, site.kind) if lossy_ok else ()
+        lossy = self.milder.among(self._admitted(tolerance, taken), x, site.kind)
         names = (*stay, *self._lossless, *lossy)
-        return self._cheapest(x, site, position, reason, names, taken, memory, lossy_ok=lossy_ok)
+        return self._cheapest(x, site, position, reason, names, taken, memory, tolerance=tolerance)
+
+    def _admitted(self, tolerance: int, taken: TensorProfile) -> tuple[str, ...]:
+        if tolerance == COARSE:
+            return self._lossy
+        return self._fine if tolerance == FINE and taken.amax >= HALF_LEAST else ()
 
     def _may_adapt(self) -> bool:
         # Times, and the order in which encodes finish, differ from run to run and from rank to
@@ -419,7 +438,7 @@ class Advisor:
         return self._static, "policy static"
 
     def _admissible(
-        self, name: str, x: torch.Tensor, kind: str, *, lossy_ok: bool
+        self, name: str, x: torch.Tensor, kind: str, *, tolerance: int
     ) -> tuple[str | None, str]:
         milder = self.milder.instead(name, x, kind)
         if milder is None:
@@ -427,8 +446,8 @@ class Advisor:
         name, codec = milder, get_codec(milder)
         if not takes(codec, x.dtype, x.device.type):
             return None, f"{name} does not take this dtype; "
-        if not codec.lossless and not lossy_ok:
-            return None, f"{name} is lossy and this tensor must come back exactly; "
+        if needed_tolerance(codec) > tolerance:
+            return None, f"{name} is lossy and this tensor must come back {_WORDS[tolerance]}; "
         return name, ""
 
     def _cheapest(
@@ -441,7 +460,7 @@ class Advisor:
         taken: TensorProfile,
         memory: SiteMemory | None,
         *,
-        lossy_ok: bool,
+        tolerance: int,
     ) -> Explanation:
         costs = self._costs_on(x.device.type)
         quotes = [
@@ -450,7 +469,7 @@ class Advisor:
             if name == KEEP or takes(get_codec(name), x.dtype, x.device.type)
             if (quote := costs.quote(name, taken, memory)) is not None
         ]
-        priced = self._pricing.price(x, quotes, costs, lossy_ok=lossy_ok)
+        priced = self._pricing.price(x, quotes, costs, tolerance=tolerance)
         candidates = tuple(sorted(priced, key=lambda c: c.cost_s))
         best, why = candidates[0], self._pricing.reason
         stay = next((c for c in candidates if c.codec == KEEP), None)

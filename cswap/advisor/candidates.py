@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from cswap.advisor.rates import UNKNOWN_RATES
 from cswap.codecs.registry import compositions, get_codec, installed_codecs
+from cswap.codecs.tolerance import FINE, needed_tolerance
 from cswap.log import log
 
 if TYPE_CHECKING:
@@ -25,6 +26,13 @@ RAW: Final = "raw"
 
 FIXED_RATE: Final = "zfp"
 """Lossy codec whose rate only ``policy="cswap+"`` chooses: ``lossy="zfp"`` names no candidate."""
+
+HALF: Final = "fp16"
+"""Codec for tensors that forgive a small error."""
+
+HALF_LEAST: Final = 2.0**-6
+"""Largest magnitude that a tensor must have for `HALF`. A float16 keeps 11 bits down to 2**-14.
+"""
 
 _warned: set[str] = set()
 
@@ -47,6 +55,20 @@ def lossy_candidates(lossy: str | float) -> tuple[str, ...]:
     if isinstance(lossy, str):
         return _with_compositions([get_codec(lossy)])
     return _with_compositions(c for c in _lossy_codecs() if _error(c) <= lossy)
+
+
+def fine_candidates(lossy: str | float) -> tuple[str, ...]:
+    """As `lossy_candidates`, for tensors that forgive a small error (`cswap.codecs.tolerance`).
+
+    They take `HALF` where the option admits a codec with as large an error, or a larger one.
+    """
+    admitted = lossy_candidates(lossy)
+    if not admitted:
+        return ()
+    fine = [name for name in admitted if needed_tolerance(get_codec(name)) <= FINE]
+    most = _error(get_codec(lossy)) if isinstance(lossy, str) else lossy
+    half = lossy_candidates(HALF) if _error(get_codec(HALF)) <= most else ()
+    return tuple(dict.fromkeys((*fine, *half)))
 
 
 def all_candidates() -> tuple[str, ...]:

@@ -36,6 +36,7 @@ from cswap.advisor.own_numbers import normal
 from cswap.advisor.round_trip import round_trip
 from cswap.codecs.base import takes
 from cswap.codecs.registry import get_codec
+from cswap.codecs.tolerance import COARSE
 from cswap.errors import CswapError
 from cswap.schema.tensor import TensorProfile
 
@@ -80,7 +81,7 @@ class CswapPlusPricing:
             self.rate = sliding_down(*self._bounds, epoch, epochs)
 
     def price(
-        self, x: torch.Tensor, quotes: Sequence[Candidate], costs: LiveCosts, *, lossy_ok: bool
+        self, x: torch.Tensor, quotes: Sequence[Candidate], costs: LiveCosts, *, tolerance: int
     ) -> Sequence[Candidate]:
         """See `Pricing.price`."""
         rate = 2 / max(costs.price_s_per_byte, 1e-15)
@@ -97,7 +98,7 @@ class CswapPlusPricing:
                 seconds = self._times(name, costs).seconds(x.nbytes, zeros)
                 cost_s = swap.compressed_cost_s(min(encoded, x.nbytes), seconds, 0.0)
                 found.append(replace(quote, device_s=seconds, cost_s=cost_s))
-        if lossy_ok and zeros < SPARSITIES[0]:
+        if tolerance == COARSE and zeros < SPARSITIES[0]:
             found += self._zfp(x, swap)
         return found
 

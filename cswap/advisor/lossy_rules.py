@@ -1,10 +1,12 @@
-"""Tensors that are never encoded lossily, under any options."""
+"""How large an error each saved tensor forgives, under any options."""
 
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
+
+from cswap.codecs.tolerance import COARSE, EXACT, FINE
 
 if TYPE_CHECKING:
     import torch
@@ -14,37 +16,60 @@ if TYPE_CHECKING:
 LOSSY_MIN_BYTES: Final = 1024
 """Smaller tensors are means, scales and the like: an error there costs more than the bytes."""
 
-_LOSSLESS_KINDS: Final = ("*norm*", "*softmax*", "*router*", "*loss*", "*entropy*")
-"""Module classes, lower case, whose saved tensors (inputs of norms and losses) stay exact."""
+_EXACT_KINDS: Final = ("*softmax*", "*router*", "*loss*", "*entropy*")
+"""Module classes, lower case, whose saved tensors (inputs of losses) stay exact."""
 
-_LOSSLESS_PATHS: Final = ("*router*", "*.gate", "gate")
+_EXACT_PATHS: Final = ("*router*", "*.gate", "gate")
 """Module paths, lower case, of the routers of mixtures of experts."""
 
-_LOSSLESS_OPERATORS: Final = ("*norm*", "*softmax*", "*loss*", "*entropy*", "logsumexp", "kl_div")
+_EXACT_OPERATORS: Final = ("*softmax*", "*loss*", "*entropy*", "logsumexp", "kl_div")
 """Functions of the same kinds, for code without modules."""
 
-_LOSSLESS_PRODUCERS: Final = ("*Softmax*", "*Norm*Backward*")
-"""Autograd nodes whose outputs stay exact: probabilities, and statistics of norms."""
+_EXACT_PRODUCERS: Final = ("*Softmax*",)
+"""Autograd nodes whose outputs stay exact: probabilities."""
+
+_NORM: Final = ("*norm*",)
+"""Module classes, lower case, and functions that save the input of a norm, and its statistics."""
+
+_NORM_PRODUCERS: Final = ("*LayerNorm*", "*BatchNorm*", "*GroupNorm*", "*RmsNorm*")
+"""Autograd nodes that give the output of a norm."""
+
+_STATISTICS_PRODUCERS: Final = (
+    "", "*Norm*", "*Mean*", "*Var*", "*Std*", "*Sqrt*", "*Rsqrt*", "*Sum*", "*Reciprocal*",
+)  # fmt: skip
+"""Autograd nodes whose outputs may be statistics. A leaf has none: it may be one that a norm saves
+beside its input."""
 
 
-def may_be_lossy(tensor: torch.Tensor, site: Site) -> bool:
-    """Whether training tolerates an error in this tensor (docs/limits.md)."""
+def tolerance_of(tensor: torch.Tensor, site: Site) -> int:
+    """How large an error training forgives in this tensor (docs/limits.md).
+
+    Returns:
+        A tolerance (`cswap.codecs.tolerance`).
+    """
     if not tensor.is_floating_point() and not tensor.is_complex():
-        return False
+        return EXACT
     if tensor.nbytes < LOSSY_MIN_BYTES or tensor.element_size() == 1:
-        return False
-    return _role_allows(site.kind, site.scope, site.operator, site.producer)
+        return EXACT
+    return _of_role(site.kind, site.scope, site.operator, site.producer)
 
 
 @lru_cache(maxsize=4096)  # called for every tensor of every step
-def _role_allows(kind: str, path: str, operator: str, producer: str) -> bool:
-    return not (
-        _any_match(kind.lower(), _LOSSLESS_KINDS)
-        or _any_match(path.lower(), _LOSSLESS_PATHS)
-        or _any_match(operator, _LOSSLESS_OPERATORS)
-        or _any_match(producer, _LOSSLESS_PRODUCERS)
-    )
+def _of_role(kind: str, path: str, operator: str, producer: str) -> int:
+    kind = kind.lower()
+    if (
+        _any_match(kind, _EXACT_KINDS)
+        or _any_match(path.lower(), _EXACT_PATHS)
+        or _any_match(operator, _EXACT_OPERATORS)
+        or _any_match(producer, _EXACT_PRODUCERS)
+    ):
+        return EXACT
+    if _any_match(kind, _NORM) or _any_match(operator, _NORM):
+        return EXACT if _any_match(producer, _STATISTICS_PRODUCERS) else FINE
+    if _any_match(producer, _NORM_PRODUCERS):
+        return FINE
+    return EXACT if _any_match(producer, ("*Norm*Backward*",)) else COARSE
 
 
 def _any_match(name: str, patterns: tuple[str, ...]) -> bool:
-    return bool(name) and any(fnmatchcase(name, p) for p in patterns)
+    return any(fnmatchcase(name, p) for p in patterns)

@@ -38,7 +38,7 @@ class Pricing(Protocol):
     per_epoch: bool
 
     def price(
-        self, x: torch.Tensor, quotes: Sequence[Candidate], costs: LiveCosts, *, lossy_ok: bool
+        self, x: torch.Tensor, quotes: Sequence[Candidate], costs: LiveCosts, *, tolerance: int
     ) -> Sequence[Candidate]:
         """The candidates for x [n] among these quotes, with this rule's costs; at least one."""
         ...
@@ -63,7 +63,7 @@ class Auto(_NoEpochs):
     per_epoch = False
 
     def price(
-        self, x: torch.Tensor, quotes: Sequence[Candidate], costs: LiveCosts, *, lossy_ok: bool
+        self, x: torch.Tensor, quotes: Sequence[Candidate], costs: LiveCosts, *, tolerance: int
     ) -> Sequence[Candidate]:
         """See `Pricing.price`."""
         return quotes
@@ -77,7 +77,7 @@ class Raw(_NoEpochs):
     per_epoch = False
 
     def price(
-        self, x: torch.Tensor, quotes: Sequence[Candidate], costs: LiveCosts, *, lossy_ok: bool
+        self, x: torch.Tensor, quotes: Sequence[Candidate], costs: LiveCosts, *, tolerance: int
     ) -> Sequence[Candidate]:
         """See `Pricing.price`."""
         return [quote for quote in quotes if quote.codec == "raw"]
@@ -91,7 +91,7 @@ class Oracle(_NoEpochs):
     per_epoch = False
 
     def price(
-        self, x: torch.Tensor, quotes: Sequence[Candidate], costs: LiveCosts, *, lossy_ok: bool
+        self, x: torch.Tensor, quotes: Sequence[Candidate], costs: LiveCosts, *, tolerance: int
     ) -> Sequence[Candidate]:
         """See `Pricing.price`."""
         return [quote if quote.codec == KEEP else _measured(x, quote, costs) for quote in quotes]

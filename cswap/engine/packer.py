@@ -15,6 +15,7 @@ from torch.nn import Parameter
 from cswap.advisor.call_site import Site
 from cswap.advisor.time_limit import BY_LIMIT, Moment
 from cswap.codecs.layout import torch_dtype
+from cswap.codecs.tolerance import COARSE
 from cswap.engine.order.chooser import STAYS
 from cswap.engine.order.step_order import NO_BACKWARD
 from cswap.engine.recipes import Place, Recipe, RecipeBook, producer
@@ -209,7 +210,7 @@ class Packer:
         if part is not tensor and not is_wrapped(part):
             # A DTensor that stays holds its part: an encoding of that would come on top.
             with self._lock:
-                token = self._aliases.find(part, part.untyped_storage(), lossy_ok=True)
+                token = self._aliases.find(part, part.untyped_storage(), tolerance=COARSE)
             if token is not None:
                 self._pin_first(token)
         return self._keep(tensor, "subclass")
@@ -242,7 +243,7 @@ class Packer:
         elif tensor in state.owned:
             recipe.keep = "parameter"
         else:
-            recipe.lossy_ok = state.advisor.may_be_lossy(tensor, site)
+            recipe.tolerance = state.advisor.tolerance_of(tensor, site)
         return recipe
 
     # ----------------------------------------------------------------- handles
@@ -337,7 +338,7 @@ class Packer:
         except RuntimeError:  # it stands for another one, inside of vmap or jvp
             return self._keep(tensor, "wrapped")
         with self._lock:
-            found = self._aliases.find(tensor, storage, lossy_ok=recipe.lossy_ok)
+            found = self._aliases.find(tensor, storage, tolerance=recipe.tolerance)
             if found is None:
                 position, step = self._order.next_position()
         if found is not None:
@@ -359,7 +360,7 @@ class Packer:
         if handle.raw_nbytes < lane.min_bytes:
             return self._keep(tensor, "small")
         handle.position, handle.step, handle.site = position, step, recipe.site
-        handle.lossy_ok, handle.views = recipe.lossy_ok, 1
+        handle.tolerance, handle.views = recipe.tolerance, 1
         handle.section_bytes = None if decision is None else decision.section_bytes
         key = position, handle.raw_nbytes
         handle.pinned = key in self._saved_again or key in self._outliving

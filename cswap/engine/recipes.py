@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from cswap.advisor.call_site import Site
+from cswap.codecs.tolerance import EXACT
 
 if TYPE_CHECKING:
     import torch
@@ -51,7 +52,7 @@ class Recipe:
         keep: why such tensors stay, or None.
         lane: of its device; None if they stay.
         site: for the advisor.
-        lossy_ok: whether a lossy codec may take it.
+        tolerance: for errors (cswap/codecs/tolerance.py).
     """
 
     scope: Scope
@@ -63,7 +64,7 @@ class Recipe:
     keep: str | None = None
     lane: Lane | None = None
     site: Site = NOWHERE
-    lossy_ok: bool = False
+    tolerance: int = EXACT
 
 
 @dataclass(slots=True, eq=False)

@@ -15,8 +15,8 @@ Note [inputs of a chain]
 ~~~~~~~~~~~~~~~~~~~~~~~~
 An input is a packed object: it comes back as it does for its own operator. That operator runs its
 backward a little later and asks for it again, so a decoded input waits for that, within the bounds
-of memory decoded ahead. An input that a lossy codec may take serves only tensors that a lossy codec
-may take, too.
+of memory decoded ahead. An input serves only tensors that forgive as large an error as it does
+(Note [three tolerances] in cswap/codecs/tolerance.py).
 
 Note [products are for goals]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
+from cswap.codecs.tolerance import EXACT, FINE
 from cswap.engine.saved.copied import Copied
 from cswap.engine.saved.encoded import Encoded
 from cswap.engine.saved.packed import Kept, KeptParameter, PackedView
@@ -108,10 +109,9 @@ class Recomputer:
         self._counters, self._advisor, self._owned = counters, advisor, owned
         kept = frozenset({Kept, KeptParameter})
         goal: dict[str, Any] = {"max_depth": GOAL_DEPTH, "products": True}
-        self._exact = Finder(_depth_of_exact, held=kept)
-        self._lossy = Finder(_depth_of, held=kept)
-        self._exact_goal = Finder(_depth_of_exact, held=kept, **goal)
-        self._lossy_goal = Finder(_depth_of, held=kept, **goal)
+        depths = (_depth_of_exact, _depth_of_fine, _depth_of)  # by tolerance
+        self._finders = tuple(Finder(depth, held=kept) for depth in depths)
+        self._goal_finders = tuple(Finder(depth, held=kept, **goal) for depth in depths)
         self._trials: dict[_Key, Trial] = {}
         self.refused = 0
         self.inputs_s = 0.0
@@ -131,7 +131,7 @@ class Recomputer:
         if not handle.whole or handle.gathered:
             place.note(None)
             return None
-        finder = self.finder(lossy_ok=handle.lossy_ok, for_goal=for_goal)
+        finder = self.finder(tolerance=handle.tolerance, for_goal=for_goal)
         found = finder.find(tensor, place.formula)
         if found is not None and (
             found.formula.nbytes != handle.raw_nbytes
@@ -151,16 +151,14 @@ class Recomputer:
             if isinstance(packed, KeptParameter)
         )
 
-    def finder(self, *, lossy_ok: bool, for_goal: bool = False) -> Finder:
-        """Of tensors that may come back with an error, or of those that may not.
+    def finder(self, *, tolerance: int, for_goal: bool = False) -> Finder:
+        """Of tensors of this tolerance.
 
         Args:
-            lossy_ok: whether they may.
+            tolerance: see Note [three tolerances] in cswap/codecs/tolerance.py.
             for_goal: see Note [products are for goals].
         """
-        if for_goal:
-            return self._lossy_goal if lossy_ok else self._exact_goal
-        return self._lossy if lossy_ok else self._exact
+        return (self._goal_finders if for_goal else self._finders)[tolerance]
 
     def is_worth(self, token: Token, place: Place | None, *, fresh: bool = False) -> bool:
         """Whether the token's tensor is to be computed again, rather than stored or kept.
@@ -288,7 +286,7 @@ class Recomputer:
                 assert isinstance(packed, PackedView)  # see _depth_of
                 inputs.append(self._input(packed, again=again))
                 owner = packed.token.handle
-            exact = exact and not owner.lossy_ok
+            exact = exact and owner.tolerance == EXACT
             took_s = _clock() - start_s
             if again:
                 owner.took_s += took_s - self.inputs_s
@@ -317,7 +315,9 @@ class Recomputer:
             result = _flat(remat.run(inputs, exact))
             source = token.handle.elements(source)
             agrees = same_bits(result, source) or (not exact and _is_near(result, source))
-            estimated = source.is_cuda or not exact or must_agree(lossy=token.handle.lossy_ok)
+            estimated = (
+                source.is_cuda or not exact or must_agree(lossy=token.handle.tolerance != EXACT)
+            )
             if estimated and not remat.formula.product:
                 seconds = _estimated(remat, token)
             else:
@@ -340,14 +340,21 @@ def _depth_of(packed: object) -> int | None:
 
 
 def _depth_of_exact(packed: object) -> int | None:
-    # The same, for a tensor that has to come back exactly: no input may be lossy.
+    # The same, for a tensor that has to come back exactly.
     if isinstance(packed, Kept):  # as most are
         return 0
-    if isinstance(packed, PackedView) and packed.token.handle.lossy_ok:
-        return None
-    if isinstance(packed, WithoutHandle) and packed.lossy_ok:
-        return None
-    return _depth_of(packed)
+    return None if _tolerance_of(packed) > EXACT else _depth_of(packed)
+
+
+def _depth_of_fine(packed: object) -> int | None:
+    # The same, for a tensor that forgives a small error.
+    return None if _tolerance_of(packed) > FINE else _depth_of(packed)
+
+
+def _tolerance_of(packed: object) -> int:
+    if isinstance(packed, PackedView):
+        return packed.token.handle.tolerance
+    return packed.tolerance if isinstance(packed, WithoutHandle) else EXACT
 
 
 def are_aligned(remat: Remat) -> bool:

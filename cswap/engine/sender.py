@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from cswap.advisor.live_costs import KEEP, REMAT
 from cswap.advisor.site_history import Advice
 from cswap.codecs.registry import get_codec
+from cswap.codecs.tolerance import EXACT, needed_tolerance
 from cswap.codecs.warmup import WARM, warm
 from cswap.engine.saved.rest import Rest
 from cswap.engine.saved.without_handle import SharedUse
@@ -125,13 +126,13 @@ class Sender:
         return None
 
     def _leave_in_place(self, handle: Handle, reason: str) -> str:
-        handle.lossy_ok = False
+        handle.tolerance = EXACT
         self._counters.stay(reason, handle.raw_nbytes)
         return reason
 
     def _encode(self, token: Token, x: torch.Tensor, codec: Codec, place: Place | None) -> None:
         handle, lane = token.handle, token.lane
-        handle.lossy_ok = not codec.lossless
+        handle.tolerance = needed_tolerance(codec)
         if (codec.name, x.dtype, x.device) not in WARM:
             self._counters.compiled(warm(codec, x.dtype, x.device))
         lane.executor.swap_out(handle, x, codec)
@@ -166,7 +167,7 @@ class Sender:
             return True
         token.remat = None
         if choice.action in (KEEP, REMAT):
-            handle.lossy_ok = False
+            handle.tolerance = EXACT
             self._counters.stay("goal", handle.raw_nbytes)
             return True
         x = handle.elements(source)
@@ -205,7 +206,7 @@ class Sender:
                 x,
                 handle.site,
                 handle.position,
-                lossy_ok=handle.lossy_ok,
+                tolerance=handle.tolerance,
                 may_keep=may_keep,
                 fresh=fresh,
             )

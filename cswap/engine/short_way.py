@@ -127,14 +127,14 @@ class ShortWay:
             return None
         if tensor.is_conj() or tensor.is_neg():  # other numbers than those in memory
             return None
-        lossy_ok = place.recipe.lossy_ok
-        finder = self._recomputer.finder(lossy_ok=lossy_ok, for_goal=for_goal)
+        tolerance = place.recipe.tolerance
+        finder = self._recomputer.finder(tolerance=tolerance, for_goal=for_goal)
         remat = finder.recognised(tensor, formula)
         if remat is None or (lane.ahead and not _is_at_hand(remat)):
             return None
         if formula.product and not are_aligned(remat):
             return None
-        packed = Recomputed(tensor, remat, lane, shared_use, lossy_ok=lossy_ok)
+        packed = Recomputed(tensor, remat, lane, shared_use, tolerance=tolerance)
         worth_at = None if for_goal else place.worth_at
         if worth_at is not None and self._order.position != worth_at[0]:
             place.shared_use = None  # the limit knows the tensor by another position
@@ -225,8 +225,8 @@ class ShortWay:
         first = None if reference is None else reference()
         if shared_use is None or first is None or first.step != self._order.step:
             return None  # the first one has a handle
-        lossy_ok = place.recipe.lossy_ok
-        if (first.lossy_ok and not lossy_ok) or not _serves(first, tensor):
+        tolerance = place.recipe.tolerance
+        if first.tolerance > tolerance or not _serves(first, tensor):
             shared_use.seen, place.saved_by = True, None
             return None
         packed = Again(tensor, first, shared_use)

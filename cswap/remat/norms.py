@@ -209,10 +209,12 @@ def layer_norm_of_statistics(
     normalized_shape: Sequence[int],
 ) -> torch.Tensor:
     """LayerNorm of a lossy input, computed from the saved statistics; see `layer_norm`."""
-    out = (x - mean) * rstd
+    out = (x - mean).mul_(rstd)
     if weight is not None:
-        out = out * weight
-    return (out if bias is None else out + bias).to(x.dtype)
+        out = out.mul_(weight) if bias is None else torch.addcmul(bias, out, weight)
+    elif bias is not None:
+        out = out.add_(bias)
+    return out.to(x.dtype)
 
 
 def rms_norm_of_statistics(

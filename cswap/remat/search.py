@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 
     from cswap.remat.operators import Operand
 
-REDUCTION_PASSES: Final = 2
-"""Number of passes of a reduction besides those over its operands and its result."""
+REDUCTION_PASSES: Final = 4
+"""Number of passes of a reduction: over its input three times, and over its result. Weights and
+statistics are small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +167,7 @@ class Search:
                 raise NotFoundError  # another kernel may be the fastest next time
         if row.extra:
             constants += self._extra(node, number, row, strides, level)
-        self._passes += len(operands) + 1 + (REDUCTION_PASSES if row.kind == "reduction" else 0)
+        self._passes += REDUCTION_PASSES if row.kind == "reduction" else len(operands) + 1
         if self._passes > self._limits.max_passes:
             raise NotFoundError
         depth = 1 + max([0 if o is None else o.depth for o in operands])

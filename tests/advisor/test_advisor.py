@@ -25,6 +25,7 @@ from cswap.advisor.site_history import (
     SiteMemory,
 )
 from cswap.codecs.registry import get_codec
+from cswap.codecs.tolerance import COARSE, EXACT
 from cswap.codecs.traits import CodecRate
 from cswap.config import SwapConfig
 from cswap.profiler import profile
@@ -39,9 +40,9 @@ def relu(zeros, seed=0):
     return x * (torch.rand(N, generator=generator) >= zeros)
 
 
-def choice(x, *, may_keep=True, lossy_ok=False, site=None, plan=None, **options):
+def choice(x, *, may_keep=True, tolerance=EXACT, site=None, plan=None, **options):
     advisor = Advisor(SwapConfig(**options), plan)
-    codec = advisor.choose(x, site or Site(), 0, lossy_ok=lossy_ok, may_keep=may_keep).codec
+    codec = advisor.choose(x, site or Site(), 0, tolerance=tolerance, may_keep=may_keep).codec
     return KEEP if codec is None else codec.name
 
 
@@ -63,9 +64,9 @@ def test_masks_and_indices_are_packed():
 
 def test_a_lossy_codec_is_taken_only_where_it_is_allowed():
     dense = torch.randn(N)
-    assert choice(dense, lossy="int8", lossy_ok=True) == "int8"
-    assert choice(dense, lossy="int8", lossy_ok=False) == KEEP
-    assert choice(relu(0.6), lossy="int8", lossy_ok=True) == "zvc+int8"
+    assert choice(dense, lossy="int8", tolerance=COARSE) == "int8"
+    assert choice(dense, lossy="int8", tolerance=EXACT) == KEEP
+    assert choice(relu(0.6), lossy="int8", tolerance=COARSE) == "zvc+int8"
 
 
 def test_an_error_budget_admits_the_codecs_within_it():
@@ -77,7 +78,7 @@ def test_an_error_budget_admits_the_codecs_within_it():
     assert {"mxfp8", "zvc+mxfp8"} <= set(lossy_candidates(0.05))  # its error is 0.029
     assert "int4" not in lossy_candidates(0.05)
     assert "int4" in lossy_candidates(0.2)
-    assert choice(torch.randn(N), lossy=0.01, lossy_ok=True) == "int8"
+    assert choice(torch.randn(N), lossy=0.01, tolerance=COARSE) == "int8"
 
 
 @pytest.mark.parametrize(
@@ -96,19 +97,19 @@ def test_an_error_budget_admits_the_codecs_within_it():
     ],
 )
 def test_what_training_does_not_forgive_stays_exact(site, allowed):
-    assert rules.may_be_lossy(torch.randn(N), site) is allowed
+    assert rules.tolerance_of(torch.randn(N), site) is allowed
 
 
 def test_integers_masks_and_small_tensors_stay_exact():
-    assert not rules.may_be_lossy(torch.zeros(N, dtype=torch.int64), Site())
-    assert not rules.may_be_lossy(torch.zeros(N, dtype=torch.bool), Site())
-    assert not rules.may_be_lossy(torch.randn(100), Site())
+    assert not rules.tolerance_of(torch.zeros(N, dtype=torch.int64), Site())
+    assert not rules.tolerance_of(torch.zeros(N, dtype=torch.bool), Site())
+    assert not rules.tolerance_of(torch.randn(100), Site())
 
 
 def test_a_forced_codec_gives_way_where_it_cannot_serve():
     assert choice(torch.randn(N), codec="expk") == "expk"
     assert choice(torch.rand(N) < 0.5, codec="expk") == "bitpack"
-    assert choice(torch.randn(N), codec="int8", lossy_ok=False) == KEEP
+    assert choice(torch.randn(N), codec="int8", tolerance=EXACT) == KEEP
     assert choice(torch.randn(N), codec={"float32": "zvc"}) == "zvc"
     assert choice(torch.randn(N), codec={torch.float32: "zvc"}) == "zvc"
     assert choice(torch.randn(N), codec=lambda p: "rle" if p.zero_fraction < 1 else "zvc") == "rle"
@@ -132,9 +133,9 @@ def samples(monkeypatch):
 def test_a_choice_is_remembered_and_sampled_again_now_and_then(samples):
     advisor = Advisor(SwapConfig(), None)
     for _ in range(2 * RESAMPLE_EVERY):
-        advisor.choose(relu(0.6), Site(), 0, lossy_ok=False, may_keep=True)
+        advisor.choose(relu(0.6), Site(), 0, tolerance=EXACT, may_keep=True)
     assert len(samples) == 2
-    advisor.choose(relu(0.6), Site(), 1, lossy_ok=False, may_keep=True)
+    advisor.choose(relu(0.6), Site(), 1, tolerance=EXACT, may_keep=True)
     assert len(samples) == 3
 
 
@@ -143,7 +144,7 @@ def test_samples_that_confirm_the_choice_become_rare(samples):
     advisor = Advisor(SwapConfig(), None)
     for use in range(5 * MOST_USES):
         n = len(samples)
-        advisor.choose(relu(0.6), Site(), 0, lossy_ok=False, may_keep=True)
+        advisor.choose(relu(0.6), Site(), 0, tolerance=EXACT, may_keep=True)
         uses += [use] * (len(samples) - n)
     assert [b - a for a, b in itertools.pairwise(uses)] == [8, 16, 32, 64, 64, 64, 64]
 
@@ -153,7 +154,7 @@ def test_another_ratio_makes_samples_frequent_again(samples):
     advisor = Advisor(SwapConfig(), None)
     for use in range(400):
         x, n = relu(0.6 if use < 200 else 0.9), len(samples)
-        advice = advisor.choose(x, Site(), 0, lossy_ok=False, may_keep=False)
+        advice = advisor.choose(x, Site(), 0, tolerance=EXACT, may_keep=False)
         assert advice.codec is not None
         advice.note_encoded(advice.codec.name, x.nbytes, advice.codec.encode(x).nbytes)
         uses += [use] * (len(samples) - n)
@@ -166,7 +167,7 @@ def test_of_many_round_trips_alike_only_some_correct_the_predictions():
     advisor = Advisor(SwapConfig(), None)
     x, learned = relu(0.6), []
     for _ in range(40):
-        advice = advisor.choose(x, Site(), 0, lossy_ok=False, may_keep=False)
+        advice = advisor.choose(x, Site(), 0, tolerance=EXACT, may_keep=False)
         codec, costs = advice.codec, advice.costs
         assert codec is not None
         assert isinstance(costs, LiveCosts)
@@ -180,7 +181,7 @@ def test_of_many_round_trips_alike_only_some_correct_the_predictions():
 
 def test_explanations_name_site_profile_candidates_and_choice():
     advisor = Advisor(SwapConfig(), None)
-    advisor.choose(relu(0.6), Site(scope="features.3"), 4, lossy_ok=False, may_keep=True)
+    advisor.choose(relu(0.6), Site(scope="features.3"), 4, tolerance=EXACT, may_keep=True)
     (explanation,) = advisor.explain()
     assert explanation.position == 4
     assert explanation.profile is not None
@@ -195,7 +196,7 @@ def test_explanations_name_site_profile_candidates_and_choice():
 
 def test_a_gain_below_the_margin_is_not_taken():
     advisor = Advisor(SwapConfig(), None)
-    advisor.choose(torch.randn(N), Site(), 0, lossy_ok=False, may_keep=True)
+    advisor.choose(torch.randn(N), Site(), 0, tolerance=EXACT, may_keep=True)
     (explanation,) = advisor.explain()
     keep = next(c for c in explanation.candidates if c.codec == KEEP)
     assert explanation.candidates[0].cost_s > (1 - MARGIN) * keep.cost_s
@@ -268,7 +269,7 @@ def test_until_a_sample_has_arrived_the_choice_is_cheap_and_nobody_waits(far):
     advisor = Advisor(SwapConfig(), None)
 
     def choose(x):
-        codec = advisor.choose(x, Site(), x.dtype.itemsize, lossy_ok=False, may_keep=True).codec
+        codec = advisor.choose(x, Site(), x.dtype.itemsize, tolerance=EXACT, may_keep=True).codec
         return KEEP if codec is None else codec.name
 
     dense = torch.randn(N)
@@ -282,7 +283,7 @@ def test_until_a_sample_has_arrived_the_choice_is_cheap_and_nobody_waits(far):
 def test_a_named_codec_waits_for_no_sample(far):
     advisor = Advisor(SwapConfig(codec="rle"), None)
     x = torch.randn(N)
-    codec = advisor.choose(x, Site(), 0, lossy_ok=False, may_keep=True).codec
+    codec = advisor.choose(x, Site(), 0, tolerance=EXACT, may_keep=True).codec
     assert codec is not None
     assert codec.name == "rle"
 
@@ -291,7 +292,7 @@ def test_after_so_many_uses_a_new_sample_is_taken_and_the_old_choice_serves_mean
     advisor = Advisor(SwapConfig(), None)
 
     def choose(x):
-        codec = advisor.choose(x, Site(), 0, lossy_ok=False, may_keep=True).codec
+        codec = advisor.choose(x, Site(), 0, tolerance=EXACT, may_keep=True).codec
         return KEEP if codec is None else codec.name
 
     for _ in range(2):
@@ -304,11 +305,11 @@ def test_after_so_many_uses_a_new_sample_is_taken_and_the_old_choice_serves_mean
 def test_new_prices_are_no_new_sample_on_a_gpu(far, samples):
     advisor = Advisor(SwapConfig(), None)
     for _ in range(3):
-        advisor.choose(relu(0.6), Site(), 0, lossy_ok=False, may_keep=True)
+        advisor.choose(relu(0.6), Site(), 0, tolerance=EXACT, may_keep=True)
     (memory,) = advisor._sites.values()
     uses = memory.uses
     advisor._costs_on("cpu").version += 1
-    advisor.choose(relu(0.6), Site(), 0, lossy_ok=False, may_keep=True)
+    advisor.choose(relu(0.6), Site(), 0, tolerance=EXACT, may_keep=True)
     assert memory.uses == uses + 1
 
 

@@ -27,6 +27,7 @@ from cswap.advisor.rates import (
     PRICES_S_PER_BYTE,
 )
 from cswap.codecs.registry import get_codec
+from cswap.codecs.tolerance import EXACT
 from cswap.codecs.traits import CodecRate, CodecTraits
 from cswap.config import SwapConfig
 from cswap.errors import ConfigError
@@ -57,7 +58,7 @@ class Run:
 
     def step(self, x, slower=1.0):
         self.advisor.begin_step(0.0)
-        advice = self.advisor.choose(x, Site(), 0, lossy_ok=False, may_keep=self.may_keep)
+        advice = self.advisor.choose(x, Site(), 0, tolerance=EXACT, may_keep=self.may_keep)
         if advice.codec is None:
             return self.settled
         name = advice.codec.name

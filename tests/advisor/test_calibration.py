@@ -27,6 +27,7 @@ from cswap.advisor.candidates import all_candidates
 from cswap.advisor.fit import TimeModel, fit
 from cswap.advisor.live_costs import KEEP, LiveCosts
 from cswap.codecs.registry import get_codec
+from cswap.codecs.tolerance import EXACT
 from cswap.config import SwapConfig
 from cswap.errors import UnsupportedError
 from cswap.schema.tensor import TensorProfile
@@ -143,7 +144,7 @@ def test_the_advisor_decides_by_what_was_measured():
 
     def choice():
         advisor = Advisor(SwapConfig(), None)
-        codec = advisor.choose(x, Site(), 0, lossy_ok=False, may_keep=True).codec
+        codec = advisor.choose(x, Site(), 0, tolerance=EXACT, may_keep=True).codec
         return KEEP if codec is None else codec.name
 
     assert choice().startswith("zvc")

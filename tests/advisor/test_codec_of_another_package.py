@@ -33,6 +33,7 @@ from cswap.codecs import registry
 from cswap.codecs.raw import Raw
 from cswap.codecs.registry import get_codec
 from cswap.codecs.tiled import TiledCodec, TileFunctions
+from cswap.codecs.tolerance import COARSE, EXACT
 from cswap.codecs.traits import LOSSLESS, CodecRate, CodecTraits
 from cswap.config import SwapConfig
 from cswap.errors import ConfigError
@@ -122,10 +123,10 @@ def eighths(zeros=0.0):
     return normal(zeros, torch.float8_e4m3fn)
 
 
-def choice(x, *, steps=1, lossy_ok=False, **options):
+def choice(x, *, steps=1, tolerance=EXACT, **options):
     advisor, chosen = Advisor(SwapConfig(**options), None), KEEP
     for _ in range(steps):
-        advice = advisor.choose(x, Site(), 0, lossy_ok=lossy_ok, may_keep=True)
+        advice = advisor.choose(x, Site(), 0, tolerance=tolerance, may_keep=True)
         if advice.codec is None:
             return KEEP
         chosen = advice.codec.name
@@ -164,15 +165,15 @@ def test_it_composes_with_ratio_error_and_rates_of_its_own():
 def test_a_tolerance_admits_it_by_its_error():
     assert {"cut", "zvc+cut"} <= set(lossy_candidates(0.06))
     assert not {"cut", "zvc+cut"} & set(lossy_candidates(0.05))
-    assert choice(normal(), lossy=0.06, lossy_ok=True) == "int8"  # smaller, and less error
+    assert choice(normal(), lossy=0.06, tolerance=COARSE) == "int8"  # smaller, and less error
 
 
 def test_the_option_lossy_takes_its_name(monkeypatch):
     monkeypatch.delitem(registry._registered, "short")  # which promises the same ratio
     assert "cut" in lossy_names()
-    assert choice(normal(), lossy="cut", lossy_ok=True) == "cut"
-    assert choice(normal(zeros=0.7), lossy="cut", lossy_ok=True) == "zvc+cut"
-    assert choice(normal(), lossy="cut", lossy_ok=False) == KEEP
+    assert choice(normal(), lossy="cut", tolerance=COARSE) == "cut"
+    assert choice(normal(zeros=0.7), lossy="cut", tolerance=COARSE) == "zvc+cut"
+    assert choice(normal(), lossy="cut", tolerance=EXACT) == KEEP
 
 
 @pytest.mark.parametrize(
@@ -283,7 +284,7 @@ def test_a_prediction_that_is_no_ratio_is_warned_of_once_and_the_codec_left_out(
     with caplog.at_level(logging.WARNING, "cswap"):
         advisor = Advisor(SwapConfig(), None)
         for position in range(3):
-            advisor.choose(normal(), Site(), position, lossy_ok=False, may_keep=True)
+            advisor.choose(normal(), Site(), position, tolerance=EXACT, may_keep=True)
     assert caplog.text.count("codec 'wrong' predicts no usable ratio") == 1
     assert "wrong" not in {c.codec for e in advisor.explain() for c in e.candidates}
 

@@ -20,6 +20,7 @@ from cswap.advisor.cswap_plus import (
     sparse_bytes,
     top_bottom,
 )
+from cswap.codecs.tolerance import COARSE, EXACT
 from cswap.config import SwapConfig
 from cswap.errors import ConfigError
 
@@ -132,7 +133,7 @@ def test_the_pricing_rule_compresses_what_is_sparse_and_sends_the_rest_raw():
     x = torch.randn(1 << 18, generator=generator)
 
     def choose(values, position):
-        advice = advisor.choose(values, Site(), position, lossy_ok=False, may_keep=True)
+        advice = advisor.choose(values, Site(), position, tolerance=EXACT, may_keep=True)
         assert advice.codec is not None
         return advice.codec.name
 
@@ -148,7 +149,7 @@ def test_values_are_sampled_once_per_epoch():
 
     def choose(values):
         advisor.begin_step(0.0)
-        advice = advisor.choose(values, Site(), 0, lossy_ok=False, may_keep=False)
+        advice = advisor.choose(values, Site(), 0, tolerance=EXACT, may_keep=False)
         assert advice.codec is not None
         return advice.codec.name
 
@@ -167,7 +168,7 @@ def test_zfp_slides_down_from_what_the_first_epoch_allows(epochs, monkeypatch):
     dense = torch.randn(1 << 18, generator=torch.Generator().manual_seed(1))
 
     def choose():
-        advice = advisor.choose(dense, Site(), 0, lossy_ok=True, may_keep=False)
+        advice = advisor.choose(dense, Site(), 0, tolerance=COARSE, may_keep=False)
         assert advice.codec is not None
         return advice.codec.name
 

@@ -198,9 +198,9 @@ def test_what_must_be_exact_is_not_computed_from_what_may_be_lossy():
         loss(x).backward()
     for token in engine._state.order.live():
         assert isinstance(token, Token)
-        if token.remat is not None and not token.handle.lossy_ok:
+        if token.remat is not None and not token.handle.tolerance:
             assert not any(
-                packed.token.handle.lossy_ok
+                packed.token.handle.tolerance
                 for packed in token.remat.inputs
                 if hasattr(packed, "token")
             )

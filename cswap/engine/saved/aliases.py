@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from cswap.codecs.layout import flat_numel, has_gaps, meta_of
+from cswap.codecs.tolerance import EXACT
 from cswap.engine.saved.packed import Token
 from cswap.engine.transfer.handle import Handle, State
 from cswap.schema.tensor import TensorMeta, dtype_name
@@ -134,7 +135,7 @@ class AliasTable:
         self._storages: dict[int, _Regions] = {}
 
     def find(
-        self, tensor: torch.Tensor, storage: torch.UntypedStorage, *, lossy_ok: bool
+        self, tensor: torch.Tensor, storage: torch.UntypedStorage, *, tolerance: int
     ) -> Token | None:
         """The token of a handle that was made of this memory, or None.
 
@@ -146,7 +147,7 @@ class AliasTable:
         start = int(tensor.storage_offset()) * tensor.element_size()
         for handle in regions.candidates(start):
             token = handle.token()
-            if isinstance(token, Token) and _serves(handle, tensor, lossy_ok=lossy_ok):
+            if isinstance(token, Token) and _serves(handle, tensor, tolerance=tolerance):
                 return token
         return None
 
@@ -289,13 +290,13 @@ def first_byte(handle: Handle) -> int:
     return handle.start * (handle.raw_nbytes // max(elements, 1))
 
 
-def _serves(handle: Handle, tensor: torch.Tensor, *, lossy_ok: bool) -> bool:
+def _serves(handle: Handle, tensor: torch.Tensor, *, tolerance: int) -> bool:
     if handle.version != tensor._version or handle.state is State.RELEASED:  # noqa: SLF001
         return False
-    if handle.error is not None or handle.modified() or (handle.lossy_ok and not lossy_ok):
+    if handle.error is not None or handle.modified() or handle.tolerance > tolerance:
         return False
     meta = meta_of(tensor)
-    if handle.lossy_ok and meta.dtype != handle.meta.dtype:
+    if handle.tolerance != EXACT and meta.dtype != handle.meta.dtype:
         return False
     base = tensor._base  # noqa: SLF001
     same_base = handle.base is not None and handle.base() is (tensor if base is None else base)

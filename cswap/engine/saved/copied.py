@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cswap.codecs.tolerance import EXACT
 from cswap.engine.saved.without_handle import SharedUse, WithoutHandle
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class Copied(WithoutHandle):
         self, tensor: torch.Tensor, source: torch.Tensor, lane: Lane, shared_use: SharedUse
     ) -> None:
         """See the attributes. Args: tensor: as autograd saves it."""
-        super().__init__(tensor, lane, shared_use, source.nbytes, lossy_ok=False)
+        super().__init__(tensor, lane, shared_use, source.nbytes, tolerance=EXACT)
         self.source: torch.Tensor | None = source
         self.aligned = False
 

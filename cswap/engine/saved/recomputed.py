@@ -29,10 +29,10 @@ class Recomputed(WithoutHandle):
         lane: Lane,
         shared_use: SharedUse,
         *,
-        lossy_ok: bool,
+        tolerance: int,
     ) -> None:
         """See the attributes. Args: tensor: as autograd saves it."""
-        super().__init__(tensor, lane, shared_use, remat.formula.nbytes, lossy_ok=lossy_ok)
+        super().__init__(tensor, lane, shared_use, remat.formula.nbytes, tolerance=tolerance)
         self.remat = remat
 
     @property

@@ -50,7 +50,7 @@ class WithoutHandle:
         step: number of that step.
         dtype: of the tensor's memory.
         nbytes: of the tensor's memory.
-        lossy_ok: whether its values may come back with an error.
+        tolerance: for errors (cswap/codecs/tolerance.py).
         version: at which the tensor was saved.
         first: of those that were saved of this tensor; None: this one. All below is the first's.
         users: how many there are.
@@ -72,13 +72,13 @@ class WithoutHandle:
         "dtype",
         "first",
         "lane",
-        "lossy_ok",
         "nbytes",
         "position",
         "ready",
         "result",
         "shared_use",
         "step",
+        "tolerance",
         "took_s",
         "users",
         "uses",
@@ -94,14 +94,14 @@ class WithoutHandle:
         shared_use: SharedUse,
         nbytes: int,
         *,
-        lossy_ok: bool,
+        tolerance: int,
     ) -> None:
         """See the attributes. Args: tensor: as autograd saves it."""
         self.lane = lane
         self.shared_use = shared_use
         self.dtype = tensor.dtype
         self.nbytes = nbytes
-        self.lossy_ok = lossy_ok
+        self.tolerance = tolerance
         self.position = self.step = self.uses = 0
         self.users = 1
         self.first: WithoutHandle | None = None
@@ -152,7 +152,7 @@ class Again(WithoutHandle):
 
     def __init__(self, tensor: torch.Tensor, first: WithoutHandle, shared_use: SharedUse) -> None:
         """Args: tensor: as autograd saves it; first: which holds it; shared_use: of that place."""
-        super().__init__(tensor, first.lane, shared_use, first.nbytes, lossy_ok=first.lossy_ok)
+        super().__init__(tensor, first.lane, shared_use, first.nbytes, tolerance=first.tolerance)
         self.first, self.position, self.step = first, first.position, first.step
         first.users += 1
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import torch
 
 from cswap.codecs.layout import flatten
+from cswap.codecs.tolerance import EXACT
 from cswap.errors import InternalError
 from cswap.stats.step_trace import SavedTensor
 
@@ -89,7 +90,7 @@ class Handle:
         position: index of this tensor among those saved in its step.
         step: number of that step.
         raw_nbytes: bytes of the region.
-        lossy_ok: whether a lossy codec may take it.
+        tolerance: for errors; of its encoding, if there is one (cswap/codecs/tolerance.py).
         must_round_trip: its values are to be those that its codec gives back, even if it stays (see
             Note [lossy and repeatable] in executor.py).
         sections: of the region, each encoded by itself; there is one in most.
@@ -114,7 +115,6 @@ class Handle:
         "event",
         "gathered",
         "last_result",
-        "lossy_ok",
         "meta",
         "must_round_trip",
         "pinned",
@@ -130,6 +130,7 @@ class Handle:
         "step",
         "storage_key",
         "token",
+        "tolerance",
         "took_s",
         "unpacked",
         "version",
@@ -149,7 +150,8 @@ class Handle:
         self.version = version
         self.raw_nbytes = raw_nbytes
         self.position = self.step = self.storage_key = self.views = self.unpacked = 0
-        self.lossy_ok = self.must_round_trip = self.whole = self.pinned = self.prefetched = False
+        self.tolerance = EXACT
+        self.must_round_trip = self.whole = self.pinned = self.prefetched = False
         self.recomputed = self.aligned = False
         self.took_s = 0.0
         self.base: weakref.ref[torch.Tensor] | None = None
