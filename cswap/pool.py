@@ -25,8 +25,8 @@ STEPS: Final = 32
 """Size classes per power of two: a new buffer is at most 1/STEPS larger than asked for."""
 
 CLASSES_ABOVE: Final = 3
-"""An idle buffer may serve requests of so many smaller classes: encodings of a tensor differ in size
-from step to step."""
+"""An idle buffer also serves requests of so many smaller classes: encodings of a tensor differ in
+size from step to step."""
 
 SMALLEST: Final = 4096
 
@@ -68,7 +68,7 @@ def size_class(nbytes: int) -> int:
 
 
 def _step_above(nbytes: int) -> int:
-    # From the class of so many bytes, or the next smaller one, to the next larger one.
+    # Bytes from one class to the next, around ``nbytes``.
     return max(SMALLEST, 1 << nbytes.bit_length() - 1) // STEPS
 
 
@@ -177,8 +177,13 @@ class BufferPool:
             return None
         try:
             with self._lock:
-                loan = self._take_idle(size, 0 if limited else CLASSES_ABOVE)
-                if loan is not None:
+                buffers = self._idle.get(size)
+                if not buffers and not limited and self._idle_bytes > size:
+                    buffers = self._slightly_larger(size)
+                if buffers and (buffers[0].after is None or self._may_take(buffers[0], size)):
+                    # The newest is in the cache; on a device the oldest is free first.
+                    loan = buffers.pop() if buffers[-1].after is None else buffers.popleft()
+                    self._idle_bytes -= loan.buffer.numel()
                     self._lend(loan.buffer)
                     return loan
             loan = Loan(self._allocate(size), None)
@@ -255,19 +260,11 @@ class BufferPool:
         """Bytes kept for reuse."""
         return self._idle_bytes
 
-    def _take_idle(self, size: int, n_above: int) -> Loan | None:
-        # Under the lock. Of this class, or of one of so many larger ones.
-        buffers = self._idle.get(size)
-        if not buffers and n_above and self._idle_bytes > size:
-            step = _step_above(size)
-            larger = map(self._idle.get, range(size + step, size + n_above * step + 1, step))
-            buffers = next(filter(None, larger), None)
-        if not buffers or not (buffers[0].after is None or self._may_take(buffers[0], size)):
-            return None
-        # The newest is in the cache; on a device the oldest is free first.
-        loan = buffers.pop() if buffers[-1].after is None else buffers.popleft()
-        self._idle_bytes -= loan.buffer.numel()
-        return loan
+    def _slightly_larger(self, size: int) -> deque[Loan] | None:
+        # Under the lock. Idle buffers of the next classes.
+        step = _step_above(size)
+        larger = range(size + step, size + CLASSES_ABOVE * step + 1, step)
+        return next(filter(None, map(self._idle.get, larger)), None)
 
     def _may_take(self, loan: Loan, size: int) -> bool:
         # Under the lock. A buffer that is free later is taken only where there are enough.

@@ -132,7 +132,7 @@ class Sender:
 
     def _encode(self, token: Token, x: torch.Tensor, codec: Codec, place: Place | None) -> None:
         handle, lane = token.handle, token.lane
-        handle.tolerance = needed_tolerance(codec)
+        handle.tolerance = EXACT if codec.lossless else needed_tolerance(codec)
         if (codec.name, x.dtype, x.device) not in WARM:
             self._counters.compiled(warm(codec, x.dtype, x.device))
         lane.executor.swap_out(handle, x, codec)

@@ -25,7 +25,7 @@ from cswap.advisor.site_history import (
     SiteMemory,
 )
 from cswap.codecs.registry import get_codec
-from cswap.codecs.tolerance import COARSE, EXACT
+from cswap.codecs.tolerance import COARSE, EXACT, FINE
 from cswap.codecs.traits import CodecRate
 from cswap.config import SwapConfig
 from cswap.profiler import profile
@@ -82,28 +82,46 @@ def test_an_error_budget_admits_the_codecs_within_it():
 
 
 @pytest.mark.parametrize(
-    ("site", "allowed"),
+    ("site", "tolerance"),
     [
-        (Site(kind="LayerNorm"), False),
-        (Site(kind="LlamaRMSNorm"), False),
-        (Site(kind="CrossEntropyLoss"), False),
-        (Site(scope="layers.3.mlp.gate"), False),
-        (Site(scope="layers.3.mlp.gate_proj"), True),
-        (Site(operator="layer_norm"), False),
-        (Site(operator="cross_entropy"), False),
-        (Site(producer="SoftmaxBackward0"), False),
-        (Site(producer="LogSoftmaxBackward0"), False),
-        (Site(kind="Linear", operator="linear", producer="GeluBackward0"), True),
+        (Site(kind="CrossEntropyLoss"), EXACT),
+        (Site(scope="layers.3.mlp.gate"), EXACT),
+        (Site(scope="layers.3.mlp.gate_proj"), COARSE),
+        (Site(operator="cross_entropy"), EXACT),
+        (Site(producer="SoftmaxBackward0"), EXACT),
+        (Site(producer="LogSoftmaxBackward0"), EXACT),
+        (Site(kind="Linear", operator="linear", producer="GeluBackward0"), COARSE),
+        (Site(kind="LayerNorm", producer="AddBackward0"), FINE),
+        (Site(kind="BatchNorm2d", producer="ConvolutionBackward0"), FINE),
+        (Site(operator="layer_norm", producer="AddmmBackward0"), FINE),
+        (Site(kind="LlamaRMSNorm", producer="ToCopyBackward0"), FINE),
+        (Site(kind="LlamaRMSNorm", producer="RsqrtBackward0"), EXACT),
+        (Site(kind="LayerNorm", producer="NativeLayerNormBackward0"), EXACT),
+        (Site(kind="LayerNorm"), EXACT),  # a leaf: it may be one of the statistics
+        (Site(kind="Linear", producer="NativeLayerNormBackward0"), FINE),
+        (Site(kind="Conv2d", producer="NativeBatchNormBackward0"), FINE),
+        (Site(kind="Attention", producer="LinalgVectorNormBackward0"), EXACT),
+        (Site(kind="Linear", producer="WeightNormInterfaceBackward0"), EXACT),
     ],
 )
-def test_what_training_does_not_forgive_stays_exact(site, allowed):
-    assert rules.tolerance_of(torch.randn(N), site) is allowed
+def test_training_forgives_no_error_a_small_one_or_any(site, tolerance):
+    assert rules.tolerance_of(torch.randn(N), site) == tolerance
+
+
+def test_inputs_of_norms_take_two_bytes_where_coarser_codecs_are_admitted():
+    for lossy in ("int8", "int4", "bf16", "fp16", 0.01):
+        assert choice(torch.randn(N), lossy=lossy, tolerance=FINE) == "fp16"
+    for lossy in ("off", 0.0001):
+        assert choice(torch.randn(N), lossy=lossy, tolerance=FINE) == KEEP
+    assert choice(torch.randn(N), codec="int8", tolerance=FINE) == KEEP
+    assert choice(torch.randn(N), codec="fp16", tolerance=FINE) == "fp16"
+    assert choice(torch.randn(N) * 1e-4, lossy="int8", tolerance=FINE) == KEEP  # below its range
 
 
 def test_integers_masks_and_small_tensors_stay_exact():
-    assert not rules.tolerance_of(torch.zeros(N, dtype=torch.int64), Site())
-    assert not rules.tolerance_of(torch.zeros(N, dtype=torch.bool), Site())
-    assert not rules.tolerance_of(torch.randn(100), Site())
+    assert rules.tolerance_of(torch.zeros(N, dtype=torch.int64), Site()) == EXACT
+    assert rules.tolerance_of(torch.zeros(N, dtype=torch.bool), Site()) == EXACT
+    assert rules.tolerance_of(torch.randn(100), Site()) == EXACT
 
 
 def test_a_forced_codec_gives_way_where_it_cannot_serve():

@@ -62,6 +62,26 @@ def test_a_buffer_is_used_again():
     assert take(pool, 4700).data_ptr() == address  # of the same size class
 
 
+def test_a_slightly_larger_buffer_serves_an_encoding_whose_size_varies():
+    pool = BufferPool(allocate)
+    first = take(pool, MIB)
+    pool.give_back(first)
+    again = take(pool, MIB - MIB // 20)
+    assert again is first
+    assert pool.in_use_bytes == MIB
+    pool.give_back(again)
+    other = take(pool, MIB - MIB // 4)
+    assert other is not first
+    assert pool.in_use_bytes == MIB - MIB // 4
+
+
+def test_within_a_limit_every_buffer_has_the_size_that_was_counted():
+    pool = BufferPool(allocate, allowance=Allowance(2 * MIB))
+    first = take(pool, MIB)
+    pool.give_back(first)
+    assert take(pool, MIB - MIB // 20) is not first
+
+
 def test_what_idles_is_bounded_by_its_share_but_for_a_little():
     pool = BufferPool(allocate, idle_share=0.25)
     buffers = [take(pool, MIB) for _ in range(40)]

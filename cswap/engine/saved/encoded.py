@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cswap.codecs.tolerance import needed_tolerance
+from cswap.codecs.tolerance import EXACT, needed_tolerance
 from cswap.engine.saved.without_handle import SharedUse, WithoutHandle
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Encoded(WithoutHandle):
         shared_use: SharedUse,
     ) -> None:
         """See the attributes. Args: tensor: as autograd saves it."""
-        tolerance = needed_tolerance(codec)
+        tolerance = EXACT if codec.lossless else needed_tolerance(codec)
         super().__init__(tensor, lane, shared_use, tensor.nbytes, tolerance=tolerance)
         self.codec = codec
         self.encoding = encoding
