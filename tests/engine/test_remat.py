@@ -233,7 +233,7 @@ def test_norms_are_computed_again_from_inputs_of_two_bytes_and_from_no_coarser_o
         chosen = {e.site.scope: e.codec for e in handle.engine.explain()}
     # The input of GELU is coarse. What GELU makes of it is the norm's input, which has to be fine.
     assert chosen["norm"] == "fp16"
-    assert chosen["second"] == "remat"
+    assert handle.stats.by_codec["remat"].count > 0  # the norm's output
     for p, w in zip(model.parameters(), want, strict=True):
         assert (p.grad - w).norm() <= 0.01 * w.norm()
     weight = dict(zip(dict(model.named_parameters()), want, strict=True))["norm.weight"]
