@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class HostStore(BufferPool):
-    """Host memory for encodings. Size classes add at most 1/8 to each encoding.
+    """Host memory for encodings. Size classes add 1/32 to each encoding, at most 1/8.
 
     `take` gives None as well if the host has no more memory.
     """
