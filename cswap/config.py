@@ -241,8 +241,8 @@ class SwapConfig:
             from dtype name or module-path glob to a name ("auto" where nothing matches).
         lossy: ``"off"`` (default): every bit comes back. The name of a lossy codec: the advisor may
             use it. A number: the advisor may use every lossy codec whose relative error (root mean
-            square, on normally distributed values) is at most that. Inputs and outputs of norms take
-            no codec coarser than ``fp16``; some tensors stay exact (docs/lossy.md).
+            square, on normally distributed values) is at most that. No codec for inputs and outputs
+            of norms is coarser than ``fp16``; some tensors stay exact (docs/lossy.md).
         min_bytes: smaller tensors stay in place; default 64 KiB on a CPU, 1 MiB on CUDA.
         budget: bytes of device memory that saved tensors may keep; the tensors saved last stay.
             Default: none stay, all eligible tensors are swapped.

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch import Tensor, nn
 
-from bench.fit.models import fit_task
 from cswap.experiments.workloads.small_models import Net
-from cswap.experiments.workloads.tasks import TASKS, make_task
+from cswap.experiments.workloads.tasks import RESNET, TASKS, make_task
 
 if TYPE_CHECKING:
     from cswap.experiments.task import Task
 
-UNSEEN: Final = ("lstm", "resnet")
+UNSEEN: Final = ("lstm", RESNET)
 MODELS: Final = (*TASKS, *UNSEEN)
 
 
@@ -41,8 +40,6 @@ class Lstm(Net):
 
 def advisor_task(name: str, *, quick: bool, n_steps: int) -> Task:
     """The task of one of MODELS, of so many steps."""
-    if name == "resnet":
-        return replace(fit_task(name, quick=quick), n_steps=n_steps)
     if name != "lstm":
         return make_task(name, quick=quick, n_steps=n_steps)
     n_layers, width = (1, 64) if quick else (2, 256)

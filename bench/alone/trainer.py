@@ -12,8 +12,9 @@ import torch
 
 import cswap
 from bench.alone.memory import fresh_pages, own_bytes, peak_own_bytes
-from bench.fit.models import WithLoss, fit_task
+from bench.fit.models import WithLoss
 from bench.workloads.methods import METHODS
+from cswap.experiments.workloads.tasks import make_task
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -82,7 +83,7 @@ class Trainer:
     """A model in one way."""
 
     def __init__(self, order: Order) -> None:
-        self._task = task = fit_task(order.model, quick=order.quick)
+        self._task = task = make_task(order.model, quick=order.quick, n_steps=None)
         torch.manual_seed(SEED)
         self._model = WithLoss(task.build())
         if order.way == CHECKPOINT:
@@ -139,7 +140,7 @@ def serve(pipe: Connection, order: Order) -> None:
 def _load() -> None:
     # In every way, so that the growth of a process is that of its training.
     for options in ({}, WAYS[INT8]):
-        task = fit_task("gpt", quick=True)
+        task = make_task("gpt", quick=True, n_steps=None)
         model = WithLoss(task.build())
         with cswap.install(model, min_bytes=1 << 10, **(options or {})):
             for step in range(STEPS_TO_LOAD):

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 import cswap
-from bench.fit.models import WithLoss, fit_task
+from bench.fit.models import WithLoss
 from bench.workloads import modes
 from bench.workloads.turns import turns
 from cswap.errors import GoalError
 from cswap.experiments.meters.saved_bytes import HeapSampler, SavedBytes, heap_bytes
+from cswap.experiments.workloads.tasks import make_task
 from cswap.fit.resident import Resident
 
 if TYPE_CHECKING:
@@ -183,7 +184,7 @@ def measure(
         quick: small model.
         on_step: called after every counted round.
     """
-    task = fit_task(name, quick=quick)
+    task = make_task(name, quick=quick, n_steps=None)
     sizes = _sizes(task)
     off = Contender(task)
     found: dict[tuple[float | None, str], Contender | GoalError | None] = {(None, OFF): off}

@@ -186,7 +186,7 @@ def test_text_of_hugging_face_is_read_from_the_cache_only(monkeypatch):
 
 def test_models_adapt_to_side_colours_and_classes():
     images = load_data("hf:photos")
-    assert fitting(images) == ("cnn", "vit", "mlp")
+    assert fitting(images) == ("cnn", "vit", "mlp", "resnet")
     for name in fitting(images):
         task = make_task(name, quick=True, n_steps=1, data=images)
         inputs, _ = task.batch(0, 0)

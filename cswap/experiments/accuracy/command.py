@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from cswap.experiments.workloads.data import Images, Text
 
 MODELS: Final = tuple(STEPS)
-SEEDS: Final = {"cnn": 5, "vit": 5, "gpt": 5}
+SEEDS: Final = {"cnn": 5, "resnet": 5, "vit": 5, "gpt": 5}
 """Matched seeds."""
 
 QUICK: Final = {"steps": 12, "seeds": 2}

@@ -29,7 +29,7 @@ COLOURS: Final = {
 GPU: Final = GPUS[0]
 """The others change the latencies, but hardly their reduction."""
 
-MARKERS: Final = {"cnn": "o", "vit": "s", "gpt": "^"}
+MARKERS: Final = {"cnn": "o", "resnet": "D", "vit": "s", "gpt": "^"}
 NOT_USED: Final = "not used"
 """Cell of the heat map for a policy whose lossy codec took no tensor."""
 

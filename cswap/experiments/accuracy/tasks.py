@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cswap.experiments.task import Task
     from cswap.experiments.workloads.data import Text
 
-STEPS: Final = {"cnn": 150, "vit": 300, "gpt": 200}
+STEPS: Final = {"cnn": 150, "resnet": 300, "vit": 300, "gpt": 200}
 """Training steps by model. The losses of plain training show the learning in these steps."""
 
 VIT: Final = VitShape(n_layers=2, width=64, patch=8)

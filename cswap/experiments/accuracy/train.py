@@ -17,13 +17,17 @@ if TYPE_CHECKING:
 
     from cswap.experiments.task import Task
 
+_WILLING: Final[dict[str, Any]] = {"slowdown": 2.0}
+"""A high price of a byte: small models then swap the tensors that large ones swap, such as the
+inputs of norms."""
+
 POLICIES: Final[dict[str, dict[str, Any] | None]] = {
     "off": None,
-    "lossless": {},
-    "bf16": {"lossy": "bf16"},
-    "int8": {"lossy": "int8"},
-    "fp8": {"lossy": "fp8"},
-    "int4": {"lossy": "int4"},
+    "lossless": _WILLING,
+    "bf16": {"lossy": "bf16", **_WILLING},
+    "int8": {"lossy": "int8", **_WILLING},
+    "fp8": {"lossy": "fp8", **_WILLING},
+    "int4": {"lossy": "int4", **_WILLING},
 }
 """Options of `cswap.install` by policy; None: not installed."""
 

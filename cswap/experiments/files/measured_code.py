@@ -38,6 +38,7 @@ _WORKLOADS: Final = (
     "cswap/experiments/task.py",
     "cswap/experiments/workloads/data.py",
     "cswap/experiments/workloads/small_models.py",
+    "cswap/experiments/workloads/residual.py",
     "cswap/experiments/workloads/tasks.py",
     "cswap/experiments/workloads/vision.py",
 )

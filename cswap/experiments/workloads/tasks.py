@@ -20,6 +20,7 @@ from cswap.experiments.workloads.data import (
     python_sources,
     windows,
 )
+from cswap.experiments.workloads.residual import ResNet
 from cswap.experiments.workloads.small_models import CnnShape, Gpt, GptShape, Net, VggNet
 from cswap.experiments.workloads.vision import SquaredReluMlp, Vit, VitShape
 
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from cswap.experiments.task import Batch
 
 TASKS = ("cnn", "gpt", "vit", "mlp")
+
+RESNET = "resnet"
+"""A ResNet with batch norms, besides TASKS: those are the models that the codecs were made with."""
 
 GPT6 = "gpt6"
 """A larger gpt, besides TASKS: its step saves six times as many bytes. The time that a saved tensor
@@ -47,7 +51,7 @@ VALIDATION_BATCH = 512
 def make_task(
     name: str, *, quick: bool, n_steps: int | None, data: Images | Text | None = None
 ) -> Task:
-    """Return the task of one of TASKS, or of GPT6.
+    """Return the task of one of TASKS, or of GPT6 or RESNET.
 
     Args:
         name: of the model.
@@ -66,12 +70,13 @@ def make_task(
         text = data if isinstance(data, Text) else python_sources()
         return _gpt(name, quick, n_steps, text)
     images = data if isinstance(data, Images) else digits(CnnShape().side)
-    return {"cnn": _cnn, "vit": _vit, "mlp": _mlp}[name](quick, n_steps, images)
+    makers = {"cnn": _cnn, "vit": _vit, "mlp": _mlp, RESNET: _resnet}
+    return makers[name](quick, n_steps, images)
 
 
 def fitting(data: Images | Text) -> tuple[str, ...]:
-    """Those of TASKS that can be trained on it."""
-    return tuple(name for name in TASKS if (name == "gpt") == isinstance(data, Text))
+    """Those of TASKS, and RESNET, that can be trained on it."""
+    return ("gpt",) if isinstance(data, Text) else ("cnn", "vit", "mlp", RESNET)
 
 
 def _cnn(quick: bool, n_steps: int | None, data: Images) -> Task:
@@ -85,6 +90,19 @@ def _cnn(quick: bool, n_steps: int | None, data: Images) -> Task:
         n_steps=n_steps,
         peak_lr=2e-3,
         facts={"channels": list(shape.channels)},
+    )
+
+
+def _resnet(quick: bool, n_steps: int | None, data: Images) -> Task:
+    width, n = (8, 1) if quick else (16, 3)
+    return _on_images(
+        RESNET,
+        lambda: ResNet(width, n, data.n_classes, data.channels),
+        data,
+        quick=quick,
+        n_steps=n_steps,
+        peak_lr=2e-3,
+        facts={"width": width, "blocks": 3 * n},
     )
 
 
