@@ -92,8 +92,8 @@ class Trained:
                 then = before.get(codec, {})
                 per_step = {key: (v - then.get(key, 0.0)) / steps for key, v in now.items()}
                 self.run.by_codec[codec] = per_step
-            profiles = [e.profile for e in self.handle.engine.explain()]
-            self.run.eligible_bytes = float(sum(p.nbytes for p in profiles if p is not None))
+            sizes = [e.nbytes for e in self.handle.engine.explain()]
+            self.run.eligible_bytes = float(sum(filter(None, sizes)))
             saved = sum(c["raw"] - c["encoded"] for c in self.run.by_codec.values())
             self.run.held_bytes = self.run.eligible_bytes - saved
             self.handle.remove()
