@@ -23,6 +23,8 @@ from cswap.experiments.accuracy import confirm, gradients, report, schedule
 from cswap.experiments.accuracy.latency import raw_s, swap_s
 from cswap.experiments.accuracy.margins import MARGINS, margin_of, stated
 from cswap.experiments.accuracy.summary import current, summarise
+from cswap.experiments.accuracy.tasks import make
+from cswap.experiments.accuracy.train import Trained
 from cswap.experiments.accuracy.train import train as train_all
 from cswap.experiments.accuracy.verdict import EQUAL, UNDECIDED, WORSE
 from cswap.experiments.launchers import Launcher
@@ -270,3 +272,13 @@ def test_a_codec_that_was_not_used_has_no_error_to_show(monkeypatch):
     monkeypatch.setattr(gradients, "_lossy_bytes", lambda _handle: 0.0)
     monkeypatch.setattr(gradients, "MOST_STEPS", 2)
     assert gradients.errors(model, task, ("int8",), 0) == {"int8": None}  # not zeros
+
+
+def test_tensors_that_are_computed_again_count_among_the_eligible_ones():
+    trained = Trained(make("gpt", quick=False, n_steps=8), "lossless", 0)
+    for step in range(8):
+        trained.step(step)
+    run = trained.finish()
+    assert run.by_codec["remat"]["raw"] > 0
+    saved = sum(found["raw"] - found["encoded"] for found in run.by_codec.values())
+    assert 0 < run.eligible_bytes - saved == run.held_bytes

@@ -55,14 +55,14 @@ def _by_class(
 ) -> dict[str, torch.Tensor] | None:
     # The gradients of the first step in which a lossy codec was used, from the second step on: in
     # the first one, the advisor has not seen the tensors yet.
-    twin = copy.deepcopy(model)
+    twin, exact = copy.deepcopy(model), options is None or "lossy" not in options
     handle = None if options is None else cswap.install(twin, **options)
     try:
         for step in range(MOST_STEPS):
             before = _lossy_bytes(handle)
             twin.zero_grad()
             gradients(twin, task, seed, task.n_steps)
-            if step and (not options or _lossy_bytes(handle) > before):
+            if step and (exact or _lossy_bytes(handle) > before):
                 return _flat(twin)
     finally:
         if handle is not None:
