@@ -3,6 +3,9 @@
 Held bytes are the growth of the allocator's bytes over a forward, once everything is encoded: the
 only count that sees memory of checkpoints, compiled graphs and engines alike. Gradients are
 there before.
+
+The peak of a step, and the bytes that are left in front of the optimizer, are growth over the
+moment before cswap was installed: its pools and what it keeps from step to step count.
 """
 
 from __future__ import annotations
@@ -20,8 +23,8 @@ import torch
 
 import cswap
 from bench.workloads.lockstep import same_bits
-from bench.workloads.modes import PINS, settle
-from cswap.experiments.meters.saved_bytes import heap_bytes
+from bench.workloads.modes import PINS, scratch_bytes, settle
+from cswap.experiments.meters.saved_bytes import HeapSampler, heap_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -81,6 +84,10 @@ class Row:
         way: one of `WAYS`.
         held_bytes: held between forward and backward, all encodes done.
         held_of_plain: the same over plain's.
+        peak_bytes: largest growth of the allocator's bytes in a step, over the moment before cswap
+            was installed.
+        peak_of_plain: the same over plain's.
+        left_bytes: growth over that moment in front of the optimizer.
         n_steps: counted steps.
         step_s: median over them.
         time_of_plain: median of (this way's seconds / plain's for the same step).
@@ -100,6 +107,9 @@ class Row:
     way: str
     held_bytes: int | None = None
     held_of_plain: float | None = None
+    peak_bytes: int | None = None
+    peak_of_plain: float | None = None
+    left_bytes: int | None = None
     n_steps: int | None = None
     step_s: float | None = None
     time_of_plain: float | None = None
@@ -131,14 +141,19 @@ class Replica:
         )
         self.step_s: list[float] = []
         self.held: list[int] = []
+        self.peaks: list[int] = []
+        self.left: list[int] = []
         self.same: list[bool] = []
         self.loss = torch.zeros(())
         if way == CHECKPOINT:
             self._made.recompute()
-        options = CSWAP.get(way)
-        self.handle: InstallHandle | None = (
-            None if options is None else cswap.install(self.model, **options)
-        )
+        self.handle: InstallHandle | None = None
+        self._install()
+
+    def _install(self) -> None:
+        options = CSWAP.get(self.way)
+        if options is not None:
+            self.handle = cswap.install(self.model, **options)
 
     def close(self) -> None:
         """Switch the way off."""
@@ -168,6 +183,26 @@ class Replica:
                 self.held.append((heap_bytes() or 0) - before)
 
         self.gradients(number, batch, after_forward)
+
+    def look_at_peaks(self) -> None:
+        """Install cswap anew, settle, and measure the heap in `N_LOOKS` steps."""
+        self.close()
+        gc.collect()  # the old engine's pools
+        before = heap_bytes()
+        if before is None:
+            return
+        self._install()
+        before -= scratch_bytes(self.handle)
+        for number in range(N_SETTLING + N_LOOKS):
+            batch = copy.deepcopy(self.batch(number))
+            if number < N_SETTLING:
+                self.gradients(number, batch)
+                continue
+            sampler = HeapSampler(before)
+            with sampler.running():
+                self.gradients(number, batch)
+                self.left.append((heap_bytes() or 0) - before)
+            self.peaks.append(sampler.curve.peak)
 
     def gradients(
         self, number: int, batch: Batch, after_forward: Callable[[], object] = nullcontext
@@ -235,6 +270,7 @@ def measure(
         for replica in replicas:
             for number in range(N_LOOKS):
                 replica.look(number, copy.deepcopy(replica.batch(number)))
+            replica.look_at_peaks()
         repeats = replicas[0].repeats_itself()
         found = {r.way: asdict(_row(name, r, replicas[0], repeats)) for r in replicas}
     finally:
@@ -268,12 +304,16 @@ def _row(name: str, replica: Replica, plain: Replica, repeats: bool) -> Row:
     pairs = zip(replica.step_s[N_SETTLING:], plain.step_s[N_SETTLING:], strict=True)
     quotients = [mine / its for mine, its in pairs]
     cuts = statistics.quantiles(quotients, n=4) if len(quotients) > 1 else None
-    held, of = (int(statistics.median(r.held)) if r.held else None for r in (replica, plain))
+    held, of = _median(replica.held), _median(plain.held)
+    peak, peak_of = _median(replica.peaks), _median(plain.peaks)
     return Row(
         name,
         replica.way,
         held_bytes=held,
         held_of_plain=held / of if held is not None and of else None,
+        peak_bytes=peak,
+        peak_of_plain=peak / peak_of if peak is not None and peak_of else None,
+        left_bytes=_median(replica.left),
         n_steps=len(quotients),
         step_s=statistics.median(replica.step_s[N_SETTLING:]),
         time_of_plain=statistics.median(quotients),
@@ -281,6 +321,10 @@ def _row(name: str, replica: Replica, plain: Replica, repeats: bool) -> Row:
         bit_equal=all(replica.same) if repeats else None,
         **_of_one_step(replica),
     )
+
+
+def _median(nbytes: list[int]) -> int | None:
+    return int(statistics.median(nbytes)) if nbytes else None
 
 
 def _of_one_step(replica: Replica) -> dict[str, Any]:

@@ -13,13 +13,16 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 HEADINGS: Final = (
-    *("workload", "way", "held MiB", "/ plain's", "counted", "step ms", "/ plain's", "bits"),
+    *("workload", "way", "held MiB", "/ plain's", "peak MiB", "/ plain's", "left MiB", "counted"),
+    *("step ms", "/ plain's", "bits"),
 )
-DROPPED: Final = ("step ms", "bits", "counted")
+DROPPED: Final = ("step ms", "bits", "counted", "left MiB")
 """Columns that a narrow terminal does without, the first to go first."""
 
 NOTE: Final = (
     "Held: growth of the allocator's bytes over a forward, all encodes done; median of 3 steps. "
+    "Peak: largest growth in a step; left: growth in front of the optimizer; both over the moment "
+    "before cswap was installed, so that what it keeps from step to step counts. "
     "Counted: share of the saved bytes, parameters left out, that cswap took off by its own count; "
     "what encoders and pools hold beside it is in held alone. Steps of all ways take turns, in a "
     "random order; / plain's: median of the quotients of like steps, with quartiles. bits: loss "
@@ -46,15 +49,22 @@ def _figures(row: dict[str, Any]) -> list[str]:
         return [row["failure"][:MOST_LETTERS], *[UNKNOWN] * (len(HEADINGS) - 3)]
     spread = row["time_of_plain_spread"]
     quartiles = "" if spread is None else f" [{spread[0]:.2f}, {spread[1]:.2f}]"
-    held, of, gained = (row[key] for key in ("held_bytes", "held_of_plain", "gained_of_saved"))
+    gained = row["gained_of_saved"]
     return [
-        mib(held),
-        UNKNOWN if of is None else f"{of:.2f}",
+        mib(row["held_bytes"]),
+        _share(row["held_of_plain"]),
+        mib(row["peak_bytes"]),
+        _share(row["peak_of_plain"]),
+        mib(row["left_bytes"]),
         UNKNOWN if gained is None else f"{gained:.0%}",
         f"{1e3 * row['step_s']:.0f}",
         f"{row['time_of_plain']:.2f}{quartiles}",
         BITS[row["bit_equal"]],
     ]
+
+
+def _share(of_plain: float | None) -> str:
+    return UNKNOWN if of_plain is None else f"{of_plain:.2f}"
 
 
 def table(document: dict[str, Any]) -> Table:
