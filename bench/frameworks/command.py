@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 STEPS: Final = 25
 SECONDS: Final = 90.0
 QUICK_STEPS: Final = 2
-VERSION: Final = 1
+VERSION: Final = 2
 DEFAULT_OUT: Final = Path("bench/results/cpu/workloads.json")
 PACKAGES: Final = (
     *("transformers", "accelerate", "timm", "torchvision", "torch-geometric", "diffusers", "peft"),

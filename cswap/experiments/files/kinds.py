@@ -257,6 +257,7 @@ KINDS: Final = (
                 ("time_of_plain_spread", 1),
             ),
             _bytes("held bytes", "held_bytes"),
+            _bytes("peak bytes", "peak_bytes"),
         ),
         "workloads.json",
     ),
