@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from cswap.advisor.live_costs import KEEP, REMAT
+from cswap.fit.background import is_ending
 from cswap.fit.problem import FitPlan, Problem, Way, thinned
 
 if TYPE_CHECKING:
@@ -81,10 +82,12 @@ class _Table:
         self._variables += [_Variable(i, None, r.added_s) for i, r in enumerate(problem.regions)]
 
     def solve(self, *, limit_bytes: float, limit_s: float) -> FitPlan | None:
-        """The best plan that HiGHS finds; None: none, or no scipy.
+        """The best plan that HiGHS finds; None: none, or no scipy, or the process ends.
 
         With a limit of bytes the time is minimised, without one the bytes are.
         """
+        if is_ending():
+            return None
         try:
             from scipy.optimize import Bounds, LinearConstraint, milp
             from scipy.sparse import csr_matrix
