@@ -53,9 +53,9 @@ def _figures(row: dict[str, Any]) -> list[str]:
     return [
         mib(row["held_bytes"]),
         _share(row["held_of_plain"]),
-        mib(row["peak_bytes"]),
-        _share(row["peak_of_plain"]),
-        mib(row["left_bytes"]),
+        mib(row.get("peak_bytes")),
+        _share(row.get("peak_of_plain")),
+        mib(row.get("left_bytes")),
         UNKNOWN if gained is None else f"{gained:.0%}",
         f"{1e3 * row['step_s']:.0f}",
         f"{row['time_of_plain']:.2f}{quartiles}",
