@@ -9,6 +9,9 @@ obeying     the plan; each step is measured, and the next plan corrected by that
             measured under the plan (way_times.py), another plan is made with these, and obeyed if
             it takes less time. At most `MOST_REPRICED` times. In the end, or if such a plan turns
             out to be above the limit, the plan that took the least time is obeyed.
+            Modules that are recomputed have the times of trials. So a plan with such modules gives
+            way to one without, whose tensors are timed; of the two, the plan whose steps took the
+            least time is obeyed in the end.
             Where no plan holds the limit, the smallest one is obeyed; if it does not either, an
             error names what it takes.
 
@@ -127,6 +130,8 @@ class FitController:
         self._compares = False  # the plan that is being made with the one that is obeyed
         self._timed: list[FitPlan] = []
         self._measured_s: float | None = None  # that this one adds, at measured times
+        self._with_modules: tuple[FitPlan, float] | None = None  # a plan, and seconds of its steps
+        self._may_drop_modules = True
         self._other = 0.0
         self._margin = MARGIN if device.type == "cuda" else COUNTED_MARGIN
         self._correction = Correction(self._margin)
@@ -134,6 +139,7 @@ class FitController:
         self._plain_s: float | None = None
         self._measured: int | None = None
         self._steps_s: deque[float] = deque(maxlen=TIMED)
+        self._obeyed_s: deque[float] = deque(maxlen=LOOK_EVERY)  # as long as most steps are
         self._explore()
         engine.choose_by(self._chooser)
         # On a CPU: beside the computation, a tensor would be there in both forms for a while.
@@ -203,6 +209,8 @@ class FitController:
             return
         self._since += 1
         self._steps_s.append(step.step_s)
+        if self._since > SETTLING and (not step.looked or self._looks_always):
+            self._obeyed_s.append(step.step_s)
         if step.explored:
             self._other = float(max(0, total - saved))
             self._measured = total
@@ -243,11 +251,17 @@ class FitController:
             self._keep_limit(self._asked.limit_bytes, plan)
         if step.looked:
             self._reprice(plan)
+            self._take_modules_back(plan)
 
     def _has_drifted(self, step: Step, plan: FitPlan) -> bool:
         missing = plan.raw_bytes - (step.raw_bytes - step.unknown_bytes)
         limit = DRIFT * max(plan.raw_bytes, 1)
         return step.unknown_bytes > limit or missing > limit
+
+    @property
+    def _looks_always(self) -> bool:
+        # See `GoalChooser.look`.
+        return self._plan is not None and bool(self._plan.regions)
 
     # -------------------------------------------------------------- corrections
 
@@ -293,7 +307,10 @@ class FitController:
         # See Note [prices from steps that obey] in way_times.py. A first round of looks is over.
         if self._since <= LOOK_EVERY or self._repriced >= MOST_REPRICED:
             return
-        if self._planning is not None or self._last_resort or plan.regions:
+        if self._planning is not None or self._last_resort:
+            return
+        if plan.regions:
+            self._drop_modules(plan)
             return
         problem = self._with_measured_times()
         if problem is self._problem:
@@ -310,6 +327,28 @@ class FitController:
         best = min(self._timed, key=problem.added_s)
         if self._is_better(best, problem.added_s(best)):
             self._obey(best, problem.added_s(best))
+
+    def _drop_modules(self, plan: FitPlan) -> None:
+        # Plan without modules that are recomputed, if steps with them take longer than foretold.
+        many = len(self._obeyed_s) == LOOK_EVERY
+        if self._asked.limit_bytes is None or not many or not self._may_drop_modules:
+            return
+        self._may_drop_modules = False
+        seconds = statistics.median(self._obeyed_s)
+        self._with_modules = plan, seconds
+        self._measured_s = max(0.0, seconds - (self._plain_s or 0.0))
+        self._compares = True
+        self._begin_planning(modules=False)
+
+    def _take_modules_back(self, plan: FitPlan) -> None:
+        # If the plan without them has come to rest, and its steps take longer.
+        many = len(self._obeyed_s) == LOOK_EVERY and self._repriced >= MOST_REPRICED
+        if self._with_modules is None or plan.regions or not many or self._planning is not None:
+            return
+        before, seconds = self._with_modules
+        self._with_modules = None
+        if statistics.median(self._obeyed_s) > seconds:
+            self._obey(before, max(0.0, seconds - (self._plain_s or 0.0)))
 
     def _with_measured_times(self) -> Problem:
         assert self._problem is not None  # a plan has been made
@@ -329,6 +368,7 @@ class FitController:
         self._correction = Correction(self._margin)
         self._planning, self._repriced = None, 0
         self._compares, self._measured_s, self._timed = False, None, []
+        self._with_modules, self._may_drop_modules = None, True
         if self._exploration is not None:
             self._exploration.stop()
         timer, config = None, self._engine.config
@@ -347,7 +387,8 @@ class FitController:
         limit = self._asked.limit_bytes
         return math.inf if limit is None else self._correction.room(limit, self._other)
 
-    def _begin_planning(self) -> None:
+    def _begin_planning(self, *, modules: bool = True) -> None:
+        # modules: whether they may be recomputed.
         first, room = self._problem, self._room()
         if first is None or self._planning is not None:
             return
@@ -357,6 +398,8 @@ class FitController:
             limit_s = (slowdown - 1) * (self._plain_s or 0.0) * self._time_share
         else:
             problem = self._with_measured_times()
+        if not modules:
+            problem = problem.having(problem.saved)
         self._planning = Background(lambda: _made(first, problem, room, limit_s))
 
     def _take_plan(self) -> None:
@@ -386,6 +429,7 @@ class FitController:
     def _obey(self, plan: FitPlan, measured_s: float | None = None) -> None:
         self._plan, self._phase, self._since, self._measured = plan, "obeying", 0, None
         self._measured_s = measured_s
+        self._obeyed_s.clear()
         self._chooser.obey(plan.decided, plan.regions)
         if self._regions.recompute(plan.regions):
             self.on_recompute(plan.regions)

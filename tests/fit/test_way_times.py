@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 from cswap.fit.controller import FitController, _made
 from cswap.fit.goal_chooser import LOOK_EVERY
 from cswap.fit.problem import Decided, Key, Problem, Region, Saved, Way
+from cswap.fit.regions import RegionTimer
 from cswap.fit.seen import SeenTensor, Step
 from cswap.fit.solve import within_time
 from cswap.fit.way_times import LEAST_RUNS, RUNS, WayTimes
@@ -230,3 +232,29 @@ def test_modules_are_recomputed_where_measured_times_leave_no_other_way():
     found = _made(first, measured, smallest - 1000, math.inf)
     assert found.plan is None
     assert found.smallest.regions
+
+
+@pytest.mark.parametrize("without_s", [0.5, 2.0])
+def test_of_plans_with_and_without_modules_the_faster_one_is_obeyed(
+    make_training, sizes, install, monkeypatch, without_s
+):
+    found = RegionTimer.found
+
+    def cheap(self):
+        return tuple(replace(region, added_s=1e-9) for region in found(self))
+
+    monkeypatch.setattr(RegionTimer, "found", cheap)
+    monkeypatch.setattr("cswap.fit.controller.MOST_REPRICED", 2)
+    training, seconds = make_training("blocks"), [1.0]
+    monkeypatch.setattr(Step, "step_s", property(lambda _: seconds[0]))
+    resident, saved = sizes(training)
+    handle = install(training.model, fit=int(resident + 0.5 * saved))
+    seen = []
+    for _ in range(8 * LOOK_EVERY):
+        obeys = handle.goal.phase == "obeying"
+        seconds[0] = 1.0 if handle.goal.modules else without_s if obeys else 0.1
+        training.step()
+        if not seen or seen[-1] != bool(handle.goal.modules):
+            seen.append(bool(handle.goal.modules))
+    assert seen == ([False, True, False] if without_s < 1 else [False, True, False, True])
+    assert is_held(training, handle)
