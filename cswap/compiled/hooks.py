@@ -26,7 +26,7 @@ from cswap.api import swapping
 from cswap.compiled.codecs import codec_for, decode, encode
 from cswap.compiled.graph import must_stay_exact
 from cswap.config import parse_bytes
-from cswap.engine.saved.keeping import pass_through
+from cswap.engine.packer import Packer
 from cswap.engine.saved.packed import Kept
 from cswap.errors import ConfigError
 from cswap.log import log
@@ -109,7 +109,7 @@ def _graph(function: Any, *options: Any, name: str) -> torch.fx.GraphModule:
 def pack(saved: torch.Tensor, lossy: str, min_bytes: int) -> Any:
     """The values that a graph saves instead of one: its encoding, or the value itself."""
     if not isinstance(saved, FakeTensor | FunctionalTensor):
-        return pass_through(saved)  # eager: see Note [hooks that are graphs]
+        return Packer.pass_through(saved)  # eager: see Note [hooks that are graphs]
     n: Any = saved.numel()  # a symbol, where shapes are
     if isinstance(n, int) and n * saved.element_size() < min_bytes:
         return saved

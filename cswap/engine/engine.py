@@ -12,7 +12,6 @@ import torch
 
 from cswap.engine.packer import Packer
 from cswap.engine.saved.eligibility import is_tracing
-from cswap.engine.saved.keeping import pass_through
 from cswap.engine.saved.packed import Token
 from cswap.engine.short_way import ShortWay
 from cswap.engine.state import EngineState
@@ -79,7 +78,7 @@ class SwapEngine:
         self._unpacker = Unpacker(state, short_way, self._end_backward)
         # Attributes, not methods: a call less for each saved tensor.
         self.pack, self.unpack = self.packer.pack, self._unpacker.unpack
-        self.pass_through = pass_through
+        self.pass_through = Packer.pass_through
 
     # ----------------------------------------------------------------- hooks
 

@@ -20,8 +20,7 @@ from cswap.engine.order.chooser import STAYS
 from cswap.engine.order.step_order import NO_BACKWARD
 from cswap.engine.recipes import Place, Recipe, RecipeBook, producer
 from cswap.engine.saved.aliases import is_result, is_saved_again, make_token
-from cswap.engine.saved.eligibility import bytes_of, is_wrapped, reason_to_keep
-from cswap.engine.saved.keeping import keep, pass_through
+from cswap.engine.saved.eligibility import bytes_of, is_tracing, is_wrapped, reason_to_keep
 from cswap.engine.saved.packed import Kept, KeptParameter, PackedView
 from cswap.engine.saved.reclaim import MOST_LATER
 from cswap.engine.saved.without_handle import WithoutHandle
@@ -45,7 +44,18 @@ _now = time.perf_counter
 _Tensor = torch.Tensor
 _current_backward = torch._C._current_graph_task_id  # noqa: SLF001
 _is_tracing = torch._C._is_tracing  # noqa: SLF001
+_len_dispatch_modes = torch._C._len_torch_dispatch_stack  # noqa: SLF001
 _strided = torch.strided
+
+
+def _kept(tensor: torch.Tensor, kind: type[Kept] = Kept) -> Kept:
+    # `Packer.pass_through` for a strided tensor of no special class, with fewer calls.
+    if _len_dispatch_modes():  # one of them may record operators
+        return Packer.pass_through(tensor, kind)
+    try:
+        return kind(tensor if tensor.is_leaf else tensor.detach(), tensor._version)  # noqa: SLF001
+    except RuntimeError:
+        return Packer.pass_through(tensor, kind)
 
 
 class Packer:
@@ -95,10 +105,10 @@ class Packer:
                     or (kind is not _Tensor and isinstance(owner, Parameter))
                 ):
                     self._parameters.append(nbytes)
-                    packed = keep(tensor, KeptParameter)
+                    packed = _kept(tensor, KeptParameter)
                 elif nbytes < self._min_bytes:
                     self._small.append(nbytes)
-                    packed = keep(tensor)
+                    packed = _kept(tensor)
                 else:
                     packed = self._take(tensor, nbytes)
                     if self._limit is not None and self._limit.looks:
@@ -126,7 +136,7 @@ class Packer:
             # Nothing more need be known of a tensor that stays.
             if place.choice is STAYS:
                 self._counters.by_goal.append(nbytes)
-                return keep(tensor)
+                return _kept(tensor)
             rest = place.rest
             if rest is not None and self._rests(rest):
                 return self._leave(tensor, place, rest)
@@ -137,13 +147,13 @@ class Packer:
                 state.goal.missed()
         if place.recipe.keep is not None:
             self._counters.keep(place.recipe.keep, nbytes)
-            return keep(tensor)
+            return _kept(tensor)
         if chooser is not None:
             place.choice = place.shared_use = place.saved_by = None
             if chooser.keeps(tensor, scope.path):
                 place.choice = STAYS
                 self._counters.by_goal.append(nbytes)
-                return keep(tensor)
+                return _kept(tensor)
         if settled and place.shared_use is not None:
             short = self._short.pack(tensor, place)
             if short is not None:
@@ -179,9 +189,19 @@ class Packer:
             self._order.begin_step()
             self._window.begin_step()
 
+    @staticmethod
+    def pass_through(tensor: torch.Tensor, kind: type[Kept] = Kept) -> Kept:
+        """Keep a tensor where it is, uncounted. Args: kind: of the object that keeps it."""
+        try:
+            version = tensor._version  # noqa: SLF001
+            kept = tensor if tensor.is_leaf or is_tracing() else tensor.detach()
+        except RuntimeError:  # inference tensors have no version; some subclasses cannot detach
+            version, kept = -1, tensor
+        return kind(kept, version)
+
     def _keep(self, tensor: torch.Tensor, reason: str) -> Kept:
         self._counters.keep(reason, bytes_of(tensor))
-        return pass_through(tensor)
+        return self.pass_through(tensor)
 
     def _keep_special(self, tensor: torch.Tensor) -> Kept:
         if _is_tracing():  # each look at a tensor would be recorded
@@ -284,7 +304,7 @@ class Packer:
         # See Note [a tensor that rests].
         if place.shares:
             self._counters.share()
-            return keep(tensor)
+            return _kept(tensor)
         with self._lock:
             position, _ = self._order.next_position()
         if position == 0:

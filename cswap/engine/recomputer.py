@@ -40,14 +40,12 @@ import torch
 from cswap.codecs.tolerance import EXACT, FINE
 from cswap.engine.saved.copied import Copied
 from cswap.engine.saved.encoded import Encoded
-from cswap.engine.saved.keeping import keep_unhooked
 from cswap.engine.saved.packed import Kept, KeptParameter, PackedView
 from cswap.engine.saved.recomputed import Recomputed
 from cswap.engine.saved.without_handle import WithoutHandle
 from cswap.errors import CswapError
 from cswap.ranks import must_agree
 from cswap.remat.finder import Finder
-from cswap.remat.reads import READS_UNHOOKED
 from cswap.remat.record import Layout, same_bits
 
 if TYPE_CHECKING:
@@ -110,11 +108,10 @@ class Recomputer:
         """Args: counters, advisor, owned: the engine's."""
         self._counters, self._advisor, self._owned = counters, advisor, owned
         kept = frozenset({Kept, KeptParameter})
-        every: dict[str, Any] = {"held": kept, "keep": keep_unhooked if READS_UNHOOKED else None}
-        goal: dict[str, Any] = {**every, "max_depth": GOAL_DEPTH, "products": True}
+        goal: dict[str, Any] = {"max_depth": GOAL_DEPTH, "products": True}
         depths = (_depth_of_exact, _depth_of_fine, _depth_of)  # by tolerance
-        self._finders = tuple(Finder(depth, **every) for depth in depths)
-        self._goal_finders = tuple(Finder(depth, **goal) for depth in depths)
+        self._finders = tuple(Finder(depth, held=kept) for depth in depths)
+        self._goal_finders = tuple(Finder(depth, held=kept, **goal) for depth in depths)
         self._trials: dict[_Key, Trial] = {}
         self.refused = 0
         self.inputs_s = 0.0

@@ -14,7 +14,6 @@ from cswap.engine.order.chooser import STAYS
 from cswap.engine.saved.packed import Kept, KeptParameter, PackedView
 from cswap.engine.saved.recomputed import Recomputed
 from cswap.quiet_modules.stretch import Resting, Stretch, facts_of
-from cswap.remat.reads import READS_UNHOOKED
 from cswap.stats.counters import SHARED
 
 if TYPE_CHECKING:
@@ -129,7 +128,7 @@ class Learner:
             found.setdefault(id(call.tracked), []).append(call)
         for calls in found.values():
             call = calls[0]
-            alone = len(calls) == 1 and (READS_UNHOOKED or self._needed.isdisjoint(call.kept))
+            alone = len(calls) == 1 and self._needed.isdisjoint(call.kept)
             call.tracked.learn(call.stretch() if alone else None)
         return [calls[0].tracked for calls in found.values()]
 

@@ -8,10 +8,10 @@ while such a module runs, and autograd holds its tensors as it does without cswa
 
 Which modules are quiet is learned in calls of the model with all hooks on. In those, the tensors of
 each module are noted. A module is quiet if it is called once, if two such calls of the model agree,
-and if none of its tensors leaves. One may be the input of a tensor that is computed again, where
-torch tells slots without hooks (Note [slots without hooks] in cswap/remat/reads.py). Models may
-take turns (the generator of a GAN does), so pairs of calls learn, at uneven intervals. A module
-that was not like before needs more such calls each time.
+and if none of its tensors leaves or is the input of a tensor that is computed again: that is read
+in autograd's node, and only the hooks' objects can be read there. Models may take turns (the
+generator of a GAN does), so pairs of calls learn, at uneven intervals. A module that was not like
+before needs more such calls each time.
 
 A quiet module has its hooks on as soon as anything differs that can be seen where it begins: the
 place in the step's sequence of saved tensors (Note [a step goes by position] in recipes.py), the

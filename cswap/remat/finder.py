@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     import torch
 
-    from cswap.remat.reads import Keep
     from cswap.remat.record import Formula
 
 DEFAULT_DEPTH: Final = 3
@@ -36,7 +35,6 @@ class Finder:
         through_unsaved: bool = True,
         products: bool = False,
         held: frozenset[type] = frozenset(),
-        keep: Keep | None = None,
     ) -> None:
         """A finder for one engine.
 
@@ -49,12 +47,10 @@ class Finder:
             through_unsaved: whether intermediate values may be unsaved; see `Formula.unseen`.
             products: whether matrix products and convolutions run again, too.
             held: types of packed objects for which ``depth_of`` returns 0, whatever they hold.
-            keep: makes a packed object of a tensor in a slot without hooks; None: no tensor is
-                computed from such. See Note [slots without hooks].
         """
         rows = Rows(products=products)
-        self._limits = Limits(rows, depth_of, max_depth, max_passes, through_unsaved, keep)
-        self._depth_of, self._held, self._keep = depth_of, held, keep
+        self._limits = Limits(rows, depth_of, max_depth, max_passes, through_unsaved)
+        self._depth_of, self._held = depth_of, held
 
     def find(self, tensor: torch.Tensor, expected: Formula | None = None) -> Remat | None:
         """Find the operators that compute again the memory of a tensor that autograd is saving.
@@ -117,7 +113,7 @@ class Finder:
             flat = None if formula.flat is None else formula.flat.again(node, self._held)
             if flat is not None:
                 return Remat(formula, flat, (), settings)
-            found = read_again(formula.reads, node, formula.nbytes, self._depth_of, self._keep)
+            found = read_again(formula.reads, node, formula.nbytes, self._depth_of)
         except (NotFoundError, AttributeError):
             return None
         if found is None:

@@ -7,13 +7,6 @@ and how deep the packed objects in the others are. So a `Reader` takes down each
 found. In the next step the same call site saves another tensor, made by other nodes. If every read
 finds the same there as before, the search would find the same steps, and only the packed objects
 and the copies of leaves are new. Reading again takes less than half the time of a search.
-
-Note [slots without hooks]
-~~~~~~~~~~~~~~~~~~~~~~~~~~
-A module whose tensors all stay runs without hooks (Note [quiet modules]), so its nodes hold tensors
-and no packed objects. The engine makes a packed object of such a tensor where a search meets it. It
-is made later than the tensor was saved, so autograd is asked first whether the tensor was modified
-in between. What somebody else's hooks have packed is no such tensor, even if it is one.
 """
 
 from __future__ import annotations
@@ -31,9 +24,6 @@ CAN_READ: Final = hasattr(torch._C._autograd.SavedTensor, "data")  # noqa: SLF00
 """Whether torch gives the packed objects of a node's slots: before 2.8 it does not, and no tensor
 is computed again."""
 
-READS_UNHOOKED: Final = hasattr(torch._C._autograd.SavedTensor, "unpack_hook")  # noqa: SLF001
-"""Whether torch tells slots that have hooks from those that have none."""
-
 Constant: TypeAlias = torch.Tensor | complex
 """A copy of a small leaf, or a number."""
 
@@ -45,11 +35,7 @@ _NUMBERS: Final = frozenset({torch.float64, torch.int64, torch.complex128, torch
 
 _SIGNED_ZEROS: Final = (float, complex)
 
-_PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter})
-
-
-Keep: TypeAlias = "Callable[[torch.Tensor], object]"
-"""Makes a packed object of a tensor that was saved without hooks."""
+_PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 
 
 class NotFoundError(Exception):
@@ -94,11 +80,9 @@ class Read(NamedTuple):
 class Reader:
     """Reads nodes, and takes the reads down."""
 
-    def __init__(self, root: Any, keep: Keep | None) -> None:
-        """Args: root: the node that made the tensor; keep: see `Finder`."""
+    def __init__(self, root: Any) -> None:
+        """Args: root: the node that made the tensor."""
         self.reads: list[Read] = []
-        self._keep = keep
-        self._unhooked: dict[tuple[int, str], object] = {}
         self._nodes = [root]  # alive, so that no other node gets the address of one
         self._numbers = {id(root): 0}
 
@@ -133,15 +117,9 @@ class Reader:
 
     def slot(self, node: Any, name: str) -> object:
         """The packed object of a saved tensor; None: the slot is empty or was freed."""
-        slot = f"_raw_saved_{name}"
-        packed = getattr(node, slot).data
+        packed = getattr(node, f"_raw_saved_{name}").data
         if packed is None:
-            self._note(What.EMPTY, node, slot)
-        elif type(packed) in _PLAIN:
-            key = id(node), slot
-            if key not in self._unhooked:
-                self._unhooked[key] = _unhooked(node, slot, self._keep)
-            return self._unhooked[key]
+            self._note(What.EMPTY, node, f"_raw_saved_{name}")
         return packed
 
     def take_input(self, node: Any, name: str, depth: int, index: int) -> None:
@@ -160,11 +138,7 @@ class Reader:
 
 
 def read_again(
-    reads: Sequence[Read],
-    root: Any,
-    nbytes: int,
-    depth_of: Callable[[object], int | None],
-    keep: Keep | None = None,
+    reads: Sequence[Read], root: Any, nbytes: int, depth_of: Callable[[object], int | None]
 ) -> tuple[list[object], list[Constant]] | None:
     """The inputs and constants of another tensor of the same call site; None: a read differs.
 
@@ -173,7 +147,6 @@ def read_again(
         root: the node that made this one.
         nbytes: of the tensor.
         depth_of: see `Finder`.
-        keep: see `Finder`.
 
     Raises:
         NotFoundError: a number or a leaf is not of the kind that can be copied.
@@ -182,16 +155,10 @@ def read_again(
     nodes = [root]
     inputs: list[object] = []
     constants: list[Constant] = []
-    unhooked: dict[tuple[int, str], object] = {}
     for what, at, name, found in reads:
         node = nodes[at]
         if what is _INPUT:  # most reads
             packed = getattr(node, name).data
-            if type(packed) in _PLAIN:
-                key = id(node), name
-                if key not in unhooked:
-                    unhooked[key] = _unhooked(node, name, keep)
-                packed = unhooked[key]
             depth, index = found  # type: ignore[misc] # a pair, see `Read`
             if packed is None or depth_of(packed) != depth:  # type: ignore[has-type]
                 return None
@@ -306,20 +273,6 @@ def _variable(node: Any, _: str = "") -> tuple[torch.dtype, torch.device] | None
 
 def _slot(node: Any, name: str) -> object:
     return getattr(node, name).data
-
-
-def _unhooked(node: Any, name: str, keep: Keep | None) -> object:
-    # See Note [slots without hooks]. Numbers are left as they are.
-    slot = getattr(node, name)
-    packed = slot.data
-    if keep is None or slot.unpack_hook is not None:
-        return packed
-    if not packed.dim() and packed.dtype in _NUMBERS:
-        return packed
-    try:
-        return keep(getattr(node, name.removeprefix("_raw")))
-    except RuntimeError as error:  # modified in place, or freed
-        raise NotFoundError from error
 
 
 def _constant(packed: object) -> complex:

@@ -23,7 +23,7 @@ import torch
 from cswap.remat.chain import Chain, PlannedStep, Value
 from cswap.remat.norms import FULL
 from cswap.remat.operators import NO_SIZES, RESULT_SLOTS, Operator, operator_of
-from cswap.remat.reads import Keep, NotFoundError, Reader
+from cswap.remat.reads import NotFoundError, Reader
 from cswap.remat.record import VIEW, Formula, Layout, Remat
 from cswap.remat.settings import Settings
 from cswap.remat.views import View, constants_of, view_of
@@ -47,7 +47,6 @@ class Limits:
     max_depth: int
     max_passes: int
     through_unsaved: bool
-    keep: Keep | None
 
 
 class Rows:
@@ -108,7 +107,7 @@ class Search:
         self._layout = Layout.of(base)
         self._version = base._version  # noqa: SLF001
         self._chain = Chain()
-        self._read = Reader(node, limits.keep)
+        self._read = Reader(node)
         self._unseen = self._passes = 0
         self._product = False
 

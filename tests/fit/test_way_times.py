@@ -170,7 +170,7 @@ def slow_from_now_on(make_training, sizes, install, slow):
 def test_the_fastest_plan_is_obeyed_at_last(slow_from_now_on, slow):
     # Whatever a new plan takes turns out to be slow.
     training, handle, first = slow_from_now_on()
-    seen = []
+    seen: list[bool] = []
     for _ in range(6 * LOOK_EVERY):
         training.step()
         now = chosen(handle)
@@ -249,7 +249,7 @@ def test_of_plans_with_and_without_modules_the_faster_one_is_obeyed(
     monkeypatch.setattr(Step, "step_s", property(lambda _: seconds[0]))
     resident, saved = sizes(training)
     handle = install(training.model, fit=int(resident + 0.5 * saved))
-    seen = []
+    seen: list[bool] = []
     for _ in range(8 * LOOK_EVERY):
         obeys = handle.goal.phase == "obeying"
         seconds[0] = 1.0 if handle.goal.modules else without_s if obeys else 0.1

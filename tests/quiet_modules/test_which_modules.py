@@ -14,7 +14,6 @@ from cswap.config import SwapConfig
 from cswap.engine.engine import SwapEngine
 from cswap.engine.saved.rest import Rest
 from cswap.quiet_modules.stretch import Resting
-from cswap.remat.reads import READS_UNHOOKED
 from tests.quiet_modules.training import (
     LARGE,
     STEPS,
@@ -241,53 +240,3 @@ def test_the_limit_of_time_learns_what_a_quiet_module_holds():
     limit.looks = True
     packer.rest_unseen(Resting(((4, 5), *((n + 4, size) for n, size in tensors)), 9, frozenset()))
     assert [held for _, held in limit._looking] == [5, 15, 35, 65]
-
-
-@pytest.mark.skipif(not READS_UNHOOKED, reason="torch does not tell slots without hooks")
-@pytest.mark.usefixtures("no_limit")
-def test_modules_that_hold_inputs_of_recomputed_tensors_are_quiet(install, packs, monkeypatch):
-    monkeypatch.setattr("cswap.advisor.advisor.Advisor.recomputes", lambda *_, **__: True)
-    training, plain = Training(), Training()
-    handle = install(training.model)
-    settle(training)
-    settle(plain)
-    quiet = 0
-    for _ in range(STEPS):
-        packs.clear()
-        before = handle.stats.by_codec["remat"].count
-        assert same_bits(training.step(), plain.step())
-        assert handle.stats.by_codec["remat"].count == before + 2  # the outputs of large norms
-        quiet += not packs[64]  # the norms' statistics
-    assert quiet > STEPS / 3
-
-
-@pytest.mark.skipif(not READS_UNHOOKED, reason="torch does not tell slots without hooks")
-@pytest.mark.usefixtures("no_limit")
-def test_an_input_of_a_quiet_module_that_is_modified_raises_as_without_hooks(install, monkeypatch):
-    monkeypatch.setattr("cswap.advisor.advisor.Advisor.recomputes", lambda *_, **__: True)
-
-    class Modifies(nn.Module):
-        after_all = False
-
-        def __init__(self):
-            super().__init__()
-            self.wide, self.norm = nn.Linear(4, 64), nn.LayerNorm(64)
-            self.narrow = nn.Linear(64, 4)
-
-        def forward(self, x):
-            wide = self.wide(x)
-            out = self.narrow(self.norm(wide))
-            if self.after_all:
-                with torch.no_grad():
-                    wide.mul_(2)
-            return out
-
-    training = Training(Modifies())
-    install(training.model)
-    for n in range(2 * STEPS):
-        training.model.after_all = n >= STEPS
-        if n < STEPS:
-            training.step()
-            continue
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            training.step()
