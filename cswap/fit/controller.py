@@ -274,6 +274,8 @@ class FitController:
             if over:
                 self._raise_unreachable(limit_bytes, look.measured)
         elif over:
+            if plan.regions:
+                self._with_modules = None
             if not self._obey_earlier(plan):
                 before = self._correction.too_much(look)
                 if before is None:
