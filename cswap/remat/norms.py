@@ -209,12 +209,34 @@ def layer_norm_of_statistics(
     normalized_shape: Sequence[int],
 ) -> torch.Tensor:
     """LayerNorm of a lossy input, computed from the saved statistics; see `layer_norm`."""
-    out = (x - mean).mul_(rstd)
+    out = (x.contiguous() - mean).mul_(rstd)
     if weight is not None:
         out = out.mul_(weight) if bias is None else torch.addcmul(bias, out, weight)
     elif bias is not None:
         out = out.add_(bias)
     return out.to(x.dtype)
+
+
+def group_norm_of_statistics(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    n: int,
+    c: int,
+    hxw: int,
+    group: int,
+) -> torch.Tensor:
+    """GroupNorm of a lossy input, computed from the saved statistics; see `group_norm`."""
+    of_channels = [1, c] + [1] * (x.dim() - 2)
+    means, rstds = (
+        s.reshape(n, group).repeat_interleave(c // group, 1).reshape(n, *of_channels[1:])
+        for s in (mean, rstd)
+    )
+    out = (x - means).mul_(rstds)
+    scaled = torch.addcmul(bias.reshape(of_channels), out, weight.reshape(of_channels))
+    return scaled.to(x.dtype)
 
 
 def rms_norm_of_statistics(

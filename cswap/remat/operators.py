@@ -23,6 +23,7 @@ from torch.nn import functional
 from cswap.remat.norms import (
     batch_norm,
     group_norm,
+    group_norm_of_statistics,
     layer_norm,
     layer_norm_of_statistics,
     rms_norm,
@@ -296,6 +297,7 @@ _WITHOUT_EPS: Final[dict[str, Operator]] = {
         ("N", "C", "HxW", "group"),
         "reduction",
         rounds_statistics=True,
+        inexact=group_norm_of_statistics,
     ),
 }
 """Rows of nodes that do not save epsilon: see Note [the epsilon of a norm] in norms.py."""

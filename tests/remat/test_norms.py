@@ -9,7 +9,16 @@ import torch
 from torch.nn import functional
 
 from cswap.errors import InternalError
-from cswap.remat.norms import Epsilons, batch_norm, group_norm, layer_norm, rms_norm
+from cswap.remat.norms import (
+    Epsilons,
+    batch_norm,
+    group_norm,
+    group_norm_of_statistics,
+    layer_norm,
+    layer_norm_of_statistics,
+    rms_norm,
+)
+from cswap.remat.operators import _ROWS, _WITHOUT_EPS
 from cswap.remat.record import same_bits
 
 if TYPE_CHECKING:
@@ -281,3 +290,35 @@ def test_inputs_that_a_lossy_codec_has_changed(dtype: torch.dtype, engine: Engin
     with pytest.raises(InternalError, match="means"):
         remat.run(inputs)
     assert torch.allclose(remat.run(inputs, exact=False), want, rtol=0.1, atol=0.1)
+
+
+def test_norms_that_compare_statistics_have_another_function_for_rounded_inputs() -> None:
+    rows = [*_ROWS.values(), *_WITHOUT_EPS.values()]
+    comparing = [row for row in rows if row.function in {layer_norm, rms_norm, group_norm}]
+    assert len(comparing) == 3
+    assert all(row.inexact is not None for row in comparing)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_layer_norm_of_statistics(transposed: bool) -> None:
+    x = torch.randn(7, 5, 33).transpose(0, 1) if transposed else torch.randn(5, 7, 33)
+    weight, bias = torch.randn(33), torch.randn(33)
+    for w, b in ((weight, bias), (weight, None), (None, bias), (None, None)):
+        want, mean, rstd = torch.native_layer_norm(x, [33], w, b, 1e-5)
+        got = layer_norm_of_statistics(x, w, b, mean, rstd, [33])
+        assert got.stride() == want.stride()
+        assert torch.allclose(got, want, atol=1e-5)
+
+
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("sizes", [(4, 6), (4, 6, 5), (4, 6, 5, 3)], ids=str)
+def test_group_norm_of_statistics(order: torch.memory_format, sizes: tuple[int, ...]) -> None:
+    if order is torch.channels_last and len(sizes) != 4:
+        pytest.skip("images only")
+    x = torch.randn(sizes).to(memory_format=order)
+    weight, bias = torch.randn(6), torch.randn(6)
+    n, c, hxw = 4, 6, x.numel() // 24
+    want, mean, rstd = torch.native_group_norm(x, weight, bias, n, c, hxw, 2, 1e-5)
+    got = group_norm_of_statistics(x, weight, bias, mean, rstd, n, c, hxw, 2)
+    assert got.stride() == want.stride()
+    assert torch.allclose(got, want, atol=1e-5)
