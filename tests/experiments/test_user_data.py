@@ -244,7 +244,7 @@ def test_a_torchvision_of_another_torch_is_told(monkeypatch):
 
 def test_models_that_do_not_fit_and_results_without_a_folder_are_refused(tmp_path):
     for arguments, message in (
-        (["--models", "gpt", "--out", str(tmp_path)], "unknown gpt; known are cnn, vit"),
+        (["--models", "gpt", "--out", str(tmp_path)], "unknown gpt; known are cnn, resnet, vit"),
         ([], "give --out FOLDER"),
     ):
         result = CliRunner().invoke(app, ["accuracy", "--data", "hf:photos", *arguments])

@@ -33,6 +33,9 @@ MARKERS: Final = {"cnn": "o", "resnet": "D", "vit": "s", "gpt": "^"}
 NOT_USED: Final = "not used"
 """Cell of the heat map for a policy whose lossy codec took no tensor."""
 
+NEAR: Final = 0.05
+"""Share of the axis within which two lines are near: the label of the lower one goes below it."""
+
 EXACT: Final = 1e-8
 """Errors are drawn as at least this much, since the colours' scale is logarithmic."""
 
@@ -101,13 +104,17 @@ def _margins(axes: Axes, rows: list[dict[str, Any]]) -> None:
     # Words at the left, where intervals are short: the milder a codec, the less it saves. Only
     # within the reach of the points: a wide margin must not press them together.
     low, high = axes.get_ylim()
-    for model, margin in {row["model"]: row["margin"] for row in rows}.items():
-        if margin is not None and low < margin < high:
+    found = {row["model"]: row["margin"] for row in rows if row["margin"] is not None}
+    above = high
+    for model, margin in sorted(found.items(), key=lambda item: -item[1]):
+        if low < margin < high:
             axes.axhline(margin, color=GREY, lw=0.9, ls=":")
+            side = "top" if above - margin < NEAR * (high - low) else "bottom"
             axes.annotate(
                 f"margin of {model}", (0.01, margin), xycoords=("axes fraction", "data"),
-                ha="left", va="bottom", fontsize=7, color=BLACK,
+                ha="left", va=side, fontsize=7, color=BLACK,
             )  # fmt: skip
+            above = margin
 
 
 def heat(document: dict[str, Any], path: Path) -> None:
