@@ -20,13 +20,7 @@ from typing import TYPE_CHECKING, Final
 from cswap.advisor import background_calibration as background
 from cswap.advisor import lossy_rules, options, time_limit
 from cswap.advisor.call_site import Site
-from cswap.advisor.candidates import (
-    HALF_LEAST,
-    RAW,
-    fine_candidates,
-    lossless_candidates,
-    lossy_candidates,
-)
+from cswap.advisor.candidates import RAW, LossyCandidates, lossless_candidates
 from cswap.advisor.cost import candidate
 from cswap.advisor.explore import trial_at
 from cswap.advisor.live_costs import KEEP, REMAT, LiveCosts
@@ -37,7 +31,7 @@ from cswap.advisor.site_history import Advice, Explanation, SiteMemory
 from cswap.advisor.time_limit import Gain, TimeLimit, patience_of
 from cswap.codecs.base import takes
 from cswap.codecs.registry import get_codec
-from cswap.codecs.tolerance import COARSE, EXACT, FINE, needed_tolerance
+from cswap.codecs.tolerance import EXACT, needed_tolerance
 from cswap.profiler import LateProfile, profile
 from cswap.ranks import must_agree
 from cswap.schema.tensor import dtype_name
@@ -120,12 +114,8 @@ class Advisor:
         return lossless_candidates()
 
     @cached_property
-    def _lossy(self) -> tuple[str, ...]:
-        return lossy_candidates(self._config.lossy)
-
-    @cached_property
-    def _fine(self) -> tuple[str, ...]:
-        return fine_candidates(self._config.lossy)
+    def _lossy(self) -> LossyCandidates:
+        return LossyCandidates(self._config.lossy)
 
     def forget_plan(self) -> None:
         """Decide without the plan from here on: the steps differ from the planned ones."""
@@ -404,14 +394,9 @@ class Advisor:
         if taken is None:  # a codec was named that does not take this tensor
             return Explanation(position, site, None, (), RAW, reason + EARLY)
         stay = (KEEP, RAW) if may_keep else (RAW,)
-        lossy = self.milder.among(self._admitted(tolerance, taken), x, site.kind)
+        lossy = self.milder.among(self._lossy.of(tolerance, taken), x, site.kind)
         names = (*stay, *self._lossless, *lossy)
         return self._cheapest(x, site, position, reason, names, taken, memory, tolerance=tolerance)
-
-    def _admitted(self, tolerance: int, taken: TensorProfile) -> tuple[str, ...]:
-        if tolerance == COARSE:
-            return self._lossy
-        return self._fine if tolerance == FINE and taken.amax >= HALF_LEAST else ()
 
     def _may_adapt(self) -> bool:
         # Times, and the order in which encodes finish, differ from run to run and from rank to

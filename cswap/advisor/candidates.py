@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from cswap.advisor.rates import UNKNOWN_RATES
 from cswap.codecs.registry import compositions, get_codec, installed_codecs
-from cswap.codecs.tolerance import FINE, needed_tolerance
+from cswap.codecs.tolerance import COARSE, FINE, needed_tolerance
 from cswap.log import log
 
 if TYPE_CHECKING:
@@ -57,18 +57,33 @@ def lossy_candidates(lossy: str | float) -> tuple[str, ...]:
     return _with_compositions(c for c in _lossy_codecs() if _error(c) <= lossy)
 
 
-def fine_candidates(lossy: str | float) -> tuple[str, ...]:
-    """As `lossy_candidates`, for tensors that forgive a small error (`cswap.codecs.tolerance`).
+class LossyCandidates:
+    """The lossy candidates of one value of the option ``lossy``, by a tensor's tolerance."""
 
-    They take `HALF` where the option admits a codec with as large an error, or a larger one.
-    """
-    admitted = lossy_candidates(lossy)
-    if not admitted:
-        return ()
-    fine = [name for name in admitted if needed_tolerance(get_codec(name)) <= FINE]
-    most = _error(get_codec(lossy)) if isinstance(lossy, str) else lossy
-    half = lossy_candidates(HALF) if _error(get_codec(HALF)) <= most else ()
-    return tuple(dict.fromkeys((*fine, *half)))
+    def __init__(self, lossy: str | float) -> None:
+        """Args: lossy: see `lossy_candidates`. All codecs are imported to be asked."""
+        self._coarse = lossy_candidates(lossy)
+        self._fine = self._among_fine(lossy)
+
+    def of(self, tolerance: int, profile: TensorProfile) -> tuple[str, ...]:
+        """Names of those that a tensor may take.
+
+        Args:
+            tolerance: of the tensor (`cswap.codecs.tolerance`).
+            profile: of its values.
+        """
+        if tolerance == COARSE:
+            return self._coarse
+        return self._fine if tolerance == FINE and profile.amax >= HALF_LEAST else ()
+
+    def _among_fine(self, lossy: str | float) -> tuple[str, ...]:
+        # `HALF` where the option admits a codec with as large an error, or a larger one.
+        if not self._coarse:
+            return ()
+        fine = [name for name in self._coarse if needed_tolerance(get_codec(name)) <= FINE]
+        most = _error(get_codec(lossy)) if isinstance(lossy, str) else lossy
+        half = lossy_candidates(HALF) if _error(get_codec(HALF)) <= most else ()
+        return tuple(dict.fromkeys((*fine, *half)))
 
 
 def all_candidates() -> tuple[str, ...]:

@@ -34,7 +34,10 @@ FINE_ERROR: Final = 0.0005
 
 
 def needed_tolerance(codec: Codec) -> int:
-    """The least tolerance of a tensor that this codec may encode."""
+    """The least tolerance of a tensor that this codec may encode.
+
+    Where every Python call counts, the caller asks `Codec.lossless` first.
+    """
     if codec.lossless:
         return EXACT
     error = codec.traits.relative_error

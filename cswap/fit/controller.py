@@ -9,9 +9,7 @@ obeying     the plan; each step is measured, and the next plan corrected by that
             measured under the plan (way_times.py), another plan is made with these, and obeyed if
             it takes less time. At most `MOST_REPRICED` times. In the end, or if such a plan turns
             out to be above the limit, the plan that took the least time is obeyed.
-            Modules that are recomputed have the times of trials. So a plan with such modules gives
-            way to one without, whose tensors are timed; of the two, the plan whose steps took the
-            least time is obeyed in the end.
+            A plan with modules is compared with one without by their steps (modules_trial.py).
             Where no plan holds the limit, the smallest one is obeyed; if it does not either, an
             error names what it takes.
 
@@ -37,17 +35,16 @@ from cswap.fit.correction import COUNTED_MARGIN, MARGIN, Correction, Look
 from cswap.fit.exploration import Exploration
 from cswap.fit.goal import Asked, Goal, Phase
 from cswap.fit.goal_chooser import LOOK_EVERY, GoalChooser
-from cswap.fit.regions import Regions, RegionTimer
+from cswap.fit.modules_trial import ModulesTrial
+from cswap.fit.regions import Regions, RegionTimer, not_to_recompute
 from cswap.fit.resident import Resident, meter_for
 from cswap.fit.solve import within_bytes, within_time
 from cswap.log import log
-from cswap.selectors import Selectors
 from cswap.units import show_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from cswap.config import SwapConfig
     from cswap.engine.engine import SwapEngine
     from cswap.fit.problem import FitPlan, Problem
     from cswap.fit.seen import Step
@@ -130,8 +127,7 @@ class FitController:
         self._compares = False  # the plan that is being made with the one that is obeyed
         self._timed: list[FitPlan] = []
         self._measured_s: float | None = None  # that this one adds, at measured times
-        self._with_modules: tuple[FitPlan, float] | None = None  # a plan, and seconds of its steps
-        self._may_drop_modules = True
+        self._modules = ModulesTrial()
         self._other = 0.0
         self._margin = MARGIN if device.type == "cuda" else COUNTED_MARGIN
         self._correction = Correction(self._margin)
@@ -139,7 +135,6 @@ class FitController:
         self._plain_s: float | None = None
         self._measured: int | None = None
         self._steps_s: deque[float] = deque(maxlen=TIMED)
-        self._obeyed_s: deque[float] = deque(maxlen=LOOK_EVERY)  # as long as most steps are
         self._explore()
         engine.choose_by(self._chooser)
         # On a CPU: beside the computation, a tensor would be there in both forms for a while.
@@ -210,7 +205,7 @@ class FitController:
         self._since += 1
         self._steps_s.append(step.step_s)
         if self._since > SETTLING and (not step.looked or self._looks_always):
-            self._obeyed_s.append(step.step_s)
+            self._modules.note(step.step_s)
         if step.explored:
             self._other = float(max(0, total - saved))
             self._measured = total
@@ -251,7 +246,8 @@ class FitController:
             self._keep_limit(self._asked.limit_bytes, plan)
         if step.looked:
             self._reprice(plan)
-            self._take_modules_back(plan)
+            if self._repriced >= MOST_REPRICED:
+                self._take_modules_back(plan)
 
     def _has_drifted(self, step: Step, plan: FitPlan) -> bool:
         missing = plan.raw_bytes - (step.raw_bytes - step.unknown_bytes)
@@ -275,7 +271,7 @@ class FitController:
                 self._raise_unreachable(limit_bytes, look.measured)
         elif over:
             if plan.regions:
-                self._with_modules = None
+                self._modules.exceeds()
             if not self._obey_earlier(plan):
                 before = self._correction.too_much(look)
                 if before is None:
@@ -331,26 +327,22 @@ class FitController:
             self._obey(best, problem.added_s(best))
 
     def _drop_modules(self, plan: FitPlan) -> None:
-        # Plan without modules that are recomputed, if steps with them take longer than foretold.
-        many = len(self._obeyed_s) == LOOK_EVERY
-        if self._asked.limit_bytes is None or not many or not self._may_drop_modules:
+        # See Note [plans with modules] in modules_trial.py.
+        step_s = None if self._asked.limit_bytes is None else self._modules.leave(plan)
+        if step_s is None:
             return
-        self._may_drop_modules = False
-        seconds = statistics.median(self._obeyed_s)
-        self._with_modules = plan, seconds
-        self._measured_s = max(0.0, seconds - (self._plain_s or 0.0))
+        self._measured_s = self._added_s(step_s)
         self._compares = True
         self._begin_planning(modules=False)
 
     def _take_modules_back(self, plan: FitPlan) -> None:
-        # If the plan without them has come to rest, and its steps take longer.
-        many = len(self._obeyed_s) == LOOK_EVERY and self._repriced >= MOST_REPRICED
-        if self._with_modules is None or plan.regions or not many or self._planning is not None:
-            return
-        before, seconds = self._with_modules
-        self._with_modules = None
-        if statistics.median(self._obeyed_s) > seconds:
-            self._obey(before, max(0.0, seconds - (self._plain_s or 0.0)))
+        # The plan has come to rest.
+        before = None if plan.regions or self._planning is not None else self._modules.returns()
+        if before is not None:
+            self._obey(before[0], self._added_s(before[1]))
+
+    def _added_s(self, step_s: float) -> float:
+        return max(0.0, step_s - (self._plain_s or 0.0))
 
     def _with_measured_times(self) -> Problem:
         assert self._problem is not None  # a plan has been made
@@ -370,12 +362,12 @@ class FitController:
         self._correction = Correction(self._margin)
         self._planning, self._repriced = None, 0
         self._compares, self._measured_s, self._timed = False, None, []
-        self._with_modules, self._may_drop_modules = None, True
+        self._modules = ModulesTrial()
         if self._exploration is not None:
             self._exploration.stop()
         timer, config = None, self._engine.config
         if config.remat:
-            timer = RegionTimer(model, _not_to_recompute(model, config), self._chooser)
+            timer = RegionTimer(model, not_to_recompute(model, config), self._chooser)
         self._exploration = Exploration(self._chooser, timer)
 
     def _pose(self, exploration: Exploration) -> None:
@@ -431,7 +423,7 @@ class FitController:
     def _obey(self, plan: FitPlan, measured_s: float | None = None) -> None:
         self._plan, self._phase, self._since, self._measured = plan, "obeying", 0, None
         self._measured_s = measured_s
-        self._obeyed_s.clear()
+        self._modules.begin_plan()
         self._chooser.obey(plan.decided, plan.regions)
         if self._regions.recompute(plan.regions):
             self.on_recompute(plan.regions)
@@ -474,24 +466,6 @@ def _check_floor(limit_bytes: int | None, resident: Resident) -> None:
             floor + 1,
             f"parameters, buffers and gradients alone take {show_bytes(floor)}.",
         )
-
-
-def _not_to_recompute(model: torch.nn.Module, config: SwapConfig) -> set[str]:
-    # Paths of modules that are excluded, that hold one that is, or that are not included.
-    exclude, include = Selectors(config.exclude), Selectors(config.include)
-    excluded: set[str] = set()
-    included: set[str] = set()
-    for path, module in model.named_modules():
-        parent = path.rpartition(".")[0]
-        if exclude.matches(path, module) or (path and parent in excluded):
-            excluded.add(path)
-        if not include or include.matches(path, module) or (path and parent in included):
-            included.add(path)
-    found = {path for path, _ in model.named_modules() if path not in included} | excluded
-    for path in excluded:
-        names = path.split(".")
-        found |= {".".join(names[:n]) for n in range(1, len(names))}
-    return found
 
 
 def _device_of(model: torch.nn.Module) -> torch.device:

@@ -27,10 +27,12 @@ from cswap.fit.problem import Region, is_within
 from cswap.fit.used_bytes import UsedBytes, storage_of
 from cswap.module_patch import ModulePatch, mark
 from cswap.ranks import are_several, collectives_so_far
+from cswap.selectors import Selectors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
+    from cswap.config import SwapConfig
     from cswap.fit.goal_chooser import GoalChooser
     from cswap.fit.seen import SeenTensor
     from cswap.stats.counters import Counters
@@ -259,3 +261,21 @@ def _counted(used: UsedBytes, outside: Iterable[Any]) -> Iterator[None]:
 
     with saved_tensors_hooks(pack, unpack_below):
         yield
+
+
+def not_to_recompute(model: torch.nn.Module, config: SwapConfig) -> set[str]:
+    """Paths of modules that are excluded, that hold one that is, or that are not included."""
+    exclude, include = Selectors(config.exclude), Selectors(config.include)
+    excluded: set[str] = set()
+    included: set[str] = set()
+    for path, module in model.named_modules():
+        parent = path.rpartition(".")[0]
+        if exclude.matches(path, module) or (path and parent in excluded):
+            excluded.add(path)
+        if not include or include.matches(path, module) or (path and parent in included):
+            included.add(path)
+    found = {path for path, _ in model.named_modules() if path not in included} | excluded
+    for path in excluded:
+        names = path.split(".")
+        found |= {".".join(names[:n]) for n in range(1, len(names))}
+    return found
