@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from bench.__main__ import app
 from cswap.errors import ConfigError
-from cswap.experiments.accuracy import confirm, gradients, report, schedule
+from cswap.experiments.accuracy import confirm, gradients, pictures, report, schedule
 from cswap.experiments.accuracy.latency import raw_s, swap_s
 from cswap.experiments.accuracy.margins import MARGINS, margin_of, stated
 from cswap.experiments.accuracy.summary import current, summarise
@@ -282,3 +282,9 @@ def test_tensors_that_are_computed_again_count_among_the_eligible_ones():
     assert run.by_codec["remat"]["raw"] > 0
     saved = sum(found["raw"] - found["encoded"] for found in run.by_codec.values())
     assert 0 < run.eligible_bytes - saved == run.held_bytes
+
+
+@pytest.mark.filterwarnings("error")
+def test_losses_of_no_run_are_drawn_without_a_warning(tmp_path):
+    pictures.curves({"settings": {"models": ["cnn"]}, "runs": []}, tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").stat().st_size > 0

@@ -175,7 +175,8 @@ def curves(document: dict[str, Any], path: Path) -> None:
                 panel.plot(run["losses"], color=colour, lw=width, label=run["policy"])
         panel.set(title=model, xlabel="training step", ylabel="cross entropy, nats")
         panel.grid(alpha=0.3)
-    panels[0][0].legend(fontsize=7)
+    if panels[0][0].lines:  # an interrupted experiment may have no run yet
+        panels[0][0].legend(fontsize=7)
     path.write_bytes(png_of(figure))
 
 
