@@ -12,6 +12,12 @@ own encoding out of its own sum. So the tensor that was saved last should stay. 
 late tensors in a network whose first layers are the largest: the peak comes when backward reaches
 those. To encode such a tensor takes time and lowers no peak.
 
+Some nodes ask for many tensors at once: the backward of a compiled graph asks for all of its own.
+They all come back beside all of their encodings, which autograd holds until the node has run. So
+they count in one sum, that of the node's last tensor. A node with many tensors stands for many
+operators, and holds the gradients that it computes on the way. So a model that is compiled as one
+graph has its lowest peak if all of its tensors stay.
+
 For a given peak, tensors stay in the order of seconds for a byte, as long as no sum exceeds the
 peak. The constraints are nested (a tensor adds to all sums after its own), so this greedy choice is
 close to the best one. The peak is the lowest for which the tensors that leave keep the limit of
@@ -25,6 +31,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -39,6 +46,9 @@ if TYPE_CHECKING:
 ALIKE: Final = 1.3
 """Factor between the seconds for a byte of two tensors up to which their order decides."""
 
+MANY: Final = 8
+"""From so many tensors on that a node asks for, the gradients that it computes count, too."""
+
 ROUNDS: Final = 12
 """Rounds of bisection: the peak is within 1/4096 of the range."""
 
@@ -51,12 +61,15 @@ class Leaver(NamedTuple):
         nbytes: of the tensor.
         gain: bytes fewer that are held while it is away.
         seconds: that its leaving and coming back take.
+        returns: moment of the last tensor that the same node of backward asks for; its own, if it
+            is the only one.
     """
 
     moment: int
     nbytes: int
     gain: float
     seconds: float
+    returns: int
 
 
 class Choice(NamedTuple):
@@ -100,7 +113,8 @@ class StepPeak:
         self._leavers = leavers
         self._sums = np.array(held, np.float64)
         for leaver in leavers:
-            self._sums[leaver.moment] += leaver.nbytes
+            self._sums[leaver.returns] += leaver.nbytes
+        self._add_gradients()
         self.lowest_bytes = float(self._sums.max(initial=0.0))
         self._needed = self._lower_the_peak()
         # Those that take the most seconds for a byte stay first; among like ones the latest.
@@ -109,6 +123,12 @@ class StepPeak:
             key=lambda n: (rate_of(leavers[n].seconds, leavers[n].gain), leavers[n].moment),
             reverse=True,
         )
+
+    def _add_gradients(self) -> None:
+        n_of_node = Counter(leaver.returns for leaver in self._leavers)
+        for leaver in self._leavers:
+            if n_of_node[leaver.returns] >= MANY:
+                self._sums[leaver.returns] += leaver.nbytes
 
     def within(self, limit_s: float) -> Choice:
         """The choice with the lowest peak whose leaving tensors take at most ``limit_s``.
@@ -131,33 +151,48 @@ class StepPeak:
         return Choice(frozenset(staying), frozenset(self._needed), high)
 
     def _lower_the_peak(self) -> set[int]:
-        # Those without whose encoding the peak is lower, from the last one saved to the first.
+        # Those without whose encoding the peak is lower, from the last one saved to the first. When
+        # a node's tensors stay, the peak may move to one that was looked at before: once more.
         sums, found = self._sums, set[int]()
-        before = np.maximum.accumulate(sums)
-        after = -math.inf  # largest of the sums that come later in forward
-        end = len(sums)
-        for n in sorted(range(len(self._leavers)), key=lambda n: -self._leavers[n].moment):
-            moment, nbytes, gain, _ = self._leavers[n]
-            after = max(after, float(sums[moment + 1 : end].max(initial=-math.inf)))
-            own, others = float(sums[moment]), float(before[moment - 1]) if moment else -math.inf
-            if max(after + gain, own + gain - nbytes, others) < max(after, own, others):
-                self._let_stay(sums, self._leavers[n])
-                after, own = after + gain, own + gain - nbytes
-                found.add(n)
-            after, end = max(after, own), moment
+        left = sorted(range(len(self._leavers)), key=lambda n: -self._leavers[n].moment)
+        n_before = -1
+        while len(found) != n_before:
+            n_before = len(found)
+            before = np.maximum.accumulate(sums)
+            for n in left:
+                if self._is_lower_with(sums, before, self._leavers[n]):
+                    self._let_stay(sums, self._leavers[n])
+                    found.add(n)
+            left = [n for n in left if n not in found]
         self.lowest_bytes = float(sums.max(initial=0.0))
         return found
 
+    def _is_lower_with(self, sums: Sums, before: Sums, leaver: Leaver) -> bool:
+        # Whether the peak is lower if this one stays. before: largest sum until each moment.
+        others = float(before[leaver.moment - 1]) if leaver.moment else -math.inf
+        own, later = self._own_and_later(sums, leaver)
+        encoding = leaver.nbytes - leaver.gain
+        return max(later + leaver.gain, own - encoding, others) < max(later, own, others)
+
+    @staticmethod
+    def _own_and_later(sums: Sums, leaver: Leaver) -> tuple[float, float]:
+        # The sum in which the leaver comes back, and the largest other one from its moment on.
+        moment, returns = leaver.moment, leaver.returns
+        until = float(sums[moment:returns].max(initial=-math.inf))
+        later = float(sums[returns + 1 :].max(initial=-math.inf))
+        return float(sums[returns]), max(until, later)
+
     @staticmethod
     def _let_stay(sums: Sums, leaver: Leaver) -> None:
-        sums[leaver.moment + 1 :] += leaver.gain
-        sums[leaver.moment] += leaver.gain - leaver.nbytes
+        sums[leaver.moment :] += leaver.gain
+        sums[leaver.returns] -= leaver.nbytes
 
     def _stay_below(self, peak_bytes: float) -> set[int]:
         sums, staying = self._sums.copy(), set(self._needed)
         for n in self._order:
             leaver = self._leavers[n]
-            if sums[leaver.moment + 1 :].max(initial=0.0) + leaver.gain <= peak_bytes:
+            _, later = self._own_and_later(sums, leaver)
+            if later + leaver.gain <= peak_bytes:
                 self._let_stay(sums, leaver)
                 staying.add(n)
         return staying

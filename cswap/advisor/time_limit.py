@@ -18,9 +18,10 @@ Note [tensors that would leave for nothing]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 Which tensors stay is decided by the step's peak: Note [the peak of a step] in step_peak.py. In one
 step of `LOOK_EVERY` the engine reports the bytes that it holds after each saved tensor
-(`TimeLimit.holds`). Tensors whose leaving lowers no peak stay even if there is time for them.
-Without such a report, where steps of several sizes take turns, and where a forward begins before
-the backward of the last one, tensors leave in the order of bytes for a second.
+(`TimeLimit.holds`), and which tensors each node of backward asks for (`TimeLimit.asked`). Tensors
+whose leaving lowers no peak stay even if there is time for them. Without such a report, where steps
+of several sizes take turns, and where a forward begins before the backward of the last one, tensors
+leave in the order of bytes for a second.
 
 Note [the first tensors leave first]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -158,6 +159,7 @@ class Gain:
         alike: equal for tensors that take the same time if they have as many bytes; None: unlike
             all others.
         used: number of the last step in which the tensor could have left.
+        returns_at: position of the last tensor that the same node of backward asks for.
         measured: time of those that are alike.
     """
 
@@ -165,6 +167,7 @@ class Gain:
     nbytes: float
     alike: Hashable = None
     used: int = 0
+    returns_at: int = -1
     measured: Measured = field(default_factory=Measured)
 
     @property
@@ -210,6 +213,7 @@ class TimeLimit:
         self.looks = False
         self._looking: list[tuple[_Key, int]] = []  # what the step has reported so far
         self._held: list[tuple[_Key, int]] = []  # the last report that is complete
+        self._asked: dict[int, list[_Key]] = {}  # by node, in the step that is looked at
         self._chosen_for: tuple[int, float] | None = None  # see `_is_new`
         self._backward_is_next = 0  # step from which that may be taken for granted
         self._factor = 1.0  # the measured sum over the expected one
@@ -247,6 +251,7 @@ class TimeLimit:
             self._gains.pop(key, None)
         elif known is not None or len(self._gains) < MOST_TENSORS:
             gain.used = self._n_steps
+            gain.returns_at = position if known is None else known.returns_at
             gain.measured = self._measured_of(key, gain.alike)
             self._gains[key] = gain
 
@@ -285,6 +290,16 @@ class TimeLimit:
             looking = self._looking = []  # of another forward
         looking.append(((position, nbytes), held_bytes))
 
+    def asked(self, position: int, nbytes: int, node: int) -> None:
+        """Backward has asked for a tensor that had left, in a step that is looked at.
+
+        Args:
+            position: number of the saved tensor in the step.
+            nbytes: its bytes.
+            node: number of the node of backward.
+        """
+        self._asked.setdefault(node, []).append((position, nbytes))
+
     def begin_step(self, begins: Moment, ended: Moment) -> None:
         """A step begins.
 
@@ -296,6 +311,7 @@ class TimeLimit:
         self._n_steps += 1
         if self.looks:
             self._held, self._looking = self._looking, []
+            self._note_nodes()
         self.looks = self._n_steps % LOOK_EVERY == 0 and bool(self._gains)  # no gains on a GPU
         if began is None:
             return
@@ -357,6 +373,16 @@ class TimeLimit:
         self.staying -= self._needless
         self._needless = frozenset()
 
+    def _note_nodes(self) -> None:
+        # Tensors that stay are asked for unseen: what was known of their nodes remains.
+        asked, self._asked = self._asked, {}
+        for keys in asked.values():
+            last = max(position for position, _ in keys)
+            for key in keys:
+                gain = self._gains.get(key)
+                if gain is not None:
+                    gain.returns_at = max(gain.returns_at, last)
+
     def _measured_of(self, key: _Key, alike: Hashable) -> Measured:
         position, nbytes = key
         kind = nbytes, position if alike is None else alike
@@ -393,11 +419,13 @@ class TimeLimit:
             return None
         since = self._n_steps - UNUSED
         held, keys, leavers, stay_bytes = [], list[_Key](), list[Leaver](), 0.0
+        moments = {position: index for index, ((position, _), _) in enumerate(self._held)}
         for index, (key, held_bytes) in enumerate(self._held):
             gain = self._gains.get(key)
             if gain is not None and gain.used >= since:
                 keys.append(key)
-                leavers.append(Leaver(index, key[1], gain.nbytes, gain.expected_s))
+                returns = moments.get(gain.returns_at, index)
+                leavers.append(Leaver(index, key[1], gain.nbytes, gain.expected_s, returns))
                 stay_bytes += gain.nbytes if key in self.staying else 0
             held.append(held_bytes - stay_bytes)
         n_used = sum(gain.used >= since for gain in self._gains.values())

@@ -61,6 +61,7 @@ class EngineState:
             that was made for its last tensor.
         note_time: is told position, bytes and seconds of each tensor that has left and come back;
             None: nobody wants to know.
+        backward_is_next: a step has begun, and its backward has not asked for a tensor.
         interrupted: an interrupt has ended our code somewhere: sums may be off by one tensor.
     """
 
@@ -96,6 +97,7 @@ class EngineState:
         self.results = Results(self.counters)
         self.outliving = Outliving(config)
         self.interrupted = False
+        self.backward_is_next = False
         self.goal: Chooser | None = None
         self.chooser: Chooser | None = None
         self.note_time: Callable[[int, int, float], None] | None = None

@@ -22,6 +22,7 @@ from cswap.engine.transfer.host_copy import HostCopy
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from cswap.advisor.time_limit import TimeLimit
     from cswap.engine.order.lookahead import Coming
     from cswap.engine.order.step_order import Saved
     from cswap.engine.saved.packed import Token
@@ -36,6 +37,7 @@ WAITING: Final = (State.LEAVING, State.STORED)
 
 _now = time.perf_counter
 _current_backward = torch._C._current_graph_task_id  # noqa: SLF001
+_current_node = torch._C._current_autograd_node  # noqa: SLF001
 
 
 class Unpacker:
@@ -53,6 +55,7 @@ class Unpacker:
         self._recomputer = state.recomputer
         self._recomputer.note_ready = self._note_ready
         self._backward = NO_BACKWARD
+        self._limit = state.advisor.limit
 
     def unpack(self, packed: Kept | PackedView | WithoutHandle) -> torch.Tensor:
         """See `SwapEngine.unpack`."""
@@ -60,6 +63,8 @@ class Unpacker:
         if isinstance(packed, Kept):
             if chooser is not None:
                 chooser.used()
+            if self._state.backward_is_next:
+                self._begin_backward()
             version = packed.version
             if version >= 0 and packed.tensor._version != version:  # noqa: SLF001
                 return packed.unpack()  # which raises; a call for each tensor that stays is saved
@@ -93,6 +98,8 @@ class Unpacker:
         if not first.uses:
             with self._lock:
                 self._order.asked(first)
+            if self._limit is not None and self._limit.looks:
+                _note_asked(self._limit, first.position, first.nbytes)
         lane = packed.lane
         if lane.overlaps and (lane.ahead or self._follower.depth):
             self._prefetch_after(first, lane.ahead)
@@ -115,6 +122,8 @@ class Unpacker:
                 outliving.note(token)
             with self._lock:
                 self._order.asked(handle)
+            if self._limit is not None and self._limit.looks:
+                _note_asked(self._limit, handle.position, handle.raw_nbytes)
         if lane.overlaps and (lane.ahead or self._follower.depth):
             self._prefetch_after(handle, lane.ahead)
         memory, own = lane.executor.memory(handle)
@@ -207,6 +216,12 @@ class Unpacker:
             else:
                 lane.executor.drop_result(other)
 
+    def _begin_backward(self) -> None:
+        # The last tensors of forward often stay, and nothing else is asked for at its peak.
+        if _current_backward() != NO_BACKWARD:
+            self._state.backward_is_next = False
+            self._state.lanes.trim_scratch()  # nothing is encoded in backward
+
     def _note_backward(self) -> None:
         # Once per backward: when it ends, all that its graph held is gone.
         backward: int = _current_backward()
@@ -214,8 +229,14 @@ class Unpacker:
         with self._lock:
             self._lookahead.forget()
         if backward != NO_BACKWARD:
-            self._state.lanes.trim_scratch()  # nothing is encoded in backward
+            self._begin_backward()
             torch.autograd.Variable._execution_engine.queue_callback(self._at_end)  # noqa: SLF001
+
+
+def _note_asked(limit: TimeLimit, position: int, nbytes: int) -> None:
+    node = _current_node()
+    if node is not None:  # else somebody looks at a node, outside of a backward
+        limit.asked(position, nbytes, node._sequence_nr())  # noqa: SLF001
 
 
 def _copies_of(lane: Lane) -> LinkCopies:

@@ -1,5 +1,7 @@
 """Which tensors of a step have to stay, so that its peak is low: the limit and the engine."""
 
+import sys
+
 import pytest
 import torch
 
@@ -17,6 +19,7 @@ from cswap.advisor.time_limit import (
     TimeLimit,
 )
 from cswap.config import SwapConfig
+from cswap.experiments.meters.saved_bytes import heap_bytes
 
 MIB = 1 << 20
 STEP_S = 1.0
@@ -174,3 +177,72 @@ def test_two_forwards_of_one_loss_keep_nothing_for_the_peak(monkeypatch):
         stats = handle.stats
     assert stats.swapped > 0
     assert "peak" not in stats.kept_by_reason
+
+
+class AsOneNode(torch.autograd.Function):
+    """Asks for all of its saved tensors at once, as the backward of a compiled graph does."""
+
+    heap: list[int] = []  # noqa: RUF012 - of the last step
+
+    @staticmethod
+    def forward(ctx, x, layers):
+        ctx.save_for_backward(*(x * (n + 1) for n in range(layers)))
+        return x.sum()
+
+    @staticmethod
+    def backward(ctx, grad):
+        saved = ctx.saved_tensors
+        AsOneNode.heap.append(heap_bytes() or 0)
+        return grad * sum(saved), None
+
+
+class Nodes(torch.nn.Module):
+    def __init__(self, nodes, layers):
+        super().__init__()
+        self.nodes, self.layers = nodes, layers
+        self.scale = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        return sum(AsOneNode.apply(self.scale * x, self.layers) for _ in range(self.nodes))
+
+
+def peaks_of_nodes(nodes, layers, steps, options):
+    """Per step, the largest heap when a node has asked for its tensors, in tensors of 2 MiB."""
+    model, x = Nodes(nodes, layers), torch.randn(1 << 19)
+    peaks = []
+
+    def train():
+        for _ in range(steps):
+            AsOneNode.heap.clear()
+            before = heap_bytes() or 0  # with kernels that were compiled meanwhile
+            model(x).backward()
+            peaks.append((max(AsOneNode.heap) - before) / x.nbytes)
+
+    if options is None:
+        train()
+    else:
+        with cswap.install(model, **options):
+            train()
+    return peaks
+
+
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="mallinfo2 is glibc's")
+
+
+@LINUX
+@pytest.mark.parametrize("workers", [0, 1])
+def test_tensors_that_one_node_asks_for_at_once_do_not_come_back_beside_their_encodings(workers):
+    plain = peaks_of_nodes(1, 12, 2, None)[-1]
+    peaks = peaks_of_nodes(1, 12, 4 * LOOK_EVERY, {"lossy": "int8", "workers": workers})
+    assert peaks[1] > plain + 1.5  # before anything is known of its nodes
+    assert max(peaks[-LOOK_EVERY:]) < plain + 0.5
+
+
+@LINUX
+def test_of_several_nodes_the_last_one_keeps_its_tensors_and_the_others_do_not():
+    plain = peaks_of_nodes(3, 12, 2, None)[-1]
+    peaks = peaks_of_nodes(3, 12, 4 * LOOK_EVERY, {"lossy": "int8", "workers": 0})
+    assert plain > 36
+    # 12 of the last node and the encodings of 24, with no encoder's workspace any more: their nodes
+    # ask for nothing that has left. 20.5 if all had left.
+    assert max(peaks[-LOOK_EVERY:]) < 18

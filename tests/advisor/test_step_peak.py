@@ -17,10 +17,10 @@ def peak_of(held, leavers, staying):
     for moment in range(len(held)):
         here = held[moment]
         for n, leaver in enumerate(leavers):
-            if n in staying and leaver.moment < moment:
+            if n in staying and leaver.moment <= moment:
                 here += leaver.gain
-            if leaver.moment == moment:  # decoded beside its encoding, or itself alone
-                here += leaver.gain if n in staying else leaver.nbytes
+            if n not in staying and leaver.returns == moment:  # decoded beside its encoding
+                here += leaver.nbytes
         peak = max(peak, here)
     return peak
 
@@ -29,23 +29,27 @@ def seconds_of(leavers, staying):
     return sum(leaver.seconds for n, leaver in enumerate(leavers) if n not in staying)
 
 
-def random_step(rng):
+def random_step(rng, *, nodes):
     held, leavers, now = [], [], 0.0
-    for index in range(rng.randint(1, 8)):
+    ends = sorted(rng.sample(range(8), rng.randint(0, 7))) if nodes else range(8)
+    count = rng.randint(1, 8)
+    for index in range(count):
         nbytes = rng.choice([1, 2, 4, 8, 16]) * rng.choice([1, 1, 10])
         gain = nbytes * rng.choice([0.0, 0.2, 0.5, 0.75, 1.0])
         if gain:
-            leavers.append(Leaver(index, nbytes, gain, rng.random()))
+            returns = min((end for end in ends if end >= index), default=count - 1)
+            leavers.append(Leaver(index, nbytes, gain, rng.random(), min(returns, count - 1)))
         now += nbytes - gain
         held.append(now)
     return held, leavers
 
 
+@pytest.mark.parametrize("nodes", [False, True])
 @pytest.mark.parametrize("limited", [False, True])
-def test_close_to_the_best_of_all_choices(limited):
+def test_close_to_the_best_of_all_choices(limited, nodes):
     rng, worse = random.Random(7), []
     for _ in range(400):
-        held, leavers = random_step(rng)
+        held, leavers = random_step(rng, nodes=nodes)
         limit_s = rng.random() * seconds_of(leavers, ()) if limited else math.inf
         choice = StepPeak(held, leavers).within(limit_s)
         assert seconds_of(leavers, choice.staying) <= limit_s
@@ -63,7 +67,7 @@ def test_close_to_the_best_of_all_choices(limited):
 
 def alike(count, seconds=1.0, nbytes=8 * MIB, gain=4 * MIB):
     held = [(n + 1) * (nbytes - gain) for n in range(count)]
-    return held, [Leaver(n, nbytes, gain, seconds) for n in range(count)]
+    return held, [Leaver(n, nbytes, gain, seconds, n) for n in range(count)]
 
 
 def test_the_last_one_stays():
@@ -79,7 +83,7 @@ def test_late_small_ones_stay_where_the_first_layers_are_the_largest():
     for n, nbytes in enumerate([64, 64, *30 * [4]]):
         now += nbytes // 4
         held.append(now)
-        leavers.append(Leaver(n, nbytes, 3 * nbytes // 4, 1.0))
+        leavers.append(Leaver(n, nbytes, 3 * nbytes // 4, 1.0, n))
     choice = StepPeak(held, leavers).within(math.inf)
     assert choice.peak_bytes == peak_of(held, leavers, ()) == 16 + 16 + 64
     assert choice.staying == set(range(32 - len(choice.staying), 32))
@@ -102,7 +106,16 @@ def test_nothing_leaves_without_time():
 
 def test_tensors_that_always_stay_count():
     # One of 100 that nobody can swap, saved after the first: its moment is the peak anyway.
-    leavers = [Leaver(0, 8, 6, 1.0), Leaver(2, 8, 6, 1.0)]
+    leavers = [Leaver(0, 8, 6, 1.0, 0), Leaver(2, 8, 6, 1.0, 2)]
     choice = StepPeak([2, 102, 104], leavers).within(math.inf)
     assert choice.staying == {1}
     assert choice.peak_bytes == 102 + 8
+
+
+def test_all_tensors_of_a_single_node_stay():
+    held, leavers = alike(6)
+    leavers = [leaver._replace(returns=5) for leaver in leavers]
+    choice = StepPeak(held, leavers).within(math.inf)
+    assert choice.staying == set(range(6))
+    assert choice.peak_bytes == 6 * 8 * MIB
+    assert not choice.limited
