@@ -23,12 +23,13 @@ from cswap.advisor.call_site import Site
 from cswap.advisor.candidates import RAW, LossyCandidates, lossless_candidates
 from cswap.advisor.cost import candidate
 from cswap.advisor.explore import trial_at
+from cswap.advisor.gains import Gain
 from cswap.advisor.live_costs import KEEP, REMAT, LiveCosts
 from cswap.advisor.lossy_fallback import Milder
 from cswap.advisor.pricing import make_pricing, static_codec
 from cswap.advisor.rates import HOOKS_S, LINK_BYTES_PER_S
 from cswap.advisor.site_history import Advice, Explanation, SiteMemory
-from cswap.advisor.time_limit import Gain, TimeLimit, patience_of
+from cswap.advisor.time_limit import TimeLimit, patience_of
 from cswap.codecs.base import takes
 from cswap.codecs.registry import get_codec
 from cswap.codecs.tolerance import EXACT, needed_tolerance

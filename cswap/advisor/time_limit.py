@@ -8,20 +8,16 @@ times. So the sum is measured, from the first tensor that a step saves to the en
 If it exceeds the limit, the tensors that save the fewest bytes for a second stay, until the others
 fit into the limit. If it is far below, some of them leave again.
 
-Predicted times are of warm caches, and too short by a factor that depends on the machine and the
-operator. So the hooks of each tensor are timed as well, and the prediction counts only until the
-tensor has left once. Tensors that are alike share their measured time: on one that happens to get
-fresh pages from the system, the same operator takes twice as long. The factor between the measured
-sum and that over all tensors corrects the rest.
+Note [predicted and measured times] in gains.py says how long one tensor takes. The factor between
+the measured sum and that over all tensors corrects the rest.
 
 Note [tensors that would leave for nothing]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-Which tensors stay is decided by the step's peak: Note [the peak of a step] in step_peak.py. In one
-step of `LOOK_EVERY` the engine reports the bytes that it holds after each saved tensor
-(`TimeLimit.holds`), and which tensors each node of backward asks for (`TimeLimit.asked`). Tensors
-whose leaving lowers no peak stay even if there is time for them. Without such a report, where steps
-of several sizes take turns, and where a forward begins before the backward of the last one, tensors
-leave in the order of bytes for a second.
+Which tensors stay is decided by the step's peak: Note [the peak of a step] in step_peak.py. The
+engine reports what it follows from (step_reports.py). Tensors whose leaving lowers no peak stay
+even if there is time for them. Without such a report, where steps of several sizes take turns, and
+where a forward begins before the backward of the last one, tensors leave in the order of bytes for
+a second.
 
 Note [the first tensors leave first]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -36,15 +32,16 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from cswap.advisor.gains import Gains
 from cswap.advisor.price import STEPS
-from cswap.advisor.step_peak import Leaver, StepPeak, rate_of
+from cswap.advisor.step_peak import StepPeak, rate_of
+from cswap.advisor.step_reports import LOOK_EVERY, StepReports
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
-
+    from cswap.advisor.gains import Gain, Key
+    from cswap.advisor.step_reports import Look
     from cswap.config import SwapConfig
 
 SLOWDOWN: Final = 1.1
@@ -68,26 +65,8 @@ NEAR: Final = 0.85
 CORRECTIONS: Final = (1.0, 10.0)
 """Smallest and largest factor between the measured and the expected sum: a pause must not count."""
 
-GROWTH: Final = 1.1
-"""Largest factor by which a measured time grows at once. It may fall by any."""
-
 MOST_PATIENCE: Final = 64
 """Most look-backs before tensors that had to stay may leave again."""
-
-UNUSED: Final = 130
-"""Steps after which a tensor that did not come is forgotten: twice as long as places rest."""
-
-MOST_TENSORS: Final = 1 << 14
-"""Tensors that are remembered."""
-
-LOOK_EVERY: Final = 4
-"""In one step of so many, the bytes that are held are noted tensor by tensor."""
-
-KNOWN_SHARE: Final = 0.9
-"""Share of the tensors worth their time that such a step has to meet, or it says too little."""
-
-CHANGED: Final = 0.05
-"""Relative change of a step's bytes after which choices are made again."""
 
 NO_TIME: Final = "slowdown"
 NO_LOWER_PEAK: Final = "peak"
@@ -133,93 +112,27 @@ class Moment(NamedTuple):
     saved: int = 0
 
 
-@dataclass(slots=True)
-class Measured:
-    """Time of tensors that are alike.
-
-    Attributes:
-        seconds: of one of them in the hooks; None: none of them has left yet.
-    """
-
-    seconds: float | None = None
-
-    def add(self, seconds: float) -> None:
-        """One of them took so many seconds."""
-        before = self.seconds
-        self.seconds = seconds if before is None else min(seconds, GROWTH * before)
-
-
-@dataclass(slots=True)
-class Gain:
-    """Time and bytes of one tensor's leaving.
-
-    Attributes:
-        seconds: as predicted.
-        nbytes: raw bytes less those held.
-        alike: equal for tensors that take the same time if they have as many bytes; None: unlike
-            all others.
-        used: number of the last step in which the tensor could have left.
-        returns_at: position of the last tensor that the same node of backward asks for.
-        measured: time of those that are alike.
-    """
-
-    seconds: float
-    nbytes: float
-    alike: Hashable = None
-    used: int = 0
-    returns_at: int = -1
-    measured: Measured = field(default_factory=Measured)
-
-    @property
-    def expected_s(self) -> float:
-        """Seconds that it will take."""
-        measured_s = self.measured.seconds
-        return self.seconds if measured_s is None else measured_s
-
-
-_Key = tuple[int, int]
-"""Position of a tensor in its step, and its bytes: steps of several sizes may take turns."""
-
-
-class _Look(NamedTuple):
-    # One step: see `StepPeak`. keys: of the leavers.
-    held: list[float]
-    leavers: list[Leaver]
-    keys: list[_Key]
-
-    @property
-    def largest_bytes(self) -> float:
-        # Most bytes that are held after a tensor, if every leaver leaves.
-        return max(self.held)
-
-
 class TimeLimit:
     """Says which tensors of a step have to stay, so that swapping keeps a limit of its time.
 
-    Not thread-safe: the advisor holds its lock, except for `keeps`, `took` and `holds`.
+    Not thread-safe: the advisor holds its lock, except for `keeps` and `took`.
 
     Attributes:
         staying: position and bytes of each tensor that has to stay.
-        looks: whether the step reports to `holds`.
+        gains: of the tensors that could leave.
+        reports: of the engine.
     """
 
     def __init__(self, slowdown: float) -> None:
         """Args: slowdown: longest step over that without cswap, at least 1; infinite: no limit."""
         self._share = MEASURED_SHARE * (slowdown - 1)
-        self._gains: dict[_Key, Gain] = {}  # of tensors that are worth their time
-        self._measured: dict[tuple[int, Hashable], Measured] = {}  # by bytes and what is alike
-        self.staying: frozenset[_Key] = frozenset()
-        self._needless: frozenset[_Key] = frozenset()  # of those, see `Choice`
-        self.looks = False
-        self._looking: list[tuple[_Key, int]] = []  # what the step has reported so far
-        self._held: list[tuple[_Key, int]] = []  # the last report that is complete
-        self._asked: dict[int, list[_Key]] = {}  # by node, in the step that is looked at
-        self._chosen_for: tuple[int, float] | None = None  # see `_is_new`
-        self._backward_is_next = 0  # step from which that may be taken for granted
+        self.gains, self.reports = Gains(), StepReports()
+        self.staying: frozenset[Key] = frozenset()
+        self._needless: frozenset[Key] = frozenset()  # of those, see `Choice`
+        self._chosen_for: Look | None = None
         self._factor = 1.0  # the measured sum over the expected one
         self._patience = self._wait = 0  # look-backs before tensors may leave again
         self._next_wait = 0  # look-backs to wait for if the next choice changes nothing
-        self._n_steps = 0
         self._began: Moment | None = None
         self._steps: deque[tuple[float, float, float]] = deque(maxlen=STEPS)
         self._last_step_s = 0.0
@@ -245,28 +158,16 @@ class TimeLimit:
             nbytes: its bytes.
             gain: of its cheapest way to leave.
         """
-        key = position, nbytes
-        known = self._gains.get(key)
-        if gain is None:
-            self._gains.pop(key, None)
-        elif known is not None or len(self._gains) < MOST_TENSORS:
-            gain.used = self._n_steps
-            gain.returns_at = position if known is None else known.returns_at
-            gain.measured = self._measured_of(key, gain.alike)
-            self._gains[key] = gain
+        self.gains.note((position, nbytes), gain)
 
     def took(self, position: int, nbytes: int, seconds: float) -> None:
         """A tensor has left and come back. Args: seconds: in its hooks."""
-        gain = self._gains.get((position, nbytes))
-        if gain is not None and self._n_steps != 1:  # kernels are compiled in the first step
-            gain.measured.add(seconds)
+        self.gains.took((position, nbytes), seconds)
 
     def keeps(self, position: int, nbytes: int) -> bool:
         """Whether this tensor, which could leave now, has to stay."""
         key = position, nbytes
-        gain = self._gains.get(key)
-        if gain is not None:
-            gain.used = self._n_steps
+        self.gains.use(key)
         return key in self.staying
 
     def reason_of(self, position: int, nbytes: int) -> str:
@@ -277,29 +178,6 @@ class TimeLimit:
         """Whether such a tensor has to stay, when it comes."""
         return (position, nbytes) in self.staying
 
-    def holds(self, position: int, nbytes: int, held_bytes: int) -> None:
-        """A tensor has been saved, in a step that is looked at.
-
-        Args:
-            position: number of the saved tensor in the step.
-            nbytes: its bytes.
-            held_bytes: bytes held for saved tensors now.
-        """
-        looking = self._looking  # another thread may begin a step meanwhile
-        if looking and position <= looking[-1][0][0]:
-            looking = self._looking = []  # of another forward
-        looking.append(((position, nbytes), held_bytes))
-
-    def asked(self, position: int, nbytes: int, node: int) -> None:
-        """Backward has asked for a tensor that had left, in a step that is looked at.
-
-        Args:
-            position: number of the saved tensor in the step.
-            nbytes: its bytes.
-            node: number of the node of backward.
-        """
-        self._asked.setdefault(node, []).append((position, nbytes))
-
     def begin_step(self, begins: Moment, ended: Moment) -> None:
         """A step begins.
 
@@ -308,11 +186,10 @@ class TimeLimit:
             ended: when the last backward ended. Later hooks may be of another model.
         """
         began, self._began = self._began, begins
-        self._n_steps += 1
-        if self.looks:
-            self._held, self._looking = self._looking, []
-            self._note_nodes()
-        self.looks = self._n_steps % LOOK_EVERY == 0 and bool(self._gains)  # no gains on a GPU
+        gains, reports = self.gains, self.reports
+        reports.begin_step(gains)
+        gains.step += 1
+        reports.wanted = gains.step % LOOK_EVERY == 0 and bool(gains)  # no gains on a GPU
         if began is None:
             return
         if ended.at_s <= began.at_s and begins.leaving_s != began.leaving_s:
@@ -337,14 +214,14 @@ class TimeLimit:
         limit_s = math.inf
         if not math.isinf(self._share):
             limit_s = max(LEAST_S, self._share * step_s - others_s)
-        exceeds, look = leaving_s > limit_s, self._last_look()
+        exceeds, look = leaving_s > limit_s, self.reports.look(self.gains, self.staying)
         has_room = self.staying != self._needless and leaving_s < NEAR * limit_s
         if exceeds or has_room:
             if not self._may_change(exceeds=exceeds):
                 return
-        elif look is None or not self._is_new(look):
+        elif look is None or not look.differs(self._chosen_for):
             return
-        self._forget_unused()
+        self.gains.forget_unused()
         self._correct(leaving_s, exceeds=exceeds)
         staying = self._choose(look, limit_s / self._factor)
         if staying != self.staying:
@@ -358,37 +235,19 @@ class TimeLimit:
 
     def forget(self) -> None:
         """No tensor has to stay, until steps are looked back at again."""
-        self._gains.clear()
-        self._measured.clear()
+        self.gains.clear()
+        self.reports.forget()
         self._steps.clear()
-        self._held = []
         self._chosen_for = None
         self.staying = self._needless = frozenset()
 
     def _forget_peak(self) -> None:
         # A forward begins before the backward of the last one: late tensors wait as long as early
         # ones. Those that stay for lack of time go on to do so.
-        self._backward_is_next = self._n_steps + UNUSED
-        self._held, self._chosen_for = [], None
+        self.reports.distrust(self.gains.step)
+        self._chosen_for = None
         self.staying -= self._needless
         self._needless = frozenset()
-
-    def _note_nodes(self) -> None:
-        # Tensors that stay are asked for unseen: what was known of their nodes remains.
-        asked, self._asked = self._asked, {}
-        for keys in asked.values():
-            last = max(position for position, _ in keys)
-            for key in keys:
-                gain = self._gains.get(key)
-                if gain is not None:
-                    gain.returns_at = max(gain.returns_at, last)
-
-    def _measured_of(self, key: _Key, alike: Hashable) -> Measured:
-        position, nbytes = key
-        kind = nbytes, position if alike is None else alike
-        if len(self._measured) >= MOST_TENSORS and kind not in self._measured:
-            return Measured()
-        return self._measured.setdefault(kind, Measured())
 
     def _may_change(self, *, exceeds: bool) -> bool:
         # Tensors that left again and took too long wait longer each time.
@@ -399,60 +258,27 @@ class TimeLimit:
         self._wait -= 1
         return self._wait < 0
 
-    def _forget_unused(self) -> None:
-        # A place that rests is not asked for many steps.
-        since = self._n_steps - UNUSED
-        for key in [key for key, gain in self._gains.items() if gain.used < since]:
-            del self._gains[key]
-
     def _correct(self, leaving_s: float, *, exceeds: bool) -> None:
-        gains = self._gains.items()
+        gains = self.gains.all()
         expected_s = sum(gain.expected_s for key, gain in gains if key not in self.staying)
         low, high = CORRECTIONS
         factor = min(max(leaving_s / expected_s, low), high) if expected_s else low
         # Slowly down: tensors that may leave again do so only when their place has rested.
         self._factor = factor if exceeds and expected_s else (self._factor + factor) / 2
 
-    def _last_look(self) -> _Look | None:
-        # None: it met too few of the tensors that could leave, or says nothing of the peak.
-        if self._n_steps < self._backward_is_next:
-            return None
-        since = self._n_steps - UNUSED
-        held, keys, leavers, stay_bytes = [], list[_Key](), list[Leaver](), 0.0
-        moments = {position: index for index, ((position, _), _) in enumerate(self._held)}
-        for index, (key, held_bytes) in enumerate(self._held):
-            gain = self._gains.get(key)
-            if gain is not None and gain.used >= since:
-                keys.append(key)
-                returns = moments.get(gain.returns_at, index)
-                leavers.append(Leaver(index, key[1], gain.nbytes, gain.expected_s, returns))
-                stay_bytes += gain.nbytes if key in self.staying else 0
-            held.append(held_bytes - stay_bytes)
-        n_used = sum(gain.used >= since for gain in self._gains.values())
-        if not keys or len(keys) < KNOWN_SHARE * n_used:
-            return None
-        return _Look(held, leavers, keys)
-
-    def _is_new(self, look: _Look) -> bool:
-        # Whether the last choice was made for other tensors.
-        if self._chosen_for is None:
-            return True
-        (n, before), now = self._chosen_for, look.largest_bytes
-        return n != len(look.keys) or abs(now - before) > CHANGED * max(now, before)
-
-    def _choose(self, look: _Look | None, limit_s: float) -> frozenset[_Key]:
+    def _choose(self, look: Look | None, limit_s: float) -> frozenset[Key]:
         if look is None:
             self._needless, self._chosen_for = frozenset(), None
             return self._beyond(limit_s)
-        self._chosen_for = len(look.keys), look.largest_bytes
+        self._chosen_for = look
         choice = StepPeak(look.held, look.leavers).within(limit_s)
         self._needless = frozenset(look.keys[n] for n in choice.needless)
         return frozenset(look.keys[n] for n in choice.staying)
 
-    def _beyond(self, limit_s: float) -> frozenset[_Key]:
+    def _beyond(self, limit_s: float) -> frozenset[Key]:
         # Those that do not fit into the limit after those with more bytes for a second.
         beyond, total_s = [], 0.0
-        for key, gain in sorted(self._gains.items(), key=_rank):
+        for key, gain in sorted(self.gains.all(), key=_rank):
             if total_s + gain.expected_s > limit_s:
                 beyond.append(key)
             else:
@@ -460,7 +286,7 @@ class TimeLimit:
         return frozenset(beyond)
 
 
-def _rank(item: tuple[_Key, Gain]) -> tuple[int, int]:
+def _rank(item: tuple[Key, Gain]) -> tuple[int, int]:
     # See Note [the first tensors leave first].
     (position, _), gain = item
     return rate_of(gain.expected_s, gain.nbytes), position

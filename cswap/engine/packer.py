@@ -30,7 +30,7 @@ from cswap.log import log
 from cswap.ranks import local_part
 
 if TYPE_CHECKING:
-    from cswap.advisor.time_limit import TimeLimit
+    from cswap.advisor.step_reports import StepReports
     from cswap.engine.saved.module_stack import Scope
     from cswap.engine.saved.packed import Token
     from cswap.engine.saved.rest import Rest
@@ -79,6 +79,7 @@ class Packer:
         self._short = short_way
         self._follower = state.follower
         self._limit = state.advisor.limit
+        self._reports = None if self._limit is None else self._limit.reports
         self._ended = self._moment()
         self._unseen_bytes = 0  # of modules without hooks, in a step that the limit looks at
         self._resting, self._gone = state.resting, state.resting.gone
@@ -111,8 +112,8 @@ class Packer:
                     packed = _kept(tensor)
                 else:
                     packed = self._take(tensor, nbytes)
-                    if self._limit is not None and self._limit.looks:
-                        self._note_held(self._limit, packed)
+                    if self._reports is not None and self._reports.wanted:
+                        self._note_held(self._reports, packed)
             if chooser is not None and not isinstance(packed, WithoutHandle):
                 chooser.packed(tensor, packed, _now() - start_s)
         except BaseException:
@@ -278,13 +279,13 @@ class Packer:
             first = self._order.skip(len(resting.tensors))
         if first == 0:
             self._begin_choices()
-        if self._limit is not None and self._limit.looks:
+        if self._reports is not None and self._reports.wanted:
             held_bytes = self._counters.held_bytes
             for position, nbytes in resting.tensors:
                 self._unseen_bytes += nbytes
-                self._limit.holds(position, nbytes, held_bytes + self._unseen_bytes)
+                self._reports.holds((position, nbytes), held_bytes + self._unseen_bytes)
 
-    def _note_held(self, limit: TimeLimit, packed: Kept | PackedView | WithoutHandle) -> None:
+    def _note_held(self, reports: StepReports, packed: Kept | PackedView | WithoutHandle) -> None:
         # After a tensor; those that share another one's memory are no news.
         key = None
         if isinstance(packed, PackedView):
@@ -299,7 +300,7 @@ class Packer:
             rest = None if place is None or place.shares else place.rest
             key = None if rest is None else rest.limited
         if key is not None:
-            limit.holds(*key, self._counters.held_bytes + self._unseen_bytes)
+            reports.holds(key, self._counters.held_bytes + self._unseen_bytes)
 
     def _leave(self, tensor: torch.Tensor, place: Place, rest: Rest) -> Kept:
         # See Note [a tensor that rests].

@@ -22,7 +22,8 @@ from cswap.engine.transfer.host_copy import HostCopy
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cswap.advisor.time_limit import TimeLimit
+    from cswap.advisor.gains import Key
+    from cswap.advisor.step_reports import StepReports
     from cswap.engine.order.lookahead import Coming
     from cswap.engine.order.step_order import Saved
     from cswap.engine.saved.packed import Token
@@ -55,7 +56,8 @@ class Unpacker:
         self._recomputer = state.recomputer
         self._recomputer.note_ready = self._note_ready
         self._backward = NO_BACKWARD
-        self._limit = state.advisor.limit
+        limit = state.advisor.limit
+        self._reports = None if limit is None else limit.reports
 
     def unpack(self, packed: Kept | PackedView | WithoutHandle) -> torch.Tensor:
         """See `SwapEngine.unpack`."""
@@ -98,8 +100,8 @@ class Unpacker:
         if not first.uses:
             with self._lock:
                 self._order.asked(first)
-            if self._limit is not None and self._limit.looks:
-                _note_asked(self._limit, first.position, first.nbytes)
+            if self._reports is not None and self._reports.wanted:
+                _note_asked(self._reports, (first.position, first.nbytes))
         lane = packed.lane
         if lane.overlaps and (lane.ahead or self._follower.depth):
             self._prefetch_after(first, lane.ahead)
@@ -122,8 +124,8 @@ class Unpacker:
                 outliving.note(token)
             with self._lock:
                 self._order.asked(handle)
-            if self._limit is not None and self._limit.looks:
-                _note_asked(self._limit, handle.position, handle.raw_nbytes)
+            if self._reports is not None and self._reports.wanted:
+                _note_asked(self._reports, (handle.position, handle.raw_nbytes))
         if lane.overlaps and (lane.ahead or self._follower.depth):
             self._prefetch_after(handle, lane.ahead)
         memory, own = lane.executor.memory(handle)
@@ -233,10 +235,10 @@ class Unpacker:
             torch.autograd.Variable._execution_engine.queue_callback(self._at_end)  # noqa: SLF001
 
 
-def _note_asked(limit: TimeLimit, position: int, nbytes: int) -> None:
+def _note_asked(reports: StepReports, key: Key) -> None:
     node = _current_node()
     if node is not None:  # else somebody looks at a node, outside of a backward
-        limit.asked(position, nbytes, node._sequence_nr())  # noqa: SLF001
+        reports.asked(key, node._sequence_nr())  # noqa: SLF001
 
 
 def _copies_of(lane: Lane) -> LinkCopies:

@@ -7,14 +7,13 @@ import torch
 
 import cswap
 from cswap.advisor.advisor import WHY_KEPT, Advisor
+from cswap.advisor.gains import UNUSED, Gain
 from cswap.advisor.live_costs import KEEP
+from cswap.advisor.step_reports import LOOK_EVERY, StepReports
 from cswap.advisor.time_limit import (
-    LOOK_EVERY,
     MEASURED_SHARE,
     NO_LOWER_PEAK,
     NO_TIME,
-    UNUSED,
-    Gain,
     Moment,
     TimeLimit,
 )
@@ -40,8 +39,8 @@ def looked_at(limit, gains, sizes, steps=LOOK_EVERY, step_s=STEP_S, leaving_s=0.
                 limit.note(position, nbytes, gain)
             leaves = gain is not None and not limit.keeps(position, nbytes)
             held += nbytes - gain.nbytes if leaves else nbytes
-            if limit.looks:
-                limit.holds(position, nbytes, held)
+            if limit.reports.wanted:
+                limit.reports.holds((position, nbytes), held)
         at_s += step_s
     limit.look_back()
 
@@ -123,10 +122,10 @@ def test_a_tensor_that_never_leaves_takes_no_time():
 
 
 def test_a_report_of_another_forward_begins_anew():
-    limit = TimeLimit(SLOWDOWN)
+    reports = StepReports()
     for position in (0, 1, 2, 0, 1):
-        limit.holds(position, MIB, MIB * (position + 1))
-    assert limit._looking == [((0, MIB), MIB), ((1, MIB), 2 * MIB)]
+        reports.holds((position, MIB), MIB * (position + 1))
+    assert reports.saved == [((0, MIB), MIB), ((1, MIB), 2 * MIB)]
 
 
 class Rectified(torch.nn.Module):

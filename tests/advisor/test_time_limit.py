@@ -10,15 +10,14 @@ from hypothesis import strategies as st
 import cswap
 from cswap.advisor.advisor import WHY_KEPT, Advisor
 from cswap.advisor.call_site import Site
+from cswap.advisor.gains import GROWTH, Gain
 from cswap.advisor.live_costs import KEEP
 from cswap.advisor.step_peak import ALIKE
 from cswap.advisor.time_limit import (
-    GROWTH,
     LEAST_S,
     MEASURED_SHARE,
     NO_TIME,
     UNSEEN_S,
-    Gain,
     Moment,
     TimeLimit,
 )

@@ -418,7 +418,7 @@ def test_the_limit_of_time_can_end_it(taken, monkeypatch):
         for _ in range(2):
             gradients(engine, one, given)
         limit = engine.advisor.limit
-        limit.staying = frozenset(limit._gains)
+        limit.staying = frozenset(key for key, _ in limit.gains.all())
         gradients(engine, one, given)
         assert engine.stats.kept_by_reason["slowdown"] == 1
     assert taken == [True, False]

@@ -236,7 +236,7 @@ def test_the_limit_of_time_learns_what_a_quiet_module_holds():
     tensors = ((1, 10), (2, 20), (3, 30))
     engine._state.order.skip(1)  # one that begins the step
     packer.rest_unseen(Resting(tensors, until=9, limited=frozenset()))
-    assert not limit._looking
-    limit.looks = True
+    assert not limit.reports.saved
+    limit.reports.wanted = True
     packer.rest_unseen(Resting(((4, 5), *((n + 4, size) for n, size in tensors)), 9, frozenset()))
-    assert [held for _, held in limit._looking] == [5, 15, 35, 65]
+    assert [held for _, held in limit.reports.saved] == [5, 15, 35, 65]

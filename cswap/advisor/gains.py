@@ -1,0 +1,143 @@
+"""The tensors of a step that are worth their time: seconds and bytes of each one's leaving.
+
+Note [predicted and measured times]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+Predicted times are of warm caches, and too short by a factor that depends on the machine and the
+operator. So the hooks of each tensor are timed as well, and the prediction counts only until the
+tensor has left once. Tensors that are alike share their measured time: on one that happens to get
+fresh pages from the system, the same operator takes twice as long.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable
+
+Key: TypeAlias = tuple[int, int]
+"""Position of a tensor in its step, and its bytes: steps of several sizes may take turns."""
+
+GROWTH: Final = 1.1
+"""Largest factor by which a measured time grows at once. It may fall by any."""
+
+UNUSED: Final = 130
+"""Steps after which a tensor that did not come is forgotten: twice as long as places rest."""
+
+MOST_TENSORS: Final = 1 << 14
+"""Tensors that are remembered."""
+
+
+@dataclass(slots=True)
+class Measured:
+    """Time of tensors that are alike.
+
+    Attributes:
+        seconds: of one of them in the hooks; None: none of them has left yet.
+    """
+
+    seconds: float | None = None
+
+    def add(self, seconds: float) -> None:
+        """One of them took so many seconds."""
+        before = self.seconds
+        self.seconds = seconds if before is None else min(seconds, GROWTH * before)
+
+
+@dataclass(slots=True)
+class Gain:
+    """Time and bytes of one tensor's leaving.
+
+    Attributes:
+        seconds: as predicted.
+        nbytes: raw bytes less those held.
+        alike: equal for tensors that take the same time if they have as many bytes; None: unlike
+            all others.
+        used: number of the last step in which the tensor could have left.
+        returns_at: position of the last tensor that the same node of backward asks for.
+        measured: time of those that are alike.
+    """
+
+    seconds: float
+    nbytes: float
+    alike: Hashable = None
+    used: int = 0
+    returns_at: int = -1
+    measured: Measured = field(default_factory=Measured)
+
+    @property
+    def expected_s(self) -> float:
+        """Seconds that it will take."""
+        measured_s = self.measured.seconds
+        return self.seconds if measured_s is None else measured_s
+
+
+class Gains:
+    """The gains of a step's tensors. Not thread-safe, except for `took` and `use`.
+
+    Attributes:
+        step: number of the step.
+    """
+
+    def __init__(self) -> None:
+        self.step = 0
+        self._gains: dict[Key, Gain] = {}
+        self._measured: dict[tuple[int, Hashable], Measured] = {}  # by bytes and what is alike
+
+    def __bool__(self) -> bool:
+        return bool(self._gains)
+
+    def all(self) -> Iterable[tuple[Key, Gain]]:
+        """Key and gain of each."""
+        return self._gains.items()
+
+    def note(self, key: Key, gain: Gain | None) -> None:
+        """A tensor is worth its time by the price; None: it is not."""
+        known = self._gains.get(key)
+        if gain is None:
+            self._gains.pop(key, None)
+        elif known is not None or len(self._gains) < MOST_TENSORS:
+            gain.used = self.step
+            gain.returns_at = key[0] if known is None else known.returns_at
+            gain.measured = self._measured_of(key, gain.alike)
+            self._gains[key] = gain
+
+    def took(self, key: Key, seconds: float) -> None:
+        """A tensor has left and come back. Args: key: of it; seconds: in its hooks."""
+        gain = self._gains.get(key)
+        if gain is not None and self.step != 1:  # kernels are compiled in the first step
+            gain.measured.add(seconds)
+
+    def use(self, key: Key) -> None:
+        """A tensor could leave now."""
+        gain = self._gains.get(key)
+        if gain is not None:
+            gain.used = self.step
+
+    def returned(self, keys: list[Key]) -> None:
+        """One node of backward has asked for these tensors."""
+        last = max(position for position, _ in keys)
+        for gain in filter(None, map(self._gains.get, keys)):
+            gain.returns_at = max(gain.returns_at, last)
+
+    def recent(self) -> dict[Key, Gain]:
+        """Those of tensors that came in the last `UNUSED` steps."""
+        since = self.step - UNUSED
+        return {key: gain for key, gain in self._gains.items() if gain.used >= since}
+
+    def forget_unused(self) -> None:
+        """Forget the others. A place that rests is not asked for many steps."""
+        self._gains = self.recent()
+
+    def clear(self) -> None:
+        """Forget all of them, and the times of those that are alike."""
+        self._gains.clear()
+        self._measured.clear()
+
+    def _measured_of(self, key: Key, alike: Hashable) -> Measured:
+        position, nbytes = key
+        kind = nbytes, position if alike is None else alike
+        if len(self._measured) >= MOST_TENSORS and kind not in self._measured:
+            return Measured()
+        return self._measured.setdefault(kind, Measured())

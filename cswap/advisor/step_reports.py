@@ -1,0 +1,124 @@
+"""What the engine reports of a step, tensor by tensor: the sums from which its peak follows.
+
+In one step of `LOOK_EVERY`, the engine says how many bytes it holds after each tensor that it saves
+(`StepReports.holds`), and which node of backward asks for each one (`StepReports.asked`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from cswap.advisor.gains import UNUSED, Key
+from cswap.advisor.step_peak import Leaver
+
+if TYPE_CHECKING:
+    from cswap.advisor.gains import Gains
+
+LOOK_EVERY: Final = 4
+"""In one step of so many, the bytes that are held are noted tensor by tensor."""
+
+KNOWN_SHARE: Final = 0.9
+"""Share of the tensors worth their time that such a step has to meet, or it says too little."""
+
+CHANGED: Final = 0.05
+"""Relative change of a step's bytes after which choices are made again."""
+
+
+class Look(NamedTuple):
+    """One step: see `StepPeak`.
+
+    Attributes:
+        held: see there.
+        leavers: see there.
+        keys: of the leavers.
+    """
+
+    held: list[float]
+    leavers: list[Leaver]
+    keys: list[Key]
+
+    @property
+    def largest_bytes(self) -> float:
+        """Most bytes that are held after a tensor, if every leaver leaves."""
+        return max(self.held)
+
+    def differs(self, other: Look | None) -> bool:
+        """Whether it is of other tensors than another one; None: there is no other one."""
+        if other is None or len(self.keys) != len(other.keys):
+            return True
+        now, before = self.largest_bytes, other.largest_bytes
+        return abs(now - before) > CHANGED * max(now, before)
+
+
+class StepReports:
+    """The reports of one engine.
+
+    Attributes:
+        wanted: whether the step that runs reports.
+        saved: what it has reported of tensors that were saved: key of each, bytes held after it.
+    """
+
+    def __init__(self) -> None:
+        self.wanted = False
+        self.saved: list[tuple[Key, int]] = []
+        self._last: list[tuple[Key, int]] = []  # the last report that is complete
+        self._asked: dict[int, list[Key]] = {}  # by node
+        self._backward_is_next = 0  # step from which that may be taken for granted
+
+    def holds(self, key: Key, held_bytes: int) -> None:
+        """A tensor has been saved. Args: key: of it; held_bytes: for saved tensors, now."""
+        saved = self.saved  # another thread may begin a step meanwhile
+        if saved and key[0] <= saved[-1][0][0]:
+            saved = self.saved = []  # of another forward
+        saved.append((key, held_bytes))
+
+    def asked(self, key: Key, node: int) -> None:
+        """A node of backward has asked for a tensor that had left."""
+        self._asked.setdefault(node, []).append(key)
+
+    def begin_step(self, gains: Gains) -> None:
+        """A step begins: the reports of the last one, if it made some, are complete."""
+        if self.wanted:
+            self._last, self.saved = self.saved, []
+            asked, self._asked = self._asked, {}
+            for keys in asked.values():
+                gains.returned(keys)  # of those that stay, the last report remains
+
+    def distrust(self, step: int) -> None:
+        """A forward has begun before the backward of the last one. Args: step: its number.
+
+        Late tensors wait as long as early ones.
+        """
+        self._backward_is_next = step + UNUSED
+        self._last = []
+
+    def forget(self) -> None:
+        """Forget the last reports."""
+        self._last = []
+
+    def look(self, gains: Gains, staying: frozenset[Key]) -> Look | None:
+        """The last complete report.
+
+        Args:
+            gains: of the tensors that could leave.
+            staying: those of them that stayed.
+
+        Returns:
+            None: it met too few of the tensors that could leave, or says nothing of the peak.
+        """
+        if gains.step < self._backward_is_next:
+            return None
+        held, keys, leavers, stay_bytes = [], list[Key](), list[Leaver](), 0.0
+        recent = gains.recent()
+        moments = {position: index for index, ((position, _), _) in enumerate(self._last)}
+        for index, (key, held_bytes) in enumerate(self._last):
+            gain = recent.get(key)
+            if gain is not None:
+                keys.append(key)
+                returns = moments.get(gain.returns_at, index)
+                leavers.append(Leaver(index, key[1], gain.nbytes, gain.expected_s, returns))
+                stay_bytes += gain.nbytes if key in staying else 0
+            held.append(held_bytes - stay_bytes)
+        if not keys or len(keys) < KNOWN_SHARE * len(recent):
+            return None
+        return Look(held, leavers, keys)
