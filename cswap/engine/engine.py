@@ -232,7 +232,7 @@ class SwapEngine:
         self._state.lanes.trim(IDLE_BYTES)
 
     def _end_backward(self) -> None:
-        self.packer.end_backward()
+        self.packer.notes.end_backward()
         if self._state.goal is not None:
             self._state.goal.used()
         self.collect()

@@ -13,28 +13,27 @@ import torch
 from torch.nn import Parameter
 
 from cswap.advisor.call_site import Site
-from cswap.advisor.time_limit import BY_LIMIT, Moment
-from cswap.codecs.layout import torch_dtype
+from cswap.advisor.time_limit import BY_LIMIT
 from cswap.codecs.tolerance import COARSE
 from cswap.engine.order.chooser import STAYS
 from cswap.engine.order.step_order import NO_BACKWARD
 from cswap.engine.recipes import Place, Recipe, RecipeBook, producer
-from cswap.engine.saved.aliases import is_result, is_saved_again, make_token
+from cswap.engine.saved.aliases import make_token
 from cswap.engine.saved.eligibility import bytes_of, is_tracing, is_wrapped, reason_to_keep
 from cswap.engine.saved.packed import Kept, KeptParameter, PackedView
 from cswap.engine.saved.reclaim import MOST_LATER
 from cswap.engine.saved.without_handle import WithoutHandle
 from cswap.engine.sender import Sender
+from cswap.engine.sharing import Sharing
+from cswap.engine.step_notes import StepNotes
 from cswap.engine.transfer.handle import State
 from cswap.log import log
 from cswap.ranks import local_part
 
 if TYPE_CHECKING:
-    from cswap.advisor.step_reports import StepReports
     from cswap.engine.saved.module_stack import Scope
     from cswap.engine.saved.packed import Token
     from cswap.engine.saved.rest import Rest
-    from cswap.engine.saved.without_handle import SharedUse
     from cswap.engine.short_way import ShortWay
     from cswap.engine.state import EngineState
     from cswap.quiet_modules.stretch import Resting
@@ -59,7 +58,12 @@ def _kept(tensor: torch.Tensor, kind: type[Kept] = Kept) -> Kept:
 
 
 class Packer:
-    """Packs the tensors of one engine."""
+    """Packs the tensors of one engine.
+
+    Attributes:
+        book: its recipes.
+        notes: what the advisor is told of its steps.
+    """
 
     def __init__(self, state: EngineState, short_way: ShortWay) -> None:
         """Args: state, short_way: the engine's."""
@@ -71,7 +75,7 @@ class Packer:
         self._min_bytes = max(1, state.lanes.min_bytes)
         self._parameters, self._small = state.counters.parameters, state.counters.small
         self.book = RecipeBook(by_role=state.advisor.may_use_lossy)
-        self._saved_again: set[tuple[int, int]] = set()
+        self._sharing = Sharing(state)
         self._outliving = state.outliving.known
         self._recomputer = state.recomputer
         self._sender = Sender(state)
@@ -79,9 +83,8 @@ class Packer:
         self._short = short_way
         self._follower = state.follower
         self._limit = state.advisor.limit
-        self._reports = None if self._limit is None else self._limit.reports
-        self._ended = self._moment()
-        self._unseen_bytes = 0  # of modules without hooks, in a step that the limit looks at
+        self.notes = StepNotes(state, self.book)
+        self._reports = self.notes.reports
         self._resting, self._gone = state.resting, state.resting.gone
         self._warned_of_capture = False
 
@@ -113,7 +116,7 @@ class Packer:
                 else:
                     packed = self._take(tensor, nbytes)
                     if self._reports is not None and self._reports.wanted:
-                        self._note_held(self._reports, packed)
+                        self.notes.saved(packed)
             if chooser is not None and not isinstance(packed, WithoutHandle):
                 chooser.packed(tensor, packed, _now() - start_s)
         except BaseException:
@@ -159,7 +162,7 @@ class Packer:
             short = self._short.pack(tensor, place)
             if short is not None:
                 if short.position == 0:
-                    self._begin_choices()
+                    self.notes.begin()
                 return short
         elif settled and place.saved_by is not None:
             again = self._short.pack_again(tensor, place)
@@ -214,7 +217,7 @@ class Packer:
             with self._lock:
                 token = self._aliases.find(part, part.untyped_storage(), tolerance=COARSE)
             if token is not None:
-                self._pin_first(token)
+                self._sharing.pin(token)
         return self._keep(tensor, "subclass")
 
     # ----------------------------------------------------------------- recipes
@@ -278,29 +281,8 @@ class Packer:
         with self._lock:
             first = self._order.skip(len(resting.tensors))
         if first == 0:
-            self._begin_choices()
-        if self._reports is not None and self._reports.wanted:
-            held_bytes = self._counters.held_bytes
-            for position, nbytes in resting.tensors:
-                self._unseen_bytes += nbytes
-                self._reports.holds((position, nbytes), held_bytes + self._unseen_bytes)
-
-    def _note_held(self, reports: StepReports, packed: Kept | PackedView | WithoutHandle) -> None:
-        # After a tensor; those that share another one's memory are no news.
-        key = None
-        if isinstance(packed, PackedView):
-            handle = packed.token.handle
-            if handle.views == 1 and handle.position == self._order.position - 1:
-                key = handle.position, handle.raw_nbytes
-        elif isinstance(packed, WithoutHandle):
-            if packed.first is None:
-                key = packed.position, packed.nbytes
-        else:
-            place = self.book.last_place
-            rest = None if place is None or place.shares else place.rest
-            key = None if rest is None else rest.limited
-        if key is not None:
-            reports.holds(key, self._counters.held_bytes + self._unseen_bytes)
+            self.notes.begin()
+        self.notes.saved_unseen(resting.tensors)
 
     def _leave(self, tensor: torch.Tensor, place: Place, rest: Rest) -> Kept:
         # See Note [a tensor that rests].
@@ -310,24 +292,8 @@ class Packer:
         with self._lock:
             position, _ = self._order.next_position()
         if position == 0:
-            self._begin_choices()
+            self.notes.begin()
         return self._resting.add(tensor, rest)
-
-    def _begin_choices(self) -> None:
-        self._unseen_bytes = 0
-        self._follower.begin_step()
-        exposed_s = self._counters.exposed_s + self._state.lanes.stalled_s
-        self._state.advisor.begin_step(exposed_s, (self._moment(), self._ended))
-
-    def end_backward(self) -> None:
-        """A backward has ended: a step's time is measured until then."""
-        self._ended = self._moment()
-
-    def _moment(self) -> Moment:
-        counters = self._counters
-        counters.count_kept()
-        spent_s = counters.leaving_s, counters.staying_s, counters.beside_s
-        return Moment(time.perf_counter(), *spent_s, counters.packed - counters.n_unseen)
 
     def _pack(self, tensor: torch.Tensor, place: Place) -> Kept | PackedView:
         recipe = place.recipe
@@ -346,11 +312,11 @@ class Packer:
         if found is not None:
             place.rest, place.shares = found.rest, True
             place.shared_use = place.choice = None
-            place.saved_by = self._shared_use(found, tensor)
-            return self._share(found, tensor)
+            place.saved_by = self._sharing.use_of(found, tensor)
+            return self._sharing.pack(found, tensor)
         place.saved_by = None
         if position == 0:
-            self._begin_choices()
+            self.notes.begin()
         try:
             token = make_token(tensor, lane, storage)
         except RuntimeError:  # a storage that is smaller than its tensor says, as FSDP makes them
@@ -364,8 +330,18 @@ class Packer:
         handle.position, handle.step, handle.site = position, step, recipe.site
         handle.tolerance, handle.views = recipe.tolerance, 1
         handle.section_bytes = None if decision is None else decision.section_bytes
-        key = position, handle.raw_nbytes
-        handle.pinned = key in self._saved_again or key in self._outliving
+        packed = PackedView(token, tensor)
+        self._send(token, tensor, place, decision)
+        if lane.step_bytes is not None:
+            lane.hold_step()
+        return packed
+
+    def _send(
+        self, token: Token, tensor: torch.Tensor, place: Place, decision: Decision | None
+    ) -> None:
+        handle, storage = token.handle, tensor.untyped_storage()
+        key = handle.position, handle.raw_nbytes
+        handle.pinned = key in self._sharing.saved_again or key in self._outliving
         obeys = self._state.chooser is not None or place.choice is not None
         if self._remat and decision is None and not obeys:
             token.remat = self._recomputer.find(tensor, handle, place)
@@ -374,7 +350,6 @@ class Packer:
         with self._lock:
             self._aliases.add(handle, storage)
             self._order.add(handle, token)
-        packed = PackedView(token, tensor)
         if decision is not None and decision.action == "keep":
             # A handle all the same: if it is saved again later it must be found again.
             self._counters.stay("plan", handle.raw_nbytes)
@@ -382,55 +357,6 @@ class Packer:
             self._sender.hold_in_window(token)
         elif not obeys or not self._sender.obey(token, tensor, place):
             self._sender.send(token, place)
-        if lane.step_bytes is not None:
-            lane.hold_step()
-        return packed
-
-    @staticmethod
-    def _shared_use(token: Token, tensor: torch.Tensor) -> SharedUse | None:
-        # Of a token that a second tensor is served from, if both may do without one the next time.
-        shared_use = token.shared_use
-        if shared_use is None:
-            return None
-        if is_saved_again(tensor, token.handle.base, torch_dtype(token.handle.meta.dtype)):
-            shared_use.again = True
-            return shared_use
-        shared_use.seen = True
-        return None
-
-    def _share(self, token: Token, tensor: torch.Tensor) -> PackedView:
-        if not is_result(tensor):
-            token = self._pin(token, tensor)
-        with self._lock:
-            token.handle.views += 1
-        self._counters.share()
-        return PackedView(token, tensor)
-
-    def _pin(self, token: Token, tensor: torch.Tensor) -> Token:
-        # A leaf is saved again: see Note [when two saved tensors are one].
-        handle, lane = token.handle, token.lane
-        self._pin_first(token)
-        if handle.state is State.KEPT and not handle.must_round_trip:
-            return token
-        storage = tensor.untyped_storage()
-        mine = make_token(tensor, lane, storage)
-        mine.handle.pinned = True
-        mine.handle.site, mine.handle.step = handle.site, handle.step
-        self._state.reclaimer.watch(mine)
-        self._counters.admit(mine.handle.raw_nbytes)
-        self._counters.stay("saved_again", mine.handle.raw_nbytes)
-        with self._lock:
-            self._aliases.add(mine.handle, storage)
-        return mine
-
-    def _pin_first(self, token: Token) -> None:
-        # The memory stays anyway: no encoding, from the next step on from the beginning.
-        handle = token.handle
-        if token.shared_use is not None:
-            token.shared_use.seen = True
-        self._saved_again.add((handle.position, handle.raw_nbytes))
-        handle.pinned = True
-        token.lane.executor.stop(handle)
 
     def _keep_in_graph(self, tensor: torch.Tensor) -> Kept:
         # A CUDA graph replays kernels at fixed addresses: the tensors that it uses cannot go away.
@@ -464,6 +390,6 @@ class Packer:
 
         Modules begin or end to be recomputed.
         """
-        self._saved_again.clear()
+        self._sharing.saved_again.clear()
         self._outliving.clear()
         self.book.forget()

@@ -74,7 +74,7 @@ class _Regions:
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         self._weak = storage._weak_ref()  # noqa: SLF001
-        self._whole: list[Handle] = []
+        self.whole: list[Handle] = []
         self._by_start: dict[int, list[Handle]] = {}
         self._starts: list[int] = []
 
@@ -83,14 +83,11 @@ class _Regions:
             _free_weak_ref(self._weak)  # type: ignore[no-untyped-call]
 
     def __iter__(self) -> Iterator[Handle]:
-        yield from self._whole
+        yield from self.whole
         for handles in self._by_start.values():
             yield from handles
 
-    def add(self, handle: Handle) -> None:
-        if handle.whole:
-            self._whole.append(handle)
-            return
+    def add_part(self, handle: Handle) -> None:
         start = first_byte(handle)
         handles = self._by_start.get(start)
         if handles is None:
@@ -101,11 +98,11 @@ class _Regions:
     def discard(self, handle: Handle) -> bool:
         """Forget a handle; whether none is left."""
         if handle.whole:
-            if handle in self._whole:
-                self._whole.remove(handle)
+            if handle in self.whole:
+                self.whole.remove(handle)
         else:
             self._discard_part(handle)
-        return not (self._whole or self._starts)
+        return not (self.whole or self._starts)
 
     def _discard_part(self, handle: Handle) -> None:
         start = first_byte(handle)
@@ -122,7 +119,7 @@ class _Regions:
 
         They are of the whole storage, or of the last region that begins there or before.
         """
-        yield from reversed(self._whole[-LOOK_AT:])
+        yield from reversed(self.whole[-LOOK_AT:])
         before = bisect_right(self._starts, start) - 1
         if before >= 0:
             yield from reversed(self._by_start[self._starts[before]][-LOOK_AT:])
@@ -157,7 +154,10 @@ class AliasTable:
         regions = self._storages.get(handle.storage_key)
         if regions is None:
             regions = self._storages[handle.storage_key] = _Regions(storage)
-        regions.add(handle)
+        if handle.whole:  # as most are
+            regions.whole.append(handle)
+        else:
+            regions.add_part(handle)
 
     def discard(self, handle: Handle) -> None:
         """Forget a handle."""

@@ -1,0 +1,82 @@
+"""Tensors that are saved in the memory of one that has been saved before.
+
+See Note [when two saved tensors are one] in aliases.py.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cswap.codecs.layout import torch_dtype
+from cswap.engine.saved.aliases import is_result, is_saved_again, make_token
+from cswap.engine.saved.packed import PackedView
+from cswap.engine.transfer.handle import State
+
+if TYPE_CHECKING:
+    import torch
+
+    from cswap.engine.saved.packed import Token
+    from cswap.engine.saved.without_handle import SharedUse
+    from cswap.engine.state import EngineState
+
+
+class Sharing:
+    """The shared memory of one engine's tensors.
+
+    Attributes:
+        saved_again: position and bytes of tensors whose memory stays, because a leaf in it was
+            saved again.
+    """
+
+    def __init__(self, state: EngineState) -> None:
+        """Args: state: the engine's."""
+        self._lock, self._aliases, self._counters = state.lock, state.aliases, state.counters
+        self._reclaimer = state.reclaimer
+        self.saved_again: set[tuple[int, int]] = set()
+
+    def pack(self, token: Token, tensor: torch.Tensor) -> PackedView:
+        """The packed object of a tensor in the memory of this token."""
+        if not is_result(tensor):
+            token = self._pin(token, tensor)
+        with self._lock:
+            token.handle.views += 1
+        self._counters.share()
+        return PackedView(token, tensor)
+
+    @staticmethod
+    def use_of(token: Token, tensor: torch.Tensor) -> SharedUse | None:
+        """The shared use, if both may do without a handle the next time."""
+        shared_use = token.shared_use
+        if shared_use is None:
+            return None
+        if is_saved_again(tensor, token.handle.base, torch_dtype(token.handle.meta.dtype)):
+            shared_use.again = True
+            return shared_use
+        shared_use.seen = True
+        return None
+
+    def pin(self, token: Token) -> None:
+        """The memory stays anyway: no encoding, from the next step on from the beginning."""
+        handle = token.handle
+        if token.shared_use is not None:
+            token.shared_use.seen = True
+        self.saved_again.add((handle.position, handle.raw_nbytes))
+        handle.pinned = True
+        token.lane.executor.stop(handle)
+
+    def _pin(self, token: Token, tensor: torch.Tensor) -> Token:
+        # A leaf is saved again.
+        handle, lane = token.handle, token.lane
+        self.pin(token)
+        if handle.state is State.KEPT and not handle.must_round_trip:
+            return token
+        storage = tensor.untyped_storage()
+        mine = make_token(tensor, lane, storage)
+        mine.handle.pinned = True
+        mine.handle.site, mine.handle.step = handle.site, handle.step
+        self._reclaimer.watch(mine)
+        self._counters.admit(mine.handle.raw_nbytes)
+        self._counters.stay("saved_again", mine.handle.raw_nbytes)
+        with self._lock:
+            self._aliases.add(mine.handle, storage)
+        return mine

@@ -1,0 +1,81 @@
+"""What the advisor is told of an engine's steps: when one begins, times, bytes held."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from cswap.advisor.time_limit import Moment
+from cswap.engine.saved.packed import PackedView
+from cswap.engine.saved.without_handle import WithoutHandle
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from cswap.advisor.gains import Key
+    from cswap.engine.recipes import RecipeBook
+    from cswap.engine.saved.packed import Kept
+    from cswap.engine.state import EngineState
+
+
+class StepNotes:
+    """The notes of one engine.
+
+    Attributes:
+        reports: see `TimeLimit`; None: there is no limit.
+    """
+
+    def __init__(self, state: EngineState, book: RecipeBook) -> None:
+        """Args: state, book: the engine's."""
+        self._state, self._counters, self._order = state, state.counters, state.order
+        self._book = book
+        limit = state.advisor.limit
+        self.reports = None if limit is None else limit.reports
+        self._unseen_bytes = 0  # of modules without hooks, in a step that reports
+        self._ended = self._moment()
+
+    def begin(self) -> None:
+        """The first tensor of a step is being saved."""
+        self._unseen_bytes = 0
+        self._state.follower.begin_step()
+        exposed_s = self._counters.exposed_s + self._state.lanes.stalled_s
+        self._state.advisor.begin_step(exposed_s, (self._moment(), self._ended))
+
+    def end_backward(self) -> None:
+        """A backward has ended: a step's time is measured until then."""
+        self._ended = self._moment()
+
+    def saved(self, packed: Kept | PackedView | WithoutHandle) -> None:
+        """A tensor has been saved, in a step that reports.
+
+        Those that share another one's memory are no news.
+        """
+        reports, key = self.reports, None
+        if isinstance(packed, PackedView):
+            handle = packed.token.handle
+            if handle.views == 1 and handle.position == self._order.position - 1:
+                key = handle.position, handle.raw_nbytes
+        elif isinstance(packed, WithoutHandle):
+            if packed.first is None:
+                key = packed.position, packed.nbytes
+        else:
+            place = self._book.last_place
+            rest = None if place is None or place.shares else place.rest
+            key = None if rest is None else rest.limited
+        if key is not None and reports is not None:
+            reports.holds(key, self._counters.held_bytes + self._unseen_bytes)
+
+    def saved_unseen(self, tensors: Iterable[Key]) -> None:
+        """Tensors are saved without hooks, one after the other."""
+        reports = self.reports
+        if reports is not None and reports.wanted:
+            held_bytes = self._counters.held_bytes
+            for position, nbytes in tensors:
+                self._unseen_bytes += nbytes
+                reports.holds((position, nbytes), held_bytes + self._unseen_bytes)
+
+    def _moment(self) -> Moment:
+        counters = self._counters
+        counters.count_kept()
+        spent_s = counters.leaving_s, counters.staying_s, counters.beside_s
+        return Moment(time.perf_counter(), *spent_s, counters.packed - counters.n_unseen)
