@@ -21,26 +21,26 @@ from cswap.advisor import background_calibration as background
 from cswap.advisor import lossy_rules, options, time_limit
 from cswap.advisor.call_site import Site
 from cswap.advisor.candidates import RAW, LossyCandidates, lossless_candidates
+from cswap.advisor.cheapest import MARGIN, cheapest
 from cswap.advisor.cost import candidate
 from cswap.advisor.explore import trial_at
 from cswap.advisor.gains import Gain
 from cswap.advisor.live_costs import KEEP, REMAT, LiveCosts
 from cswap.advisor.lossy_fallback import Milder
+from cswap.advisor.named_codec import AUTO, NamedCodecs
 from cswap.advisor.pricing import make_pricing, static_codec
 from cswap.advisor.rates import HOOKS_S, LINK_BYTES_PER_S
 from cswap.advisor.site_history import Advice, Explanation, SiteMemory
 from cswap.advisor.time_limit import TimeLimit, patience_of
 from cswap.codecs.base import takes
 from cswap.codecs.registry import get_codec
-from cswap.codecs.tolerance import EXACT, needed_tolerance
+from cswap.codecs.tolerance import EXACT
 from cswap.profiler import LateProfile, profile
 from cswap.ranks import must_agree
-from cswap.schema.tensor import dtype_name
 
 if TYPE_CHECKING:
     import torch
 
-    from cswap.advisor.cost import Candidate
     from cswap.advisor.site_history import Learner
     from cswap.advisor.time_limit import Moment
     from cswap.config import SwapConfig
@@ -49,12 +49,6 @@ if TYPE_CHECKING:
 
 MAX_SITES: Final = 1 << 14
 """Call sites remembered; at one more, all are forgotten."""
-
-MARGIN: Final = 0.05
-"""Share by which a codec must be cheaper than leaving the tensor in place."""
-
-HYSTERESIS: Final = 0.05
-"""Share by which a codec must be cheaper than the codec in use."""
 
 WHY_KEPT: Final = {
     time_limit.NO_TIME: "the step's time limit, slowdown=",
@@ -68,9 +62,6 @@ EARLY: Final = "its values are not known yet"
 _BEFORE_PROFILE: Final = ("bitpack", "zvc", RAW)
 """Until a tensor's profile has arrived, the first of these codecs that takes it encodes it: they
 are fast and never enlarge a tensor by much."""
-
-_WORDS: Final = ("exactly", "almost exactly")
-"""By tolerance."""
 
 _SiteKey = tuple[int, str, "torch.dtype", int, int]
 
@@ -92,11 +83,10 @@ class Advisor:
         """
         options.check(config, plan)
         self._config = config
-        self._plan = plan
         self._pricing = make_pricing(config.policy)
-        self._static = static_codec(config.policy)
         self.may_use_lossy = options.may_use_lossy(config, plan)
         self.milder = Milder()
+        self._named = NamedCodecs(config, plan, static_codec(config.policy), self.milder)
         self.limit = TimeLimit.of(config)
         self._lock = threading.Lock()
         self._sites: dict[_SiteKey, SiteMemory] = {}
@@ -120,7 +110,7 @@ class Advisor:
 
     def forget_plan(self) -> None:
         """Decide without the plan from here on: the steps differ from the planned ones."""
-        self._plan = None
+        self._named.forget_plan()
         with self._lock:
             for memory in self._sites.values():
                 memory.stale = True  # an engine may remember its advice
@@ -347,8 +337,7 @@ class Advisor:
         return Advice(memory.codec, memory, costs)
 
     def _needs_profile(self, x: torch.Tensor, site: Site, position: int) -> bool:
-        forced, _ = self._forced(x, site, position)
-        return forced in (None, "auto")
+        return self._named.name(x, site, position)[0] in AUTO
 
     def explain(self) -> list[Explanation]:
         """The last decision of every call site, in the order of the step."""
@@ -379,12 +368,12 @@ class Advisor:
         tolerance: int,
         may_keep: bool,
     ) -> Explanation:
-        forced, reason = self._forced(x, site, position)
+        forced, reason = self._named.name(x, site, position)
         if callable(self._config.codec) and forced is None:
             taken = taken or profile(x)
             forced, reason = self._config.codec(taken), "the codec function said so"
-        if forced not in (None, "auto"):
-            name, why = self._admissible(str(forced), x, site.kind, tolerance=tolerance)
+        if forced not in AUTO:
+            name, why = self._named.admissible(str(forced), x, site.kind, tolerance=tolerance)
             if name is not None:
                 return Explanation(position, site, taken, (), name, reason)
             reason = why
@@ -408,34 +397,6 @@ class Advisor:
         pending = LateProfile(x)
         return pending.get() if self._may_adapt() else pending.wait()
 
-    def _forced(self, x: torch.Tensor, site: Site, position: int) -> tuple[str | None, str]:
-        decision = self._plan.decisions.get(position) if self._plan else None
-        if decision is not None and decision.codec is not None:
-            return decision.codec, "the plan says so"
-        if site.codec is not None:
-            return site.codec, "forced for this module"
-        option = self._config.codec
-        if isinstance(option, dict):
-            for key in (x.dtype, str(x.dtype), dtype_name(x.dtype)):
-                if key in option:
-                    return option[key], "forced for this dtype"
-        if isinstance(option, str) and option != "auto":
-            return option, "forced"
-        return self._static, "policy static"
-
-    def _admissible(
-        self, name: str, x: torch.Tensor, kind: str, *, tolerance: int
-    ) -> tuple[str | None, str]:
-        milder = self.milder.instead(name, x, kind)
-        if milder is None:
-            return None, f"{name} harmed gradients; "
-        name, codec = milder, get_codec(milder)
-        if not takes(codec, x.dtype, x.device.type):
-            return None, f"{name} does not take this dtype; "
-        if needed_tolerance(codec) > tolerance:
-            return None, f"{name} is lossy and this tensor must come back {_WORDS[tolerance]}; "
-        return name, ""
-
     def _cheapest(
         self,
         x: torch.Tensor,
@@ -457,11 +418,8 @@ class Advisor:
         ]
         priced = self._pricing.price(x, quotes, costs, tolerance=tolerance)
         candidates = tuple(sorted(priced, key=lambda c: c.cost_s))
-        best, why = candidates[0], self._pricing.reason
-        stay = next((c for c in candidates if c.codec == KEEP), None)
-        if stay is not None and best.cost_s > (1 - MARGIN) * stay.cost_s:
-            best, why = stay, f"nothing pays by {MARGIN:.0%}"
-        best, why = _unless_better(best, why, candidates, memory)
+        used = None if memory is None or memory.pending else memory.explanation.codec
+        best, why = cheapest(candidates, self._pricing.reason, used)
         gain = Gain(best.device_s, x.nbytes - best.nbytes, _alike(site, best.codec))
         self._note_gain(x.device.type, position, x.nbytes, gain)
         price = costs.price_s_per_byte
@@ -471,20 +429,6 @@ class Advisor:
 def _alike(site: Site, codec: str) -> tuple[str, str, str]:
     # Layers of a kind save tensors that take the same time.
     return site.kind, site.producer, codec
-
-
-def _unless_better(
-    best: Candidate, why: str, candidates: tuple[Candidate, ...], memory: SiteMemory | None
-) -> tuple[Candidate, str]:
-    # The codec in use stays in use unless the best is clearly cheaper.
-    used = None if memory is None or memory.pending else memory.explanation.codec
-    current = next((c for c in candidates if c.codec == used), None)
-    if current is None or current.codec == best.codec:
-        return best, why
-    margin = MARGIN if best.codec == KEEP else 0.0  # KEEP is best where none beats it by MARGIN
-    if (1 - HYSTERESIS) * current.cost_s < (1 - margin) * best.cost_s:
-        return current, f"no other is cheaper by {HYSTERESIS:.0%}"
-    return best, why
 
 
 def _is_far(x: torch.Tensor) -> bool:

@@ -11,9 +11,10 @@ import torch
 from cswap.advisor import advisor as module
 from cswap.advisor import lossy_rules as rules
 from cswap.advisor import site_history as memory_module
-from cswap.advisor.advisor import MARGIN, Advisor
+from cswap.advisor.advisor import Advisor
 from cswap.advisor.call_site import Site
 from cswap.advisor.candidates import foretold_ratio, lossy_candidates
+from cswap.advisor.cheapest import MARGIN
 from cswap.advisor.cost import candidate
 from cswap.advisor.live_costs import KEEP, LiveCosts
 from cswap.advisor.site_history import (

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cswap.advisor import correction, explore, live_costs
-from cswap.advisor.advisor import HYSTERESIS, MARGIN, Advisor
+from cswap.advisor.advisor import Advisor
 from cswap.advisor.call_site import Site
 from cswap.advisor.candidates import default_rate, predicted_ratio
+from cswap.advisor.cheapest import HYSTERESIS, MARGIN
 from cswap.advisor.correction import Correction, TimeCorrections
 from cswap.advisor.cost import candidate
 from cswap.advisor.live_costs import KEEP

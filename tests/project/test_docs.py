@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 import cswap
-from cswap.advisor.advisor import EARLY, HYSTERESIS, MARGIN
+from cswap.advisor.advisor import EARLY
+from cswap.advisor.cheapest import HYSTERESIS, MARGIN
 from cswap.advisor.pricing import PRICINGS
 from cswap.codecs import registry
 from cswap.stats.keep_reasons import REASONS, Reason
