@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 SLOWDOWN: Final = 1.1
 """Longest step over that without cswap, where nothing lossy is allowed and no option says more."""
 
+LOSSY_PATIENCE: Final = 2.0
+"""Factor of the price of a byte where a lossy codec is allowed: bytes matter more than time then."""
+
 LEAST_S: Final = 5e-3
 """Swapping may always take this long, in seconds: small models are slow for other reasons."""
 
@@ -84,13 +87,15 @@ def decided_by(config: SwapConfig) -> str | None:
 
 
 def patience_of(config: SwapConfig) -> float:
-    """Factor of the price of a byte, by ``slowdown``; at least 1.
+    """Factor of the price of a byte, by ``slowdown`` and ``lossy``; at least 1.
 
     A user who allows swapping three times as much time as by default pays three times as much time
     for a byte.
     """
-    if config.slowdown is None or config.fit is not None:
+    if config.fit is not None:
         return 1.0
+    if config.slowdown is None:
+        return 1.0 if config.lossy == "off" else LOSSY_PATIENCE
     return max(1.0, (config.slowdown - 1) / (SLOWDOWN - 1))
 
 

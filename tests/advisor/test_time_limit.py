@@ -15,6 +15,7 @@ from cswap.advisor.live_costs import KEEP
 from cswap.advisor.step_peak import ALIKE
 from cswap.advisor.time_limit import (
     LEAST_S,
+    LOSSY_PATIENCE,
     MEASURED_SHARE,
     NO_TIME,
     UNSEEN_S,
@@ -291,6 +292,8 @@ def test_who_asks_for_a_limit(options, limited):
         ({"slowdown": USUAL}, 1.0),
         ({"slowdown": 1 + 3 * (USUAL - 1)}, 3.0),
         ({"slowdown": 1.5, "fit": "min"}, 1.0),
+        ({"lossy": "int8"}, LOSSY_PATIENCE),
+        ({"lossy": "int8", "slowdown": USUAL}, 1.0),
     ],
 )
 def test_who_allows_more_time_holds_a_byte_for_worth_more(options, patience):
