@@ -48,7 +48,7 @@ SLOWDOWN: Final = 1.1
 """Longest step over that without cswap, where nothing lossy is allowed and no option says more."""
 
 LOSSY_PATIENCE: Final = 2.0
-"""Factor of the price of a byte where a lossy codec is allowed: bytes matter more than time then."""
+"""Factor of the price of a byte where a lossy codec is allowed: bytes matter more there."""
 
 LEAST_S: Final = 5e-3
 """Swapping may always take this long, in seconds: small models are slow for other reasons."""
