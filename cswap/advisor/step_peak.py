@@ -12,12 +12,6 @@ own encoding out of its own sum. So the tensor that was saved last should stay. 
 late tensors in a network whose first layers are the largest: the peak comes when backward reaches
 those. To encode such a tensor takes time and lowers no peak.
 
-Some nodes ask for many tensors at once: the backward of a compiled graph asks for all of its own.
-They all come back beside all of their encodings, which autograd holds until the node has run. So
-they count in one sum, that of the node's last tensor. A node with many tensors stands for many
-operators, and holds the gradients that it computes on the way. So a model that is compiled as one
-graph has its lowest peak if all of its tensors stay.
-
 For a given peak, tensors stay in the order of seconds for a byte, as long as no sum exceeds the
 peak. The constraints are nested (a tensor adds to all sums after its own), so this greedy choice is
 close to the best one. The peak is the lowest for which the tensors that leave keep the limit of
@@ -25,6 +19,14 @@ time; bisection finds it.
 
 All of this takes for granted that backward comes next. Where it does not (two forwards and then
 their backward, pipelines of micro-batches), late tensors wait as long as early ones.
+
+Note [nodes with many tensors]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+The backward of a compiled graph asks for all of its tensors at once. They all come back beside all
+of their encodings, which autograd holds until the node has run, and beside the gradients that the
+node's many operators compute. So they count in one sum, that of the node's last tensor. A model
+that is compiled as one graph has its lowest peak if all of its tensors stay. Tensors of a node with
+few count one by one, as those of other nodes do, and without gradients.
 """
 
 from __future__ import annotations
@@ -46,9 +48,6 @@ if TYPE_CHECKING:
 ALIKE: Final = 1.3
 """Factor between the seconds for a byte of two tensors up to which their order decides."""
 
-MANY: Final = 8
-"""From so many tensors on that a node asks for, the gradients that it computes count, too."""
-
 ROUNDS: Final = 12
 """Rounds of bisection: the peak is within 1/4096 of the range."""
 
@@ -61,8 +60,8 @@ class Leaver(NamedTuple):
         nbytes: of the tensor.
         gain: bytes fewer that are held while it is away.
         seconds: that its leaving and coming back take.
-        returns: moment of the last tensor that the same node of backward asks for; its own, if it
-            is the only one.
+        returns: moment at which it counts as back: its own, or that of the last tensor of a node
+            with many.
     """
 
     moment: int
@@ -127,7 +126,7 @@ class StepPeak:
     def _add_gradients(self) -> None:
         n_of_node = Counter(leaver.returns for leaver in self._leavers)
         for leaver in self._leavers:
-            if n_of_node[leaver.returns] >= MANY:
+            if n_of_node[leaver.returns] > 1:
                 self._sums[leaver.returns] += leaver.nbytes
 
     def within(self, limit_s: float) -> Choice:

@@ -6,16 +6,21 @@ In one step of `LOOK_EVERY`, the engine says how many bytes it holds after each 
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cswap.advisor.gains import UNUSED, Key
 from cswap.advisor.step_peak import Leaver
 
 if TYPE_CHECKING:
-    from cswap.advisor.gains import Gains
+    from cswap.advisor.gains import Gain, Gains
 
 LOOK_EVERY: Final = 4
 """In one step of so many, the bytes that are held are noted tensor by tensor."""
+
+MANY: Final = 8
+"""A node that asks for so many tensors stands for many operators: Note [nodes with many tensors] in
+step_peak.py."""
 
 KNOWN_SHARE: Final = 0.9
 """Share of the tensors worth their time that such a step has to meet, or it says too little."""
@@ -110,15 +115,21 @@ class StepReports:
             return None
         held, keys, leavers, stay_bytes = [], list[Key](), list[Leaver](), 0.0
         recent = gains.recent()
-        moments = {position: index for index, ((position, _), _) in enumerate(self._last)}
+        returns = self._returns(recent)
         for index, (key, held_bytes) in enumerate(self._last):
             gain = recent.get(key)
             if gain is not None:
+                at = returns.get(gain.returns_at, index)
                 keys.append(key)
-                returns = moments.get(gain.returns_at, index)
-                leavers.append(Leaver(index, key[1], gain.nbytes, gain.expected_s, returns))
+                leavers.append(Leaver(index, key[1], gain.nbytes, gain.expected_s, at))
                 stay_bytes += gain.nbytes if key in staying else 0
             held.append(held_bytes - stay_bytes)
         if not keys or len(keys) < KNOWN_SHARE * len(recent):
             return None
         return Look(held, leavers, keys)
+
+    def _returns(self, recent: dict[Key, Gain]) -> dict[int, int]:
+        # By position of the last tensor of a node that asks for many: the moment of that tensor.
+        counts = Counter(recent[key].returns_at for key, _ in self._last if key in recent)
+        moments = {position: index for index, ((position, _), _) in enumerate(self._last)}
+        return {last: moments[last] for last, n in counts.items() if n >= MANY and last in moments}

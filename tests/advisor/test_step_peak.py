@@ -19,8 +19,10 @@ def peak_of(held, leavers, staying):
         for n, leaver in enumerate(leavers):
             if n in staying and leaver.moment <= moment:
                 here += leaver.gain
-            if n not in staying and leaver.returns == moment:  # decoded beside its encoding
-                here += leaver.nbytes
+            if leaver.returns == moment:
+                many = sum(other.returns == moment for other in leavers) > 1
+                here += leaver.nbytes * many  # its gradient
+                here += leaver.nbytes * (n not in staying)  # decoded beside its encoding
         peak = max(peak, here)
     return peak
 
@@ -117,5 +119,5 @@ def test_all_tensors_of_a_single_node_stay():
     leavers = [leaver._replace(returns=5) for leaver in leavers]
     choice = StepPeak(held, leavers).within(math.inf)
     assert choice.staying == set(range(6))
-    assert choice.peak_bytes == 6 * 8 * MIB
+    assert choice.peak_bytes == 2 * 6 * 8 * MIB  # with their gradients
     assert not choice.limited
