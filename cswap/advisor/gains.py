@@ -55,7 +55,8 @@ class Gain:
         alike: equal for tensors that take the same time if they have as many bytes; None: unlike
             all others.
         used: number of the last step in which the tensor could have left.
-        returns_at: position of the last tensor that the same node of backward asks for.
+        returns_at: position of the last tensor that the same node of backward asks for, as far as
+            the engine has reported.
         measured: time of those that are alike.
     """
 
@@ -115,11 +116,20 @@ class Gains:
         if gain is not None:
             gain.used = self.step
 
-    def returned(self, keys: list[Key]) -> None:
-        """One node of backward has asked for these tensors."""
-        last = max(position for position, _ in keys)
-        for gain in filter(None, map(self._gains.get, keys)):
-            gain.returns_at = max(gain.returns_at, last)
+    def returned(self, nodes: Iterable[list[Key]]) -> None:
+        """Each of these nodes of backward has asked for these tensors.
+
+        Tensors that stay may be asked for unseen. So a tensor's last node is forgotten only if all
+        tensors of that node have been asked for by nodes that were seen.
+        """
+        lists = [keys for keys in nodes if keys]
+        seen = {key for keys in lists for key in keys}
+        unseen_at = {gain.returns_at for key, gain in self._gains.items() if key not in seen}
+        for keys in lists:
+            last = max(position for position, _ in keys)
+            for gain in filter(None, map(self._gains.get, keys)):
+                stands = gain.returns_at in unseen_at
+                gain.returns_at = max(gain.returns_at, last) if stands else last
 
     def recent(self) -> dict[Key, Gain]:
         """Those of tensors that came in the last `UNUSED` steps."""

@@ -177,9 +177,10 @@ class StepPeak:
     def _own_and_later(sums: Sums, leaver: Leaver) -> tuple[float, float]:
         # The sum in which the leaver comes back, and the largest other one from its moment on.
         moment, returns = leaver.moment, leaver.returns
-        until = float(sums[moment:returns].max(initial=-math.inf))
         later = float(sums[returns + 1 :].max(initial=-math.inf))
-        return float(sums[returns]), max(until, later)
+        if returns > moment:  # as few are
+            later = max(later, float(sums[moment:returns].max()))
+        return float(sums[returns]), later
 
     @staticmethod
     def _let_stay(sums: Sums, leaver: Leaver) -> None:

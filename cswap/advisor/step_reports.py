@@ -6,14 +6,18 @@ In one step of `LOOK_EVERY`, the engine says how many bytes it holds after each 
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from cswap.advisor.gains import UNUSED, Key
 from cswap.advisor.step_peak import Leaver
 
 if TYPE_CHECKING:
     from cswap.advisor.gains import Gain, Gains
+
+Node: TypeAlias = tuple[int, int]
+"""torch's numbers of a backward, and of a node in it. Nodes that several threads made may have the
+same number; then they count as one."""
 
 LOOK_EVERY: Final = 4
 """In one step of so many, the bytes that are held are noted tensor by tensor."""
@@ -47,16 +51,21 @@ class Look(NamedTuple):
         """Most bytes that are held after a tensor, if every leaver leaves."""
         return max(self.held)
 
+    @property
+    def keys_and_nodes(self) -> tuple[int, list[int]]:
+        """Number of the leavers, and when they count as back."""
+        return len(self.keys), [leaver.returns for leaver in self.leavers]
+
     def differs(self, other: Look | None) -> bool:
         """Whether it is of other tensors than another one; None: there is no other one."""
-        if other is None or len(self.keys) != len(other.keys):
+        if other is None or self.keys_and_nodes != other.keys_and_nodes:
             return True
         now, before = self.largest_bytes, other.largest_bytes
         return abs(now - before) > CHANGED * max(now, before)
 
 
 class StepReports:
-    """The reports of one engine.
+    """The reports of one engine. `holds` and `asked` are called from any thread, without a lock.
 
     Attributes:
         wanted: whether the step that runs reports.
@@ -67,8 +76,8 @@ class StepReports:
         self.wanted = False
         self.saved: list[tuple[Key, int]] = []
         self._last: list[tuple[Key, int]] = []  # the last report that is complete
-        self._asked: dict[int, list[Key]] = {}  # by node
-        self._backward_is_next = 0  # step from which that may be taken for granted
+        self._asked: list[tuple[Node, Key]] = []
+        self._trusted_from = 0  # step from which backward comes next
 
     def holds(self, key: Key, held_bytes: int) -> None:
         """A tensor has been saved. Args: key: of it; held_bytes: for saved tensors, now."""
@@ -77,24 +86,26 @@ class StepReports:
             saved = self.saved = []  # of another forward
         saved.append((key, held_bytes))
 
-    def asked(self, key: Key, node: int) -> None:
-        """A node of backward has asked for a tensor that had left."""
-        self._asked.setdefault(node, []).append(key)
+    def asked(self, key: Key, node: Node) -> None:
+        """A node of backward has asked for a tensor that has a handle, or has left without one."""
+        self._asked.append((node, key))
 
     def begin_step(self, gains: Gains) -> None:
         """A step begins: the reports of the last one, if it made some, are complete."""
         if self.wanted:
             self._last, self.saved = self.saved, []
-            asked, self._asked = self._asked, {}
-            for keys in asked.values():
-                gains.returned(keys)  # of those that stay, the last report remains
+            asked, self._asked = tuple(self._asked), []
+            nodes: defaultdict[Node, list[Key]] = defaultdict(list)
+            for node, key in asked:
+                nodes[node].append(key)
+            gains.returned(nodes.values())
 
     def distrust(self, step: int) -> None:
         """A forward has begun before the backward of the last one. Args: step: its number.
 
         Late tensors wait as long as early ones.
         """
-        self._backward_is_next = step + UNUSED
+        self._trusted_from = step + UNUSED
         self._last = []
 
     def forget(self) -> None:
@@ -111,7 +122,7 @@ class StepReports:
         Returns:
             None: it met too few of the tensors that could leave, or says nothing of the peak.
         """
-        if gains.step < self._backward_is_next:
+        if gains.step < self._trusted_from:
             return None
         held, keys, leavers, stay_bytes = [], list[Key](), list[Leaver](), 0.0
         recent = gains.recent()

@@ -48,7 +48,7 @@ SLOWDOWN: Final = 1.1
 """Longest step over that without cswap, where nothing lossy is allowed and no option says more."""
 
 LOSSY_PATIENCE: Final = 2.0
-"""Factor of the price of a byte where a lossy codec is allowed: bytes matter more there."""
+"""Factor of the price of a byte with a lossy codec and without ``slowdown``: bytes matter more."""
 
 LEAST_S: Final = 5e-3
 """Swapping may always take this long, in seconds: small models are slow for other reasons."""
@@ -90,7 +90,8 @@ def patience_of(config: SwapConfig) -> float:
     """Factor of the price of a byte, by ``slowdown`` and ``lossy``; at least 1.
 
     A user who allows swapping three times as much time as by default pays three times as much time
-    for a byte.
+    for a byte. One who allows a lossy codec and says nothing of time pays `LOSSY_PATIENCE` times as
+    much; an explicit ``slowdown`` counts alone.
     """
     if config.fit is not None:
         return 1.0
@@ -120,7 +121,7 @@ class Moment(NamedTuple):
 class TimeLimit:
     """Says which tensors of a step have to stay, so that swapping keeps a limit of its time.
 
-    Not thread-safe: the advisor holds its lock, except for `keeps` and `took`.
+    Not thread-safe: the advisor holds its lock, except for `keeps`, `took` and the reports.
 
     Attributes:
         staying: position and bytes of each tensor that has to stay.

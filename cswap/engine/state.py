@@ -61,7 +61,8 @@ class EngineState:
             that was made for its last tensor.
         note_time: is told position, bytes and seconds of each tensor that has left and come back;
             None: nobody wants to know.
-        backward_is_next: a step has begun, and its backward has not asked for a tensor.
+        backward_is_next: a call of a model has begun a step, and backward has not asked for a
+            tensor since.
         interrupted: an interrupt has ended our code somewhere: sums may be off by one tensor.
     """
 

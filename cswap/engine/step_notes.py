@@ -35,7 +35,7 @@ class StepNotes:
         self._ended = self._moment()
 
     def begin(self) -> None:
-        """The first tensor of a step is being saved."""
+        """The first tensor of a step is being saved: the step begins, for a plan, too."""
         self._unseen_bytes = 0
         self._state.follower.begin_step()
         exposed_s = self._counters.exposed_s + self._state.lanes.stalled_s

@@ -65,7 +65,7 @@ class Unpacker:
         if isinstance(packed, Kept):
             if chooser is not None:
                 chooser.used()
-            if self._state.backward_is_next:
+            if self._state.backward_is_next and _current_backward() != NO_BACKWARD:
                 self._begin_backward()
             version = packed.version
             if version >= 0 and packed.tensor._version != version:  # noqa: SLF001
@@ -220,9 +220,8 @@ class Unpacker:
 
     def _begin_backward(self) -> None:
         # The last tensors of forward often stay, and nothing else is asked for at its peak.
-        if _current_backward() != NO_BACKWARD:
-            self._state.backward_is_next = False
-            self._state.lanes.trim_scratch()  # nothing is encoded in backward
+        self._state.backward_is_next = False
+        self._state.lanes.trim_scratch()  # nothing is encoded in backward
 
     def _note_backward(self) -> None:
         # Once per backward: when it ends, all that its graph held is gone.
@@ -238,7 +237,7 @@ class Unpacker:
 def _note_asked(reports: StepReports, key: Key) -> None:
     node = _current_node()
     if node is not None:  # else somebody looks at a node, outside of a backward
-        reports.asked(key, node._sequence_nr())  # noqa: SLF001
+        reports.asked(key, (_current_backward(), node._sequence_nr()))  # noqa: SLF001
 
 
 def _copies_of(lane: Lane) -> LinkCopies:

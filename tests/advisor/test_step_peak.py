@@ -121,3 +121,14 @@ def test_all_tensors_of_a_single_node_stay():
     assert choice.staying == set(range(6))
     assert choice.peak_bytes == 2 * 6 * 8 * MIB  # with their gradients
     assert not choice.limited
+
+
+def test_a_node_with_many_tensors_holds_their_gradients():
+    # Those of the node: 8 of 8 bytes, encoded in 4. Then one of 100 that cannot leave.
+    held = [4 * (n + 1) for n in range(8)]
+    alone = [Leaver(n, 8, 4, 1.0, n) for n in range(8)]
+    assert StepPeak([*held, held[-1] + 100], alone).within(math.inf).peak_bytes == 132
+    together = [leaver._replace(returns=7) for leaver in alone]
+    choice = StepPeak([*held, held[-1] + 100], together).within(math.inf)
+    assert len(choice.needless) in (3, 4)  # 32 + 64 + 64 in the node's sum: 160, 4 less for each
+    assert choice.peak_bytes == 148
