@@ -51,7 +51,7 @@ def main(
     where = environment("advisor")
     with tempfile.TemporaryDirectory() as folder:
         os.environ["CSWAP_CACHE_DIR"] = folder  # a fresh calibration, and no stored one
-        result = {"kind": "advisor", "version": 1, "environment": where, **measure(quick=quick)}
+        result = {"kind": "advisor", "version": 2, "environment": where, **measure(quick=quick)}
     write(out, result)
     draw(result["cells"], out.with_suffix(".png"))
     console = Console()

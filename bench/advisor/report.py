@@ -52,13 +52,13 @@ def tables(result: dict[str, Any]) -> Iterator[Table]:
         table.add_row(codec, *share, f"{found['tensors']:.0f}")
     yield table
     table = Table(title="Training on this CPU: auto against every codec forced")
-    for column in ("model", "codec", "cost ms", "codecs ms", "hooks ms", "MiB held", "step ms"):
+    for column in ("model", "codec", "cost ms", "codecs ms", "hooks ms", "peak MiB", "step ms"):
         table.add_column(column)
     for model, rows in result["training"].items():
         for codec, found in rows.items():
             times = (f"{1e3 * found[key]:.2f}" for key in ("cost_s", "device_s", "hooks_s"))
-            held = f"{found['held_bytes'] / 2**20:.1f}"
-            table.add_row(model, codec, *times, held, f"{found['step_ms']:.1f}")
+            peak = f"{found['peak_bytes'] / 2**20:.1f}"
+            table.add_row(model, codec, *times, peak, f"{found['step_ms']:.1f}")
     yield table
     yield Table(title=f"Deciding: {result['decision_us']:.1f} us per tensor")
 
