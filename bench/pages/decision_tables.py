@@ -44,11 +44,11 @@ def forced_table() -> str:
         [
             f"{model} `{codec}`",
             *(f"{1e3 * r[key]:.1f}" for key in ("cost_s", "device_s", "hooks_s")),
-            f"{r['held_bytes'] / MIB:.1f}",
+            f"{r['peak_bytes'] / MIB:.1f}",
         ]
         for model, found in data["training"].items()
         for codec, r in found.items()
     ]
-    headings = ["model, codec", "cost of a step, ms", "codecs, ms", "hooks, ms", "held, MiB"]
+    headings = ["model, codec", "cost of a step, ms", "codecs, ms", "hooks, ms", "peak, MiB"]
     decided = f"Deciding took {data['decision_us']:.1f} us per tensor, samples included. "
     return as_markdown(headings, rows) + "\n\n" + decided + where(data, "advisor.json")
