@@ -17,9 +17,9 @@ pytest.importorskip("scipy")
 from rich.console import Console
 from typer.testing import CliRunner
 
+import cswap
 from bench.__main__ import app
 from cswap.errors import ConfigError
-import cswap
 from cswap.experiments.accuracy import confirm, gradients, pictures, report, schedule
 from cswap.experiments.accuracy.latency import raw_s, swap_s
 from cswap.experiments.accuracy.margins import MARGINS, margin_of, stated
