@@ -52,13 +52,18 @@ class Look(NamedTuple):
         return max(self.held)
 
     @property
-    def keys_and_nodes(self) -> tuple[int, list[int]]:
-        """Number of the leavers, and when they count as back."""
-        return len(self.keys), [leaver.returns for leaver in self.leavers]
+    def returns(self) -> list[int]:
+        """Of each leaver, the moment at which it counts as back."""
+        return [leaver.returns for leaver in self.leavers]
+
+    @property
+    def together(self) -> list[int]:
+        """The same, of those that come back with others of their node, which are later."""
+        return [leaver.returns for leaver in self.leavers if leaver.returns > leaver.moment]
 
     def differs(self, other: Look | None) -> bool:
-        """Whether it is of other tensors than another one; None: there is no other one."""
-        if other is None or self.keys_and_nodes != other.keys_and_nodes:
+        """Whether it is of other tensors or nodes than another one; None: there is no other one."""
+        if other is None or len(self.keys) != len(other.keys) or self.together != other.together:
             return True
         now, before = self.largest_bytes, other.largest_bytes
         return abs(now - before) > CHANGED * max(now, before)

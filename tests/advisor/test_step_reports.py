@@ -34,10 +34,6 @@ class Step:
         return self.reports.look(self.gains, staying)
 
 
-def returns_of(look):
-    return [leaver.returns for leaver in look.leavers]
-
-
 def one_by_one(n):
     return [[position] for position in reversed(range(n))]
 
@@ -45,8 +41,8 @@ def one_by_one(n):
 def test_tensors_of_a_node_with_many_come_back_together_and_those_of_others_do_not():
     step = Step(MANY + 3)
     few = [list(range(MANY + 1, MANY + 3)), [MANY], list(range(MANY))]
-    assert returns_of(step.reported(few)) == [*(MANY * [MANY - 1]), MANY, MANY + 1, MANY + 2]
-    assert returns_of(step.reported(one_by_one(MANY + 3))) == list(range(MANY + 3))
+    assert step.reported(few).returns == [*(MANY * [MANY - 1]), MANY, MANY + 1, MANY + 2]
+    assert step.reported(one_by_one(MANY + 3)).returns == list(range(MANY + 3))
 
 
 def test_what_is_known_of_a_node_stands_while_its_tensors_stay():
@@ -55,7 +51,7 @@ def test_what_is_known_of_a_node_stands_while_its_tensors_stay():
     every = frozenset((position, MIB) for position in range(MANY))
     for staying in (every, every - {(0, MIB)}):
         look = step.reported(one_by_one(MANY), staying)
-        assert returns_of(look) == MANY * [MANY - 1]
+        assert look.returns == MANY * [MANY - 1]
         assert look.held == [MIB // 2 * (n + 1) for n in range(MANY)]
 
 
@@ -96,3 +92,5 @@ def test_one_thread_begins_a_step_while_another_is_in_backward(threads_switch_of
     finally:
         ends.set()
         thread.join()
+    # Each node asked for one tensor, and none was noted with another's.
+    assert [gain.returns_at for _, gain in step.gains.all()] == list(range(MANY))
