@@ -2,21 +2,12 @@
 
 `cswap.remat` finds which tensors can be computed again, and how. This module decides whether to.
 
-Note [a chain is tried once]
-~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-Where a call site saves the result of a chain of operators for the first time, the chain runs at
-once and is compared with the tensor, bit by bit. So a chain whose kernels are not repeatable on
-this machine is never used, nor one in whose values somebody wrote behind autograd's back. The try
-also says how long it takes. From then on the chain is trusted at this call site. A machine that was
-busy then says too long a time: where nothing was worth its time, the chain is timed once more
-whenever the tensor has rested (Note [a tensor that rests]), and the shorter time counts.
-
 Note [inputs of a chain]
 ~~~~~~~~~~~~~~~~~~~~~~~~
 An input is a packed object: it comes back as it does for its own operator. That operator runs its
-backward a little later and asks for it again, so a decoded input waits for that, within the bounds
-of memory decoded ahead. An input serves only tensors that forgive as large an error as it does
-(Note [three tolerances] in cswap/codecs/tolerance.py).
+backward a little later and asks for it again, so an input that was decoded or computed waits for
+that, within the bounds of memory decoded ahead. An input serves only tensors that forgive as large
+an error as it does (Note [three tolerances] in cswap/codecs/tolerance.py).
 
 Note [products are for goals]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -33,20 +24,19 @@ an input that may come back in new memory has to begin where new memory may begi
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from cswap.codecs.tolerance import EXACT, FINE
+from cswap.engine.order.step_order import NO_BACKWARD
 from cswap.engine.saved.copied import Copied
 from cswap.engine.saved.encoded import Encoded
 from cswap.engine.saved.packed import Kept, KeptParameter, PackedView
 from cswap.engine.saved.recomputed import Recomputed
 from cswap.engine.saved.without_handle import WithoutHandle
-from cswap.errors import CswapError
-from cswap.ranks import must_agree
+from cswap.engine.trials import Trials
 from cswap.remat.finder import Finder
-from cswap.remat.record import Layout, same_bits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,65 +45,40 @@ if TYPE_CHECKING:
     from cswap.engine.recipes import Place
     from cswap.engine.saved.eligibility import OwnedStorages
     from cswap.engine.saved.packed import Token
+    from cswap.engine.saved.results import Results
     from cswap.engine.transfer.handle import Handle
     from cswap.remat.record import Remat
     from cswap.stats.counters import Counters
 
-PASS_BYTES_PER_S: Final = {"cpu": 4e9, "cuda": 1.5e12}
-"""Rate at which an elementwise operator reads or writes memory: assumed, not measured."""
-
-OPERATOR_S: Final = 1e-5
-"""Time of calling an operator: assumed, not measured."""
-
 GOAL_DEPTH: Final = 4
 """Largest number of operators in a row for a goal: a norm, a product and a gated activation."""
 
-NEAR: Final = 0.2
-"""Relative error up to which a result of rounded inputs counts as the tensor; int4's is 0.12."""
-
-N_RUNS: Final = 2
-"""Runs of a chain that are timed, of which the shorter counts: a busy machine delays some."""
-
-MOST_TRIALS: Final = 1 << 14
-"""Call sites that are remembered; a model whose shapes always change would fill the memory."""
-
-_Key = tuple[str, str, Layout]
-
 _clock = time.perf_counter
-
-
-class Trial(NamedTuple):
-    """How a chain did at its call site.
-
-    Attributes:
-        agrees: whether it gave the tensor's bits.
-        seconds: that it took, or an estimate where that is not measured.
-    """
-
-    agrees: bool
-    seconds: float
+_current_backward = torch._C._current_graph_task_id  # noqa: SLF001
 
 
 class Recomputer:
     """Decides for one engine which saved tensors are computed again, and computes them.
 
     Attributes:
-        refused: number of trials that disagreed where one had agreed.
+        trials: of chains.
         inputs_s: seconds, since somebody set this to 0, in which inputs were brought back. They are
             these tensors' time, not that of the tensor that was asked for. Threads share it without
             a lock: a wrong time does little harm.
     """
 
-    def __init__(self, counters: Counters, advisor: Advisor, owned: OwnedStorages) -> None:
-        """Args: counters, advisor, owned: the engine's."""
+    def __init__(
+        self, counters: Counters, advisor: Advisor, owned: OwnedStorages, results: Results
+    ) -> None:
+        """Args: counters, advisor, owned, results: the engine's."""
         self._counters, self._advisor, self._owned = counters, advisor, owned
+        self._results = results
         kept = frozenset({Kept, KeptParameter})
         goal: dict[str, Any] = {"max_depth": GOAL_DEPTH, "products": True}
         depths = (_depth_of_exact, _depth_of_fine, _depth_of)  # by tolerance
         self._finders = tuple(Finder(depth, held=kept) for depth in depths)
         self._goal_finders = tuple(Finder(depth, held=kept, **goal) for depth in depths)
-        self._trials: dict[_Key, Trial] = {}
-        self.refused = 0
+        self.trials = Trials(counters, lambda remat: self._bring(remat, again=False))
         self.inputs_s = 0.0
         self.note_ready: Callable[[Token], None] = lambda _: None
 
@@ -172,7 +137,7 @@ class Recomputer:
             return self._is_worth(token, fresh=fresh)
         handle = token.handle
         price = self._advisor.price(token.lane.device.kind)
-        now = handle.position, price, self.refused
+        now = handle.position, price, self.trials.refused
         if place.worth_at == now:  # nothing has changed since
             return True
         worth = self._is_worth(token, fresh=fresh)
@@ -180,7 +145,7 @@ class Recomputer:
         return worth
 
     def _is_worth(self, token: Token, *, fresh: bool) -> bool:
-        handle, trial = token.handle, self._tried(token, again=fresh)
+        handle, trial = token.handle, self.trials.of(token, again=fresh)
         return (
             trial is not None
             and trial.agrees
@@ -196,26 +161,8 @@ class Recomputer:
 
     def seconds(self, token: Token) -> float | None:
         """Seconds that computing the token's tensor again takes; None: it cannot be."""
-        trial = self._tried(token)
+        trial = self.trials.of(token)
         return trial.seconds if trial is not None and trial.agrees else None
-
-    def _tried(self, token: Token, *, again: bool = False) -> Trial | None:
-        # See Note [a chain is tried once]; None: there is no chain.
-        handle, remat = token.handle, token.remat
-        if remat is None or handle.site is None:
-            return None
-        key = handle.site.scope, remat.formula.operator, remat.formula.layout
-        trial = self._trials.get(key)
-        if trial is None:
-            if len(self._trials) >= MOST_TRIALS:
-                self._trials.clear()
-            trial = self._trials[key] = self._try(token, remat)
-        elif again and trial.agrees:
-            latest = self._try(token, remat)
-            seconds = min(trial.seconds, latest.seconds)
-            trial = self._trials[key] = Trial(latest.agrees, seconds)
-            self.refused += not latest.agrees
-        return trial
 
     def run(self, remat: Remat) -> torch.Tensor:
         """The tensor's memory, computed again, with the layout of `Formula.layout`.
@@ -225,17 +172,6 @@ class Recomputer:
             CorruptEncodingError: an input did not come back as it was stored.
         """
         return remat.run(*self._bring(remat, again=True))
-
-    def bring_back(self, packed: WithoutHandle) -> torch.Tensor:
-        """The saved tensor of an object without a handle, computed again or decoded.
-
-        Raises:
-            RuntimeError: autograd's own, if it or an input was modified in place since it was
-                saved.
-            CorruptEncodingError: an input did not come back as it was stored.
-        """
-        packed.check()
-        return packed.view_of(self.memory(packed.first or packed))
 
     def memory(self, first: WithoutHandle) -> torch.Tensor:
         """The memory of an object without a handle, computed again or decoded.
@@ -279,8 +215,7 @@ class Recomputer:
             start_s, before_s, self.inputs_s = _clock(), self.inputs_s, 0.0
             owner: WithoutHandle | Handle
             if isinstance(packed, WithoutHandle):
-                packed.shared_use.seen = packed.shared_use.seen or again
-                inputs.append(self.bring_back(packed))
+                inputs.append(self._bring_back(packed, again=again))
                 owner = packed.first or packed
             else:
                 assert isinstance(packed, PackedView)  # see _depth_of
@@ -293,39 +228,35 @@ class Recomputer:
             self.inputs_s = before_s + took_s
         return inputs, exact
 
+    def _bring_back(self, packed: WithoutHandle, *, again: bool) -> torch.Tensor:
+        # See Note [inputs of a chain].
+        first = packed.first or packed
+        packed.check()
+        memory = first.waiting()
+        if memory is None:
+            memory = self.memory(first)
+            if again:
+                self._lend(first, memory)
+        return packed.view_of(memory)
+
+    def _lend(self, first: WithoutHandle, memory: torch.Tensor) -> None:
+        if isinstance(first, Copied):
+            first.shared_use.seen = True  # a handle can be brought back ahead
+        elif _current_backward() != NO_BACKWARD:  # else somebody looks at a node
+            self._results.lend(first, memory)
+
     def _input(self, packed: PackedView, *, again: bool) -> torch.Tensor:
         # See Note [inputs of a chain].
         token = packed.token
         if token.handle.modified():
             packed.raise_modified()
-        if again and token.shared_use is not None:
-            token.shared_use.seen = True
+        if again and token.shared_use is not None and token.lane.overlaps:
+            # See `_lend`: without a handle it would be a copy.
+            token.shared_use.seen = token.shared_use.seen or not token.handle.recomputed
         memory, own = token.lane.executor.memory(token.handle, again=again)
         if again and not own:
             self.note_ready(token)
         return packed.rebuild(memory, own=own)
-
-    def _try(self, token: Token, remat: Remat) -> Trial:
-        # See Note [a chain is tried once].
-        source = token.source
-        if source is None:
-            return Trial(agrees=False, seconds=0.0)
-        try:
-            inputs, exact = self._bring(remat, again=False)
-            result = _flat(remat.run(inputs, exact))
-            source = token.handle.elements(source)
-            agrees = same_bits(result, source) or (not exact and _is_near(result, source))
-            estimated = (
-                source.is_cuda or not exact or must_agree(lossy=token.handle.tolerance != EXACT)
-            )
-            if estimated and not remat.formula.product:
-                seconds = _estimated(remat, token)
-            else:
-                seconds = min(_timed(remat, inputs, exact) for _ in range(N_RUNS))
-        except (RuntimeError, CswapError) as error:
-            self._counters.fall_back("remat", error)
-            return Trial(agrees=False, seconds=0.0)
-        return Trial(agrees, seconds)
 
 
 def _depth_of(packed: object) -> int | None:
@@ -367,33 +298,3 @@ def _is_aligned(packed: object) -> bool:
         return packed.token.handle.aligned
     first = packed.first or packed if isinstance(packed, WithoutHandle) else packed
     return not isinstance(first, (Encoded, Copied)) or first.aligned
-
-
-def _is_near(result: torch.Tensor, source: torch.Tensor) -> bool:
-    # From inputs that a codec has rounded: near enough to be the same operators' result.
-    error = (result.double() - source.double()).norm()
-    return bool(error <= NEAR * source.double().norm())
-
-
-def _estimated(remat: Remat, token: Token) -> float:
-    # Where the host has only issued the work, and where a choice changes values: those are not to
-    # depend on how busy the machine is, unless a goal decides, by measured times.
-    nbytes = remat.formula.passes * token.handle.raw_nbytes
-    return nbytes / PASS_BYTES_PER_S[token.lane.device.kind] + OPERATOR_S * len(remat.formula.steps)
-
-
-def _timed(remat: Remat, inputs: list[torch.Tensor], exact: bool) -> float:
-    start = _now(remat)
-    remat.run(inputs, exact)
-    return _now(remat) - start
-
-
-def _now(remat: Remat) -> float:
-    # A GPU runs behind the host: it is waited for, where a product is met first.
-    if remat.formula.layout.device.type == "cuda":
-        torch.cuda.synchronize(remat.formula.layout.device)
-    return time.perf_counter()
-
-
-def _flat(x: torch.Tensor) -> torch.Tensor:
-    return x.as_strided((x.numel(),), (1,), 0)

@@ -5,9 +5,10 @@ Note [computed again without a handle]
 A tensor that is computed again holds no bytes: nothing is to be given back when it goes. Its handle
 serves other tensors that use the same memory, and the decision between ways to hold the tensor. So
 where the last tensor of a place was computed again, and nobody else needed its handle, the next
-one gets a `Recomputed` and no handle, no token and no entry in a table. The graph around it is read
-again (Note [a formula is recognised] in reads.py). If a read differs, if the price of a byte has
-changed, or if the limit of the step's time keeps the tensor, it goes the whole way.
+one gets a `Recomputed` and no handle, no token and no entry in a table. The graph around it is
+compared with that of the last one (Note [a formula is recognised] in recognition.py). If it
+differs, if the price of a byte has changed, or if the limit of the step's time keeps the tensor, it
+goes the whole way.
 
 Where the last tensor was saved once more, at another place, that place goes the short way, too: see
 Note [saved again without a handle] in without_handle.py.
@@ -240,7 +241,9 @@ class ShortWay:
         if place.worth_at is None or place.formula is None:
             return False
         position, price, refused = place.worth_at
-        if price != self._advisor.price(lane.device.kind) or refused != self._recomputer.refused:
+        if price != self._advisor.price(lane.device.kind):
+            return False
+        if refused != self._recomputer.trials.refused:
             return False
         limit = self._limit if lane.may_keep else None
         return limit is None or (position, place.formula.nbytes) not in limit.staying
@@ -262,15 +265,13 @@ class ShortWay:
         if not first.uses and not isinstance(first, Copied):  # those count for themselves
             self._counters.fetched(hit=False, first=True)
         packed.check()
-        memory = first.result
+        waited = first.result is not None
+        memory = first.waiting() if waited else None  # few do, and each call counts
         if memory is None:
             bring = self._recomputer
             memory = bring.run(first.remat) if type(first) is Recomputed else bring.memory(first)
-        else:
-            first.lane.device.join(first.ready)
-            first.lane.device.share(memory)
         first.uses += 1
-        shared = first.users > 1 and _current_backward() != NO_BACKWARD  # else one looks at a node
+        shared = (first.users > 1 or waited) and _current_backward() != NO_BACKWARD
         if shared and not (isinstance(first, Copied) and first.source is not None):
             self._results.asked(first, memory)
         took_s = _now() - start_s

@@ -77,7 +77,8 @@ class EngineState:
         self.observer = Observer()
         self.counters = Counters()
         self.owned = OwnedStorages()
-        self.recomputer = Recomputer(self.counters, self.advisor, self.owned)
+        self.results = Results(self.counters)
+        self.recomputer = Recomputer(self.counters, self.advisor, self.owned, self.results)
         self.disk = disk_store(config, self.counters)
         budget = None if plan is None else plan.budget_bytes
         self.lanes = Lanes(
@@ -95,7 +96,6 @@ class EngineState:
         self.window = BudgetWindow(optional_int(config.budget), config.keep_last)
         self.reclaimer = Reclaimer(self._release, self._release_copy, self.counters)
         self.resting = RestingTensors(self.counters)
-        self.results = Results(self.counters)
         self.outliving = Outliving(config)
         self.interrupted = False
         self.backward_is_next = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from cswap.remat.reads import NotFoundError, read_again
+from cswap.remat.reads import NotFoundError
 from cswap.remat.record import Remat
 from cswap.remat.search import Limits, Rows, Search, has_own_memory, is_result
 from cswap.remat.settings import Settings
@@ -87,7 +87,7 @@ class Finder:
     def recognised(self, tensor: torch.Tensor, formula: Formula) -> Remat | None:
         """The record of a tensor that this formula computes again; None: another may do.
 
-        See Note [a formula is recognised].
+        See Note [a formula is recognised] in recognition.py.
 
         Args:
             tensor: see `find`.
@@ -110,16 +110,12 @@ class Finder:
             if not (has_own_memory(base) and self._is_result(base, node)):
                 return None
             settings = Settings.current(product=formula.product)
-            flat = None if formula.flat is None else formula.flat.again(node, self._held)
-            if flat is not None:
-                return Remat(formula, flat, (), settings)
-            found = read_again(formula.reads, node, formula.nbytes, self._depth_of)
+            found = formula.recognition.again(node, formula.nbytes, self._held, self._depth_of)
         except (NotFoundError, AttributeError):
             return None
         if found is None:
             return None
-        inputs, constants = found
-        return Remat(formula, tuple(inputs), tuple(constants), settings)
+        return Remat(formula, *found, settings)
 
     def _is_result(self, base: torch.Tensor, node: Any) -> bool:
         if not base._version:  # noqa: SLF001 - as most are

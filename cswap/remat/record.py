@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 import torch
 
 from cswap.errors import InternalError
-from cswap.remat.reads import FlatReads
 from cswap.remat.settings import SameBits, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from cswap.remat.reads import Constant, Read
+    from cswap.remat.reads import Constant
+    from cswap.remat.recognition import Recognition
 
 Kind: TypeAlias = Literal["copy", "elementwise", "reduction", "product"]
 
@@ -96,9 +96,8 @@ class Formula:
             autograd does not see cannot be detected, see `Remat.agrees`.
         version: autograd's version of the tensor when it was saved.
         root: type of the node that made it.
-        reads: by which it is recognised, see Note [a formula is recognised] in reads.py.
+        recognition: of another tensor that it computes again.
         product: whether a step is a matrix product or a convolution.
-        flat: the reads in a form that is faster; None: they are of another kind.
         operator: name of the chain, without its views: ``"silu>mul"``.
         nbytes: bytes of the result.
     """
@@ -110,14 +109,12 @@ class Formula:
     unseen: int
     version: int
     root: type
-    reads: tuple[Read, ...]
+    recognition: Recognition
     product: bool = False
-    flat: FlatReads | None = field(init=False)
     operator: str = field(init=False)
     nbytes: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.flat = FlatReads.of(self.reads)
         self.operator = ">".join(step.operator for step in self.steps if step.operator != VIEW)
         self.nbytes = self.layout.nbytes
 

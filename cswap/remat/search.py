@@ -24,6 +24,7 @@ from cswap.remat.chain import Chain, PlannedStep, Value
 from cswap.remat.norms import FULL
 from cswap.remat.operators import NO_SIZES, RESULT_SLOTS, Operator, operator_of
 from cswap.remat.reads import NotFoundError, Reader
+from cswap.remat.recognition import Recognition
 from cswap.remat.record import VIEW, Formula, Layout, Remat
 from cswap.remat.settings import Settings
 from cswap.remat.views import View, constants_of, view_of
@@ -133,7 +134,7 @@ class Search:
             self._unseen,
             self._version,
             type(node),
-            tuple(self._read.reads),
+            Recognition(self._read.reads),
             self._product,
         )
         chain, settings = self._chain, Settings.current(product=self._product)

@@ -341,7 +341,7 @@ def test_a_training_step_through_its_code_path_is_bit_equal(device, codec):
 
 
 def test_tensors_that_are_computed_again_are_neither_encoded_nor_copied(device, monkeypatch):
-    monkeypatch.setattr("cswap.engine.recomputer._timed", lambda *_: 1e-5)  # however busy it is
+    monkeypatch.setattr("cswap.engine.trials._timed", lambda *_: 1e-5)  # however busy it is
     torch.manual_seed(0)
     parts = [(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64)) for _ in "abc"]
     model, x = torch.nn.Sequential(*(m for part in parts for m in part)), torch.randn(512, 64)

@@ -285,7 +285,7 @@ def test_tensors_that_are_encoded_beside_have_handles(made):
 
 
 def test_an_encoding_is_the_input_of_a_chain(monkeypatch, made):
-    monkeypatch.setattr("cswap.engine.recomputer._timed", lambda *_: 1e-6)
+    monkeypatch.setattr("cswap.engine.trials._timed", lambda *_: 1e-6)
 
     def loss(h, w):
         return (functional.gelu(h * 2.0) @ w).sum()

@@ -64,7 +64,7 @@ def test_python_calls_of_a_swapped_tensor(codec, most, monkeypatch):
 
 @pytest.mark.usefixtures("no_limit")
 def test_python_calls_of_a_tensor_that_is_computed_again(monkeypatch):
-    monkeypatch.setattr("cswap.engine.recomputer._timed", lambda *_: 1e-6)
+    monkeypatch.setattr("cswap.engine.trials._timed", lambda *_: 1e-6)
     engine = SwapEngine(SwapConfig(min_bytes=0, workers=0))
     leaf = torch.randn(1 << 16, requires_grad=True)
     hooks = torch.autograd.graph.saved_tensors_hooks(engine.pack, engine.unpack)

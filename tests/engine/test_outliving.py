@@ -136,7 +136,7 @@ def test_values_that_are_rounded_do_not_depend_on_who_holds_them(run, monkeypatc
 
 
 def test_a_tensor_that_is_computed_again_stays_if_it_is_held(no_limit, monkeypatch):
-    monkeypatch.setattr("cswap.engine.recomputer._timed", lambda *_: 1e-6)
+    monkeypatch.setattr("cswap.engine.trials._timed", lambda *_: 1e-6)
     leaf, w = torch.randn(512, 64, requires_grad=True), torch.randn(64, 64, requires_grad=True)
     kept = []
     with cswap.swapping(min_bytes=0, workers=0) as engine:

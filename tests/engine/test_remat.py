@@ -16,10 +16,10 @@ from cswap.advisor.call_site import Site
 from cswap.codecs.tolerance import EXACT
 from cswap.engine import short_way
 from cswap.engine.recipes import Place
-from cswap.engine.recomputer import Trial
 from cswap.engine.saved.packed import Token
 from cswap.engine.saved.reclaim import MOST_LATER
 from cswap.engine.saved.rest import FIRST_STEPS
+from cswap.engine.trials import Trial
 from cswap.testing.engines import assert_empty
 
 N = 1 << 15
@@ -120,7 +120,7 @@ def pass_through(engine, loss):
 
 def test_a_chain_that_a_busy_machine_has_timed_is_timed_once_more(monkeypatch):
     seconds = [3.0]
-    monkeypatch.setattr("cswap.engine.recomputer._timed", lambda *_: seconds[0])
+    monkeypatch.setattr("cswap.engine.trials._timed", lambda *_: seconds[0])
     nothing_pays = SimpleNamespace(codec=None, learns=False)
     monkeypatch.setattr("cswap.advisor.advisor.Advisor.choose", lambda *_, **__: nothing_pays)
     model = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.GELU(), torch.nn.Linear(512, 1))
@@ -287,10 +287,10 @@ def test_a_chain_that_disagrees_once_is_used_nowhere_in_its_scope(monkeypatch):
     here, there = Place(recipe, 0), Place(recipe, 0)
     with cswap.install(torch.nn.GELU()) as handle:
         recomputer = handle.engine._state.recomputer
-        monkeypatch.setattr(recomputer, "_try", lambda *_: Trial(agrees=True, seconds=1e-6))
+        monkeypatch.setattr(recomputer.trials, "_try", lambda *_: Trial(agrees=True, seconds=1e-6))
         assert recomputer.is_worth(token, here)
         assert here.worth_at is not None
-        monkeypatch.setattr(recomputer, "_try", lambda *_: Trial(agrees=False, seconds=1e-6))
+        monkeypatch.setattr(recomputer.trials, "_try", lambda *_: Trial(agrees=False, seconds=1e-6))
         assert recomputer.is_worth(token, here, fresh=True)  # nothing has changed since
         assert not recomputer.is_worth(token, there, fresh=True)
         assert not recomputer.is_worth(token, here)

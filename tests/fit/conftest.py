@@ -20,7 +20,7 @@ class AtOnce:
 @pytest.fixture(autouse=True)
 def _repeatable(monkeypatch):
     monkeypatch.setattr("cswap.fit.controller.Background", AtOnce)
-    monkeypatch.setattr("cswap.engine.recomputer._timed", lambda *_: 1e-5)
+    monkeypatch.setattr("cswap.engine.trials._timed", lambda *_: 1e-5)
     monkeypatch.setattr("cswap.fit.controller.MOST_REPRICED", 0)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

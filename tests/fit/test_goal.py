@@ -123,7 +123,7 @@ def test_products_alone_are_computed_again_before_modules_as_a_whole(make_traini
             one.gradients = one.step()
         assert all(map(torch.equal, mine.gradients, plain.gradients))
     assert is_held(mine, handle)
-    trials = handle.engine._state.recomputer._trials
+    trials = handle.engine._state.recomputer.trials.by_site
     assert any("addmm" in operator for _, operator, _ in trials)
     assert handle.goal.actions["remat"] > 0
     assert handle.goal.modules == ()
@@ -131,7 +131,7 @@ def test_products_alone_are_computed_again_before_modules_as_a_whole(make_traini
     with cswap.install(mine.model, min_bytes=0, slowdown=1e6) as after:  # without a goal
         for _ in range(4):
             mine.step()
-        trials = after.engine._state.recomputer._trials
+        trials = after.engine._state.recomputer.trials.by_site
         assert trials
         assert not any("addmm" in operator for _, operator, _ in trials)
 
@@ -155,7 +155,7 @@ def test_convolutions_are_computed_again(install):
         ]
         assert all(map(torch.equal, *found))
     assert handle.goal.phase == "obeying"
-    trials = handle.engine._state.recomputer._trials
+    trials = handle.engine._state.recomputer.trials.by_site
     assert {operator for _, operator, _ in trials} >= {"convolution", "batch_norm>relu"}
     assert handle.stats.fallbacks == 0
 

@@ -1,6 +1,7 @@
-"""Memory that was computed again, or decoded, and waits for others who have saved the same tensor.
+"""Memory that was computed again, or decoded, and waits for others who will ask for it soon.
 
-See Note [saved again without a handle] in without_handle.py.
+See Note [saved again without a handle] in without_handle.py, and Note [inputs of a chain] in
+recomputer.py.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ class Results:
         with self._lock:
             if not first.uses % first.users:
                 self._let_go(first)
-            elif first.result is None:
-                first.ready = first.lane.device.now()
-                first.result = memory
-                self._waiting.append((weakref.ref(first), first.nbytes))
-                self._counters.hold(device=first.nbytes)
-                if len(self._waiting) > MOST:
-                    self._drop_oldest()
+            else:
+                self._keep(first, memory)
+
+    def lend(self, first: WithoutHandle, memory: torch.Tensor) -> None:
+        """Another tensor is computed again from this memory; it waits for its own users."""
+        with self._lock:
+            self._keep(first, memory)
 
     def clear(self) -> None:
         """Nobody will ask soon."""
@@ -62,6 +63,15 @@ class Results:
         """Bytes that wait."""
         waiting = self._waiting.copy()
         return sum(nbytes for reference, nbytes in waiting if reference() is not None)
+
+    def _keep(self, first: WithoutHandle, memory: torch.Tensor) -> None:
+        if first.result is None:
+            first.ready = first.lane.device.now()
+            first.result = memory
+            self._waiting.append((weakref.ref(first), first.nbytes))
+            self._counters.hold(device=first.nbytes)
+            if len(self._waiting) > MOST:
+                self._drop_oldest()
 
     def _let_go(self, first: WithoutHandle) -> None:
         for n, (reference, nbytes) in enumerate(self._waiting):

@@ -5,7 +5,8 @@ Note [saved again without a handle]
 An activation such as relu saves its result, and the next operator saves the same tensor as its
 input. The second one gets an object of its own, with the layout of its view, which refers to the
 first. Backward asks for both, one soon after the other, so the first keeps the memory that was
-computed or decoded until all of them have asked.
+computed or decoded until all of them have asked. The same holds where another tensor was computed
+again from it before.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class WithoutHandle:
         first: of those that were saved of this tensor; None: this one. All below is the first's.
         users: how many there are.
         uses: how often they were asked for.
-        result: memory that was computed or decoded, for those that have not asked yet.
+        result: memory that was computed or decoded, for those that have not asked yet (results.py).
         ready: the moment on the stream of the one that asked first at which it holds the values.
         took_s: seconds in the hooks so far.
         base: of which the tensor is a view, or the tensor itself, if it is expected to be saved
@@ -133,6 +134,14 @@ class WithoutHandle:
         """
         if self._counter._version != self.version:  # noqa: SLF001
             raise modified_error(self._counter, self._sizes, self.version)
+
+    def waiting(self) -> torch.Tensor | None:
+        """The memory that was computed or decoded before; None: it does not wait."""
+        memory = self.result
+        if memory is not None:
+            self.lane.device.join(self.ready)
+            self.lane.device.share(memory)
+        return memory
 
     def view_of(self, memory: torch.Tensor) -> torch.Tensor:
         """The saved tensor in its memory, which was computed or decoded."""

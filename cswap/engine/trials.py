@@ -1,0 +1,155 @@
+"""Trials of chains of operators, before a tensor is computed again by them: `Trials`.
+
+Note [a chain is tried once]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+Where a call site saves the result of a chain of operators for the first time, the chain runs at
+once and is compared with the tensor, bit by bit. So a chain whose kernels are not repeatable on
+this machine is never used, nor one in whose values somebody wrote behind autograd's back. The try
+also says how long it takes. From then on the chain is trusted at this call site. A machine that was
+busy then says too long a time: where nothing was worth its time, the chain is timed once more
+whenever the tensor has rested (Note [a tensor that rests]), and the shorter time counts.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import torch
+
+from cswap.codecs.tolerance import EXACT
+from cswap.errors import CswapError
+from cswap.ranks import must_agree
+from cswap.remat.record import Layout, same_bits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cswap.engine.saved.packed import Token
+    from cswap.remat.record import Remat
+    from cswap.stats.counters import Counters
+
+PASS_BYTES_PER_S: Final = {"cpu": 4e9, "cuda": 1.5e12}
+"""Rate at which an elementwise operator reads or writes memory: assumed, not measured."""
+
+OPERATOR_S: Final = 1e-5
+"""Time of calling an operator: assumed, not measured."""
+
+NEAR: Final = 0.2
+"""Relative error up to which a result of rounded inputs counts as the tensor; int4's is 0.12."""
+
+N_RUNS: Final = 2
+"""Runs of a chain that are timed, of which the shorter counts: a busy machine delays some."""
+
+MOST_TRIALS: Final = 1 << 14
+"""Call sites that are remembered; a model whose shapes always change would fill the memory."""
+
+_Key = tuple[str, str, Layout]
+
+
+class Trial(NamedTuple):
+    """How a chain did at its call site.
+
+    Attributes:
+        agrees: whether it gave the tensor's bits.
+        seconds: that it took, or an estimate where that is not measured.
+    """
+
+    agrees: bool
+    seconds: float
+
+
+class Trials:
+    """The trials of one engine.
+
+    Attributes:
+        refused: number of trials that disagreed where one had agreed.
+        by_site: by module, operators and layout of the result.
+    """
+
+    def __init__(
+        self, counters: Counters, bring: Callable[[Remat], tuple[list[torch.Tensor], bool]]
+    ) -> None:
+        """A table without trials.
+
+        Args:
+            counters: the engine's.
+            bring: returns the inputs of a chain, and whether they have the bits that they had.
+        """
+        self.refused = 0
+        self.by_site: dict[_Key, Trial] = {}
+        self._counters, self._bring = counters, bring
+
+    def of(self, token: Token, *, again: bool = False) -> Trial | None:
+        """The trial of the token's chain; None: there is no chain.
+
+        Args:
+            token: of the tensor that is being packed.
+            again: whether to try it once more; the shorter time counts.
+        """
+        handle, remat = token.handle, token.remat
+        if remat is None or handle.site is None:
+            return None
+        key = handle.site.scope, remat.formula.operator, remat.formula.layout
+        trial = self.by_site.get(key)
+        if trial is None:
+            if len(self.by_site) >= MOST_TRIALS:
+                self.by_site.clear()
+            trial = self.by_site[key] = self._try(token, remat)
+        elif again and trial.agrees:
+            latest = self._try(token, remat)
+            seconds = min(trial.seconds, latest.seconds)
+            trial = self.by_site[key] = Trial(latest.agrees, seconds)
+            self.refused += not latest.agrees
+        return trial
+
+    def _try(self, token: Token, remat: Remat) -> Trial:
+        source = token.source
+        if source is None:
+            return Trial(agrees=False, seconds=0.0)
+        try:
+            inputs, exact = self._bring(remat)
+            result = _flat(remat.run(inputs, exact))
+            source = token.handle.elements(source)
+            agrees = same_bits(result, source) or (not exact and _is_near(result, source))
+            estimated = (
+                source.is_cuda or not exact or must_agree(lossy=token.handle.tolerance != EXACT)
+            )
+            if estimated and not remat.formula.product:
+                seconds = _estimated(remat, token)
+            else:
+                seconds = min(_timed(remat, inputs, exact) for _ in range(N_RUNS))
+        except (RuntimeError, CswapError) as error:
+            self._counters.fall_back("remat", error)
+            return Trial(agrees=False, seconds=0.0)
+        return Trial(agrees, seconds)
+
+
+def _is_near(result: torch.Tensor, source: torch.Tensor) -> bool:
+    # From inputs that a codec has rounded: near enough to be the same operators' result.
+    error = (result.double() - source.double()).norm()
+    return bool(error <= NEAR * source.double().norm())
+
+
+def _estimated(remat: Remat, token: Token) -> float:
+    # Where the host has only issued the work, and where a choice changes values: those are not to
+    # depend on how busy the machine is, unless a goal decides, by measured times.
+    nbytes = remat.formula.passes * token.handle.raw_nbytes
+    return nbytes / PASS_BYTES_PER_S[token.lane.device.kind] + OPERATOR_S * len(remat.formula.steps)
+
+
+def _timed(remat: Remat, inputs: list[torch.Tensor], exact: bool) -> float:
+    start = _now(remat)
+    remat.run(inputs, exact)
+    return _now(remat) - start
+
+
+def _now(remat: Remat) -> float:
+    # A GPU runs behind the host: it is waited for, where a product is met first.
+    if remat.formula.layout.device.type == "cuda":
+        torch.cuda.synchronize(remat.formula.layout.device)
+    return time.perf_counter()
+
+
+def _flat(x: torch.Tensor) -> torch.Tensor:
+    return x.as_strided((x.numel(),), (1,), 0)

@@ -1,0 +1,202 @@
+"""Whether another tensor is computed again by a known formula: `Recognition`.
+
+Note [a formula is recognised]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+A search is a function of its reads: the types of nodes, their numbers, which slots are empty,
+and how deep the packed objects in the others are (reads.py). In the next step the same call site
+saves another tensor, made by other nodes. If every read finds the same there as before, the search
+would find the same steps, and only the packed objects and the copies of leaves are new.
+
+This is done in every step for every tensor that is computed again, with cold caches. So one
+function written in C reads all attributes of a node, and all that was found is compared at once.
+"""
+
+from __future__ import annotations
+
+from operator import attrgetter, itemgetter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+
+from cswap.remat.reads import LOOKS, What, constant, leaf
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from cswap.remat.reads import Constant, Read
+
+    _Get: TypeAlias = Callable[[Any], tuple[Any, ...]]
+
+_BELOW: Final = "next_functions"
+
+_IN_SLOTS: Final = frozenset({What.INPUT, What.CONSTANT, What.EMPTY})
+
+_ARGUMENTS: Final = frozenset({What.ARGUMENT, What.EMPTY})
+
+
+class _Edge(NamedTuple):
+    """An edge that was followed.
+
+    Attributes:
+        number: among the node's edges.
+        below: number of the node there.
+        found: type of that node, and number of its output.
+    """
+
+    number: int
+    below: int
+    found: tuple[type, int]
+
+
+class _Node(NamedTuple):
+    """The reads of one node.
+
+    Attributes:
+        number: of the node.
+        get: returns its attributes; if there are edges, `_BELOW` comes first.
+        edges: that were followed.
+    """
+
+    number: int
+    get: _Get
+    edges: tuple[_Edge, ...]
+
+
+class Recognition:
+    """The reads of a search, in an order in which they take few calls."""
+
+    def __init__(self, reads: Sequence[Read]) -> None:
+        """Args: reads: of the search, in their order."""
+        self._n_nodes = 1 + sum(read.what is What.BELOW for read in reads)
+        self._nodes, places = _by_node(reads, self._n_nodes)
+        inputs = [(i, *_pair(r)) for i, r in enumerate(reads) if r.what is What.INPUT]
+        firsts = {index: (places[i], depth) for i, depth, index in reversed(inputs)}
+        self._inputs = _items([firsts[index][0] for index in range(len(firsts))])
+        self._depths = tuple(firsts[index][1] for index in range(len(firsts)))
+        self._are_held = not any(self._depths)
+        self._repeated = [(places[i], n) for i, _, n in inputs if places[i] != firsts[n][0]]
+        arguments = [i for i, read in enumerate(reads) if read.what in _ARGUMENTS]
+        self._arguments = _items([places[i] for i in arguments])
+        self._found = tuple(reads[i].found for i in arguments)
+        self._types = tuple(map(type, self._found))
+        # Zeros have signs, which comparisons do not tell.
+        self._text = repr(self._found) if any(map(_may_be_zero, self._found)) else None
+        self._constants = [
+            (read.node, places.get(i))
+            for i, read in enumerate(reads)
+            if read.what in (What.CONSTANT, What.LEAF)
+        ]
+        self._looks = [(LOOKS[read.what], read) for read in reads if read.what in LOOKS]
+
+    def again(
+        self,
+        root: Any,
+        nbytes: int,
+        held: frozenset[type],
+        depth_of: Callable[[object], int | None],
+    ) -> tuple[tuple[object, ...], tuple[Constant, ...]] | None:
+        """The inputs and constants of another tensor of the same call site; None: a read differs.
+
+        Args:
+            root: the node that made this one.
+            nbytes: of the tensor.
+            held: see `Finder`.
+            depth_of: see `Finder`.
+
+        Raises:
+            NotFoundError: a number or a leaf is not of the kind that can be copied.
+            AttributeError: a node was freed.
+        """
+        nodes = [root] * self._n_nodes
+        found: tuple[Any, ...] = ()
+        for at, get, edges in self._nodes:
+            values = get(nodes[at])
+            found += values
+            for number, below, expected in edges:
+                node, output = values[0][number]
+                if (type(node), output) != expected:
+                    return None
+                nodes[below] = node
+        inputs, arguments = self._inputs(found), self._arguments(found)
+        if (
+            tuple(map(type, arguments)) != self._types
+            or arguments != self._found
+            or (self._text is not None and repr(arguments) != self._text)
+            or len(set(map(id, inputs))) != len(inputs)
+        ):
+            return None
+        if not (self._are_held and held.issuperset(map(type, inputs))) and (
+            tuple(map(depth_of, inputs)) != self._depths
+        ):
+            return None
+        if not (self._repeated or self._looks or self._constants):  # as most
+            return inputs, ()
+        for place, index in self._repeated:
+            if found[place] is not inputs[index]:
+                return None
+        constants = self._read_constants(nodes, found, nbytes, depth_of)
+        return None if constants is None else (inputs, constants)
+
+    def _read_constants(
+        self,
+        nodes: Sequence[Any],
+        found: tuple[Any, ...],
+        nbytes: int,
+        depth_of: Callable[[object], int | None],
+    ) -> tuple[Constant, ...] | None:
+        # None: a look differs, or an object is no constant.
+        for look, read in self._looks:
+            if look(nodes[read.node], read.name) != read.found:
+                return None
+        constants: list[Constant] = []
+        for node, slot in self._constants:
+            if slot is None:
+                constants.append(leaf(nodes[node].variable, nbytes))
+            elif depth_of(found[slot]) is not None:
+                return None
+            else:
+                constants.append(constant(found[slot]))
+        return tuple(constants)
+
+
+def _by_node(reads: Sequence[Read], n_nodes: int) -> tuple[list[_Node], dict[int, int]]:
+    # The nodes in the order of their numbers, and by read its place among all attributes.
+    edges: list[list[_Edge]] = [[] for _ in range(n_nodes)]
+    attributes: list[list[tuple[int, str]]] = [[] for _ in range(n_nodes)]
+    below = 0
+    for i, (what, node, name, found) in enumerate(reads):
+        if what is What.BELOW:
+            below += 1
+            edges[node].append(_Edge(name, below, found))  # type: ignore[arg-type] # see `Read`
+        elif what in _IN_SLOTS:
+            attributes[node].append((i, f"{name}.data"))
+        elif what is What.ARGUMENT:
+            attributes[node].append((i, name))
+    nodes: list[_Node] = []
+    places: dict[int, int] = {}
+    n_places = 0
+    for number in range(n_nodes):
+        names = [_BELOW] if edges[number] else []
+        for i, name in attributes[number]:
+            places[i] = n_places + len(names)
+            names.append(name)
+        if names:
+            if len(names) == 1:
+                names.append(names[0])  # so that the getter returns a tuple
+            nodes.append(_Node(number, attrgetter(*names), tuple(edges[number])))
+        n_places += len(names)
+    return nodes, places
+
+
+def _pair(read: Read) -> tuple[int, int]:
+    # Of an input: its depth and its index.
+    depth, index = read.found  # type: ignore[misc] # see `Read`
+    return depth, index  # type: ignore[has-type]
+
+
+def _items(places: list[int]) -> _Get:
+    if len(places) > 1:
+        return itemgetter(*places)
+    return itemgetter(slice(places[0], places[0] + 1) if places else slice(0))
+
+
+def _may_be_zero(value: object) -> bool:
+    return isinstance(value, complex) or (isinstance(value, float) and not value)
