@@ -57,6 +57,11 @@ FULL: Final = frozenset({torch.float32, torch.float64})
 
 _CHANNELS_LAST: Final = {4: torch.channels_last, 5: torch.channels_last_3d}
 
+MOST_ONES: Final = 64
+"""Numbers of channels whose ones are kept."""
+
+_ONES: Final[dict[tuple[torch.Size, torch.dtype], torch.Tensor]] = {}
+
 LARGEST: Final = 1e300
 """Upper end of the bisection, which starts from 0."""
 
@@ -151,8 +156,7 @@ def batch_norm(
     full = invstd.dtype in FULL and weight.dtype in FULL
     if x.device.type != "cpu" or not full or not _are_dense(x, weight, bias):
         return torch.native_batch_norm(x, weight, bias, None, None, True, 0.0, eps)[0]
-    ones = torch.ones_like(mean)
-    return torch.native_batch_norm(x, invstd * weight, bias, mean, ones, False, 0.0, 0.0)[0]
+    return torch.native_batch_norm(x, invstd * weight, bias, mean, _ones(mean), False, 0.0, 0.0)[0]
 
 
 def rms_norm(
@@ -253,6 +257,19 @@ def _are_dense(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> boo
         return False
     order = _CHANNELS_LAST.get(x.dim())
     return x.is_contiguous() or (order is not None and x.is_contiguous(memory_format=order))
+
+
+def _ones(like: torch.Tensor) -> torch.Tensor:
+    # Made once for all norms of that many channels: to make them takes 15 us, with cold caches.
+    key = like.shape, like.dtype
+    found = _ONES.get(key)
+    if found is None:
+        found = torch.ones_like(like)
+        if type(found) is torch.Tensor and not found.is_inference():
+            if len(_ONES) >= MOST_ONES:
+                _ONES.clear()
+            _ONES[key] = found
+    return found
 
 
 def _are_equal(a: torch.Tensor, b: torch.Tensor) -> bool:

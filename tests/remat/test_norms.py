@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn import functional
 
 from cswap.errors import InternalError
+from cswap.remat import norms
 from cswap.remat.norms import (
     Epsilons,
     batch_norm,
@@ -173,6 +175,23 @@ def test_a_batch_norm_with_strided_weights() -> None:
     for weight, bias in ((table[:, 0].contiguous(), table[:, 1]), (table[:, 2], table[:, 3])):
         y, mean, invstd = torch.native_batch_norm(x, weight, bias, None, None, True, 0.0, 1e-5)
         assert same_bits(batch_norm(x, weight, bias, mean, invstd, 1e-5), y)
+
+
+def test_ones_are_kept_for_later_norms_unless_those_may_not_use_them(monkeypatch) -> None:
+    monkeypatch.setattr(norms, "_ONES", {})
+    monkeypatch.setattr(norms, "MOST_ONES", 2)
+    mean = torch.randn(7)
+    with torch.inference_mode():
+        assert norms._ones(mean).is_inference()
+    with FakeTensorMode():
+        assert type(norms._ones(torch.empty(7))) is FakeTensor
+    first = norms._ones(mean)
+    assert type(first) is torch.Tensor
+    assert torch.equal(first, torch.ones(7))
+    assert norms._ones(torch.randn(7)) is first
+    assert norms._ones(mean.double()).dtype is torch.float64
+    norms._ones(torch.randn(9))
+    assert len(norms._ONES) == 1
 
 
 LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
