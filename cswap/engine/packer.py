@@ -85,7 +85,7 @@ class Packer:
         self._limit = state.advisor.limit
         self.notes = StepNotes(state, self.book)
         self._reports = self.notes.reports
-        self._resting, self._gone = state.resting, state.resting.gone
+        self._rested = state.counters.rested
         self._warned_of_capture = False
 
     def pack(self, tensor: torch.Tensor) -> Kept | PackedView | WithoutHandle:
@@ -127,7 +127,7 @@ class Packer:
     def _take(self, tensor: torch.Tensor, nbytes: int) -> Kept | PackedView | WithoutHandle:
         # A strided tensor of no special class, which is large enough to leave.
         state, order = self._state, self._order
-        if self._deaths or self._gone or len(self._later) > MOST_LATER or state.interrupted:
+        if self._deaths or len(self._later) > MOST_LATER or state.interrupted:
             state.tidy(in_step=True)
         if order.asked_since_pack and _current_backward() == NO_BACKWARD:
             self.begin_step()  # which no call of a model has announced
@@ -293,7 +293,8 @@ class Packer:
             position, _ = self._order.next_position()
         if position == 0:
             self.notes.begin()
-        return self._resting.add(tensor, rest)
+        self._rested.append((rest.reason, rest.limited[1]))
+        return _kept(tensor)
 
     def _pack(self, tensor: torch.Tensor, place: Place) -> Kept | PackedView:
         recipe = place.recipe

@@ -16,7 +16,6 @@ from cswap.engine.saved.module_stack import ScopeStack
 from cswap.engine.saved.observer import Observer
 from cswap.engine.saved.outliving import Outliving
 from cswap.engine.saved.reclaim import Reclaimer
-from cswap.engine.saved.resting import RestingTensors
 from cswap.engine.saved.results import Results
 from cswap.engine.transfer.device_lanes import Lanes, disk_store, optional_int
 from cswap.engine.transfer.handle import State
@@ -52,7 +51,6 @@ class EngineState:
         order: positions in the step, and the order of backward.
         window: tensors that stay, within the budget.
         reclaimer: handles that nobody can ask for any more.
-        resting: tensors that stay, without handles.
         outliving: tensors that the program holds itself.
         results: memory that was computed again, for tensors without handles.
         recomputer: computes tensors again.
@@ -95,7 +93,6 @@ class EngineState:
         self.order = StepOrder()
         self.window = BudgetWindow(optional_int(config.budget), config.keep_last)
         self.reclaimer = Reclaimer(self._release, self._release_copy, self.counters)
-        self.resting = RestingTensors(self.counters)
         self.outliving = Outliving(config)
         self.interrupted = False
         self.backward_is_next = False
@@ -137,8 +134,6 @@ class EngineState:
         """Release the dead. After an interrupt, add up again. Args: see `Reclaimer.collect`."""
         try:
             self.reclaimer.collect(in_step=in_step)
-            if self.resting.gone:
-                self.resting.collect()
             self.results.tidy()
             if self.interrupted:
                 self._add_up_again()
@@ -155,6 +150,6 @@ class EngineState:
                 self.window.recount()
             self.lanes.recount(handles)
             on_device = sum(h.device_bytes for h in handles)
-            on_device += self.resting.nbytes + self.results.nbytes + self.reclaimer.held_bytes
+            on_device += self.results.nbytes + self.reclaimer.held_bytes
             on_host = sum(h.host_bytes for h in handles) + self.reclaimer.encoded_bytes
             self.counters.recount(device=on_device, host=on_host)

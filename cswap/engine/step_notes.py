@@ -31,7 +31,7 @@ class StepNotes:
         self._book = book
         limit = state.advisor.limit
         self.reports = None if limit is None else limit.reports
-        self._unseen_bytes = 0  # of modules without hooks, in a step that reports
+        self._unseen_bytes = 0  # of tensors that rest, in a step that reports
         self._ended = self._moment()
 
     def begin(self) -> None:
@@ -61,7 +61,9 @@ class StepNotes:
         else:
             place = self._book.last_place
             rest = None if place is None or place.shares else place.rest
-            key = None if rest is None else rest.limited
+            if rest is not None:
+                key = rest.limited
+                self._unseen_bytes += key[1]
         if key is not None and reports is not None:
             reports.holds(key, self._counters.held_bytes + self._unseen_bytes)
 

@@ -16,12 +16,14 @@ from cswap.stats.stats import CodecStats, Stats
 if TYPE_CHECKING:
     from cswap.stats.step_trace import Timeline
 
-
 Unseen: TypeAlias = tuple[tuple[str, tuple[int, int]], ...]
 """Reasons for which tensors stay, each with their number and their bytes."""
 
 SHARED: Final = "shared"
 """In place of a reason: the memory of another tensor that stays."""
+
+UNCOUNTED: Final = frozenset({"parameter", "small", "goal"})
+"""Reasons for which tensors stay that are not among the bytes held."""
 
 
 class Counters:
@@ -39,8 +41,7 @@ class Counters:
             like the next four, and counted later.
         small: bytes of each small tensor that was saved and stays.
         by_goal: bytes of each saved tensor that stays by a goal's plan.
-        rested: reason and bytes of each tensor that was saved where the last one stayed, so that
-            nobody looked at it.
+        rested: reason and bytes of each tensor that was saved where the last one stayed (rest.py).
         again: bytes of each saved tensor that is computed again and has no handle.
         unseen: the tensors of each call of a module that ran without the hooks.
         n_unseen: number of those that have been counted.
@@ -81,6 +82,8 @@ class Counters:
         self._peak_host = 0
         self._peak_saved = 0
         self._peak_since = 0
+        # The most since tensors that rest were counted.
+        self._top_device = self._top_saved = 0
 
     def keep(self, reason: str, nbytes: int) -> None:
         """Count a tensor that was saved and stays on the device."""
@@ -100,18 +103,19 @@ class Counters:
                 entry = self.kept[reason]
                 entry[0] += n
                 entry[1] += nbytes
-            while self.unseen:
-                for reason, (n, nbytes) in self.unseen.popleft():
-                    self.packed += n
-                    self.n_unseen += n
-                    if reason == SHARED:
-                        self.deduplicated += n
-                        continue
-                    entry = self.kept[reason]
-                    entry[0] += n
-                    entry[1] += nbytes
-            if self.rested:
-                self._count_rested()
+            rested_bytes = self._count_rested() if self.rested or self.unseen else 0
+            # Nobody has noticed when tensors that rest were freed. They were there at the end of
+            # the forward, where most steps have their peak.
+            device = self._top_device + rested_bytes
+            if device > self._peak_device:
+                self._peak_device = device
+            top = self._top_saved + rested_bytes
+            if top > self._peak_saved:
+                self._peak_saved = top
+            if top > self._peak_since:
+                self._peak_since = top
+            self._top_device = self._device_bytes
+            self._top_saved = self._device_bytes + self._host_bytes
             if self.again:
                 n, nbytes = _take_all(self.again)
                 self.packed += n
@@ -120,16 +124,28 @@ class Counters:
                 totals.count += n
                 totals.raw += nbytes
 
-    def _count_rested(self) -> None:
-        # Under the lock, before the bytes that are held change in another way: so peaks are right.
-        n = len(self.rested)  # others may append meanwhile
+    def _count_rested(self) -> int:
+        # Returns the bytes of those that nobody looked at, and that are neither small nor owned.
+        rested_bytes, n = 0, len(self.rested)  # others may append meanwhile
+        self.packed += n
         for reason, nbytes in islice(iter(self.rested.popleft, None), n):
             entry = self.kept[reason]
             entry[0] += 1
             entry[1] += nbytes
-            self._device_bytes += nbytes
-        self.packed += n
-        self._note_peaks()
+            rested_bytes += nbytes
+        while self.unseen:
+            for reason, (n, nbytes) in self.unseen.popleft():
+                self.packed += n
+                self.n_unseen += n
+                if reason == SHARED:
+                    self.deduplicated += n
+                    continue
+                entry = self.kept[reason]
+                entry[0] += n
+                entry[1] += nbytes
+                if reason not in UNCOUNTED:
+                    rested_bytes += nbytes
+        return rested_bytes
 
     def stay(self, reason: str, nbytes: int, by: int = 1) -> None:
         """Count a packed tensor that stays on the device after all; ``by=-1`` takes this back."""
@@ -147,32 +163,28 @@ class Counters:
     def admit(self, nbytes: int) -> None:
         """Count a saved tensor that the engine takes over."""
         with self._lock:
-            if self.rested:
-                self._count_rested()
             self.packed += 1
             device = self._device_bytes = self._device_bytes + nbytes
-            if device > self._peak_device or device + self._host_bytes > self._peak_since:
-                self._note_peaks()
+            if device > self._top_device:  # no call: this is done for many tensors
+                self._top_device = device
+            if device + self._host_bytes > self._top_saved:
+                self._top_saved = device + self._host_bytes
         if self.timeline is not None:
             self._draw()
 
     def hold(self, *, device: int = 0, host: int = 0) -> None:
         """Add to the bytes that the engine holds; negative numbers subtract."""
         with self._lock:
-            if self.rested:
-                self._count_rested()
             self._device_bytes += device
             self._host_bytes += host
             if device > 0 or host > 0:
-                self._note_peaks()
+                self._note_tops()
         if self.timeline is not None:
             self._draw()
 
     def recount(self, *, device: int, host: int) -> None:
         """Set the bytes that the engine holds, as added up again after an interrupt."""
         with self._lock:
-            if self.rested:
-                self._count_rested()
             self._device_bytes, self._host_bytes = device, host
 
     def _draw(self) -> None:
@@ -180,38 +192,32 @@ class Counters:
             now_s = time.perf_counter()
             self.timeline.count(now_s, device=self._device_bytes, host=self._host_bytes)
 
-    def _note_peaks(self) -> None:
+    def _note_tops(self) -> None:
         device, host = self._device_bytes, self._host_bytes
-        if device > self._peak_device:
-            self._peak_device = device
+        if device > self._top_device:
+            self._top_device = device
         if host > self._peak_host:
             self._peak_host = host
-        if device + host > self._peak_since:
-            self._peak_since = device + host
-            self._peak_saved = max(self._peak_saved, device + host)
+        if device + host > self._top_saved:
+            self._top_saved = device + host
 
     def take_peak(self) -> int:
         """Most bytes of device and host together since this was called last."""
+        self.count_kept()
         with self._lock:
-            if self.rested:
-                self._count_rested()
-            found, self._peak_since = self._peak_since, self._device_bytes + self._host_bytes
+            found, self._peak_since = self._peak_since, self._top_saved
         return found
 
     @property
     def device_bytes(self) -> int:
         """Bytes of device memory that the engine holds now."""
         with self._lock:
-            if self.rested:
-                self._count_rested()
             return self._device_bytes
 
     @property
     def held_bytes(self) -> int:
         """Bytes of device and host memory that the engine holds now."""
         with self._lock:
-            if self.rested:
-                self._count_rested()
             return self._device_bytes + self._host_bytes
 
     def swapped_out(
@@ -227,8 +233,6 @@ class Counters:
     ) -> None:
         """Count a swapped-out section; ``whole``: it was the tensor's last. Updates bytes held."""
         with self._lock:
-            if self.rested:
-                self._count_rested()
             self.swapped += whole
             entry = self.by_codec[codec]
             entry.count += whole
@@ -237,8 +241,8 @@ class Counters:
             entry.encode_s += encode_s
             self._device_bytes += device
             host = self._host_bytes = self._host_bytes + host
-            if host > self._peak_host or self._device_bytes + host > self._peak_since:
-                self._note_peaks()
+            if host > self._peak_host or self._device_bytes + host > self._top_saved:
+                self._note_tops()
         if self.timeline is not None:
             self._draw()
 
@@ -253,8 +257,6 @@ class Counters:
             host: bytes of the buffer that holds the encoding.
         """
         with self._lock:
-            if self.rested:
-                self._count_rested()
             self.packed += 1
             self.swapped += 1
             self.exposed_s += encode_s
@@ -264,13 +266,15 @@ class Counters:
             entry.encoded += encoded
             entry.encode_s += encode_s
             device, held = self._device_bytes, self._host_bytes
-            if device + raw > self._peak_device or device + raw + held > self._peak_since:
-                self._device_bytes += raw  # until it was encoded
-                self._note_peaks()
-                self._device_bytes = device
+            if device + raw > self._top_device:  # until it was encoded
+                self._top_device = device + raw
+            if device + raw + held > self._top_saved:
+                self._top_saved = device + raw + held
             held = self._host_bytes = held + host
-            if held > self._peak_host or device + held > self._peak_since:
-                self._note_peaks()
+            if held > self._peak_host:
+                self._peak_host = held
+            if device + held > self._top_saved:
+                self._top_saved = device + held
 
     def copied(self, raw: int, host: int) -> None:
         """Count a saved tensor that is being copied to the host as it is, and has no handle.
@@ -280,8 +284,6 @@ class Counters:
             host: bytes of the buffer that holds the copy.
         """
         with self._lock:
-            if self.rested:
-                self._count_rested()
             self.packed += 1
             self.swapped += 1
             entry = self.by_codec["raw"]
@@ -291,11 +293,11 @@ class Counters:
             device = self._device_bytes = self._device_bytes + raw
             host = self._host_bytes = self._host_bytes + host
             if (
-                device > self._peak_device
+                device > self._top_device
                 or host > self._peak_host
-                or device + host > self._peak_since
+                or device + host > self._top_saved
             ):
-                self._note_peaks()
+                self._note_tops()
 
     def brought_back(self, codec: str, decode_s: float) -> None:
         """Count the decode, by the computing thread, of a tensor without a handle."""

@@ -53,12 +53,12 @@ class Stats:
         raw_bytes: bytes of the swapped tensors before encoding.
         encoded_bytes: bytes of the swapped tensors after encoding.
         by_codec: totals per codec.
-        device_bytes: bytes of device memory held now for saved tensors (small ones and parameters
-            not counted).
+        device_bytes: bytes of device memory held now for saved tensors. Not counted are small ones,
+            parameters, and tensors that stay as they did in the step before.
         host_bytes: bytes of host memory held now for encodings.
-        peak_device_bytes: maximum of ``device_bytes``.
+        peak_device_bytes: maximum of ``device_bytes``, and of the tensors that stay as before.
         peak_host_bytes: maximum of ``host_bytes``.
-        peak_saved_bytes: maximum of their sum.
+        peak_saved_bytes: maximum of their sum, likewise.
         disk_bytes: bytes on disk now.
         host_is_device: whether tensors were swapped on a CPU, where host memory is also the
             device's memory. There the gain is only the bytes that codecs remove.

@@ -261,8 +261,10 @@ def test_every_class_has_its_turn(caplog):
 
 @pytest.mark.parametrize("codec", ["zvc", "int8"])
 @pytest.mark.parametrize(("make", "x"), [(cnn, IMAGES), (Block, TOKENS)], ids=["cnn", "gpt"])
-def test_training_is_bit_equal_with_and_without(make, x, codec):
-    # Random numbers (dropout) and running statistics are among what is compared.
+def test_training_is_bit_equal_with_and_without(make, x, codec, monkeypatch):
+    # Random numbers (dropout) and running statistics are among what is compared. A tensor that is
+    # computed again has other values than one that a lossy codec held: a busy machine takes long.
+    monkeypatch.setattr("cswap.engine.trials._timed", lambda *_: 1e-5)
     off, without = train(built(make), x, 8, codec=codec, lossy="int8", guard_every=0, **ALL)
     on, handle = train(built(make), x, 8, codec=codec, lossy="int8", **EVERY)
     assert equal(off, on)
