@@ -24,7 +24,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 from cswap import hook_stack
@@ -243,7 +243,9 @@ class ModuleHooks:
         def enter(module: torch.nn.Module, args: Any) -> None:
             stack = scopes.stack
             stack.append(scope)
-            if is_compiling():  # in a graph, our state of this moment would be a constant
+            # In a graph, our state of this moment would be a constant. `is_compiling` makes a call
+            # of its own, and this runs for every module.
+            if is_dynamo_compiling():
                 return
             run = scopes.run
             # Here, not in a call: most modules come here for nothing.
@@ -254,7 +256,7 @@ class ModuleHooks:
             stack = scopes.stack
             if stack[-1] is scope:  # else a pre-hook before ours has raised
                 stack.pop()
-            if is_compiling():
+            if is_dynamo_compiling():
                 return
             run = scopes.run
             if run is not None and (run.learns or run.off > len(stack)):
