@@ -18,7 +18,7 @@ import time
 import weakref
 from collections import deque
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -106,8 +106,9 @@ class CudaDevice(Device):
         return self._issue(job, torch.cuda.current_stream(self.device), after, measure)
 
     def _issue(
-        self, job: Job, stream: torch.cuda.Stream, after: tuple[Event, ...], measure: bool
+        self, job: Job, stream: Any, after: tuple[Event, ...], measure: bool
     ) -> CudaEvent:
+        # stream: torch's, which is a codec's `Stream`, too. A cast would be a call for each job.
         event = self._new_event(stream, timing=measure)
         for earlier in after:
             own = earlier if isinstance(earlier, CudaEvent) else _own(earlier)
@@ -116,7 +117,7 @@ class CudaDevice(Device):
         if measure:
             event.start()
         try:
-            job(cast("Stream", stream))
+            job(stream)
         except Exception as error:
             # Its frames hold the job's tensors, and the event outlives them.
             event.error = _as_memory_error(without_frames(error))
@@ -214,7 +215,7 @@ class CudaDevice(Device):
         assert loan is not None  # the pool has no limit
         stream = self._streams[role]
         if loan.after is not None:
-            stream.wait_event(_own(cast("Event", loan.after)).recorded)
+            stream.wait_event(_own(loan.after).recorded)
         elif self._here.fresh and role != "codec":
             # A block of the codec stream's memory: its earlier kernels may still use it.
             codec = self._streams["codec"]
@@ -303,7 +304,7 @@ class CudaDevice(Device):
     def _discard(self, loan: Loan) -> None:
         # Its memory goes back to the codec stream, which has to wait for its last user.
         if loan.after is not None:
-            self._streams["codec"].wait_event(_own(cast("Event", loan.after)).recorded)
+            self._streams["codec"].wait_event(_own(loan.after).recorded)
 
     def _with_retry(self, allocate: Callable[[], torch.Tensor]) -> torch.Tensor:
         # Out of memory: finish everything that is under way, and give back all that can be.
@@ -323,7 +324,7 @@ class CudaDevice(Device):
             raise MemoryError(str(error)) from None
 
 
-def _own(event: Event) -> CudaEvent:
+def _own(event: object) -> CudaEvent:
     if not isinstance(event, CudaEvent):
         raise InternalError(f"event {event!r} is not of this device")
     return event

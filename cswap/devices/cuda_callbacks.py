@@ -41,6 +41,7 @@ class Callbacks:
         self._running = threading.RLock()
         self._counting = threading.Lock()
         self._wanted = threading.Event()
+        self._is_wanted = False  # the same, without a call; False for a moment while it changes
         self._passes = 0  # of threads that have run what was due
         self._nap_s = NAPS_S[0]
         self._stopping = False
@@ -52,13 +53,14 @@ class Callbacks:
         self._due.setdefault(event.stream.cuda_stream, deque()).append((event, callback))
         with self._counting:  # after that: an interrupt in between would be waited for
             event.pending += 1
-        if not self._wanted.is_set():
-            self._wanted.set()
+        if not self._is_wanted:
+            self._is_wanted = True
+            self._wanted.set()  # an interrupt before it leaves all to the computing threads
             self._start()
 
     def run_due(self) -> None:
         """Run the callbacks whose event has fired, unless another thread is at it."""
-        if not self._wanted.is_set() or not self._running.acquire(blocking=False):
+        if not self._is_wanted or not self._running.acquire(blocking=False):
             return
         self._passes += 1
         try:
@@ -115,8 +117,10 @@ class Callbacks:
             time.sleep(COALESCE_S)
             self.run_due()
         elif not self._stopping:
+            self._is_wanted = False
             self._wanted.clear()
             if any(self._due.values()):  # added meanwhile
+                self._is_wanted = True
                 self._wanted.set()
 
     def end(self) -> None:

@@ -199,6 +199,27 @@ def test_a_tensor_that_is_saved_twice_is_copied_once(machine):
     assert_nothing_is_held(machine, engine)
 
 
+@pytest.mark.parametrize("ahead", [0, 8])
+@pytest.mark.parametrize("codec", ["raw", "zvc"])
+def test_a_user_that_writes_into_its_tensor_changes_no_other_users(machine, codec, ahead):
+    engine = machine.engine(codec)
+    for _ in range(4):
+        engine.begin_step()
+        x = result(machine.tensor(NUMEL))
+        packed = [engine.pack(x), engine.pack(x.view(2, -1))]
+        others, values = machine.save(engine, 2, NUMEL)
+        want = x.detach().clone()
+        del x
+        machine.cuda.synchronize()
+        machine.device.pump()
+        engine._state.lanes.of(want.device).ahead = ahead
+        ask_all(machine, engine, others, values)
+        engine.unpack(packed.pop()).mul_(3.0)
+        assert torch.equal(engine.unpack(packed.pop()), want)
+        engine._end_backward()
+    assert_nothing_is_held(machine, engine)
+
+
 def test_only_tensors_that_leave_as_they_are_go_this_way(machine):
     engine = machine.engine("zvc")
     warm_up(machine, engine)

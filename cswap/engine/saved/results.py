@@ -65,9 +65,12 @@ class Results:
         return sum(nbytes for reference, nbytes in waiting if reference() is not None)
 
     def _keep(self, first: WithoutHandle, memory: torch.Tensor) -> None:
-        if first.result is None:
-            first.ready = first.lane.device.now()
-            first.result = memory
+        before = first.result
+        if before is memory:
+            return
+        first.ready, first.result_version = first.lane.device.now(), memory._version  # noqa: SLF001
+        first.result = memory  # of another one, if any, somebody has written into that
+        if before is None:
             self._waiting.append((weakref.ref(first), first.nbytes))
             self._counters.hold(device=first.nbytes)
             if len(self._waiting) > MOST:

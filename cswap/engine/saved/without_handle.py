@@ -57,6 +57,7 @@ class WithoutHandle:
         users: how many there are.
         uses: how often they were asked for.
         result: memory that was computed or decoded, for those that have not asked yet (results.py).
+        result_version: of that memory when it was made.
         ready: the moment on the stream of the one that asked first at which it holds the values.
         took_s: seconds in the hooks so far.
         base: of which the tensor is a view, or the tensor itself, if it is expected to be saved
@@ -77,6 +78,7 @@ class WithoutHandle:
         "position",
         "ready",
         "result",
+        "result_version",
         "shared_use",
         "step",
         "tolerance",
@@ -87,6 +89,7 @@ class WithoutHandle:
     )
 
     ready: Event
+    result_version: int
 
     def __init__(
         self,
@@ -136,11 +139,15 @@ class WithoutHandle:
             raise modified_error(self._counter, self._sizes, self.version)
 
     def waiting(self) -> torch.Tensor | None:
-        """The memory that was computed or decoded before; None: it does not wait."""
+        """The memory that was computed or decoded before; None: it does not wait.
+
+        Nor does memory count that one of its users has written into.
+        """
         memory = self.result
-        if memory is not None:
-            self.lane.device.join(self.ready)
-            self.lane.device.share(memory)
+        if memory is None or memory._version != self.result_version:  # noqa: SLF001
+            return None
+        self.lane.device.join(self.ready)
+        self.lane.device.share(memory)
         return memory
 
     def view_of(self, memory: torch.Tensor) -> torch.Tensor:

@@ -208,7 +208,11 @@ class Executor(abc.ABC):
                 return None
             owner, ahead = handle.token(), self._ahead.pop(id(handle), None)
             result = ahead.result if ahead is not None else None if owner is None else owner.result
-            if result is None:  # another thread has been given it, and the device keeps no other
+            if result is None or not handle.give(result):
+                # Another thread has been given it, and the device keeps no other; or it was written
+                # into.
+                if owner is not None:
+                    owner.result = None
                 self._move(handle, State.STORED)
                 return None
             if owner is not None:
@@ -227,7 +231,7 @@ class Executor(abc.ABC):
         # Under the lock: let go of decoded memory; of the kind that has to be joined first.
         owner = handle.token()
         if owner is not None and owner.result is not None:
-            handle.remember(owner.result)
+            handle.give(owner.result)
             owner.result = None
         return self._ahead.pop(id(handle), None)
 

@@ -240,6 +240,17 @@ class Handle:
         self.last_result = weakref.ref(result)
         self._last_version = result._version  # noqa: SLF001
 
+    def give(self, result: torch.Tensor) -> bool:
+        """Decoded memory is given out, and may have been before; whether nobody wrote into it.
+
+        Autograd refuses a second use of a saved tensor that the first one has modified. Here the
+        second one can have other memory.
+        """
+        if self.last_result is not None and self.last_result() is result:
+            return result._version == self._last_version  # noqa: SLF001
+        self.remember(result)
+        return True
+
     def recall(self) -> torch.Tensor | None:
         """The decoded memory that was given out last, if it is still there and as it was."""
         found = None if self.last_result is None else self.last_result()

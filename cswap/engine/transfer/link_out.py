@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from functools import partial
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from cswap.codecs.base import checked_bound, checked_size
 from cswap.codecs.layout import copy_bytes, first_bytes
@@ -93,7 +93,7 @@ class LinkOut:
         measure = self._encodes[codec.name] % MEASURE_EVERY == 1
         encoded = device.submit(job, role="codec", after=(issued,), measure=measure)
         section.out = encoded
-        known = partial(self._size_known, handle, section, x, [scratch], sizes, encoded)
+        known = partial(self._size_known, handle, section, x, [scratch], sizes, encoded, bound)
         if encoded.error is not None or (sizes and isinstance(sizes[0], int)):
             known()
         else:
@@ -109,14 +109,17 @@ class LinkOut:
         lent: list[torch.Tensor],
         sizes: list[int | LateSize],
         encoded: Event,
+        bound: int,
     ) -> None:
-        # lent: the scratch that it was encoded into, until that is given back. After an interrupt
-        # this comes once more.
+        # lent: the scratch that it was encoded into, of ``bound`` bytes, until that is given back.
+        # After an interrupt this comes once more.
         if encoded in self._unsized:
             self._unsized.remove(encoded)
         free: Event | None = encoded  # after that the scratch is; None: it holds the encoding
         try:
-            nbytes = self._size(section, x, sizes, encoded)
+            if encoded.error is not None:
+                raise to_raise(encoded.error)
+            nbytes = checked_size(section.codec, sizes[0], bound)
         except Exception as error:
             self._degrade(handle, section, x, encoded, error)
         else:
@@ -137,15 +140,6 @@ class LinkOut:
         except BaseException:
             self._device.drain()
             raise
-
-    @staticmethod
-    def _size(
-        section: Section, x: torch.Tensor, sizes: list[int | LateSize], encoded: Event
-    ) -> int:
-        if encoded.error is not None:
-            raise to_raise(encoded.error)
-        bound = checked_bound(section.codec, x.dtype, x.numel())
-        return checked_size(section.codec, sizes[0], bound)
 
     def _wanted(self, handle: Handle, section: Section) -> bool:
         # Whether anybody may ask for it (or does: a fetch waits for its place), and it is of the
@@ -177,8 +171,8 @@ class LinkOut:
         loan = self._resources.host.take(nbytes)
         if loan is None:
             return self._without_host(handle, section, payload, nbytes, after)
-        # Loans of host memory end with events of this device.
-        waits = (after,) if loan.after is None else (after, cast("Event", loan.after))
+        # Loans of host memory end with events of this device. A cast would be a call.
+        waits: tuple[Any, ...] = (after,) if loan.after is None else (after, loan.after)
         try:
             copied = self._submit_copy(section, loan.buffer, payload, nbytes, waits)
             with self._lock:

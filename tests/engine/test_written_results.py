@@ -1,0 +1,89 @@
+"""A custom function's backward writes into the tensors that it saved; others have saved them, too.
+
+Without cswap autograd refuses that. With it, each user gets the values that were saved, or the same
+error.
+"""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from torch.nn import functional
+
+import cswap
+from cswap.engine import short_way
+from cswap.testing.engines import assert_empty
+
+pytestmark = pytest.mark.usefixtures("_chains_take_no_time", "no_limit")
+
+STEPS = 4
+
+
+class Writing(torch.autograd.Function):
+    """x @ w, whose backward writes into x."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return x @ w
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, w = ctx.saved_tensors
+        of_w = x.t() @ gradient
+        x.mul_(3.0)
+        return gradient @ w.t(), of_w
+
+
+def product(x, w, *, write):
+    return Writing.apply(x, w) if write else x @ w
+
+
+def saved_twice(h, w, *, write):
+    y = functional.gelu(h)
+    return (y @ w).square().sum() + product(y, w, write=write).sum()
+
+
+def saved_thrice(h, w, *, write):
+    y = functional.gelu(h)
+    first = sum((part @ w).square().sum() for part in (y, y.view(2, -1, 64)))
+    return first + product(y, w, write=write).sum()
+
+
+def an_input_of_another(h, w, *, write):
+    # silu(y) is computed again from y, which waits for the product that writes into it.
+    y = functional.gelu(h)
+    first = (y @ w).square().sum()
+    second = product(y, w, write=write).sum()
+    return first + second + (functional.silu(y) @ w).sum()
+
+
+LOSSES = [saved_twice, saved_thrice, an_input_of_another]
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "short"])
+@pytest.mark.parametrize("options", [{}, {"codec": "zvc", "remat": False}], ids=["remat", "zvc"])
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_write_into_a_result_reaches_no_other_user(loss, workers, options, whole, monkeypatch):
+    if whole:
+        monkeypatch.setattr(short_way, "STEPS", 1)
+    given = [torch.randn(n, 64, requires_grad=True) for n in (512, 64)]
+    wanted = torch.autograd.grad(loss(*given, write=False), given)
+    with cswap.swapping(min_bytes=0, workers=workers, **options) as engine:
+        for _ in range(STEPS):
+            engine.begin_step()
+            total = loss(*given, write=True)
+            engine._state.lanes.drain()  # else a worker that is late leaves tensors in place
+            try:
+                found = torch.autograd.grad(total, given)
+            except RuntimeError as error:
+                assert "modified by an inplace operation" in str(error)
+            else:
+                assert all(map(torch.equal, found, wanted))
+                del found
+            del total
+            gc.collect()
+        assert_empty(engine)
