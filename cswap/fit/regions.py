@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
+from torch.compiler import is_compiling
 from torch.nn import BatchNorm1d, BatchNorm2d, BatchNorm3d
 from torch.utils.checkpoint import checkpoint
 
@@ -52,7 +53,7 @@ class RegionTimer:
     def __init__(
         self, model: torch.nn.Module, excluded: Collection[str], chooser: GoalChooser
     ) -> None:
-        """Begin with the next forward.
+        """Begin with the next forward. Modules within a compiled graph are not measured.
 
         Args:
             model: its submodules.
@@ -109,7 +110,7 @@ class RegionTimer:
         return False
 
     def _enter(self, calls: _Calls, _module: torch.nn.Module, args: tuple[Any, ...]) -> None:
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and not is_compiling():
             calls.in_step += 1
             calls.most_in_step = max(calls.most_in_step, calls.in_step)
             calls.collectives = _collectives()
@@ -118,7 +119,7 @@ class RegionTimer:
     def _leave(
         self, calls: _Calls, _module: torch.nn.Module, args: tuple[Any, ...], _out: Any
     ) -> None:
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and not is_compiling():
             took_s = _now(args) - self._chooser.step.hooks_s - calls.began_s
             calls.shortest_s = min(calls.shortest_s, took_s)
             now = _collectives()
@@ -211,7 +212,7 @@ def _forward(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+    if not torch.is_grad_enabled() or is_compiling():
         return plain(*args, **kwargs)
     calls = 0
 

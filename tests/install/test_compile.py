@@ -148,3 +148,21 @@ def test_the_compiler_looks_again_after_a_forward_that_raises():
         call(x).sum().backward()
     assert counters["stats"]["unique_graphs"] >= 1
     assert handle.stats.swapped > 0
+
+
+@pytest.mark.parametrize("in_place", [False, True], ids=["wrapped", "in place"])
+def test_a_goal_of_a_model_with_a_part_that_is_one_graph(in_place):
+    torch._dynamo.reset()
+    net, x = nn.Sequential(sequential(), sequential()), torch.randn(512, 64)
+    net(x).square().mean().backward()
+    wanted = [p.grad.clone() for p in net.parameters()]
+    if in_place:
+        net[1].compile(**COMPILE)
+    else:
+        net[1] = torch.compile(net[1], **COMPILE)
+    with cswap.install(net, fit="4MiB") as handle:
+        for _ in range(8):
+            net.zero_grad()
+            net(x).square().mean().backward()
+            assert all(map(torch.equal, (p.grad for p in net.parameters()), wanted))
+        assert handle.goal.phase in ("planning", "obeying")
