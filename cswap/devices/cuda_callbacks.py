@@ -41,7 +41,7 @@ class Callbacks:
         self._running = threading.RLock()
         self._counting = threading.Lock()
         self._wanted = threading.Event()
-        self._is_wanted = False  # the same, without a call; False for a moment while it changes
+        self._is_wanted = False  # the same, without a call
         self._passes = 0  # of threads that have run what was due
         self._nap_s = NAPS_S[0]
         self._stopping = False
@@ -60,7 +60,10 @@ class Callbacks:
 
     def run_due(self) -> None:
         """Run the callbacks whose event has fired, unless another thread is at it."""
-        if not self._is_wanted or not self._running.acquire(blocking=False):
+        # While the thread goes to sleep, the first is False for a moment.
+        if not (self._is_wanted or any(self._due.values())):
+            return
+        if not self._running.acquire(blocking=False):
             return
         self._passes += 1
         try:
