@@ -7,6 +7,7 @@ error.
 from __future__ import annotations
 
 import gc
+import random
 
 import pytest
 import torch
@@ -87,3 +88,53 @@ def test_a_write_into_a_result_reaches_no_other_user(loss, workers, options, who
             del total
             gc.collect()
         assert_empty(engine)
+
+
+ACTIVATIONS = [
+    functional.gelu,
+    functional.silu,
+    torch.tanh,
+    torch.relu,
+    lambda x: functional.layer_norm(x, (64,)),
+    lambda x: functional.gelu(x).view(2, -1, 64).reshape(-1, 64),
+]
+
+
+def random_loss(seed, h, w, *, write):
+    """Some ten operators, several of which save the same tensors."""
+    chance = random.Random(seed)
+    values, outputs = [h * 1.0], []
+    for _ in range(chance.randrange(3, 10)):
+        x, other = chance.choice(values[-3:]), chance.choice(values)
+        writes = chance.random() < 0.5
+        kind = chance.randrange(len(ACTIVATIONS) + 4)
+        if kind < len(ACTIVATIONS):
+            y = ACTIVATIONS[kind](x)
+        elif kind == len(ACTIVATIONS):
+            y = functional.silu(x) * other
+        elif kind == len(ACTIVATIONS) + 1:
+            y = x + other
+        else:
+            y = product(x, w, write=write and writes) * 0.1
+        values.append(y)
+        if chance.random() < 0.5:
+            outputs.append((y @ w).square().mean())
+    return sum(outputs) + (values[-1] @ w).square().mean()
+
+
+@pytest.mark.parametrize("options", [{}, {"codec": "zvc"}, {"codec": "raw"}], ids=str)
+@pytest.mark.parametrize("seed", range(16))
+def test_random_programs_whose_backward_writes(seed, options):
+    torch.manual_seed(seed)
+    given = [torch.randn(n, 64, requires_grad=True) for n in (256, 64)]
+    wanted = torch.autograd.grad(random_loss(seed, *given, write=False), given)
+    with cswap.swapping(min_bytes=0, workers=seed % 2, **options) as engine:
+        for step in range(STEPS):
+            engine.begin_step()
+            total = random_loss(seed, *given, write=True)
+            try:
+                found = torch.autograd.grad(total, given, retain_graph=step == 1)
+            except RuntimeError as error:
+                assert "modified by an inplace operation" in str(error)
+            else:
+                assert all(map(torch.equal, found, wanted))
