@@ -61,6 +61,16 @@ def an_input_of_another(h, w, *, write):
     return first + second + (functional.silu(y) @ w).sum()
 
 
+def gradients(total, given, **options):
+    """None: autograd has refused them, as it does without cswap."""
+    try:
+        return torch.autograd.grad(total, given, **options)
+    except RuntimeError as error:
+        if "modified by an inplace operation" not in str(error):
+            raise
+        return None
+
+
 LOSSES = [saved_twice, saved_thrice, an_input_of_another]
 
 
@@ -78,14 +88,9 @@ def test_a_write_into_a_result_reaches_no_other_user(loss, workers, options, who
             engine.begin_step()
             total = loss(*given, write=True)
             engine._state.lanes.drain()  # else a worker that is late leaves tensors in place
-            try:
-                found = torch.autograd.grad(total, given)
-            except RuntimeError as error:
-                assert "modified by an inplace operation" in str(error)
-            else:
-                assert all(map(torch.equal, found, wanted))
-                del found
-            del total
+            found = gradients(total, given)
+            assert found is None or all(map(torch.equal, found, wanted))
+            del total, found
             gc.collect()
         assert_empty(engine)
 
@@ -132,9 +137,5 @@ def test_random_programs_whose_backward_writes(seed, options):
         for step in range(STEPS):
             engine.begin_step()
             total = random_loss(seed, *given, write=True)
-            try:
-                found = torch.autograd.grad(total, given, retain_graph=step == 1)
-            except RuntimeError as error:
-                assert "modified by an inplace operation" in str(error)
-            else:
-                assert all(map(torch.equal, found, wanted))
+            found = gradients(total, given, retain_graph=step == 1)
+            assert found is None or all(map(torch.equal, found, wanted))

@@ -117,9 +117,7 @@ class LinkOut:
             self._unsized.remove(encoded)
         free: Event | None = encoded  # after that the scratch is; None: it holds the encoding
         try:
-            if encoded.error is not None:
-                raise to_raise(encoded.error)
-            nbytes = checked_size(section.codec, sizes[0], bound)
+            nbytes = self._size(section, sizes, encoded, bound)
         except Exception as error:
             self._degrade(handle, section, x, encoded, error)
         else:
@@ -140,6 +138,12 @@ class LinkOut:
         except BaseException:
             self._device.drain()
             raise
+
+    @staticmethod
+    def _size(section: Section, sizes: list[int | LateSize], encoded: Event, bound: int) -> int:
+        if encoded.error is not None:
+            raise to_raise(encoded.error)
+        return checked_size(section.codec, sizes[0], bound)
 
     def _wanted(self, handle: Handle, section: Section) -> bool:
         # Whether anybody may ask for it (or does: a fetch waits for its place), and it is of the
