@@ -105,9 +105,7 @@ class CudaDevice(Device):
                 return self._issue(job, stream, after, measure)
         return self._issue(job, torch.cuda.current_stream(self.device), after, measure)
 
-    def _issue(
-        self, job: Job, stream: Any, after: tuple[Event, ...], measure: bool
-    ) -> CudaEvent:
+    def _issue(self, job: Job, stream: Any, after: tuple[Event, ...], measure: bool) -> CudaEvent:
         # stream: torch's, which is a codec's `Stream`, too. A cast would be a call for each job.
         event = self._new_event(stream, timing=measure)
         for earlier in after:
