@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import random
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -95,7 +96,7 @@ def test_a_write_into_a_result_reaches_no_other_user(loss, workers, options, who
         assert_empty(engine)
 
 
-ACTIVATIONS = [
+ACTIVATIONS: list[Callable[[torch.Tensor], torch.Tensor]] = [
     functional.gelu,
     functional.silu,
     torch.tanh,
