@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -17,6 +17,9 @@ from torch.nn import functional
 import cswap
 from cswap.engine import short_way
 from cswap.testing.engines import assert_empty
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 pytestmark = pytest.mark.usefixtures("_chains_take_no_time", "no_limit")
 
