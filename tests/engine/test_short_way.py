@@ -197,19 +197,6 @@ def test_a_tensor_that_is_saved_again_is_computed_once(loss, shared, taken, comp
     assert taken == 3 * [True]
 
 
-def test_a_retained_graph_that_saves_a_tensor_twice(taken):
-    given = leaves()
-    wanted = torch.autograd.grad(twice(*given), given)
-    with swapping() as engine:
-        gradients(engine, twice, given)
-        engine.begin_step()
-        loss = twice(*given)
-        for retain in (True, True, False):
-            assert equal(torch.autograd.grad(loss, given, retain_graph=retain), wanted)
-        assert_empty(engine)
-    assert taken == [True]
-
-
 def test_few_results_wait_for_others(taken):
     given = leaves()
     wanted = torch.autograd.grad(apart(*given), given)
@@ -374,18 +361,19 @@ def test_an_encoding_that_others_are_computed_from_is_decoded_once(monkeypatch, 
     assert taken == 3 * [True]
 
 
-def test_a_retained_graph_of_tensors_that_are_computed_from_others(taken):
+@pytest.mark.parametrize(("loss", "n_again"), [(twice, 1), (chained, 3)])
+def test_a_retained_graph_whose_tensors_wait_for_others(loss, n_again, taken):
     given = leaves()
-    wanted = torch.autograd.grad(chained(*given), given)
+    wanted = torch.autograd.grad(loss(*given), given)
     with swapping() as engine:
-        gradients(engine, chained, given)
+        gradients(engine, loss, given)
         engine.begin_step()
-        loss = chained(*given)
+        total = loss(*given)
         for retain in (True, True, False):
-            assert equal(torch.autograd.grad(loss, given, retain_graph=retain), wanted)
+            assert equal(torch.autograd.grad(total, given, retain_graph=retain), wanted)
         assert engine._state.results.nbytes == 0
         assert_empty(engine)
-    assert taken == 3 * [True]
+    assert taken == n_again * [True]
 
 
 def test_what_is_lent_outside_of_a_backward_does_not_wait(taken):
