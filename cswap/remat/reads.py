@@ -33,8 +33,6 @@ class NotFoundError(Exception):
 class What(enum.Enum):
     """Kinds of reads of a node."""
 
-    __hash__ = object.__hash__  # Enum's own is Python code, and these are keys
-
     BELOW = "type of the node at an edge, and number of its output"
     ARGUMENT = "saved argument that is not a tensor"
     OUTPUT = "dtype, device and sizes of an output"

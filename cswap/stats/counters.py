@@ -82,8 +82,8 @@ class Counters:
         self._peak_host = 0
         self._peak_saved = 0
         self._peak_since = 0
-        # The most since tensors that rest were counted.
-        self._top_device = self._top_saved = 0
+        # Since tensors that rest were counted: at the beginning of the step, or at its end.
+        self._step_peak_device = self._step_peak_saved = 0
 
     def keep(self, reason: str, nbytes: int) -> None:
         """Count a tensor that was saved and stays on the device."""
@@ -106,16 +106,16 @@ class Counters:
             rested_bytes = self._count_rested() if self.rested or self.unseen else 0
             # Nobody has noticed when tensors that rest were freed. They were there at the end of
             # the forward, where most steps have their peak.
-            device = self._top_device + rested_bytes
+            device = self._step_peak_device + rested_bytes
             if device > self._peak_device:
                 self._peak_device = device
-            top = self._top_saved + rested_bytes
-            if top > self._peak_saved:
-                self._peak_saved = top
-            if top > self._peak_since:
-                self._peak_since = top
-            self._top_device = self._device_bytes
-            self._top_saved = self._device_bytes + self._host_bytes
+            saved_bytes = self._step_peak_saved + rested_bytes
+            if saved_bytes > self._peak_saved:
+                self._peak_saved = saved_bytes
+            if saved_bytes > self._peak_since:
+                self._peak_since = saved_bytes
+            self._step_peak_device = self._device_bytes
+            self._step_peak_saved = self._device_bytes + self._host_bytes
             if self.again:
                 n, nbytes = _take_all(self.again)
                 self.packed += n
@@ -165,10 +165,10 @@ class Counters:
         with self._lock:
             self.packed += 1
             device = self._device_bytes = self._device_bytes + nbytes
-            if device > self._top_device:  # no call: this is done for many tensors
-                self._top_device = device
-            if device + self._host_bytes > self._top_saved:
-                self._top_saved = device + self._host_bytes
+            if device > self._step_peak_device:  # no call: this is done for many tensors
+                self._step_peak_device = device
+            if device + self._host_bytes > self._step_peak_saved:
+                self._step_peak_saved = device + self._host_bytes
         if self.timeline is not None:
             self._draw()
 
@@ -178,7 +178,7 @@ class Counters:
             self._device_bytes += device
             self._host_bytes += host
             if device > 0 or host > 0:
-                self._note_tops()
+                self._note_step_peaks()
         if self.timeline is not None:
             self._draw()
 
@@ -192,20 +192,20 @@ class Counters:
             now_s = time.perf_counter()
             self.timeline.count(now_s, device=self._device_bytes, host=self._host_bytes)
 
-    def _note_tops(self) -> None:
+    def _note_step_peaks(self) -> None:
         device, host = self._device_bytes, self._host_bytes
-        if device > self._top_device:
-            self._top_device = device
+        if device > self._step_peak_device:
+            self._step_peak_device = device
         if host > self._peak_host:
             self._peak_host = host
-        if device + host > self._top_saved:
-            self._top_saved = device + host
+        if device + host > self._step_peak_saved:
+            self._step_peak_saved = device + host
 
     def take_peak(self) -> int:
         """Most bytes of device and host together since this was called last."""
         self.count_kept()
         with self._lock:
-            found, self._peak_since = self._peak_since, self._top_saved
+            found, self._peak_since = self._peak_since, self._step_peak_saved
         return found
 
     @property
@@ -241,8 +241,8 @@ class Counters:
             entry.encode_s += encode_s
             self._device_bytes += device
             host = self._host_bytes = self._host_bytes + host
-            if host > self._peak_host or self._device_bytes + host > self._top_saved:
-                self._note_tops()
+            if host > self._peak_host or self._device_bytes + host > self._step_peak_saved:
+                self._note_step_peaks()
         if self.timeline is not None:
             self._draw()
 
@@ -266,15 +266,15 @@ class Counters:
             entry.encoded += encoded
             entry.encode_s += encode_s
             device, held = self._device_bytes, self._host_bytes
-            if device + raw > self._top_device:  # until it was encoded
-                self._top_device = device + raw
-            if device + raw + held > self._top_saved:
-                self._top_saved = device + raw + held
+            if device + raw > self._step_peak_device:  # until it was encoded
+                self._step_peak_device = device + raw
+            if device + raw + held > self._step_peak_saved:
+                self._step_peak_saved = device + raw + held
             held = self._host_bytes = held + host
             if held > self._peak_host:
                 self._peak_host = held
-            if device + held > self._top_saved:
-                self._top_saved = device + held
+            if device + held > self._step_peak_saved:
+                self._step_peak_saved = device + held
 
     def copied(self, raw: int, host: int) -> None:
         """Count a saved tensor that is being copied to the host as it is, and has no handle.
@@ -293,11 +293,11 @@ class Counters:
             device = self._device_bytes = self._device_bytes + raw
             host = self._host_bytes = self._host_bytes + host
             if (
-                device > self._top_device
+                device > self._step_peak_device
                 or host > self._peak_host
-                or device + host > self._top_saved
+                or device + host > self._step_peak_saved
             ):
-                self._note_tops()
+                self._note_step_peaks()
 
     def brought_back(self, codec: str, decode_s: float) -> None:
         """Count the decode, by the computing thread, of a tensor without a handle."""

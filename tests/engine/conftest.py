@@ -3,6 +3,9 @@
 import pytest
 import torch
 
+from cswap.engine.recomputer import Recomputer
+from cswap.engine.short_way import ShortWay
+
 
 @pytest.fixture
 def _chains_take_no_time(monkeypatch):
@@ -13,3 +16,32 @@ def _chains_take_no_time(monkeypatch):
     torch.manual_seed(0)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def taken(monkeypatch):
+    """Per tensor computed again that has tried the short way: whether it took it."""
+    found, pack = [], ShortWay.pack
+
+    def noted(self, tensor, place):
+        encoded = place.codec is not None
+        packed = pack(self, tensor, place)
+        if not encoded:
+            found.append(packed is not None)
+        return packed
+
+    monkeypatch.setattr(ShortWay, "pack", noted)
+    return found
+
+
+@pytest.fixture
+def computed(monkeypatch):
+    """How often a tensor was computed again."""
+    found, run = [], Recomputer.run
+
+    def noted(self, remat):
+        found.append(remat.formula.operator)
+        return run(self, remat)
+
+    monkeypatch.setattr(Recomputer, "run", noted)
+    return found

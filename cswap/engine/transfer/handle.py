@@ -241,10 +241,14 @@ class Handle:
         self._last_version = result._version  # noqa: SLF001
 
     def give(self, result: torch.Tensor) -> bool:
-        """Decoded memory is given out, and may have been before; whether nobody wrote into it.
+        """Note that decoded memory is given to a user, as it may have been to another before.
 
-        Autograd refuses a second use of a saved tensor that the first one has modified. Here the
-        second one can have other memory.
+        Args:
+            result: the memory.
+
+        Returns:
+            Whether no user has written into it. Autograd refuses a saved tensor that was modified;
+            here the next user gets other memory, decoded once more.
         """
         if self.last_result is not None and self.last_result() is result:
             return result._version == self._last_version  # noqa: SLF001
