@@ -24,18 +24,17 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from torch.compiler import is_compiling, is_dynamo_compiling
+from torch.compiler import is_compiling
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 from cswap import hook_stack
-from cswap.dynamo import begin_below, leave_alone, set_compiler, warn_of_tracing
+from cswap.dynamo import begin_below, set_compiler, warn_of_tracing
 from cswap.engine.saved.module_stack import OUTSIDE
 from cswap.errors import ConfigError
 from cswap.guard.guard import make_guard
+from cswap.module_calls import FollowedModule
 from cswap.module_patch import ModulePatch, mark
-from cswap.quiet_modules.learner import Learner
 from cswap.quiet_modules.quiet_modules import QuietModules
-from cswap.quiet_modules.stretch import Tracked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -194,7 +193,7 @@ class ModuleHooks:
         """
         self._engine, self._model = engine, model
         self._guard = make_guard(model, engine)
-        self._patches: list[ModulePatch] = []
+        self._patches: list[ModulePatch | FollowedModule] = []
         scopes = {path: scope_of(path, module) for path, module in model.named_modules()}
         self._call = _ModelCall(model, engine, scopes.pop(""), entry)
         self._others = scopes  # of modules that are not tracked
@@ -217,7 +216,8 @@ class ModuleHooks:
         for path in paths:
             module, scope = self._model.get_submodule(path), self._others.pop(path, None)
             if scope is not None and not isinstance(module, torch.jit.ScriptModule):
-                self._track(module, scope)
+                followed = FollowedModule(module, scope, self._engine.scopes)
+                self._patches.append(followed)
 
     def remove(self) -> None:
         """Take everything off the model."""
@@ -237,42 +237,10 @@ class ModuleHooks:
             self._guard.begin_step()
         set_compiler(compiler)
 
-    def _track(self, module: torch.nn.Module, scope: Scope) -> None:
-        scopes, tracked = self._engine.scopes, Tracked()
-
-        def enter(module: torch.nn.Module, args: Any) -> None:
-            stack = scopes.stack
-            stack.append(scope)
-            # In a graph, our state of this moment would be a constant. `is_compiling` makes a call
-            # of its own, and this runs for every module.
-            if is_dynamo_compiling():
-                return
-            run = scopes.run
-            # Here, not in a call: most modules come here for nothing.
-            if run is not None and not run.off and (run.learns or tracked.stretch is not None):
-                run.enter(tracked, module, args, len(stack))
-
-        def leave(_module: torch.nn.Module, _args: Any, _output: Any) -> None:
-            stack = scopes.stack
-            if stack[-1] is scope:  # else a pre-hook before ours has raised
-                stack.pop()
-            if is_dynamo_compiling():
-                return
-            run = scopes.run
-            if run is not None and (run.learns or run.off > len(stack)):
-                run.leave(tracked)
-
-        leave_alone(enter)
-        leave_alone(leave)
-        patch = ModulePatch(module)
-        self._patches.append(patch)
-        patch.pre_hook(enter, prepend=True)
-        patch.hook(leave, always_call=True)
-
 
 _SAVE_NOTHING: Final = (torch.nn.Identity, torch.nn.Sequential)
 """Modules that save nothing themselves, unless they are recomputed: then they save their inputs.
-The hooks of each tracked module take some microseconds in every step."""
+To follow a module takes some microseconds in every step."""
 
 
 class _ModelCall:
@@ -340,9 +308,9 @@ class _ModelCall:
             pair.push()
             set_compiler(compiler)
             result = _call(target, args, kwargs)
-            if isinstance(run, Learner):
+            if run is not None:
                 set_compiler(None)
-                self._quiet.learn(run)
+                self._quiet.end(run)
             return result
         finally:
             pair.active = False  # first, and no call before it: see the Note

@@ -13,7 +13,7 @@ import torch
 from cswap.engine.packer import Packer
 from cswap.engine.saved.eligibility import is_tracing
 from cswap.engine.saved.packed import Token
-from cswap.engine.short_way import ShortWay
+from cswap.engine.short_way import STEPS, ShortWay
 from cswap.engine.state import EngineState
 from cswap.engine.unpacker import Unpacker
 from cswap.stats.stats_file import make_record
@@ -140,8 +140,9 @@ class SwapEngine:
 
     @property
     def looks(self) -> bool:
-        """Whether a goal looks at each tensor of the step that has begun."""
-        return self._state.chooser is not None
+        """Whether each tensor of the step that has begun is looked at."""
+        step = self.packer.step
+        return self._state.chooser is not None or (step > 0 and not step % STEPS)
 
     @property
     def wants_owned(self) -> bool:

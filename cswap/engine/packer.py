@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from cswap.engine.saved.rest import Rest
     from cswap.engine.short_way import ShortWay
     from cswap.engine.state import EngineState
-    from cswap.quiet_modules.stretch import Resting
     from cswap.schema.plan import Decision
 
 _now = time.perf_counter
@@ -142,7 +141,7 @@ class Packer:
                 self._counters.by_goal.append(nbytes)
                 return _kept(tensor)
             rest = place.rest
-            if rest is not None and self._rests(rest):
+            if rest is not None and self.rests(rest):
                 return self._leave(tensor, place, rest)
         operator = scopes.operator
         if place is None or not self.book.is_of(place, tensor, scope, operator):
@@ -253,36 +252,35 @@ class Packer:
 
     # ----------------------------------------------------------------- handles
 
-    def _rests(self, rest: Rest) -> bool:
+    def rests(self, rest: Rest) -> bool:
+        """Whether a tensor whose rest this is rests in the step that has begun."""
         if self._order.step >= rest.until:
             return False
         # A tensor that the limit no longer keeps leaves at once.
         limit = self._limit if rest.reason in BY_LIMIT else None
         return limit is None or rest.limited in limit.staying
 
-    def rest_at(self, place: Place) -> Rest | None:
-        """The rest of the tensor that was saved at a place in this step; None: it did not rest."""
-        rest = place.rest
-        return rest if rest is not None and self._rests(rest) else None
+    @property
+    def step(self) -> int:
+        """Number of the step."""
+        return self._order.step
 
-    def may_rest(self, until: int, limited: frozenset[tuple[int, int]]) -> bool:
-        """Whether tensors that rest do so in this step, too.
+    @property
+    def limited(self) -> frozenset[tuple[int, int]] | None:
+        """Tensors that have to stay for the limit of time; None: there is no limit."""
+        return None if self._limit is None else self._limit.staying
+
+    def rest_unseen(self, tensors: tuple[tuple[int, int], ...]) -> None:
+        """Tensors rest, at the next positions, and are saved without hooks.
 
         Args:
-            until: see `Rest`.
-            limited: see `Rest`, of those that stay for the limit of time.
+            tensors: position in the step and bytes of each, in order.
         """
-        if self._order.step >= until:
-            return False
-        return not limited or self._limit is None or limited <= self._limit.staying
-
-    def rest_unseen(self, resting: Resting) -> None:
-        """Tensors rest, at the next positions, and are saved without hooks."""
         with self._lock:
-            first = self._order.skip(len(resting.tensors))
+            first = self._order.skip(len(tensors))
         if first == 0:
             self.notes.begin()
-        self.notes.saved_unseen(resting.tensors)
+        self.notes.saved_unseen(tensors)
 
     def _leave(self, tensor: torch.Tensor, place: Place, rest: Rest) -> Kept:
         # See Note [a tensor that rests].

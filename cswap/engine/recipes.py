@@ -143,9 +143,18 @@ class RecipeBook:
         here = self._here
         return here.places[here.next - 1] if 0 < here.next <= len(here.places) else None
 
+    def place_at(self, number: int) -> Place | None:
+        """The n-th place of a step in this thread."""
+        places = self._here.places
+        return places[number] if number < len(places) else None
+
     def skip(self, n: int) -> None:
         """The next ``n`` tensors of this thread come without being asked for."""
         self._here.next += n
+
+    def go_to(self, number: int) -> None:
+        """The next tensor of this thread is expected to be that of the n-th place."""
+        self._here.next = number
 
     def is_of(self, place: Place, tensor: torch.Tensor, scope: Scope, operator: str) -> bool:
         """Whether this tensor is the one that is expected at a place."""

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 GOAL_DEPTH: Final = 4
 """Largest number of operators in a row for a goal: a norm, a product and a gated activation."""
 
+_Parameter = torch.nn.Parameter
 _clock = time.perf_counter
 _current_backward = torch._C._current_graph_task_id  # noqa: SLF001
 
@@ -76,8 +77,8 @@ class Recomputer:
         kept = frozenset({Kept, KeptParameter})
         goal: dict[str, Any] = {"max_depth": GOAL_DEPTH, "products": True}
         depths = (_depth_of_exact, _depth_of_fine, _depth_of)  # by tolerance
-        self._finders = tuple(Finder(depth, held=kept) for depth in depths)
-        self._goal_finders = tuple(Finder(depth, held=kept, **goal) for depth in depths)
+        self._finders = tuple(Finder(depth, held=kept, keep=_keep) for depth in depths)
+        self._goal_finders = tuple(Finder(depth, held=kept, keep=_keep, **goal) for depth in depths)
         self.trials = Trials(counters, lambda remat: self._bring(remat, again=False))
         self.inputs_s = 0.0
         self.note_ready: Callable[[Token], None] = lambda _: None
@@ -257,6 +258,15 @@ class Recomputer:
         if again and not own:
             self.note_ready(token)
         return packed.rebuild(memory, own=own)
+
+
+def _keep(tensor: torch.Tensor) -> Kept:
+    # See `Finder`, and Note [kept tensors are checked and detached].
+    base, kept = tensor._base, tensor if tensor.is_leaf else tensor.detach()  # noqa: SLF001
+    is_parameter = type(tensor) is _Parameter or (
+        base is not None and isinstance(base, _Parameter)
+    )
+    return (KeptParameter if is_parameter else Kept)(kept, tensor._version)  # noqa: SLF001
 
 
 def _depth_of(packed: object) -> int | None:

@@ -1,166 +1,138 @@
-"""A call of the model in which quiet modules are learned: `Learner`."""
+"""A call of the model in which its quiet stretches are learned: `Learner`."""
 
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from cswap import hook_stack
-from cswap.advisor.time_limit import BY_LIMIT
+from cswap.dynamo import leave_alone
 from cswap.engine.order.chooser import STAYS
 from cswap.engine.saved.packed import Kept, KeptParameter, PackedView
-from cswap.engine.saved.recomputed import Recomputed
-from cswap.quiet_modules.stretch import Resting, Stretch, facts_of
-from cswap.stats.counters import SHARED
+from cswap.quiet_modules.stretch import Saved, Stretch, facts_of
 
 if TYPE_CHECKING:
     from cswap.engine.engine import SwapEngine
-    from cswap.engine.saved.rest import Rest
     from cswap.quiet_modules.run import Pair
-    from cswap.quiet_modules.stretch import Arguments, Tracked
-    from cswap.remat.record import Remat
+    from cswap.quiet_modules.stretch import Arguments, Boundary
+
+
+_RESTING: Final = (Kept, PackedView)
+"""Objects of tensors that rest. The second, of one that was looked at in this step, and rests again
+from the next one on."""
 
 
 @dataclass(slots=True)
-class _Call:
-    # One call of a module, in a step that learns.
-    tracked: Tracked
+class _Part:
+    # Between two boundaries of the call that learns.
+    begins: Boundary
     first: int
     arguments: Arguments
     training: bool
     stays: bool
     n_places: int = 0
+    sizes: list[int] = field(default_factory=list)
     parameters: list[int] = field(default_factory=list)
     small: list[int] = field(default_factory=list)
     by_goal: list[int] = field(default_factory=list)
-    shared: list[int] = field(default_factory=list)
-    until: list[int] = field(default_factory=list)
-    rests: list[Rest] = field(default_factory=list)
-    kept: list[int] = field(default_factory=list)  # ids of objects that autograd holds
+    resting: list[int] = field(default_factory=list)
 
-    def stretch(self) -> Stretch | None:
-        if not self.stays:
-            return None
-        found = {"parameter": self.parameters, "small": self.small, "goal": self.by_goal}
-        found[SHARED] = self.shared
-        for rest in self.rests:
-            found.setdefault(rest.reason, []).append(rest.limited[1])
-        unseen = {why: (len(sizes), sum(sizes)) for why, sizes in found.items() if sizes}
-        return Stretch(
-            self.first,
-            self.n_places,
-            self.arguments,
-            self.training,
-            tuple(unseen.items()),
-            self._resting(),
+    def learn(self, ends: Boundary | None) -> None:
+        # Tell the boundary where this part begins. Args: ends: the one where it ends.
+        saved = Saved(
+            self.first, self.n_places, tuple(self.sizes), self.arguments, self.training, ends
         )
+        found = {"parameter": self.parameters, "small": self.small, "goal": self.by_goal}
+        unseen = {why: (len(sizes), sum(sizes)) for why, sizes in found.items() if sizes}
+        stretch = Stretch(saved, tuple(unseen.items()), tuple(self.resting))
+        self.begins.learn(saved, stretch if self.stays else None)
 
-    def _resting(self) -> Resting | None:
-        if not self.until:
-            return None
-        limited = {rest.limited for rest in self.rests if rest.reason in BY_LIMIT}
-        tensors = tuple(rest.limited for rest in self.rests)
-        return Resting(tensors, min(self.until), frozenset(limited))
-
-    def take(self, inner: _Call) -> None:
-        # A call inside of this one has ended.
-        self.stays = self.stays and inner.stays
-        self.n_places = inner.first + inner.n_places - self.first
-        self.parameters += inner.parameters
-        self.small += inner.small
-        self.by_goal += inner.by_goal
-        self.shared += inner.shared
-        self.until += inner.until
-        self.rests += inner.rests
-        self.kept += inner.kept
+    def take(self, later: _Part) -> None:
+        # The part after this one, where no boundary can be told from others.
+        self.stays = self.stays and later.stays
+        self.n_places = later.first + later.n_places - self.first
+        self.sizes += later.sizes
+        self.parameters += later.parameters
+        self.small += later.small
+        self.by_goal += later.by_goal
+        self.resting += later.resting
 
 
 class Learner:
-    """One call of the model with all hooks on: notes the tensors of each module."""
+    """One call of the model with all hooks on: notes the tensors between boundaries."""
 
     learns: Final = True
-    off: Final = 0
 
     def __init__(self, engine: SwapEngine, pair: Pair) -> None:
         """Args: engine: swaps; pair: the hooks, which are to call `pack`."""
         self._engine, self._packer = engine, engine.packer
         self._pair = weakref.ref(pair)  # which refers to this
-        self._calls: list[_Call] = []  # under way, outermost first
-        self._ended: list[_Call] = []
-        # Ids: one that an object has after another is dead makes a module seem needed, no more.
-        self._needed: set[int] = set()
+        self._parts: list[_Part] = []
 
-    def enter(self, tracked: Tracked, module: torch.nn.Module, args: Any, _depth: int) -> None:
-        """See `Run`."""
-        facts, first = facts_of(args), self._packer.book.position
-        has_tensor = len(args) > 0 and isinstance(args[0], torch.Tensor)
-        stays = has_tensor and torch.is_grad_enabled() and self._has_hooks()
-        self._calls.append(_Call(tracked, first, facts, module.training, stays))
-
-    def leave(self, tracked: Tracked) -> None:
-        """A module ends."""
-        if not self._calls or self._calls[-1].tracked is not tracked:
-            return  # an error came in between, and the calls around it are not learned
-        call = self._calls.pop()
-        call.stays = call.stays and self._has_hooks()
-        call.n_places = self._packer.book.position - call.first
-        self._ended.append(call)
-        if self._calls:
-            self._calls[-1].take(call)
+    def at(self, boundary: Boundary, module: torch.nn.Module, values: Any) -> None:
+        """See `ModuleCalls`."""
+        stays = self._close()
+        facts, first = facts_of(values), self._packer.book.position
+        self._parts.append(_Part(boundary, first, facts, module.training, stays))
 
     def pack(self, tensor: torch.Tensor) -> object:
         """Pack a tensor, and note it."""
         packed = self._engine.pack(tensor)
-        remat = _remat_of(packed)
-        if remat is not None:
-            self._needed.update(map(id, remat.inputs))
-        if self._calls:
-            self._note(self._calls[-1], tensor, packed)
+        if self._parts:
+            self._note(self._parts[-1], tensor, packed)
         return packed
 
-    def end(self) -> list[Tracked]:
-        """Say which modules are quiet from here on. Returns: all modules that were called."""
-        found: dict[int, list[_Call]] = {}
-        for call in self._ended:
-            found.setdefault(id(call.tracked), []).append(call)
-        for calls in found.values():
-            call = calls[0]
-            alone = len(calls) == 1 and self._needed.isdisjoint(call.kept)
-            call.tracked.learn(call.stretch() if alone else None)
-        return [calls[0].tracked for calls in found.values()]
+    def end(self) -> list[Boundary]:
+        """Say which stretches are quiet from here on. Returns: the boundaries, in order."""
+        self._close()
+        parts = self._told_apart()
+        ends: list[Boundary | None] = [part.begins for part in parts[1:]]
+        for part, end in zip(parts, [*ends, None], strict=True):
+            part.learn(end)
+        return [part.begins for part in parts]
 
-    def _has_hooks(self) -> bool:
-        return hook_stack.owner_of_top() is self._pair()
+    def _close(self) -> bool:
+        # A part ends. Returns whether tensors of the next one may stay unseen.
+        has_hooks = torch.is_grad_enabled() and hook_stack.owner_of_top() is self._pair()
+        if self._parts:
+            part = self._parts[-1]
+            part.stays = part.stays and has_hooks
+            part.n_places = self._packer.book.position - part.first
+        return has_hooks
 
-    def _note(self, call: _Call, tensor: torch.Tensor, packed: object) -> None:
-        book = self._packer.book
-        has_place = book.position > call.first + call.n_places
-        place = book.last_place if has_place else None
-        if isinstance(packed, KeptParameter):
-            call.parameters.append(tensor.nbytes)
-        elif not isinstance(packed, Kept):
-            call.stays = False
-        elif place is not None and place.choice is STAYS:
-            call.by_goal.append(tensor.nbytes)
-        elif place is not None and (rest := self._packer.rest_at(place)) is not None:
-            call.until.append(rest.until)
-            if place.shares:
-                call.shared.append(0)
+    def _told_apart(self) -> list[_Part]:
+        # A boundary that comes twice in a call does not say which one it is.
+        times = Counter(id(part.begins) for part in self._parts)
+        parts: list[_Part] = []
+        for part in self._parts:
+            if parts and times[id(part.begins)] > 1:
+                parts[-1].take(part)
             else:
-                call.rests.append(rest)
+                parts.append(part)
+        return parts
+
+    def _note(self, part: _Part, tensor: torch.Tensor, packed: object) -> None:
+        book = self._packer.book
+        has_place = book.position > part.first + part.n_places
+        place = book.last_place if has_place else None
+        part.sizes.append(tensor.nbytes)
+        if isinstance(packed, KeptParameter):
+            part.parameters.append(tensor.nbytes)
+        elif place is not None and place.rest is not None and isinstance(packed, _RESTING):
+            part.resting.append(book.position - 1)
+        elif not isinstance(packed, Kept):
+            part.stays = False
+        elif place is not None and place.choice is STAYS:
+            part.by_goal.append(tensor.nbytes)
         elif not has_place and self._packer.is_small(tensor):
-            call.small.append(tensor.nbytes)
+            part.small.append(tensor.nbytes)
         else:
-            call.stays = False
-        call.n_places = book.position - call.first
-        call.kept.append(id(packed))
+            part.stays = False
+        part.n_places = book.position - part.first
 
 
-def _remat_of(packed: object) -> Remat | None:
-    if isinstance(packed, PackedView):
-        return packed.token.remat
-    first = getattr(packed, "first", None) or packed
-    return first.remat if isinstance(first, Recomputed) else None
+leave_alone(Learner.at)

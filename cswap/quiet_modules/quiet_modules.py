@@ -28,18 +28,20 @@ from __future__ import annotations
 import threading
 import weakref
 from itertools import cycle
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final
+
+import torch
 
 from cswap import hook_stack
 from cswap.quiet_modules.learner import Learner
 from cswap.quiet_modules.run import Run
+from cswap.quiet_modules.spans import Spans
+from cswap.quiet_modules.stretch import Boundary
 
 if TYPE_CHECKING:
-    import torch
-
     from cswap.engine.engine import SwapEngine
     from cswap.quiet_modules.run import Pair
-    from cswap.quiet_modules.stretch import Tracked
 
 FIRST_LEARNED: Final = 4
 """Calls of the model that learn at first."""
@@ -47,17 +49,22 @@ FIRST_LEARNED: Final = 4
 INTERVALS: Final = (14, 19, 16, 23, 11, 17, 21, 13)
 """Calls between the beginnings of two pairs that learn, in turns: see the Note."""
 
+_requires_grad, _training = attrgetter("requires_grad"), attrgetter("training")
+_is_any_autocast_enabled = torch._C._is_any_autocast_enabled  # noqa: SLF001
+
 
 class QuietModules:
-    """Learns which modules of one installed model are quiet."""
+    """Learns the quiet stretches of one installed model."""
 
     def __init__(self, model: torch.nn.Module, engine: SwapEngine) -> None:
         """Args: model: it; engine: swaps for it."""
         self._model, self._engine = weakref.ref(model), engine
+        self._begins = Boundary(ends=Boundary())  # of the call
+        self._spans = Spans(engine.packer)
+        self._modules: list[torch.nn.Module] = []
         self._parameters: list[torch.nn.Parameter] = []
-        self._trained: list[bool] = []
+        self._settings: object = None
         self._thread: int | None = None
-        self._known: list[Tracked] = []
         self._version = -1
         self._n_calls = 0
         self._next = 0  # call that begins to learn
@@ -75,24 +82,31 @@ class QuietModules:
             self._thread = me
         if me != self._thread or not self._engine.may_be_quiet or hook_stack.top(True) is not None:
             return None
-        version = self._engine.packer.book.version
-        trained = [p.requires_grad for p in self._parameters]
-        if version != self._version or trained != self._trained:
+        version, settings = self._engine.packer.book.version, self._settings_now()
+        if version != self._version or settings != self._settings:
             self._version = version
-            self._forget()
+            self._spans.forget()
         before, self._run = self._run, None
-        if before is not None and before.ended:
+        if not self._spans.lay_out() or (before is not None and before.changed):
             self._next = self._n_calls
         if not self._is_due() and not self._engine.looks:
             self._run = Run(self._engine, pair)
             return self._run
         model = self._model()
         assert model is not None  # it is being called
-        self._parameters = list(model.parameters())
-        self._trained = [p.requires_grad for p in self._parameters]
+        self._modules, self._parameters = list(model.modules()), list(model.parameters())
+        self._settings = self._settings_now()
         learner = Learner(self._engine, pair)
+        learner.at(self._begins, model, ())
         pair.pack_by(learner.pack)
         return learner
+
+    def end(self, run: Run | Learner) -> None:
+        """A call of the model has ended well."""
+        if isinstance(run, Learner):
+            self._spans.learned(run.end())
+        else:
+            run.end()
 
     def _is_due(self) -> bool:
         n = self._n_calls
@@ -101,15 +115,10 @@ class QuietModules:
             self._next += next(self._intervals)
         return n < FIRST_LEARNED or n >= self._next
 
-    def learn(self, learner: Learner) -> None:
-        """A call of the model has ended well. Args: learner: that noted its tensors."""
-        before, self._known = self._known, learner.end()
-        called = set(map(id, self._known))
-        for tracked in before:
-            if id(tracked) not in called:
-                tracked.forget()
-
-    def _forget(self) -> None:
-        for tracked in self._known:
-            tracked.forget()
-        self._known = []
+    def _settings_now(self) -> object:
+        # What a change of these changes is in no stretch's facts.
+        return (
+            list(map(_requires_grad, self._parameters)),
+            list(map(_training, self._modules)),
+            _is_any_autocast_enabled(),
+        )

@@ -1,10 +1,11 @@
-"""A call of the model in which the hooks are off around quiet modules: `Run`."""
+"""A call of the model in which the hooks are off where all tensors stay: `Run`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from cswap import hook_stack
+from cswap.dynamo import leave_alone
 from cswap.quiet_modules.stretch import facts_of
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from cswap.engine.engine import SwapEngine
-    from cswap.quiet_modules.stretch import Tracked
+    from cswap.quiet_modules.stretch import Boundary, Span
 
 
 class Pair(Protocol):
@@ -29,11 +30,10 @@ class Pair(Protocol):
 
 
 class Run:
-    """One call of the model, in its thread. The hooks are off while a quiet module runs.
+    """One call of the model, in its thread.
 
     Attributes:
-        off: length of the stack of scopes in the outermost quiet module; 0: the hooks are on.
-        ended: whether a rest has ended in a module, which will be quiet again when that is learned.
+        changed: whether the modules came in another order than they were learned.
     """
 
     learns: Final = False
@@ -42,41 +42,52 @@ class Run:
     def __init__(self, engine: SwapEngine, pair: Pair) -> None:
         """Args: engine: swaps; pair: the hooks."""
         self._engine, self._pair = engine, pair
-        self.off = 0
-        self.ended = False
+        self._off: Span | None = None  # for which the hooks are off
+        self.changed = False
 
-    def enter(self, tracked: Tracked, module: torch.nn.Module, args: Any, depth: int) -> None:
-        """A module begins, and the hooks are on.
+    def at(self, boundary: Boundary, module: torch.nn.Module, values: Any) -> None:
+        """See `ModuleCalls`."""
+        off = self._off
+        if off is None:
+            span = boundary.span
+            if span is not None:
+                self._turn_off(span, module, values)
+        elif boundary.wakes >= 0:
+            self._turn_on(off, boundary)
 
-        Args:
-            tracked: it.
-            module: it.
-            args: of its forward.
-            depth: length of the stack of scopes in it.
-        """
-        stretch, packer = tracked.stretch, self._engine.packer
-        if stretch is None or packer.book.position != stretch.first:
-            return
-        resting = stretch.resting
-        if resting is not None and not packer.may_rest(resting.until, resting.limited):
-            self.ended = True
-            return
-        if module.training is not stretch.training or facts_of(args) != stretch.arguments:
-            return
-        if hook_stack.owner_of_top() is not self._pair:
+    def end(self) -> None:
+        """The call ends well."""
+        off = self._off
+        if off is not None:
+            self._count(off, None)
+
+    def _turn_off(self, span: Span, module: torch.nn.Module, values: Any) -> None:
+        first, packer = span.first, self._engine.packer
+        if (
+            packer.book.position != first.first
+            or module.training is not first.training
+            or facts_of(values) != first.arguments
+            or hook_stack.owner_of_top() is not self._pair
+        ):
             return
         hook_stack.pop()
-        self.off = depth
-        packer.book.skip(stretch.n_places)
-        if resting is not None and resting.tensors:
-            packer.rest_unseen(resting)
+        self._off = span
+        packer.book.skip(span.n_places)
+        if span.resting:
+            packer.rest_unseen(span.resting)
 
-    def leave(self, tracked: Tracked) -> None:
-        """The outermost quiet module ends."""
-        self.off = 0
-        if tracked.stretch is not None:
-            self._engine.counters.unseen.append(tracked.stretch.unseen)
-        if (
-            hook_stack.top(True) is None
-        ):  # else somebody has put hooks there, and will take off the top ones
-            hook_stack.push(self._pair.pack, self._engine.unpack)
+    def _turn_on(self, off: Span, boundary: Boundary) -> None:
+        if hook_stack.top(True) is not None:
+            return  # somebody has put hooks there, and will take off the top ones
+        self._off = None
+        self._count(off, boundary)
+        self._engine.packer.book.go_to(boundary.wakes)
+        hook_stack.push(self._pair.pack, self._engine.unpack)
+
+    def _count(self, off: Span, end: Boundary | None) -> None:
+        self._engine.counters.unseen.append(off.unseen)
+        if off.ends is not end:
+            self.changed = True
+
+
+leave_alone(Run.at)

@@ -1,8 +1,8 @@
-"""What a call of a quiet module saves: `Stretch`, and the modules that are followed: `Tracked`."""
+"""The stretches of a model's call between two boundaries of modules: `Stretch`, `Boundary`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -15,83 +15,135 @@ if TYPE_CHECKING:
     Arguments: TypeAlias = tuple[object, ...]
 
 BACK_OFF: Final = 4
-"""Factor by which the number of like calls grows that a module needs after it has changed."""
+"""Factor by which the number of like calls grows that a stretch needs after it has changed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
-    """What one call of a module saves, if all of it stays.
+class Saved:
+    """The tensors that a call of the model saves between two boundaries that follow each other.
 
     Attributes:
-        first: number of the first tensor in the step's sequence of places.
-        n_places: how many of the tensors have one.
-        arguments: of its forward: sizes, dtypes, and whether they need a gradient.
-        training: whether the module was in training mode.
-        unseen: the tensors, for the counts.
-        resting: of those that rest (Note [a tensor that rests] in rest.py).
+        first: number of the first one in the step's sequence of places.
+        n_places: how many have one.
+        sizes: bytes of each, in order.
+        arguments: of the module that begins, or the result of the one that ends: sizes, dtypes, and
+            whether they need a gradient.
+        training: whether that module was in training mode.
+        ends: the boundary at the other end; None: the call of the model ends there.
     """
 
     first: int
     n_places: int
+    sizes: tuple[int, ...]
     arguments: Arguments
     training: bool
-    unseen: Unseen
-    resting: Resting | None
+    ends: Boundary | None
+
+    @property
+    def says_much(self) -> bool:
+        """Whether a change would be seen where they begin: there is a tensor."""
+        return any(isinstance(fact, tuple) for fact in self.arguments)
 
 
 @dataclass(frozen=True, slots=True)
-class Resting:
-    """The tensors of a call that rest.
+class Stretch:
+    """Such tensors, if all of them stay.
 
     Attributes:
-        tensors: position in the step and bytes of each, in order.
-        until: first step in which one of them no longer rests. Rests begin anew, and the module is
-            the same, so this is not compared.
-        limited: of those that stay because of the limit of time: see `Rest`.
+        saved: the tensors.
+        unseen: those that do not rest, for the counts.
+        resting: numbers of the places that rest (Note [a tensor that rests] in rest.py).
     """
 
-    tensors: tuple[tuple[int, int], ...]
-    until: int = field(compare=False)
-    limited: frozenset[tuple[int, int]]
+    saved: Saved
+    unseen: Unseen
+    resting: tuple[int, ...]
 
 
-class Tracked:
-    """A module whose calls are followed.
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Stretches in a row: the hooks are off.
 
     Attributes:
-        stretch: what its call saves, while the module is quiet; else None.
+        first: what the first one saves.
+        ends: the boundary at the other end; None: the call of the model ends there.
+        n_places: of all tensors.
+        unseen: all tensors, for the counts.
+        resting: position in the step and bytes of those that rest, each memory once, in order.
     """
 
-    __slots__ = ("_last", "_like", "_wanted", "stretch")
+    first: Saved
+    ends: Boundary | None
+    n_places: int
+    unseen: Unseen
+    resting: tuple[tuple[int, int], ...]
 
-    def __init__(self) -> None:
+
+class Boundary:
+    """A moment in a call of the model: it begins, or a module begins or ends.
+
+    Attributes:
+        ends: if a module begins here, the boundary where it ends; else None.
+        stretch: that begins here, if all of its tensors stay; else None.
+        span: for which the hooks are taken off here, in the call that runs; else None.
+        wakes: number of the next place, where the hooks are put back here; else -1.
+        turns: whether either is to happen.
+    """
+
+    __slots__ = ("_last", "_like", "_wanted", "ends", "span", "stretch", "turns", "wakes")
+
+    def __init__(self, ends: Boundary | None = None) -> None:
+        """Args: ends: see the class."""
+        self.ends = ends
         self.stretch: Stretch | None = None
-        self._last: Stretch | None = None  # of the last call of the model that learned
+        self._last: Saved | None = None  # in the last call of the model that learned
         self._like, self._wanted = 0, 1  # calls in a row that were like the one before
+        self.stay()
 
-    def learn(self, stretch: Stretch | None) -> None:
-        """Args: stretch: what the module saved in the last call; None: it is not quiet."""
-        if stretch is not None and stretch == self._last:
+    def learn(self, saved: Saved, stretch: Stretch | None) -> None:
+        """Note what was saved from here on.
+
+        Args:
+            saved: the tensors.
+            stretch: the same, if all of them stay; else None.
+        """
+        if saved == self._last:
             self._like += 1
         else:
             if self._like:
                 self._wanted *= BACK_OFF
             self._like = 0
-        self._last = stretch
+        self._last = saved
         self.stretch = stretch if self._like >= self._wanted else None
 
     def forget(self) -> None:
         """The step has changed."""
         self.stretch = self._last = None
         self._like = 0
+        self.stay()
+
+    def turn_off(self, span: Span) -> None:
+        """The hooks are to be taken off here."""
+        self.span, self.turns = span, True
+
+    def turn_on(self, place: int) -> None:
+        """The hooks are to be put back here. Args: place: number of the next one."""
+        self.wakes, self.turns = place, True
+
+    def stay(self) -> None:
+        """The hooks are to be as they were."""
+        self.span: Span | None = None
+        self.wakes, self.turns = -1, False
 
 
-def facts_of(args: tuple[Any, ...]) -> Arguments:
-    """What is compared of a forward's arguments: of those that are no tensors, only the type."""
+def facts_of(values: Any) -> Arguments:
+    """What is compared of arguments, or of a result: of what is no tensor, only the type."""
+    if not isinstance(values, tuple):
+        values = (values,)
     return (
         torch.is_grad_enabled(),
         *[
             (x.shape, x.dtype, x.requires_grad) if isinstance(x, torch.Tensor) else type(x)
-            for x in args
+            for x in values
         ],
     )

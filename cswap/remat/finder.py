@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from cswap.remat.reads import Keep
     from cswap.remat.record import Formula
 
 DEFAULT_DEPTH: Final = 3
@@ -35,6 +36,7 @@ class Finder:
         through_unsaved: bool = True,
         products: bool = False,
         held: frozenset[type] = frozenset(),
+        keep: Keep | None = None,
     ) -> None:
         """A finder for one engine.
 
@@ -47,10 +49,12 @@ class Finder:
             through_unsaved: whether intermediate values may be unsaved; see `Formula.unseen`.
             products: whether matrix products and convolutions run again, too.
             held: types of packed objects for which ``depth_of`` returns 0, whatever they hold.
+            keep: makes such an object of a tensor that autograd holds itself, saved while no hooks
+                were on; None: such tensors are no inputs.
         """
         rows = Rows(products=products)
-        self._limits = Limits(rows, depth_of, max_depth, max_passes, through_unsaved)
-        self._depth_of, self._held = depth_of, held
+        self._limits = Limits(rows, depth_of, keep, max_depth, max_passes, through_unsaved)
+        self._depth_of, self._held, self._keep = depth_of, held, keep
 
     def find(self, tensor: torch.Tensor, expected: Formula | None = None) -> Remat | None:
         """Find the operators that compute again the memory of a tensor that autograd is saving.
@@ -110,7 +114,9 @@ class Finder:
             if not (has_own_memory(base) and self._is_result(base, node)):
                 return None
             settings = Settings.current(product=formula.product)
-            found = formula.recognition.again(node, formula.nbytes, self._held, self._depth_of)
+            found = formula.recognition.again(
+                node, formula.nbytes, self._held, self._depth_of, self._keep
+            )
         except (NotFoundError, AttributeError):
             return None
         if found is None:

@@ -10,7 +10,9 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-CAN_READ: Final = hasattr(torch._C._autograd.SavedTensor, "data")  # noqa: SLF001
+_SLOT: Final = torch._C._autograd.SavedTensor  # noqa: SLF001
+
+CAN_READ: Final = hasattr(_SLOT, "data") and hasattr(_SLOT, "unpack_hook")
 """Whether torch gives the packed objects of a node's slots: before 2.8 it does not, and no tensor
 is computed again."""
 
@@ -23,7 +25,11 @@ MOST_CONSTANT_SHARE: Final = 64
 _NUMBERS: Final = frozenset({torch.float64, torch.int64, torch.complex128, torch.bool})
 """Dtypes in which torch wraps Python's numbers."""
 
-_PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
+PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter})
+"""Types of tensors that autograd may hold itself, without hooks."""
+
+Keep: TypeAlias = "Callable[[torch.Tensor], object]"
+"""Makes the packed object of a tensor that autograd holds itself, and that stays."""
 
 
 class NotFoundError(Exception):
@@ -109,6 +115,10 @@ class Reader:
         """Note that the object in a slot is an input, at this depth."""
         self._note(What.INPUT, node, f"_raw_saved_{name}", (depth, index))
 
+    def plain(self, node: Any, name: str, keep: Keep) -> object:
+        """The packed object of the tensor in a slot that no hook has packed; see `plain`."""
+        return plain(node, f"_raw_saved_{name}", keep)
+
     def constant(self, node: Any, name: str) -> complex:
         """The number in a slot."""
         self._note(What.CONSTANT, node, f"_raw_saved_{name}")
@@ -120,17 +130,53 @@ class Reader:
         return leaf(node.variable, nbytes)
 
 
+def is_number(packed: object) -> bool:
+    """Whether it is a number that torch has wrapped: autograd saves those without the pack hook."""
+    if type(packed) is not torch.Tensor or packed.dim() or packed.dtype not in _NUMBERS:
+        return False
+    return not (packed._version or packed.requires_grad)  # noqa: SLF001
+
+
 def constant(packed: object) -> complex:
-    """The number that torch has wrapped in a slot: autograd saves those without the pack hook.
+    """The number that torch has wrapped in a slot.
 
     Raises:
         NotFoundError: it is another tensor.
     """
-    if type(packed) is not torch.Tensor or packed.dim() or packed.dtype not in _NUMBERS:
+    if not is_number(packed):
         raise NotFoundError
-    if packed._version or packed.requires_grad:  # noqa: SLF001
+    return packed.item()  # type: ignore[no-any-return,attr-defined] # see `is_number`
+
+
+def saved_name(slot: str) -> str:
+    """The attribute that holds a slot's tensor.
+
+    >>> saved_name("_raw_saved_self")
+    '_saved_self'
+    """
+    return slot.removeprefix("_raw")
+
+
+def plain(node: Any, slot: str, keep: Keep) -> object:
+    """The packed object of a tensor that autograd holds itself.
+
+    Args:
+        node: that saved it.
+        slot: name of the attribute, ``"_raw_saved_..."``.
+        keep: makes the object.
+
+    Raises:
+        NotFoundError: hooks have packed it, or it was modified in place since.
+    """
+    if getattr(node, slot).unpack_hook is not None:
         raise NotFoundError
-    return packed.item()
+    try:
+        tensor = getattr(node, saved_name(slot))  # compares versions
+    except RuntimeError:
+        raise NotFoundError from None
+    if type(tensor) not in PLAIN or tensor.layout is not torch.strided:
+        raise NotFoundError
+    return keep(tensor)
 
 
 def leaf(variable: torch.Tensor, nbytes: int) -> torch.Tensor:
@@ -143,7 +189,7 @@ def leaf(variable: torch.Tensor, nbytes: int) -> torch.Tensor:
     Raises:
         NotFoundError: it is not small, or it is no plain tensor.
     """
-    if type(variable) not in _PLAIN or variable.layout is not torch.strided:
+    if type(variable) not in PLAIN or variable.layout is not torch.strided:
         raise NotFoundError
     if variable.nbytes * MOST_CONSTANT_SHARE > nbytes:
         raise NotFoundError

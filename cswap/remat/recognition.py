@@ -16,12 +16,12 @@ from __future__ import annotations
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
-from cswap.remat.reads import LOOKS, What, constant, leaf
+from cswap.remat.reads import LOOKS, PLAIN, NotFoundError, What, constant, leaf, saved_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from cswap.remat.reads import Constant, Read
+    from cswap.remat.reads import Constant, Keep, Read
 
     _Get: TypeAlias = Callable[[Any], tuple[Any, ...]]
 
@@ -73,6 +73,7 @@ class Recognition:
         self._depths = tuple(firsts[index][1] for index in range(len(firsts)))
         self._are_held = not any(self._depths)
         self._repeated = [(places[i], n) for i, _, n in inputs if places[i] != firsts[n][0]]
+        self._slots = _slots({n: reads[i] for i, _, n in reversed(inputs)})
         arguments = [i for i, read in enumerate(reads) if read.what in _ARGUMENTS]
         self._arguments = _items([places[i] for i in arguments])
         self._found = tuple(reads[i].found for i in arguments)
@@ -92,6 +93,7 @@ class Recognition:
         nbytes: int,
         held: frozenset[type],
         depth_of: Callable[[object], int | None],
+        keep: Keep | None,
     ) -> tuple[tuple[object, ...], tuple[Constant, ...]] | None:
         """The inputs and constants of another tensor of the same call site; None: a read differs.
 
@@ -100,9 +102,11 @@ class Recognition:
             nbytes: of the tensor.
             held: see `Finder`.
             depth_of: see `Finder`.
+            keep: see `Finder`.
 
         Raises:
-            NotFoundError: a number or a leaf is not of the kind that can be copied.
+            NotFoundError: a number or a leaf is not of the kind that can be copied, or a tensor
+                that autograd holds itself was modified in place.
             AttributeError: a node was freed.
         """
         nodes = [root] * self._n_nodes
@@ -120,20 +124,44 @@ class Recognition:
             tuple(map(type, arguments)) != self._types
             or arguments != self._found
             or (self._text is not None and repr(arguments) != self._text)
-            or len(set(map(id, inputs))) != len(inputs)
         ):
             return None
-        if not (self._are_held and held.issuperset(map(type, inputs))) and (
+        read, types = inputs, set(map(type, inputs))
+        if keep is not None and not PLAIN.isdisjoint(types):
+            inputs = self._kept(nodes, read, keep)
+            types = set(map(type, inputs))
+        if len(set(map(id, inputs))) != len(inputs):
+            return None
+        if not (self._are_held and held.issuperset(types)) and (
             tuple(map(depth_of, inputs)) != self._depths
         ):
             return None
         if not (self._repeated or self._looks or self._constants):  # as most
             return inputs, ()
         for place, index in self._repeated:
-            if found[place] is not inputs[index]:
+            if found[place] is not read[index]:
                 return None
         constants = self._read_constants(nodes, found, nbytes, depth_of)
         return None if constants is None else (inputs, constants)
+
+    def _kept(
+        self, nodes: Sequence[Any], inputs: tuple[Any, ...], keep: Keep
+    ) -> tuple[object, ...]:
+        # With packed objects instead of the tensors that autograd holds itself.
+        kept: list[Any] = list(inputs)
+        for number, indices, hooks, saved in self._slots:
+            if type(inputs[indices[0]]) not in PLAIN:
+                continue  # a node's tensors are all saved under the same hooks
+            node = nodes[number]
+            if any(hooks(node)):
+                raise NotFoundError
+            try:
+                tensors = saved(node)  # compares versions
+            except RuntimeError:
+                raise NotFoundError from None
+            for index, tensor in zip(indices, tensors, strict=False):
+                kept[index] = keep(tensor)
+        return tuple(kept)
 
     def _read_constants(
         self,
@@ -155,6 +183,37 @@ class Recognition:
             else:
                 constants.append(constant(found[slot]))
         return tuple(constants)
+
+
+class _Slots(NamedTuple):
+    """The slots of one node that hold inputs.
+
+    Attributes:
+        number: of the node.
+        inputs: their numbers.
+        hooks: returns the unpack hook of each.
+        saved: returns the tensor of each.
+    """
+
+    number: int
+    inputs: tuple[int, ...]
+    hooks: _Get
+    saved: _Get
+
+
+def _slots(reads: Mapping[int, Read]) -> list[_Slots]:
+    # By node. Args: reads: of inputs, by their number.
+    by_node: dict[int, list[int]] = {}
+    for index, read in sorted(reads.items()):
+        by_node.setdefault(read.node, []).append(index)
+    found = []
+    for node, indices in by_node.items():
+        names = [reads[index].name for index in indices]
+        names += names if len(names) == 1 else []  # so that the getters return tuples
+        hooks = attrgetter(*(f"{name}.unpack_hook" for name in names))
+        saved = attrgetter(*(saved_name(name) for name in names))
+        found.append(_Slots(node, tuple(indices), hooks, saved))
+    return found
 
 
 def _by_node(reads: Sequence[Read], n_nodes: int) -> tuple[list[_Node], dict[int, int]]:

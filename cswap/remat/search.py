@@ -23,7 +23,7 @@ import torch
 from cswap.remat.chain import Chain, PlannedStep, Value
 from cswap.remat.norms import FULL
 from cswap.remat.operators import NO_SIZES, RESULT_SLOTS, Operator, operator_of
-from cswap.remat.reads import NotFoundError, Reader
+from cswap.remat.reads import NotFoundError, Reader, is_number
 from cswap.remat.recognition import Recognition
 from cswap.remat.record import VIEW, Formula, Layout, Remat
 from cswap.remat.settings import Settings
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from cswap.remat.operators import Operand
+    from cswap.remat.reads import Keep
 
 REDUCTION_PASSES: Final = 4
 """Number of passes of a reduction: over its input three times, and over its result. Weights and
@@ -45,6 +46,7 @@ class Limits:
 
     rows: Rows
     depth_of: Callable[[object], int | None]
+    keep: Keep | None
     max_depth: int
     max_passes: int
     through_unsaved: bool
@@ -230,9 +232,11 @@ class Search:
         return self._made_by(node, number, row, strides, level)
 
     def _held(self, node: Any, slot: str, packed: object) -> Value:
-        depth = self._limits.depth_of(packed)
+        depth, keep = self._limits.depth_of(packed), self._limits.keep
         if depth is None:
-            return self._chain.add_constant(self._read.constant(node, slot))
+            if is_number(packed) or keep is None:
+                return self._chain.add_constant(self._read.constant(node, slot))
+            packed, depth = self._read.plain(node, slot, keep), 0
         value = self._chain.add_input(packed, depth)
         self._read.take_input(node, slot, depth, value.index)
         return value

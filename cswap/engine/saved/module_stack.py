@@ -35,21 +35,19 @@ class ModuleCalls(Protocol):
 
     Attributes:
         learns: whether every module is followed.
-        off: length of the stack of scopes in the module that runs without hooks; 0: none does.
     """
 
     @property
     def learns(self) -> bool: ...  # noqa: D102 - see above
 
-    @property
-    def off(self) -> int: ...  # noqa: D102
+    def at(self, boundary: Any, module: torch.nn.Module, values: Any) -> None:
+        """A module begins or ends.
 
-    def enter(self, tracked: Any, module: torch.nn.Module, args: Any, depth: int) -> None:
-        """A module begins, and the hooks are on. Args: depth: length of the stack in it."""
-        ...
-
-    def leave(self, tracked: Any) -> None:
-        """A module that is followed ends."""
+        Args:
+            boundary: which one.
+            module: it.
+            values: arguments of its forward, or their result.
+        """
         ...
 
 
@@ -59,7 +57,7 @@ class ScopeStack(threading.local):
     Attributes:
         stack: the modules.
         operator: name of the torch function; empty where nobody asks.
-        run: takes the hooks off around quiet modules; None: nothing does.
+        run: takes the hooks off where all tensors stay; None: nothing does.
 
     A call of the model has a list of its own (see `ModelCall`), so that nothing of a call that was
     interrupted is left for the next one.
