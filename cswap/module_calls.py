@@ -1,0 +1,83 @@
+"""Follows the calls of a model's modules: `FollowedModule`.
+
+Note [calls are followed around _call_impl]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+``module(x)`` runs ``module._call_impl``, which runs the hooks of the module and its ``forward``. A
+module with any hook goes a longer way there, of some twenty calls; with cold caches that took 8 us
+for each module. So the instance has a ``_call_impl`` of its own, around that of its class. All
+hooks, and whatever others put in the place of ``forward``, run inside of it. A module that was
+compiled by its own ``compile()`` runs ``_compiled_call_impl`` instead.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import TYPE_CHECKING, Any
+
+from torch.compiler import is_dynamo_compiling
+
+from cswap.dynamo import begin_below
+from cswap.module_patch import ModulePatch, mark
+from cswap.quiet_modules.stretch import Boundary
+
+if TYPE_CHECKING:
+    import torch
+
+    from cswap.engine.saved.module_stack import Scope, ScopeStack
+
+
+class FollowedModule:
+    """A module whose calls are followed until `remove`: by the stack of scopes, and by its run."""
+
+    def __init__(self, module: torch.nn.Module, scope: Scope, scopes: ScopeStack) -> None:
+        """Begin with the next call.
+
+        Args:
+            module: it.
+            scope: is on the stack while it runs.
+            scopes: the stack.
+        """
+        self._patch = ModulePatch(module)
+        compiled = module._compiled_call_impl  # noqa: SLF001
+        ends = Boundary()
+        begins = Boundary(ends)
+
+        def call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+            # In a graph, our state of this moment would be a constant.
+            if is_dynamo_compiling():
+                return type(module)._call_impl(module, *args, **kwargs)  # noqa: SLF001
+            stack = scopes.stack
+            stack.append(scope)
+            result = None
+            try:
+                run = scopes.run
+                # Here, not in a call: most modules come here for nothing.
+                if run is not None and (begins.turns or run.learns):
+                    run.at(begins, module, args)
+                if compiled is None:
+                    result = type(module)._call_impl(module, *args, **kwargs)  # noqa: SLF001
+                else:
+                    result = compiled(*args, **kwargs)
+                return result
+            finally:
+                stack.pop()
+                run = scopes.run
+                if run is not None and (ends.turns or run.learns):
+                    run.at(ends, module, result)
+
+        begin_below(call)
+        name = "_call_impl" if compiled is None else "_compiled_call_impl"
+        self._patch.set(name, types.MethodType(mark(call), module))
+
+        def replicate() -> torch.nn.Module:
+            # See `torch.nn.parallel.replicate`.
+            replica: torch.nn.Module = type(module)._replicate_for_data_parallel(module)  # type: ignore[no-untyped-call]  # noqa: SLF001
+            replica.__dict__.pop("_replicate_for_data_parallel", None)
+            replica.__dict__[name] = types.MethodType(call, replica)
+            return replica
+
+        self._patch.set("_replicate_for_data_parallel", mark(replicate))
+
+    def remove(self) -> None:
+        """Leave the module as it was."""
+        self._patch.remove()
