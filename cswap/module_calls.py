@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch.compiler import is_dynamo_compiling
 
-from cswap.dynamo import begin_below
 from cswap.module_patch import ModulePatch, mark
 from cswap.quiet_modules.stretch import Boundary
 
@@ -37,15 +36,17 @@ class FollowedModule:
             scope: is on the stack while it runs.
             scopes: the stack.
         """
-        self._patch = ModulePatch(module)
-        compiled = module._compiled_call_impl  # noqa: SLF001
+        self._patch, self._on = ModulePatch(module), True
+        name = "_call_impl" if module._compiled_call_impl is None else "_compiled_call_impl"  # noqa: SLF001
+        inside = _Inside(module, name)
+        own = inside.own
         ends = Boundary()
         begins = Boundary(ends)
 
         def call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
             # In a graph, our state of this moment would be a constant.
-            if is_dynamo_compiling():
-                return type(module)._call_impl(module, *args, **kwargs)  # noqa: SLF001
+            if is_dynamo_compiling() or not self._on:
+                return inside.run(module, args, kwargs)
             stack = scopes.stack
             stack.append(scope)
             result = None
@@ -54,10 +55,10 @@ class FollowedModule:
                 # Here, not in a call: most modules come here for nothing.
                 if run is not None and (begins.turns or run.learns):
                     run.at(begins, module, args)
-                if compiled is None:
-                    result = type(module)._call_impl(module, *args, **kwargs)  # noqa: SLF001
+                if own is None:
+                    result = type(module)._call_impl(module, *args, **kwargs)  # type: ignore[no-untyped-call]  # noqa: SLF001
                 else:
-                    result = compiled(*args, **kwargs)
+                    result = inside.run(module, args, kwargs)
                 return result
             finally:
                 stack.pop()
@@ -65,8 +66,6 @@ class FollowedModule:
                 if run is not None and (ends.turns or run.learns):
                     run.at(ends, module, result)
 
-        begin_below(call)
-        name = "_call_impl" if compiled is None else "_compiled_call_impl"
         self._patch.set(name, types.MethodType(mark(call), module))
 
         def replicate() -> torch.nn.Module:
@@ -80,4 +79,22 @@ class FollowedModule:
 
     def remove(self) -> None:
         """Leave the module as it was."""
+        self._on = False  # somebody may have kept the function
         self._patch.remove()
+
+
+class _Inside:
+    # What a followed module runs: the function of its class, or one that was there before.
+
+    def __init__(self, module: torch.nn.Module, name: str) -> None:
+        self.own = own = module.__dict__.get(name)
+        # Of another model that follows the module: a replica of the module needs its own.
+        is_bound = isinstance(own, types.MethodType) and own.__self__ is module
+        self._function: Any = getattr(own, "__func__", None) if is_bound else None
+
+    def run(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+        if self.own is None:
+            return type(module)._call_impl(module, *args, **kwargs)  # type: ignore[no-untyped-call]  # noqa: SLF001
+        if self._function is not None:
+            return self._function(module, *args, **kwargs)
+        return self.own(*args, **kwargs)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from cswap.errors import ConfigError
@@ -60,15 +61,19 @@ class ModulePatch:
         self.module = module
         self._on = True
         self._handles: list[RemovableHandle] = []
-        self._set: dict[str, tuple[Any, Any]] = {}
+        self._set: dict[str, _Attribute] = {}
         _patched[module] = _patched.get(module, 0) + 1
         if _patched[module] == 1:
             module.__dict__["__getstate__"] = mark(_State(weakref.ref(module)))
             module.__dict__["__prepare_scriptable__"] = mark(_refuse_script)
+            module.__dict__["_set_by_cswap"] = mark(_Attributes())
+        # Owned by the module: they refer to it.
+        self._attributes: _Attributes = module.__dict__["_set_by_cswap"]
 
     def set(self, name: str, value: Any) -> None:
         """Set a marked attribute of the instance."""
-        self._set[name] = (value, self.module.__dict__.get(name, _ABSENT))
+        attribute = self._set[name] = _Attribute(value, self.module.__dict__.get(name, _ABSENT))
+        self._attributes.append((name, attribute))
         self.module.__dict__[name] = value
 
     def pre_hook(self, hook: Callable[..., Any], **options: Any) -> None:
@@ -87,13 +92,8 @@ class ModulePatch:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        for name, (value, before) in self._set.items():
-            if self.module.__dict__.get(name, _ABSENT) is not value:
-                continue
-            if before is _ABSENT:
-                del self.module.__dict__[name]
-            else:
-                self.module.__dict__[name] = before
+        for name, attribute in self._set.items():
+            self._take_back(name, attribute)
         self._set.clear()
         if not self._on:
             return
@@ -103,6 +103,32 @@ class ModulePatch:
             del _patched[self.module]
             self.module.__dict__.pop("__getstate__", None)
             self.module.__dict__.pop("__prepare_scriptable__", None)
+            self.module.__dict__.pop("_set_by_cswap", None)
+
+    def _take_back(self, name: str, attribute: _Attribute) -> None:
+        before = attribute.before
+        self._attributes.remove((name, attribute))
+        for other_name, other in self._attributes:
+            if other_name == name and other.before is attribute.value:
+                other.before = before  # another patch, which came later, will take that back
+        if self.module.__dict__.get(name, _ABSENT) is not attribute.value:
+            return
+        if before is _ABSENT:
+            del self.module.__dict__[name]
+        else:
+            self.module.__dict__[name] = before
+
+
+@dataclass(eq=False, slots=True)
+class _Attribute:
+    # Of a module: set by a patch, and what was there before.
+    value: Any
+    before: Any
+
+
+class _Attributes(list[tuple[str, _Attribute]]):
+    # Of a module: all that patches have set, in order.
+    pass
 
 
 class _State:

@@ -263,9 +263,7 @@ class Recomputer:
 def _keep(tensor: torch.Tensor) -> Kept:
     # See `Finder`, and Note [kept tensors are checked and detached].
     base, kept = tensor._base, tensor if tensor.is_leaf else tensor.detach()  # noqa: SLF001
-    is_parameter = type(tensor) is _Parameter or (
-        base is not None and isinstance(base, _Parameter)
-    )
+    is_parameter = type(tensor) is _Parameter or (base is not None and isinstance(base, _Parameter))
     return (KeptParameter if is_parameter else Kept)(kept, tensor._version)  # noqa: SLF001
 
 

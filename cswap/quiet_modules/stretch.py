@@ -98,7 +98,8 @@ class Boundary:
         self.stretch: Stretch | None = None
         self._last: Saved | None = None  # in the last call of the model that learned
         self._like, self._wanted = 0, 1  # calls in a row that were like the one before
-        self.stay()
+        self.span: Span | None = None
+        self.wakes, self.turns = -1, False
 
     def learn(self, saved: Saved, stretch: Stretch | None) -> None:
         """Note what was saved from here on.
@@ -132,7 +133,7 @@ class Boundary:
 
     def stay(self) -> None:
         """The hooks are to be as they were."""
-        self.span: Span | None = None
+        self.span = None
         self.wakes, self.turns = -1, False
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 from itertools import pairwise
 
@@ -13,7 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from cswap.config import SwapConfig
 from cswap.engine.engine import SwapEngine
 from cswap.engine.saved.rest import Rest
-from cswap.quiet_modules.stretch import Resting
+from cswap.quiet_modules.learner import Learner
 from tests.quiet_modules.training import (
     LARGE,
     STEPS,
@@ -92,16 +93,45 @@ def test_tensors_that_rest_do_not_come_to_the_hooks(install, monkeypatch, packs)
     assert packs[16 * 64]
 
 
-def test_a_tensor_that_the_limit_no_longer_keeps_ends_its_modules_quiet(install, monkeypatch):
+def test_a_tensor_that_the_limit_no_longer_keeps_ends_its_rest(install, monkeypatch, packs):
     training, handle = rested(install, monkeypatch)
     packer, limit = handle.engine.packer, handle.engine.advisor.limit
+    settle(training, packs)
+    monkeypatch.setattr(limit, "look_back", lambda: None)
+    places = packer.book._here.places
+    number = next(n for n, place in enumerate(places) if place.rest is not None)
+    rest = places[number].rest
+    places[number].rest = dataclasses.replace(rest, reason="slowdown")
+    limit.staying = frozenset({rest.limited})
     training.step()
-    step = handle.engine._state.order.step
-    limit.staying = frozenset({(3, 4096), (4, 4096)})
-    assert packer.may_rest(step + 1, frozenset())
-    assert packer.may_rest(step + 1, frozenset({(3, 4096)}))
-    assert not packer.may_rest(step, frozenset())
-    assert not packer.may_rest(step + 1, frozenset({(3, 4096), (5, 4096)}))
+    assert not packs.total()
+    limit.staying = frozenset()
+    training.step()
+    assert packs.total()
+
+
+def test_a_rest_that_ends_and_begins_again_needs_no_call_that_learns(install, monkeypatch, packs):
+    monkeypatch.setattr("cswap.engine.saved.rest.MOST_STEPS", 2)
+    training = Training()
+    handle = install(training.model, remat=False)
+    learned, totals = [], []
+    at = Learner.at
+
+    def noted(*args):
+        learned.append(0)
+        at(*args)
+
+    monkeypatch.setattr(Learner, "at", noted)
+    for _ in range(3 * STEPS):
+        packs.clear()
+        learned.clear()
+        training.step()
+        totals.append((bool(learned), packs.total()))
+    assert handle.stats.kept_by_reason["does_not_pay"]
+    seen = [n for learns, n in totals[STEPS:] if not learns]
+    assert 0 in seen
+    assert max(seen) > 0  # a look at the tensors
+    assert sum(learns for learns, _ in totals[STEPS:]) < STEPS / 2
 
 
 def test_positions_go_on_after_tensors_that_rest(install, monkeypatch):
@@ -178,20 +208,46 @@ def test_small_inputs_of_recomputed_tensors_are_seen(install, packs, monkeypatch
     assert {after - before for before, after in pairwise(totals)} == {1}
 
 
-def test_a_module_that_is_called_twice_is_not_quiet(install, packs):
-    class Twice(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.again, self.once = nn.Linear(4, 4), nn.Linear(4, 4)
+class Twice(Net):
+    """Calls two modules twice: one whose tensors leave, and one that saves small ones."""
 
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+
+    def forward(self, x):
+        x = self.wide(self.small(self.small(self.first(x))))
+        return self.large[0](self.large[0](x))
+
+
+def test_modules_that_are_called_twice(install, packs):
+    training, plain = Training(Twice()), Training(Twice())
+    handle = install(training.model, remat=False, codec="raw")
+    swapped, counts = [], []
+    for _ in range(STEPS):
+        packs.clear()
+        before = handle.stats.swapped
+        assert same_bits(training.step(), plain.step())
+        swapped.append(handle.stats.swapped - before)
+        counts.append(packs.total())
+    assert len(set(swapped[1:])) == 1
+    assert counts[-1] < counts[0] - 10
+
+
+def test_own_code_between_two_modules_may_be_quiet(install, packs):
+    class Between(Net):
         def forward(self, x):
-            return self.once(self.again(self.again(x)))
+            x = self.wide(self.small(x))
+            for _ in range(8):
+                x = x[:, :3].sin().cos().repeat(1, 22)[:, :64]
+            return self.large(x)
 
-    training = Training(Twice())
-    install(training.model, min_bytes=LARGE)
+    training = Training(Between())
+    install(training.model, remat=False, codec="raw")
     settle(training, packs)
     training.step()
-    assert packs[16 * 4] == 2
+    assert packs[16 * 64]
+    assert packs[16 * 3] == 0
 
 
 def test_autograd_does_not_hold_what_a_step_has_learned(install):
@@ -235,8 +291,8 @@ def test_the_limit_of_time_learns_what_a_quiet_module_holds():
     assert limit is not None
     tensors = ((1, 10), (2, 20), (3, 30))
     engine._state.order.skip(1)  # one that begins the step
-    packer.rest_unseen(Resting(tensors, until=9, limited=frozenset()))
+    packer.rest_unseen(tensors)
     assert not limit.reports.saved
     limit.reports.wanted = True
-    packer.rest_unseen(Resting(((4, 5), *((n + 4, size) for n, size in tensors)), 9, frozenset()))
+    packer.rest_unseen(((4, 5), *((n + 4, size) for n, size in tensors)))
     assert [held for _, held in limit.reports.saved] == [5, 15, 35, 65]
