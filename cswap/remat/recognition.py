@@ -16,10 +16,10 @@ from __future__ import annotations
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
-from cswap.remat.reads import LOOKS, PLAIN, NotFoundError, What, constant, leaf, saved_name
+from cswap.remat.reads import LOOKS, PLAIN, What, constant, leaf, saved_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from cswap.remat.reads import Constant, Keep, Read
 
@@ -53,11 +53,17 @@ class _Node(NamedTuple):
         number: of the node.
         get: returns its attributes; if there are edges, `_BELOW` comes first.
         edges: that were followed.
+        hook: returns the unpack hook of a slot with an input; None: there is no input.
+        get_own: as ``get``, with the tensors of inputs that autograd holds itself.
+        inputs: their numbers.
     """
 
     number: int
     get: _Get
     edges: tuple[_Edge, ...]
+    hook: Callable[[Any], object] | None
+    get_own: _Get
+    inputs: tuple[int, ...]
 
 
 class Recognition:
@@ -73,7 +79,6 @@ class Recognition:
         self._depths = tuple(firsts[index][1] for index in range(len(firsts)))
         self._are_held = not any(self._depths)
         self._repeated = [(places[i], n) for i, _, n in inputs if places[i] != firsts[n][0]]
-        self._slots = _slots({n: reads[i] for i, _, n in reversed(inputs)})
         arguments = [i for i, read in enumerate(reads) if read.what in _ARGUMENTS]
         self._arguments = _items([places[i] for i in arguments])
         self._found = tuple(reads[i].found for i in arguments)
@@ -105,14 +110,23 @@ class Recognition:
             keep: see `Finder`.
 
         Raises:
-            NotFoundError: a number or a leaf is not of the kind that can be copied, or a tensor
-                that autograd holds itself was modified in place.
+            NotFoundError: a number or a leaf is not of the kind that can be copied.
             AttributeError: a node was freed.
         """
         nodes = [root] * self._n_nodes
         found: tuple[Any, ...] = ()
-        for at, get, edges in self._nodes:
-            values = get(nodes[at])
+        own: tuple[int, ...] = ()
+        for at, get, edges, hook, get_own, numbers in self._nodes:
+            node = nodes[at]
+            # A node's tensors are all saved under the same hooks.
+            if hook is None or keep is None or hook(node) is not None:
+                values = get(node)
+            else:
+                try:
+                    values = get_own(node)
+                except RuntimeError:  # one was modified in place, or all were freed
+                    return None
+                own += numbers
             found += values
             for number, below, expected in edges:
                 node, output = values[0][number]
@@ -126,13 +140,17 @@ class Recognition:
             or (self._text is not None and repr(arguments) != self._text)
         ):
             return None
-        read, types = inputs, set(map(type, inputs))
-        if keep is not None and not PLAIN.isdisjoint(types):
-            inputs = self._kept(nodes, read, keep)
-            types = set(map(type, inputs))
+        read = inputs
+        if own and keep is not None:
+            kept: list[Any] = list(inputs)
+            for index in own:
+                if type(kept[index]) not in PLAIN:
+                    return None
+                kept[index] = keep(kept[index])
+            inputs = tuple(kept)
         if len(set(map(id, inputs))) != len(inputs):
             return None
-        if not (self._are_held and held.issuperset(types)) and (
+        if not (self._are_held and held.issuperset(map(type, inputs))) and (
             tuple(map(depth_of, inputs)) != self._depths
         ):
             return None
@@ -143,25 +161,6 @@ class Recognition:
                 return None
         constants = self._read_constants(nodes, found, nbytes, depth_of)
         return None if constants is None else (inputs, constants)
-
-    def _kept(
-        self, nodes: Sequence[Any], inputs: tuple[Any, ...], keep: Keep
-    ) -> tuple[object, ...]:
-        # With packed objects instead of the tensors that autograd holds itself.
-        kept: list[Any] = list(inputs)
-        for number, indices, hooks, saved in self._slots:
-            if type(inputs[indices[0]]) not in PLAIN:
-                continue  # a node's tensors are all saved under the same hooks
-            node = nodes[number]
-            if any(hooks(node)):
-                raise NotFoundError
-            try:
-                tensors = saved(node)  # compares versions
-            except RuntimeError:
-                raise NotFoundError from None
-            for index, tensor in zip(indices, tensors, strict=False):
-                kept[index] = keep(tensor)
-        return tuple(kept)
 
     def _read_constants(
         self,
@@ -183,37 +182,6 @@ class Recognition:
             else:
                 constants.append(constant(found[slot]))
         return tuple(constants)
-
-
-class _Slots(NamedTuple):
-    """The slots of one node that hold inputs.
-
-    Attributes:
-        number: of the node.
-        inputs: their numbers.
-        hooks: returns the unpack hook of each.
-        saved: returns the tensor of each.
-    """
-
-    number: int
-    inputs: tuple[int, ...]
-    hooks: _Get
-    saved: _Get
-
-
-def _slots(reads: Mapping[int, Read]) -> list[_Slots]:
-    # By node. Args: reads: of inputs, by their number.
-    by_node: dict[int, list[int]] = {}
-    for index, read in sorted(reads.items()):
-        by_node.setdefault(read.node, []).append(index)
-    found = []
-    for node, indices in by_node.items():
-        names = [reads[index].name for index in indices]
-        names += names if len(names) == 1 else []  # so that the getters return tuples
-        hooks = attrgetter(*(f"{name}.unpack_hook" for name in names))
-        saved = attrgetter(*(saved_name(name) for name in names))
-        found.append(_Slots(node, tuple(indices), hooks, saved))
-    return found
 
 
 def _by_node(reads: Sequence[Read], n_nodes: int) -> tuple[list[_Node], dict[int, int]]:
@@ -238,11 +206,25 @@ def _by_node(reads: Sequence[Read], n_nodes: int) -> tuple[list[_Node], dict[int
             places[i] = n_places + len(names)
             names.append(name)
         if names:
-            if len(names) == 1:
-                names.append(names[0])  # so that the getter returns a tuple
-            nodes.append(_Node(number, attrgetter(*names), tuple(edges[number])))
+            slots = [reads[i] for i, _ in attributes[number] if reads[i].what is What.INPUT]
+            nodes.append(_node(number, names, edges[number], slots))
         n_places += len(names)
+        n_places += len(names) == 1  # see `_getter`
     return nodes, places
+
+
+def _node(number: int, names: list[str], edges: list[_Edge], slots: list[Read]) -> _Node:
+    # Args: names: of all attributes; slots: reads of inputs.
+    own = {f"{slot.name}.data": saved_name(slot.name) for slot in slots}
+    hook = attrgetter(f"{slots[0].name}.unpack_hook") if slots else None
+    get_own = _getter([own.get(name, name) for name in names])
+    inputs = tuple(dict.fromkeys(_pair(slot)[1] for slot in slots))
+    return _Node(number, _getter(names), tuple(edges), hook, get_own, inputs)
+
+
+def _getter(names: list[str]) -> _Get:
+    # Of a single name, the getter would return no tuple.
+    return attrgetter(*(names if len(names) > 1 else 2 * names))
 
 
 def _pair(read: Read) -> tuple[int, int]:
