@@ -37,6 +37,7 @@ from cswap.engine.saved.recomputed import Recomputed
 from cswap.engine.saved.without_handle import WithoutHandle
 from cswap.engine.trials import Trials
 from cswap.remat.finder import Finder
+from cswap.remat.reads import CAN_TELL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,9 +77,10 @@ class Recomputer:
         self._results = results
         kept = frozenset({Kept, KeptParameter})
         goal: dict[str, Any] = {"max_depth": GOAL_DEPTH, "products": True}
+        keep = _keep if CAN_TELL else None
         depths = (_depth_of_exact, _depth_of_fine, _depth_of)  # by tolerance
-        self._finders = tuple(Finder(depth, held=kept, keep=_keep) for depth in depths)
-        self._goal_finders = tuple(Finder(depth, held=kept, keep=_keep, **goal) for depth in depths)
+        self._finders = tuple(Finder(depth, held=kept, keep=keep) for depth in depths)
+        self._goal_finders = tuple(Finder(depth, held=kept, keep=keep, **goal) for depth in depths)
         self.trials = Trials(counters, lambda remat: self._bring(remat, again=False))
         self.inputs_s = 0.0
         self.note_ready: Callable[[Token], None] = lambda _: None

@@ -13,12 +13,15 @@ from cswap import hook_stack
 from cswap.dynamo import leave_alone
 from cswap.engine.order.chooser import STAYS
 from cswap.engine.saved.packed import Kept, KeptParameter, PackedView
+from cswap.engine.saved.recomputed import Recomputed
 from cswap.quiet_modules.stretch import Saved, Stretch, facts_of
+from cswap.remat.reads import CAN_TELL
 
 if TYPE_CHECKING:
     from cswap.engine.engine import SwapEngine
     from cswap.quiet_modules.run import Pair
     from cswap.quiet_modules.stretch import Arguments, Boundary
+    from cswap.remat.record import Remat
 
 
 _RESTING: Final = (Kept, PackedView)
@@ -40,6 +43,7 @@ class _Part:
     small: list[int] = field(default_factory=list)
     by_goal: list[int] = field(default_factory=list)
     resting: list[int] = field(default_factory=list)
+    kept: list[int] = field(default_factory=list)  # ids of objects that autograd holds
 
     def learn(self, ends: Boundary | None) -> None:
         # Tell the boundary where this part begins. Args: ends: the one where it ends.
@@ -60,6 +64,7 @@ class _Part:
         self.small += later.small
         self.by_goal += later.by_goal
         self.resting += later.resting
+        self.kept += later.kept
 
 
 class Learner:
@@ -72,6 +77,10 @@ class Learner:
         self._engine, self._packer = engine, engine.packer
         self._pair = weakref.ref(pair)  # which refers to this
         self._parts: list[_Part] = []
+        # Where torch does not tell tensors from hooks' objects, inputs of tensors that are computed
+        # again have to be the latter. Ids: one that an object has after another is dead makes a
+        # part seem needed, no more.
+        self._needed: set[int] = set()
 
     def at(self, boundary: Boundary, module: torch.nn.Module, values: Any) -> None:
         """See `ModuleCalls`."""
@@ -82,6 +91,8 @@ class Learner:
     def pack(self, tensor: torch.Tensor) -> object:
         """Pack a tensor, and note it."""
         packed = self._engine.pack(tensor)
+        if not CAN_TELL and (remat := _remat_of(packed)) is not None:
+            self._needed.update(map(id, remat.inputs))
         if self._parts:
             self._note(self._parts[-1], tensor, packed)
         return packed
@@ -92,6 +103,7 @@ class Learner:
         parts = self._told_apart()
         ends: list[Boundary | None] = [part.begins for part in parts[1:]]
         for part, end in zip(parts, [*ends, None], strict=True):
+            part.stays = part.stays and self._needed.isdisjoint(part.kept)
             part.learn(end)
         return [part.begins for part in parts]
 
@@ -133,6 +145,14 @@ class Learner:
         else:
             part.stays = False
         part.n_places = book.position - part.first
+        part.kept.append(id(packed))
+
+
+def _remat_of(packed: object) -> Remat | None:
+    if isinstance(packed, PackedView):
+        return packed.token.remat
+    first = getattr(packed, "first", None) or packed
+    return first.remat if isinstance(first, Recomputed) else None
 
 
 leave_alone(Learner.at)

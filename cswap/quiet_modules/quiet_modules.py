@@ -1,26 +1,32 @@
-"""Learns which modules of a model are quiet: `QuietModules`.
+"""Learns where in a model's call all tensors stay: `QuietModules`.
 
 Note [quiet modules]
 ~~~~~~~~~~~~~~~~~~~~
 torch calls Python twice for each tensor that is saved under hooks, also for a parameter. Where all
-tensors that a module saves stay, that is for nothing. So the hooks are taken off torch's stack
-while such a module runs, and autograd holds its tensors as it does without cswap.
+tensors stay, that is for nothing. So the hooks are taken off torch's stack there, and autograd
+holds the tensors as it does without cswap.
 
-Which modules are quiet is learned in calls of the model with all hooks on. In those, the tensors of
-each module are noted. A module is quiet if it is called once, if two such calls of the model agree,
-and if none of its tensors leaves or is the input of a tensor that is computed again: that is read
-in autograd's node, and only the hooks' objects can be read there. Models may take turns (the
-generator of a GAN does), so pairs of calls learn, at uneven intervals. A module that was not like
-before needs more such calls each time.
+A call of the model is cut at its boundaries: where a module begins, and where it ends. In calls
+with all hooks on, the tensors between each two boundaries are noted (learner.py). If two such calls
+agree, and all of these tensors stay, the stretch is quiet. Quiet stretches in a row make a span:
+the hooks go off where the first one begins, and come back where the last one ends (spans.py,
+run.py). A stretch in which a tensor is due to be looked at (Note [a tensor that rests] in rest.py)
+is not quiet in that step. Models may take turns (the generator of a GAN does), so pairs of calls
+learn, at uneven intervals. A stretch that was not like before needs more such calls each time.
 
-A quiet module has its hooks on as soon as anything differs that can be seen where it begins: the
-place in the step's sequence of saved tensors (Note [a step goes by position] in recipes.py), the
-sizes, the dtype and the need of a gradient of its positional arguments, training mode, and which of
-the model's parameters need a gradient. What cannot be seen there is seen in the next call that
-learns. Until then a tensor stays that could have left; no value can be wrong by that.
+A tensor that is computed again needs the tensors in the slots of autograd's nodes. In a span these
+are no objects of ours, but the tensors themselves: see `Finder`.
+
+The hooks stay on if anything differs that can be seen where a span begins: the place in the step's
+sequence of saved tensors (Note [a step goes by position] in recipes.py), the sizes, the dtype and
+the need of a gradient of the positional arguments of the module that begins there, or of the result
+of the one that ends. All is learned anew if a module is in another mode, if other parameters need a
+gradient, or under autocast. What cannot be seen by this is seen in the next call that learns. Until
+then a tensor stays that could have left; no value can be wrong by that.
 
 If somebody's hooks are on top of ours, or below ours, nothing is taken off: the tensors would be
-given to those.
+given to those. So no span begins where a module with others inside begins: its own code may put
+hooks on top of ours first.
 """
 
 from __future__ import annotations

@@ -12,9 +12,13 @@ if TYPE_CHECKING:
 
 _SLOT: Final = torch._C._autograd.SavedTensor  # noqa: SLF001
 
-CAN_READ: Final = hasattr(_SLOT, "data") and hasattr(_SLOT, "unpack_hook")
+CAN_READ: Final = hasattr(_SLOT, "data")
 """Whether torch gives the packed objects of a node's slots: before 2.8 it does not, and no tensor
 is computed again."""
+
+CAN_TELL: Final = hasattr(_SLOT, "unpack_hook")
+"""Whether torch tells if hooks have packed the tensor in a slot: before 2.11 it does not, and
+tensors that autograd holds itself are no inputs."""
 
 Constant: TypeAlias = torch.Tensor | complex
 """A copy of a small leaf, or a number."""

@@ -98,6 +98,8 @@ class Counters:
         with self._lock:
             kept = ("parameter", self.parameters), ("small", self.small), ("goal", self.by_goal)
             for reason, saved in kept:
+                if not saved:  # as in most calls
+                    continue
                 n, nbytes = _take_all(saved)
                 self.packed += n
                 entry = self.kept[reason]

@@ -15,6 +15,7 @@ from cswap.config import SwapConfig
 from cswap.engine.engine import SwapEngine
 from cswap.engine.saved.rest import Rest
 from cswap.quiet_modules.learner import Learner
+from cswap.remat.reads import CAN_TELL
 from tests.quiet_modules.training import (
     LARGE,
     STEPS,
@@ -23,6 +24,8 @@ from tests.quiet_modules.training import (
     same_bits,
     settle,
 )
+
+needs_unpack_hook = pytest.mark.skipif(not CAN_TELL, reason="needs torch 2.11")
 
 LEARN = [0, 1, 2, 3, 14, 15, 33, 34]
 """Calls of a model that learn, of the first STEPS."""
@@ -156,7 +159,7 @@ def test_modules_with_a_tensor_that_leaves_keep_their_hooks(install, packs):
 
 
 @pytest.mark.usefixtures("no_limit")
-def test_inputs_of_recomputed_tensors_are_seen(install, packs, monkeypatch):
+def test_inputs_of_recomputed_tensors(install, packs, monkeypatch):
     monkeypatch.setattr("cswap.advisor.advisor.Advisor.recomputes", lambda *_, **__: True)
     training, plain = Training(), Training()
     handle = install(training.model)
@@ -171,6 +174,28 @@ def test_inputs_of_recomputed_tensors_are_seen(install, packs, monkeypatch):
     packs.clear()
     training.step()
     assert not packs[4]  # the first blocks are quiet
+
+
+@pytest.mark.usefixtures("no_limit")
+@pytest.mark.parametrize("tells", [False, pytest.param(True, marks=needs_unpack_hook)])
+def test_a_torch_that_does_not_tell_tensors_from_objects(install, packs, monkeypatch, tells):
+    monkeypatch.setattr("cswap.quiet_modules.learner.CAN_TELL", tells)
+    monkeypatch.setattr("cswap.engine.recomputer.CAN_TELL", tells)
+    monkeypatch.setattr("cswap.advisor.advisor.Advisor.recomputes", lambda *_, **__: True)
+
+    def make():
+        torch.manual_seed(0)
+        blocks = [(nn.LayerNorm(64), nn.Linear(64, 64)) for _ in range(3)]
+        return nn.Sequential(nn.Linear(4, 64), *(layer for block in blocks for layer in block))
+
+    training, plain = Training(make()), Training(make())
+    handle = install(training.model)
+    for n in range(STEPS):
+        packs.clear()
+        before = handle.stats.by_codec["remat"].count if n else 0
+        assert same_bits(training.step(), plain.step())
+        assert handle.stats.by_codec["remat"].count - before == 3
+    assert bool(packs[16]) is not tells  # statistics of the norms
 
 
 class OuterProduct(nn.Module):

@@ -10,11 +10,14 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 
 from cswap.remat.finder import Finder
+from cswap.remat.reads import CAN_TELL
 from cswap.remat.record import same_bits
 from tests.remat.conftest import Held, depth_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+pytestmark = pytest.mark.skipif(not CAN_TELL, reason="needs torch 2.11")
 
 FINDER: Final = Finder(depth_of, held=frozenset({Held}), keep=Held)
 
