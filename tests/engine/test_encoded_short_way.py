@@ -190,6 +190,30 @@ def test_memory_of_a_dropped_graph_comes_back_though_nobody_calls_the_engine(mad
     assert made[0] > 0
 
 
+def test_a_release_that_fails_stops_no_other(made, monkeypatch):
+    def fail(_death):
+        raise RuntimeError("of the test")
+
+    given = leaves()
+    with swapping() as failing:
+        steps(failing, one, given)
+        failing.begin_step()
+        loss = one(*given)
+        monkeypatch.setattr(failing._state.reclaimer, "_bury", fail)
+    with swapping() as engine:
+        steps(engine, one, given)
+        engine.begin_step()
+        other = one(*given)
+        assert engine.stats.host_bytes > 0
+        del loss, other
+        gc.collect()
+        deadline = time.monotonic() + 20
+        while engine.counters._host_bytes or not failing.counters.fallbacks["release"]:
+            assert time.monotonic() < deadline
+            time.sleep(reclaim.EVERY_S / 4)
+    assert made[0] > 0
+
+
 def test_a_codec_that_fails_degrades_to_the_whole_way(monkeypatch, made):
     given = leaves()
     wanted = torch.autograd.grad(one(*given), given)
