@@ -177,20 +177,18 @@ class Reclaimer:
                 with self._lock:  # an interrupt leaves the death where it is, for the next time
                     if not deaths:
                         break
+                    death = deaths[0]
                     try:
-                        self._bury(deaths[0])
+                        if isinstance(death, Death):
+                            self._release(death.handle, death.lane)
+                        elif isinstance(death, HostCopy):
+                            self._let_go(death)
+                        elif isinstance(death, EncodingDeath):
+                            self._give_back(death)
                     except Exception as error:  # of the device: all others are released
                         self._counters.fall_back("release", error)
                     deaths.popleft()
                     self._n_released += 1
-
-    def _bury(self, death: weakref.ref[Any]) -> None:
-        if isinstance(death, Death):
-            self._release(death.handle, death.lane)
-        elif isinstance(death, HostCopy):
-            self._let_go(death)
-        elif isinstance(death, EncodingDeath):
-            self._give_back(death)
 
     def _let_go(self, copy: HostCopy) -> None:
         lane = self.copies.get(copy)
