@@ -84,7 +84,7 @@ class FollowedModule:
 
 
 class _Inside:
-    # What a followed module runs: the function of its class, or one that was there before.
+    # The function that a followed module runs: that of its class, or one that was there before.
 
     def __init__(self, module: torch.nn.Module, name: str) -> None:
         self.own = own = module.__dict__.get(name)

@@ -5,9 +5,8 @@ Note [copies come without cswap]
 A copy of an installed model (`copy.deepcopy`, `pickle`, `torch.save`, `AveragedModel`, the
 arguments of a spawned process) is a model like any other: it may outlive the engine, and it may be
 loaded where cswap is not installed. All of these ask a module for its state, so each patched module
-has a
-``__getstate__`` of its own that leaves out whatever is marked as cswap's. `torch.jit.script` would
-compile the hooks; it asks for ``__prepare_scriptable__``, and gets an error in words.
+has a ``__getstate__`` of its own that leaves out whatever is marked as cswap's. `torch.jit.script`
+would compile the hooks; it asks for ``__prepare_scriptable__``, and gets an error in words.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class ModulePatch:
         self.module = module
         self._on = True
         self._handles: list[RemovableHandle] = []
-        self._set: dict[str, _Attribute] = {}
+        self._set: list[_Attribute] = []
         _patched[module] = _patched.get(module, 0) + 1
         if _patched[module] == 1:
             module.__dict__["__getstate__"] = mark(_State(weakref.ref(module)))
@@ -72,8 +71,9 @@ class ModulePatch:
 
     def set(self, name: str, value: Any) -> None:
         """Set a marked attribute of the instance."""
-        attribute = self._set[name] = _Attribute(value, self.module.__dict__.get(name, _ABSENT))
-        self._attributes.append((name, attribute))
+        attribute = _Attribute(name, value, self.module.__dict__.get(name, _ABSENT))
+        self._set.append(attribute)
+        self._attributes.append(attribute)
         self.module.__dict__[name] = value
 
     def pre_hook(self, hook: Callable[..., Any], **options: Any) -> None:
@@ -92,8 +92,8 @@ class ModulePatch:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        for name, attribute in self._set.items():
-            self._take_back(name, attribute)
+        for attribute in reversed(self._set):
+            self._take_back(attribute)
         self._set.clear()
         if not self._on:
             return
@@ -105,11 +105,11 @@ class ModulePatch:
             self.module.__dict__.pop("__prepare_scriptable__", None)
             self.module.__dict__.pop("_set_by_cswap", None)
 
-    def _take_back(self, name: str, attribute: _Attribute) -> None:
-        before = attribute.before
-        self._attributes.remove((name, attribute))
-        for other_name, other in self._attributes:
-            if other_name == name and other.before is attribute.value:
+    def _take_back(self, attribute: _Attribute) -> None:
+        name, before = attribute.name, attribute.before
+        self._attributes.remove(attribute)
+        for other in self._attributes:
+            if other.name == name and other.before is attribute.value:
                 other.before = before  # another patch, which came later, will take that back
         if self.module.__dict__.get(name, _ABSENT) is not attribute.value:
             return
@@ -121,12 +121,13 @@ class ModulePatch:
 
 @dataclass(eq=False, slots=True)
 class _Attribute:
-    # Of a module: set by a patch, and what was there before.
+    # Of a module: set by a patch, and its value before.
+    name: str
     value: Any
     before: Any
 
 
-class _Attributes(list[tuple[str, _Attribute]]):
+class _Attributes(list[_Attribute]):
     # Of a module: all that patches have set, in order.
     pass
 

@@ -148,11 +148,11 @@ class Learner:
         part.kept.append(id(packed))
 
 
+leave_alone(Learner.at)
+
+
 def _remat_of(packed: object) -> Remat | None:
     if isinstance(packed, PackedView):
         return packed.token.remat
     first = getattr(packed, "first", None) or packed
     return first.remat if isinstance(first, Recomputed) else None
-
-
-leave_alone(Learner.at)

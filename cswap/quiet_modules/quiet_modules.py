@@ -65,7 +65,7 @@ class QuietModules:
     def __init__(self, model: torch.nn.Module, engine: SwapEngine) -> None:
         """Args: model: it; engine: swaps for it."""
         self._model, self._engine = weakref.ref(model), engine
-        self._begins = Boundary(ends=Boundary())  # of the call
+        self._begins = Boundary(module_ends=Boundary())  # of the call
         self._spans = Spans(engine.packer)
         self._modules: list[torch.nn.Module] = []
         self._parameters: list[torch.nn.Parameter] = []
@@ -122,7 +122,7 @@ class QuietModules:
         return n < FIRST_LEARNED or n >= self._next
 
     def _settings_now(self) -> object:
-        # What a change of these changes is in no stretch's facts.
+        # No stretch's facts would show a change of these.
         return (
             list(map(_requires_grad, self._parameters)),
             list(map(_training, self._modules)),

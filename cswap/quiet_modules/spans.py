@@ -127,5 +127,5 @@ class _Parts:
 
 def _may_begin(begins: Boundary, saved: Saved) -> bool:
     # Where a module with others inside begins, its code may put hooks on top of ours first.
-    is_leaf = begins.ends is None or begins.ends is saved.ends
-    return is_leaf and saved.says_much
+    is_leaf = begins.module_ends is None or begins.module_ends is saved.ends
+    return is_leaf and saved.begins_with_a_tensor

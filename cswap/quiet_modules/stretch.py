@@ -40,8 +40,8 @@ class Saved:
     ends: Boundary | None
 
     @property
-    def says_much(self) -> bool:
-        """Whether a change would be seen where they begin: there is a tensor."""
+    def begins_with_a_tensor(self) -> bool:
+        """Whether a change of sizes would be seen where they begin."""
         return any(isinstance(fact, tuple) for fact in self.arguments)
 
 
@@ -65,7 +65,7 @@ class Span:
     """Stretches in a row: the hooks are off.
 
     Attributes:
-        first: what the first one saves.
+        first: the tensors of the first one.
         ends: the boundary at the other end; None: the call of the model ends there.
         n_places: of all tensors.
         unseen: all tensors, for the counts.
@@ -83,18 +83,18 @@ class Boundary:
     """A moment in a call of the model: it begins, or a module begins or ends.
 
     Attributes:
-        ends: if a module begins here, the boundary where it ends; else None.
+        module_ends: if a module begins here, the boundary where it ends; else None.
         stretch: that begins here, if all of its tensors stay; else None.
         span: for which the hooks are taken off here, in the call that runs; else None.
         wakes: number of the next place, where the hooks are put back here; else -1.
         turns: whether either is to happen.
     """
 
-    __slots__ = ("_last", "_like", "_wanted", "ends", "span", "stretch", "turns", "wakes")
+    __slots__ = ("_last", "_like", "_wanted", "module_ends", "span", "stretch", "turns", "wakes")
 
-    def __init__(self, ends: Boundary | None = None) -> None:
-        """Args: ends: see the class."""
-        self.ends = ends
+    def __init__(self, module_ends: Boundary | None = None) -> None:
+        """Args: module_ends: see the class."""
+        self.module_ends = module_ends
         self.stretch: Stretch | None = None
         self._last: Saved | None = None  # in the last call of the model that learned
         self._like, self._wanted = 0, 1  # calls in a row that were like the one before
@@ -138,7 +138,7 @@ class Boundary:
 
 
 def facts_of(values: Any) -> Arguments:
-    """What is compared of arguments, or of a result: of what is no tensor, only the type."""
+    """The facts of arguments, or of a result, that are compared; of other objects, the type."""
     if not isinstance(values, tuple):
         values = (values,)
     if len(values) == 1 and type(x := values[0]) is torch.Tensor:  # as most: fewer calls
