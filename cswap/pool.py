@@ -121,6 +121,7 @@ class BufferPool:
 
     Attributes:
         raises: whether `take` raises where there is no more memory, rather than give None.
+        enough_bytes: see `__init__`; may change.
     """
 
     raises = True
@@ -150,7 +151,7 @@ class BufferPool:
         self._allocate = allocate
         self._idle_share = idle_share
         self._allowance = Allowance(None) if allowance is None else allowance
-        self._enough_bytes = enough_bytes
+        self.enough_bytes = enough_bytes
         self._discard = discard
         self._size_of = size_of
         self._lock = threading.Lock()
@@ -268,9 +269,9 @@ class BufferPool:
 
     def _may_take(self, loan: Loan, size: int) -> bool:
         # Under the lock. A buffer that is free later is taken only where there are enough.
-        if loan.after is None or self._enough_bytes is None or loan.after.query():
+        if loan.after is None or self.enough_bytes is None or loan.after.query():
             return True
-        return self._in_use_bytes + self._idle_bytes + size > self._enough_bytes
+        return self._in_use_bytes + self._idle_bytes + size > self.enough_bytes
 
     def _lend(self, buffer: torch.Tensor) -> None:
         # Under the lock.
@@ -304,9 +305,9 @@ class BufferPool:
     def _shrink(self) -> None:
         idle = 0 if self._closed else max(ALWAYS_IDLE, int(self._idle_share * self.peak_bytes))
         limit = min(self.peak_bytes - self._in_use_bytes, idle)
-        if self._enough_bytes is not None and not self._closed:
+        if self.enough_bytes is not None and not self._closed:
             # Buffers that are free later have to be several, or their users wait for each other.
-            limit = max(limit, self._enough_bytes - self._in_use_bytes)
+            limit = max(limit, self.enough_bytes - self._in_use_bytes)
         if self._idle_bytes > limit:
             self._shrink_to(limit)
 

@@ -157,7 +157,10 @@ class Coder:
         """Encode source [n] uint8 into out; the array's ``buffer_size`` waits for the encode."""
         config, _ = self._config(source.numel())
         array = self._nvcomp.as_array(source, cuda_stream=self._stream)
-        return self._codec.encode(array, out=out, compression_config=config)
+        # An array of nvCOMP's own is shrunk to the encoding, in place. A foreign buffer would come
+        # back as it is, and the encoding's size would be lost.
+        target = self._nvcomp.as_array(out, cuda_stream=self._stream)
+        return self._codec.encode(array, out=target, compression_config=config)
 
     def decode(self, payload: torch.Tensor, out: torch.Tensor) -> None:
         """Decode payload into out [n] uint8. Never waits, and so does not detect damage."""

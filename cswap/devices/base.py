@@ -208,12 +208,15 @@ class Device(abc.ABC):
         """Bytes of the device's memory that tensors occupy, ours or not; None if nobody counts."""
         return None
 
-    def staging_full(self, nbytes: int) -> bool:
-        """Whether scratch memory is in use to its bound, with so many bytes more.
+    def scratch_in_use_bytes(self) -> int:
+        """Bytes of scratch memory that have not been given back.
 
-        In use is scratch that has not been given back: encodings whose size is not known yet.
+        That is what encodings hold whose size is not known yet.
         """
-        return False
+        return 0
+
+    def bound_scratch(self, nbytes: int) -> None:  # noqa: B027
+        """Rather wait on the device for scratch memory that is free later than hold more of it."""
 
     def relieve_by(self, give_back: Callable[[], None]) -> None:  # noqa: B027
         """When memory is short, call this bound method; it is held weakly."""

@@ -282,9 +282,13 @@ class CudaDevice(Device):
         """See `Device.allocated_bytes`: as torch's allocator counts."""
         return int(torch.cuda.memory_allocated(self.index))
 
-    def staging_full(self, nbytes: int) -> bool:
-        """See `Device.staging_full`."""
-        return self._scratch.in_use_bytes + nbytes > self.backlog_bytes
+    def scratch_in_use_bytes(self) -> int:
+        """See `Device.scratch_in_use_bytes`."""
+        return self._scratch.in_use_bytes
+
+    def bound_scratch(self, nbytes: int) -> None:
+        """See `Device.bound_scratch`; of several engines, the last one that says so is heard."""
+        self._scratch.enough_bytes = nbytes
 
     @property
     def scratch_bytes(self) -> int:

@@ -188,6 +188,7 @@ class Packer:
     def begin_step(self) -> None:
         """A step begins, in this thread."""
         self.book.begin_step()
+        self._state.lanes.begin_step()
         self._state.backward_is_next = True
         with self._lock:
             self._order.begin_step()

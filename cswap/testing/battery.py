@@ -18,7 +18,7 @@ from cswap.errors import ConfigError, CswapError, UnsupportedError
 from cswap.profiler import profile
 from cswap.schema.tensor import DTYPES
 from cswap.testing.addresses import check_by_address
-from cswap.testing.buffers import Guarded, bits, fail_unless, memory_of
+from cswap.testing.buffers import Guarded, bits, fail_unless, memory_of, moved
 from cswap.testing.golden import check_golden
 from cswap.testing.hostile import check_hostile, check_streams
 from cswap.testing.strategies import TensorSpec, specs, values_for
@@ -277,7 +277,7 @@ def _check_twin(
     fail_unless(
         torch.equal(bits(codec.decode(there)).cpu(), expected), f"{what}: {twin} decodes it wrong"
     )
-    back = codec.encode(x.to(twin), key=key)
+    back = codec.encode(moved(x, twin), key=key)
     here = Encoding(codec.name, encoding.meta, back.payload.cpu())
     fail_unless(
         torch.equal(bits(codec.decode(here)), expected), f"{what}: {twin}'s encoding differs"

@@ -36,18 +36,13 @@ class FakeArray:
         assert source.dim() == 1
         assert source.data_ptr() % 16 == 0
         self.source = source
-
-
-class FakeEncoded:
-    """What encode returns: its size waits for the stream."""
-
-    def __init__(self, nbytes, log):
-        self._nbytes, self._log = nbytes, log
+        self.log, self.nbytes = [], source.numel()
 
     @property
     def buffer_size(self):
-        self._log.append("wait")
-        return self._nbytes
+        """Of an array that was encoded into: waits for the stream."""
+        self.log.append("wait")
+        return self.nbytes
 
 
 class FakeCodec:
@@ -72,11 +67,14 @@ class FakeCodec:
         scratch = self.library.allocate(SCRATCH_BYTES, types.SimpleNamespace(ptr=STREAM, device=0))
         assert scratch.ptr == SCRATCH_BYTES
         payload = container([deflate(raw[i : i + CHUNK_BYTES]) for i in offsets(raw)], len(raw))
-        if len(payload) > out.numel():
+        # A foreign buffer would be returned as it is, without the encoding's size.
+        assert isinstance(out, FakeArray)
+        if len(payload) > out.source.numel():
             raise ValueError("out is too small")
-        out[: len(payload)] = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+        out.source[: len(payload)] = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+        out.log, out.nbytes = self.log, len(payload)
         self.log.append("encode")
-        return FakeEncoded(len(payload), self.log)
+        return out
 
     def decode(self, array, data_type="", out=None, decompression_config=None):
         assert data_type == "|u1"

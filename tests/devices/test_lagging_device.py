@@ -11,6 +11,7 @@ import threading
 import pytest
 import torch
 
+from cswap.engine.transfer import staging
 from cswap.schema.plan import Decision, Plan
 from cswap.stores.disk import DiskStore
 from cswap.testing.lagging_machine import LaggingMachine
@@ -23,7 +24,6 @@ N_TENSORS = 48
 def machine(monkeypatch):
     made = LaggingMachine(monkeypatch)
     made.device.backlog_bytes = 4 * MIB
-    made.device._scratch._enough_bytes = 4 * MIB
     made.device.ready_bytes = 4 * MIB
     yield made
     assert not made.cuda.faults, made.cuda.faults[:5]
@@ -88,6 +88,66 @@ def test_in_backward_a_result_goes_with_its_user_whatever_the_device_has_done(ma
         machine.device.ready_bytes + machine.device.backlog_bytes + 3 * MIB
     )
     assert machine.cuda.waits == waits  # the host has not waited for the device
+
+
+@pytest.mark.parametrize("codec", ["raw", "zvc", "int8"])
+def test_a_large_device_holds_no_more_of_a_small_step(machine, codec):
+    """By the device alone, all of this step could be under way, and all of it decoded ahead."""
+    machine.device.backlog_bytes = machine.device.ready_bytes = 1 << 30
+    engine = machine.engine(codec)
+    for _ in range(2):
+        engine.begin_step()
+        packed, _ = machine.save(engine, N_TENSORS, MIB // 4)
+        under_way = max(staging.FEWEST, N_TENSORS // staging.STEP_SHARE) * MIB
+        assert machine.cuda.peak_bytes <= 2 * under_way + 3 * MIB
+        engine.synchronize()
+        machine.cuda.peak_bytes = machine.cuda.allocated_bytes
+        while packed:
+            back = engine.unpack(packed.pop())
+            machine.use(back)
+            del back
+        assert machine.cuda.peak_bytes <= 2 * under_way + 3 * MIB
+        machine.cuda.synchronize()
+        engine._end_backward()
+        machine.cuda.peak_bytes = machine.cuda.allocated_bytes
+
+
+def test_a_step_of_many_small_tensors_has_a_share_of_its_bytes_under_way(machine):
+    machine.device.backlog_bytes = machine.device.ready_bytes = 1 << 30
+    engine = machine.engine("raw")
+    lane = engine._state.lanes.of(machine.tensor(1).device)
+    for _ in range(2):
+        engine.begin_step()
+        packed, _ = machine.save(engine, 10 * staging.STEP_SHARE, 1024)
+        packed.clear()
+        engine.synchronize()
+        engine.collect()
+    assert lane.executor.staging.out_bytes == 10 * 4096
+    engine.begin_step()  # of another model, say
+    engine.begin_step()
+    assert lane.executor.staging.out_bytes == staging.FEWEST * 4096
+
+
+@pytest.mark.parametrize("codec", ["zvc", "int8"])
+def test_a_tensor_that_dies_while_its_copy_is_ordered_leaves_no_host_memory(
+    machine, monkeypatch, codec
+):
+    engine = machine.engine(codec)
+    packed = [engine.pack(machine.tensor(MIB // 4))]
+    host = engine._state.lanes.of(machine.tensor(1).device).host
+    take = host.take
+
+    def dies(nbytes):  # in another thread, really
+        packed.clear()
+        engine.collect()
+        return take(nbytes)
+
+    monkeypatch.setattr(host, "take", dies)
+    engine.synchronize()
+    machine.device.pump()
+    engine.collect()
+    assert engine.stats.host_bytes == 0
+    assert host.in_use_bytes == 0
 
 
 def test_what_is_fetched_ahead_before_its_size_is_known_comes_back(machine):
@@ -203,7 +263,7 @@ class Program:
         self.random = random.Random(seed)
         self.machine = machine
         device = machine.device
-        device.backlog_bytes = device._scratch._enough_bytes = self.random.choice([0, 8192, 65536])
+        device.backlog_bytes = device._scratch.enough_bytes = self.random.choice([0, 8192, 65536])
         device.ready_bytes = self.random.choice([4096, 1 << 20])
         device.section_bytes = self.random.choice([None, 2048])
         self.engine = machine.engine(

@@ -14,10 +14,10 @@ from cswap.codecs.layout import torch_dtype
 from cswap.codecs.registry import get_codec, list_codecs
 from cswap.codecs.tiled import tile_numel
 from cswap.errors import CorruptEncodingError, CswapError
-from cswap.profiler import LateProfile
+from cswap.profiler import LateProfile, profile
 from cswap.schema.tensor import DTYPES
 from cswap.testing import TensorSpec, check_codec
-from cswap.testing.buffers import bits
+from cswap.testing.buffers import bits, moved
 from cswap.testing.strategies import values_for
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:ComplexHalf")]
@@ -164,8 +164,7 @@ def test_a_tensor_comes_back_with_its_strides(codec_on_gpu, device, name, layout
     codec = codec_on_gpu(name)
     spec = TensorSpec("float32", (6, 5, 33, 9), layout, "sparse")
     x = spec.build()
-    base = torch.empty(0, dtype=x.dtype).set_(x.untyped_storage()).to(device)
-    there = base.as_strided(x.shape, x.stride(), x.storage_offset())
+    there = moved(x, device)
     encoding = codec.encode(there)
     back = codec.decode(encoding)
     assert (back.shape, back.stride(), back.device) == (x.shape, x.stride(), device)
@@ -238,7 +237,7 @@ def test_a_late_profile_is_that_of_the_same_values_on_the_cpu(device, dtype):
     x = TensorSpec(dtype, (1 << 18,), values="sparse").build()
     late = LateProfile(x.to(device))
     torch.cuda.synchronize()
-    assert late.get() == LateProfile(x).get()
+    assert late.get() == profile(x)
 
 
 @pytest.mark.slow

@@ -164,8 +164,13 @@ class Lane:
             self.host.trim(idle_bytes)
             self._trim_encoders()
             self.device.trim(idle_bytes)
-        else:
-            self.device.trim(max(idle_bytes, self.device.backlog_bytes // IDLE_BACKLOGS))
+        elif self.executor.staging is not None:
+            self.device.trim(max(idle_bytes, self.executor.staging.out_bytes // IDLE_BACKLOGS))
+
+    def begin_step(self) -> None:
+        """A step begins."""
+        if self.executor.staging is not None:
+            self.executor.staging.begin_step()
 
     def backward_ended(self) -> None:
         """All that its graph held is gone."""
@@ -267,6 +272,11 @@ class Lanes:
         for lane in self._made():
             lane.trim(idle_bytes)
 
+    def begin_step(self) -> None:
+        """See `Lane.begin_step`."""
+        for lane in self._made():
+            lane.begin_step()
+
     def backward_ended(self) -> None:
         """See `Lane.backward_ended`."""
         for lane in self._made():
@@ -327,6 +337,8 @@ class Lanes:
             device, self._config, self._disk, self._counters, self._allowance, self._recompute
         )
         lane.step_bytes = self._step_bytes
+        if self._step_bytes is None:  # a plan says itself how much is to come back ahead
+            lane.ready.staging = lane.executor.staging
         lane.run_in_line(in_line=self._in_line)
         return lane
 

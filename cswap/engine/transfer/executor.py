@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from cswap.engine.transfer.in_line import InLine
     from cswap.engine.transfer.link_copies import LinkCopies
     from cswap.engine.transfer.resources import Resources
+    from cswap.engine.transfer.staging import Staging
 
 
 Memory: TypeAlias = tuple[torch.Tensor, bool]
@@ -72,10 +73,12 @@ class Executor(abc.ABC):
     Attributes:
         in_line: encodes tensors without handles; None: every encoding of this device has one.
         copies: copies tensors without handles over a link; None: there is none.
+        staging: bounds the bytes under way over a link; None: there is none.
     """
 
     in_line: InLine | None = None
     copies: LinkCopies | None = None
+    staging: Staging | None = None
 
     def __init__(self, resources: Resources) -> None:
         """Args: resources: of the device."""

@@ -18,14 +18,15 @@ if TYPE_CHECKING:
     from cswap.engine.transfer.host_copy import CopyOwner, HostCopy
     from cswap.engine.transfer.leaving import Leaving
     from cswap.engine.transfer.resources import Resources
+    from cswap.engine.transfer.staging import Staging
 
 
 class LinkCopies:
     """Copies tensors to the host and back."""
 
-    def __init__(self, resources: Resources, leaving: Leaving) -> None:
-        """Args: resources: of the device; leaving: sources under way."""
-        self._resources, self._leaving = resources, leaving
+    def __init__(self, resources: Resources, leaving: Leaving, staging: Staging) -> None:
+        """Args: resources: of the device; leaving: sources under way; staging: their bound."""
+        self._resources, self._leaving, self._staging = resources, leaving, staging
         self._device, self._host = resources.device, resources.host
         self._lock, self._counters = resources.lock, resources.counters
 
@@ -38,6 +39,7 @@ class LinkCopies:
         """
         device, nbytes = self._device, x.nbytes
         device.pump()
+        self._staging.sends(nbytes)
         loan = self._host.take(nbytes)
         if loan is None:
             return False
@@ -53,7 +55,7 @@ class LinkCopies:
                 return False
             copy.buffer, copy.held_bytes = buffer, nbytes
             self._counters.copied(nbytes, buffer.numel())
-            self._leaving.add_copy(copy, x, out, issued, device.backlog_bytes)
+            self._leaving.add_copy(copy, x, out, issued, self._staging.out_bytes)
         except BaseException:
             device.drain()  # the copy may be reading memory that nobody holds from here on
             raise

@@ -36,6 +36,7 @@ from cswap.engine.transfer.link_copies import LinkCopies
 from cswap.engine.transfer.link_out import LinkOut
 from cswap.engine.transfer.resources import Patience, under_way
 from cswap.engine.transfer.section import cut
+from cswap.engine.transfer.staging import Staging
 from cswap.errors import CorruptEncodingError, to_raise
 
 if TYPE_CHECKING:
@@ -52,12 +53,15 @@ if TYPE_CHECKING:
 class LinkExecutor(Executor):
     """The executor of a device with a link."""
 
+    staging: Staging
+
     def __init__(self, resources: Resources) -> None:
         """Args: resources: of the device."""
         super().__init__(resources)
         self._leaving = Leaving(resources)
-        self.copies = LinkCopies(resources, self._leaving)
-        self._out = LinkOut(resources, self._leaving, self._keep)
+        self.staging = Staging(resources.device)
+        self.copies = LinkCopies(resources, self._leaving, self.staging)
+        self._out = LinkOut(resources, self._leaving, self.staging, self._keep)
         self._back = LinkBack(resources)
 
     @property
@@ -78,6 +82,7 @@ class LinkExecutor(Executor):
         """See `Executor.swap_out`."""
         device = self._device
         device.pump()
+        self.staging.sends(handle.raw_nbytes)
         sections = cut(x, codec, handle.section_bytes or device.section_bytes)
         for section in sections:
             section.checked = self._what_to_check(x.dtype, codec)
@@ -93,7 +98,7 @@ class LinkExecutor(Executor):
             device.drain()  # a side stream may be reading memory that nobody holds from here on
             self._take_back(handle)
             raise
-        self._leaving.let_go_down_to(device.backlog_bytes)
+        self._leaving.let_go_down_to(self.staging.out_bytes)
 
     def _send(self, handle: Handle, x: torch.Tensor, issued: Event) -> list[Event]:
         # Events after which the tensor's own memory has been read.
@@ -105,7 +110,7 @@ class LinkExecutor(Executor):
                 reads.append(self._out.send(handle, section, section.of(x), issued))
             except MemoryError as error:
                 self._keep(handle, "memory", error)
-            self._leaving.let_go_down_to(self._device.backlog_bytes)
+            self._leaving.let_go_down_to(self.staging.out_bytes)
         return reads
 
     def _hold_until_read(

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from cswap.engine.transfer.leaving import Leaving
     from cswap.engine.transfer.resources import Resources
     from cswap.engine.transfer.section import Section
+    from cswap.engine.transfer.staging import Staging
     from cswap.stores.disk import DiskFile
 
 MEASURE_EVERY: Final = 8
@@ -42,6 +43,7 @@ class LinkOut:
         self,
         resources: Resources,
         leaving: Leaving,
+        staging: Staging,
         keep: Callable[[Handle, str, object], None],
     ) -> None:
         """Make the way out.
@@ -49,10 +51,12 @@ class LinkOut:
         Args:
             resources: of the device.
             leaving: sources under way.
+            staging: bounds the scratch memory of encodings whose size is not known yet.
             keep: called with a handle whose own memory is still there, and is to stay; a reason;
                 and why, or None.
         """
         self._resources, self._leaving, self._keep = resources, leaving, keep
+        self._staging = staging
         self._disk = resources.files
         self._device, self._lock = resources.device, resources.lock
         self._counters = resources.counters
@@ -180,11 +184,17 @@ class LinkOut:
         try:
             copied = self._submit_copy(section, loan.buffer, payload, nbytes, waits)
             with self._lock:
-                section.host, section.nbytes, section.out = loan.buffer, nbytes, copied
-                section.safe = True
+                # Another thread may have released it, or let it stay, and freed what there was.
+                wanted = self._wanted(handle, section)
+                if wanted:
+                    section.host, section.nbytes, section.out = loan.buffer, nbytes, copied
+                    section.safe = True
         except BaseException:
             self._device.drain()  # the copy may be writing memory that nobody holds from here on
             raise
+        if not wanted:
+            self._resources.host.give_back(loan.buffer, copied)
+            return copied
         self._stored(handle, section, loan.buffer.numel())
         self._draw(handle, section, copied, nbytes)
         return copied
@@ -290,13 +300,17 @@ class LinkOut:
 
     def _make_room(self, nbytes: int) -> None:
         # Encodings of unknown size hold scratch until the host looks: now it has to.
-        if not self._unsized or not self._device.staging_full(nbytes):
+        if not self._unsized or not self._is_full(nbytes):
             return
         start = time.perf_counter()
-        while self._unsized and self._device.staging_full(nbytes):
+        while self._unsized and self._is_full(nbytes):
             oldest = self._unsized[0]
             self._device.wait(oldest)
             self._device.pump()
             if self._unsized and self._unsized[0] is oldest:
                 self._unsized.popleft()  # an interrupt came before its callback was noted
         self._counters.exposed(time.perf_counter() - start)
+
+    def _is_full(self, nbytes: int) -> bool:
+        # Whether scratch memory is in use to its bound, with so many bytes more.
+        return self._device.scratch_in_use_bytes() + nbytes > self._staging.out_bytes

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from cswap.engine.transfer.handle import Handle
     from cswap.engine.transfer.host_copy import HostCopy
+    from cswap.engine.transfer.staging import Staging
 
 
 class ReadyBudget:
@@ -16,17 +17,20 @@ class ReadyBudget:
     Attributes:
         waiting: accounts of tensors whose decoded memory waits, by their identity; the oldest
             first.
+        staging: bounds them as well; None: there is none.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         """Args: limit_bytes: decoded bytes that may wait."""
-        self._limit = limit_bytes
+        self._most = limit_bytes
+        self.staging: Staging | None = None
         self.waiting: OrderedDict[int, Handle | HostCopy] = OrderedDict()
         self._bytes = 0
 
     def fits(self, nbytes: int) -> bool:
         """Whether that many bytes more may be decoded ahead."""
-        return self._bytes + nbytes <= self._limit
+        after, staging = self._bytes + nbytes, self.staging
+        return after <= self._most and (staging is None or after <= staging.ahead_bytes)
 
     def add(self, saved: Handle | HostCopy) -> list[Handle | HostCopy]:
         """Count a tensor's decoded memory; returns the ones to drop to stay within the limit."""
@@ -34,7 +38,10 @@ class ReadyBudget:
             self.waiting[id(saved)] = saved
             self._bytes += saved.raw_nbytes
         dropped: list[Handle | HostCopy] = []
-        while self._bytes > self._limit and len(self.waiting) > 1:
+        limit = self._most
+        if self.staging is not None:
+            limit = min(limit, self.staging.ahead_bytes)
+        while self._bytes > limit and len(self.waiting) > 1:
             _, oldest = self.waiting.popitem(last=False)
             self._bytes -= oldest.raw_nbytes
             dropped.append(oldest)
