@@ -158,6 +158,8 @@ class LiveCosts:
             for m in used
             if m.explanation.candidates
         ]
+        if not options:  # a named codec has no market, and its bytes are not free
+            return
         price = self._base_price
         if self._link is not None and step_s is not None and self.adapts:
             hidden = (FORWARD_SHARE * step_s, (1 - FORWARD_SHARE) * step_s)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from cswap import cuda_streams
 from cswap.codecs import cubins
 from cswap.errors import ConfigError, CorruptEncodingError, UnsupportedError
 from cswap_kernels.unwatched import unwatched
@@ -64,7 +65,8 @@ N_COUNTS: Final = 17
 
 _on_stream = torch.cuda.stream
 
-_U64: Final = (1 << 64) - 1
+MOST_ARGUMENTS: Final = 16
+"""Of a kernel."""
 
 TRIAL: Final = "profile-4-sample"
 """The kernel that is compiled to test the compiler; profiling needs it anyway."""
@@ -301,6 +303,24 @@ class _Loaded:
     shape: LaunchShape
 
 
+class _Arguments(threading.local):
+    """Memory for the arguments of a launch, of each thread: the driver copies them in the call.
+
+    Attributes:
+        slots: one number for each.
+        address: of the pointers to them.
+        bound: whether the thread has the device's context, and keeps it.
+    """
+
+    def __init__(self) -> None:
+        self.slots = (ctypes.c_uint64 * MOST_ARGUMENTS)()
+        first = ctypes.addressof(self.slots)
+        addresses = range(first, first + ctypes.sizeof(self.slots), 8)
+        self._pointers = (ctypes.c_void_p * MOST_ARGUMENTS)(*addresses)
+        self.address = ctypes.addressof(self._pointers)
+        self.bound = False
+
+
 class _Launcher:
     """The kernels loaded on one device, and the device memory that they share."""
 
@@ -315,10 +335,12 @@ class _Launcher:
         self._multiprocessors = properties.multi_processor_count
         self._context = self._call(driver.cuDevicePrimaryCtxRetain(index))
         self._kernels: dict[str, _Loaded] = {}
+        self._is_alone = torch.cuda.device_count() == 1
+        self._arguments = _Arguments()
         self._lock = threading.Lock()
         self._controls: dict[int, torch.Tensor] = {}
         self.sizes = SizePool(lambda: torch.zeros(N_SIZES, dtype=torch.int64, pin_memory=True))
-        self.status = _pinned_word()
+        self._renew_status()
         self._damage: list[int] = []
         self._retired: list[torch.Tensor] = []
         self._failed: dict[tuple[str, int], UnsupportedError] = {}
@@ -330,14 +352,18 @@ class _Launcher:
         A status word with damage is not cleared or used again, because kernels that were launched
         before may still write it. New launches get a new word.
         """
-        if int(self.status.item()):
+        if self._noted[0]:
             with self._lock:
-                bad = int(self.status.item())
+                bad = int(self._noted[0])
                 if bad:
                     self._damage.append(bad - 1)
                     self._retired.append(self.status)
-                    self.status = _pinned_word()
+                    self._renew_status()
         return self._damage
+
+    def _renew_status(self) -> None:
+        self.status = _pinned_word()
+        self._noted = self.status.numpy()  # the same memory, to be read with fewer calls
 
     def control(self, stream: torch.cuda.Stream | None) -> torch.Tensor:
         """The control words of launches on a stream (zero between them).
@@ -346,9 +372,9 @@ class _Launcher:
             UnsupportedError: a CUDA graph is being captured. Two replays of it at the same time
                 would share the words.
         """
-        if torch.cuda.is_current_stream_capturing():
+        if cuda_streams.is_capturing():
             raise UnsupportedError("CUDA kernels: an encode cannot be captured in a CUDA graph.")
-        stream = stream or torch.cuda.current_stream(self.device)
+        stream = stream or cuda_streams.current(self.device.index)
         found = self._controls.get(stream.cuda_stream)
         if found is None:
             with torch.cuda.stream(stream):
@@ -364,22 +390,22 @@ class _Launcher:
         loaded = self._kernels.get(name)
         if loaded is None or loaded.shape != shape:
             loaded = self._load(name, shape)
-        stream = stream or torch.cuda.current_stream(self.device)
-        slots = (ctypes.c_uint64 * len(values))(*(v & _U64 for v in values))
-        first = ctypes.addressof(slots)
-        pointers = (ctypes.c_void_p * len(values))(*range(first, first + 8 * len(values), 8))
+        stream = stream or cuda_streams.current(self.device.index)
+        arguments = self._arguments
+        arguments.slots[: len(values)] = values
         self._bind()
-        self._call(
-            self._driver.cuLaunchKernel(
-                loaded.function,
-                *(max(1, min(n_tiles, shape.blocks_per_sm * self._multiprocessors)), 1, 1),
-                *(shape.threads, 1, 1),
-                0,
-                stream.cuda_stream,
-                ctypes.addressof(pointers),
-                0,
-            )
+        n_blocks = max(1, min(n_tiles, shape.blocks_per_sm * self._multiprocessors))
+        (error,) = self._driver.cuLaunchKernel(
+            loaded.function,
+            *(n_blocks, 1, 1),
+            *(shape.threads, 1, 1),
+            0,
+            stream.cuda_stream,
+            arguments.address,
+            0,
         )
+        if int(error) != 0:
+            raise RuntimeError(f"CUDA driver: {error!r}")
 
     def _load(self, name: str, shape: LaunchShape) -> _Loaded:
         # One thread compiles a kernel; other threads wait for it and take the result.
@@ -407,7 +433,11 @@ class _Launcher:
             raise failed from error
 
     def _bind(self) -> None:
-        # Threads of our own have no context until the first call that needs one.
+        # Threads of our own have no context until the first call that needs one. With several
+        # devices, torch gives a thread another one whenever it is told to.
+        if self._arguments.bound:
+            return
+        self._arguments.bound = self._is_alone
         if int(self._call(self._driver.cuCtxGetCurrent())) != int(self._context):
             self._call(self._driver.cuCtxSetCurrent(self._context))
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from cswap import cuda_streams
 from cswap.codecs import gpu
 from cswap.devices.base import Device, Event, Role
 from cswap.devices.cuda_callbacks import COALESCE_S, Callbacks
@@ -100,10 +101,13 @@ class CudaDevice(Device):
     ) -> Event:
         """See `Device.submit`. The job only issues work, on the thread that submits it."""
         stream = self._streams.get(role)
-        if stream is not None:
-            with torch.cuda.stream(stream):
-                return self._issue(job, stream, after, measure)
-        return self._issue(job, torch.cuda.current_stream(self.device), after, measure)
+        if stream is None:
+            return self._issue(job, cuda_streams.current(self.index), after, measure)
+        before = cuda_streams.enter(stream)
+        try:
+            return self._issue(job, stream, after, measure)
+        finally:
+            cuda_streams.leave(before)
 
     def _issue(self, job: Job, stream: Any, after: tuple[Event, ...], measure: bool) -> CudaEvent:
         # stream: torch's, which is a codec's `Stream`, too. A cast would be a call for each job.
@@ -141,7 +145,7 @@ class CudaDevice(Device):
 
     def now(self) -> Event:
         """See `Device.now`."""
-        stream = torch.cuda.current_stream(self.device)
+        stream = cuda_streams.current(self.index)
         event = self._new_event(stream)
         event.recorded.record(stream)
         return event
@@ -149,7 +153,7 @@ class CudaDevice(Device):
     def join(self, event: Event, at: Event | None = None) -> None:
         """See `Device.join`: the stream waits, the host does not."""
         own = event if isinstance(event, CudaEvent) else _own(event)
-        stream = torch.cuda.current_stream(self.device) if at is None else _own(at).stream
+        stream = cuda_streams.current(self.index) if at is None else _own(at).stream
         if own.stream == stream:
             return
         self._joined += 1
@@ -175,7 +179,7 @@ class CudaDevice(Device):
         """An event of this device, and when it fired by the host's clock."""
         if self._origin is None:
             event = cuda_event(timing=True)
-            event.record(torch.cuda.current_stream(self.device))
+            event.record(cuda_streams.current(self.index))
             event.synchronize()
             self._origin = event, time.perf_counter()
         return self._origin
@@ -204,7 +208,7 @@ class CudaDevice(Device):
 
     def share(self, memory: torch.Tensor) -> None:
         """See `Device.share`; nothing happens on the stream that the memory is of."""
-        memory.record_stream(torch.cuda.current_stream(self.device))
+        memory.record_stream(cuda_streams.current(self.index))
 
     def scratch(self, nbytes: int, role: Role) -> torch.Tensor:
         """See `Device.scratch`."""
@@ -264,7 +268,7 @@ class CudaDevice(Device):
 
     def is_capturing(self) -> bool:
         """See `Device.is_capturing`."""
-        return bool(torch.cuda.is_current_stream_capturing())
+        return cuda_streams.is_capturing()
 
     def damage(self) -> Sequence[str]:
         """See `Device.damage`: a kernel that meets a damaged tile cannot raise."""
@@ -298,10 +302,13 @@ class CudaDevice(Device):
     def _allocate_scratch(self, nbytes: int) -> torch.Tensor:
         # On the codec stream whoever asks: that is the stream that the block belongs to.
         self._here.fresh = True
-        with torch.cuda.stream(self._streams["codec"]):
+        before = cuda_streams.enter(self._streams["codec"])
+        try:
             return self._with_retry(
                 lambda: torch.empty(nbytes, dtype=torch.uint8, device=self.device)
             )
+        finally:
+            cuda_streams.leave(before)
 
     def _discard(self, loan: Loan) -> None:
         # Its memory goes back to the codec stream, which has to wait for its last user.

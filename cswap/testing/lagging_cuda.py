@@ -396,6 +396,22 @@ def watched(cuda: LaggingCuda, codec: Any) -> Any:
     return made
 
 
+def streams_of(cuda: Any) -> types.SimpleNamespace:
+    """`cswap.cuda_streams` for a stand-in with ``current_stream`` and ``stream``."""
+
+    def enter(stream: Any) -> Any:
+        on = cuda.stream(stream)
+        on.__enter__()
+        return on
+
+    return types.SimpleNamespace(
+        current=lambda _index: cuda.current_stream(),
+        enter=enter,
+        leave=lambda on: on.__exit__(None, None, None),
+        is_capturing=cuda.is_current_stream_capturing,
+    )
+
+
 def installed(cuda: LaggingCuda, patch: Any) -> Iterator[Any]:
     """Make `CudaDevice` run on the stand-in, and yield one. ``patch``: pytest's monkeypatch."""
     from cswap.codecs import layout
@@ -415,6 +431,7 @@ def installed(cuda: LaggingCuda, patch: Any) -> Iterator[Any]:
 
     for user in (module, cuda_callbacks, cuda_events):
         patch.setattr(user, "torch", stand_in)
+    patch.setattr(module, "cuda_streams", streams_of(cuda))
     for user in (link_out, link_back, link_copies):
         patch.setattr(user, "copy_bytes", copy)
     patch.setattr(real.Tensor, "record_stream", lambda x, s: cuda.record_stream(x, s))

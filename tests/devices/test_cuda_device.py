@@ -20,6 +20,7 @@ import torch
 from cswap.config import SwapConfig
 from cswap.engine.engine import SwapEngine
 from cswap.errors import ConfigError, CorruptEncodingError, InternalError, UnsupportedError
+from cswap.testing.lagging_cuda import streams_of
 
 
 class FakeStream:
@@ -127,6 +128,7 @@ def cuda(monkeypatch):
     stand_in = types.SimpleNamespace(
         cuda=fake, device=lambda *_: real.device("cpu"), empty=real.empty, uint8=real.uint8
     )
+    monkeypatch.setattr(cuda, "cuda_streams", streams_of(fake))
     for user in (cuda, cuda_callbacks, cuda_events):
         monkeypatch.setattr(user, "torch", stand_in)
     monkeypatch.setattr(real.Tensor, "record_stream", lambda x, s: fake.record_stream(x, s))
@@ -544,7 +546,9 @@ def launcher(cuda, monkeypatch):
         int32=real.int32,
         int64=real.int64,
     )
+    cuda.device_count = lambda: 1
     monkeypatch.setattr(gpu, "torch", stand_in)
+    monkeypatch.setattr(gpu, "cuda_streams", streams_of(cuda))
     monkeypatch.setattr(
         gpu, "_compiled", lambda name, *_: Cubin(b"code", f"entry of {name}", 32, 0, 0)
     )

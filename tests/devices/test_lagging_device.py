@@ -98,7 +98,7 @@ def test_a_large_device_holds_no_more_of_a_small_step(machine, codec):
     for _ in range(2):
         engine.begin_step()
         packed, _ = machine.save(engine, N_TENSORS, MIB // 4)
-        under_way = max(staging.FEWEST, N_TENSORS // staging.STEP_SHARE) * MIB
+        under_way = 3 * MIB  # three tensors, and 1/16 of the step
         assert machine.cuda.peak_bytes <= 2 * under_way + 3 * MIB
         engine.synchronize()
         machine.cuda.peak_bytes = machine.cuda.allocated_bytes

@@ -58,10 +58,11 @@ def test_what_was_swapped_leaves_the_device(net, device, codec):
             hook.remove()
         assert handle.stats.fallbacks == 0, handle.stats.fallbacks_by_reason
         assert handle.stats.swapped >= 2 * LAYERS
-    # in backward: two gradients, a weight's before it is added, and what is decoded, also ahead
+    # In backward: two gradients, a weight's before it is added, one decoded on demand and three
+    # ahead of their use (Staging), and the encodings of these four.
     assert after <= 3 * ONE + scratch
-    assert peak <= 8 * ONE + scratch
-    assert peak < 0.7 * kept_peak
+    assert peak <= 12 * ONE + scratch
+    assert peak < 0.5 * kept_peak
 
 
 def test_peak_falls_without_waiting_for_swaps(net, device):
@@ -70,7 +71,7 @@ def test_peak_falls_without_waiting_for_swaps(net, device):
     with cswap.install(net, codec="zvc"):
         step_and_peak(net, x)
         peak, _ = step_and_peak(net, x)
-    assert peak < 0.8 * kept_peak
+    assert peak < 0.6 * kept_peak
 
 
 def test_a_budget_stays_on_the_device(net, device):

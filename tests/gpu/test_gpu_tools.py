@@ -37,7 +37,8 @@ def run(*command, **environment):
 def test_kernels_under_compute_sanitizer(tool):
     # Without torch's cache every tensor is an allocation of its own, whose ends are watched.
     done = run(
-        *(SANITIZER, "--tool", tool, "--error-exitcode", "9"),
+        # Of calls that fail, cuda-bindings makes some to find out what the driver has.
+        *(SANITIZER, "--tool", tool, "--error-exitcode", "9", "--report-api-errors", "no"),
         *(sys.executable, str(Path(__file__).with_name("sanitized.py"))),
         PYTORCH_NO_CUDA_MEMORY_CACHING="1",
     )
