@@ -299,6 +299,7 @@ class SizePool:
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
+    # function: by the driver's bindings; its address, if CuPy launches it.
     function: Any
     shape: LaunchShape
 
@@ -327,7 +328,7 @@ class _Launcher:
     def __init__(self, index: int) -> None:
         from cuda.bindings import driver
 
-        self._driver = driver
+        self._driver, self._launch_by_cupy = driver, _cupys_launch()
         self.device = torch.device("cuda", index)
         torch.cuda.init()  # type: ignore[no-untyped-call]
         properties = torch.cuda.get_device_properties(index)
@@ -392,20 +393,15 @@ class _Launcher:
             loaded = self._load(name, shape)
         stream = stream or cuda_streams.current(self.device.index)
         arguments = self._arguments
-        arguments.slots[: len(values)] = values
+        arguments.slots[: len(values)] = list(values)
         self._bind()
         n_blocks = max(1, min(n_tiles, shape.blocks_per_sm * self._multiprocessors))
-        (error,) = self._driver.cuLaunchKernel(
-            loaded.function,
-            *(n_blocks, 1, 1),
-            *(shape.threads, 1, 1),
-            0,
-            stream.cuda_stream,
-            arguments.address,
-            0,
-        )
-        if int(error) != 0:
-            raise RuntimeError(f"CUDA driver: {error!r}")
+        grid, block = (n_blocks, 1, 1), (shape.threads, 1, 1)
+        rest = 0, stream.cuda_stream, arguments.address, 0
+        if self._launch_by_cupy is not None:  # in Cython: few calls of Python
+            self._launch_by_cupy(loaded.function, *grid, *block, *rest)
+            return
+        self._call(self._driver.cuLaunchKernel(loaded.function, *grid, *block, *rest))
 
     def _load(self, name: str, shape: LaunchShape) -> _Loaded:
         # One thread compiles a kernel; other threads wait for it and take the result.
@@ -416,6 +412,8 @@ class _Launcher:
                 self._bind()
                 module = self._call(self._driver.cuModuleLoadData(made.code))
                 function = self._call(self._driver.cuModuleGetFunction(module, made.entry.encode()))
+                if self._launch_by_cupy is not None:
+                    function = int(function)
                 found = self._kernels[name] = _Loaded(function, shape)
             return found
 
@@ -446,6 +444,15 @@ class _Launcher:
         if int(error) != 0:
             raise RuntimeError(f"CUDA driver: {error!r}")
         return values[0] if values else None
+
+
+def _cupys_launch() -> Callable[..., Any] | None:
+    try:
+        from cupy.cuda import driver
+    except Exception:  # whatever is wrong with it, the driver's bindings serve
+        return None
+    found: Callable[..., Any] = driver.launchKernel
+    return found
 
 
 def _compiled(name: str, architecture: int, threads: int) -> Cubin:

@@ -35,6 +35,7 @@ from __future__ import annotations
 import abc
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from cswap.codecs.layout import copy_bytes
 from cswap.pool import size_class
 
 if TYPE_CHECKING:
@@ -117,6 +118,18 @@ class Device(abc.ABC):
         that runs here (KeyboardInterrupt, or anything else that is no `Exception`) is raised; the
         event then need not fire.
         """
+
+    def copy(
+        self,
+        target: torch.Tensor,
+        source: torch.Tensor,
+        nbytes: int,
+        *,
+        role: Role,
+        after: tuple[Event, ...],
+    ) -> Event:
+        """Copy the first bytes of flat tensors, as a job: see `submit`."""
+        return self.submit(lambda _: copy_bytes(target, source, nbytes), role=role, after=after)
 
     @abc.abstractmethod
     def when(self, event: Event, callback: Callable[[], None]) -> None:

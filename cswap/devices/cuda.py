@@ -27,6 +27,7 @@ from cswap.codecs import gpu
 from cswap.devices.base import Device, Event, Role
 from cswap.devices.cuda_callbacks import COALESCE_S, Callbacks
 from cswap.devices.cuda_events import CudaEvent, Gone, cuda_event
+from cswap.devices.cuda_memcpy import INFERRED, memcpy_async
 from cswap.devices.pinned import pinned, pinned_size
 from cswap.errors import InternalError, without_frames
 from cswap.log import log
@@ -112,10 +113,7 @@ class CudaDevice(Device):
     def _issue(self, job: Job, stream: Any, after: tuple[Event, ...], measure: bool) -> CudaEvent:
         # stream: torch's, which is a codec's `Stream`, too. A cast would be a call for each job.
         event = self._new_event(stream, timing=measure)
-        for earlier in after:
-            own = earlier if isinstance(earlier, CudaEvent) else _own(earlier)
-            if own.stream != stream:  # a stream is in order by itself
-                stream.wait_event(own.recorded)
+        _wait(stream, after)
         if measure:
             event.start()
         try:
@@ -123,6 +121,30 @@ class CudaDevice(Device):
         except Exception as error:
             # Its frames hold the job's tensors, and the event outlives them.
             event.error = _as_memory_error(without_frames(error))
+        event.recorded.record(stream)
+        return event
+
+    def copy(
+        self,
+        target: torch.Tensor,
+        source: torch.Tensor,
+        nbytes: int,
+        *,
+        role: Role,
+        after: tuple[Event, ...],
+    ) -> Event:
+        """See `Device.copy`."""
+        memcpy = memcpy_async()
+        if memcpy is None:
+            return super().copy(target, source, nbytes, role=role, after=after)
+        stream = self._streams[role]
+        event = self._new_event(stream)
+        _wait(stream, after)
+        addresses = target.data_ptr(), source.data_ptr()
+        try:
+            memcpy(*addresses, nbytes, INFERRED, stream.cuda_stream)
+        except Exception as error:
+            event.error = without_frames(error)
         event.recorded.record(stream)
         return event
 
@@ -331,6 +353,13 @@ class CudaDevice(Device):
             return allocate()
         except torch.cuda.OutOfMemoryError as error:
             raise MemoryError(str(error)) from None
+
+
+def _wait(stream: torch.cuda.Stream, after: tuple[Event, ...]) -> None:
+    for earlier in after:
+        own = earlier if isinstance(earlier, CudaEvent) else _own(earlier)
+        if own.stream != stream:  # a stream is in order by itself
+            stream.wait_event(own.recorded)
 
 
 def _own(event: object) -> CudaEvent:

@@ -50,7 +50,7 @@ def memory_of(x: torch.Tensor) -> torch.Tensor:
 
 
 def moved(x: torch.Tensor, device: torch.device | str) -> torch.Tensor:
-    """The tensor on a device, with the strides that it has: ``x.to`` makes dense copies of views."""
+    """The tensor on a device, with the strides that it has: ``x.to`` copies views densely."""
     whole = torch.empty(0, dtype=x.dtype, device=x.device).set_(x.untyped_storage()).to(device)
     return whole.as_strided(x.shape, x.stride(), x.storage_offset())
 

@@ -18,6 +18,7 @@ Tensors of this device are tensors of torch's device "cpu".
 
 from __future__ import annotations
 
+import ctypes
 import random
 import threading
 import types
@@ -412,12 +413,17 @@ def streams_of(cuda: Any) -> types.SimpleNamespace:
     )
 
 
+def _at(address: int, nbytes: int) -> torch.Tensor:
+    memory = (ctypes.c_uint8 * nbytes).from_address(address) if nbytes else bytearray(1)
+    return torch.frombuffer(memory, dtype=torch.uint8)
+
+
 def installed(cuda: LaggingCuda, patch: Any) -> Iterator[Any]:
     """Make `CudaDevice` run on the stand-in, and yield one. ``patch``: pytest's monkeypatch."""
     from cswap.codecs import layout
+    from cswap.devices import base, cuda_callbacks, cuda_events
     from cswap.devices import cuda as module
-    from cswap.devices import cuda_callbacks, cuda_events
-    from cswap.engine.transfer import link_back, link_copies, link_out
+    from cswap.engine.transfer import link_back, link_out
 
     real, copy_bytes = torch, layout.copy_bytes
     stand_in = types.SimpleNamespace(
@@ -432,7 +438,15 @@ def installed(cuda: LaggingCuda, patch: Any) -> Iterator[Any]:
     for user in (module, cuda_callbacks, cuda_events):
         patch.setattr(user, "torch", stand_in)
     patch.setattr(module, "cuda_streams", streams_of(cuda))
-    for user in (link_out, link_back, link_copies):
+
+    def memcpy(target: int, source: int, nbytes: int, _direction: int, stream: int) -> None:
+        on = next(s for s in cuda.streams if s.cuda_stream == stream)
+        patched: Any = base
+        with cuda.stream(on):
+            patched.copy_bytes(_at(target, nbytes), _at(source, nbytes), nbytes)
+
+    patch.setattr(module, "memcpy_async", lambda: memcpy)
+    for user in (base, link_out, link_back):
         patch.setattr(user, "copy_bytes", copy)
     patch.setattr(real.Tensor, "record_stream", lambda x, s: cuda.record_stream(x, s))
     patch.setattr(module.CudaDevice, "kind", "cpu")  # the engine gives it CPU tensors

@@ -89,6 +89,7 @@ def launcher(monkeypatch):
     made.architecture, made._context, made._lock = 90, 1, threading.Lock()
     made._kernels, made._failed = {}, {}
     made._arguments, made._is_alone = gpu._Arguments(), False
+    made._launch_by_cupy = None
 
     def compiled(name, *_):
         raise AssertionError(f"{name} was compiled")

@@ -96,14 +96,17 @@ class LinkBack:
     def _copy_raw(
         self, handle: Handle, section: Section, out: torch.Tensor, after: tuple[Event, ...]
     ) -> Event:
-        host = self._host_copy(section)
+        host, device = self._host_copy(section), self._device
 
         def copy(_stream: Stream) -> None:
             copy_bytes(out, host, out.nbytes)
-            if section.checked and checksum(out) != section.checksum:
+            if checksum(out) != section.checksum:
                 raise CorruptEncodingError(DAMAGED.format("raw", section.nbytes))
 
-        section.back = copied = self._device.submit(copy, role="h2d", after=after)
+        if section.checked:
+            section.back = copied = device.submit(copy, role="h2d", after=after)
+        else:
+            section.back = copied = device.copy(out, host, out.nbytes, role="h2d", after=after)
         self._note(handle, section, copied, "h2d")
         return copied
 
@@ -116,11 +119,8 @@ class LinkBack:
             return None, section.kept[:nbytes], before
         host = self._host_copy(section)
         scratch = self._device.scratch(max(nbytes, 1), "h2d")
-
-        def copy(_stream: Stream) -> None:
-            copy_bytes(scratch, host, nbytes)
-
-        section.back = copied = self._device.submit(copy, role="h2d", after=before)
+        copied = self._device.copy(scratch, host, nbytes, role="h2d", after=before)
+        section.back = copied
         if self._counters.timeline is not None:
             self._device.when(
                 copied,

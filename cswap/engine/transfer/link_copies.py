@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from cswap.codecs.layout import copy_bytes
 from cswap.engine.transfer.ahead import Ahead
 from cswap.errors import to_raise
 
@@ -47,9 +46,7 @@ class LinkCopies:
         # Loans of host memory end with events of this device.
         waits = (issued,) if loan.after is None else (issued, cast("Event", loan.after))
         try:
-            copy.out = out = device.submit(
-                lambda _: copy_bytes(buffer, x, nbytes), role="d2h", after=waits
-            )
+            copy.out = out = device.copy(buffer, x, nbytes, role="d2h", after=waits)
             if out.error is not None:
                 self._host.give_back(buffer, out)
                 return False
@@ -155,7 +152,5 @@ class LinkCopies:
         except RuntimeError as error:
             raise MemoryError(f"swap-in of {nbytes} bytes: {error}") from None
         issued = device.now()
-        copy.back = back = device.submit(
-            lambda _: copy_bytes(result, buffer, nbytes), role="h2d", after=(out, issued)
-        )
+        copy.back = back = device.copy(result, buffer, nbytes, role="h2d", after=(out, issued))
         return Ahead(result, back, issued)
