@@ -64,6 +64,10 @@ def main(
         float | None,
         typer.Option(help="Begin no measurement that might not end within this time."),
     ] = None,
+    first: Annotated[
+        bool,
+        typer.Option("--first", help="Only the measurements that are worth most: some minutes."),
+    ] = False,
     archive: Annotated[
         Path, typer.Option(help="File that gets all results, and whose results are continued.")
     ] = ARCHIVE,
@@ -95,7 +99,8 @@ def main(
     folder = writable_folder(out or RESULTS / slug(torch.cuda.get_device_name()))
     chosen = list(EXPECTED_S) if part is Part.ALL else [part.value]
     deadline = Deadline(None if minutes is None else 60.0 * minutes)
-    raise typer.Exit(measure(CudaMeter(), gpu_facts(), folder, archive, chosen, deadline))
+    code = measure(CudaMeter(), gpu_facts(), folder, archive, chosen, deadline, only_first=first)
+    raise typer.Exit(code)
 
 
 def measure(
@@ -105,18 +110,30 @@ def measure(
     archive: Path,
     parts: list[str],
     deadline: Deadline,
+    *,
+    only_first: bool = False,
 ) -> int:
     """Run the parts, the measurements worth most first; return the exit code.
 
     Results are in the folder and in the archive after every measurement.
+
+    Args:
+        meter: of the device.
+        gpu: facts about it.
+        folder: of the results.
+        archive: file that gets all of them.
+        parts: keys of `EXPECTED_S`.
+        deadline: of all measurements.
+        only_first: whether to leave it at those worth most.
     """
     if taken := unpack(archive, folder):
         print(f"taken from {archive}: {', '.join(taken)}", flush=True)
     written = partial(pack, folder, archive)
-    reports = [Report(folder, name, meter, gpu, deadline, written) for name in parts]
+    settings = {"only_first": True} if only_first else {}
+    reports = [Report(folder, name, meter, gpu, deadline, written, settings) for name in parts]
     code = 0
     try:
-        for first in (True, False):
+        for first in (True,) if only_first else (True, False):
             for report in reports:
                 _run(report, meter, first=first)
         for report in reports:
@@ -141,11 +158,12 @@ def _run(report: Report, meter: Meter, *, first: bool) -> None:
     if report.part == "codecs":
         codecs.run(meter, report, codecs.FIRST if first else codecs.Plan())
     elif report.part == "link":
-        link.run(meter, report, link.Plan())
+        link.run(meter, report, link.FIRST if first else link.Plan())
     elif report.part == "swap":
         swap.run(meter, report, swap.FIRST if first else swap.Plan())
     else:
-        training.run(meter, report, training.FIRST if first else training.Plan())
+        for plan in training.FIRST if first else (training.Plan(),):
+            training.run(meter, report, plan)
 
 
 def _build(path: Path, architectures: str, record: Path | None) -> None:

@@ -81,6 +81,7 @@ class Report:
         gpu: dict[str, Any],
         deadline: Deadline | None = None,
         written: Callable[[], object] = lambda: None,
+        settings: dict[str, Any] | None = None,
     ) -> None:
         """Continue the results of the part that are in the folder, if the code is the same.
 
@@ -92,6 +93,7 @@ class Report:
                 continued.
             deadline: of all measurements; default: none.
             written: called after each measurement, when it is on the disk.
+            settings: others of these are not continued, either.
         """
         self.part, self._meter, self._written = part, meter, written
         self._deadline = deadline or Deadline(None)
@@ -99,7 +101,7 @@ class Report:
         fields: dict[str, Any] = {
             "kind": f"gpu {part}",
             "version": 2,
-            "settings": {"gpu": gpu["name"], "torch": torch.__version__},
+            "settings": {"gpu": gpu["name"], "torch": torch.__version__, **(settings or {})},
         }
         self._partial = Partial(self.path, **fields)
         mine = self._partial.document

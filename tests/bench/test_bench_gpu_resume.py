@@ -188,7 +188,7 @@ def test_the_most_valuable_measurements_of_all_parts_come_first(tmp_path, monkey
     for part in (codecs, link, swap, training):
 
         def run(_meter, report, plan, part=part):
-            order.append((report.part, plan == getattr(part, "FIRST", part.Plan())))
+            order.append((report.part, plan != part.Plan()))
             measure(report, "one", [])
 
         monkeypatch.setattr(part, "run", run)
@@ -200,20 +200,46 @@ def test_the_most_valuable_measurements_of_all_parts_come_first(tmp_path, monkey
         patch.setattr(targets, "lines", lambda _: [])
         code = command.measure(METER, GPU, tmp_path, archive, parts, Deadline(None))
     assert code == 0
-    assert order[:4] == [(part, True) for part in parts]
-    assert order[4:] == [(part, part == "link") for part in parts]
+    n_first = len(parts) - 1 + len(training.FIRST)
+    assert order[:n_first] == [(part, True) for part in (*parts, *parts[-1:])]
+    assert order[n_first:] == [(part, False) for part in parts]
     with zipfile.ZipFile(archive) as file:
         assert sorted(file.namelist()) == sorted(f"{part}.json" for part in parts)
 
 
+@pytest.mark.parametrize("only_first", [False, True])
+def test_the_most_valuable_measurements_can_be_all(tmp_path, monkeypatch, only_first):
+    plans = []
+
+    def run(_meter, report, plan):
+        plans.append(plan)
+        measure(report, "one", [])
+
+    monkeypatch.setattr(swap, "run", run)
+    monkeypatch.setattr(tables, "markdown", lambda _: "")
+    monkeypatch.setattr(pictures, "draw", lambda *_: None)
+    monkeypatch.setattr(targets, "lines", lambda _: [])
+    archive = tmp_path / "results.zip"
+    for _ in range(2):
+        command.measure(
+            METER, GPU, tmp_path, archive, ["swap"], Deadline(None), only_first=only_first
+        )
+    assert plans[0] == swap.FIRST
+    assert (swap.Plan() in plans) == (not only_first)
+    document = json.loads((tmp_path / "swap.json").read_text("utf-8"))
+    assert document["complete"]
+    assert document["settings"].get("only_first", False) == only_first
+
+
 def test_the_first_measurements_are_part_of_all():
-    assert set(training.FIRST.tasks) <= set(training.Plan().tasks)
-    assert [m.name for m in training.FIRST.methods] == [
-        *(ORACLE, "checkpoint + save_on_cpu", "save_on_cpu"),
-        *("cswap raw", "cswap lossless", "cswap int8"),
-    ]
-    assert all(method in METHODS for method in training.FIRST.methods)
-    assert training.FIRST.n_steps == training.Plan().n_steps
+    for plan in training.FIRST:
+        assert set(plan.tasks) <= set(training.Plan().tasks)
+        assert plan.methods[0].name == ORACLE
+        assert all(method in METHODS for method in plan.methods)
+        assert plan.n_steps == training.Plan().n_steps
+    assert set(link.FIRST.sizes) <= set(link.Plan().sizes)
+    assert set(link.FIRST.blocks) <= set(link.Plan().blocks)
+    assert link.FIRST.within_s == link.Plan().within_s
     assert set(swap.FIRST.sizes) <= set(swap.Plan().sizes)
     assert swap.FIRST.rounds == swap.Plan().rounds
     assert set(codecs.FIRST.sweep) <= set(codecs.Plan().sweep)
