@@ -449,9 +449,10 @@ class _Launcher:
 def _cupys_launch() -> Callable[..., Any] | None:
     try:
         from cupy.cuda import driver
+
+        found: Callable[..., Any] = driver.launchKernel
     except Exception:  # whatever is wrong with it, the driver's bindings serve
         return None
-    found: Callable[..., Any] = driver.launchKernel
     return found
 
 

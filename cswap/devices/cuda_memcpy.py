@@ -21,7 +21,8 @@ def memcpy_async() -> Callable[[int, int, int, int, int], Any] | None:
     """CuPy's function of target, source, bytes, direction and stream; None: no CuPy."""
     try:
         from cupy.cuda import runtime
+
+        found: Callable[[int, int, int, int, int], Any] = runtime.memcpyAsync
     except Exception:  # whatever is wrong with it, torch serves
         return None
-    found: Callable[[int, int, int, int, int], Any] = runtime.memcpyAsync
     return found
