@@ -133,10 +133,12 @@ def measure(
     reports = [Report(folder, name, meter, gpu, deadline, written, settings) for name in parts]
     code = 0
     try:
-        for first in (True,) if only_first else (True, False):
-            for report in reports:
-                _run(report, meter, first=first)
         for report in reports:
+            _run(report, meter, first=True)
+            if only_first:  # what comes may take too long
+                report.finish()
+        for report in () if only_first else reports:
+            _run(report, meter, first=False)
             report.finish()
     except OutOfTimeError as error:
         print(f"Stopped in time: {error}. The same command continues.", flush=True)

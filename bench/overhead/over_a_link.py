@@ -8,7 +8,7 @@ calls of the stub. The processor time of all threads counts, callbacks included.
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 from unittest.mock import patch
@@ -21,7 +21,6 @@ from cswap.config import SwapConfig
 from cswap.devices import cuda as device_module
 from cswap.devices import cuda_callbacks, cuda_events
 from cswap.engine.engine import SwapEngine
-from cswap.engine.transfer import link_back, link_copies, link_out
 from cswap.experiments.meters.timing import Timing, timing_of
 
 if TYPE_CHECKING:
@@ -97,30 +96,26 @@ class _Event:
         return 0.01  # milliseconds
 
 
-class _On:
-    def __init__(self, _what: object) -> None:
-        pass
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        pass
+def _streams() -> SimpleNamespace:
+    # For cswap.cuda_streams.
+    compute = _Stream()
+    return SimpleNamespace(
+        current=lambda _index: compute,
+        enter=lambda _stream: None,
+        leave=lambda _before: None,
+        is_capturing=lambda: False,
+    )
 
 
 def _stub() -> SimpleNamespace:
     # What the device's modules use of torch.
-    compute = _Stream()
     cuda = SimpleNamespace(
         Stream=_Stream,
         Event=_Event,
-        device=_On,
-        stream=_On,
+        device=lambda _index: nullcontext(),
         OutOfMemoryError=torch.cuda.OutOfMemoryError,
         get_device_properties=lambda _index: SimpleNamespace(total_memory=80 << 30),
-        current_stream=lambda _device=None: compute,
         set_device=lambda _index: None,
-        is_current_stream_capturing=lambda: False,
         memory_allocated=lambda _index: 0,
         empty_cache=lambda: None,
         synchronize=lambda _device=None: None,
@@ -144,8 +139,8 @@ def _device() -> Iterator[Any]:
         enter = stack.enter_context
         for module in (device_module, cuda_callbacks, cuda_events):
             enter(patch.object(module, "torch", stub))
-        for user in (link_out, link_back, link_copies):
-            enter(patch.object(user, "copy_bytes", nothing))
+        enter(patch.object(device_module, "cuda_streams", _streams()))
+        enter(patch.object(device_module, "memcpy_async", lambda: nothing))
         enter(patch.object(torch.Tensor, "record_stream", nothing))
         enter(patch.object(device_module.CudaDevice, "kind", "cpu"))  # its tensors are
         enter(patch.dict(registry._registered, {LATE: _Late}))  # noqa: SLF001

@@ -14,7 +14,7 @@ from bench.drawing.steps import MIB, UNKNOWN
 from bench.gpu.build import build_table
 from bench.gpu.static_tables import kernels_table, targets_table
 from bench.overhead import hook_costs
-from bench.pages import decision_tables, step_tables
+from bench.pages import decision_tables, gpu_tables, step_tables
 from bench.pages.folding import folded
 from bench.pages.versions import versions_table
 from bench.papers.report import HEADINGS, networks, summary
@@ -169,6 +169,12 @@ def results_table() -> str:
 
 TABLES: Final = {
     **experiments.TABLES,
+    "gpu codecs": gpu_tables.codecs_table,
+    "gpu link": gpu_tables.link_table,
+    "gpu swap": gpu_tables.swap_table,
+    "gpu training": gpu_tables.training_table,
+    "short gpu training": gpu_tables.short_training_table,
+    "gpu targets": gpu_tables.targets_table,
     "kernels": kernels_table,
     "kernel file": build_table,
     "kernel targets": targets_table,

@@ -172,7 +172,7 @@ class _CpuCopies:
 
 
 class _CudaCopies(_CpuCopies):
-    """Pinned copies on streams of their own, timed by events. Not yet run on a GPU."""
+    """Pinned copies on streams of their own, timed by events."""
 
     def __init__(self) -> None:
         nbytes = SIZES["cuda"][-1]

@@ -272,7 +272,8 @@ class GoalChooser:
     def unpacked(self, packed: PackedView, tensor: torch.Tensor, took_s: float) -> None:
         """See `Chooser`."""
         step, handle = self.step, packed.token.handle
-        if threading.get_ident() != self._thread and not handle.meta.device.startswith("cuda"):
+        # On a GPU, backward runs in a thread of autograd's.
+        if self.unified and threading.get_ident() != self._thread:
             step.stranger = True
         step.hooks_s += took_s
         step.ended_s = time.perf_counter()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from typing import Any
 
 import pytest
 import torch
@@ -63,7 +64,7 @@ def test_what_was_entered_is_left(fake, here, index):
     fake.device = here
     fake.streams[index] = (5, index, KIND)
     before = dict(fake.streams)
-    stream = FakeStream(9, index, KIND)
+    stream: Any = FakeStream(9, index, KIND)
     entered = cuda_streams.enter(stream)
     assert fake.device == index
     assert fake.streams[index] == (9, index, KIND)

@@ -1,0 +1,82 @@
+"""Tables of the committed results of a GPU."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from bench.gpu import tables, targets
+from cswap.experiments.files.committed import as_markdown, load
+
+FOLDER: Final = "nvidia-h200"
+"""Below bench/results."""
+
+GIB: Final = 1 << 30
+
+
+def codecs_table() -> str:
+    """Rates of kernels, beside a copy."""
+    return _table("codecs")
+
+
+def link_table() -> str:
+    """Rates of the link, and of kernels that store across it."""
+    return _table("link")
+
+
+def swap_table() -> str:
+    """One tensor out and back, each way of doing so."""
+    return _table("swap")
+
+
+def training_table() -> str:
+    """Steps of models, by method."""
+    return _table("training")
+
+
+def short_training_table() -> str:
+    """Memory and time of each model and method."""
+    data = _load("training")
+    rows = [
+        [
+            f"{r['model']}, batch {r['batch']}",
+            r["method"],
+            f"{r['peak_allocated_bytes'] / GIB:.2f}",
+            f"{r['step_ms']:.0f}",
+            f"{r['time_of_oracle']:.2f}",
+        ]
+        for r in data["rows"]
+        if r["step_ms"] is not None
+    ]
+    headings = ["model", "method", "peak allocated, GiB", "step, ms", "of the plain step's time"]
+    return f"{as_markdown(headings, rows)}\n\n{_where(data, 'training')}"
+
+
+def targets_table() -> str:
+    """The figures that were aimed at, and those that were measured."""
+    parts = ("codecs", "link", "swap", "training")
+    rows = {part: _load(part)["rows"] for part in parts}
+    lines = "\n".join(f"- {line}" for line in targets.lines(rows))
+    files = ", ".join(f"`{_file(part)}`" for part in parts)
+    return f"{lines}\n\nFrom {files}."
+
+
+def _table(part: str) -> str:
+    data = _load(part)
+    return f"{tables.markdown(data)}\n\n{_where(data, part)}"
+
+
+def _load(part: str) -> dict[str, Any]:
+    return load(f"../{FOLDER}/{part}.json")
+
+
+def _file(part: str) -> str:
+    return f"bench/results/{FOLDER}/{part}.json"
+
+
+def _where(data: dict[str, Any], part: str) -> str:
+    e = data["environment"]
+    gpu = e["gpu"]
+    return (
+        f"Measured by `{e['command']}` on {gpu['name']}, driver {gpu['driver']}, "
+        f"torch {e['versions']['torch']}, {e['n_cpus']} cores of {e['cpu']}; file: `{_file(part)}`."
+    )

@@ -1,0 +1,84 @@
+"""A goal on a device with a link, where autograd has a thread of its own for backward."""
+
+from __future__ import annotations
+
+import threading
+import types
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import cswap
+from cswap.engine.order.step_order import NO_BACKWARD
+from cswap.engine.transfer import device_lanes
+from cswap.fit import controller, goal_chooser, resident
+from cswap.testing.lagging_machine import LaggingMachine
+
+WIDTH, ROWS, N_BLOCKS = 64, 1024, 4
+MIB = 1 << 20
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH)
+        self.gelu, self.down = nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x):
+        return x + self.down(self.gelu(self.up(self.norm(x))))
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A stand-in for a GPU that the goal takes for one; backward seems to run in another thread."""
+    made = LaggingMachine(monkeypatch)
+
+    def ident():
+        in_backward = torch._C._current_graph_task_id() != NO_BACKWARD
+        return -1 if in_backward else threading.get_ident()
+
+    device: Any = types.SimpleNamespace(type="cuda")
+    monkeypatch.setattr(device_lanes, "cpu_device", lambda _workers: made.device)
+    monkeypatch.setattr(controller, "_device_of", lambda _model: device)
+    monkeypatch.setattr(controller, "meter_for", lambda _, found: resident.CountedMeter(found))
+    monkeypatch.setattr(goal_chooser, "threading", types.SimpleNamespace(get_ident=ident))
+    yield made
+    assert not made.cuda.faults, made.cuda.faults[:5]
+
+
+def step(net, x):
+    net.zero_grad(set_to_none=True)
+    net(x).square().mean().backward()
+    return [p.grad.clone() for p in net.parameters()]
+
+
+def saved_bytes(net, x):
+    found = {}
+
+    def note(tensor):
+        found[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        net(x)
+    return sum(found.values())
+
+
+@pytest.mark.parametrize("share", [0.9, 0.7])
+def test_a_goal_is_planned_and_obeyed(machine, share):
+    torch.manual_seed(0)
+    net, x = nn.Sequential(*(Block() for _ in range(N_BLOCKS))), torch.randn(ROWS, WIDTH)
+    expected = step(net, x)
+    weights = sum(p.nbytes for p in net.parameters())
+    limit = int(2 * weights + share * saved_bytes(net, x))
+    with cswap.install(net, fit=limit, min_bytes=0) as handle:
+        for _ in range(40):
+            assert all(map(torch.equal, step(net, x), expected))
+            machine.cuda.synchronize()
+        goal = handle.goal
+        assert goal is not None
+        assert goal.phase == "obeying", str(goal)
+        assert goal.actions.total() > 0
+        assert handle.stats.fallbacks == 0, handle.stats.fallbacks_by_reason
