@@ -251,6 +251,11 @@ class BufferPool:
         self.clear()
 
     @property
+    def is_limited(self) -> bool:
+        """Whether an allowance limits what it hands out."""
+        return self._allowance.limit is not None
+
+    @property
     def in_use_bytes(self) -> int:
         """Bytes handed out, size classes included."""
         self._note_deaths()

@@ -227,11 +227,17 @@ def _goes_short(place: Place, token: Token, codec: Codec | None = None) -> None:
 def _is_alone(handle: Handle, lane: Lane, codec: Codec) -> bool:
     # Whether it is nothing but an encoding in host memory, of the whole of its storage; made, or
     # ordered to be made, when pack returns.
-    if lane.overlaps and not (codec.verbatim and lane.executor.copies is not None):
-        return False
+    if lane.executor.copies is None:
+        if lane.overlaps:
+            return False
+    elif not codec.verbatim and (handle.must_round_trip or not lane.has_host):
+        return False  # where the host may have no room, a handle knows what to do
     if handle.state not in ENCODED or not handle.whole or handle.gathered:
         return False
     if len(handle.sections) > 1:
         return False
     section = handle.sections[0]
-    return section.host is not None and section.codec is codec and not section.checked
+    is_placed = section.host is not None or (
+        lane.executor.copies is not None and not section.placed
+    )
+    return is_placed and section.codec is codec and not section.checked

@@ -27,8 +27,8 @@ goes the whole way, and so it does where the advisor has to look at it again.
 
 Note [copied without a handle]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-Over a link the same holds for a tensor that leaves as it is, by one copy: there is no size that the
-host has to wait for, and no memory but the host's. Its `HostCopy` keeps the order of the device.
+Over a link the same holds for a tensor that leaves in one piece, as it is or encoded, if the host
+gives memory without a limit. Its `HostCopy` keeps the order of the device.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ from cswap.engine.saved.packed import PackedView
 from cswap.engine.saved.recomputed import Recomputed
 from cswap.engine.saved.without_handle import Again, WithoutHandle
 from cswap.engine.transfer.handle import State
+from cswap.ranks import must_agree
 
 if TYPE_CHECKING:
     from cswap.codecs.base import Codec
@@ -174,15 +175,21 @@ class ShortWay:
         address = whole_address(tensor)
         if not address:
             return None
+        key = DEFAULT_KEY
+        if not codec.lossless:
+            if must_agree(lossy=True):
+                return None
+            key = EncodeKey(self._state.config.seed, self._order.position, self._order.step)
         x = flat_whole(tensor)
-        packed = Copied(tensor, x, lane, shared_use)
+        packed = Copied(tensor, x, lane, shared_use, codec)
         packed.aligned = address % ALIGNMENT == 0
-        if not copies.send(self._state.reclaimer.watch_copy(packed), x):
+        copy = self._state.reclaimer.watch_copy(packed)
+        notes = copy.notes = place.notes
+        if not copies.send(copy, x, codec, key):
             return None
         if lane.step_bytes is not None:
             lane.hold_step()
-        notes = place.notes
-        if notes is not None and notes.learns:
+        if codec.verbatim and notes is not None and notes.learns:
             notes.note_encoded(codec.name, nbytes, nbytes)
         return packed
 

@@ -17,7 +17,8 @@ from cswap.engine.saved.copied import Copied
 from cswap.engine.saved.packed import PackedView
 from cswap.engine.saved.without_handle import Again
 from cswap.engine.sender import Sender
-from cswap.engine.transfer import staging
+from cswap.engine.transfer import link_encodings, staging
+from cswap.errors import CorruptEncodingError
 from cswap.schema.plan import Decision, Plan
 from cswap.testing.lagging_cuda import watched
 from cswap.testing.lagging_machine import LaggingMachine
@@ -36,6 +37,11 @@ def machine(monkeypatch):
     made = LaggingMachine(monkeypatch)
     yield made
     assert not made.cuda.faults, made.cuda.faults[:5]
+
+
+@pytest.fixture(params=["raw", "zvc"])
+def codec(request):
+    return request.param
 
 
 @pytest.fixture
@@ -100,20 +106,22 @@ def result(x):
 # ---------------------------------------------------------------- out and back
 
 
-def test_a_tensor_at_a_known_place_is_copied_out_and_back(machine):
-    engine = machine.engine("raw")
+def test_a_tensor_at_a_known_place_is_copied_out_and_back(machine, codec):
+    engine = machine.engine(codec)
     warm_up(machine, engine)
     packed, values = machine.save(engine, N, NUMEL)
     assert are_copied(packed)
+    engine.synchronize()
     ask_all(machine, engine, packed, values)
     stats = engine.stats
-    assert stats.by_codec["raw"].count == stats.swapped == 2 * N
+    early = stats.kept_by_reason.get("wanted_early", 0)  # in the first step
+    assert stats.by_codec[codec].count == stats.swapped == 2 * N - early * (codec != "raw")
     assert stats.fallbacks == 0
     assert_nothing_is_held(machine, engine)
 
 
-def test_it_may_be_asked_for_several_times(machine):
-    engine = machine.engine("raw")
+def test_it_may_be_asked_for_several_times(machine, codec):
+    engine = machine.engine(codec)
     warm_up(machine, engine, 3)
     packed, values = machine.save(engine, 3, NUMEL)
     assert are_copied(packed)
@@ -126,8 +134,8 @@ def test_it_may_be_asked_for_several_times(machine):
     assert_nothing_is_held(machine, engine)
 
 
-def test_all_are_brought_back_ahead_each_time_that_they_are_asked_for(small):
-    engine = small.engine("raw")
+def test_all_are_brought_back_ahead_each_time_that_they_are_asked_for(small, codec):
+    engine = small.engine(codec)
     warm_up(small, engine)
     packed, _ = small.save(engine, N, NUMEL)
     small.cuda.synchronize()
@@ -142,8 +150,8 @@ def test_all_are_brought_back_ahead_each_time_that_they_are_asked_for(small):
     assert_nothing_is_held(small, engine)
 
 
-def test_a_tensor_that_is_wanted_early_is_its_own_memory(machine):
-    engine = machine.engine("raw")
+def test_a_tensor_that_is_wanted_early_is_its_own_memory(machine, codec):
+    engine = machine.engine(codec)
     warm_up(machine, engine, 1)
     before = engine.stats.kept_by_reason["wanted_early"]  # with a handle
     x = machine.tensor(NUMEL)
@@ -158,8 +166,8 @@ def test_a_tensor_that_is_wanted_early_is_its_own_memory(machine):
     assert_nothing_is_held(machine, engine)
 
 
-def test_a_tensor_that_was_modified_raises(machine):
-    engine = machine.engine("raw")
+def test_a_tensor_that_was_modified_raises(machine, codec):
+    engine = machine.engine(codec)
     warm_up(machine, engine, 2)
     x, y = machine.tensor(NUMEL), machine.tensor(NUMEL)
     early, late = engine.pack(x), engine.pack(y)
@@ -175,8 +183,8 @@ def test_a_tensor_that_was_modified_raises(machine):
     assert_nothing_is_held(machine, engine)
 
 
-def test_a_tensor_that_is_saved_twice_is_copied_once(machine):
-    engine = machine.engine("raw")
+def test_a_tensor_that_is_saved_twice_is_copied_once(machine, codec):
+    engine = machine.engine(codec)
 
     def step():
         engine.begin_step()
@@ -221,11 +229,98 @@ def test_a_user_that_writes_into_its_tensor_changes_no_other_users(machine, code
     assert_nothing_is_held(machine, engine)
 
 
-def test_only_tensors_that_leave_as_they_are_go_this_way(machine):
+@pytest.mark.parametrize("options", [{"host_limit": 1 << 40}, {"spill_dir": "."}, {"verify": True}])
+def test_where_an_encoding_may_go_elsewhere_it_has_a_handle(machine, options, tmp_path):
+    if "spill_dir" in options:
+        options = {"spill_dir": tmp_path}
+    engine = machine.engine("zvc", **options)
+    warm_up(machine, engine)
+    packed, values = machine.save(engine, N, NUMEL)
+    assert {type(p) for p in packed} == {PackedView}
+    ask_all(machine, engine, packed, values)
+    engine.close()
+
+
+def test_where_values_must_agree_a_lossy_encoding_has_a_handle(machine, monkeypatch):
+    engine = machine.engine("int8")
+    for agree, kind in ((False, PackedView), (False, Copied), (True, PackedView)):
+        for user in ("cswap.engine.short_way", "cswap.engine.transfer.executor"):
+            monkeypatch.setattr(f"{user}.must_agree", lambda *, lossy, agree=agree: agree)
+        engine.begin_step()
+        packed, _ = machine.save(engine, N, NUMEL)
+        assert {type(p) for p in packed} == {kind}
+        while packed:
+            engine.unpack(packed.pop())
+        machine.cuda.synchronize()
+
+
+def test_an_encode_that_fails_after_its_tensor_is_gone_raises_when_that_is_asked_for(
+    small, monkeypatch
+):
+    engine = small.engine("zvc")
+    warm_up(small, engine, 8)
+    monkeypatch.setattr(link_encodings, "checked_size", fails)
+    packed, values = small.save(engine, 2, NUMEL)
+    engine._state.lanes._only.executor.let_go_down_to(MIB)  # of the first one
+    small.cuda.synchronize()
+    small.device.pump()
+    with pytest.raises(CorruptEncodingError, match=r"codec 'zvc': on purpose"):
+        engine.unpack(packed[0])
+    assert torch.equal(engine.unpack(packed[-1]), values[-1])  # stays where it is
+    assert engine.stats.fallbacks_by_reason["zvc:encode"] >= 1
+    packed.clear()
+    assert_nothing_is_held(small, engine)
+
+
+def test_where_the_host_has_no_memory_encodings_stay_on_the_device(machine, monkeypatch):
     engine = machine.engine("zvc")
     warm_up(machine, engine)
-    packed, _ = machine.save(engine, N, NUMEL)
+    host = engine._state.lanes.of(machine.tensor(1).device).host
+    monkeypatch.setattr(host, "take", lambda _nbytes: None)
+    packed, values = machine.save(engine, N, NUMEL)
+    assert are_copied(packed)
+    machine.cuda.synchronize()
+    machine.device.pump()
+    assert engine.stats.host_bytes == 0
+    assert 0 < engine.stats.device_bytes < N * MIB
+    ask_all(machine, engine, packed, values)
+    assert engine.stats.fallbacks_by_reason["host_limit"] == N
+    machine.cuda.synchronize()
+    assert_nothing_is_held(machine, engine)
+
+
+def test_an_encode_that_cannot_be_issued_goes_the_whole_way(machine, monkeypatch):
+    engine = machine.engine("zvc")
+    warm_up(machine, engine)
+    monkeypatch.setattr("cswap.codecs.tiled.TiledCodec.encode_flat", fails)
+    packed, values = machine.save(engine, N, NUMEL)
     assert {type(p) for p in packed} == {PackedView}
+    ask_all(machine, engine, packed, values)  # raw
+    assert engine.stats.fallbacks_by_reason["zvc:encode"] == N
+    assert_nothing_is_held(machine, engine)
+
+
+def fails(*_args, **_options):
+    raise RuntimeError("on purpose")
+
+
+def test_a_tensor_that_dies_before_its_size_is_known_leaves_nothing(machine, monkeypatch):
+    engine = machine.engine("zvc")
+    warm_up(machine, engine)
+    packed, _ = machine.save(engine, 1, NUMEL)
+    host = engine._state.lanes.of(machine.tensor(1).device).host
+    take = host.take
+
+    def dies(nbytes):  # in another thread, really
+        packed.clear()
+        engine.collect()
+        return take(nbytes)
+
+    monkeypatch.setattr(host, "take", dies)
+    machine.cuda.synchronize()
+    machine.device.pump()
+    assert not packed
+    assert_nothing_is_held(machine, engine)
 
 
 def test_a_tensor_in_sections_has_a_handle(machine):
@@ -273,8 +368,8 @@ def test_statistics_are_those_of_the_whole_way(monkeypatch):
 # ------------------------------------------------------------- bounds of memory
 
 
-def test_sources_under_way_are_bounded_while_the_device_stands_still(small):
-    engine = small.engine("raw")
+def test_sources_under_way_are_bounded_while_the_device_stands_still(small, codec):
+    engine = small.engine(codec)
     warm_up(small, engine, 48)
     before = small.cuda.allocated_bytes
     packed, _ = small.save(engine, 48, NUMEL)
@@ -290,20 +385,22 @@ def much(machine, monkeypatch):
 
 
 @pytest.mark.usefixtures("much")
-def test_memory_goes_when_it_has_been_read_and_nobody_saves_any_more(machine):
-    engine = machine.engine("raw")
+def test_memory_goes_when_it_has_been_read_and_nobody_saves_any_more(machine, codec):
+    engine = machine.engine(codec)
     warm_up(machine, engine)
     packed, _ = machine.save(engine, N, NUMEL)
     assert machine.cuda.allocated_bytes >= (N - 1) * MIB
     machine.cuda.synchronize()
     machine.device.pump()
+    machine.cuda.synchronize()
+    machine.device.trim(0)
     assert machine.cuda.allocated_bytes == 0
     assert engine.stats.device_bytes == 0
     assert are_copied(packed)
 
 
-def test_in_backward_memory_is_bounded_and_the_host_waits_for_nothing(small):
-    engine = small.engine("raw")
+def test_in_backward_memory_is_bounded_and_the_host_waits_for_nothing(small, codec):
+    engine = small.engine(codec)
     warm_up(small, engine, 48)
     packed, values = small.save(engine, 48, NUMEL)
     engine.synchronize()
@@ -316,8 +413,8 @@ def test_in_backward_memory_is_bounded_and_the_host_waits_for_nothing(small):
 
 
 @pytest.mark.parametrize("progress", [0, 40, None], ids=["none", "some", "all"])
-def test_a_graph_that_is_dropped_gives_everything_back(small, progress):
-    engine = small.engine("raw")
+def test_a_graph_that_is_dropped_gives_everything_back(small, progress, codec):
+    engine = small.engine(codec)
     warm_up(small, engine)
     packed, _ = small.save(engine, N, NUMEL)
     if progress is None:
@@ -342,8 +439,8 @@ def test_where_the_host_has_no_room_a_tensor_goes_the_whole_way(machine):
     assert_nothing_is_held(machine, engine)
 
 
-def test_no_memory_ahead_of_the_use_is_counted_and_costs_a_miss(machine):
-    engine = machine.engine("raw")
+def test_no_memory_ahead_of_the_use_is_counted_and_costs_a_miss(machine, codec):
+    engine = machine.engine(codec)
     warm_up(machine, engine, 4)
     packed, values = machine.save(engine, 4, NUMEL)
     machine.cuda.synchronize()
@@ -354,8 +451,8 @@ def test_no_memory_ahead_of_the_use_is_counted_and_costs_a_miss(machine):
     assert_nothing_is_held(machine, engine)
 
 
-def test_no_memory_for_a_tensor_that_is_asked_for_raises(machine):
-    engine = machine.engine("raw")
+def test_no_memory_for_a_tensor_that_is_asked_for_raises(machine, codec):
+    engine = machine.engine(codec)
     warm_up(machine, engine, 1)
     packed, values = machine.save(engine, 1, NUMEL)
     machine.cuda.synchronize()
@@ -402,7 +499,8 @@ def test_copies_go_when_they_have_been_read_though_an_encode_came_after_them(mac
 
     def save():
         packed, _ = machine.save(engine, N, NUMEL)
-        packed.append(engine.pack(machine.tensor(NUMEL // 2)))
+        # A part of its storage, which needs a handle.
+        packed.append(engine.pack(machine.tensor(NUMEL)[: NUMEL // 2]))
         return packed
 
     engine.begin_step()
@@ -458,11 +556,11 @@ def test_the_memory_that_a_plan_was_made_for_is_held_after_the_model_has_changed
 @pytest.mark.parametrize("steps", [WHOLE_WAY, SHORT_WAY])
 @pytest.mark.parametrize("ahead", [0, 2])
 def test_a_second_stream_waits_for_memory_that_the_first_was_given(
-    machine, monkeypatch, ahead, steps
+    machine, monkeypatch, ahead, steps, codec
 ):
     monkeypatch.setattr(short_way, "STEPS", steps)
     monkeypatch.setattr(short_way, "_current_backward", lambda: 7)  # one runs
-    engine = machine.engine("raw")
+    engine = machine.engine(codec)
 
     def forward():
         engine.begin_step()
@@ -507,7 +605,7 @@ class Steps:
         device.ready_bytes = self.random.choice([4096, 16384, MIB])
         device.section_bytes = self.random.choice([None, None, 4096])
         self.engine = machine.engine(
-            self.random.choice(["raw", "raw", "raw", "zvc"]),
+            self.random.choice(["raw", "raw", "zvc", "zvc"]),
             host_limit=self.random.choice([None, None, None, 40000]),
         )
         n = self.random.randrange(3, 24)

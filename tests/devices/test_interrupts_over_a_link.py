@@ -100,7 +100,9 @@ class Training:
     "stride", [STRIDE, pytest.param(1, marks=pytest.mark.slow)], ids=["some", "all"]
 )
 @pytest.mark.parametrize(
-    ("codec", "steps"), [("raw", 1), ("raw", 64), ("zvc", 1)], ids=["raw", "short", "zvc"]
+    ("codec", "steps"),
+    [("raw", 1), ("raw", 64), ("zvc", 1), ("zvc", 64)],
+    ids=["raw", "short raw", "zvc", "short zvc"],
 )
 def test_a_ctrl_c_at_any_line_leaves_nothing_wrong_or_held(codec, steps, stride, monkeypatch):
     monkeypatch.setattr(short_way, "STEPS", steps)
@@ -119,4 +121,4 @@ def test_a_ctrl_c_at_any_line_leaves_nothing_wrong_or_held(codec, steps, stride,
         if not interrupted:
             break
         line += stride
-    assert line > 1000
+    assert line > 900

@@ -1,21 +1,22 @@
-"""`Copied`: a saved tensor that was copied over a link as it is, without a handle."""
+"""`Copied`: a saved tensor that was brought over a link, without a handle."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cswap.codecs.tolerance import EXACT
+from cswap.codecs.tolerance import EXACT, needed_tolerance
 from cswap.engine.saved.without_handle import SharedUse, WithoutHandle
 
 if TYPE_CHECKING:
     import torch
 
+    from cswap.codecs.base import Codec
     from cswap.engine.transfer.device_lanes import Lane
     from cswap.engine.transfer.host_copy import HostCopy
 
 
 class Copied(WithoutHandle):
-    """One saved tensor, which is the whole of its storage, with a copy of it on the host.
+    """One saved tensor, which is the whole of its storage, with a copy or an encoding on the host.
 
     Attributes:
         source: the tensor's own memory, [n] flat, until it has been read.
@@ -28,10 +29,16 @@ class Copied(WithoutHandle):
     copy: HostCopy
 
     def __init__(
-        self, tensor: torch.Tensor, source: torch.Tensor, lane: Lane, shared_use: SharedUse
+        self,
+        tensor: torch.Tensor,
+        source: torch.Tensor,
+        lane: Lane,
+        shared_use: SharedUse,
+        codec: Codec,
     ) -> None:
-        """See the attributes. Args: tensor: as autograd saves it."""
-        super().__init__(tensor, lane, shared_use, source.nbytes, tolerance=EXACT)
+        """See the attributes. Args: tensor: as autograd saves it; codec: that encodes it."""
+        tolerance = EXACT if codec.lossless else needed_tolerance(codec)
+        super().__init__(tensor, lane, shared_use, source.nbytes, tolerance=tolerance)
         self.source: torch.Tensor | None = source
         self.aligned = False
 

@@ -80,6 +80,7 @@ class Lane:
     __slots__ = (
         "_freed",
         "_lost_jobs_before",
+        "_spills",
         "_stalled_before_s",
         "ahead",
         "device",
@@ -106,6 +107,7 @@ class Lane:
         idle_share = UNIFIED_IDLE_SHARE if device.unified else 1.0
         self.host = HostStore(device.host_memory, allowance, idle_share, device.host_size)
         self.device = device
+        self._spills = disk is not None
         self._stalled_before_s = device.stalled_s
         self._lost_jobs_before = device.lost_jobs
         self._freed = FreedMemory() if device.unified else None
@@ -129,6 +131,11 @@ class Lane:
         # Where host memory is device memory, moving bytes that do not shrink saves nothing.
         self.may_keep = device.unified and config.budget is None and config.spill_dir is None
         self.step_bytes: int | None = None
+
+    @property
+    def has_host(self) -> bool:
+        """Whether encodings stay on the host, as many as there are."""
+        return not self._spills and not self.host.is_limited
 
     @property
     def stalled_s(self) -> float:

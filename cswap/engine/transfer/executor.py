@@ -188,7 +188,7 @@ class Executor(abc.ABC):
             elif event is not None:
                 self._await(handle, event)
             patience = patience or Patience()
-            patience.pause(handle)
+            patience.pause(handle.state.value)
 
     def _at_hand(self, handle: Handle) -> Memory | None:
         # Under the lock: memory that can be had without waiting.

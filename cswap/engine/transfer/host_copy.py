@@ -15,8 +15,11 @@ from typing import TYPE_CHECKING, Final, Protocol
 if TYPE_CHECKING:
     import torch
 
+    from cswap.codecs.base import Codec
     from cswap.devices.base import Event
     from cswap.engine.transfer.ahead import Ahead
+    from cswap.engine.transfer.notes import Notes
+    from cswap.errors import CorruptEncodingError
 
 
 NOWHERE: Final = -1
@@ -50,9 +53,19 @@ class HostCopy(weakref.ref[CopyOwner]):
         raw_nbytes: bytes of the tensor.
         position: index of the tensor among those saved in its step.
         step: number of that step.
+        codec: that encodes it; None: it is copied as it is. What follows up to ``notes`` is of an
+            encoding.
+        encoded: fires when it has been encoded.
+        nbytes: of the encoding, once it ``is_stored``.
+        kept: scratch memory that holds the encoding: the host has none.
+        error: why there is no encoding, and the tensor's own memory is gone.
+        stays: there is no encoding, and the tensor's own memory is to stay.
+        notes: to be told how long it is.
+        safe: whether the tensor's own memory is not needed any more.
         buffer: of the host store; None: nothing has been copied, or it has been given back.
-        out: fires when the buffer holds the tensor.
+        out: fires when the buffer holds the tensor, or its encoding.
         back: fires when the buffer has been read for the last time; None: it was not.
+        released: nobody can ask for it any more.
         ahead: memory that it is copied into ahead of its use.
         fetching: a thread is about to set ``ahead``.
         held_bytes: of the device's memory, as counted.
@@ -63,9 +76,23 @@ class HostCopy(weakref.ref[CopyOwner]):
 
     raw_nbytes = 0
     position = step = NOWHERE
+    codec: Codec | None = None
+    encoded: Event | None = None
+    nbytes = 0
+    kept: torch.Tensor | None = None
+    error: CorruptEncodingError | None = None
+    stays = False
+    notes: Notes | None = None
+    safe = True
+    released = False
     buffer: torch.Tensor | None = None
     out: Event | None = None
     back: Event | None = None
     ahead: Ahead | None = None
     fetching = False
     held_bytes = 0
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether it is known where the tensor is, or about to be in the device's order."""
+        return self.buffer is not None or self.kept is not None

@@ -293,7 +293,7 @@ class HostExecutor(Executor):
             if event is not None:
                 self._device.wait(event)
             if handle.event is event:  # or another thread is about to submit
-                patience.pause(handle)
+                patience.pause(handle.state.value)
         with self._lock:  # whoever has moved it is done with that
             pass
 

@@ -56,10 +56,11 @@ class Leaving:
     ) -> None:
         """The same for a tensor without a handle, and let go of others: until this limit is kept.
 
-        Most copies need no callback of their own: each one lets go of those before.
+        Most copies need no callback of their own: each one lets go of those before. Encodings have
+        one.
         """
         self.add(copy, memory, read, issued)
-        if not self._watched:
+        if not self._watched and copy.codec is None:
             self._watch(read)
         self.let_go_read()
         if self.nbytes > limit_bytes:
@@ -77,6 +78,13 @@ class Leaving:
                 self._remove_oldest()
             self._let_go(oldest.accounts)
 
+    def go_on(self) -> None:
+        """A tensor has become safe: let go of what has been read, and look again later."""
+        if self._watched:
+            self.let_go_read()
+        else:
+            self._look()
+
     def recount(self) -> None:
         """After an interrupt, and a wait for the device: nothing is under way."""
         with self._lock:
@@ -93,17 +101,16 @@ class Leaving:
         while True:
             self.let_go_read()
             with self._lock:
-                # A handle has a callback of its own. Callbacks of one stream have to be in the
-                # order of its work, so the newest copy is the next one to be watched.
-                copies = (s for s in reversed(self._sources) if isinstance(s.accounts, HostCopy))
-                newest = next(copies, None)
+                # Callbacks of one stream have to be in the order of its work, so the newest copy is
+                # the next one to be watched.
+                newest = next(filter(_needs_watching, reversed(self._sources)), None)
                 if newest is None:
                     return
                 oldest = self._sources[0]
             if not newest.read.query():
                 self._watch(newest.read)
                 return
-            if not isinstance(oldest.accounts, HostCopy):
+            if not _needs_watching(oldest):
                 return  # whose callback looks again
 
     def let_go_down_to(self, limit_bytes: int) -> None:
@@ -137,7 +144,7 @@ class Leaving:
     def _let_go_copied(self, copy: HostCopy) -> None:
         with self._lock:
             owner = copy()
-            if owner is None or owner.source is None:
+            if owner is None or owner.source is None or copy.stays:
                 return
             owner.source = None  # if it was modified, unpack raises
             copy.held_bytes -= copy.raw_nbytes
@@ -159,10 +166,15 @@ class Leaving:
             self._resources.free_stored(handle)
 
 
+def _needs_watching(source: _Source) -> bool:
+    # A handle and an encoding have callbacks of their own.
+    return isinstance(source.accounts, HostCopy) and source.accounts.codec is None
+
+
 def _may_go(accounts: Handle | HostCopy) -> bool:
     # Whether a tensor that has been read is not needed any more to have it stored.
     if isinstance(accounts, HostCopy):
-        return True
+        return accounts.safe or accounts.stays or accounts() is None
     # An encoding that nobody can ask for is never made safe.
     wanted = accounts.state is State.LEAVING and accounts.alive
     return not wanted or all(section.safe for section in accounts.sections)

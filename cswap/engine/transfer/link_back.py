@@ -140,7 +140,7 @@ class LinkBack:
                 raise InternalError("a stored section is nowhere")
             self._device.wait(section.out)
             self._device.pump()
-            patience.pause(handle)
+            patience.pause(handle.state.value)
 
     def _host_copy(self, section: Section) -> torch.Tensor:
         with self._resources.lock:

@@ -1,4 +1,4 @@
-"""Whole tensors over a link and back, as they are and without a handle (see short_way.py).
+"""Whole tensors over a link and back, without a handle (see short_way.py).
 
 The order is that of Note [the host is ahead] in link_executor.py.
 """
@@ -8,37 +8,51 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from cswap.engine.transfer.ahead import Ahead
-from cswap.errors import to_raise
+from cswap.engine.transfer.link_encodings import LinkEncodings
+from cswap.errors import CorruptEncodingError, to_raise
 
 if TYPE_CHECKING:
     import torch
 
-    from cswap.devices.base import Event
+    from cswap.codecs.base import Codec, EncodeKey
+    from cswap.devices.base import Event, Role
     from cswap.engine.transfer.host_copy import CopyOwner, HostCopy
     from cswap.engine.transfer.leaving import Leaving
     from cswap.engine.transfer.resources import Resources
     from cswap.engine.transfer.staging import Staging
+    from cswap.engine.transfer.unsized import Unsized
 
 
 class LinkCopies:
-    """Copies tensors to the host and back."""
+    """Brings tensors to the host and back, as they are or encoded."""
 
-    def __init__(self, resources: Resources, leaving: Leaving, staging: Staging) -> None:
-        """Args: resources: of the device; leaving: sources under way; staging: their bound."""
+    def __init__(
+        self, resources: Resources, leaving: Leaving, staging: Staging, unsized: Unsized
+    ) -> None:
+        """Args: resources: of the device; leaving: sources under way; the others: their bounds."""
         self._resources, self._leaving, self._staging = resources, leaving, staging
         self._device, self._host = resources.device, resources.host
         self._lock, self._counters = resources.lock, resources.counters
+        self._encodings = LinkEncodings(resources, leaving, staging, unsized)
 
-    def send(self, copy: HostCopy, x: torch.Tensor) -> bool:
-        """Submit the copy of a tensor to the host; whether there is room, and it was issued.
+    def send(self, copy: HostCopy, x: torch.Tensor, codec: Codec, key: EncodeKey) -> bool:
+        """Submit what brings a tensor to the host; whether there is room, and it was issued.
 
         Args:
             copy: its owner holds x as its ``source``.
             x: [n] flat, the whole of its storage.
+            codec: that encodes it.
+            key: of the encode.
         """
         device, nbytes = self._device, x.nbytes
         device.pump()
         self._staging.sends(nbytes)
+        if not codec.verbatim:
+            try:
+                return self._encodings.send(copy, x, codec, key)
+            except BaseException:
+                device.drain()  # see below
+                raise
         loan = self._host.take(nbytes)
         if loan is None:
             return False
@@ -79,7 +93,7 @@ class LinkCopies:
             ahead = None if copy.ahead is None else self._take_ahead(copy)
             self._counters.fetched(hit=ahead is not None, first=first)
             if ahead is None:
-                ahead = self._bring(owner)
+                ahead = self._bring(owner, "compute")
             device.join(ahead.decoded)
         except BaseException:
             device.drain()  # a side stream may be writing memory that nobody holds now
@@ -97,12 +111,14 @@ class LinkCopies:
                 return False
             copy.fetching = True
         try:
-            ahead = self._bring(owner)
+            ahead = self._bring(owner, "codec")
             with self._lock:
                 copy.ahead = ahead
                 copy.held_bytes += copy.raw_nbytes
         except MemoryError as error:  # unpack will try again, and says so if it must
             self._counters.fall_back("prefetch", error)
+            return False
+        except CorruptEncodingError:  # unpack meets it again, and raises
             return False
         except BaseException:
             self._device.drain()
@@ -127,11 +143,17 @@ class LinkCopies:
         if copy.ahead is not None:
             self.drop_ahead(copy)
         with self._lock:
+            copy.released = True
             buffer, copy.buffer = copy.buffer, None
+            kept, copy.kept = copy.kept, None
             held, copy.held_bytes = copy.held_bytes, 0
+        after = copy.back or copy.out
         if buffer is not None:
-            self._host.give_back(buffer, copy.back or copy.out)
-            self._counters.hold(device=-held, host=-buffer.numel())
+            self._host.give_back(buffer, after)
+        if kept is not None:
+            self._device.give_back(kept, after)
+        if held or buffer is not None:
+            self._counters.hold(device=-held, host=0 if buffer is None else -buffer.numel())
 
     def _take_ahead(self, copy: HostCopy) -> Ahead | None:
         with self._lock:
@@ -142,15 +164,20 @@ class LinkCopies:
             self._counters.hold(device=-copy.raw_nbytes)
         return ahead
 
-    def _bring(self, owner: CopyOwner) -> Ahead:
+    def _bring(self, owner: CopyOwner, role: Role) -> Ahead:
+        # role: of a decode.
         device, copy, nbytes = self._device, owner.copy, owner.nbytes
-        buffer, out = copy.buffer, copy.out
-        assert buffer is not None  # its owner is alive
-        assert out is not None
+        if copy.codec is not None:
+            self._encodings.await_size(copy)
         try:
             result = device.allocate(owner.dtype, nbytes // owner.dtype.itemsize)
         except RuntimeError as error:
             raise MemoryError(f"swap-in of {nbytes} bytes: {error}") from None
         issued = device.now()
+        if copy.codec is not None:
+            return Ahead(result, self._encodings.decode(copy, result, role, issued), issued)
+        buffer, out = copy.buffer, copy.out
+        assert buffer is not None  # its owner is alive
+        assert out is not None
         copy.back = back = device.copy(result, buffer, nbytes, role="h2d", after=(out, issued))
         return Ahead(result, back, issued)

@@ -37,6 +37,7 @@ from cswap.engine.transfer.link_out import LinkOut
 from cswap.engine.transfer.resources import Patience, under_way
 from cswap.engine.transfer.section import cut
 from cswap.engine.transfer.staging import Staging
+from cswap.engine.transfer.unsized import Unsized
 from cswap.errors import CorruptEncodingError, to_raise
 
 if TYPE_CHECKING:
@@ -60,8 +61,9 @@ class LinkExecutor(Executor):
         super().__init__(resources)
         self._leaving = Leaving(resources)
         self.staging = Staging(resources.device)
-        self.copies = LinkCopies(resources, self._leaving, self.staging)
-        self._out = LinkOut(resources, self._leaving, self.staging, self._keep)
+        unsized = Unsized(resources.device, self.staging, resources.counters)
+        self.copies = LinkCopies(resources, self._leaving, self.staging, unsized)
+        self._out = LinkOut(resources, self._leaving, unsized, self._keep)
         self._back = LinkBack(resources)
 
     @property
@@ -194,7 +196,7 @@ class LinkExecutor(Executor):
             for section in handle.sections:
                 if section.writing is not None:
                     section.writing.exception()  # waits
-            patience.pause(handle)
+            patience.pause(handle.state.value)
 
 
 def _learns_its_size(handle: Handle) -> bool:

@@ -5,8 +5,7 @@ See Note [the host is ahead] in link_executor.py.
 
 from __future__ import annotations
 
-import time
-from collections import Counter, deque
+from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from cswap.engine.transfer.leaving import Leaving
     from cswap.engine.transfer.resources import Resources
     from cswap.engine.transfer.section import Section
-    from cswap.engine.transfer.staging import Staging
+    from cswap.engine.transfer.unsized import Unsized
     from cswap.stores.disk import DiskFile
 
 MEASURE_EVERY: Final = 8
@@ -43,7 +42,7 @@ class LinkOut:
         self,
         resources: Resources,
         leaving: Leaving,
-        staging: Staging,
+        unsized: Unsized,
         keep: Callable[[Handle, str, object], None],
     ) -> None:
         """Make the way out.
@@ -51,16 +50,15 @@ class LinkOut:
         Args:
             resources: of the device.
             leaving: sources under way.
-            staging: bounds the scratch memory of encodings whose size is not known yet.
+            unsized: encodes whose size is not known yet.
             keep: called with a handle whose own memory is still there, and is to stay; a reason;
                 and why, or None.
         """
         self._resources, self._leaving, self._keep = resources, leaving, keep
-        self._staging = staging
         self._disk = resources.files
         self._device, self._lock = resources.device, resources.lock
         self._counters = resources.counters
-        self._unsized: deque[Event] = deque()
+        self._unsized = unsized
         self._encodes: Counter[str] = Counter()
 
     def send(self, handle: Handle, section: Section, x: torch.Tensor, issued: Event) -> Event:
@@ -83,7 +81,7 @@ class LinkOut:
     def _encode(self, handle: Handle, section: Section, x: torch.Tensor, issued: Event) -> Event:
         codec, device = section.codec, self._device
         bound = checked_bound(codec, x.dtype, x.numel())
-        self._make_room(bound)
+        self._unsized.make_room(bound)
         scratch = device.scratch(bound, "codec")
         key = section.key(self._resources.seed, handle.position, handle.step)
         sizes: list[int | LateSize] = []
@@ -101,7 +99,7 @@ class LinkOut:
         if encoded.error is not None or (sizes and isinstance(sizes[0], int)):
             known()
         else:
-            self._unsized.append(encoded)
+            self._unsized.add(encoded)
             device.when(encoded, known)
         return encoded if section.codec is codec else section.out
 
@@ -117,8 +115,7 @@ class LinkOut:
     ) -> None:
         # lent: the scratch that it was encoded into, of ``bound`` bytes, until that is given back.
         # After an interrupt this comes once more.
-        if encoded in self._unsized:
-            self._unsized.remove(encoded)
+        self._unsized.discard(encoded)
         free: Event | None = encoded  # after that the scratch is; None: it holds the encoding
         try:
             nbytes = self._size(section, sizes, encoded, bound)
@@ -295,22 +292,3 @@ class LinkOut:
         elif self._resources.disk is not None:
             self._resources.disk.release(file)
         self._leaving.let_go_read()
-
-    # ------------------------------------------------------------------- bounds
-
-    def _make_room(self, nbytes: int) -> None:
-        # Encodings of unknown size hold scratch until the host looks: now it has to.
-        if not self._unsized or not self._is_full(nbytes):
-            return
-        start = time.perf_counter()
-        while self._unsized and self._is_full(nbytes):
-            oldest = self._unsized[0]
-            self._device.wait(oldest)
-            self._device.pump()
-            if self._unsized and self._unsized[0] is oldest:
-                self._unsized.popleft()  # an interrupt came before its callback was noted
-        self._counters.exposed(time.perf_counter() - start)
-
-    def _is_full(self, nbytes: int) -> bool:
-        # Whether scratch memory is in use to its bound, with so many bytes more.
-        return self._device.scratch_in_use_bytes() + nbytes > self._staging.out_bytes

@@ -140,8 +140,11 @@ class Patience:
     def __init__(self) -> None:
         self._since: float | None = None
 
-    def pause(self, handle: Handle) -> None:
+    def pause(self, state: str) -> None:
         """Sleep a little, but for the first time: it may just have been done.
+
+        Args:
+            state: of what is waited for.
 
         Raises:
             InternalError: it has been STUCK_S since the first time.
@@ -151,7 +154,7 @@ class Patience:
             self._since = now
             return
         if now - self._since > STUCK_S:
-            raise InternalError(f"a handle has been {handle.state.value!r} for {STUCK_S} s")
+            raise InternalError(f"a tensor has been {state!r} for {STUCK_S} s")
         time.sleep(BETWEEN_JOBS_S)
 
 
