@@ -258,7 +258,8 @@ class BufferPool:
     @property
     def in_use_bytes(self) -> int:
         """Bytes handed out, size classes included."""
-        self._note_deaths()
+        if self._dead:
+            self._note_deaths()
         return self._in_use_bytes
 
     @property

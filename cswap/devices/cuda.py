@@ -140,9 +140,8 @@ class CudaDevice(Device):
         stream = self._streams[role]
         event = self._new_event(stream)
         _wait(stream, after)
-        addresses = target.data_ptr(), source.data_ptr()
         try:
-            memcpy(*addresses, nbytes, INFERRED, stream.cuda_stream)
+            memcpy(target.data_ptr(), source.data_ptr(), nbytes, INFERRED, stream.cuda_stream)
         except Exception as error:
             event.error = without_frames(error)
         event.recorded.record(stream)

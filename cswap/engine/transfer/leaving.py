@@ -41,6 +41,7 @@ class Leaving:
         self._counters, self._resources = resources.counters, resources
         self._sources: deque[_Source] = deque()
         self._watched = False
+        self._n_to_watch = 0  # of the sources; see `_needs_watching`
         self.nbytes = 0
 
     def add(
@@ -50,6 +51,8 @@ class Leaving:
         with self._lock:
             self._sources.append(_Source(accounts, memory, read, issued))
             self.nbytes += accounts.raw_nbytes
+            if type(accounts) is HostCopy and accounts.codec is None:  # `_needs_watching`
+                self._n_to_watch += 1
 
     def add_copy(
         self, copy: HostCopy, memory: torch.Tensor, read: Event, issued: Event, limit_bytes: int
@@ -60,9 +63,10 @@ class Leaving:
         one.
         """
         self.add(copy, memory, read, issued)
-        if not self._watched and copy.codec is None:
-            self._watch(read)
-        self.let_go_read()
+        if copy.codec is None:
+            if not self._watched:
+                self._watch(read)
+            self.let_go_read()
         if self.nbytes > limit_bytes:
             self.let_go_down_to(limit_bytes)
 
@@ -80,7 +84,7 @@ class Leaving:
 
     def go_on(self) -> None:
         """A tensor has become safe: let go of what has been read, and look again later."""
-        if self._watched:
+        if self._watched or not self._n_to_watch:
             self.let_go_read()
         else:
             self._look()
@@ -89,6 +93,7 @@ class Leaving:
         """After an interrupt, and a wait for the device: nothing is under way."""
         with self._lock:
             self.nbytes = sum(source.accounts.raw_nbytes for source in self._sources)
+            self._n_to_watch = sum(map(_needs_watching, self._sources))
         self._watched = False
         self.let_go_read()
 
@@ -133,7 +138,10 @@ class Leaving:
             self._let_go(oldest.accounts)
 
     def _remove_oldest(self) -> None:
-        self.nbytes -= self._sources.popleft().accounts.raw_nbytes
+        accounts = self._sources.popleft().accounts
+        self.nbytes -= accounts.raw_nbytes
+        if type(accounts) is HostCopy and accounts.codec is None:  # `_needs_watching`
+            self._n_to_watch -= 1
 
     def _let_go(self, accounts: Handle | HostCopy) -> None:
         if isinstance(accounts, HostCopy):

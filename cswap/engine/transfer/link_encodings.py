@@ -161,7 +161,7 @@ class LinkEncodings:
         Raises:
             CorruptEncodingError: its encode has failed, and the tensor's own memory is gone.
         """
-        patience = Patience()
+        patience: Patience | None = None
         while not copy.is_stored:
             if copy.error is not None:
                 raise to_raise(copy.error)
@@ -169,6 +169,7 @@ class LinkEncodings:
                 raise InternalError("an encoding is nowhere")
             self._device.wait(copy.encoded)
             self._device.pump()
+            patience = patience or Patience()
             patience.pause("encoded")
 
     def decode(self, copy: HostCopy, result: torch.Tensor, role: Role, issued: Event) -> Event:
