@@ -20,6 +20,7 @@ pytest.importorskip("rich")
 
 from typer.testing import CliRunner
 
+import cswap
 from bench.__main__ import app
 from cswap.codecs import gpu
 from cswap.codecs.registry import get_codec
@@ -345,11 +346,12 @@ TINY = training.Task("tiny", TinyModel, 128, (256,), 10)
 def test_every_method_trains_to_the_same_loss_and_says_what_it_took(tmp_path, monkeypatch):
     monkeypatch.setenv("CSWAP_MIN_BYTES", "1KiB")
     monkeypatch.setenv("CSWAP_WORKERS", "0")  # those that get no core encode nothing in time
+    monkeypatch.setattr(training, "N_WARM_FIT", training.N_WARM)
     report = report_of(tmp_path, "training")
-    training.run(HostMeter(), report, training.Plan((TINY,), METHODS, 2))
+    training.run(HostMeter(), report, training.Plan((TINY,), training.ALL, 2))
     document = finished(report)
     rows = {r["method"]: r for r in document["rows"]}
-    assert list(rows) == [m.name for m in METHODS]
+    assert list(rows) == [m.name for m in training.ALL]
     for peer in ("TRL", "torchtune"):
         failure = rows.pop(f"{peer} OffloadActivations")["failure"]
         assert failure is None or "not installed" in failure or "cannot be" in failure
@@ -363,6 +365,30 @@ def test_every_method_trains_to_the_same_loss_and_says_what_it_took(tmp_path, mo
         assert row["host_rss_bytes"] >= row["host_rss_growth_bytes"]
         assert (row["cswap"] is not None) == name.startswith("cswap")
     assert rows["cswap int8"]["cswap"]["by_codec"]["int8"]["count"] > 0
+
+
+def test_a_goal_is_the_peak_of_checkpointing(tmp_path, monkeypatch):
+    class Peaks(HostMeter):
+        def memory(self):
+            return replace(super().memory(), allocated=1 << 30)
+
+    asked = []
+    monkeypatch.setenv("CSWAP_MIN_BYTES", "1KiB")
+    monkeypatch.setattr(training, "N_WARM_FIT", training.N_WARM)
+    install = cswap.install
+
+    def noted(model, **options):
+        asked.append(options)
+        return install(model, **options)
+
+    monkeypatch.setattr(cswap, "install", noted)
+    report = report_of(tmp_path, "training")
+    methods = (METHODS[0], METHODS[1], training.FIT)
+    training.run(Peaks(), report, training.Plan((TINY,), methods, 1))
+    rows = {r["method"]: r for r in finished(report)["rows"]}
+    assert asked == [{"fit": 1 << 30}]
+    assert rows["cswap fit"]["failure"] is None
+    assert rows["cswap fit"]["loss"] == rows[ORACLE]["loss"] != 0
 
 
 def test_checkpoints_save_only_the_inputs_of_blocks():
