@@ -116,6 +116,8 @@ class Interpreted(gpu._Launcher):  # noqa: SLF001
 
     def __init__(self, kernels: Kernels, nbytes: int = 8 << 20) -> None:
         self._driver: Any = _Driver(self)
+        self._launch_by_cupy, self._is_alone = None, True
+        self._arguments = gpu._Arguments()  # noqa: SLF001
         self._context: Any = 1
         self.device, self.architecture = torch.device("cpu"), kernels.architecture
         self._multiprocessors = 1

@@ -28,6 +28,10 @@ ROUNDS: Final = 30
 STEPS: Final = 5
 """Number of steps whose median is the time of a step."""
 
+EXPOSED_STEPS: Final = 16
+"""Number of steps whose mean is the wait of a step: a device measures one wait in several, for all
+of them, so most steps seem to have none."""
+
 JUMP: Final = 60.0
 """A step this many times longer than the last is ignored: a pause, or a jump of the clock."""
 
@@ -114,6 +118,7 @@ class StepClock:
         self._began: float | None = None
         self._exposed_s = 0.0
         self._steps: deque[float] = deque(maxlen=STEPS)
+        self._waits: deque[float] = deque(maxlen=EXPOSED_STEPS)
 
     def begin_step(self, now_s: float, exposed_s: float) -> None:
         """A step begins.
@@ -123,13 +128,16 @@ class StepClock:
             exposed_s: seconds that computation has waited for swaps since the first step.
         """
         if self._began is not None:
-            step_s = now_s - self._began - (exposed_s - self._exposed_s)
+            step_s = now_s - self._began
             usual = self._steps[-1] if self._steps else step_s
             if 0 < step_s < float("inf") and step_s < JUMP * usual:
                 self._steps.append(step_s)
+                self._waits.append(exposed_s - self._exposed_s)
         self._began, self._exposed_s = now_s, exposed_s
 
     @property
     def step_s(self) -> float | None:
-        """Median seconds of a step without its waits for swaps; None before the second step."""
-        return statistics.median(self._steps) if self._steps else None
+        """Median seconds of a step without its mean wait for swaps; None before the second step."""
+        if not self._steps:
+            return None
+        return max(0.0, statistics.median(self._steps) - statistics.fmean(self._waits))

@@ -292,6 +292,14 @@ def test_waiting_for_swaps_is_no_time_to_hide_transfers_in():
     assert clock.step_s == pytest.approx(0.06)
 
 
+def test_waits_that_are_measured_now_and_then_count_in_all_steps():
+    clock, exposed_s = StepClock(), 0.0
+    for step in range(17):
+        clock.begin_step(0.1 * step, exposed_s)
+        exposed_s += 0.32 if step % 8 == 7 else 0.0
+    assert clock.step_s == pytest.approx(0.06)
+
+
 @pytest.fixture
 def linked(monkeypatch):
     """A CPU whose tensors leave over a link of 1 GB/s, with raw costing next to nothing."""

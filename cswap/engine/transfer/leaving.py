@@ -138,10 +138,11 @@ class Leaving:
             self._let_go(oldest.accounts)
 
     def _remove_oldest(self) -> None:
-        accounts = self._sources.popleft().accounts
+        accounts = self._sources[0].accounts
         self.nbytes -= accounts.raw_nbytes
         if type(accounts) is HostCopy and accounts.codec is None:  # `_needs_watching`
             self._n_to_watch -= 1
+        self._sources.popleft()  # last: an interrupt before it leaves sums alone wrong
 
     def _let_go(self, accounts: Handle | HostCopy) -> None:
         if isinstance(accounts, HostCopy):
