@@ -159,6 +159,20 @@ def batch_norm(
     return torch.native_batch_norm(x, invstd * weight, bias, mean, _ones(mean), False, 0.0, 0.0)[0]
 
 
+def cudnn_batch_norm(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """BatchNorm in training by cuDNN, the same kernel as before; no running statistics change.
+
+    Args:
+        x: [n, channels, ...], on a GPU.
+        weight: [channels].
+        bias: [channels].
+        eps: of the norm.
+    """
+    return torch.cudnn_batch_norm(x, weight, bias, None, None, True, 0.0, eps)[0]
+
+
 def rms_norm(
     x: torch.Tensor, weight: torch.Tensor | None, rstd: torch.Tensor, normalized_shape: list[int]
 ) -> torch.Tensor:

@@ -8,8 +8,8 @@ not run again.
 Matrix products and convolutions are in a table of their own: only a goal asks for them.
 
 In no table: random draws, writes in place (except of operators that save their result), and
-operators that are not deterministic on a GPU. Also in no table are `native_dropout` (used on GPUs)
-and cuDNN's batch norm, for which another kernel would run than before.
+operators that are not deterministic on a GPU. Also in no table is `native_dropout` (used on GPUs),
+for which another kernel would run than before.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch.nn import functional
 
 from cswap.remat.norms import (
     batch_norm,
+    cudnn_batch_norm,
     group_norm,
     group_norm_of_statistics,
     layer_norm,
@@ -283,6 +284,9 @@ _ROWS: Final[dict[str, Operator]] = {
     ),
     "NativeBatchNormBackward0": Operator(
         "batch_norm", batch_norm, (*_AFFINE, *_STATISTICS), ("eps",), "reduction", trains=True
+    ),
+    "CudnnBatchNormBackward0": Operator(
+        "batch_norm", cudnn_batch_norm, _AFFINE, ("epsilon",), "reduction", trains=True
     ),
     "NativeGroupNormBackward0": Operator(
         "group_norm", _group_norm, _AFFINE, ("N", "C", "HxW", "group", "eps"), "reduction"

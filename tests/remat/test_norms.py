@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -309,6 +309,30 @@ def test_inputs_that_a_lossy_codec_has_changed(dtype: torch.dtype, engine: Engin
     with pytest.raises(InternalError, match="means"):
         remat.run(inputs)
     assert torch.allclose(remat.run(inputs, exact=False), want, rtol=0.1, atol=0.1)
+
+
+def test_cudnns_batch_norm_runs_as_cudnn_ran_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no cuDNN without a GPU: its arguments are looked at, and the names of its node."""
+    row = _ROWS["CudnnBatchNormBackward0"]
+    functions: Any = torch._C._functions
+    node = functions.CudnnBatchNormBackward0
+    slots = [operand.slot for operand in row.operands if operand.slot is not None]
+    assert all(hasattr(node, f"_saved_{name}") for name in (*slots, *row.constants, "training"))
+    seen = []
+
+    def cudnn(*given: Any) -> tuple[torch.Tensor, ...]:
+        seen.append(given)
+        return torch.native_batch_norm(*given)
+
+    monkeypatch.setattr(torch, "cudnn_batch_norm", cudnn)
+    x, weight, bias = torch.randn(4, 3, 5, 5), torch.randn(3), torch.randn(3)
+    want = functional.batch_norm(x, None, None, weight, bias, training=True, eps=1e-3)
+    assert same_bits(row.function(x, weight, bias, 1e-3), want)
+    assert seen == [(x, weight, bias, None, None, True, 0.0, 1e-3)]
+    # The schema's order of arguments.
+    names = [a.name for a in torch.ops.aten.cudnn_batch_norm.default._schema.arguments]
+    assert names[:3] == ["input", "weight", "bias"]
+    assert names[-3:] == ["training", "exponential_average_factor", "epsilon"]
 
 
 def test_norms_that_compare_statistics_have_another_function_for_rounded_inputs() -> None:
