@@ -113,7 +113,10 @@ class CudaDevice(Device):
     def _issue(self, job: Job, stream: Any, after: tuple[Event, ...], measure: bool) -> CudaEvent:
         # stream: torch's, which is a codec's `Stream`, too. A cast would be a call for each job.
         event = self._new_event(stream, timing=measure)
-        _wait(stream, after)
+        for earlier in after:
+            own = earlier if isinstance(earlier, CudaEvent) else _own(earlier)
+            if own.stream != stream:  # a stream is in order by itself
+                stream.wait_event(own.recorded)
         if measure:
             event.start()
         try:
@@ -139,7 +142,10 @@ class CudaDevice(Device):
             return super().copy(target, source, nbytes, role=role, after=after)
         stream = self._streams[role]
         event = self._new_event(stream)
-        _wait(stream, after)
+        for earlier in after:  # as above: a function would be a call for each job
+            own = earlier if isinstance(earlier, CudaEvent) else _own(earlier)
+            if own.stream != stream:
+                stream.wait_event(own.recorded)
         try:
             memcpy(target.data_ptr(), source.data_ptr(), nbytes, INFERRED, stream.cuda_stream)
         except Exception as error:
@@ -352,13 +358,6 @@ class CudaDevice(Device):
             return allocate()
         except torch.cuda.OutOfMemoryError as error:
             raise MemoryError(str(error)) from None
-
-
-def _wait(stream: torch.cuda.Stream, after: tuple[Event, ...]) -> None:
-    for earlier in after:
-        own = earlier if isinstance(earlier, CudaEvent) else _own(earlier)
-        if own.stream != stream:  # a stream is in order by itself
-            stream.wait_event(own.recorded)
 
 
 def _own(event: object) -> CudaEvent:

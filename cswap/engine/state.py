@@ -124,7 +124,7 @@ class EngineState:
     def _release_copy(self, copy: HostCopy, lane: Lane) -> None:
         with self.lock:
             self.order.discard(copy)
-            if lane.ready.waiting:
+            if id(copy) in lane.ready.waiting:
                 lane.ready.remove(copy)
         copies = lane.executor.copies
         assert copies is not None  # it made the copy

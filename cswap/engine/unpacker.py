@@ -156,7 +156,7 @@ class Unpacker:
                 return
             copied = isinstance(owner, Copied)
             position = owner.position if copied else owner.handle.position
-            if not self._follower.may_start(position, distance):
+            if self._follower.follows and not self._follower.may_start(position, distance):
                 continue
             if copied:
                 if not self._prefetch_copy(owner):

@@ -54,6 +54,18 @@ class LaggingMachine:
         """An operator of the current stream reads it."""
         self.cuda.touch(x, writes=False, text="an operator")
 
+    def drop_in_take(self, engine: SwapEngine, packed: list[Any]) -> None:
+        """Let these packed objects die when memory of the host is next taken, as if in a thread."""
+        lane: Any = engine._state.lanes._only  # noqa: SLF001
+        take = lane.host.take
+
+        def dies(nbytes: int) -> Any:
+            packed.clear()
+            engine.collect()
+            return take(nbytes)
+
+        self._patch.setattr(lane.host, "take", dies)
+
     def save(self, engine: SwapEngine, n: int, numel: int) -> tuple[list[Any], list[torch.Tensor]]:
         """Packed objects of n tensors that nobody else holds, and their values."""
         packed, values = [], []

@@ -304,19 +304,11 @@ def fails(*_args, **_options):
     raise RuntimeError("on purpose")
 
 
-def test_a_tensor_that_dies_before_its_size_is_known_leaves_nothing(machine, monkeypatch):
+def test_a_tensor_that_dies_before_its_size_is_known_leaves_nothing(machine):
     engine = machine.engine("zvc")
     warm_up(machine, engine)
     packed, _ = machine.save(engine, 1, NUMEL)
-    host = engine._state.lanes.of(machine.tensor(1).device).host
-    take = host.take
-
-    def dies(nbytes):  # in another thread, really
-        packed.clear()
-        engine.collect()
-        return take(nbytes)
-
-    monkeypatch.setattr(host, "take", dies)
+    machine.drop_in_take(engine, packed)
     machine.cuda.synchronize()
     machine.device.pump()
     assert not packed

@@ -129,25 +129,15 @@ def test_a_step_of_many_small_tensors_has_a_share_of_its_bytes_under_way(machine
 
 
 @pytest.mark.parametrize("codec", ["zvc", "int8"])
-def test_a_tensor_that_dies_while_its_copy_is_ordered_leaves_no_host_memory(
-    machine, monkeypatch, codec
-):
+def test_a_tensor_that_dies_while_its_copy_is_ordered_leaves_no_host_memory(machine, codec):
     engine = machine.engine(codec)
     packed = [engine.pack(machine.tensor(MIB // 4))]
-    host = engine._state.lanes.of(machine.tensor(1).device).host
-    take = host.take
-
-    def dies(nbytes):  # in another thread, really
-        packed.clear()
-        engine.collect()
-        return take(nbytes)
-
-    monkeypatch.setattr(host, "take", dies)
+    machine.drop_in_take(engine, packed)
     engine.synchronize()
     machine.device.pump()
     engine.collect()
     assert engine.stats.host_bytes == 0
-    assert host.in_use_bytes == 0
+    assert engine._state.lanes._only.host.in_use_bytes == 0
 
 
 def test_what_is_fetched_ahead_before_its_size_is_known_comes_back(machine):

@@ -5,7 +5,7 @@ The order is that of Note [the host is ahead] in link_executor.py.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any
 
 from cswap.engine.transfer.ahead import Ahead
 from cswap.engine.transfer.link_encodings import LinkEncodings
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from cswap.codecs.base import Codec, EncodeKey
-    from cswap.devices.base import Event, Role
+    from cswap.devices.base import Role
     from cswap.engine.transfer.host_copy import CopyOwner, HostCopy
     from cswap.engine.transfer.leaving import Leaving
     from cswap.engine.transfer.resources import Resources
@@ -57,8 +57,8 @@ class LinkCopies:
         if loan is None:
             return False
         buffer, issued = loan.buffer, device.now()
-        # Loans of host memory end with events of this device.
-        waits = (issued,) if loan.after is None else (issued, cast("Event", loan.after))
+        # Loans of host memory end with events of this device. A cast would be a call.
+        waits: tuple[Any, ...] = (issued,) if loan.after is None else (issued, loan.after)
         try:
             copy.out = out = device.copy(buffer, x, nbytes, role="d2h", after=waits)
             if out.error is not None:
