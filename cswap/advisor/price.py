@@ -25,12 +25,12 @@ FORWARD_SHARE: Final = 1 / 3
 ROUNDS: Final = 30
 """Rounds of bisection: the error is 2**-30 of the highest price."""
 
-STEPS: Final = 5
-"""Number of steps whose median is the time of a step."""
-
-EXPOSED_STEPS: Final = 16
-"""Number of steps whose mean is the wait of a step: a device measures one wait in several, for all
+STEPS: Final = 16
+"""Number of steps whose mean is the time of a step. A device measures one wait in several, for all
 of them, so most steps seem to have none."""
+
+OUTLIER: Final = 3.0
+"""A step this many times longer than the median does not count: it compiled, or somebody paused."""
 
 JUMP: Final = 60.0
 """A step this many times longer than the last is ignored: a pause, or a jump of the clock."""
@@ -117,8 +117,7 @@ class StepClock:
     def __init__(self) -> None:
         self._began: float | None = None
         self._exposed_s = 0.0
-        self._steps: deque[float] = deque(maxlen=STEPS)
-        self._waits: deque[float] = deque(maxlen=EXPOSED_STEPS)
+        self._steps: deque[tuple[float, float]] = deque(maxlen=STEPS)  # seconds, waits
 
     def begin_step(self, now_s: float, exposed_s: float) -> None:
         """A step begins.
@@ -129,15 +128,16 @@ class StepClock:
         """
         if self._began is not None:
             step_s = now_s - self._began
-            usual = self._steps[-1] if self._steps else step_s
+            usual = self._steps[-1][0] if self._steps else step_s
             if 0 < step_s < float("inf") and step_s < JUMP * usual:
-                self._steps.append(step_s)
-                self._waits.append(exposed_s - self._exposed_s)
+                self._steps.append((step_s, exposed_s - self._exposed_s))
         self._began, self._exposed_s = now_s, exposed_s
 
     @property
     def step_s(self) -> float | None:
-        """Median seconds of a step without its mean wait for swaps; None before the second step."""
+        """Mean seconds of a step without its waits for swaps; None before the second step."""
         if not self._steps:
             return None
-        return max(0.0, statistics.median(self._steps) - statistics.fmean(self._waits))
+        longest = OUTLIER * statistics.median(step_s for step_s, _ in self._steps)
+        usual = [(step_s, wait_s) for step_s, wait_s in self._steps if step_s <= longest]
+        return max(0.0, statistics.fmean(step_s - wait_s for step_s, wait_s in usual))

@@ -257,9 +257,10 @@ class PinnedSize:
 
     def value(self) -> int:
         """See `LateSize.value`."""
-        slot, self._slot = self._slot, None
-        if slot is not None:
+        slot = self._slot
+        if slot is not None:  # in this order: an interrupt leaves it to the next call
             self._value = int(slot.numbers[slot.index])
+            self._slot = None
             self._pool.give_back(slot)
         return self._value
 
@@ -435,9 +436,9 @@ class _Launcher:
         # devices, torch gives a thread another one whenever it is told to.
         if self._arguments.bound:
             return
-        self._arguments.bound = self._is_alone
         if int(self._call(self._driver.cuCtxGetCurrent())) != int(self._context):
             self._call(self._driver.cuCtxSetCurrent(self._context))
+        self._arguments.bound = self._is_alone
 
     def _call(self, answer: tuple[Any, ...]) -> Any:
         error, *values = answer

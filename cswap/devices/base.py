@@ -234,6 +234,9 @@ class Device(abc.ABC):
     def relieve_by(self, give_back: Callable[[], None]) -> None:  # noqa: B027
         """When memory is short, call this bound method; it is held weakly."""
 
+    def hold(self, memory: torch.Tensor, after: Event) -> None:  # noqa: B027
+        """Keep host memory that nobody else keeps, until work of the device with it has run."""
+
     host_size: Callable[[int], int] = staticmethod(size_class)
     """Bytes of the buffer that `host_memory` is to be asked for, where so many are needed."""
 

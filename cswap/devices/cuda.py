@@ -89,6 +89,7 @@ class CudaDevice(Device):
         )
         self._here = threading.local()
         self._callbacks = Callbacks(index)
+        self._held: deque[tuple[torch.cuda.Event, torch.Tensor]] = deque()
         self._relief: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._pageable = False
         self._joined = 0
@@ -263,12 +264,26 @@ class CudaDevice(Device):
 
     def trim(self, idle_bytes: int) -> None:
         """See `Device.trim`."""
+        self._let_go_held()
         self._scratch.trim(idle_bytes)
 
     def drain(self) -> None:
         """See `Device.drain`."""
         torch.cuda.synchronize(self.device)
         self._callbacks.run_all()
+        self._let_go_held()
+
+    def hold(self, memory: torch.Tensor, after: Event) -> None:
+        """See `Device.hold`: CuPy's pool gives a block out again at once, whatever uses it."""
+        self._let_go_held()
+        self._held.append((_own(after).recorded, memory))
+
+    def _let_go_held(self) -> None:
+        try:
+            while self._held and self._held[0][0].query():  # type: ignore[no-untyped-call]
+                self._held.popleft()
+        except IndexError:  # another thread was faster
+            pass
 
     def relieve_by(self, give_back: Callable[[], None]) -> None:
         """When memory is short, call this bound method; it is held weakly."""

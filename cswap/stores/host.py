@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
     import torch
 
+    from cswap.pool import Loan
+
 
 class HostStore(BufferPool):
     """Host memory for encodings. Size classes add 1/32 to each encoding, at most 1/8.
@@ -26,6 +28,7 @@ class HostStore(BufferPool):
         allowance: Allowance,
         idle_share: float = 1.0,
         size_of: Callable[[int], int] = size_class,
+        discard: Callable[[Loan], None] | None = None,
     ) -> None:
         """Make an empty store.
 
@@ -34,8 +37,9 @@ class HostStore(BufferPool):
             allowance: the limit on bytes handed out; other stores may share it.
             idle_share: see `BufferPool`.
             size_of: see `BufferPool`.
+            discard: see `BufferPool`.
         """
-        super().__init__(allocate, idle_share, allowance, size_of=size_of)
+        super().__init__(allocate, idle_share, allowance, size_of=size_of, discard=discard)
 
     @property
     def reserved_bytes(self) -> int:

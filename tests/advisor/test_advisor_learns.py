@@ -300,6 +300,16 @@ def test_waits_that_are_measured_now_and_then_count_in_all_steps():
     assert clock.step_s == pytest.approx(0.06)
 
 
+def test_slow_steps_of_the_beginning_do_not_outlive_their_waits():
+    clock, now_s, exposed_s = StepClock(), 0.0, 0.0
+    for step in range(16):
+        clock.begin_step(now_s, exposed_s)
+        now_s += 1.2 if step < 5 else 0.25
+        exposed_s += 1.0 if step < 5 else 0.01
+        assert clock.step_s is None or 0.15 < clock.step_s < 0.3
+    assert clock.step_s is not None
+
+
 @pytest.fixture
 def linked(monkeypatch):
     """A CPU whose tensors leave over a link of 1 GB/s, with raw costing next to nothing."""

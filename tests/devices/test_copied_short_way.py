@@ -272,6 +272,59 @@ def test_an_encode_that_fails_after_its_tensor_is_gone_raises_when_that_is_asked
     assert_nothing_is_held(small, engine)
 
 
+@pytest.mark.parametrize("gone", [False, True])
+@pytest.mark.parametrize("what", ["take", "copy"])
+def test_a_copy_of_an_encoding_that_fails(machine, monkeypatch, what, gone):
+    engine = machine.engine("zvc")
+    warm_up(machine, engine, 2)
+    packed, values = machine.save(engine, 1, NUMEL)
+    lane = engine._state.lanes._only
+    if gone:
+        lane.executor.let_go_down_to(0)
+    with monkeypatch.context() as patch:
+        if what == "take":
+            patch.setattr(lane.host, "take", fails)
+        else:
+            patch.setattr("cswap.devices.base.copy_bytes", fails)
+        machine.cuda.synchronize()
+        machine.device.pump()
+    if gone:
+        with pytest.raises(CorruptEncodingError, match=r"codec 'zvc': on purpose"):
+            engine.unpack(packed[0])
+    else:
+        assert torch.equal(engine.unpack(packed[0]), values[0])
+        assert engine.stats.fallbacks_by_reason["zvc:encode"] == 1
+    packed.clear()
+    assert_nothing_is_held(machine, engine)
+
+
+def test_a_copy_back_of_an_encoding_that_fails_is_no_tensor(machine, monkeypatch):
+    engine = machine.engine("zvc")
+    warm_up(machine, engine, 2)
+    packed, values = machine.save(engine, 1, NUMEL)
+    engine.synchronize()
+    with monkeypatch.context() as patch:
+        patch.setattr("cswap.devices.base.copy_bytes", fails)
+        with pytest.raises(RuntimeError, match="on purpose"):
+            engine.unpack(packed[0])
+    assert torch.equal(engine.unpack(packed[0]), values[0])
+    packed.clear()
+    assert_nothing_is_held(machine, engine)
+
+
+def test_a_tensor_that_dies_while_the_host_has_no_memory_is_not_counted(machine, monkeypatch):
+    engine = machine.engine("zvc")
+    warm_up(machine, engine, 2)
+    packed, _ = machine.save(engine, 1, NUMEL)
+    host = engine._state.lanes._only.host
+    monkeypatch.setattr(host, "take", lambda _nbytes: None)
+    machine.drop_in_take(engine, packed)
+    machine.cuda.synchronize()
+    machine.device.pump()
+    assert not packed
+    assert_nothing_is_held(machine, engine)
+
+
 def test_where_the_host_has_no_memory_encodings_stay_on_the_device(machine, monkeypatch):
     engine = machine.engine("zvc")
     warm_up(machine, engine)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from cswap.devices.base import Device
     from cswap.engine.transfer.executor import Executor
     from cswap.engine.transfer.handle import Handle
+    from cswap.pool import Loan
     from cswap.remat.record import Remat
     from cswap.stats.counters import Counters
 
@@ -105,7 +106,9 @@ class Lane:
     ) -> None:
         # Where the host's memory is the device's, memory that backward gives free must come free.
         idle_share = UNIFIED_IDLE_SHARE if device.unified else 1.0
-        self.host = HostStore(device.host_memory, allowance, idle_share, device.host_size)
+        self.host = HostStore(
+            device.host_memory, allowance, idle_share, device.host_size, partial(_hold, device)
+        )
         self.device = device
         self._spills = disk is not None
         self._stalled_before_s = device.stalled_s
@@ -370,6 +373,11 @@ def make_executor(
     if recompute is not None:
         resources = replace(resources, recompute=recompute)
     return HostExecutor(resources) if device.unified else LinkExecutor(resources)
+
+
+def _hold(device: Device, loan: Loan) -> None:
+    after: Any = loan.after  # loans of host memory end with events of this device
+    device.hold(loan.buffer, after)
 
 
 def disk_store(config: SwapConfig, counters: Counters) -> DiskStore | None:

@@ -107,6 +107,8 @@ class LinkBack:
             section.back = copied = device.submit(copy, role="h2d", after=after)
         else:
             section.back = copied = device.copy(out, host, out.nbytes, role="h2d", after=after)
+        if section.host is None:  # read from a file
+            device.hold(host, copied)
         self._note(handle, section, copied, "h2d")
         return copied
 
@@ -121,6 +123,11 @@ class LinkBack:
         scratch = self._device.scratch(max(nbytes, 1), "h2d")
         copied = self._device.copy(scratch, host, nbytes, role="h2d", after=before)
         section.back = copied
+        if section.host is None:  # read from a file
+            self._device.hold(host, copied)
+        if copied.error is not None:
+            self._device.give_back(scratch, copied)
+            raise to_raise(copied.error)
         if self._counters.timeline is not None:
             self._device.when(
                 copied,

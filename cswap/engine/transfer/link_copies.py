@@ -50,8 +50,11 @@ class LinkCopies:
         if not codec.verbatim:
             try:
                 return self._encodings.send(copy, x, codec, key)
-            except BaseException:
+            except Exception:  # the whole way meets it again, and counts it
                 device.drain()  # see below
+                return False
+            except BaseException:
+                device.drain()
                 raise
         loan = self._host.take(nbytes)
         if loan is None:

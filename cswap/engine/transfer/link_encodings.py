@@ -89,13 +89,12 @@ class LinkEncodings:
         assert codec is not None  # set before
         try:
             nbytes = checked_size(codec, sizes[0], bound)
-        except Exception as error:
-            self._fails(copy, codec, error)
-        else:
             if copy.is_stored:
                 free = None if copy.kept is not None else copy.out
             elif self._is_wanted(copy) and lent:
                 free = self._store(copy, codec, lent[0], nbytes)
+        except Exception as error:
+            self._fails(copy, codec, error)
         if free is not None and lent:
             try:
                 self._device.give_back(lent.pop(), free)  # once, whatever comes in between
@@ -116,10 +115,15 @@ class LinkEncodings:
         assert encoded is not None  # set before
         loan = self._host.take(nbytes)
         if loan is None:
-            self._counters.fall_back("host_limit", "no memory", "encodings stay on the device")
             with self._lock:
-                copy.kept, copy.nbytes, copy.out, copy.safe = scratch, nbytes, encoded, True
-                copy.held_bytes += nbytes
+                wanted = self._is_wanted(copy)
+                if wanted:
+                    copy.nbytes, copy.out, copy.safe = nbytes, encoded, True
+                    copy.held_bytes += nbytes
+                    copy.kept = scratch  # last: `is_stored` promises the others
+            if not wanted:
+                return encoded
+            self._counters.fall_back("host_limit", "no memory", "encodings stay on the device")
             self._counters.swapped_out(codec.name, raw_nbytes, nbytes, 0.0, device=nbytes)
             return None
         # Loans of host memory end with events of this device. A cast would be a call.
@@ -128,14 +132,17 @@ class LinkEncodings:
         try:
             out = self._device.copy(buffer, scratch, nbytes, role="d2h", after=waits)
             with self._lock:
-                wanted = self._is_wanted(copy)
+                wanted = out.error is None and self._is_wanted(copy)
                 if wanted:
-                    copy.buffer, copy.nbytes, copy.out, copy.safe = buffer, nbytes, out, True
+                    copy.nbytes, copy.out, copy.safe = nbytes, out, True
+                    copy.buffer = buffer  # last: `is_stored` promises the others
         except BaseException:
             self._device.drain()  # the copy may be writing memory that nobody holds from here on
             raise
         if not wanted:
             self._host.give_back(buffer, out)
+            if out.error is not None:
+                raise to_raise(out.error)
             return out
         self._counters.swapped_out(codec.name, raw_nbytes, nbytes, 0.0, host=buffer.numel())
         notes = copy.notes
@@ -198,6 +205,9 @@ class LinkEncodings:
             scratch = device.scratch(max(nbytes, 1), "h2d")
             payload = first_bytes(scratch, nbytes)
             copy.back = ready = device.copy(scratch, buffer, nbytes, role="h2d", after=(copy.out,))
+            if ready.error is not None:
+                device.give_back(scratch, ready)
+                raise to_raise(ready.error)
         decoded = device.submit(
             lambda stream: codec.decode_flat(payload, result, stream=stream),
             role=role,

@@ -182,7 +182,7 @@ class LinkOut:
             copied = self._submit_copy(section, loan.buffer, payload, nbytes, waits)
             with self._lock:
                 # Another thread may have released it, or let it stay, and freed what there was.
-                wanted = self._wanted(handle, section)
+                wanted = copied.error is None and self._wanted(handle, section)
                 if wanted:
                     section.host, section.nbytes, section.out = loan.buffer, nbytes, copied
                     section.safe = True
@@ -191,10 +191,20 @@ class LinkOut:
             raise
         if not wanted:
             self._resources.host.give_back(loan.buffer, copied)
+            if copied.error is not None:
+                self._cannot_copy(handle, section, copied.error)
             return copied
         self._stored(handle, section, loan.buffer.numel())
         self._draw(handle, section, copied, nbytes)
         return copied
+
+    def _cannot_copy(self, handle: Handle, section: Section, error: BaseException) -> None:
+        if not self._wanted(handle, section):
+            return
+        if handle.state is State.LEAVING:
+            self._keep(handle, "copy", error)
+        else:  # its own memory is gone
+            handle.error = CorruptEncodingError(f"codec {section.codec.name!r}: {error}")
 
     def _submit_copy(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class Unsized:
 
     def discard(self, encoded: Event) -> None:
         """Its size is known; a second time does nothing."""
-        if encoded in self._events:
+        with suppress(ValueError):
             self._events.remove(encoded)
 
     def make_room(self, nbytes: int) -> None:
@@ -34,12 +35,15 @@ class Unsized:
         if not self._events or not self._is_full(nbytes):
             return
         start = time.perf_counter()
-        while self._events and self._is_full(nbytes):
-            oldest = self._events[0]
+        while self._is_full(nbytes):
+            try:
+                oldest = self._events[0]
+            except IndexError:  # another thread has looked
+                break
             self._device.wait(oldest)
             self._device.pump()
             if self._events and self._events[0] is oldest:
-                self._events.popleft()  # an interrupt came before its callback was noted
+                self.discard(oldest)  # an interrupt came before its callback was noted
         self._counters.exposed(time.perf_counter() - start)
 
     def _is_full(self, nbytes: int) -> bool:
