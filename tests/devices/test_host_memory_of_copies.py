@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 
 import pytest
@@ -48,6 +49,9 @@ def test_memory_that_a_file_was_read_into(machine, monkeypatch, codec, tmp_path)
     engine.begin_step()
     packed, values = machine.save(engine, N, NUMEL)
     engine.synchronize()
+    deadline = time.monotonic() + 10
+    while released.dead < N and time.monotonic() < deadline:  # of a thread that wrote the files
+        time.sleep(0.001)
     before = released.dead
     while packed:  # the device stands still
         back = engine.unpack(packed.pop())

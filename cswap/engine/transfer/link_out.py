@@ -202,7 +202,7 @@ class LinkOut:
         if not self._wanted(handle, section):
             return
         if handle.state is State.LEAVING:
-            self._keep(handle, "copy", error)
+            self._keep(handle, "raw:encode", error)
         else:  # its own memory is gone
             handle.error = CorruptEncodingError(f"codec {section.codec.name!r}: {error}")
 
