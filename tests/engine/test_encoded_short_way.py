@@ -455,3 +455,19 @@ def test_another_default_device_changes_nothing():
             back = engine.unpack(packed)
         assert torch.equal(back, given[0])
         assert equal(steps(engine, one, given), wanted)
+
+
+def test_an_engine_that_is_made_while_the_thread_looks_does_not_end_it(monkeypatch):
+    class Growing:
+        looks = 0
+
+        def __iter__(self):
+            self.looks += 1
+            if self.looks == 1:
+                raise RuntimeError("Set changed size during iteration")
+            return iter(())
+
+    growing = Growing()
+    monkeypatch.setattr(reclaim, "_reclaimers", growing)
+    assert not reclaim._collect_all()
+    assert growing.looks == 2

@@ -251,7 +251,7 @@ class _Thread:
                 # A handle that is born from here on wakes it; one born before is seen below.
                 self._wanted.clear()
                 self.awake = False
-                if not any(reclaimer.has_handles for reclaimer in list(_reclaimers)):
+                if not any(reclaimer.has_handles for reclaimer in _all_reclaimers()):
                     self._wanted.wait()
                 idle = 0
 
@@ -265,15 +265,23 @@ class _Thread:
     def forked(self) -> None:
         """In a forked child there is no thread, until it has a handle of its own."""
         self._begin()
-        for reclaimer in list(_reclaimers):
+        for reclaimer in _all_reclaimers():
             reclaimer.forked()
+
+
+def _all_reclaimers() -> list[Reclaimer]:
+    while True:
+        try:
+            return list(_reclaimers)
+        except RuntimeError:  # another thread has added one meanwhile
+            continue
 
 
 def _collect_all() -> bool:
     # Whether a handle is alive. A function of its own: its local variable would keep the last
     # reclaimer, and so an engine, alive until the next look.
     busy = False
-    for reclaimer in list(_reclaimers):
+    for reclaimer in _all_reclaimers():
         reclaimer.collect()
         busy = busy or reclaimer.has_handles
     return busy
