@@ -18,7 +18,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from cswap.engine.saved.encoded import Encoded
@@ -271,10 +271,8 @@ class _Thread:
 
 def _all_reclaimers() -> list[Reclaimer]:
     while True:
-        try:
+        with suppress(RuntimeError):  # another thread has added one meanwhile
             return list(_reclaimers)
-        except RuntimeError:  # another thread has added one meanwhile
-            continue
 
 
 def _collect_all() -> bool:
