@@ -93,7 +93,8 @@ class QuietModules:
             self._version = version
             self._spans.forget()
         before, self._run = self._run, None
-        if not self._spans.lay_out() or (before is not None and before.changed):
+        self._spans.lay_out()
+        if before is not None and before.changed:
             self._next = self._n_calls
         if not self._is_due() and not self._engine.looks:
             self._run = Run(self._engine, pair)
@@ -102,6 +103,9 @@ class QuietModules:
         assert model is not None  # it is being called
         self._modules, self._parameters = list(model.modules()), list(model.parameters())
         self._settings = self._settings_now()
+        reports = self._engine.packer.notes.reports
+        if reports is not None:
+            reports.sees_all = True
         learner = Learner(self._engine, pair)
         learner.at(self._begins, model, ())
         pair.pack_by(learner.pack)

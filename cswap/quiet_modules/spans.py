@@ -29,7 +29,6 @@ class Spans:
         self._boundaries: Sequence[Boundary] = ()
         self._until = 0  # first step for which they have to be laid out anew
         self._limited: object = None  # the tensors that had to stay when they were laid out
-        self._left = False
 
     def learned(self, boundaries: Sequence[Boundary]) -> None:
         """Args: boundaries: of the last call that learned, in order."""
@@ -45,16 +44,12 @@ class Spans:
             boundary.forget()
         self._boundaries = ()
 
-    def lay_out(self) -> bool:
-        """Set the boundaries for the call that begins, in this thread.
-
-        Returns:
-            Whether they are right: no tensor that rested has left meanwhile.
-        """
+    def lay_out(self) -> None:
+        """Set the boundaries for the call that begins, in this thread."""
         step, limited = self._packer.step, self._packer.limited
         if step < self._until and limited is self._limited:
-            return True
-        self._until, self._limited, self._left = step + MOST_STEPS, limited, False
+            return
+        self._until, self._limited = step + MOST_STEPS, limited
         parts = _Parts()
         for boundary in self._boundaries:
             boundary.stay()
@@ -66,15 +61,13 @@ class Spans:
             else:
                 parts.add(boundary, stretch, rests)
         parts.end(None)
-        return not self._left
 
     def _rests_of(self, stretch: Stretch) -> list[Place] | None:
         # The places of a stretch that rest in this step; None: one of them does not.
         packer, found = self._packer, []
         for number in stretch.resting:
             place = packer.book.place_at(number)
-            if place is None or place.rest is None:
-                self._left = True
+            if place is None or place.rest is None:  # it has left: the others are known
                 return None
             if not packer.rests(place.rest):  # it is looked at, and may rest again
                 self._until = packer.step + 1

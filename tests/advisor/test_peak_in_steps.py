@@ -13,6 +13,7 @@ from cswap.advisor.live_costs import KEEP
 from cswap.advisor.step_reports import LOOK_EVERY, StepReports
 from cswap.advisor.time_limit import (
     MEASURED_SHARE,
+    MOST_LEFT_OUT,
     NO_LOWER_PEAK,
     NO_TIME,
     Moment,
@@ -154,12 +155,13 @@ def kept_bytes(besides):
 @pytest.mark.parametrize("lossy", ["off", "int8"])
 def test_an_engine_leaves_the_tensor_that_was_saved_last(lossy, monkeypatch):
     monkeypatch.setattr("cswap.advisor.time_limit.LEAST_S", 1e3)
+    monkeypatch.setattr("cswap.quiet_modules.quiet_modules.FIRST_LEARNED", 100)  # none is unseen
     torch.manual_seed(0)
     model, head, x = Rectified(6), torch.nn.Linear(64, 64), torch.randn(1 << 13, 64)
     options = {"codec": "auto", "lossy": lossy, "workers": 0}
     with cswap.install(model, **options) as handle:
         held = []
-        for _ in range(12):
+        for _ in range(MOST_LEFT_OUT + 12):
             out = model(x)
             stats = handle.engine.stats
             held.append((stats.kept_by_reason.get("peak", 0), kept_bytes(x)))

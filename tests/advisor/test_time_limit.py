@@ -17,6 +17,7 @@ from cswap.advisor.time_limit import (
     LEAST_S,
     LOSSY_PATIENCE,
     MEASURED_SHARE,
+    MOST_LEFT_OUT,
     NO_TIME,
     UNSEEN_S,
     Moment,
@@ -65,8 +66,9 @@ class Steps:
         self.rests.pop(position, None)
         return True
 
-    def run(self, steps=4):
+    def run(self, steps=4, *, sees_all=False):
         for _ in range(steps):
+            self.limit.reports.sees_all = sees_all
             self.limit.begin_step(self.now, self.ended)
             if self.n and self.n % 4 == 0:
                 self.limit.look_back()
@@ -93,6 +95,21 @@ def test_all_leave_below_the_limit():
     steps = Steps(alike(10, LIMIT_S / 20))
     steps.run(20)
     assert steps.leaving == list(range(10))
+
+
+def test_steps_in_which_all_tensors_come_to_the_hooks_are_left_out():
+    steps = Steps(alike(10, LIMIT_S / 10))
+    steps.factors = [2.0] * 10
+    steps.run(MOST_LEFT_OUT - 1, sees_all=True)
+    steps.factors = [0.5] * 10
+    steps.run(8)
+    assert steps.leaving == list(range(10))
+
+
+def test_the_limit_holds_where_tensors_come_to_the_hooks_in_all_steps():
+    steps = Steps(alike(10, LIMIT_S / 5))
+    steps.run(MOST_LEFT_OUT + 5, sees_all=True)
+    assert steps.leaving_s <= LIMIT_S
 
 
 def test_those_that_save_the_fewest_bytes_for_a_second_stay():

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from cswap.quiet_modules.learner import Learner
 from tests.quiet_modules.training import (
     LARGE,
     STEPS,
@@ -188,3 +189,27 @@ def test_a_module_that_begins_to_train_is_seen_at_once(install, how):
     training.model.requires_grad_(True)
     training.step()
     assert handle.stats.swapped - before >= 8
+
+
+def test_a_tensor_that_leaves_again_is_no_reason_to_learn(install, monkeypatch):
+    learned = []
+
+    class Counted(Learner):
+        def __init__(self, *args):
+            learned.append(self)
+            super().__init__(*args)
+
+    monkeypatch.setattr("cswap.quiet_modules.quiet_modules.Learner", Counted)
+    training = Training()
+    handle = install(training.model, min_bytes=64, remat=False)
+    settle(training, rows=64)
+    learned.clear()
+    while len(learned) < 2:  # then it does not learn for a while
+        training.step(rows=64)
+    places = map(handle.engine.packer.book.place_at, range(20))
+    place = next(place for place in places if place is not None and place.rest is not None)
+    place.rest = None
+    for _ in range(4):
+        training.step(rows=64)
+    assert place.rest is not None  # it was looked at
+    assert len(learned) == 2
