@@ -93,7 +93,7 @@ class ThisCpu:
         return [
             {KEEP: (0.0, float(saved.x.nbytes))}
             | {
-                n: (o.encode_s + o.decode_s + HOOKS_S, float(o.nbytes))
+                n: (o.encode_s + o.decode_s + HOOKS_S["cpu"], float(o.nbytes))
                 for n, o in of.items()
                 if n in MODES[mode]
             }

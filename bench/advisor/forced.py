@@ -98,7 +98,7 @@ class _Way:
         """The figures of a step. Args: steps: that were counted."""
         before = self._before or self._after
         device_s, swapped = ((b - a) / steps for a, b in zip(before, self._after, strict=True))
-        peak, hooks_s = statistics.median(self._peaks), HOOKS_S * swapped
+        peak, hooks_s = statistics.median(self._peaks), HOOKS_S["cpu"] * swapped
         return {
             "device_s": device_s,
             "peak_bytes": peak,

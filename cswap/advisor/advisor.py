@@ -231,7 +231,7 @@ class Advisor:
         """
         price = self._costs_on(kind).price_s_per_byte
         stay = candidate(KEEP, nbytes, 1.0, 0.0, price)
-        again = candidate(REMAT, nbytes, float(nbytes), device_s + HOOKS_S, price)
+        again = candidate(REMAT, nbytes, float(nbytes), device_s + HOOKS_S[kind], price)
         if again.cost_s > (1 - MARGIN) * stay.cost_s:
             return False
         self._note_gain(kind, position, nbytes, Gain(again.device_s, nbytes, _alike(site, REMAT)))
@@ -422,8 +422,16 @@ class Advisor:
         best, why = cheapest(candidates, self._pricing.reason, used)
         gain = Gain(best.device_s, x.nbytes - best.nbytes, _alike(site, best.codec))
         self._note_gain(x.device.type, position, x.nbytes, gain)
-        price = costs.price_s_per_byte
-        return Explanation(position, site, taken, candidates, best.codec, reason + why, price)
+        return Explanation(
+            position,
+            site,
+            taken,
+            candidates,
+            best.codec,
+            reason + why,
+            costs.price_s_per_byte,
+            hooks_s=HOOKS_S[x.device.type],
+        )
 
 
 def _alike(site: Site, codec: str) -> tuple[str, str, str]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from cswap.codecs.base import Codec
     from cswap.schema.tensor import TensorProfile
 
-MOVED: Final = 0.1
+MOVED: Final = 0.2
 """Relative change of a price or a correction after which choices are made again."""
 
 REFIT_EVERY: Final = 4
@@ -110,7 +110,7 @@ class LiveCosts:
         if memory is not None:
             ratio *= memory.ratio_factor(name)
         device_s = self.corrections.seconds(name, self._times_of(codec).device_s(profile))
-        return candidate(name, profile.nbytes, ratio, device_s + HOOKS_S, price)
+        return candidate(name, profile.nbytes, ratio, device_s + HOOKS_S[self._kind], price)
 
     def model_s(self, name: str, profile: TensorProfile) -> float:
         """Predicted seconds of a round trip, without corrections."""

@@ -68,6 +68,7 @@ class Explanation:
         price_s_per_byte: price of an encoded byte at the time of the choice.
         measured: outcome by codec.
         switches: number of changes of the choice.
+        hooks_s: predicted host time besides the codec's; times of candidates contain it.
     """
 
     position: int
@@ -79,6 +80,7 @@ class Explanation:
     price_s_per_byte: float = 0.0
     measured: tuple[Measured, ...] = ()
     switches: int = 0
+    hooks_s: float = 0.0
 
     @property
     def nbytes(self) -> int | None:
@@ -93,7 +95,8 @@ class Explanation:
         found = next((m for m in self.measured if m.codec == self.codec), None)
         if found is None or not found.device_s or self.profile is None:
             return None
-        return found.device_s + self.price_s_per_byte * self.profile.nbytes / found.ratio
+        device_s = found.device_s + self.hooks_s
+        return device_s + self.price_s_per_byte * self.profile.nbytes / found.ratio
 
     @property
     def regret_s(self) -> float | None:

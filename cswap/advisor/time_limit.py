@@ -65,6 +65,9 @@ rest."""
 NEAR: Final = 0.85
 """Share of the limit from which all choices stay, so that they do not swing."""
 
+FEWEST: Final = 3
+"""Steps that are measured before a choice: the first ones after another choice take longer."""
+
 MOST_LEFT_OUT: Final = 8
 """Most steps between two choices that are left out, since all tensors came to the hooks: they take
 longer than others. In some models all steps do."""
@@ -224,7 +227,7 @@ class TimeLimit:
 
     def look_back(self) -> None:
         """Choose the tensors that have to stay by the steps before."""
-        if not self._steps:
+        if len(self._steps) < FEWEST:
             return
         step_s, leaving_s, others_s = map(statistics.median, zip(*self._steps, strict=True))
         limit_s = math.inf

@@ -91,7 +91,7 @@ class GoalChooser:
         used.on_gone = self._note_gone
         self._using: dict[int, SeenTensor] = {}
         self._leaving: dict[int, SeenTensor] = {}
-        self.unified = unified
+        self.unified, self._hooks_s = unified, HOOKS_S["cpu" if unified else "cuda"]
         self.exploring = True
         self.stored: frozenset[Key] = frozenset()
         self.decided: Mapping[Key, Decided] = {}
@@ -219,7 +219,7 @@ class GoalChooser:
             if ways is None:
                 ways = self._ways[key] = self._ways_of(handle.raw_nbytes, candidates())
             if again is not None and REMAT not in ways:
-                ways[REMAT] = Way(REMAT, 0, again + HOOKS_S)
+                ways[REMAT] = Way(REMAT, 0, again + self._hooks_s)
             action = self._smallest(key)
         if action in (KEEP, REMAT):
             return Choice(action)
@@ -347,7 +347,7 @@ class GoalChooser:
         # The store's buffers have fixed sizes.
         held_bytes = size_class(notes.nbytes) if self.unified else way.held_bytes
         if self.unified and notes.device_s > 0:
-            return Way(way.action, held_bytes, notes.device_s + HOOKS_S, in_step=True)
+            return Way(way.action, held_bytes, notes.device_s + self._hooks_s, in_step=True)
         return Way(way.action, held_bytes, way.added_s)
 
     def _name(self, tensor: torch.Tensor, scope: str) -> Key:

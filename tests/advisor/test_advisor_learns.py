@@ -80,7 +80,7 @@ def costs(x, *names):
     found = {}
     for n in names:
         ratio = 1.0 if n == KEEP else predicted_ratio(n, exact)
-        device_s = 0.0 if n == KEEP else rate_s(n, exact) + HOOKS_S
+        device_s = 0.0 if n == KEEP else rate_s(n, exact) + HOOKS_S["cpu"]
         found[n] = candidate(n, exact.nbytes, ratio, device_s, price).cost_s
     return found
 
@@ -151,7 +151,7 @@ def test_a_slow_neighbour_slows_all_codecs_and_changes_no_choice(monkeypatch):
     chosen = [run.step(sparse(0.6, step), slower=3.0) for step in range(40)]
     assert switches(chosen) == 0
     found = run.advisor.explain()[0]
-    assert found.candidates[0].device_s - HOOKS_S == pytest.approx(
+    assert found.candidates[0].device_s - HOOKS_S["cpu"] == pytest.approx(
         3.0 * rate_s(found.candidates[0].codec, profile(sparse(0.6, 39))), rel=0.05
     )
 

@@ -14,6 +14,7 @@ from cswap.advisor.gains import GROWTH, Gain
 from cswap.advisor.live_costs import KEEP
 from cswap.advisor.step_peak import ALIKE
 from cswap.advisor.time_limit import (
+    FEWEST,
     LEAST_S,
     LOSSY_PATIENCE,
     MEASURED_SHARE,
@@ -85,6 +86,13 @@ class Steps:
             if self.leaving:  # only then is the end of backward noticed
                 self.ended = self.now
             self.n += 1
+
+
+def take_steps(limit, step_s, leaving_s):
+    """As many steps as a choice needs."""
+    for n in range(FEWEST + 1):
+        moment = Moment(n * step_s, n * leaving_s, 0.0, 0.0)
+        limit.begin_step(moment, moment)
 
 
 def alike(count, seconds):
@@ -196,8 +204,7 @@ def test_steps_of_two_sizes_have_two_limits():
     limit = TimeLimit(SLOWDOWN)
     limit.note(0, 8 * MIB, Gain(2 * LIMIT_S, 7 * MIB))
     limit.note(0, 1 * MIB, None)  # the same position in a shorter step
-    limit.begin_step(Moment(0.0, 0.0, 0.0, 0.0), Moment(0.0, 0.0, 0.0, 0.0))
-    limit.begin_step(Moment(1.2, 0.2, 0.0, 0.0), Moment(1.2, 0.2, 0.0, 0.0))
+    take_steps(limit, 1.2, 0.2)
     limit.look_back()
     assert limit.keeps(0, 8 * MIB)
     assert not limit.keeps(0, 1 * MIB)
@@ -276,9 +283,7 @@ def test_layers_of_a_kind_are_alike():
     for position, (kind, seconds) in enumerate(kinds):
         advisor.recomputes(Site(f"blocks.{position}", kind), position, 64 * MIB, seconds, "cpu")
     limit.took(0, 64 * MIB, LEAST_S / 4)  # far less than was predicted
-    limit.begin_step(Moment(0.0, 0.0, 0.0, 0.0), Moment(0.0, 0.0, 0.0, 0.0))
-    too_long = Moment(2 * LEAST_S, 1.2 * LEAST_S, 0.0, 0.0)
-    limit.begin_step(too_long, too_long)
+    take_steps(limit, 2 * LEAST_S, 1.2 * LEAST_S)
     limit.look_back()
     assert [limit.is_kept(position, 64 * MIB) for position in range(3)] == [False, False, True]
 
@@ -341,8 +346,7 @@ def test_a_device_with_a_link_has_a_price_instead():
         limit = advisor.limit
         assert limit is not None
         assert advisor.recomputes(Site(), 0, 64 * MIB, LEAST_S / 5, kind)
-        limit.begin_step(Moment(0.0, 0.0, 0.0, 0.0), Moment(0.0, 0.0, 0.0, 0.0))
-        limit.begin_step(Moment(1.1, 1.0, 0.0, 0.0), Moment(1.1, 1.0, 0.0, 0.0))
+        take_steps(limit, 1.1, 1.0)
         limit.look_back()
         assert limit.keeps(0, 64 * MIB) == limited
 

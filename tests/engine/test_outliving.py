@@ -11,7 +11,7 @@ KIB = 1 << 10
 
 def batch():
     """Nine of ten values are zero: a codec is worth its time."""
-    x = torch.randn(512, 64, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(1024, 64, generator=torch.Generator().manual_seed(0))
     return torch.relu(x - 1.3)
 
 
@@ -68,7 +68,7 @@ def test_an_output_that_the_program_holds_stays():
     net = nn.Sequential(linear, nn.ReLU())
     with cswap.install(net, min_bytes=0, workers=0, remat=False) as handle:
         for _ in range(4):
-            x = torch.randn(512, 64)
+            x = torch.randn(1024, 64)
             out = net(x)
             del x
             kept.append(handle.stats.kept_by_reason.get("outlives", 0))
@@ -83,7 +83,7 @@ def test_a_look_at_a_node_in_forward_says_nothing(no_limit):
     net = nn.Sequential(linear, nn.ReLU())
     with cswap.install(net, min_bytes=0, workers=0, remat=False) as handle:
         for _ in range(4):
-            x = torch.randn(512, 64)
+            x = torch.randn(1024, 64)
             out = net(x)
             assert torch.equal(out.grad_fn._saved_result, out)
             loss = out.square().mean()
@@ -123,7 +123,7 @@ def test_a_codec_that_is_named_is_used(run, options):
 
 
 def test_a_budget_holds(run):
-    kept, _ = run(6, holds=always, budget=64 * KIB)
+    kept, _ = run(6, holds=always, budget=128 * KIB)
     assert kept == 6 * [0]
 
 
@@ -137,7 +137,7 @@ def test_values_that_are_rounded_do_not_depend_on_who_holds_them(run, monkeypatc
 
 def test_a_tensor_that_is_computed_again_stays_if_it_is_held(no_limit, monkeypatch):
     monkeypatch.setattr("cswap.engine.trials._timed", lambda *_: 1e-6)
-    leaf, w = torch.randn(512, 64, requires_grad=True), torch.randn(64, 64, requires_grad=True)
+    leaf, w = torch.randn(1024, 64, requires_grad=True), torch.randn(64, 64, requires_grad=True)
     kept = []
     with cswap.swapping(min_bytes=0, workers=0) as engine:
         for holds in (True, True, True, False, False, False):

@@ -63,7 +63,7 @@ def gradients(model, x):
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("codec", ["auto", "zvc"])
 def test_gradients_are_bit_equal_and_less_is_held(workers, codec):
-    model, x = blocks(), torch.randn(4, 64, 64)
+    model, x = blocks(), torch.randn(8, 64, 64)
     want = gradients(model, x)
     peaks = {}
     for remat in (False, True):
@@ -81,7 +81,7 @@ def test_gradients_are_bit_equal_and_less_is_held(workers, codec):
 
 def test_handles_without_bytes_are_released_in_groups(monkeypatch):
     monkeypatch.setattr(short_way, "STEPS", 1)  # the whole way in every step
-    model, x = torch.nn.Sequential(*(Block(64, 4) for _ in range(9))), torch.randn(4, 64, 64)
+    model, x = torch.nn.Sequential(*(Block(64, 4) for _ in range(9))), torch.randn(8, 64, 64)
     waiting = []
     with cswap.install(model, min_bytes=0, workers=0) as handle:
         later = handle.engine._state.reclaimer.later
@@ -243,7 +243,7 @@ def test_norms_are_computed_again_from_inputs_of_two_bytes_and_from_no_coarser_o
 
 
 def test_explanations_and_statistics_name_it():
-    model, x = blocks(), torch.randn(4, 64, 64)
+    model, x = blocks(), torch.randn(8, 64, 64)
     with cswap.install(model, min_bytes=0, workers=0) as handle:
         gradients(model, x)
         gradients(model, x)
@@ -257,7 +257,7 @@ def test_explanations_and_statistics_name_it():
 
 def test_it_can_be_switched_off(monkeypatch):
     monkeypatch.setenv("CSWAP_REMAT", "0")
-    model, x = blocks(), torch.randn(4, 64, 64)
+    model, x = blocks(), torch.randn(8, 64, 64)
     with cswap.install(model, min_bytes=0, workers=0) as handle:
         gradients(model, x)
     assert "remat" not in handle.stats.by_codec
@@ -270,7 +270,7 @@ def test_it_can_be_switched_off(monkeypatch):
     "options", [{"policy": "static:zvc"}, {"plan": {"version": 1}}, {"verify": True}], ids=str
 )
 def test_policies_that_are_compared_plans_and_checksums_do_without(options):
-    model, x = blocks(), torch.randn(4, 64, 64)
+    model, x = blocks(), torch.randn(8, 64, 64)
     with cswap.install(model, min_bytes=0, workers=0, **options) as handle:
         gradients(model, x)
     assert "remat" not in handle.stats.by_codec
