@@ -217,10 +217,10 @@ class Advisor:
             memory.uses -= 1  # `choose` counts it
         return False
 
-    def recomputes(
+    def least_price(
         self, site: Site, position: int, nbytes: int, device_s: float, kind: str
-    ) -> bool:
-        """Whether to compute a saved tensor again: it takes ``device_s``, and no bytes.
+    ) -> float | None:
+        """The lowest price of a byte at which to compute a saved tensor again and hold no bytes.
 
         Args:
             site: the call site.
@@ -228,12 +228,15 @@ class Advisor:
             nbytes: bytes of the tensor.
             device_s: seconds that it takes.
             kind: kind of device: "cpu" or "cuda".
+
+        Returns:
+            In seconds; None: it is above the price of today, so the tensor is not computed again.
         """
         price = self._costs_on(kind).price_s_per_byte
         stay = candidate(KEEP, nbytes, 1.0, 0.0, price)
         again = candidate(REMAT, nbytes, float(nbytes), device_s + HOOKS_S[kind], price)
         if again.cost_s > (1 - MARGIN) * stay.cost_s:
-            return False
+            return None
         self._note_gain(kind, position, nbytes, Gain(again.device_s, nbytes, _alike(site, REMAT)))
         with self._lock:
             if len(self._recomputed) >= MAX_SITES:
@@ -241,7 +244,7 @@ class Advisor:
             self._recomputed[position, site.scope, nbytes] = Explanation(
                 position, site, None, (again, stay), REMAT, "computed again", price
             )
-        return True
+        return again.device_s / ((1 - MARGIN) * nbytes - 1)
 
     def stays(self, position: int, nbytes: int) -> None:
         """A tensor never leaves, whatever its leaving would be worth."""

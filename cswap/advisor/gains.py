@@ -14,10 +14,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 if TYPE_CHECKING:
+    from collections import deque
     from collections.abc import Hashable, Iterable
 
 Key: TypeAlias = tuple[int, int]
 """Position of a tensor in its step, and its bytes: steps of several sizes may take turns."""
+
+Took: TypeAlias = "deque[tuple[int, int, float]]"
+"""Position, bytes and seconds in the hooks of each tensor that has left and come back. Any thread
+may append."""
 
 GROWTH: Final = 1.1
 """Largest factor by which a measured time grows at once. It may fall by any."""
@@ -75,7 +80,7 @@ class Gain:
 
 
 class Gains:
-    """The gains of a step's tensors. Not thread-safe, except for `took` and `use`.
+    """The gains of a step's tensors. Not thread-safe, except for `use`.
 
     Attributes:
         step: number of the step.

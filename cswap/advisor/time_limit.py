@@ -34,13 +34,13 @@ import statistics
 from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from cswap.advisor.gains import Gains
+from cswap.advisor.gains import MOST_TENSORS, Gains
 from cswap.advisor.price import STEPS
 from cswap.advisor.step_peak import StepPeak, rate_of
 from cswap.advisor.step_reports import LOOK_EVERY, StepReports
 
 if TYPE_CHECKING:
-    from cswap.advisor.gains import Gain, Key
+    from cswap.advisor.gains import Gain, Key, Took
     from cswap.advisor.step_reports import Look
     from cswap.config import SwapConfig
 
@@ -133,6 +133,7 @@ class TimeLimit:
     Attributes:
         staying: position and bytes of each tensor that has to stay.
         gains: of the tensors that could leave.
+        took: times of those that have left.
         reports: of the engine.
     """
 
@@ -140,6 +141,7 @@ class TimeLimit:
         """Args: slowdown: longest step over that without cswap, at least 1; infinite: no limit."""
         self._share = MEASURED_SHARE * (slowdown - 1)
         self.gains, self.reports = Gains(), StepReports()
+        self.took: Took = deque(maxlen=MOST_TENSORS)
         self.staying: frozenset[Key] = frozenset()
         self._needless: frozenset[Key] = frozenset()  # of those, see `Choice`
         self._chosen_for: Look | None = None
@@ -175,10 +177,6 @@ class TimeLimit:
         """
         self.gains.note((position, nbytes), gain)
 
-    def took(self, position: int, nbytes: int, seconds: float) -> None:
-        """A tensor has left and come back. Args: seconds: in its hooks."""
-        self.gains.took((position, nbytes), seconds)
-
     def keeps(self, position: int, nbytes: int) -> bool:
         """Whether this tensor, which could leave now, has to stay."""
         key = position, nbytes
@@ -204,6 +202,9 @@ class TimeLimit:
         gains, reports = self.gains, self.reports
         saw_all, self._saw_all, reports.sees_all = self._saw_all, reports.sees_all, False
         reports.begin_step(gains)
+        while self.took:
+            position, nbytes, seconds = self.took.popleft()
+            gains.took((position, nbytes), seconds)
         gains.step += 1
         reports.wanted = gains.step % LOOK_EVERY == 0 and bool(gains)  # no gains on a GPU
         if began is None:

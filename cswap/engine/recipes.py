@@ -77,8 +77,8 @@ class Place:
         rest: see Note [a tensor that rests] in rest.py; None: the tensor does not rest.
         shares: it rests because the tensor rests whose memory it shares.
         formula: by which the tensor could be computed again; None: it could not.
-        worth_at: position, price of a byte and number of refused trials at which that was worth its
-            time last; None: it was not.
+        worth_at: position, least price of a byte and number of refused trials at which that is
+            worth its time; None: it was not.
         shared_use: of the last tensor, if the next one may do without a handle (short_way.py).
         codec: that encoded that tensor; None: it was computed again.
         notes: that were taken of its encoding.

@@ -137,30 +137,25 @@ class Recomputer:
             fresh: whether to time it once more, if it was not worth it: many steps have passed.
         """
         if place is None:
-            return self._is_worth(token, fresh=fresh)
-        handle = token.handle
-        price = self._advisor.price(token.lane.device.kind)
-        now = handle.position, price, self.trials.refused
-        if place.worth_at == now:  # nothing has changed since
+            return self._least_price(token, fresh=fresh) is not None
+        handle, known = token.handle, place.worth_at
+        if (
+            known is not None
+            and (handle.position, self.trials.refused) == (known[0], known[2])
+            and self._advisor.price(token.lane.device.kind) >= known[1]
+        ):
             return True
-        worth = self._is_worth(token, fresh=fresh)
-        place.worth_at = now if worth else None
-        return worth
+        least = self._least_price(token, fresh=fresh)
+        place.worth_at = None if least is None else (handle.position, least, self.trials.refused)
+        return least is not None
 
-    def _is_worth(self, token: Token, *, fresh: bool) -> bool:
+    def _least_price(self, token: Token, *, fresh: bool) -> float | None:
+        # See `Advisor.least_price`; None as well if the tensor cannot be computed again.
         handle, trial = token.handle, self.trials.of(token, again=fresh)
-        return (
-            trial is not None
-            and trial.agrees
-            and handle.site is not None
-            and self._advisor.recomputes(
-                handle.site,
-                handle.position,
-                handle.raw_nbytes,
-                trial.seconds,
-                token.lane.device.kind,
-            )
-        )
+        if trial is None or not trial.agrees or handle.site is None:
+            return None
+        position, nbytes, kind = handle.position, handle.raw_nbytes, token.lane.device.kind
+        return self._advisor.least_price(handle.site, position, nbytes, trial.seconds, kind)
 
     def seconds(self, token: Token) -> float | None:
         """Seconds that computing the token's tensor again takes; None: it cannot be."""

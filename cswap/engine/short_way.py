@@ -7,8 +7,8 @@ serves other tensors that use the same memory, and the decision between ways to 
 where the last tensor of a place was computed again, and nobody else needed its handle, the next
 one gets a `Recomputed` and no handle, no token and no entry in a table. The graph around it is
 compared with that of the last one (Note [a formula is recognised] in recognition.py). If it
-differs, if the price of a byte has changed, or if the limit of the step's time keeps the tensor, it
-goes the whole way.
+differs, if a byte has become cheaper than the tensor's time, or if the limit of the step's time
+keeps the tensor, it goes the whole way.
 
 Where the last tensor was saved once more, at another place, that place goes the short way, too: see
 Note [saved again without a handle] in without_handle.py.
@@ -136,7 +136,7 @@ class ShortWay:
             return None
         if formula.product and not are_aligned(remat):
             return None
-        packed = Recomputed(tensor, remat, lane, shared_use, tolerance=tolerance)
+        packed = Recomputed(tensor, place.recipe, remat, lane, shared_use, tolerance=tolerance)
         worth_at = None if for_goal else place.worth_at
         if worth_at is not None and self._order.position != worth_at[0]:
             place.shared_use = None  # the limit knows the tensor by another position
@@ -153,7 +153,7 @@ class ShortWay:
         encoding = self._encode(tensor, address, codec, in_line) if address else None
         if encoding is None:
             return None
-        packed = Encoded(tensor, codec, encoding, lane, shared_use)
+        packed = Encoded(tensor, place.recipe, codec, encoding, lane, shared_use)
         packed.aligned = address % ALIGNMENT == 0
         buffer, used, seconds, _ = encoding
         self._counters.encoded(codec.name, nbytes, used, seconds, buffer.numel())
@@ -181,7 +181,7 @@ class ShortWay:
                 return None
             key = EncodeKey(self._state.config.seed, self._order.position, self._order.step)
         x = flat_whole(tensor)
-        packed = Copied(tensor, x, lane, shared_use, codec)
+        packed = Copied(tensor, place.recipe, x, lane, shared_use, codec)
         packed.aligned = address % ALIGNMENT == 0
         copy = self._state.reclaimer.watch_copy(packed)
         notes = copy.notes = place.notes
@@ -237,7 +237,7 @@ class ShortWay:
         if first.tolerance > tolerance or not _serves(first, tensor):
             shared_use.seen, place.saved_by = True, None
             return None
-        packed = Again(tensor, first, shared_use)
+        packed = Again(tensor, place.recipe, first, shared_use)
         self._counters.share()
         took_s = _now() - start_s
         first.took_s += took_s
@@ -247,10 +247,11 @@ class ShortWay:
     def _is_worth(self, place: Place, lane: Lane) -> bool:
         if place.worth_at is None or place.formula is None:
             return False
-        position, price, refused = place.worth_at
-        if price != self._advisor.price(lane.device.kind):
-            return False
-        if refused != self._recomputer.trials.refused:
+        position, least_price, refused = place.worth_at
+        if (
+            self._advisor.price(lane.device.kind) < least_price
+            or refused != self._recomputer.trials.refused
+        ):
             return False
         limit = self._limit if lane.may_keep else None
         return limit is None or (position, place.formula.nbytes) not in limit.staying
@@ -270,8 +271,9 @@ class ShortWay:
         first = packed.first or packed
         self._recomputer.inputs_s = 0.0
         if not first.uses and not isinstance(first, Copied):  # those count for themselves
-            self._counters.fetched(hit=False, first=True)
-        packed.check()
+            self._counters.misses.append(1)
+        if packed.counter._version != packed.version:  # noqa: SLF001 - without a call
+            packed.check()  # which raises
         waited = first.result is not None
         memory = first.waiting() if waited else None  # few do, and each call counts
         if memory is None:
@@ -284,9 +286,9 @@ class ShortWay:
         took_s = _now() - start_s
         first.took_s += took_s - self._recomputer.inputs_s
         self._counters.leaving_s += took_s
-        note = self._state.note_time
-        if note is not None and first.uses == first.users:
-            note(first.position, first.nbytes, first.took_s)
+        took = self._state.took
+        if took is not None and first.uses == first.users:
+            took.append((first.position, first.nbytes, first.took_s))
         return packed.view_of(memory)
 
 

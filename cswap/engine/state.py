@@ -22,8 +22,9 @@ from cswap.engine.transfer.handle import State
 from cswap.stats.counters import Counters
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
+    from cswap.advisor.gains import Took
     from cswap.config import SwapConfig
     from cswap.devices.base import Device
     from cswap.engine.order.chooser import Chooser
@@ -57,8 +58,7 @@ class EngineState:
         goal: decides instead of the advisor; None: the advisor decides.
         chooser: the same, in steps that it looks at; None: each place in the step keeps the choice
             that was made for its last tensor.
-        note_time: is told position, bytes and seconds of each tensor that has left and come back;
-            None: nobody wants to know.
+        took: gets the times of tensors that have left and come back; None: nobody wants to know.
         backward_is_next: a call of a model has begun a step, and backward has not asked for a
             tensor since.
         interrupted: an interrupt has ended our code somewhere: sums may be off by one tensor.
@@ -98,7 +98,7 @@ class EngineState:
         self.backward_is_next = False
         self.goal: Chooser | None = None
         self.chooser: Chooser | None = None
-        self.note_time: Callable[[int, int, float], None] | None = None
+        self.took: Took | None = None
         self.choose_by(None)
 
     def choose_by(self, goal: Chooser | None) -> None:
@@ -106,9 +106,9 @@ class EngineState:
         self.goal = self.chooser = goal
         limit = self.advisor.limit
         if limit is not None:
-            self.note_time = limit.took
+            self.took = limit.took
         else:
-            self.note_time = None if goal is None else goal.took
+            self.took = None if goal is None else goal.took
 
     def _release(self, handle: Handle, lane: Lane) -> None:
         with self.lock:
@@ -116,9 +116,9 @@ class EngineState:
             self.order.discard(handle)
             if lane.ready.waiting:
                 lane.ready.remove(handle)
-        note = self.note_time
-        if note is not None and handle.unpacked and handle.state is State.STORED:
-            note(handle.position, handle.raw_nbytes, handle.took_s)
+        took = self.took
+        if took is not None and handle.unpacked and handle.state is State.STORED:
+            took.append((handle.position, handle.raw_nbytes, handle.took_s))
         lane.executor.release(handle)
 
     def _release_copy(self, copy: HostCopy, lane: Lane) -> None:

@@ -18,11 +18,13 @@ from collections import defaultdict, deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from cswap.advisor.gains import MOST_TENSORS
 from cswap.advisor.live_costs import KEEP, REMAT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from cswap.advisor.gains import Took
     from cswap.fit.problem import Decided, Key, Problem, Saved, Way
     from cswap.fit.seen import Step
 
@@ -34,22 +36,16 @@ LEAST_RUNS: Final = 4
 
 
 class WayTimes:
-    """Times by save and action. `took` may be called by any thread, the others by one."""
+    """Times by save and action. For one thread.
+
+    Attributes:
+        took: times of tensors in steps without a look.
+    """
 
     def __init__(self) -> None:
-        self._noted: deque[tuple[int, int, float]] = deque()
+        self.took: Took = deque(maxlen=MOST_TENSORS)
         self._expected: dict[tuple[int, int], tuple[Key, str]] = {}
         self._times: dict[tuple[Key, str], deque[float]] = defaultdict(lambda: deque(maxlen=RUNS))
-
-    def took(self, position: int, nbytes: int, seconds: float) -> None:
-        """A tensor has left and come back, in a step without a look.
-
-        Args:
-            position: of the tensor in its step.
-            nbytes: of the tensor.
-            seconds: in its hooks.
-        """
-        self._noted.append((position, nbytes, seconds))
 
     def settle(self, step: Step, decided: Mapping[Key, Decided]) -> None:
         """Add the times of a step that has ended. A step that was looked at says which is which.
@@ -60,8 +56,8 @@ class WayTimes:
         """
         if step.looked:
             self._expect(step, decided)
-        while self._noted:
-            position, nbytes, seconds = self._noted.popleft()
+        while self.took:
+            position, nbytes, seconds = self.took.popleft()
             way = self._expected.get((position, nbytes))
             if way is not None and not step.looked:
                 self._times[way].append(seconds)
@@ -69,7 +65,7 @@ class WayTimes:
     def expect_others(self) -> None:
         """The plan has changed: until a step is looked at, nobody knows which tensor is which."""
         self._expected.clear()
-        self._noted.clear()
+        self.took.clear()
 
     def forget(self) -> None:
         """Forget all times: the next steps save other tensors."""

@@ -38,11 +38,12 @@ class Counters:
         staying_s: seconds in the pack hook for tensors that stay.
         beside_s: seconds of workers that encode and decode beside the computation.
         parameters: bytes of each parameter that was saved and stays. Appended to without the lock,
-            like the next four, and counted later.
+            like the next five, and counted later.
         small: bytes of each small tensor that was saved and stays.
         by_goal: bytes of each saved tensor that stays by a goal's plan.
         rested: reason and bytes of each tensor that was saved where the last one stayed (rest.py).
         again: bytes of each saved tensor that is computed again and has no handle.
+        misses: 1 for each tensor without a handle that was not ready when it was asked for.
         unseen: the tensors of each call of a module that ran without the hooks.
         n_unseen: number of those that have been counted.
     """
@@ -55,6 +56,7 @@ class Counters:
         self.by_goal: deque[int] = deque()
         self.rested: deque[tuple[str, int]] = deque()
         self.again: deque[int] = deque()
+        self.misses: deque[int] = deque()
         self.unseen: deque[Unseen] = deque()
         self.n_unseen = 0
         self.kept: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
@@ -118,6 +120,8 @@ class Counters:
                 self._peak_since = saved_bytes
             self._step_peak_device = self._device_bytes
             self._step_peak_saved = self._device_bytes + self._host_bytes
+            if self.misses:
+                self.prefetch_misses += _take_all(self.misses)[0]
             if self.again:
                 n, nbytes = _take_all(self.again)
                 self.packed += n

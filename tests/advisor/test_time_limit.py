@@ -235,7 +235,7 @@ def test_tensors_whose_hooks_take_long_stay_whatever_was_predicted():
     steps.factors[slow] = 3.0
     for _ in range(8):
         for n in steps.leaving:
-            steps.limit.took(n, MIB, steps.factors[n] * steps.gains[n].seconds)
+            steps.limit.took.append((n, MIB, steps.factors[n] * steps.gains[n].seconds))
         steps.run(1)
     assert steps.limit.is_kept(slow, MIB)
     assert len(steps.leaving) == 3
@@ -245,11 +245,11 @@ def test_one_slow_step_says_little_about_a_tensor():
     limit, gain = TimeLimit(SLOWDOWN), Gain(1.0, MIB)
     limit.note(0, MIB, gain)
     for seconds, expected in ((8.0, 8.0), (2.0, 2.0), (100.0, 2.0 * GROWTH), (1.0, 1.0)):
-        limit.took(0, MIB, seconds)
+        limit.gains.took((0, MIB), seconds)
         assert gain.expected_s == expected
     limit.note(0, MIB, again := Gain(3.0, MIB))
     assert again.expected_s == 1.0  # measured times outlive predictions
-    limit.took(1, MIB, 1.0)  # of a tensor that is not worth its time
+    limit.gains.took((1, MIB), 1.0)  # of a tensor that is not worth its time
 
 
 def test_tensors_that_are_alike_share_their_measured_time():
@@ -258,8 +258,8 @@ def test_tensors_that_are_alike_share_their_measured_time():
     for position, gain in enumerate(gains):
         limit.note(position, MIB, gain)
     limit.note(5, 2 * MIB, longer := Gain(2.0, 2 * MIB, "GELU"))
-    limit.took(0, MIB, 0.5)
-    limit.took(3, MIB, 0.75)
+    limit.gains.took((0, MIB), 0.5)
+    limit.gains.took((3, MIB), 0.75)
     assert [gain.expected_s for gain in gains] == [0.5, 0.5, 1.0, 0.75, 1.0]
     assert longer.expected_s == 2.0
 
@@ -281,8 +281,8 @@ def test_layers_of_a_kind_are_alike():
     assert limit is not None
     kinds = [("GELU", LEAST_S), ("GELU", LEAST_S), ("LayerNorm", LEAST_S / 2)]
     for position, (kind, seconds) in enumerate(kinds):
-        advisor.recomputes(Site(f"blocks.{position}", kind), position, 64 * MIB, seconds, "cpu")
-    limit.took(0, 64 * MIB, LEAST_S / 4)  # far less than was predicted
+        advisor.least_price(Site(f"blocks.{position}", kind), position, 64 * MIB, seconds, "cpu")
+    limit.took.append((0, 64 * MIB, LEAST_S / 4))  # far less than was predicted
     take_steps(limit, 2 * LEAST_S, 1.2 * LEAST_S)
     limit.look_back()
     assert [limit.is_kept(position, 64 * MIB) for position in range(3)] == [False, False, True]
@@ -345,7 +345,7 @@ def test_a_device_with_a_link_has_a_price_instead():
         advisor = Advisor(SwapConfig(), None)
         limit = advisor.limit
         assert limit is not None
-        assert advisor.recomputes(Site(), 0, 64 * MIB, LEAST_S / 5, kind)
+        assert advisor.least_price(Site(), 0, 64 * MIB, LEAST_S / 5, kind)
         take_steps(limit, 1.1, 1.0)
         limit.look_back()
         assert limit.keeps(0, 64 * MIB) == limited

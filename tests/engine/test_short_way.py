@@ -352,6 +352,22 @@ def test_a_graph_that_is_dropped_leaves_nothing(taken):
     assert taken == 3 * [True]
 
 
+@pytest.mark.parametrize(("share", "short"), [(1e3, True), (1.01, True), (0.99, False)])
+def test_a_price_at_which_it_is_still_worth_its_time_does_not_end_it(taken, share, short):
+    given = leaves()
+    with swapping() as engine:
+        for _ in range(2):
+            gradients(engine, one, given)
+        places = map(engine.packer.book.place_at, range(4))
+        (worth_at,) = (p.worth_at for p in places if p is not None and p.worth_at is not None)
+        _, least_price, _ = worth_at
+        (costs,) = engine.advisor._costs.values()
+        costs.price_s_per_byte = share * least_price
+        gradients(engine, one, given)
+        assert engine.stats.by_codec["remat"].count == 2 + short
+    assert taken == [True, short]
+
+
 def test_the_limit_of_time_can_end_it(taken, monkeypatch):
     monkeypatch.setattr("cswap.advisor.advisor.TimeLimit.of", lambda _config: TimeLimit(1e6))
     given = leaves()
@@ -369,7 +385,7 @@ def test_its_time_in_the_hooks_counts_for_the_limit(monkeypatch, taken):
     given, took = leaves(), []
     with swapping() as engine:
         gradients(engine, one, given)
-        engine._state.note_time = lambda *args: took.append(args)
+        engine._state.took = took
         gradients(engine, one, given)
         ((position, nbytes, seconds),) = took
         assert nbytes == given[0].nbytes
@@ -394,13 +410,13 @@ def test_the_time_of_an_input_is_the_inputs_own(monkeypatch, handles):
     given, took = leaves(), []
     with swapping() as engine:
         for step in range(3):
-            engine._state.note_time = lambda *args: took.append(args[2])
+            engine._state.took = took
             if handles and step == 2:
                 engine.observer.seen = []
             del took[:]
             gradients(engine, lambda h, w: (functional.silu(functional.gelu(h)) @ w).sum(), given)
             engine.collect()
-    assert sorted(took) == pytest.approx([0.1, 1.0])
+    assert sorted(seconds for _, _, seconds in took) == pytest.approx([0.1, 1.0])
 
 
 def test_the_guard_sees_every_tensor_in_its_steps(taken):

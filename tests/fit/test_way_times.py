@@ -37,7 +37,7 @@ def decided(*actions):
 
 def run(times, *seconds, position=0):
     for each in seconds:
-        times.took(position, MIB, each)
+        times.took.append((position, MIB, each))
         times.settle(Step(explored=False, looked=False), {})
 
 
@@ -58,11 +58,11 @@ def test_times_of_looked_steps_of_other_sizes_and_of_other_plans_do_not_count():
     times = WayTimes()
     times.settle(looked_step(), decided("remat"))
     for _ in range(LEAST_RUNS):
-        times.took(0, MIB, 0.1)
+        times.took.append((0, MIB, 0.1))
         times.settle(looked_step(), decided("remat"))
-        times.took(0, MIB + 1, 0.1)
+        times.took.append((0, MIB + 1, 0.1))
         times.settle(Step(explored=False, looked=False), {})
-    times.took(0, MIB, 0.1)
+    times.took.append((0, MIB, 0.1))
     times.expect_others()
     run(times, *[0.1] * LEAST_RUNS)
     assert times.seconds(key(0), "remat") is None

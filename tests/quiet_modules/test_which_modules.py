@@ -160,7 +160,7 @@ def test_modules_with_a_tensor_that_leaves_keep_their_hooks(install, packs):
 
 @pytest.mark.usefixtures("no_limit")
 def test_inputs_of_recomputed_tensors(install, packs, monkeypatch):
-    monkeypatch.setattr("cswap.advisor.advisor.Advisor.recomputes", lambda *_, **__: True)
+    monkeypatch.setattr("cswap.advisor.advisor.Advisor.least_price", lambda *_, **__: 0.0)
     training, plain = Training(), Training()
     handle = install(training.model)
     totals = [0]
@@ -181,7 +181,7 @@ def test_inputs_of_recomputed_tensors(install, packs, monkeypatch):
 def test_a_torch_that_does_not_tell_tensors_from_objects(install, packs, monkeypatch, tells):
     monkeypatch.setattr("cswap.quiet_modules.learner.CAN_TELL", tells)
     monkeypatch.setattr("cswap.engine.recomputer.CAN_TELL", tells)
-    monkeypatch.setattr("cswap.advisor.advisor.Advisor.recomputes", lambda *_, **__: True)
+    monkeypatch.setattr("cswap.advisor.advisor.Advisor.least_price", lambda *_, **__: 0.0)
 
     def make():
         torch.manual_seed(0)
@@ -222,7 +222,7 @@ class Around(nn.Module):
 
 @pytest.mark.usefixtures("no_limit")
 def test_small_inputs_of_recomputed_tensors_are_seen(install, packs, monkeypatch):
-    monkeypatch.setattr("cswap.advisor.advisor.Advisor.recomputes", lambda *_, **__: True)
+    monkeypatch.setattr("cswap.advisor.advisor.Advisor.least_price", lambda *_, **__: 0.0)
     model = nn.Sequential(nn.Flatten(0), Around(OuterProduct()), nn.GELU(), Around(nn.Tanh()))
     training = Training(model)
     handle = install(model)

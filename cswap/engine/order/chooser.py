@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from cswap.advisor.cost import Candidate
+    from cswap.advisor.gains import Took
     from cswap.engine.saved.packed import Kept, PackedView
     from cswap.engine.transfer.handle import Handle
     from cswap.engine.transfer.notes import Notes
@@ -48,7 +49,12 @@ class Chooser(Protocol):
     """Decides instead of the advisor, and sees the tensors that are packed and unpacked.
 
     See Note [steps without a look].
+
+    Attributes:
+        took: gets the times of tensors in steps without a look.
     """
+
+    took: Took
 
     def begin_step(self) -> None:
         """A forward of the model begins. It may raise: nothing of the step has been done yet."""
@@ -89,16 +95,6 @@ class Chooser(Protocol):
 
     def unpacked(self, packed: PackedView, tensor: torch.Tensor, took_s: float) -> None:
         """A tensor was unpacked, as ``tensor``, which took this thread so long."""
-        ...
-
-    def took(self, position: int, nbytes: int, seconds: float) -> None:
-        """A tensor has left and come back, in a step without a look. Any thread may call this.
-
-        Args:
-            position: of the tensor in its step.
-            nbytes: of the tensor.
-            seconds: in its hooks.
-        """
         ...
 
     def missed(self) -> None:

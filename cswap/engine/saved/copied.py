@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import torch
 
     from cswap.codecs.base import Codec
+    from cswap.engine.recipes import Recipe
     from cswap.engine.transfer.device_lanes import Lane
     from cswap.engine.transfer.host_copy import HostCopy
 
@@ -31,6 +32,7 @@ class Copied(WithoutHandle):
     def __init__(
         self,
         tensor: torch.Tensor,
+        recipe: Recipe,
         source: torch.Tensor,
         lane: Lane,
         shared_use: SharedUse,
@@ -38,7 +40,7 @@ class Copied(WithoutHandle):
     ) -> None:
         """See the attributes. Args: tensor: as autograd saves it; codec: that encodes it."""
         tolerance = EXACT if codec.lossless else needed_tolerance(codec)
-        super().__init__(tensor, lane, shared_use, source.nbytes, tolerance=tolerance)
+        super().__init__(tensor, recipe, lane, shared_use, source.nbytes, tolerance=tolerance)
         self.source: torch.Tensor | None = source
         self.aligned = False
 

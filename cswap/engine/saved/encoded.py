@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import torch
 
     from cswap.codecs.base import Codec
+    from cswap.engine.recipes import Recipe
     from cswap.engine.transfer.device_lanes import Lane
     from cswap.engine.transfer.in_line import Encoding
     from cswap.engine.transfer.notes import Notes
@@ -31,6 +32,7 @@ class Encoded(WithoutHandle):
     def __init__(
         self,
         tensor: torch.Tensor,
+        recipe: Recipe,
         codec: Codec,
         encoding: Encoding,
         lane: Lane,
@@ -38,7 +40,7 @@ class Encoded(WithoutHandle):
     ) -> None:
         """See the attributes. Args: tensor: as autograd saves it."""
         tolerance = EXACT if codec.lossless else needed_tolerance(codec)
-        super().__init__(tensor, lane, shared_use, tensor.nbytes, tolerance=tolerance)
+        super().__init__(tensor, recipe, lane, shared_use, tensor.nbytes, tolerance=tolerance)
         self.codec = codec
         self.encoding = encoding
         self.aligned = False

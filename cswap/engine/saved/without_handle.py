@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import torch
 
     from cswap.devices.base import Event
+    from cswap.engine.recipes import Recipe
     from cswap.engine.transfer.device_lanes import Lane
 
 
@@ -45,6 +46,8 @@ class WithoutHandle:
     """One saved tensor without a handle, with the dtype of its memory.
 
     Attributes:
+        recipe: of its place in the step; it has the tensor's layout.
+        offset: of the tensor in its memory, in elements.
         lane: of its device.
         shared_use: of its place in the step.
         position: index of this tensor among those saved in its step.
@@ -53,6 +56,7 @@ class WithoutHandle:
         nbytes: of the tensor's memory.
         tolerance: for errors (cswap/codecs/tolerance.py).
         version: at which the tensor was saved.
+        counter: counts the versions with the tensor.
         first: of those that were saved of this tensor; None: this one. All below is the first's.
         users: how many there are.
         uses: how often they were asked for.
@@ -66,17 +70,16 @@ class WithoutHandle:
 
     __slots__ = (
         "__weakref__",
-        "_counter",
-        "_offset",
-        "_sizes",
-        "_strides",
         "base",
+        "counter",
         "dtype",
         "first",
         "lane",
         "nbytes",
+        "offset",
         "position",
         "ready",
+        "recipe",
         "result",
         "result_version",
         "shared_use",
@@ -94,6 +97,7 @@ class WithoutHandle:
     def __init__(
         self,
         tensor: torch.Tensor,
+        recipe: Recipe,
         lane: Lane,
         shared_use: SharedUse,
         nbytes: int,
@@ -101,9 +105,11 @@ class WithoutHandle:
         tolerance: int,
     ) -> None:
         """See the attributes. Args: tensor: as autograd saves it."""
+        self.recipe = recipe
+        self.offset = 0
         self.lane = lane
         self.shared_use = shared_use
-        self.dtype = tensor.dtype
+        self.dtype = recipe.dtype
         self.nbytes = nbytes
         self.tolerance = tolerance
         self.position = self.step = self.uses = 0
@@ -112,11 +118,8 @@ class WithoutHandle:
         self.result: torch.Tensor | None = None
         self.took_s = 0.0
         self.base: weakref.ref[torch.Tensor] | None = None
-        self._sizes = tensor.shape
-        self._strides = tensor.stride()
-        self._offset = int(tensor.storage_offset())
         self.version = tensor._version  # noqa: SLF001
-        self._counter = version_counter(tensor)
+        self.counter = version_counter(tensor)
 
     @property
     def depth(self) -> int:
@@ -135,8 +138,8 @@ class WithoutHandle:
         Raises:
             RuntimeError: autograd's own: the tensor was modified in place since it was saved.
         """
-        if self._counter._version != self.version:  # noqa: SLF001
-            raise modified_error(self._counter, self._sizes, self.version)
+        if self.counter._version != self.version:  # noqa: SLF001
+            raise modified_error(self.counter, self.recipe.sizes, self.version)
 
     def waiting(self) -> torch.Tensor | None:
         """The memory that was computed or decoded before; None: it does not wait.
@@ -152,13 +155,14 @@ class WithoutHandle:
 
     def view_of(self, memory: torch.Tensor) -> torch.Tensor:
         """The saved tensor in its memory, which was computed or decoded."""
+        sizes, strides = self.recipe.sizes, self.recipe.strides
         if (
-            memory.shape == self._sizes
-            and memory.stride() == self._strides
-            and memory.storage_offset() == self._offset
+            memory.shape == sizes
+            and memory.stride() == strides
+            and memory.storage_offset() == self.offset
         ):
             return memory
-        return memory.as_strided(self._sizes, self._strides, self._offset)
+        return memory.as_strided(sizes, strides, self.offset)
 
 
 class Again(WithoutHandle):
@@ -166,9 +170,21 @@ class Again(WithoutHandle):
 
     __slots__ = ()
 
-    def __init__(self, tensor: torch.Tensor, first: WithoutHandle, shared_use: SharedUse) -> None:
-        """Args: tensor: as autograd saves it; first: which holds it; shared_use: of that place."""
-        super().__init__(tensor, first.lane, shared_use, first.nbytes, tolerance=first.tolerance)
+    def __init__(
+        self, tensor: torch.Tensor, recipe: Recipe, first: WithoutHandle, shared_use: SharedUse
+    ) -> None:
+        """A user of memory that another one holds.
+
+        Args:
+            tensor: as autograd saves it.
+            recipe: of its place.
+            first: which holds it.
+            shared_use: of the place of that one.
+        """
+        super().__init__(
+            tensor, recipe, first.lane, shared_use, first.nbytes, tolerance=first.tolerance
+        )
+        self.offset = int(tensor.storage_offset())
         self.first, self.position, self.step = first, first.position, first.step
         first.users += 1
 
