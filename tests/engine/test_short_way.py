@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+from collections import deque
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -15,6 +17,9 @@ from cswap.engine import short_way
 from cswap.engine.saved.results import MOST
 from cswap.remat.record import Remat
 from cswap.testing.engines import assert_empty
+
+if TYPE_CHECKING:
+    from cswap.advisor.gains import Took
 
 MODIFIED = "modified by an inplace operation"
 
@@ -382,7 +387,8 @@ def test_the_limit_of_time_can_end_it(taken, monkeypatch):
 
 
 def test_its_time_in_the_hooks_counts_for_the_limit(monkeypatch, taken):
-    given, took = leaves(), []
+    given = leaves()
+    took: Took = deque()
     with swapping() as engine:
         gradients(engine, one, given)
         engine._state.took = took
@@ -407,7 +413,8 @@ def test_the_time_of_an_input_is_the_inputs_own(monkeypatch, handles):
     for module in ("packer", "short_way", "unpacker", "recomputer"):
         name = "_clock" if module == "recomputer" else "_now"
         monkeypatch.setattr(f"cswap.engine.{module}.{name}", lambda: now[0])
-    given, took = leaves(), []
+    given = leaves()
+    took: Took = deque()
     with swapping() as engine:
         for step in range(3):
             engine._state.took = took
