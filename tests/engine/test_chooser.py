@@ -18,7 +18,7 @@ class Told:
 
     def __init__(self, choice, *, stays=False):
         self._choice, self._stays = choice, stays
-        self.took = deque()
+        self.took: deque[tuple[int, int, float]] = deque()
 
     def begin_step(self):
         pass
