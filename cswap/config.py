@@ -38,6 +38,9 @@ MOST_COUNT: Final = (1 << 63) - 1
 LEAST: Final = "min"
 """Value of ``fit`` that asks for the least memory."""
 
+DEVICE: Final = "device"
+"""Value of ``fit`` that gives a step the memory of its device."""
+
 MOST_WORKERS: Final = 1024
 """Largest number of worker threads."""
 
@@ -125,16 +128,16 @@ def _parse_positive(value: Any, name: str) -> float:
 
 
 def _parse_fit(value: Any, name: str) -> int | str | None:
-    if value is None or value == LEAST:
-        return value if value is None else LEAST
+    if value is None or value in (LEAST, DEVICE):
+        return None if value is None else str(value)
     try:
         nbytes = parse_bytes(value, name)
     except ConfigError:
         nbytes = 0
     if not nbytes:
         raise ConfigError(
-            f'{name}={shown(value)}: must be bytes above 0, such as "16GiB", or "{LEAST}" for the '
-            "least memory."
+            f'{name}={shown(value)}: must be bytes above 0, such as "16GiB", "{LEAST}" for the '
+            f'least memory, or "{DEVICE}" for that of the GPU.'
         )
     return nbytes
 
@@ -274,7 +277,8 @@ class SwapConfig:
         plan: a plan (path, JSON text, dict or `Plan`) with a decision for each tensor.
         fit: bytes of device memory that a step may take, parameters and optimizer state included:
             each tensor is kept, encoded or computed again, and modules are recomputed, as that asks
-            for and with the least time; ``"min"``: the least memory. Needs a model (docs/fit.md).
+            for and with the least time; ``"min"``: the least memory; ``"device"``: that of the GPU,
+            so nothing moves while all fits. Needs a model (docs/fit.md).
         slowdown: longest step, over that without cswap; default 1.1. With ``fit="min"``: the goal's
             limit. Alone: of swapping on a CPU, if no ``policy``, ``codec``, ``plan``, ``budget``,
             ``host_limit`` or ``spill_dir`` says what has to leave; with ``lossy``, there is no

@@ -100,7 +100,10 @@ CHECKPOINT: Final = "checkpoint"
 FIT: Final = Method("cswap fit", options={})
 """A goal of the peak that checkpointing has, from an earlier row."""
 
-ALL: Final = (*METHODS, FIT)
+WHOLE_DEVICE: Final = Method("cswap fit, device", options={"fit": "device"})
+"""A goal of the device's own memory: where all fits, nothing is to move."""
+
+ALL: Final = (*METHODS, FIT, WHOLE_DEVICE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +121,7 @@ class Plan:
     n_steps: int = 10
 
 
-_FEW: Final = (ORACLE, CHECKPOINT, "cswap lossless", "cswap int8", FIT.name)
+_FEW: Final = (ORACLE, CHECKPOINT, "cswap lossless", "cswap int8", FIT.name, WHOLE_DEVICE.name)
 _FIRST_METHODS: Final = (*_FEW, "save_on_cpu", "TRL OffloadActivations", "cswap raw")
 
 
@@ -189,7 +192,7 @@ def _rows(
     task, oracle = fitting()
     if method.name == ORACLE:
         return [oracle]
-    n_warm = N_WARM
+    n_warm = N_WARM if "fit" not in (method.options or {}) else N_WARM_FIT
     if method.name == FIT.name:
         method, n_warm = _within_checkpoints_peak(report, task), N_WARM_FIT
     return [train(task, method, meter, n_steps, oracle.step_ms, n_warm=n_warm)]

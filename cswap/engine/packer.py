@@ -17,7 +17,8 @@ from cswap.advisor.time_limit import BY_LIMIT
 from cswap.codecs.tolerance import COARSE
 from cswap.engine.order.chooser import STAYS
 from cswap.engine.order.step_order import NO_BACKWARD
-from cswap.engine.recipes import Place, Recipe, RecipeBook, producer
+from cswap.engine.recipe import Recipe
+from cswap.engine.recipes import Place, RecipeBook, producer
 from cswap.engine.saved.aliases import make_token
 from cswap.engine.saved.eligibility import bytes_of, is_tracing, is_wrapped, reason_to_keep
 from cswap.engine.saved.packed import Kept, KeptParameter, PackedView

@@ -16,55 +16,20 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from cswap.advisor.call_site import Site
-from cswap.codecs.tolerance import EXACT
-
 if TYPE_CHECKING:
     import torch
 
     from cswap.codecs.base import Codec
     from cswap.engine.order.chooser import Choice
+    from cswap.engine.recipe import Recipe
     from cswap.engine.saved.module_stack import Scope
     from cswap.engine.saved.rest import Rest
     from cswap.engine.saved.without_handle import SharedUse
-    from cswap.engine.transfer.device_lanes import Lane
     from cswap.engine.transfer.notes import Notes
     from cswap.remat.record import Formula, Remat
 
 MOST_RECIPES: Final = 1 << 14
 """Call sites that are remembered; a model whose shapes always change would fill the memory."""
-
-
-NOWHERE: Final = Site()
-
-
-@dataclass(slots=True, eq=False)
-class Recipe:
-    """One call site, as far as it can be told from a saved tensor.
-
-    Attributes:
-        scope: the module that saves it.
-        dtype: its dtype.
-        sizes: its sizes.
-        strides: its strides.
-        device: where it is.
-        role: operator that saves it, and the one that made it; empty where nothing may be lossy.
-        keep: why such tensors stay, or None.
-        lane: of its device; None if they stay.
-        site: for the advisor.
-        tolerance: for errors (cswap/codecs/tolerance.py).
-    """
-
-    scope: Scope
-    dtype: torch.dtype
-    sizes: torch.Size
-    strides: tuple[int, ...]
-    device: torch.device
-    role: tuple[str, str]
-    keep: str | None = None
-    lane: Lane | None = None
-    site: Site = NOWHERE
-    tolerance: int = EXACT
 
 
 @dataclass(slots=True, eq=False)

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
-from cswap.errors import ConfigError, GoalError
+from cswap.errors import GoalError
 from cswap.fit.background import Background
 from cswap.fit.correction import COUNTED_MARGIN, MARGIN, Correction, Look
 from cswap.fit.exploration import Exploration
@@ -39,6 +39,7 @@ from cswap.fit.modules_trial import ModulesTrial
 from cswap.fit.regions import Regions, RegionTimer, not_to_recompute
 from cswap.fit.resident import Resident, meter_for
 from cswap.fit.solve import within_bytes, within_time
+from cswap.fit.whole_device import device_of
 from cswap.log import log
 from cswap.units import show_bytes
 
@@ -101,13 +102,15 @@ class FitController:
             asked: the goal.
 
         Raises:
-            ConfigError: the model is on several devices.
+            ConfigError: the model is on several devices, or on one whose memory is no goal.
             GoalError: the limit is below the bytes of parameters, buffers and gradients.
         """
-        device = _device_of(model)
-        self._model, self._engine, self._asked = weakref.ref(model), engine, asked
+        device = device_of(model)
+        self._asked = asked = asked.on(device)
+        self._model, self._engine = weakref.ref(model), engine
         self._resident = Resident(model)
-        _check_floor(asked.limit_bytes, self._resident)
+        if not asked.of_device:
+            _check_floor(asked.limit_bytes, self._resident)
         self._meter = meter_for(device, self._resident)
         self._regions = Regions(model, engine.counters)
         self._chooser = GoalChooser(
@@ -268,7 +271,7 @@ class FitController:
         over = look.measured > limit_bytes
         if self._last_resort:
             if over:
-                self._raise_unreachable(limit_bytes, look.measured)
+                self._say_unreachable(limit_bytes, look.measured)
         elif over:
             if plan.regions:
                 self._modules.exceeds()
@@ -430,15 +433,17 @@ class FitController:
         self._engine.renumber()  # tensors that stay have no position
         log.info("fit: %s", self.goal)
 
-    def _raise_unreachable(self, limit_bytes: int, measured: int) -> None:
+    def _say_unreachable(self, limit_bytes: int, measured: int) -> None:
         self._phase = "unreachable"
         self._smallest_bytes = math.ceil(measured + SAFETY * max(measured - self._other, 0))
-        raise GoalError(
-            limit_bytes,
-            self._smallest_bytes,
+        why = (
             f"a step takes {show_bytes(measured)} at least, {show_bytes(self._other)} of it for "
-            "what is no saved tensor.",
+            "what is no saved tensor."
         )
+        if self._asked.of_device:  # steps go on: that much fits, if barely
+            log.warning("fit: of the device's %s, %s", show_bytes(limit_bytes), why)
+            return
+        raise GoalError(limit_bytes, self._smallest_bytes, why)
 
     def _give_up(self, why: str) -> None:
         log.warning("fit: %s; cswap decides as without a goal from here on.", why)
@@ -466,13 +471,3 @@ def _check_floor(limit_bytes: int | None, resident: Resident) -> None:
             floor + 1,
             f"parameters, buffers and gradients alone take {show_bytes(floor)}.",
         )
-
-
-def _device_of(model: torch.nn.Module) -> torch.device:
-    devices = {x.device for x in (*model.parameters(), *model.buffers())}
-    if len(devices) != 1:
-        names = ", ".join(sorted(map(str, devices))) or "none"
-        raise ConfigError(
-            f"fit: the model's parameters must be on one device, and are on {names}. Use budget=."
-        )
-    return next(iter(devices))

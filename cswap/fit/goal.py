@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Literal
 
-from cswap.config import LEAST
+from cswap.config import DEVICE, LEAST
 from cswap.errors import ConfigError
+from cswap.fit.whole_device import usable_bytes
 from cswap.units import show_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    import torch
 
     from cswap.config import SwapConfig
 
@@ -37,10 +40,20 @@ class Asked:
     Attributes:
         limit_bytes: of device memory in a step; None: as few as the slowdown allows.
         slowdown: longest step over that without cswap; None: as short as the limit allows.
+        of_device: the limit is what the device has.
     """
 
     limit_bytes: int | None
     slowdown: float | None
+    of_device: bool = False
+
+    def on(self, device: torch.device) -> Asked:
+        """The goal of a model on this device.
+
+        Raises:
+            ConfigError: the device's memory is asked for, and it is not a GPU.
+        """
+        return replace(self, limit_bytes=usable_bytes(device)) if self.of_device else self
 
     @staticmethod
     def of(config: SwapConfig, *, has_model: bool) -> Asked | None:
@@ -65,9 +78,11 @@ class Asked:
             return Asked(None, config.slowdown or SLOWDOWN)
         if config.slowdown is not None:
             raise ConfigError(
-                f"slowdown={config.slowdown} with fit={config.fit!r}: a size already takes the "
-                f"least time. Use fit={LEAST!r} with slowdown."
+                f"slowdown={config.slowdown} with fit={config.fit!r}: such a goal already takes "
+                f"the least time. Use fit={LEAST!r} with slowdown."
             )
+        if config.fit == DEVICE:
+            return Asked(None, None, of_device=True)
         assert isinstance(config.fit, int)  # parsed
         return Asked(config.fit, None)
 
@@ -80,9 +95,9 @@ class Goal:
         asked_bytes: the limit; None: the least memory.
         asked_slowdown: the limit of time; None: the least time.
         phase: "exploring" (steps with every tensor in its smallest form), "planning" (the same,
-            until the plan is there), "obeying", "unreachable" (the error has been raised; the plan
-            of the least memory is obeyed), "given up" (cswap decides as without a goal; the log
-            has the reason).
+            until the plan is there), "obeying", "unreachable" (the error has been raised, or
+            logged if the limit is the device's; the plan of the least memory is obeyed), "given up"
+            (cswap decides as without a goal; the log has the reason).
         predicted_bytes: peak of a step by the plan; None: there is none yet.
         measured_bytes: highest peak of the steps under this plan, its first one left out; before a
             plan, of the last step. None: no step yet.

@@ -441,7 +441,10 @@ MODEL = torch.nn.Linear(2, 2)
         ({"fit": "min", "slowdown": 0.9}, "slowdown=0.9: must be at least 1"),
         ({"fit": "min", "slowdown": "fast"}, "slowdown='fast': must be a number"),
         ({"slowdown": 0.9}, "slowdown=0.9: must be at least 1"),
-        ({"fit": "1GiB", "slowdown": 1.2}, "a size already takes the least time"),
+        ({"fit": "1GiB", "slowdown": 1.2}, "such a goal already takes the least time"),
+        ({"fit": "device", "slowdown": 1.2}, "such a goal already takes the least time"),
+        ({"fit": "device", "budget": "1MiB"}, "budget=1048576 with fit='device'"),
+        ({"fit": "device"}, "fit='device': the model is on cpu.*Move the model to a GPU"),
         ({"fit": "1GiB", "budget": "1MiB"}, "budget=1048576 with fit=1073741824"),
         ({"fit": "1GiB", "keep_last": 1}, "keep_last=1 with fit="),
         ({"fit": "1GiB", "policy": "raw"}, "policy='raw' with fit="),
@@ -475,6 +478,8 @@ def test_the_environment_takes_the_same_words(monkeypatch):
     monkeypatch.setenv("CSWAP_SLOWDOWN", "1.25")
     config = cswap.SwapConfig.resolve()
     assert (config.fit, config.slowdown) == ("min", 1.25)
+    monkeypatch.setenv("CSWAP_FIT", "device")
+    assert cswap.SwapConfig.resolve().fit == "device"
 
 
 def test_tensors_inside_of_vmap_are_left_alone(install):

@@ -13,7 +13,7 @@ from torch import nn
 import cswap
 from cswap.engine.order.step_order import NO_BACKWARD
 from cswap.engine.transfer import device_lanes
-from cswap.fit import controller, goal_chooser, resident
+from cswap.fit import controller, goal, goal_chooser, resident, whole_device
 from cswap.testing.lagging_machine import LaggingMachine
 
 WIDTH, ROWS, N_BLOCKS = 64, 1024, 4
@@ -41,7 +41,7 @@ def machine(monkeypatch):
 
     device: Any = types.SimpleNamespace(type="cuda")
     monkeypatch.setattr(device_lanes, "cpu_device", lambda _workers: made.device)
-    monkeypatch.setattr(controller, "_device_of", lambda _model: device)
+    monkeypatch.setattr(controller, "device_of", lambda _model: device)
     monkeypatch.setattr(controller, "meter_for", lambda _, found: resident.CountedMeter(found))
     monkeypatch.setattr(goal_chooser, "threading", types.SimpleNamespace(get_ident=ident))
     yield made
@@ -77,8 +77,49 @@ def test_a_goal_is_planned_and_obeyed(machine, share):
         for _ in range(40):
             assert all(map(torch.equal, step(net, x), expected))
             machine.cuda.synchronize()
-        goal = handle.goal
-        assert goal is not None
-        assert goal.phase == "obeying", str(goal)
-        assert goal.actions.total() > 0
+        found = handle.goal
+        assert found is not None
+        assert found.phase == "obeying", str(found)
+        assert found.actions.total() > 0
         assert handle.stats.fallbacks == 0, handle.stats.fallbacks_by_reason
+
+
+def test_nothing_moves_while_all_fits_the_device(machine, monkeypatch):
+    monkeypatch.setattr(goal, "usable_bytes", lambda _device: 1 << 30)
+    torch.manual_seed(0)
+    net, x = nn.Sequential(*(Block() for _ in range(N_BLOCKS))), torch.randn(ROWS, WIDTH)
+    expected, swapped = step(net, x), []
+    with cswap.install(net, fit="device", min_bytes=0) as handle:
+        for _ in range(40):
+            assert all(map(torch.equal, step(net, x), expected))
+            machine.cuda.synchronize()
+            swapped.append(handle.stats.swapped)
+        found = handle.goal
+        assert found is not None
+        assert (found.phase, found.asked_bytes) == ("obeying", 1 << 30)
+        assert set(found.actions) == {"keep"}
+        assert swapped[0] > 0  # a step in which all leave comes first
+        assert swapped[-1] == swapped[20]
+
+
+def test_a_device_that_is_too_small_is_no_error(machine, monkeypatch, caplog):
+    monkeypatch.setattr(goal, "usable_bytes", lambda _device: 1)
+    torch.manual_seed(0)
+    net, x = nn.Sequential(*(Block() for _ in range(N_BLOCKS))), torch.randn(ROWS, WIDTH)
+    expected = step(net, x)
+    with cswap.install(net, fit="device", min_bytes=0) as handle:
+        for _ in range(40):
+            assert all(map(torch.equal, step(net, x), expected))
+            machine.cuda.synchronize()
+        found = handle.goal
+        assert found is not None
+        assert found.phase == "unreachable"
+        assert found.actions.total() > found.actions["keep"]
+        assert handle.stats.fallbacks == 0
+    assert sum("of the device's" in record.message for record in caplog.records) == 1
+
+
+def test_a_tenth_of_the_free_memory_is_left(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (60 * MIB, 100 * MIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _device: 20 * MIB)
+    assert whole_device.usable_bytes(torch.device("cuda")) == 72 * MIB

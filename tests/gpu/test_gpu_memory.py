@@ -84,6 +84,31 @@ def test_a_budget_stays_on_the_device(net, device):
     assert handle.stats.kept_by_reason["budget"] >= 3
 
 
+def test_a_goal_is_held_by_the_allocators_peak(net, device):
+    x = torch.randn(ROWS, WIDTH, device=device)
+    kept_peak, _ = step_and_peak(net, x)
+    limit = torch.cuda.memory_allocated() + int(0.7 * kept_peak)
+    with cswap.install(net, fit=limit) as handle:
+        for _ in range(24):
+            step_and_peak(net, x)
+        assert handle.goal is not None
+        assert handle.goal.held, str(handle.goal)
+        peak, _ = step_and_peak(net, x)
+    assert torch.cuda.memory_allocated() + peak <= limit
+
+
+def test_nothing_moves_while_all_fits_the_device(net, device):
+    x = torch.randn(ROWS, WIDTH, device=device)
+    with cswap.install(net, fit="device") as handle:
+        for _ in range(24):
+            step_and_peak(net, x)
+        before = handle.stats.swapped
+        step_and_peak(net, x)
+        assert handle.stats.swapped == before > 0
+        assert handle.goal is not None
+        assert set(handle.goal.actions) == {"keep"}, str(handle.goal)
+
+
 def pinned_bytes():
     stats = getattr(torch.cuda.memory, "host_memory_stats", None)
     return 0 if stats is None else stats()["allocated_bytes.current"]

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import torch
 
     from cswap.codecs.base import Codec
-    from cswap.engine.recipes import Recipe
+    from cswap.engine.recipe import Recipe
     from cswap.engine.transfer.device_lanes import Lane
     from cswap.engine.transfer.in_line import Encoding
     from cswap.engine.transfer.notes import Notes

@@ -9,7 +9,7 @@ from cswap.engine.saved.without_handle import SharedUse, WithoutHandle
 if TYPE_CHECKING:
     import torch
 
-    from cswap.engine.recipes import Recipe
+    from cswap.engine.recipe import Recipe
     from cswap.engine.transfer.device_lanes import Lane
     from cswap.remat.record import Remat
 

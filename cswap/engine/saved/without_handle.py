@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
     from cswap.devices.base import Event
-    from cswap.engine.recipes import Recipe
+    from cswap.engine.recipe import Recipe
     from cswap.engine.transfer.device_lanes import Lane
 
 

@@ -1,0 +1,45 @@
+"""The device of a model, and the memory of it that a step may take."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+
+from cswap.config import DEVICE
+from cswap.errors import ConfigError
+
+RESERVE: Final = 0.1
+"""Share of a device's free memory that is left: for gaps between torch's blocks, and for libraries
+that allocate beside torch."""
+
+
+def device_of(model: torch.nn.Module) -> torch.device:
+    """The device of a model's parameters and buffers.
+
+    Raises:
+        ConfigError: there are several, or none.
+    """
+    devices = {x.device for x in (*model.parameters(), *model.buffers())}
+    if len(devices) != 1:
+        names = ", ".join(sorted(map(str, devices))) or "none"
+        raise ConfigError(
+            f"fit: the model's parameters must be on one device, and are on {names}. Use budget=."
+        )
+    return next(iter(devices))
+
+
+def usable_bytes(device: torch.device) -> int:
+    """Bytes of a device that this process holds or could hold, less `RESERVE`.
+
+    Raises:
+        ConfigError: it is not a GPU.
+    """
+    if device.type != "cuda":
+        raise ConfigError(
+            f"fit={DEVICE!r}: the model is on {device}, whose memory is not the step's alone. Move "
+            'the model to a GPU first, or name the bytes: fit="8GiB".'
+        )
+    free_bytes, _ = torch.cuda.mem_get_info(device)
+    held_bytes = torch.cuda.memory_reserved(device)
+    return int((1 - RESERVE) * (free_bytes + held_bytes))
