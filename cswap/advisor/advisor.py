@@ -11,6 +11,7 @@ that is cheaper by `HYSTERESIS`, so that noise does not make it switch back and 
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from dataclasses import replace
@@ -207,11 +208,19 @@ class Advisor:
             advice: that `choose` gave for the last one.
             kind: of module.
         """
-        memory, costs = advice.memory, advice.costs
+        memory, costs, codec = advice.memory, advice.costs, advice.codec
         with self._lock:
+            if memory.trial is not None or memory.advice is not advice:
+                return False
             memory.uses += 1
-            last = memory.trial is None and memory.advice is advice
-            if last and self._is_settled(memory, costs, kind):
+            # First without calls, since this is asked for each tensor that leaves.
+            if (
+                memory.uses <= memory.good_for
+                and memory.version == costs.version
+                and not memory.stale
+                and memory.pending is None
+                and (codec is None or codec.lossless)
+            ) or self._is_settled(memory, costs, kind):
                 self._used.append(memory)
                 return True
             memory.uses -= 1  # `choose` counts it
@@ -312,6 +321,8 @@ class Advisor:
             memory.decide(explanation, codec, costs.version)
             # No profile was asked for, and none is awaited.
             memory.fixed = explanation.profile is None and not explanation.reason.endswith(EARLY)
+            samples_again = not (memory.fixed or self._pricing.per_epoch)
+            memory.good_for = memory.sample_every if samples_again else math.inf
             if sampled:
                 memory.sampled()
                 memory.epoch = self._epoch

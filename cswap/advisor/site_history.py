@@ -152,6 +152,7 @@ class SiteMemory:
         epoch: epoch of the last sample.
         fixed: whether the decision depends on no values.
         sample_every: uses after which the values are sampled again.
+        good_for: uses in which no sample is due, unless the epoch or the ratio changes.
         advice: the last decision, as it was given out.
     """
 
@@ -166,6 +167,7 @@ class SiteMemory:
     epoch: int = 0
     fixed: bool = False
     sample_every: int = RESAMPLE_EVERY
+    good_for: float = 0.0
     advice: Advice | None = field(default=None, repr=False, compare=False)
     _reference: tuple[str, float] = ("", 0.0)
     _ratios: dict[str, Correction] = field(default_factory=dict)

@@ -181,7 +181,10 @@ class CudaDevice(Device):
     def join(self, event: Event, at: Event | None = None) -> None:
         """See `Device.join`: the stream waits, the host does not."""
         own = event if isinstance(event, CudaEvent) else _own(event)
-        stream = cuda_streams.current(self.index) if at is None else _own(at).stream
+        if at is None:
+            stream = cuda_streams.current(self.index)
+        else:
+            stream = at.stream if isinstance(at, CudaEvent) else _own(at).stream
         if own.stream == stream:
             return
         self._joined += 1
@@ -232,7 +235,14 @@ class CudaDevice(Device):
 
     def allocate(self, dtype: torch.dtype, numel: int) -> torch.Tensor:
         """See `Device.allocate`: of the current stream's memory."""
-        return self._with_retry(lambda: torch.empty(numel, dtype=dtype, device=self.device))
+        try:
+            return torch.empty(numel, dtype=dtype, device=self.device)
+        except torch.cuda.OutOfMemoryError:
+            self._make_room()
+        try:
+            return torch.empty(numel, dtype=dtype, device=self.device)
+        except torch.cuda.OutOfMemoryError as error:
+            raise MemoryError(str(error)) from None
 
     def share(self, memory: torch.Tensor) -> None:
         """See `Device.share`; nothing happens on the stream that the memory is of."""
@@ -315,6 +325,8 @@ class CudaDevice(Device):
     def damage(self) -> Sequence[str]:
         """See `Device.damage`: a kernel that meets a damaged tile cannot raise."""
         tiles = gpu.damage(self.index)
+        if not tiles:  # as nearly always, and asked for each tensor
+            return ()
         return [f"a decode on cuda:{self.index} met a damaged tile (number {t})." for t in tiles]
 
     def has_room(self, nbytes: int) -> bool:
@@ -346,9 +358,7 @@ class CudaDevice(Device):
         self._here.fresh = True
         before = cuda_streams.enter(self._streams["codec"])
         try:
-            return self._with_retry(
-                lambda: torch.empty(nbytes, dtype=torch.uint8, device=self.device)
-            )
+            return self.allocate(torch.uint8, nbytes)
         finally:
             cuda_streams.leave(before)
 
@@ -357,22 +367,15 @@ class CudaDevice(Device):
         if loan.after is not None:
             self._streams["codec"].wait_event(_own(loan.after).recorded)
 
-    def _with_retry(self, allocate: Callable[[], torch.Tensor]) -> torch.Tensor:
+    def _make_room(self) -> None:
         # Out of memory: finish everything that is under way, and give back all that can be.
-        try:
-            return allocate()
-        except torch.cuda.OutOfMemoryError:
-            self.drain()
-            for reference in self._relief:
-                give_back = reference()
-                if give_back is not None:
-                    give_back()
-            self._scratch.clear()
-            torch.cuda.empty_cache()
-        try:
-            return allocate()
-        except torch.cuda.OutOfMemoryError as error:
-            raise MemoryError(str(error)) from None
+        self.drain()
+        for reference in self._relief:
+            give_back = reference()
+            if give_back is not None:
+                give_back()
+        self._scratch.clear()
+        torch.cuda.empty_cache()
 
 
 def _own(event: object) -> CudaEvent:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from cswap.advisor.gains import Key
     from cswap.advisor.step_reports import StepReports
-    from cswap.engine.order.lookahead import Coming
     from cswap.engine.order.step_order import Saved
     from cswap.engine.saved.packed import Token
     from cswap.engine.short_way import ShortWay
@@ -149,7 +148,8 @@ class Unpacker:
         for coming in ahead:
             owner = coming.owner()  # while it is here, no other thread buries it
             if owner is None:
-                self._begun(coming)
+                with self._lock:
+                    self._lookahead.begun(coming)
                 continue
             distance = coming.number - n_asked
             if not depth and distance > owner.lane.ahead:
@@ -169,11 +169,8 @@ class Unpacker:
             else:
                 return
             if begun:
-                self._begun(coming)
-
-    def _begun(self, coming: Coming) -> None:
-        with self._lock:
-            self._lookahead.begun(coming)
+                with self._lock:
+                    self._lookahead.begun(coming)
 
     def _prefetch_inputs(self, token: Token) -> bool:
         # Of a tensor that is computed again: these are asked for first. Whether all have begun.
@@ -197,10 +194,11 @@ class Unpacker:
 
     def _prefetch_copy(self, copied: Copied) -> bool:
         # Whether there was room.
-        lane = copied.lane
+        lane, copies = copied.lane, copied.lane.executor.copies
+        assert copies is not None  # the lane has a tensor that was copied
         if not lane.has_room(copied.nbytes):
             return False
-        if _copies_of(lane).prefetch(copied):
+        if copies.prefetch(copied):
             self._wait_to_be_asked(lane, copied.copy)
         return True
 

@@ -181,10 +181,12 @@ class Counters:
     def hold(self, *, device: int = 0, host: int = 0) -> None:
         """Add to the bytes that the engine holds; negative numbers subtract."""
         with self._lock:
-            self._device_bytes += device
-            self._host_bytes += host
-            if device > 0 or host > 0:
+            held = self._device_bytes = self._device_bytes + device
+            encoded = self._host_bytes = self._host_bytes + host
+            if held > self._step_peak_device or encoded > self._peak_host:
                 self._note_step_peaks()
+            elif held + encoded > self._step_peak_saved:
+                self._step_peak_saved = held + encoded
         if self.timeline is not None:
             self._draw()
 

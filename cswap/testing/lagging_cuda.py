@@ -420,12 +420,11 @@ def _at(address: int, nbytes: int) -> torch.Tensor:
 
 def installed(cuda: LaggingCuda, patch: Any) -> Iterator[Any]:
     """Make `CudaDevice` run on the stand-in, and yield one. ``patch``: pytest's monkeypatch."""
-    from cswap.codecs import layout
     from cswap.devices import base, cuda_callbacks, cuda_events
     from cswap.devices import cuda as module
     from cswap.engine.transfer import link_back, link_out
 
-    real, copy_bytes = torch, layout.copy_bytes
+    real = torch
     stand_in = types.SimpleNamespace(
         cuda=cuda, device=lambda *_: real.device("cpu"), empty=cuda.empty, uint8=real.uint8
     )
@@ -433,7 +432,7 @@ def installed(cuda: LaggingCuda, patch: Any) -> Iterator[Any]:
     def copy(target: torch.Tensor, source: torch.Tensor, nbytes: int) -> None:
         cuda.touch(source.view(real.uint8)[:nbytes], writes=False, text="copy")
         cuda.touch(target.view(real.uint8)[:nbytes], writes=True, text="copy")
-        copy_bytes(target, source, nbytes)
+        ctypes.memmove(target.data_ptr(), source.data_ptr(), nbytes)
 
     for user in (module, cuda_callbacks, cuda_events):
         patch.setattr(user, "torch", stand_in)

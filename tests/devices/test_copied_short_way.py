@@ -740,7 +740,7 @@ def test_random_steps_on_a_lagging_device(monkeypatch, seeds):
 
 # ------------------------------------------------------------------------- cost
 
-MOST_CALLS = 124
+MOST_CALLS = 100
 """Python calls of cswap for a tensor, out, back and released, in all threads.
 
 Lower this when the way gets shorter."""
@@ -755,7 +755,8 @@ def test_python_calls_of_a_tensor(machine):
         path = frame.f_code.co_filename
         calls += event == "call" and "/cswap/" in path and "/testing/" not in path
 
-    warm_up(machine, engine, 4 * N)
+    for _ in range(2):  # the second one goes the short way, and makes its events
+        warm_up(machine, engine, 4 * N)
     before = sys.getprofile()
     sys.setprofile(note)  # the stand-in has no other threads
     try:
@@ -764,5 +765,5 @@ def test_python_calls_of_a_tensor(machine):
         engine.collect()
     finally:
         sys.setprofile(before)
-    assert engine.stats.swapped == 8 * N
+    assert engine.stats.swapped == 12 * N
     assert calls / (4 * N) <= MOST_CALLS, calls / (4 * N)

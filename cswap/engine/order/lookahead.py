@@ -69,8 +69,10 @@ class Lookahead:
             self._begin(saved)
         elif position in ahead:
             if next(iter(ahead)) == position:
-                self._n_asked = ahead[position].number
-                self.begun(ahead.pop(position))
+                asked = ahead.pop(position)
+                self._n_asked = asked.number
+                if not asked.begun:
+                    self.begun(asked)
             else:  # another order than predicted
                 self._begin(saved)
         # else: it is asked for once more, or it has no handle

@@ -62,7 +62,10 @@ class Leaving:
         Most copies need no callback of their own: each one lets go of those before. Encodings have
         one.
         """
-        self.add(copy, memory, read, issued)
+        with self._lock:  # as in `add`, without a call
+            self._sources.append(_Source(copy, memory, read, issued))
+            self.nbytes += copy.raw_nbytes
+            self._n_to_watch += copy.codec is None
         if copy.codec is None:
             if not self._watched:
                 self._watch(read)
