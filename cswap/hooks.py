@@ -302,7 +302,7 @@ class _ModelCall:
         scopes = self._engine.scopes
         before, run_before = scopes.stack, scopes.run
         pair = HookPair(self._engine)
-        run = self._quiet.run(pair)
+        run = self._quiet.run(pair, args, kwargs)
         try:
             scopes.stack, scopes.run = [OUTSIDE, self._scope], run
             pair.push()

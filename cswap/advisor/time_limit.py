@@ -69,8 +69,8 @@ FEWEST: Final = 3
 """Steps that are measured before a choice: the first ones after another choice take longer."""
 
 MOST_LEFT_OUT: Final = 8
-"""Most steps between two choices that are left out, since all tensors came to the hooks: they take
-longer than others. In some models all steps do."""
+"""Most steps in a row that are left out, since all tensors came to the hooks: they take longer than
+others. In some models all steps do."""
 
 CORRECTIONS: Final = (1.0, 10.0)
 """Smallest and largest factor between the measured and the expected sum: a pause must not count."""
@@ -152,7 +152,7 @@ class TimeLimit:
         self._steps: deque[tuple[float, float, float]] = deque(maxlen=STEPS)
         self._last_step_s = 0.0
         self._saw_all = False  # the step that runs: see `StepReports`
-        self._left_out = 0  # steps that saw all and were left out
+        self._left_out = 0  # steps in a row that were
 
     @staticmethod
     def of(config: SwapConfig) -> TimeLimit | None:
@@ -211,14 +211,19 @@ class TimeLimit:
             return
         if ended.at_s <= began.at_s and begins.leaving_s != began.leaving_s:
             self._forget_peak()
+        if saw_all and self._left_out < MOST_LEFT_OUT:
+            self._left_out += 1
+            return
+        if not saw_all:
+            self._left_out = 0
+        self._measure(began, begins, ended)
+
+    def _measure(self, began: Moment, begins: Moment, ended: Moment) -> None:
         if ended.at_s > began.at_s:
             at_s, leaving_s, staying_s, beside_s, saved = (
                 b - a for a, b in zip(began, ended, strict=True)
             )
             self._last_step_s = max(at_s - leaving_s - staying_s, 0.0)
-            if saw_all and self._left_out < MOST_LEFT_OUT:
-                self._left_out += 1
-                return
             others_s = staying_s + UNSEEN_S * saved
             self._steps.append((self._last_step_s, leaving_s + beside_s, others_s))
         elif self._last_step_s and begins.leaving_s == began.leaving_s:
@@ -228,11 +233,11 @@ class TimeLimit:
 
     def look_back(self) -> None:
         """Choose the tensors that have to stay by the steps before."""
-        if len(self._steps) < FEWEST:
-            return
-        step_s, leaving_s, others_s = map(statistics.median, zip(*self._steps, strict=True))
-        limit_s = math.inf
+        leaving_s, limit_s = 0.0, math.inf
         if not math.isinf(self._share):
+            if len(self._steps) < FEWEST:
+                return
+            step_s, leaving_s, others_s = map(statistics.median, zip(*self._steps, strict=True))
             limit_s = max(LEAST_S, self._share * step_s - others_s)
         exceeds, look = leaving_s > limit_s, self.reports.look(self.gains, self.staying)
         has_room = self.staying != self._needless and leaving_s < NEAR * limit_s
@@ -248,7 +253,6 @@ class TimeLimit:
             self.staying, self._next_wait = staying, 0
             # The step that begins makes its choices anew, which takes time of its own.
             self._steps.clear()
-            self._left_out = 0
             self._began = None
         elif has_room:  # a choice takes a millisecond
             self._wait = self._next_wait

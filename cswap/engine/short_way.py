@@ -276,16 +276,11 @@ class ShortWay:
             packed.check()  # which raises
         waited = first.result is not None
         memory = first.waiting() if waited else None  # few do, and each call counts
-        if memory is not None:
-            pass
-        elif type(first) is Recomputed:
-            memory = self._recomputer.run(first.remat)
-        elif type(first) is Copied:
-            copies = first.lane.executor.copies
-            assert copies is not None  # it made the copy
-            memory = copies.memory(first)
-        else:
-            memory = self._recomputer.memory(first)
+        if memory is None:
+            if type(first) is Recomputed:
+                memory = self._recomputer.run(first.remat)
+            else:
+                memory = self._recomputer.memory(first)
         first.uses += 1
         shared = (first.users > 1 or waited) and _current_backward() != NO_BACKWARD
         if shared and not (isinstance(first, Copied) and first.source is not None):

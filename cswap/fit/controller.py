@@ -193,6 +193,8 @@ class FitController:
             self._go_on_exploring(step)
         elif self._phase == "obeying":
             self._look_back(step)
+        elif self._asked.of_device:  # unreachable, which was no error
+            self._explore_if_drifted(step)
         if self._phase == "given up":
             return
         if self._exploration is not None:
@@ -238,10 +240,7 @@ class FitController:
             return
         if self._since <= SETTLING:
             return
-        if step.looked and self._has_drifted(step, plan):
-            if self._since >= DRIFT_EVERY:
-                log.info("fit: the step has changed; it is explored again.")
-                self._explore()
+        if self._explore_if_drifted(step):
             return
         if self._asked.limit_bytes is None:
             self._keep_time()
@@ -251,6 +250,14 @@ class FitController:
             self._reprice(plan)
             if self._repriced >= MOST_REPRICED:
                 self._take_modules_back(plan)
+
+    def _explore_if_drifted(self, step: Step) -> bool:
+        # Whether the step has drifted from the plan.
+        drifted = self._plan is not None and step.looked and self._has_drifted(step, self._plan)
+        if drifted and self._since >= DRIFT_EVERY:
+            log.info("fit: the step has changed; it is explored again.")
+            self._explore()
+        return drifted
 
     def _has_drifted(self, step: Step, plan: FitPlan) -> bool:
         missing = plan.raw_bytes - (step.raw_bytes - step.unknown_bytes)
@@ -441,7 +448,7 @@ class FitController:
             "what is no saved tensor."
         )
         if self._asked.of_device:  # steps go on: that much fits, if barely
-            log.warning("fit: of the device's %s, %s", show_bytes(limit_bytes), why)
+            log.warning("fit: %s The device has %s for it.", why, show_bytes(limit_bytes))
             return
         raise GoalError(limit_bytes, self._smallest_bytes, why)
 

@@ -40,6 +40,10 @@ def usable_bytes(device: torch.device) -> int:
             f"fit={DEVICE!r}: the model is on {device}, whose memory is not the step's alone. Move "
             'the model to a GPU first, or name the bytes: fit="8GiB".'
         )
-    free_bytes, _ = torch.cuda.mem_get_info(device)
-    held_bytes = torch.cuda.memory_reserved(device)
-    return int((1 - RESERVE) * (free_bytes + held_bytes))
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    usable = float(free_bytes + torch.cuda.memory_reserved(device))
+    # Of newer torch: that of torch.cuda.set_per_process_memory_fraction.
+    fraction = getattr(torch.cuda, "get_per_process_memory_fraction", None)
+    if fraction is not None:
+        usable = min(usable, fraction(device) * total_bytes)
+    return int((1 - RESERVE) * usable)

@@ -20,9 +20,10 @@ are no objects of ours, but the tensors themselves: see `Finder`.
 The hooks stay on if anything differs that can be seen where a span begins: the place in the step's
 sequence of saved tensors (Note [a step goes by position] in recipes.py), the sizes, the dtype and
 the need of a gradient of the positional arguments of the module that begins there, or of the result
-of the one that ends. All is learned anew if a module is in another mode, if other parameters need a
-gradient, or under autocast. What cannot be seen by this is seen in the next call that learns. Until
-then a tensor stays that could have left; no value can be wrong by that.
+of the one that ends. Nor do they go off where the model's own arguments are others. All is learned
+anew if a module is in another mode, if other parameters need a gradient, or under autocast. What
+cannot be seen by this is seen in the next call that learns. Until then a tensor stays that could
+have left; no value can be wrong by that.
 
 If somebody's hooks are on top of ours, or below ours, nothing is taken off: the tensors would be
 given to those. So no span begins where a module with others inside begins: its own code may put
@@ -35,7 +36,7 @@ import threading
 import weakref
 from itertools import cycle
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -43,11 +44,14 @@ from cswap import hook_stack
 from cswap.quiet_modules.learner import Learner
 from cswap.quiet_modules.run import Run
 from cswap.quiet_modules.spans import Spans
-from cswap.quiet_modules.stretch import Boundary
+from cswap.quiet_modules.stretch import Boundary, facts_of_call
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from cswap.engine.engine import SwapEngine
     from cswap.quiet_modules.run import Pair
+    from cswap.quiet_modules.stretch import Arguments
 
 FIRST_LEARNED: Final = 4
 """Calls of the model that learn at first."""
@@ -70,6 +74,7 @@ class QuietModules:
         self._modules: list[torch.nn.Module] = []
         self._parameters: list[torch.nn.Parameter] = []
         self._settings: object = None
+        self._arguments: Arguments = ()  # of the last call that learned
         self._thread: int | None = None
         self._version = -1
         self._n_calls = 0
@@ -77,11 +82,15 @@ class QuietModules:
         self._run: Run | None = None  # the last one
         self._intervals = cycle(INTERVALS)
 
-    def run(self, pair: Pair) -> Run | Learner | None:
+    def run(
+        self, pair: Pair, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Run | Learner | None:
         """For the call of the model that begins, in this thread; None: all hooks stay on.
 
         Args:
             pair: the hooks, before they are pushed.
+            args: of the call.
+            kwargs: of the call.
         """
         me = threading.get_ident()
         if self._thread is None:
@@ -96,9 +105,16 @@ class QuietModules:
         self._spans.lay_out()
         if before is not None and before.changed:
             self._next = self._n_calls
+        arguments = facts_of_call(args, kwargs)
         if not self._is_due() and not self._engine.looks:
+            if arguments != self._arguments:
+                return None
             self._run = Run(self._engine, pair)
             return self._run
+        self._arguments = arguments
+        return self._learn(pair)
+
+    def _learn(self, pair: Pair) -> Learner:
         model = self._model()
         assert model is not None  # it is being called
         self._modules, self._parameters = list(model.modules()), list(model.parameters())

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import TypeAlias
 
     from cswap.stats.counters import Unseen
@@ -135,6 +136,19 @@ class Boundary:
         """The hooks are to be as they were."""
         self.span = None
         self.wakes, self.turns = -1, False
+
+
+def facts_of_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
+    """The facts of a model's arguments, and of those in lists, tuples and dicts among them."""
+    values: list[Any] = []
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, dict):
+            values += value.values()
+        elif isinstance(value, list | tuple):
+            values += value
+        else:
+            values.append(value)
+    return facts_of(tuple(values))
 
 
 def facts_of(values: Any) -> Arguments:

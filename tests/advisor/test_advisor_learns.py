@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import cswap
 from cswap.advisor import correction, explore, live_costs
 from cswap.advisor.advisor import Advisor
 from cswap.advisor.call_site import Site
@@ -404,3 +405,33 @@ def test_regret_is_what_the_choice_cost_above_the_best_other():
     assert found.measured[0].count == 4
     assert found.measured_cost_s == pytest.approx(found.candidates[0].cost_s, rel=0.2)
     assert found.regret_s == 0.0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"lossy": "int8"}, {"policy": "cswap+"}, {"policy": "static:zvc"}, {"codec": "zvc"}],
+    ids=str,
+)
+def test_an_advice_stands_as_long_as_it_is_settled(options, monkeypatch):
+    stands, found = Advisor.stands, []
+
+    def compared(advisor, advice, kind):
+        memory = advice.memory
+        memory.uses += 1
+        last = memory.trial is None and memory.advice is advice
+        settled = last and advisor._is_settled(memory, advice.costs, kind)
+        memory.uses -= 1
+        found.append(stands(advisor, advice, kind))
+        assert found[-1] == settled
+        return found[-1]
+
+    monkeypatch.setattr(Advisor, "stands", compared)
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(*(torch.nn.Linear(64, 64), torch.nn.ReLU()) * 3)
+    with cswap.install(net, min_bytes=0, workers=0, remat=False, **options) as handle:
+        for n in range(100):
+            x = torch.randn(2048, 64).clamp(min=0 if n % 30 == 7 else -10)  # the ratio changes
+            net(x).square().mean().backward()
+            if n % 40 == 20:
+                handle.engine.begin_epoch(10)
+    assert {True, False} == set(found)

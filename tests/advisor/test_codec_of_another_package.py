@@ -266,9 +266,8 @@ def test_a_codec_without_rates_counts_as_slow_until_it_is_calibrated(monkeypatch
     monkeypatch.delitem(registry._registered, "short")
     cswap.register_codec("unrated", Unrated)
     assert default_rate(get_codec("unrated"), "cpu") == UNKNOWN_RATES["cpu"]
-    assert (
-        choice(eighths().repeat(4)) == "unrated"
-    )  # slow, but the only one that shrinks them so far
+    # It counts as slow, but is the only one that shrinks them so far.
+    assert choice(eighths().repeat(4)) == "unrated"
     assert "unrated" in all_candidates()
     times = calibrate.measure("unrated", "cpu")
     assert times.encode.s_per_byte < 1 / UNKNOWN_RATES["cpu"].encode_bytes_per_s

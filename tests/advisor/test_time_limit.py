@@ -1,6 +1,7 @@
 """The limit of the time that swapping adds to a CPU's step."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from cswap.advisor.call_site import Site
 from cswap.advisor.gains import GROWTH, Gain
 from cswap.advisor.live_costs import KEEP
 from cswap.advisor.step_peak import ALIKE
+from cswap.advisor.step_reports import LOOK_EVERY
 from cswap.advisor.time_limit import (
     FEWEST,
     LEAST_S,
@@ -112,6 +114,40 @@ def test_steps_in_which_all_tensors_come_to_the_hooks_are_left_out():
     steps.factors = [0.5] * 10
     steps.run(8)
     assert steps.leaving == list(range(10))
+
+
+def test_steps_that_see_all_are_left_out_however_many_there_are_if_others_come_between():
+    steps = Steps(alike(10, LIMIT_S / 20))
+    for _ in range(2 * MOST_LEFT_OUT):
+        steps.factors = [4.0] * 10  # a choice by these alone would keep tensors
+        steps.run(3, sees_all=True)
+        steps.factors = [1.0] * 10
+        steps.run(1)
+        assert steps.leaving == list(range(10))
+
+
+def test_a_choice_needs_some_steps():
+    limit = TimeLimit(SLOWDOWN)
+    limit.note(0, MIB, Gain(2 * LIMIT_S, MIB))
+    for n in range(FEWEST + 1):
+        moment = Moment(n * 1.2, n * 0.2, 0.0, 0.0)
+        limit.begin_step(moment, moment)
+        limit.look_back()
+        assert limit.keeps(0, MIB) == (n == FEWEST)
+
+
+def test_without_a_limit_of_time_no_step_has_to_be_measured():
+    limit = TimeLimit(math.inf)
+    for position in range(3):
+        limit.note(position, MIB, Gain(1.0, MIB))
+    limit.gains.step = LOOK_EVERY - 1
+    moment = Moment(0.0, 0.0, 0.0, 0.0)
+    limit.begin_step(moment, moment)
+    for position in range(3):
+        limit.reports.holds((position, MIB), 0)
+    limit.begin_step(moment, moment)
+    limit.look_back()
+    assert limit.staying  # those that lower no peak
 
 
 def test_the_limit_holds_where_tensors_come_to_the_hooks_in_all_steps():

@@ -18,6 +18,7 @@ from cswap.engine.saved.packed import PackedView
 from cswap.engine.saved.without_handle import Again
 from cswap.engine.sender import Sender
 from cswap.engine.transfer import link_encodings, staging
+from cswap.engine.transfer.leaving import _needs_watching
 from cswap.errors import CorruptEncodingError
 from cswap.schema.plan import Decision, Plan
 from cswap.testing.lagging_cuda import watched
@@ -714,6 +715,9 @@ class Steps:
         self.machine.ask(self.engine, packed, value, self.other if elsewhere else None)
 
     def progress(self):
+        for lane in filter(None, [self.engine._state.lanes._only]):
+            leaving = lane.executor._leaving
+            assert leaving._n_to_watch == sum(map(_needs_watching, leaving._sources))
         self.machine.cuda.run_some(self.random.choice([1, 5, 60]))
         if self.random.random() < 0.2:
             self.machine.device.pump()

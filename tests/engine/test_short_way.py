@@ -135,6 +135,12 @@ def thrice(h, w):
     return sum((part @ w).square().sum() for part in (y, y.view(2, -1, 64), y))
 
 
+def in_parts(h, w):
+    """Saved whole, and a part of it that begins later."""
+    y = functional.gelu(h)
+    return (y @ w).sum() + (y[5:] @ w.t()).square().sum()
+
+
 def rectified(h, w):
     """relu saves its own result."""
     return (torch.relu(functional.layer_norm(h, (64,))) @ w).square().sum()
@@ -154,8 +160,8 @@ def apart(h, w):
 
 @pytest.mark.parametrize(
     ("loss", "shared"),  # the weight is saved by each product, too
-    [(twice, 2), (thrice, 4), (rectified, 1), (rectified_in_place, 1)],
-    ids=["twice", "thrice", "own_result", "in_place"],
+    [(twice, 2), (thrice, 4), (in_parts, 2), (rectified, 1), (rectified_in_place, 1)],
+    ids=["twice", "thrice", "in_parts", "own_result", "in_place"],
 )
 def test_a_tensor_that_is_saved_again_is_computed_once(loss, shared, taken, computed):
     given = leaves()

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from cswap.advisor.time_limit import TimeLimit
 from cswap.quiet_modules.learner import Learner
 from tests.quiet_modules.training import (
     LARGE,
@@ -73,6 +74,31 @@ def test_a_module_that_was_left_out_has_to_be_learned_again(install, packs):
     packs.clear()
     training.step()
     assert packs[4]
+
+
+@pytest.mark.parametrize("how", ["positional", "keyword", "dict"])
+def test_a_larger_input_is_seen_at_once_wherever_it_is_used(install, how):
+    class TwoInputs(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = Net(), Net()
+
+        def forward(self, x, y):
+            y = y["y"] if isinstance(y, dict) else y
+            return self.first(x).square().mean() + self.second(y).square().mean()
+
+    def call(y):
+        x = torch.randn(16, 4)
+        arguments = {"positional": (x, y), "keyword": (x,), "dict": (x, {"y": y})}[how]
+        model(*arguments, **({"y": y} if how == "keyword" else {})).backward()
+
+    model = TwoInputs()
+    handle = install(model, remat=False, codec="raw", min_bytes=16 * 64 * 4 + 1)
+    for _ in range(STEPS):
+        call(torch.randn(16, 4))
+    assert not handle.stats.swapped
+    call(torch.randn(64, 4))
+    assert handle.stats.swapped > 4
 
 
 @pytest.mark.parametrize("grow_at", [2, 5, 12])
@@ -213,3 +239,28 @@ def test_a_tensor_that_leaves_again_is_no_reason_to_learn(install, monkeypatch):
         training.step(rows=64)
     assert place.rest is not None  # it was looked at
     assert len(learned) == 2
+
+
+def test_the_limit_of_time_is_told_of_calls_that_learn(install, monkeypatch):
+    told: list[bool] = []
+    learned: list[bool] = []
+    begin_step = TimeLimit.begin_step
+
+    class Counted(Learner):
+        def __init__(self, *args):
+            learned[-1] = True
+            super().__init__(*args)
+
+    def noted(limit, *moments):
+        told.append(limit.reports.sees_all)
+        begin_step(limit, *moments)
+
+    monkeypatch.setattr("cswap.quiet_modules.quiet_modules.Learner", Counted)
+    monkeypatch.setattr(TimeLimit, "begin_step", noted)
+    training = Training()
+    install(training.model, min_bytes=64, remat=False)
+    for _ in range(STEPS):
+        learned.append(False)
+        training.step(rows=64)
+    assert told == learned
+    assert {True, False} <= set(learned)

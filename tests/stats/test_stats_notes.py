@@ -11,6 +11,7 @@ import torch
 import cswap
 from cswap.advisor.time_limit import BY_LIMIT
 from cswap.report import explain
+from cswap.stats.counters import Counters
 from cswap.stats.keep_reasons import REASONS
 from cswap.stats.stats import CodecStats, Stats, notes
 
@@ -209,3 +210,14 @@ def test_printed_stats_and_the_saved_record_have_the_notes(kept, tmp_path):
     path = tmp_path / "stats.json"
     handle.engine.save(path)
     assert explain.notes(explain.load(path)) == said
+
+
+def test_a_peak_of_both_is_seen_though_neither_is_at_its_own():
+    counters = Counters()
+    counters.hold(device=4)
+    counters.hold(device=-4)
+    counters.hold(host=4)
+    counters.hold(host=-2)
+    counters.hold(device=3)
+    found = counters.snapshot()
+    assert (found.peak_device_bytes, found.peak_host_bytes, found.peak_saved_bytes) == (4, 4, 5)

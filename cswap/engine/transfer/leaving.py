@@ -44,15 +44,11 @@ class Leaving:
         self._n_to_watch = 0  # of the sources; see `_needs_watching`
         self.nbytes = 0
 
-    def add(
-        self, accounts: Handle | HostCopy, memory: torch.Tensor, read: Event, issued: Event
-    ) -> None:
+    def add(self, handle: Handle, memory: torch.Tensor, read: Event, issued: Event) -> None:
         """A tensor has been submitted: hold its memory until ``read`` has fired, or is joined."""
         with self._lock:
-            self._sources.append(_Source(accounts, memory, read, issued))
-            self.nbytes += accounts.raw_nbytes
-            if type(accounts) is HostCopy and accounts.codec is None:  # `_needs_watching`
-                self._n_to_watch += 1
+            self._sources.append(_Source(handle, memory, read, issued))
+            self.nbytes += handle.raw_nbytes
 
     def add_copy(
         self, copy: HostCopy, memory: torch.Tensor, read: Event, issued: Event, limit_bytes: int
@@ -62,10 +58,10 @@ class Leaving:
         Most copies need no callback of their own: each one lets go of those before. Encodings have
         one.
         """
-        with self._lock:  # as in `add`, without a call
+        with self._lock:
             self._sources.append(_Source(copy, memory, read, issued))
             self.nbytes += copy.raw_nbytes
-            self._n_to_watch += copy.codec is None
+            self._n_to_watch += copy.codec is None  # `_needs_watching`
         if copy.codec is None:
             if not self._watched:
                 self._watch(read)
