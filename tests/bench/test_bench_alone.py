@@ -4,6 +4,7 @@ import json
 import signal
 import time
 from multiprocessing import Pipe
+from pathlib import Path
 
 import pytest
 
@@ -21,7 +22,9 @@ MIB = 1 << 20
 
 
 @pytest.mark.slow
-def test_every_way_is_trained_in_a_process_of_its_own(tmp_path):
+def test_every_way_is_trained_in_a_process_of_its_own(tmp_path, monkeypatch):
+    # Where pytest is started as a program, new processes do not find `bench`.
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
     out = tmp_path / "alone.json"
     options = ["alone", "--quick", "--models", "gpt", "--steps", "4", "--out", str(out)]
     result = CliRunner().invoke(app, options, env={"COLUMNS": "200"})
