@@ -192,9 +192,9 @@ def _rows(
     task, oracle = fitting()
     if method.name == ORACLE:
         return [oracle]
-    n_warm = N_WARM if "fit" not in (method.options or {}) else N_WARM_FIT
     if method.name == FIT.name:
-        method, n_warm = _within_checkpoints_peak(report, task), N_WARM_FIT
+        method = _within_checkpoints_peak(report, task)
+    n_warm = N_WARM_FIT if "fit" in (method.options or {}) else N_WARM
     return [train(task, method, meter, n_steps, oracle.step_ms, n_warm=n_warm)]
 
 

@@ -152,7 +152,7 @@ class TimeLimit:
         self._steps: deque[tuple[float, float, float]] = deque(maxlen=STEPS)
         self._last_step_s = 0.0
         self._saw_all = False  # the step that runs: see `StepReports`
-        self._left_out = 0  # steps in a row that were
+        self._left_out = 0  # steps in a row, up to the last one, that saw all
 
     @staticmethod
     def of(config: SwapConfig) -> TimeLimit | None:

@@ -1,4 +1,4 @@
-"""What is known of one call site: `Recipe`."""
+"""The facts about one call site that are known once and for all: `Recipe`."""
 
 from __future__ import annotations
 
