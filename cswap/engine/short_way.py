@@ -271,7 +271,7 @@ class ShortWay:
         first = packed.first or packed
         self._recomputer.inputs_s = 0.0
         if not first.uses and not isinstance(first, Copied):  # those count for themselves
-            self._counters.misses.append(1)
+            self._counters.hits.append(False)
         if packed.counter._version != packed.version:  # noqa: SLF001 - without a call
             packed.check()  # which raises
         waited = first.result is not None

@@ -43,7 +43,7 @@ class Counters:
         by_goal: bytes of each saved tensor that stays by a goal's plan.
         rested: reason and bytes of each tensor that was saved where the last one stayed (rest.py).
         again: bytes of each saved tensor that is computed again and has no handle.
-        misses: 1 for each tensor without a handle that was not ready when it was asked for.
+        hits: for each tensor that was asked for first, whether it was ready or on its way.
         unseen: the tensors of each call of a module that ran without the hooks.
         n_unseen: number of those that have been counted.
     """
@@ -56,7 +56,7 @@ class Counters:
         self.by_goal: deque[int] = deque()
         self.rested: deque[tuple[str, int]] = deque()
         self.again: deque[int] = deque()
-        self.misses: deque[int] = deque()
+        self.hits: deque[int] = deque()
         self.unseen: deque[Unseen] = deque()
         self.n_unseen = 0
         self.kept: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
@@ -120,8 +120,10 @@ class Counters:
                 self._peak_since = saved_bytes
             self._step_peak_device = self._device_bytes
             self._step_peak_saved = self._device_bytes + self._host_bytes
-            if self.misses:
-                self.prefetch_misses += _take_all(self.misses)[0]
+            if self.hits:
+                n, hits = _take_all(self.hits)
+                self.prefetch_hits += hits
+                self.prefetch_misses += n - hits
             if self.again:
                 n, nbytes = _take_all(self.again)
                 self.packed += n
@@ -247,10 +249,14 @@ class Counters:
             entry.raw += raw
             entry.encoded += encoded
             entry.encode_s += encode_s
-            self._device_bytes += device
+            device = self._device_bytes = self._device_bytes + device
             host = self._host_bytes = self._host_bytes + host
-            if host > self._peak_host or self._device_bytes + host > self._step_peak_saved:
-                self._note_step_peaks()
+            if host > self._peak_host:
+                self._peak_host = host
+            if device + host > self._step_peak_saved:  # as with each tensor of a forward
+                self._step_peak_saved = device + host
+            if device > self._step_peak_device:
+                self._step_peak_device = device
         if self.timeline is not None:
             self._draw()
 
@@ -322,13 +328,6 @@ class Counters:
         """Add the time that compiling or loading kernels took."""
         with self._lock:
             self.compile_s += seconds
-
-    def fetched(self, *, hit: bool, first: bool) -> None:
-        """Count an unpack: a hit if its tensor was ready or on its way. Only the first counts."""
-        if first:
-            with self._lock:
-                self.prefetch_hits += hit
-                self.prefetch_misses += not hit
 
     def fall_back(self, what: str, why: object, then: str = "taking a slower path") -> None:
         """Count a failure after which a slower, correct path is taken; log the first of a kind."""

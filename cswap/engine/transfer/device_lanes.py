@@ -212,9 +212,9 @@ class Lane:
 
     def has_room(self, nbytes: int) -> bool:
         """Whether so much may be decoded ahead now."""
-        return (
-            self.ready.fits(nbytes) and self.device.has_room(nbytes) and self._excess(nbytes) <= 0
-        )
+        if not (self.ready.fits(nbytes) and self.device.has_room(nbytes)):
+            return False
+        return self.step_bytes is None or self._excess(nbytes) <= 0
 
 
 class Lanes:

@@ -221,7 +221,8 @@ class Executor(abc.ABC):
             if owner is not None:
                 owner.result = result
             event = handle.event
-        self._counters.fetched(hit=handle.prefetched, first=handle.unpacked == 0)
+        if handle.unpacked == 0:
+            self._counters.hits.append(handle.prefetched)
         if event is not None:
             self._device.join(event)
             if event.error is not None:
@@ -241,7 +242,8 @@ class Executor(abc.ABC):
     def _demand(self, handle: Handle, *, again: bool) -> torch.Tensor:
         # Not prefetched: this thread decodes. So may another one at the same time, into memory of
         # its own; nobody waits for the other.
-        self._counters.fetched(hit=False, first=handle.unpacked == 0)
+        if handle.unpacked == 0:
+            self._counters.hits.append(False)
         owner = handle.token()
         if handle.recomputed and owner is not None and owner.remat is not None:
             result = self._resources.recompute(owner.remat)

@@ -94,7 +94,8 @@ class LinkCopies:
             return source
         try:
             ahead = None if copy.ahead is None else self._take_ahead(copy)
-            self._counters.fetched(hit=ahead is not None, first=first)
+            if first:
+                self._counters.hits.append(ahead is not None)
             if ahead is None:
                 ahead = self._bring(owner, "compute")
             device.join(ahead.decoded)
@@ -170,7 +171,7 @@ class LinkCopies:
     def _bring(self, owner: CopyOwner, role: Role) -> Ahead:
         # role: of a decode.
         device, copy, nbytes = self._device, owner.copy, owner.nbytes
-        if copy.codec is not None:
+        if copy.codec is not None and copy.buffer is None:
             self._encodings.await_size(copy)
         try:
             result = device.allocate(owner.dtype, nbytes // owner.dtype.itemsize)

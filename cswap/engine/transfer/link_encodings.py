@@ -132,7 +132,7 @@ class LinkEncodings:
         try:
             out = self._device.copy(buffer, scratch, nbytes, role="d2h", after=waits)
             with self._lock:
-                wanted = out.error is None and self._is_wanted(copy)
+                wanted = out.error is None and not copy.released and copy() is not None
                 if wanted:
                     copy.nbytes, copy.out, copy.safe = nbytes, out, True
                     copy.buffer = buffer  # last: `is_stored` promises the others
