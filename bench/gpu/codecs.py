@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from bench.gpu.report import Report
     from bench.gpu.samples import Sample
     from cswap.codecs.base import Codec
-    from cswap.codecs.gpu import LaunchShape
+    from cswap.codecs.launcher import LaunchShape
     from cswap.experiments.meters.timing import Timing
 
 MIB: Final = 1 << 20

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from cswap.codecs import gpu
 from cswap.codecs.base import Codec, word_dtype
+from cswap.codecs.launcher import SHAPES, LaunchShape
 from cswap.codecs.tiled import TiledCodec
 from cswap.errors import UnsupportedError
 
@@ -16,13 +17,13 @@ if TYPE_CHECKING:
     import torch
 
 SWEPT: Final = tuple(
-    gpu.LaunchShape(threads, blocks_per_sm)
+    LaunchShape(threads, blocks_per_sm)
     for threads, blocks_per_sm in ((128, 4), (128, 8), (128, 16), (256, 2), (256, 8), (512, 2))
 )
 
 
 @contextmanager
-def launch_shape(codec: Codec, dtype: torch.dtype, shape: gpu.LaunchShape) -> Iterator[None]:
+def launch_shape(codec: Codec, dtype: torch.dtype, shape: LaunchShape) -> Iterator[None]:
     """Launch this codec's kernels for this dtype in that shape.
 
     Raises:
@@ -32,14 +33,14 @@ def launch_shape(codec: Codec, dtype: torch.dtype, shape: gpu.LaunchShape) -> It
         raise UnsupportedError(f"codec={codec.name!r}: has no kernels whose launch can be shaped.")
     word = word_dtype(dtype).word
     names = [f"{codec.cuda_format}-{word}-{direction}" for direction in ("encode", "decode")]
-    before = {name: gpu.SHAPES[name] for name in names if name in gpu.SHAPES}
-    gpu.SHAPES.update(dict.fromkeys(names, shape))
+    before = {name: SHAPES[name] for name in names if name in SHAPES}
+    SHAPES.update(dict.fromkeys(names, shape))
     try:
         yield
     finally:
         for name in names:
-            del gpu.SHAPES[name]
-        gpu.SHAPES.update(before)
+            del SHAPES[name]
+        SHAPES.update(before)
 
 
 @contextmanager
@@ -54,7 +55,7 @@ def limited_blocks(
     # A shape counts blocks per multiprocessor; for fewer blocks, there are fewer of those.
     launcher = gpu._launcher(device.index)  # noqa: SLF001 - no user needs less than a block each
     before = launcher._multiprocessors  # noqa: SLF001
-    with launch_shape(codec, dtype, gpu.LaunchShape(blocks_per_sm=1)):
+    with launch_shape(codec, dtype, LaunchShape(blocks_per_sm=1)):
         launcher._multiprocessors = blocks  # noqa: SLF001
         try:
             yield

@@ -24,6 +24,7 @@ from bench.ptx.machine_code import disassemble
 from bench.ptx.runs import TARGETS
 from cswap.codecs import gpu
 from cswap.codecs.base import EncodeKey, word_dtype
+from cswap.codecs.launcher import SHAPES, LaunchShape
 from cswap.codecs.registry import get_codec
 from cswap.codecs.tiled import TiledCodec
 from cswap.cores import usable_cores
@@ -219,9 +220,7 @@ class _Count:
         # Encode and decode so many tiles in one block: how often nodes ran, and encoded bytes.
         device.fresh()
         device.options = Options(races=False, counts=True)
-        gpu.SHAPES.update(
-            {self._kernel(d): gpu.LaunchShape(THREADS, 1) for d in ("encode", "decode")}
-        )
+        SHAPES.update({self._kernel(d): LaunchShape(THREADS, 1) for d in ("encode", "decode")})
         n = tiles * self._tile
         x = device.tensor(n, self._dtype, fill=0)
         x.view(torch.uint8).numpy()[:] = self._words[:n].view(np.uint8)

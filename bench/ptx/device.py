@@ -1,6 +1,6 @@
-"""The library's own way to a kernel (cswap/codecs/gpu.py), with the interpreter as its driver.
+"""The library's own way to a kernel (cswap/codecs/launcher.py), with the interpreter as its driver.
 
-A launch's arguments are read back from the argument block that gpu.py makes, slot by slot, cut to
+A launch's arguments are read back from the argument block that it makes, slot by slot, cut to
 the sizes that the PTX declares. So argument order, sizes and launch shapes are checked as well.
 """
 
@@ -21,6 +21,8 @@ from bench.ptx.launch import Launch, Options
 from bench.ptx.memory import Memory
 from bench.ptx.parse import DTYPE
 from cswap.codecs import gpu
+from cswap.codecs.launcher import DEFAULT_SHAPE, SHAPES, Arguments, Launcher, LaunchShape, Loaded
+from cswap.codecs.pinned_sizes import SizePool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -82,7 +84,7 @@ class Kernels:
 
 
 class _Driver:
-    # The functions of cuda.bindings.driver that gpu.py calls.
+    # The functions of cuda.bindings.driver that launcher.py calls.
 
     def __init__(self, device: Interpreted) -> None:
         self._device = device
@@ -104,7 +106,7 @@ class _Driver:
         return (0,)
 
 
-class Interpreted(gpu._Launcher):  # noqa: SLF001
+class Interpreted(Launcher):
     """A device whose kernels the interpreter runs.
 
     Attributes:
@@ -117,7 +119,7 @@ class Interpreted(gpu._Launcher):  # noqa: SLF001
     def __init__(self, kernels: Kernels, nbytes: int = 8 << 20) -> None:
         self._driver: Any = _Driver(self)
         self._launch_by_cupy, self._is_alone = None, True
-        self._arguments = gpu._Arguments()  # noqa: SLF001
+        self._arguments = Arguments()
         self._context: Any = 1
         self.device, self.architecture = torch.device("cpu"), kernels.architecture
         self._multiprocessors = 1
@@ -131,7 +133,7 @@ class Interpreted(gpu._Launcher):  # noqa: SLF001
         self.memory.reset()
         self._kernels.clear()
         self._controls = {}
-        self.sizes = gpu.SizePool(lambda: self.tensor(2, torch.int64, fill=0))
+        self.sizes = SizePool(lambda: self.tensor(2, torch.int64, fill=0))
         self.status = self.tensor(1, torch.int32, fill=0)
         self.reports: list[Report] = []
 
@@ -149,21 +151,21 @@ class Interpreted(gpu._Launcher):  # noqa: SLF001
         self.reports.append(run_blocks(launch))
 
     def control(self, stream: Any) -> torch.Tensor:
-        """See gpu.py: zero between launches."""
+        """See launcher.py: zero between launches."""
         if stream.cuda_stream not in self._controls:
             self._controls[stream.cuda_stream] = self.tensor(2, torch.int64, fill=0)
         return self._controls[stream.cuda_stream]
 
     def launch(self, name: str, n_tiles: int, values: Sequence[int], stream: Any) -> None:
-        """See gpu.py; the number of arguments must be that of the kernel's parameters."""
-        shape = gpu.SHAPES.get(name, gpu.DEFAULT_SHAPE)
+        """See launcher.py; the number of arguments must be that of the kernel's parameters."""
+        shape = SHAPES.get(name, DEFAULT_SHAPE)
         declared = self.kernels.get(name, shape.threads).module.params
         if len(values) != len(declared):
             raise ValueError(f"{name}: {len(values)} arguments, {len(declared)} parameters")
         super().launch(name, n_tiles, values, stream)
 
-    def _load(self, name: str, shape: gpu.LaunchShape) -> Any:
-        return gpu._Loaded(self.kernels.get(name, shape.threads), shape)  # noqa: SLF001
+    def _load(self, name: str, shape: LaunchShape) -> Any:
+        return Loaded(self.kernels.get(name, shape.threads), shape)
 
 
 class _Torch:
@@ -194,17 +196,17 @@ def interpreted(kernels: Kernels, nbytes: int = 8 << 20) -> Iterator[Interpreted
     Only `gpu.encode`, `gpu.decode` and `gpu.profile` may be used, with tensors of `memory`.
     """
     device = Interpreted(kernels, nbytes)
-    shapes = dict(gpu.SHAPES)
-    names = ("torch", "_pinned_word", "_launcher")
+    shapes = dict(SHAPES)
+    names = ("torch", "pinned_word", "_launcher")
     before = {name: getattr(gpu, name) for name in names}
     replaced = (_Torch(device), lambda: device.tensor(1, torch.int32, fill=0), lambda _: device)
     try:
         for name, value in zip(names, replaced, strict=True):
             setattr(gpu, name, value)
-        gpu.SHAPES.clear()
+        SHAPES.clear()
         yield device
     finally:
         for name, value in before.items():
             setattr(gpu, name, value)
-        gpu.SHAPES.clear()
-        gpu.SHAPES.update(shapes)
+        SHAPES.clear()
+        SHAPES.update(shapes)

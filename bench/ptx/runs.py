@@ -14,7 +14,7 @@ from bench.ptx.data import ANY, FLOATS, INTEGERS, cases
 from bench.ptx.device import interpreted
 from bench.ptx.faults import DeadlockError, MemoryFaultError, UndefinedError
 from bench.ptx.launch import Options
-from cswap.codecs import gpu
+from cswap.codecs.launcher import SHAPES, LaunchShape
 from cswap.codecs.registry import get_codec
 from cswap_kernels.tiles import TILE_WORDS
 
@@ -132,9 +132,9 @@ class _Run:
 
     def _one_case(self, number: int, case: str, words: Any) -> None:
         # Launch shapes, orders and alignments take turns, in steps that have no common factor.
-        shape = gpu.LaunchShape(256, 1 + 3 * (number % 2))
+        shape = LaunchShape(256, 1 + 3 * (number % 2))
         if number % 5 == 1:
-            shape = gpu.LaunchShape(THREADS[number // 5 % 5], 2)
+            shape = LaunchShape(THREADS[number // 5 % 5], 2)
         schedule: Schedule = "warp" if number % 7 == 3 else "block"
         races = self._effort.full or number % 4 == 0
         self._device.options = Options(ORDERS[number % 3], schedule, number, races)
@@ -150,13 +150,13 @@ class _Run:
         for number, (threads, schedule, given) in enumerate(runs):
             self._device.options = Options("interleaved", schedule, number)  # type: ignore[arg-type]
             how = f"{case}, {given.size} words, {threads} threads, {schedule}"
-            self._attempt(how, gpu.LaunchShape(threads, 2), "", given, 0, 0)
+            self._attempt(how, LaunchShape(threads, 2), "", given, 0, 0)
 
     def _attempt(
-        self, how: str, shape: gpu.LaunchShape, case: str, words: Any, offset: int, shift: int
+        self, how: str, shape: LaunchShape, case: str, words: Any, offset: int, shift: int
     ) -> None:
         for direction in ("encode", "decode"):
-            gpu.SHAPES[self._checker.kernel(direction)] = shape
+            SHAPES[self._checker.kernel(direction)] = shape
         try:
             payload = self._checker.round_trip(words, offset=offset, shift=shift)
         except FAULTS as error:
@@ -165,7 +165,7 @@ class _Run:
             self._kept[case] = payload, words.size
 
     def _all_damage(self) -> None:
-        gpu.SHAPES.clear()
+        SHAPES.clear()
         shown = [case for case in DAMAGED if case in self._kept]
         for number, case in enumerate(shown if self._effort.full else shown[:3]):
             payload, n = self._kept[case]

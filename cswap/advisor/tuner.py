@@ -1,8 +1,9 @@
 """Tunes launch shapes by Bayesian optimisation: how kernels start; their output stays the same.
 
-A GPU's kernels have threads per block and blocks per multiprocessor (`cswap.codecs.gpu`), a CPU's
-ranges of tiles per tensor (`cswap.codecs.parallel`). The result is stored beside the calibration
-and used from then on. It replaces the default only if it beats it in a comparison in turns.
+A GPU's kernels have threads per block and blocks per multiprocessor (`cswap.codecs.launcher`), a
+CPU's ranges of tiles per tensor (`cswap.codecs.parallel`). The result is stored beside the
+calibration and used from then on. It replaces the default only if it beats it in a comparison in
+turns.
 
 Source: CSWAP (IEEE Cluster 2021, section IV-D and Algorithm 1): the sum of compression and
 decompression time over grid and block, 10 random and 25 guided samples. The paper names neither
@@ -21,7 +22,7 @@ import torch
 from cswap import cache_folder
 from cswap.advisor.calibration import folder, machine_of, path_of
 from cswap.advisor.round_trip import round_trip
-from cswap.codecs import gpu, parallel
+from cswap.codecs import gpu, launcher, parallel
 from cswap.codecs.base import takes, word_dtype
 from cswap.codecs.registry import get_codec
 from cswap.display import shown
@@ -130,7 +131,7 @@ def tune(
 
 def default_of(kind: str) -> Shape:
     """The default launch shape on that kind of device."""
-    return asdict(parallel.DEFAULT_SHAPE if kind == "cpu" else gpu.DEFAULT_SHAPE)
+    return asdict(parallel.DEFAULT_SHAPE if kind == "cpu" else launcher.DEFAULT_SHAPE)
 
 
 def search(
@@ -203,7 +204,9 @@ def _parsed(kind: str, record: dict[str, Any]) -> dict[str, Shape]:
 
 
 def _checked(kind: str, where: str, value: Any) -> Shape:
-    shape = _CHECK.record(where, value, parallel.RangeShape if kind == "cpu" else gpu.LaunchShape)
+    shape = _CHECK.record(
+        where, value, parallel.RangeShape if kind == "cpu" else launcher.LaunchShape
+    )
     for name, values in SPACES[kind].items():
         if name in shape:
             _CHECK.count(f"{where}.{name}", shape[name], values[0], values[-1])
@@ -230,7 +233,7 @@ def _use(codec: str, kind: str, shape: Shape) -> None:
     else:
         for word in (1, 2, 4, 8):
             for direction in ("encode", "decode"):
-                gpu.SHAPES[f"{codec}-{word}-{direction}"] = gpu.LaunchShape(**shape)
+                launcher.SHAPES[f"{codec}-{word}-{direction}"] = launcher.LaunchShape(**shape)
 
 
 def _measurer(name: str, kind: str) -> Callable[[Shape], float]:
@@ -243,15 +246,15 @@ def _measurer(name: str, kind: str) -> Callable[[Shape], float]:
     round_trip(codec, x, repeat=1, all_threads=True)
 
     def measure(shape: Shape) -> float:
-        ranges, launches = dict(parallel.SHAPES), dict(gpu.SHAPES)
+        ranges, launches = dict(parallel.SHAPES), dict(launcher.SHAPES)
         _use(name, kind, shape)
         try:
             took = [round_trip(codec, x, repeat=1, all_threads=True)[1:] for _ in range(3)]
         finally:
             parallel.SHAPES.clear()
             parallel.SHAPES.update(ranges)
-            gpu.SHAPES.clear()
-            gpu.SHAPES.update(launches)
+            launcher.SHAPES.clear()
+            launcher.SHAPES.update(launches)
         return statistics.median(sum(both) for both in took)
 
     return measure

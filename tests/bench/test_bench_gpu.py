@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 import cswap
 from bench.__main__ import app
-from cswap.codecs import gpu
+from cswap.codecs.launcher import SHAPES, LaunchShape
 from cswap.codecs.registry import get_codec
 from cswap.errors import UnsupportedError
 
@@ -258,7 +258,7 @@ def test_codecs_are_measured_one_by_one(tmp_path):
     sizes = [r["nbytes"] for r in rows if r["codec"] == "int8" and r["data"] == "normal"]
     assert sizes == [8 * KIB, 64 * KIB, 64 * KIB]
     assert [r["threads"] for r in rows if r["threads"]] == [shapes.SWEPT[0].threads] * 4
-    assert gpu.SHAPES == {}
+    assert SHAPES == {}
 
 
 def test_a_codec_that_fails_costs_nobody_elses_figures(tmp_path, monkeypatch):
@@ -299,10 +299,10 @@ def test_link_is_measured_over_sizes_and_kernels_are_not_where_there_are_none(tm
 
 
 def test_launch_shapes_are_put_back():
-    codec, shape = get_codec("zvc"), gpu.LaunchShape(128, 2)
+    codec, shape = get_codec("zvc"), LaunchShape(128, 2)
     with shapes.launch_shape(codec, torch.float32, shape):
-        assert dict.fromkeys(("zvc-4-encode", "zvc-4-decode"), shape) == gpu.SHAPES
-    assert gpu.SHAPES == {}
+        assert dict.fromkeys(("zvc-4-encode", "zvc-4-decode"), shape) == SHAPES
+    assert SHAPES == {}
     with (
         pytest.raises(UnsupportedError, match="raw"),
         shapes.launch_shape(get_codec("raw"), torch.float32, shape),

@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 import torch
 
+from cswap.codecs import launcher as launcher_module
+from cswap.codecs.launcher import SHAPES, LaunchShape
 from cswap.config import SwapConfig
 from cswap.engine.engine import SwapEngine
 from cswap.errors import ConfigError, CorruptEncodingError, InternalError, UnsupportedError
@@ -436,7 +438,7 @@ def test_a_failed_compilation_is_not_tried_again(launcher, monkeypatch):
         tried.append(name)
         raise OSError("libnvvm.so not found")
 
-    monkeypatch.setattr(gpu, "_compiled", fail)
+    monkeypatch.setattr(launcher_module, "compiled", fail)
     x, out = torch.zeros(100), torch.zeros(1 << 16, dtype=torch.uint8)
     for _ in range(3):
         with pytest.raises(UnsupportedError, match=r"libnvvm\.so not found"):
@@ -454,7 +456,7 @@ def test_where_nothing_can_be_compiled_it_is_said_before_anything_is_encoded(cud
         is_available=lambda: True, get_device_capability=lambda: (9, 0)
     )
     monkeypatch.setattr(gpu, "torch", types.SimpleNamespace(cuda=available))
-    monkeypatch.setattr(gpu, "_compiled", fail)
+    monkeypatch.setattr(gpu, "compiled", fail)
     reason = str(gpu.missing.__wrapped__())
     assert "libnvvm.so not found" in reason
     assert "pip install 'numba-cuda" in reason
@@ -547,12 +549,13 @@ def launcher(cuda, monkeypatch):
         int64=real.int64,
     )
     cuda.device_count = lambda: 1
-    monkeypatch.setattr(gpu, "torch", stand_in)
-    monkeypatch.setattr(gpu, "cuda_streams", streams_of(cuda))
+    for module in (gpu, launcher_module):
+        monkeypatch.setattr(module, "torch", stand_in)
+    monkeypatch.setattr(launcher_module, "cuda_streams", streams_of(cuda))
     monkeypatch.setattr(
-        gpu, "_compiled", lambda name, *_: Cubin(b"code", f"entry of {name}", 32, 0, 0)
+        launcher_module, "compiled", lambda name, *_: Cubin(b"code", f"entry of {name}", 32, 0, 0)
     )
-    made = gpu._Launcher(0)
+    made = launcher_module.Launcher(0)
     monkeypatch.setattr(gpu, "_launcher", lambda _: made)
     return gpu, launched
 
@@ -608,7 +611,7 @@ def test_the_profiler_passes_what_its_kernel_wants(launcher, monkeypatch):
 
 
 def test_a_size_that_is_let_go_unread_is_not_used_again():
-    from cswap.codecs.gpu import SizePool
+    from cswap.codecs.pinned_sizes import SizePool
 
     pool = SizePool(lambda: torch.zeros(2, dtype=torch.int64))
     first, second = pool.take(), pool.take()
@@ -622,12 +625,12 @@ def test_a_size_that_is_let_go_unread_is_not_used_again():
 
 def test_launch_shapes_are_the_tuners_to_choose(launcher, monkeypatch):
     gpu, launched = launcher
-    monkeypatch.setitem(gpu.SHAPES, "zvc-4-encode", gpu.LaunchShape(128, 1))
+    monkeypatch.setitem(SHAPES, "zvc-4-encode", LaunchShape(128, 1))
     x, out = torch.zeros(1 << 20), torch.zeros(1 << 23, dtype=torch.uint8)
     gpu.encode("zvc", 4, x, out, (), None)
     (_, shape, _), _ = launched
     assert (shape[0], shape[3]) == (132, 128)
     with pytest.raises(ConfigError, match="threads=100"):
-        gpu.LaunchShape(100)
+        LaunchShape(100)
     with pytest.raises(ConfigError, match="blocks_per_sm=0"):
-        gpu.LaunchShape(256, 0)
+        LaunchShape(256, 0)

@@ -8,7 +8,7 @@ import weakref
 import pytest
 import torch
 
-from cswap.codecs.gpu import SizePool
+from cswap.codecs.pinned_sizes import SizePool
 from cswap.engine.transfer.staging import Staging
 from cswap.engine.transfer.unsized import Unsized
 from cswap.stats.counters import Counters

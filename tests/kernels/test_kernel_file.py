@@ -10,7 +10,8 @@ import pytest
 pytest.importorskip("numba.cuda.extending", reason="numba-cuda is not installed")
 
 from bench.gpu import build
-from cswap.codecs import cubins, gpu
+from cswap.codecs import cubins
+from cswap.codecs.launcher import DEFAULT_SHAPE, Arguments, Launcher, LaunchShape
 from cswap.errors import ConfigError, UnsupportedError
 from cswap.experiments.files.committed import reading
 from cswap.experiments.files.kinds import kind_of, load, rows_of
@@ -80,7 +81,7 @@ def test_another_file_is_refused(file):
 @pytest.fixture
 def launcher(monkeypatch):
     """A launcher of the library whose driver is a stand-in: functions are (code, entry)."""
-    made = object.__new__(gpu._Launcher)
+    made = object.__new__(Launcher)
     made._driver = SimpleNamespace(
         cuCtxGetCurrent=lambda: (0, 1),
         cuModuleLoadData=lambda code: (0, code),
@@ -88,7 +89,7 @@ def launcher(monkeypatch):
     )
     made.architecture, made._context, made._lock = 90, 1, threading.Lock()
     made._kernels, made._failed = {}, {}
-    made._arguments, made._is_alone = gpu._Arguments(), False
+    made._arguments, made._is_alone = Arguments(), False
     made._launch_by_cupy = None
 
     def compiled(name, *_):
@@ -112,9 +113,9 @@ def test_a_device_loads_every_kernel_from_the_file_and_compiles_none(
     build.build(path, build.kernel_names(), [80, 90], processes=1)
     # A launch shape that is not in the file must not cost the kernel that is.
     with pytest.raises(UnsupportedError, match="was compiled"):
-        launcher._load("zvc-4-encode", gpu.LaunchShape(512))
+        launcher._load("zvc-4-encode", LaunchShape(512))
     for name in build.kernel_names():
-        loaded = launcher._load(name, gpu.DEFAULT_SHAPE)
+        loaded = launcher._load(name, DEFAULT_SHAPE)
         assert loaded.function == (f"{name} for 90".encode(), name.encode())
     cubins._opened.cache_clear()
 

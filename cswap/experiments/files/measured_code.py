@@ -26,6 +26,7 @@ SUFFIXES: Final = (".py", ".json")
 _EVERY_CODEC: Final = ("cswap/codecs", "kernels/cswap_kernels")
 _NOT_ON_A_CPU: Final = (
     *("!kernels/cswap_kernels/cuda", "!cswap/codecs/gpu.py", "!cswap/codecs/cubins.py"),
+    *("!cswap/codecs/launcher.py", "!cswap/codecs/pinned_sizes.py"),
     *("!cswap/devices/cuda.py", "!cswap/devices/cuda_callbacks.py"),
     *("!cswap/devices/cuda_events.py", "!cswap/devices/pinned.py"),
 )
