@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from bench.overhead import hook_costs, over_a_link, swapped
+from bench.overhead import hook_costs, over_a_link, peers_over_a_link, swapped
 from cswap.config import SwapConfig
 from cswap.engine.engine import SwapEngine
 from cswap.experiments.files.environment import environment
@@ -124,6 +124,7 @@ def main(
         rows.update(beyond)
         progress.update(bar, advance=1, description="peers")
         costs = hook_costs.measure(rounds)
+        costs += map(asdict, peers_over_a_link.measure(4 * rounds))
         progress.advance(bar)
     terminal.show(_table(rows, costs), console=console)
     timings = {codec: {k: asdict(t) for k, t in ts.items()} for codec, ts in raw.items()}

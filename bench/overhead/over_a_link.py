@@ -130,7 +130,9 @@ def _stub() -> SimpleNamespace:
 
 
 @contextmanager
-def _device() -> Iterator[Any]:
+def idle_device() -> Iterator[Any]:
+    """A CUDA device whose calls do nothing."""
+
     def nothing(*_: object) -> None:
         pass
 
@@ -159,8 +161,8 @@ def measure(steps: int) -> dict[str, Timing]:
         steps: counted steps of each.
     """
     codecs = {"raw": "raw", LATE: "a codec whose size is known late"}
-    with _device() as device:
-        return {name: timing_of(_seconds(codec, device, steps)) for codec, name in codecs.items()}
+    with idle_device() as made:
+        return {name: timing_of(_seconds(codec, made, steps)) for codec, name in codecs.items()}
 
 
 def _seconds(codec: str, device: Any, steps: int) -> list[float]:

@@ -70,7 +70,8 @@ def _save_on_cpu(pins: bool) -> Context:
     return save_on_cpu(pin_memory=pins)
 
 
-def _why(package: str, error: ImportError) -> str:
+def why_missing(package: str, error: ImportError) -> str:
+    """Why a package cannot be measured, in a few words."""
     if error.name == package:
         return f"{package} is not installed"
     return f"{package} cannot be imported ({(str(error).splitlines() or [''])[0]})"
@@ -80,7 +81,7 @@ def _trl(pins: bool) -> Context:
     try:
         from trl.models.activation_offloading import OffloadActivations
     except ImportError as error:
-        raise NotInstalledError(_why("trl", error)) from error
+        raise NotInstalledError(why_missing("trl", error)) from error
     made: Context = OffloadActivations(use_pin_memory=pins, use_streams=pins)
     return made
 
@@ -89,7 +90,7 @@ def _torchtune(pins: bool) -> Context:
     try:
         from torchtune.training import OffloadActivations
     except ImportError as error:
-        raise NotInstalledError(_why("torchtune", error)) from error
+        raise NotInstalledError(why_missing("torchtune", error)) from error
     made: Context = OffloadActivations(use_pin_memory=pins, use_streams=pins)
     return made
 

@@ -202,9 +202,9 @@ def test_peers_are_used_where_they_are_installed(monkeypatch):
 
 def test_a_peer_says_whether_it_or_something_of_its_own_is_missing():
     error = ModuleNotFoundError("No module named 'trl'", name="trl")
-    assert methods._why("trl", error) == "trl is not installed"
+    assert methods.why_missing("trl", error) == "trl is not installed"
     error = ModuleNotFoundError("No module named 'accelerate'", name="accelerate")
-    said = methods._why("trl", error)
+    said = methods.why_missing("trl", error)
     assert said == "trl cannot be imported (No module named 'accelerate')"
 
 
@@ -248,3 +248,7 @@ def test_overhead_measures_peers_beside_cswap(tmp_path, monkeypatch):
             assert row["us"] is None or row["low_us"] <= row["us"] <= row["high_us"]
     assert rows["save_on_cpu", "1 MiB"]["us"] > rows["identity", "1 MiB"]["us"]
     assert rows["checkpoint", "a block of one operation"]["us"] is not None
+    over_a_link = {hooks: row for (hooks, of), row in rows.items() if of.startswith("over a link")}
+    assert {"cswap raw", "save_on_cpu", *PEERS} < set(over_a_link)
+    for row in over_a_link.values():
+        assert (row["us"] is None) == bool(row["why"])
