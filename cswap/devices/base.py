@@ -128,7 +128,7 @@ class Device(abc.ABC):
         role: Role,
         after: tuple[Event, ...],
     ) -> Event:
-        """Copy the first bytes of flat tensors, as a job: see `submit`."""
+        """Copy the first bytes of contiguous tensors, as a job: see `submit`."""
         return self.submit(lambda _: copy_bytes(target, source, nbytes), role=role, after=after)
 
     @abc.abstractmethod
@@ -157,8 +157,8 @@ class Device(abc.ABC):
         """
 
     @abc.abstractmethod
-    def allocate(self, dtype: torch.dtype, numel: int) -> torch.Tensor:
-        """[numel] uninitialised memory of the compute stream, for results.
+    def allocate(self, dtype: torch.dtype, sizes: int | torch.Size) -> torch.Tensor:
+        """[sizes] uninitialised contiguous memory of the compute stream, for results.
 
         Raises:
             MemoryError: there is none left.

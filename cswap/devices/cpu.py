@@ -246,9 +246,9 @@ class CpuDevice(Device):
         """See `Device.join`."""
         self.wait(event)
 
-    def allocate(self, dtype: torch.dtype, numel: int) -> torch.Tensor:
+    def allocate(self, dtype: torch.dtype, sizes: int | torch.Size) -> torch.Tensor:
         """See `Device.allocate`."""
-        return torch.empty(numel, dtype=dtype, device="cpu")  # whatever the default device
+        return torch.empty(sizes, dtype=dtype, device="cpu")  # whatever the default device
 
     def scratch(self, nbytes: int, role: Role) -> torch.Tensor:
         """See `Device.scratch`."""

@@ -140,6 +140,7 @@ class CudaDevice(Device):
         """See `Device.copy`."""
         memcpy = memcpy_async()
         if memcpy is None:
+            target, source = target.view(-1), source.view(-1)
             return super().copy(target, source, nbytes, role=role, after=after)
         stream = self._streams[role]
         event = self._new_event(stream)
@@ -233,14 +234,14 @@ class CudaDevice(Device):
 
     # ------------------------------------------------------------------- memory
 
-    def allocate(self, dtype: torch.dtype, numel: int) -> torch.Tensor:
+    def allocate(self, dtype: torch.dtype, sizes: int | torch.Size) -> torch.Tensor:
         """See `Device.allocate`: of the current stream's memory."""
         try:
-            return torch.empty(numel, dtype=dtype, device=self.device)
+            return torch.empty(sizes, dtype=dtype, device=self.device)
         except torch.cuda.OutOfMemoryError:
             self._make_room()
         try:
-            return torch.empty(numel, dtype=dtype, device=self.device)
+            return torch.empty(sizes, dtype=dtype, device=self.device)
         except torch.cuda.OutOfMemoryError as error:
             raise MemoryError(str(error)) from None
 

@@ -134,9 +134,10 @@ class SimDevice(Device):
         else:
             self._joined = (*self._joined, event)
 
-    def allocate(self, dtype: torch.dtype, numel: int) -> torch.Tensor:
+    def allocate(self, dtype: torch.dtype, sizes: int | torch.Size) -> torch.Tensor:
         """See `Device.allocate`."""
-        return poisoned(numel * dtype.itemsize).view(dtype)
+        numel = sizes if isinstance(sizes, int) else sizes.numel()
+        return poisoned(numel * dtype.itemsize).view(dtype).view(sizes)
 
     def scratch(self, nbytes: int, role: Role) -> torch.Tensor:
         """See `Device.scratch`."""

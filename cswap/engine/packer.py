@@ -236,7 +236,7 @@ class Packer:
         site = Site(scope.path, scope.kind, operator, producer(tensor), scope.codec)
         recipe = Recipe(
             scope, tensor.dtype, tensor.shape, tensor.stride(), tensor.device,
-            self.book.role(tensor, operator), site=site,
+            tensor.is_contiguous(), self.book.role(tensor, operator), site=site,
         )  # fmt: skip
         recipe.keep = scope.keep or reason_to_keep(tensor)
         if recipe.keep is not None:

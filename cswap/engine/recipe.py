@@ -27,6 +27,7 @@ class Recipe:
         sizes: its sizes.
         strides: its strides.
         device: where it is.
+        contiguous: whether its elements lie in the order of its sizes, without gaps.
         role: operator that saves it, and the one that made it; empty where nothing may be lossy.
         keep: why such tensors stay, or None.
         lane: of its device; None if they stay.
@@ -39,6 +40,7 @@ class Recipe:
     sizes: torch.Size
     strides: tuple[int, ...]
     device: torch.device
+    contiguous: bool
     role: tuple[str, str]
     keep: str | None = None
     lane: Lane | None = None

@@ -190,8 +190,8 @@ class Recomputer:
     def _decode(self, encoded: Encoded) -> torch.Tensor:
         in_line, codec = encoded.lane.executor.in_line, encoded.codec
         assert in_line is not None  # it made the encoding
-        memory, seconds = in_line.decode(encoded.encoding, codec, encoded.dtype, encoded.nbytes)
-        self._counters.brought_back(codec.name, seconds)
+        memory, seconds = in_line.decode(encoded.encoding, codec, encoded.recipe, encoded.nbytes)
+        self._counters.decodes.append((codec.name, seconds))
         notes = encoded.notes
         if notes is not None:
             encoded.notes = None

@@ -50,6 +50,7 @@ from cswap.engine.saved.recomputed import Recomputed
 from cswap.engine.saved.without_handle import Again, WithoutHandle
 from cswap.engine.transfer.handle import State
 from cswap.ranks import must_agree
+from cswap.stats.counters import SAVED
 
 if TYPE_CHECKING:
     from cswap.codecs.base import Codec
@@ -156,7 +157,9 @@ class ShortWay:
         packed = Encoded(tensor, place.recipe, codec, encoding, lane, shared_use)
         packed.aligned = address % ALIGNMENT == 0
         buffer, used, seconds, _ = encoding
-        self._counters.encoded(codec.name, nbytes, used, seconds, buffer.numel())
+        moves = self._counters.moves
+        moves.append((nbytes, 0, *SAVED))  # until it was encoded
+        moves.append((-nbytes, buffer.numel(), 0, codec.name, nbytes, used, seconds))
         self._state.reclaimer.watch_encoding(packed, buffer, in_line.host)
         notes = place.notes
         if notes is not None and notes.learns:
@@ -180,7 +183,8 @@ class ShortWay:
             if must_agree(lossy=True):
                 return None
             key = EncodeKey(self._state.config.seed, self._order.position, self._order.step)
-        x = flat_whole(tensor)
+        # A view of a view is one more tensor to make, and to let go.
+        x = tensor.detach() if codec.verbatim and place.recipe.contiguous else flat_whole(tensor)
         packed = Copied(tensor, place.recipe, x, lane, shared_use, codec)
         packed.aligned = address % ALIGNMENT == 0
         copy = self._state.reclaimer.watch_copy(packed)

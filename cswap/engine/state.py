@@ -135,7 +135,7 @@ class EngineState:
         try:
             self.reclaimer.collect(in_step=in_step)
             self.results.tidy()
-            if self.interrupted:
+            if self.interrupted or self.counters.interrupted:
                 self._add_up_again()
                 self.interrupted = False
         except BaseException:

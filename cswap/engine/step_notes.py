@@ -38,8 +38,9 @@ class StepNotes:
         """The first tensor of a step is being saved: the step begins, for a plan, too."""
         self._unseen_bytes = 0
         self._state.follower.begin_step()
+        moment = self._moment()  # first, since it counts what was not counted yet
         exposed_s = self._counters.exposed_s + self._state.lanes.stalled_s
-        self._state.advisor.begin_step(exposed_s, (self._moment(), self._ended))
+        self._state.advisor.begin_step(exposed_s, (moment, self._ended))
 
     def end_backward(self) -> None:
         """A backward has ended: a step's time is measured until then."""

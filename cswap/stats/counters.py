@@ -19,6 +19,17 @@ if TYPE_CHECKING:
 Unseen: TypeAlias = tuple[tuple[str, tuple[int, int]], ...]
 """Reasons for which tensors stay, each with their number and their bytes."""
 
+Moved: TypeAlias = tuple[int, int, int, str, int, int, float]
+"""Bytes of device memory and of host memory that are held from now on (negative: no more); 1 if a
+tensor was saved. If one was encoded: its codec, its bytes, those of the encoding, and the seconds
+that the computing thread spent on that; else "" and zeros."""
+
+NO_TENSOR: Final = (0, "", 0, 0, 0.0)
+"""The rest of a `Moved` by which no tensor was saved or encoded."""
+
+SAVED: Final = (1, "", 0, 0, 0.0)
+"""The rest of a `Moved` by which a tensor was saved."""
+
 SHARED: Final = "shared"
 """In place of a reason: the memory of another tensor that stays."""
 
@@ -32,13 +43,17 @@ class Counters:
     Attributes:
         kept: number and bytes of the tensors that stay on the device, by reason.
         host_is_device: see `Stats`.
+        interrupted: an interrupt came while bytes were added up: `recount` has to be called.
         timeline: the timeline that records events; None: nothing is recorded.
         leaving_s: seconds in the hooks for tensors that leave. Added to without the lock, like the
             next two: a lost summand does no harm.
         staying_s: seconds in the pack hook for tensors that stay.
         beside_s: seconds of workers that encode and decode beside the computation.
-        parameters: bytes of each parameter that was saved and stays. Appended to without the lock,
-            like the next five, and counted later.
+        moves: bytes held and given free, in order. Appended to without the lock, like the next six,
+            and counted later: where caches are cold, a lock takes as long as a small copy.
+        decodes: codec and seconds of each decode, by the computing thread, of a tensor without a
+            handle.
+        parameters: bytes of each parameter that was saved and stays.
         small: bytes of each small tensor that was saved and stays.
         by_goal: bytes of each saved tensor that stays by a goal's plan.
         rested: reason and bytes of each tensor that was saved where the last one stayed (rest.py).
@@ -51,6 +66,8 @@ class Counters:
     def __init__(self) -> None:
         # Workers, backward threads and the computing thread count at the same time.
         self._lock = threading.Lock()
+        self.moves: deque[Moved] = deque()
+        self.decodes: deque[tuple[str, float]] = deque()
         self.parameters: deque[int] = deque()
         self.small: deque[int] = deque()
         self.by_goal: deque[int] = deque()
@@ -60,7 +77,7 @@ class Counters:
         self.unseen: deque[Unseen] = deque()
         self.n_unseen = 0
         self.kept: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
-        self.host_is_device = False
+        self.host_is_device = self.interrupted = False
         self.fallbacks: Counter[str] = Counter()
         self.by_codec: defaultdict[str, CodecStats] = defaultdict(CodecStats)
         self.packed = 0
@@ -98,6 +115,8 @@ class Counters:
     def count_kept(self) -> None:
         """Count the tensors that were saved since the last call without being counted then."""
         with self._lock:
+            if self.moves or self.decodes:
+                self._count_moves()
             kept = ("parameter", self.parameters), ("small", self.small), ("goal", self.by_goal)
             for reason, saved in kept:
                 if not saved:  # as in most calls
@@ -131,6 +150,43 @@ class Counters:
                 totals = self.by_codec[REMAT]
                 totals.count += n
                 totals.raw += nbytes
+
+    def _count_moves(self) -> None:
+        # Under the lock.
+        try:
+            self._count_all_moves()
+        except BaseException:  # an interrupt: some are lost
+            self.interrupted = True
+            raise
+
+    def _count_all_moves(self) -> None:
+        # One loop for all, without calls.
+        moves = self.moves
+        device, host = self._device_bytes, self._host_bytes
+        for move in islice(iter(moves.popleft, None), len(moves)):  # others may append meanwhile
+            device_bytes, host_bytes, n_saved, codec, raw, encoded, encode_s = move
+            device += device_bytes
+            host += host_bytes
+            if device > self._step_peak_device:
+                self._step_peak_device = device
+            if host > self._peak_host:
+                self._peak_host = host
+            if device + host > self._step_peak_saved:
+                self._step_peak_saved = device + host
+            self.packed += n_saved
+            if codec:
+                self.swapped += 1
+                self.exposed_s += encode_s
+                entry = self.by_codec[codec]
+                entry.count += 1
+                entry.raw += raw
+                entry.encoded += encoded
+                entry.encode_s += encode_s
+        self._device_bytes, self._host_bytes = device, host
+        while self.decodes:
+            codec, decode_s = self.decodes.popleft()
+            self.by_codec[codec].decode_s += decode_s
+            self.exposed_s += decode_s
 
     def _count_rested(self) -> int:
         # Returns the bytes of those that nobody looked at, and that are neither small nor owned.
@@ -171,6 +227,8 @@ class Counters:
     def admit(self, nbytes: int) -> None:
         """Count a saved tensor that the engine takes over."""
         with self._lock:
+            if self.moves:
+                self._count_moves()
             self.packed += 1
             device = self._device_bytes = self._device_bytes + nbytes
             if device > self._step_peak_device:  # no call: this is done for many tensors
@@ -183,6 +241,8 @@ class Counters:
     def hold(self, *, device: int = 0, host: int = 0) -> None:
         """Add to the bytes that the engine holds; negative numbers subtract."""
         with self._lock:
+            if self.moves:
+                self._count_moves()
             held = self._device_bytes = self._device_bytes + device
             encoded = self._host_bytes = self._host_bytes + host
             if held > self._step_peak_device or encoded > self._peak_host:
@@ -195,7 +255,10 @@ class Counters:
     def recount(self, *, device: int, host: int) -> None:
         """Set the bytes that the engine holds, as added up again after an interrupt."""
         with self._lock:
+            if self.moves:
+                self._count_moves()
             self._device_bytes, self._host_bytes = device, host
+            self.interrupted = False
 
     def _draw(self) -> None:
         if self.timeline is not None:
@@ -222,12 +285,16 @@ class Counters:
     def device_bytes(self) -> int:
         """Bytes of device memory that the engine holds now."""
         with self._lock:
+            if self.moves:
+                self._count_moves()
             return self._device_bytes
 
     @property
     def held_bytes(self) -> int:
         """Bytes of device and host memory that the engine holds now."""
         with self._lock:
+            if self.moves:
+                self._count_moves()
             return self._device_bytes + self._host_bytes
 
     def swapped_out(
@@ -243,6 +310,8 @@ class Counters:
     ) -> None:
         """Count a swapped-out section; ``whole``: it was the tensor's last. Updates bytes held."""
         with self._lock:
+            if self.moves:
+                self._count_moves()
             self.swapped += whole
             entry = self.by_codec[codec]
             entry.count += whole
@@ -259,65 +328,6 @@ class Counters:
                 self._step_peak_device = device
         if self.timeline is not None:
             self._draw()
-
-    def encoded(self, codec: str, raw: int, encoded: int, encode_s: float, host: int) -> None:
-        """Count a saved tensor that was encoded at once and has no handle.
-
-        Args:
-            codec: its codec.
-            raw: bytes of the tensor.
-            encoded: bytes of the encoding.
-            encode_s: seconds that the computing thread spent encoding.
-            host: bytes of the buffer that holds the encoding.
-        """
-        with self._lock:
-            self.packed += 1
-            self.swapped += 1
-            self.exposed_s += encode_s
-            entry = self.by_codec[codec]
-            entry.count += 1
-            entry.raw += raw
-            entry.encoded += encoded
-            entry.encode_s += encode_s
-            device, held = self._device_bytes, self._host_bytes
-            if device + raw > self._step_peak_device:  # until it was encoded
-                self._step_peak_device = device + raw
-            if device + raw + held > self._step_peak_saved:
-                self._step_peak_saved = device + raw + held
-            held = self._host_bytes = held + host
-            if held > self._peak_host:
-                self._peak_host = held
-            if device + held > self._step_peak_saved:
-                self._step_peak_saved = device + held
-
-    def copied(self, raw: int, host: int) -> None:
-        """Count a saved tensor that is being copied to the host as it is, and has no handle.
-
-        Args:
-            raw: bytes of the tensor, which it holds until it has been copied.
-            host: bytes of the buffer that holds the copy.
-        """
-        with self._lock:
-            self.packed += 1
-            self.swapped += 1
-            entry = self.by_codec["raw"]
-            entry.count += 1
-            entry.raw += raw
-            entry.encoded += raw
-            device = self._device_bytes = self._device_bytes + raw
-            host = self._host_bytes = self._host_bytes + host
-            if (
-                device > self._step_peak_device
-                or host > self._peak_host
-                or device + host > self._step_peak_saved
-            ):
-                self._note_step_peaks()
-
-    def brought_back(self, codec: str, decode_s: float) -> None:
-        """Count the decode, by the computing thread, of a tensor without a handle."""
-        with self._lock:
-            self.by_codec[codec].decode_s += decode_s
-            self.exposed_s += decode_s
 
     def decoded(self, codec: str, decode_s: float) -> None:
         """Add the decode time of a section."""

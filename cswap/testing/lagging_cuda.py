@@ -259,13 +259,14 @@ class LaggingCuda:
 
     def empty(
         self,
-        *sizes: int,
+        *sizes: Any,
         dtype: torch.dtype = torch.float32,
         device: object = None,
         **_options: Any,
     ) -> torch.Tensor:
         """See `torch.empty`: device memory of the current stream; host memory without a device."""
-        nbytes = int(np.prod(sizes)) * dtype.itemsize
+        shape = torch.Size(sizes[0] if isinstance(sizes[0], tuple) else sizes)
+        nbytes = shape.numel() * dtype.itemsize
         if device is None:
             return self._hand_out(np.empty(max(nbytes, 1), np.uint8), nbytes, None).view(dtype)
         if self.failures:
@@ -280,6 +281,8 @@ class LaggingCuda:
         self.allocated_bytes += nbytes
         self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
         found = self._hand_out(memory, nbytes, stream).view(dtype)
+        if len(shape) != 1:
+            found = found.view(shape)
         self.touch(found, writes=True, text="allocation")
         return found
 

@@ -20,7 +20,7 @@ class Copied(WithoutHandle):
     """One saved tensor, which is the whole of its storage, with a copy or an encoding on the host.
 
     Attributes:
-        source: the tensor's own memory, [n] flat, until it has been read.
+        source: the tensor's own memory, in its layout or [n] flat, until it has been read.
         copy: on the host, or on its way.
         aligned: whether the tensor began at an address at which new memory may begin.
     """

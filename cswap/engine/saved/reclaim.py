@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 from cswap.engine.saved.encoded import Encoded
 from cswap.engine.saved.packed import Token
 from cswap.engine.transfer.host_copy import HostCopy
+from cswap.stats.counters import NO_TENSOR
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -201,7 +202,7 @@ class Reclaimer:
         death.host.give_back(death.buffer)
         if death in self.encodings:
             self.encodings.discard(death)
-            self._counters.hold(host=-death.buffer.numel())
+            self._counters.moves.append((0, -death.buffer.numel(), *NO_TENSOR))
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from cswap.codecs.base import Codec
     from cswap.devices.base import Event
+    from cswap.engine.recipe import Recipe
     from cswap.engine.transfer.ahead import Ahead
     from cswap.engine.transfer.notes import Notes
     from cswap.errors import CorruptEncodingError
@@ -30,13 +31,15 @@ class CopyOwner(Protocol):
     """Stands for the tensor in autograd's graph.
 
     Attributes:
-        source: the tensor's own memory, [n] flat; None once it has been let go.
+        recipe: of its place; it has the tensor's layout.
+        source: the tensor's own memory, as it is or [n] flat; None once it has been let go.
         copy: on the host, or on its way there.
         dtype: of the tensor.
         nbytes: of the tensor.
         uses: how often it was asked for.
     """
 
+    recipe: Recipe
     source: torch.Tensor | None
     copy: HostCopy
     dtype: torch.dtype

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from cswap.codecs.base import ByAddress, Codec, EncodeKey
+    from cswap.engine.recipe import Recipe
     from cswap.engine.transfer.resources import Resources
 
 MOST_KINDS: Final = 1 << 12
@@ -118,14 +119,14 @@ class InLine:
         return None if loan is None else (loan.buffer, nbytes, _now() - start_s, way)
 
     def decode(
-        self, encoding: Encoding, codec: Codec, dtype: torch.dtype, nbytes: int
+        self, encoding: Encoding, codec: Codec, recipe: Recipe, nbytes: int
     ) -> tuple[torch.Tensor, float]:
-        """The elements, [n] flat, and the seconds that this took.
+        """The elements, in the tensor's layout or flat, and the seconds that this took.
 
         Args:
             encoding: of the tensor.
             codec: that made it.
-            dtype: of the elements.
+            recipe: of the tensor.
             nbytes: of the elements.
 
         Raises:
@@ -134,8 +135,11 @@ class InLine:
         """
         start_s = _now()
         buffer, used, _, way = encoding
+        dtype = recipe.dtype
+        # A view is one more tensor to make, and to let go.
+        whole = way is not None and recipe.contiguous
         try:
-            out = self._device.allocate(dtype, nbytes // dtype.itemsize)
+            out = self._device.allocate(dtype, recipe.sizes if whole else nbytes // dtype.itemsize)
         except RuntimeError as error:  # torch's, for a CPU's memory as well
             raise MemoryError(f"swap-in of {nbytes} bytes: {error}") from None
         if way is None:

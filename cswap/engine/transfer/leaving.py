@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cswap.engine.transfer.handle import State
 from cswap.engine.transfer.host_copy import HostCopy
+from cswap.stats.counters import NO_TENSOR
 
 if TYPE_CHECKING:
     import torch
@@ -156,7 +157,7 @@ class Leaving:
                 return
             owner.source = None  # if it was modified, unpack raises
             copy.held_bytes -= copy.raw_nbytes
-        self._counters.hold(device=-copy.raw_nbytes)
+        self._counters.moves.append((-copy.raw_nbytes, 0, *NO_TENSOR))
 
     def _let_go_handled(self, handle: Handle) -> None:
         modified = handle.modified()

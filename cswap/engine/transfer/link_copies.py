@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from cswap.engine.transfer.ahead import Ahead
 from cswap.engine.transfer.link_encodings import LinkEncodings
 from cswap.errors import CorruptEncodingError, to_raise
+from cswap.stats.counters import NO_TENSOR
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +41,7 @@ class LinkCopies:
 
         Args:
             copy: its owner holds x as its ``source``.
-            x: [n] flat, the whole of its storage.
+            x: contiguous, the whole of its storage; [n] flat if it is to be encoded.
             codec: that encodes it.
             key: of the encode.
         """
@@ -68,7 +69,9 @@ class LinkCopies:
                 self._host.give_back(buffer, out)
                 return False
             copy.buffer, copy.held_bytes = buffer, nbytes
-            self._counters.copied(nbytes, buffer.numel())
+            self._counters.moves.append(
+                (nbytes, buffer.numel(), 1, codec.name, nbytes, nbytes, 0.0)
+            )
             self._leaving.add_copy(copy, x, out, issued, self._staging.out_bytes)
         except BaseException:
             device.drain()  # the copy may be reading memory that nobody holds from here on
@@ -76,7 +79,9 @@ class LinkCopies:
         return True
 
     def memory(self, owner: CopyOwner) -> torch.Tensor:
-        """The tensor's memory, [n] flat: its own if still held, else a copy of the host's.
+        """The tensor's memory: its own if still held, else a copy of the host's.
+
+        It is in the tensor's layout, or [n] flat.
 
         Computation that this thread issues from here on may read it.
 
@@ -129,7 +134,7 @@ class LinkCopies:
             raise
         finally:
             copy.fetching = False
-        self._counters.hold(device=copy.raw_nbytes)
+        self._counters.moves.append((copy.raw_nbytes, 0, *NO_TENSOR))
         return True
 
     def drop_ahead(self, copy: HostCopy) -> None:
@@ -157,7 +162,8 @@ class LinkCopies:
         if kept is not None:
             self._device.give_back(kept, after)
         if held or buffer is not None:
-            self._counters.hold(device=-held, host=0 if buffer is None else -buffer.numel())
+            host_bytes = 0 if buffer is None else buffer.numel()
+            self._counters.moves.append((-held, -host_bytes, *NO_TENSOR))
 
     def _take_ahead(self, copy: HostCopy) -> Ahead | None:
         with self._lock:
@@ -165,7 +171,7 @@ class LinkCopies:
             if ahead is not None:
                 copy.held_bytes -= copy.raw_nbytes
         if ahead is not None:
-            self._counters.hold(device=-copy.raw_nbytes)
+            self._counters.moves.append((-copy.raw_nbytes, 0, *NO_TENSOR))
         return ahead
 
     def _bring(self, owner: CopyOwner, role: Role) -> Ahead:
@@ -173,8 +179,11 @@ class LinkCopies:
         device, copy, nbytes = self._device, owner.copy, owner.nbytes
         if copy.codec is not None and copy.buffer is None:
             self._encodings.await_size(copy)
+        recipe = owner.recipe
+        whole = copy.codec is None and recipe.contiguous  # else see `InLine.decode`
+        sizes = recipe.sizes if whole else nbytes // owner.dtype.itemsize
         try:
-            result = device.allocate(owner.dtype, nbytes // owner.dtype.itemsize)
+            result = device.allocate(owner.dtype, sizes)
         except RuntimeError as error:
             raise MemoryError(f"swap-in of {nbytes} bytes: {error}") from None
         issued = device.now()

@@ -12,6 +12,7 @@ from cswap.codecs.base import checked_bound, checked_size
 from cswap.codecs.layout import first_bytes
 from cswap.engine.transfer.resources import Patience
 from cswap.errors import CorruptEncodingError, InternalError, to_raise, without_frames
+from cswap.stats.counters import SAVED
 
 if TYPE_CHECKING:
     import torch
@@ -63,7 +64,7 @@ class LinkEncodings:
             return False
         copy.codec, copy.encoded, copy.safe = codec, encoded, False
         copy.held_bytes = x.nbytes
-        self._counters.admit(x.nbytes)
+        self._counters.moves.append((x.nbytes, 0, *SAVED))
         self._leaving.add_copy(copy, x, encoded, issued, self._staging.out_bytes)
         known = partial(self._size_known, copy, [scratch], sizes, encoded, bound)
         if isinstance(sizes[0], int):
@@ -124,7 +125,7 @@ class LinkEncodings:
             if not wanted:
                 return encoded
             self._counters.fall_back("host_limit", "no memory", "encodings stay on the device")
-            self._counters.swapped_out(codec.name, raw_nbytes, nbytes, 0.0, device=nbytes)
+            self._counters.moves.append((nbytes, 0, 0, codec.name, raw_nbytes, nbytes, 0.0))
             return None
         # Loans of host memory end with events of this device. A cast would be a call.
         waits: tuple[Any, ...] = (encoded,) if loan.after is None else (encoded, loan.after)
@@ -144,7 +145,7 @@ class LinkEncodings:
             if out.error is not None:
                 raise to_raise(out.error)
             return out
-        self._counters.swapped_out(codec.name, raw_nbytes, nbytes, 0.0, host=buffer.numel())
+        self._counters.moves.append((0, buffer.numel(), 0, codec.name, raw_nbytes, nbytes, 0.0))
         notes = copy.notes
         if notes is not None and notes.learns:
             notes.note_encoded(codec.name, raw_nbytes, nbytes)
