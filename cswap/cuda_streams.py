@@ -45,15 +45,21 @@ def current(index: int) -> torch.cuda.Stream:
     return found
 
 
-def enter(stream: torch.cuda.Stream) -> Before:
-    """Make a stream the current one, and its device; `leave` takes both back."""
-    index = stream.device_index
-    before = Before(
+def before(index: int) -> Before:
+    """What `leave` takes back. Read apart from `enter`, since an interrupt may end that one.
+
+    Args:
+        index: of the device whose stream is to be entered.
+    """
+    return Before(
         torch._C._cuda_getCurrentStream(index),  # noqa: SLF001
         torch._C._cuda_getDevice(),  # noqa: SLF001
     )
-    _set((stream.stream_id, index, stream.device_type))
-    return before
+
+
+def enter(stream: torch.cuda.Stream) -> None:
+    """Make a stream the current one, and its device; to be called inside of a ``try``."""
+    _set((stream.stream_id, stream.device_index, stream.device_type))
 
 
 def leave(before: Before) -> None:

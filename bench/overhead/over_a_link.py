@@ -101,6 +101,7 @@ def _streams() -> SimpleNamespace:
     compute = _Stream()
     return SimpleNamespace(
         current=lambda _index: compute,
+        before=lambda _index: None,
         enter=lambda _stream: None,
         leave=lambda _before: None,
         is_capturing=lambda: False,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,7 +21,7 @@ from cswap.errors import ConfigError, UnsupportedError
 from cswap_kernels.unwatched import unwatched
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from cswap_kernels.cuda.compiler import Cubin
 
@@ -54,6 +55,9 @@ N_SIZES: Final = 1024
 
 MOST_ARGUMENTS: Final = 16
 """Of a kernel."""
+
+NO_CONTEXT: Final = 0
+"""The driver's answer in a thread that has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,14 +163,20 @@ class Launcher:
         stream = stream or cuda_streams.current(self.device.index)
         arguments = self._arguments
         arguments.slots[: len(values)] = list(values)
-        self._bind()
         n_blocks = max(1, min(n_tiles, shape.blocks_per_sm * self._multiprocessors))
         grid, block = (n_blocks, 1, 1), (shape.threads, 1, 1)
         rest = 0, stream.cuda_stream, arguments.address, 0
-        if self._launch_by_cupy is not None:  # in Cython: few calls of Python
-            self._launch_by_cupy(loaded.function, *grid, *block, *rest)
+        if arguments.bound:
+            self._issue(loaded.function, (*grid, *block, *rest))
             return
-        self._call(self._driver.cuLaunchKernel(loaded.function, *grid, *block, *rest))
+        with self._own_context():
+            self._issue(loaded.function, (*grid, *block, *rest))
+
+    def _issue(self, function: Any, arguments: tuple[Any, ...]) -> None:
+        if self._launch_by_cupy is not None:  # in Cython: few calls of Python
+            self._launch_by_cupy(function, *arguments)
+        else:
+            self._call(self._driver.cuLaunchKernel(function, *arguments))
 
     def _load(self, name: str, shape: LaunchShape) -> Loaded:
         # One thread compiles a kernel; other threads wait for it and take the result.
@@ -174,9 +184,10 @@ class Launcher:
             found = self._kernels.get(name)
             if found is None or found.shape != shape:
                 made = self._compile(name, shape)
-                self._bind()
-                module = self._call(self._driver.cuModuleLoadData(made.code))
-                function = self._call(self._driver.cuModuleGetFunction(module, made.entry.encode()))
+                with self._own_context():
+                    module = self._call(self._driver.cuModuleLoadData(made.code))
+                    entry = made.entry.encode()
+                    function = self._call(self._driver.cuModuleGetFunction(module, entry))
                 if self._launch_by_cupy is not None:
                     function = int(function)
                 found = self._kernels[name] = Loaded(function, shape)
@@ -195,14 +206,20 @@ class Launcher:
             self._failed[key] = failed
             raise failed from error
 
-    def _bind(self) -> None:
-        # Threads of our own have no context until the first call that needs one. With several
-        # devices, torch gives a thread another one whenever it is told to.
-        if self._arguments.bound:
-            return
-        if int(self._call(self._driver.cuCtxGetCurrent())) != int(self._context):
+    @contextmanager
+    def _own_context(self) -> Iterator[None]:
+        # A thread of our own has no context until the first call that needs one. With several
+        # devices, the context is the current device of the user's program, so it is given back.
+        before = self._call(self._driver.cuCtxGetCurrent())
+        is_own = int(before) == int(self._context)
+        if not is_own:
             self._call(self._driver.cuCtxSetCurrent(self._context))
         self._arguments.bound = self._is_alone
+        try:
+            yield
+        finally:
+            if not (is_own or self._is_alone or int(before) == NO_CONTEXT):
+                self._call(self._driver.cuCtxSetCurrent(before))
 
     def _call(self, answer: tuple[Any, ...]) -> Any:
         error, *values = answer

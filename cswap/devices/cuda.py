@@ -105,8 +105,9 @@ class CudaDevice(Device):
         stream = self._streams.get(role)
         if stream is None:
             return self._issue(job, cuda_streams.current(self.index), after, measure)
-        before = cuda_streams.enter(stream)
+        before = cuda_streams.before(self.index)
         try:
+            cuda_streams.enter(stream)
             return self._issue(job, stream, after, measure)
         finally:
             cuda_streams.leave(before)
@@ -304,7 +305,8 @@ class CudaDevice(Device):
         """See `Device.host_memory`: pinned, or pageable (and said so once) if no more can be."""
         if not self._pageable:
             try:
-                return pinned(nbytes)
+                with torch.cuda.device(self.index):  # on threads of our own it is another one
+                    return pinned(nbytes)
             except RuntimeError as error:
                 self._pageable = True
                 log.warning(
@@ -357,8 +359,9 @@ class CudaDevice(Device):
     def _allocate_scratch(self, nbytes: int) -> torch.Tensor:
         # On the codec stream whoever asks: that is the stream that the block belongs to.
         self._here.fresh = True
-        before = cuda_streams.enter(self._streams["codec"])
+        before = cuda_streams.before(self.index)
         try:
+            cuda_streams.enter(self._streams["codec"])
             return self.allocate(torch.uint8, nbytes)
         finally:
             cuda_streams.leave(before)

@@ -63,15 +63,19 @@ class Callbacks:
         # While the thread goes to sleep, the first is False for a moment.
         if not (self._is_wanted or any(self._due.values())):
             return
-        if not self._running.acquire(blocking=False):
-            return
-        self._passes += 1
+        running, acquired = self._running, False
+        nested = running._is_owned()  # type: ignore[attr-defined]  # noqa: SLF001
         try:
-            for due in list(self._due.values()):
-                while due and due[0][0].query():
-                    self._call_first(due)
+            acquired = running.acquire(blocking=False)
+            if acquired:
+                self._passes += 1
+                for due in list(self._due.values()):
+                    while due and due[0][0].query():
+                        self._call_first(due)
         finally:
-            self._running.release()
+            # Or an interrupt came when it had been acquired, and before that was noted.
+            if acquired or (not nested and running._is_owned()):  # type: ignore[attr-defined]  # noqa: SLF001
+                running.release()
 
     def run_all(self) -> None:
         """Run the callbacks whose event has fired, those of other threads included."""
@@ -103,9 +107,14 @@ class Callbacks:
 
     def _run(self) -> None:
         torch.cuda.set_device(self._index)
+        allow_during_capture()
         while not self._stopping:
             self._wanted.wait()
-            self._next()
+            try:
+                self._next()
+            except Exception as error:  # computing threads go on without this one for a moment
+                log.warning("cuda:%d: callbacks: %s", self._index, error)
+                time.sleep(NAPS_S[1])
 
     def _next(self) -> None:  # a frame of its own: nothing of the last callback stays alive
         passes = self._passes
@@ -132,6 +141,20 @@ class Callbacks:
         self._wanted.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(END_S)
+
+
+def allow_during_capture() -> None:
+    """Let this thread ask the device while another one captures a CUDA graph.
+
+    By default, such a question makes the capture invalid (cuThreadExchangeStreamCaptureMode).
+    """
+    try:
+        from cuda.bindings import driver
+
+        mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        driver.cuThreadExchangeStreamCaptureMode(mode)
+    except Exception as error:  # without it, captures have to wait for `synchronize`
+        log.debug("capture mode of a thread: %s", error)
 
 
 _all_callbacks: weakref.WeakSet[Callbacks] = weakref.WeakSet()

@@ -402,18 +402,30 @@ def watched(cuda: LaggingCuda, codec: Any) -> Any:
 
 def streams_of(cuda: Any) -> types.SimpleNamespace:
     """`cswap.cuda_streams` for a stand-in with ``current_stream`` and ``stream``."""
+    here = _Entered()
 
-    def enter(stream: Any) -> Any:
+    def enter(stream: Any) -> None:
         on = cuda.stream(stream)
         on.__enter__()
-        return on
+        here.entered.append(on)
+
+    def leave(before: int) -> None:
+        while len(here.entered) > before:
+            here.entered.pop().__exit__(None, None, None)
 
     return types.SimpleNamespace(
         current=lambda _index: cuda.current_stream(),
+        before=lambda _index: len(here.entered),
         enter=enter,
-        leave=lambda on: on.__exit__(None, None, None),
+        leave=leave,
         is_capturing=cuda.is_current_stream_capturing,
     )
+
+
+class _Entered(threading.local):
+    # Contexts of streams that this thread has entered.
+    def __init__(self) -> None:
+        self.entered: list[Any] = []
 
 
 def _at(address: int, nbytes: int) -> torch.Tensor:

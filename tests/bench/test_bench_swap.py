@@ -248,7 +248,7 @@ def test_overhead_measures_peers_beside_cswap(tmp_path, monkeypatch):
             assert row["us"] is None or row["low_us"] <= row["us"] <= row["high_us"]
     assert rows["save_on_cpu", "1 MiB"]["us"] > rows["identity", "1 MiB"]["us"]
     assert rows["checkpoint", "a block of one operation"]["us"] is not None
-    over_a_link = {hooks: row for (hooks, of), row in rows.items() if of.startswith("over a link")}
-    assert {"cswap raw", "save_on_cpu", *PEERS} < set(over_a_link)
-    for row in over_a_link.values():
+    linked = {hooks: row for (hooks, of), row in rows.items() if of.startswith("over a link")}
+    assert {"cswap raw", "save_on_cpu", *PEERS} < set(linked)
+    for row in linked.values():
         assert (row["us"] is None) == bool(row["why"])

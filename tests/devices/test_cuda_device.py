@@ -579,6 +579,36 @@ def test_encode_passes_what_the_kernels_signature_wants(launcher):
     assert size.value() == 1234
 
 
+@pytest.mark.parametrize("n_devices", [1, 2])
+def test_a_launch_leaves_the_users_current_device(launcher, cuda, n_devices, monkeypatch):
+    """Of several, a thread's context is its current device."""
+    gpu, launched = launcher
+    other, own, contexts = 5, 7, [5]
+    driver = sys.modules["cuda.bindings"].driver
+    monkeypatch.setattr(driver, "cuCtxGetCurrent", lambda: (0, contexts[-1]))
+
+    def set_current(context):
+        contexts.append(context)
+        return (0,)
+
+    monkeypatch.setattr(driver, "cuCtxSetCurrent", set_current)
+    cuda.device_count = lambda: n_devices
+    made = launcher_module.Launcher(0)
+    monkeypatch.setattr(gpu, "_launcher", lambda _: made)
+    issue, at_launch = made._issue, []
+
+    def noted(*arguments):
+        at_launch.append(contexts[-1])
+        issue(*arguments)
+
+    monkeypatch.setattr(made, "_issue", noted)
+    for _ in range(2):
+        gpu.encode("zvc", 4, torch.zeros(100), torch.zeros(1 << 16, dtype=torch.uint8), (), None)
+    assert at_launch == [own, own]
+    assert contexts[-1] == (other if n_devices > 1 else own)
+    assert launched
+
+
 def test_decode_passes_what_the_kernels_signature_wants(launcher):
     gpu, launched = launcher
     from cswap_kernels.cuda import formats

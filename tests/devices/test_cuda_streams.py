@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from cswap import cuda_streams
+from cswap.devices.cuda import CudaDevice
 
 KIND = 1
 
@@ -65,12 +66,28 @@ def test_what_was_entered_is_left(fake, here, index):
     fake.streams[index] = (5, index, KIND)
     before = dict(fake.streams)
     stream: Any = FakeStream(9, index, KIND)
-    entered = cuda_streams.enter(stream)
+    entered = cuda_streams.before(index)
+    cuda_streams.enter(stream)
     assert fake.device == index
     assert fake.streams[index] == (9, index, KIND)
     assert cuda_streams.current(index).stream_id == 9
     cuda_streams.leave(entered)
     assert fake.device == here
+    assert fake.streams == before
+
+
+def test_an_interrupt_that_ends_enter_leaves_the_users_stream(fake, monkeypatch):
+    def set_stream(**stream):
+        fake.set_stream(**stream)
+        if stream["stream_id"] == 9:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(fake._C, "_cuda_setStream", set_stream)
+    before = dict(fake.streams)
+    made: Any = object.__new__(CudaDevice)
+    made.index, made._streams = 0, {"codec": FakeStream(9, 0, KIND)}
+    with pytest.raises(KeyboardInterrupt):
+        made.submit(lambda _stream: None, role="codec")
     assert fake.streams == before
 
 

@@ -17,8 +17,11 @@ class Ahead(NamedTuple):
         result: [n] flat; strided if the handle is gathered.
         decoded: fires when it holds the values.
         issued: the moment on the compute stream at which it was allocated.
+        flat: [n] memory from which the result is gathered on the side stream; None: the result is
+            flat.
     """
 
     result: torch.Tensor
     decoded: Event
     issued: Event
+    flat: torch.Tensor | None = None

@@ -220,9 +220,11 @@ class Executor(abc.ABC):
                 return None
             if owner is not None:
                 owner.result = result
-            event = handle.event
+            event = handle.event if ahead is None else ahead.decoded
         if handle.unpacked == 0:
             self._counters.hits.append(handle.prefetched)
+        if ahead is not None and ahead.flat is not None:  # goes at the end of this call
+            self._device.join(ahead.decoded, ahead.issued)
         if event is not None:
             self._device.join(event)
             if event.error is not None:
@@ -249,14 +251,16 @@ class Executor(abc.ABC):
             result = self._resources.recompute(owner.remat)
         else:
             result = self._fetch(handle)
-        if not self._device.unified:
-            handle.event = self._device.now()  # whoever is given it, too, may be another stream
-        handle.remember(result)
-        if (again or handle.views > 1) and owner is not None:
-            with self._lock:
-                if handle.state is State.STORED:
-                    owner.result = result
-                    self._move(handle, State.READY)
+        decoded = None if self._device.unified else self._device.now()
+        with self._lock:
+            if handle.state is not State.STORED:  # another thread has brought it back, too
+                return result
+            if decoded is not None:  # whoever is given it, too, may be another stream
+                handle.event = decoded
+            handle.remember(result)
+            if (again or handle.views > 1) and owner is not None:
+                owner.result = result
+                self._move(handle, State.READY)
         return result
 
     def _move(self, handle: Handle, new: State) -> None:

@@ -168,7 +168,8 @@ class LinkExecutor(Executor):
         with self._lock:
             wanted = handle.state is State.FETCHING
             if wanted:
-                self._ahead[id(handle)] = Ahead(result, decoded, issued)
+                flat = out if handle.gathered else None
+                self._ahead[id(handle)] = Ahead(result, decoded, issued, flat)
                 handle.event = decoded
                 self._move(handle, State.READY)
         if not wanted:  # released meanwhile

@@ -95,26 +95,29 @@ class LinkOut:
         measure = self._encodes[codec.name] % MEASURE_EVERY == 1
         encoded = device.submit(job, role="codec", after=(issued,), measure=measure)
         section.out = encoded
-        known = partial(self._size_known, handle, section, x, [scratch], sizes, encoded, bound)
+        known = partial(self._size_known, handle, section, x.nbytes, [scratch], sizes, encoded)
         if encoded.error is not None or (sizes and isinstance(sizes[0], int)):
-            known()
+            known(bound, x)
         else:
             self._unsized.add(encoded)
-            device.when(encoded, known)
+            # Not x: a callback would hold its memory until the host looks.
+            device.when(encoded, partial(known, bound))
         return encoded if section.codec is codec else section.out
 
     def _size_known(
         self,
         handle: Handle,
         section: Section,
-        x: torch.Tensor,
+        raw_nbytes: int,
         lent: list[torch.Tensor],
         sizes: list[int | LateSize],
         encoded: Event,
         bound: int,
+        x: torch.Tensor | None = None,
     ) -> None:
         # lent: the scratch that it was encoded into, of ``bound`` bytes, until that is given back.
-        # After an interrupt this comes once more.
+        # x: the section's elements, before anybody may have let go of them. After an interrupt this
+        # comes once more.
         self._unsized.discard(encoded)
         free: Event | None = encoded  # after that the scratch is; None: it holds the encoding
         try:
@@ -124,7 +127,9 @@ class LinkOut:
         else:
             if encoded.measured:
                 section.encode_s = encoded.elapsed_s
-                self._resources.draw("encode", "codec", handle, section, encoded.span_s, x.nbytes)
+                if self._counters.timeline is not None:
+                    span = encoded.span_s
+                    self._resources.draw("encode", "codec", handle, section, span, raw_nbytes)
             if section.placed:
                 free = section.out if section.kept is None else None
             elif self._wanted(handle, section):
@@ -153,8 +158,15 @@ class LinkOut:
         return moves and handle.alive and handle.sections[section.index] is section
 
     def _degrade(
-        self, handle: Handle, section: Section, x: torch.Tensor, after: Event, error: Exception
+        self,
+        handle: Handle,
+        section: Section,
+        x: torch.Tensor | None,
+        after: Event,
+        error: Exception,
     ) -> None:
+        # x: see `_size_known`. None: it may be let go as soon as it has been encoded, so that a
+        # copy of it would come too late.
         raw = get_codec("raw")
         if not self._wanted(handle, section):
             return
@@ -163,6 +175,8 @@ class LinkOut:
         elif isinstance(error, MemoryError) or section.codec is raw:
             reason = "memory" if isinstance(error, MemoryError) else "raw:encode"
             self._keep(handle, reason, without_frames(error))
+        elif x is None:
+            self._keep(handle, f"{section.codec.name}:encode", without_frames(error))
         else:
             self._counters.fall_back(f"{section.codec.name}:encode", error)
             section.codec = raw
@@ -255,25 +269,41 @@ class LinkOut:
         # See `_copy`.
         if self._disk is not None:
             return self._spill(handle, section, payload, nbytes, after)
+        return self._hold(handle, section, payload, nbytes, after, "host_limit", "no spill_dir")
+
+    def _hold(
+        self,
+        handle: Handle,
+        section: Section,
+        payload: torch.Tensor,
+        nbytes: int,
+        after: Event,
+        reason: str,
+        why: object,
+    ) -> Event | None:
+        # On the device. See `_copy`.
         if section.codec.verbatim or handle.state is State.LEAVING:
-            self._keep(handle, "host_limit", "no spill_dir")
+            self._keep(handle, reason, why)
             return after
-        # Its own memory is gone, the encoding is still on the device.
-        self._counters.fall_back("host_limit", "no spill_dir", "encodings stay on the device")
+        # Its own memory is gone, the encoding is still there.
         with self._lock:
-            section.kept, section.nbytes, section.out = payload, nbytes, after
+            wanted = self._wanted(handle, section)
+            if wanted:
+                section.kept, section.nbytes, section.out = payload, nbytes, after
+        if not wanted:
+            return after
+        self._counters.fall_back(reason, why, "encodings stay on the device")
         self._counters.hold(device=nbytes)
         self._stored(handle, section, 0)
         return None
 
     def _spill(
         self, handle: Handle, section: Section, payload: torch.Tensor, nbytes: int, after: Event
-    ) -> Event:
+    ) -> Event | None:
         try:
             passing = self._device.host_memory(max(nbytes, 1))[:nbytes]
         except MemoryError as error:
-            self._keep(handle, "disk", error)
-            return after
+            return self._hold(handle, section, payload, nbytes, after, "disk", error)
         copied = self._submit_copy(section, passing, payload, nbytes, (after,))
         with self._lock:
             section.passing, section.nbytes, section.out = passing, nbytes, copied
