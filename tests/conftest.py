@@ -85,6 +85,19 @@ def told_of_compiling() -> None:
     jit.told_of_compiling.set()
 
 
+@pytest.fixture(autouse=True)
+def own_codecs() -> Iterator[None]:
+    """A codec that a test registers is gone after it: some raise whatever they are asked."""
+    registry = sys.modules.get("cswap.codecs.registry")
+    before = set() if registry is None else set(registry._registered)
+    yield
+    registry = sys.modules.get("cswap.codecs.registry")
+    if registry is not None and len(registry._registered) > len(before):
+        for name in registry._registered.keys() - before:
+            del registry._registered[name]
+            registry._made.pop(name, None)
+
+
 class Forked:
     """Programs in processes of their own, without the seconds that importing torch takes.
 

@@ -13,10 +13,12 @@ import weakref
 from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
+    from threading import Lock
+
     import torch
 
     from cswap.codecs.base import Codec
-    from cswap.devices.base import Event
+    from cswap.devices.base import Device, Event
     from cswap.engine.recipe import Recipe
     from cswap.engine.transfer.ahead import Ahead
     from cswap.engine.transfer.notes import Notes
@@ -94,6 +96,21 @@ class HostCopy(weakref.ref[CopyOwner]):
     ahead: Ahead | None = None
     fetching = False
     held_bytes = 0
+
+    def is_read_until(self, back: Event, device: Device, lock: Lock) -> None:
+        """Note the event after which a thread has read the host's memory.
+
+        Another one may have read it, too, and come here in another order than to the device.
+
+        Args:
+            back: the event.
+            device: of the copy.
+            lock: the executor's.
+        """
+        with lock:
+            earlier, self.back = self.back, back
+        if earlier is not None:
+            self.back = device.submit(lambda _: None, role="h2d", after=(earlier, back))
 
     @property
     def is_stored(self) -> bool:

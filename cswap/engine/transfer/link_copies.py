@@ -192,5 +192,6 @@ class LinkCopies:
         buffer, out = copy.buffer, copy.out
         assert buffer is not None  # its owner is alive
         assert out is not None
-        copy.back = back = device.copy(result, buffer, nbytes, role="h2d", after=(out, issued))
+        back = device.copy(result, buffer, nbytes, role="h2d", after=(out, issued))
+        copy.is_read_until(back, device, self._lock)
         return Ahead(result, back, issued)

@@ -205,7 +205,8 @@ class LinkEncodings:
             assert buffer is not None  # the owner is alive
             scratch = device.scratch(max(nbytes, 1), "h2d")
             payload = first_bytes(scratch, nbytes)
-            copy.back = ready = device.copy(scratch, buffer, nbytes, role="h2d", after=(copy.out,))
+            ready = device.copy(scratch, buffer, nbytes, role="h2d", after=(copy.out,))
+            copy.is_read_until(ready, device, self._lock)
             if ready.error is not None:
                 device.give_back(scratch, ready)
                 raise to_raise(ready.error)
@@ -215,7 +216,7 @@ class LinkEncodings:
             after=(ready, issued),
         )
         if scratch is None:
-            copy.back = decoded
+            copy.is_read_until(decoded, device, self._lock)
         else:
             device.give_back(scratch, decoded)
         return decoded
