@@ -172,8 +172,8 @@ def test_two_threads_that_read_one_copy_note_it_in_another_order(machine, monkey
         del one
         engine._end_backward()
     packed, _ = saved()
+    assert isinstance(packed[0], Copied)
     copied: Any = packed[0]
-    assert isinstance(copied, Copied)
     events: list[Any] = []
     copy = type(machine.device).copy
 

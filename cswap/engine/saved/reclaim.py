@@ -45,7 +45,8 @@ IDLE_LOOKS: Final = 20
 
 
 MOST_LATER: Final = 16
-"""Dead handles without bytes that wait to be released together: one alone finds cold caches."""
+"""The dead that wait to be released together, since one alone finds cold caches: handles without
+bytes, and copies over a link, whose bytes are the host's."""
 
 
 class Death(weakref.ref[Token]):
@@ -85,8 +86,8 @@ class Reclaimer:
     Attributes:
         encodings: those of tensors without handles, whose memory has not been given back.
         copies: of tensors without handles, over a link, and the lane of each.
-        deaths: of tokens and of tensors without handles, to be dealt with by `collect`.
-        later: of tokens whose tensors are computed again; see `release_later`.
+        deaths: of tokens and of encodings without handles, to be dealt with by `collect`.
+        later: of tokens whose tensors are computed again (see `release_later`), and of copies.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class Reclaimer:
         self.encodings: set[EncodingDeath] = set()
         self.copies: dict[HostCopy, Lane] = {}
         self.deaths: deque[weakref.ref[Any]] = deque()
-        self.later: deque[weakref.ref[Token]] = deque()
+        self.later: deque[weakref.ref[Any]] = deque()
         self._lock = threading.Lock()
         self._n_born = self._n_released = 0
         _reclaimers.add(self)
@@ -131,7 +132,7 @@ class Reclaimer:
 
     def watch_copy(self, copied: Copied) -> HostCopy:
         """The copy of this tensor, still without memory: released after the tensor's death."""
-        copied.copy = copy = HostCopy(copied, self.deaths.append)
+        copied.copy = copy = HostCopy(copied, self.later.append)
         copy.raw_nbytes = copied.nbytes
         self.copies[copy] = copied.lane
         self._n_born += 1
@@ -170,7 +171,7 @@ class Reclaimer:
         """Release the handles that have died so far.
 
         Args:
-            in_step: in the middle of a step; then those without bytes wait for others.
+            in_step: in the middle of a step; then those on the list ``later`` wait for others.
         """
         wait = in_step and len(self.later) <= MOST_LATER
         for deaths in (self.deaths,) if wait else (self.deaths, self.later):
