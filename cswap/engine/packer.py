@@ -113,6 +113,8 @@ class Packer:
                 elif nbytes < self._min_bytes:
                     self._small.append(nbytes)
                     packed = _kept(tensor)
+                elif tensor.is_nested:  # strided, and without sizes
+                    packed = self._keep(tensor, "layout")
                 else:
                     packed = self._take(tensor, nbytes)
                     if self._reports is not None and self._reports.wanted:

@@ -12,6 +12,7 @@ import torch
 from cswap import hook_stack
 from cswap.dynamo import leave_alone
 from cswap.engine.order.chooser import STAYS
+from cswap.engine.saved.eligibility import bytes_of
 from cswap.engine.saved.packed import Kept, KeptParameter, PackedView
 from cswap.engine.saved.recomputed import Recomputed
 from cswap.quiet_modules.stretch import Saved, Stretch, facts_of
@@ -131,17 +132,18 @@ class Learner:
         book = self._packer.book
         has_place = book.position > part.first + part.n_places
         place = book.last_place if has_place else None
-        part.sizes.append(tensor.nbytes)
+        nbytes = bytes_of(tensor)
+        part.sizes.append(nbytes)
         if isinstance(packed, KeptParameter):
-            part.parameters.append(tensor.nbytes)
+            part.parameters.append(nbytes)
         elif place is not None and place.rest is not None and isinstance(packed, _RESTING):
             part.resting.append(book.position - 1)
         elif not isinstance(packed, Kept):
             part.stays = False
         elif place is not None and place.choice is STAYS:
-            part.by_goal.append(tensor.nbytes)
+            part.by_goal.append(nbytes)
         elif not has_place and self._packer.is_small(tensor):
-            part.small.append(tensor.nbytes)
+            part.small.append(nbytes)
         else:
             part.stays = False
         part.n_places = book.position - part.first

@@ -155,12 +155,20 @@ def facts_of(values: Any) -> Arguments:
     """The facts of arguments, or of a result, that are compared; of other objects, the type."""
     if not isinstance(values, tuple):
         values = (values,)
-    if len(values) == 1 and type(x := values[0]) is torch.Tensor:  # as most: fewer calls
-        return torch.is_grad_enabled(), (x.shape, x.dtype, x.requires_grad)
-    return (
-        torch.is_grad_enabled(),
-        *[
+    try:
+        if len(values) == 1 and type(x := values[0]) is torch.Tensor:  # as most: fewer calls
+            return torch.is_grad_enabled(), (x.shape, x.dtype, x.requires_grad)
+        facts = [
             (x.shape, x.dtype, x.requires_grad) if isinstance(x, torch.Tensor) else type(x)
             for x in values
-        ],
-    )
+        ]
+    except RuntimeError:  # nested tensors have no shape
+        facts = [_facts_if_nested(x) for x in values]
+    return (torch.is_grad_enabled(), *facts)
+
+
+def _facts_if_nested(x: Any) -> Any:
+    if not isinstance(x, torch.Tensor):
+        return type(x)
+    sizes = tuple(part.shape for part in x.unbind()) if x.is_nested else x.shape
+    return sizes, x.dtype, x.requires_grad
