@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
-
-from torch.utils.checkpoint import checkpoint
+from typing import TYPE_CHECKING
 
 from cswap.module_patch import ModulePatch, mark
 from cswap.schema.executable import whole_modules
+from cswap.second_forward import checkpointed_alone
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,14 +29,12 @@ class Recomputed:
         """Args: model: whose submodules; paths: of which."""
         self._patches = [ModulePatch(model.get_submodule(path)) for path in paths]
         for patch in self._patches:
-            patch.set("forward", mark(partial(_checkpointed, patch.module.forward)))
+            patch.set(
+                "forward", mark(partial(checkpointed_alone, patch.module.forward, patch.module))
+            )
 
     def remove(self) -> None:
         """Run the modules as before."""
         for patch in self._patches:
             patch.remove()
         self._patches.clear()
-
-
-def _checkpointed(forward: Any, *args: Any, **kwargs: Any) -> Any:
-    return checkpoint(forward, *args, use_reentrant=False, **kwargs)

@@ -1,44 +1,51 @@
 """Modules that are recomputed as a whole: which of them may be, how long they take, and doing it.
 
-Note [a second forward]
-~~~~~~~~~~~~~~~~~~~~~~~
-torch's checkpointing runs a module's forward again in backward, with the random state and the
-autocast state of the first time. So the gradients keep their bits, as long as the forward does
-nothing else than to compute. Batch norms that keep running statistics would count a batch twice:
-in the second forward they have copies of these, which changes no output. A module with any other
-buffer that its forward writes is never recomputed. Nor is a module in whose forward a collective
-runs: ranks plan for themselves, and a second collective of one rank alone would block all.
+Note [modules that run once]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+A second forward (Note [a second forward] in second_forward.py) gives the bits of the first one only
+if it does nothing else than to compute. So a module is never recomputed
+
+* whose forward writes a buffer, or puts another one in its place, but for the statistics of batch
+  norms;
+* in whose forward a collective runs: ranks plan for themselves, and a second collective of one rank
+  alone would block all;
+* that draws random numbers of Python's or NumPy's, or has a generator of its own: torch restores
+  the states of its default generators only;
+* whose inputs are modified in place before the step ends, by itself or by others: it would be given
+  other values. torch raises then.
 """
 
 from __future__ import annotations
 
+import random
 import time
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.compiler import is_compiling
-from torch.nn import BatchNorm1d, BatchNorm2d, BatchNorm3d
-from torch.utils.checkpoint import checkpoint
 
 from cswap import hook_stack
+from cswap.engine.saved.eligibility import is_wrapped
+from cswap.engine.transfer.handle import version_counter
 from cswap.fit.problem import Region, is_within
 from cswap.fit.used_bytes import UsedBytes, storage_of
 from cswap.module_patch import ModulePatch, mark
 from cswap.ranks import are_several, collectives_so_far
+from cswap.second_forward import NORMS, checkpointed, tensors_of
 from cswap.selectors import Selectors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
+    from contextlib import AbstractContextManager
 
     from cswap.config import SwapConfig
     from cswap.fit.goal_chooser import GoalChooser
     from cswap.fit.seen import SeenTensor
     from cswap.stats.counters import Counters
-
-_NORMS: Final = (BatchNorm1d, BatchNorm2d, BatchNorm3d)
 
 CHECKPOINT_S: Final = 2e-4
 """Time of torch's checkpointing itself, per module: assumed, not measured."""
@@ -62,7 +69,7 @@ class RegionTimer:
         """
         self._chooser = chooser
         self._model = model
-        self._versions = {n: b._version for n, b in model.named_buffers()}  # noqa: SLF001
+        self._buffers = {n: (b, _version(b)) for n, b in model.named_buffers()}
         self._calls: dict[str, _Calls] = {}
         self._patches: list[ModulePatch] = []
         for path, module in model.named_modules():
@@ -71,25 +78,28 @@ class RegionTimer:
             calls = self._calls[path] = _Calls()
             patch = ModulePatch(module)
             self._patches.append(patch)
-            patch.pre_hook(partial(self._enter, calls), prepend=True)
-            patch.hook(partial(self._leave, calls))
+            patch.pre_hook(partial(self._enter, calls), prepend=True, with_kwargs=True)
+            patch.hook(partial(self._leave, calls), with_kwargs=True)
 
     def begin_step(self) -> None:
         """Count calls from zero again."""
         for calls in self._calls.values():
             calls.in_step = 0
+            calls.end_step()
 
     def found(self) -> tuple[Region, ...]:
         """The modules that may be recomputed, by the steps measured so far."""
         written = {
             name
             for name, buffer in self._model.named_buffers()
-            if self._versions.get(name) != buffer._version  # noqa: SLF001
+            if not _is_same(self._buffers.get(name), buffer)
         }
+        for calls in self._calls.values():
+            calls.end_step()
         found = [
             Region(path, calls.shortest_s + CHECKPOINT_S, calls.bytes_besides(path))
             for path, calls in self._calls.items()
-            if calls.most_in_step == 1 and calls.alone and not self._writes(path, written)
+            if calls.may_run_twice and not self._writes(path, written)
         ]
         return tuple(found[:MOST_REGIONS])
 
@@ -104,29 +114,43 @@ class RegionTimer:
         for name in written:
             owner = name.rpartition(".")[0]
             if (owner + ".").startswith(path + ".") and not isinstance(
-                self._model.get_submodule(owner), _NORMS
+                self._model.get_submodule(owner), NORMS
             ):
                 return True
         return False
 
-    def _enter(self, calls: _Calls, _module: torch.nn.Module, args: tuple[Any, ...]) -> None:
+    def _enter(
+        self,
+        calls: _Calls,
+        _module: torch.nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
         if torch.is_grad_enabled() and not is_compiling():
             calls.in_step += 1
             calls.most_in_step = max(calls.most_in_step, calls.in_step)
             calls.collectives = _collectives()
+            calls.watch(tensors_of((args, kwargs)))
+            calls.random_state = _random_state()
             calls.began_s = _now(args) - self._chooser.step.hooks_s
 
     def _leave(
-        self, calls: _Calls, _module: torch.nn.Module, args: tuple[Any, ...], _out: Any
+        self,
+        calls: _Calls,
+        _module: torch.nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        _out: Any,
     ) -> None:
         if torch.is_grad_enabled() and not is_compiling():
             took_s = _now(args) - self._chooser.step.hooks_s - calls.began_s
             calls.shortest_s = min(calls.shortest_s, took_s)
             now = _collectives()
             calls.alone = calls.alone and now is not None and now == calls.collectives
+            calls.draws = calls.draws or _random_state() != calls.random_state
             calls.inputs = [
                 (x.nbytes, self._chooser.saved_at(storage.data_ptr()))
-                for x in args
+                for x in tensors_of((args, kwargs))
                 if (storage := storage_of(x)) is not None
             ]
 
@@ -137,14 +161,41 @@ class _Calls:
     Attributes:
         alone: no collective of several ranks was started meanwhile (ranks.py says why).
         collectives: that had been started when the last call began; None: not known.
+        draws: random numbers that torch's checkpointing does not draw again.
+        random_state: of Python and NumPy when the last call began.
+        modified: an input was modified in place before its step ended.
     """
 
     def __init__(self) -> None:
         self.in_step = self.most_in_step = 0
         self.alone = True
+        self.draws = self.modified = False
+        self.random_state: object = None
+        self._watched: list[tuple[torch.Tensor, int]] = []
         self.collectives: int | None = 0
         self.began_s, self.shortest_s = 0.0, float("inf")
         self.inputs: list[tuple[int, SeenTensor | None]] = []
+
+    @property
+    def may_run_twice(self) -> bool:
+        """Whether nothing speaks against it, as far as its calls show."""
+        once = self.most_in_step == 1
+        return once and self.alone and not self.draws and not self.modified
+
+    def watch(self, inputs: list[torch.Tensor]) -> None:
+        """Note the versions of a call's inputs, without holding their memory."""
+        self.end_step()
+        self._watched = [
+            (version_counter(x), x._version)  # noqa: SLF001
+            for x in inputs
+            if type(x) is torch.Tensor and x.layout is torch.strided and not _is_odd(x)
+        ]
+
+    def end_step(self) -> None:
+        """Backward has run: whether inputs were modified until then."""
+        moved = any(counter._version != version for counter, version in self._watched)  # noqa: SLF001
+        self.modified = self.modified or moved
+        self._watched = []
 
     def bytes_besides(self, path: str) -> int:
         """Bytes of the last call's inputs that no module outside of this path saves."""
@@ -171,7 +222,27 @@ def _may_run_twice(module: torch.nn.Module) -> bool:
     own = any(True for _ in module.children())
     scripted = any(isinstance(m, torch.jit.ScriptModule) for m in module.modules())
     together = any(isinstance(m, torch.nn.SyncBatchNorm) for m in module.modules())
-    return own and not scripted and not together
+    draws = any(isinstance(x, torch.Generator) for m in module.modules() for x in vars(m).values())
+    return own and not scripted and not together and not draws
+
+
+def _is_odd(x: torch.Tensor) -> bool:
+    # Whether a tensor has no version of its own, or no memory of one piece.
+    return is_wrapped(x) or x.is_inference() or x.is_nested
+
+
+def _random_state() -> object:
+    # Of generators that torch's checkpointing does not know.
+    kind, keys, *rest = np.random.get_state()  # noqa: NPY002 - what programs use
+    return random.getstate(), kind, np.asarray(keys).tobytes(), tuple(rest)
+
+
+def _version(buffer: torch.Tensor) -> int | None:
+    return None if buffer.is_inference() else buffer._version  # noqa: SLF001
+
+
+def _is_same(before: tuple[torch.Tensor, int | None] | None, now: torch.Tensor) -> bool:
+    return before is not None and before[0] is now and before[1] == _version(now)
 
 
 class Regions:
@@ -212,34 +283,10 @@ def _forward(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    if not torch.is_grad_enabled() or is_compiling():
-        return plain(*args, **kwargs)
-    calls = 0
+    def around() -> AbstractContextManager[None]:
+        return _counted(used, (*module.parameters(), *module.buffers()))
 
-    def run(*args: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == 1:
-            return plain(*args, **kwargs)
-        outside = (*module.parameters(), *module.buffers())
-        with _copied_statistics(module), _counted(used, outside):
-            return plain(*args, **kwargs)
-
-    return checkpoint(run, *args, use_reentrant=False)
-
-
-@contextmanager
-def _copied_statistics(module: torch.nn.Module) -> Iterator[None]:
-    # See Note [a second forward].
-    own = [(m, dict(m._buffers)) for m in module.modules() if isinstance(m, _NORMS) and m.training]  # noqa: SLF001
-    try:
-        for norm, buffers in own:
-            for name, buffer in buffers.items():
-                norm._buffers[name] = None if buffer is None else buffer.clone()  # noqa: SLF001
-        yield
-    finally:
-        for norm, buffers in own:
-            norm._buffers.update(buffers)  # noqa: SLF001
+    return checkpointed(plain, module, around, *args, **kwargs)
 
 
 @contextmanager
