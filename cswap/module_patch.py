@@ -64,6 +64,8 @@ class ModulePatch:
         _patched[module] = _patched.get(module, 0) + 1
         if _patched[module] == 1:
             module.__dict__["__getstate__"] = mark(_State(weakref.ref(module)))
+            if hasattr(type(module), "__deepcopy__"):
+                module.__dict__["__deepcopy__"] = mark(_DeepCopy(weakref.ref(module)))
             module.__dict__["__prepare_scriptable__"] = mark(_refuse_script)
             module.__dict__["_set_by_cswap"] = mark(_Attributes())
         # Owned by the module: they refer to it.
@@ -102,6 +104,7 @@ class ModulePatch:
         if not _patched[self.module]:
             del _patched[self.module]
             self.module.__dict__.pop("__getstate__", None)
+            self.module.__dict__.pop("__deepcopy__", None)
             self.module.__dict__.pop("__prepare_scriptable__", None)
             self.module.__dict__.pop("_set_by_cswap", None)
 
@@ -145,6 +148,28 @@ class _State:
         own = getattr(type(module), "__getstate__", None)
         state = module.__dict__ if own is None else own(module)
         return without_patches(state) if isinstance(state, dict) else state
+
+
+class _DeepCopy:
+    """``module.__deepcopy__`` of its class, which may read ``__dict__``, without cswap's own."""
+
+    def __init__(self, module: weakref.ref[torch.nn.Module]) -> None:
+        self._module = module
+
+    def __call__(self, memo: dict[int, Any]) -> Any:
+        module = self._module()
+        if module is None:
+            raise ConfigError("module: the original of this copied attribute is gone.")
+        attributes = module.__dict__
+        patched = dict(attributes)
+        clean = without_patches(patched)
+        try:
+            attributes.clear()
+            attributes.update(clean)
+            return type(module).__deepcopy__(module, memo)  # type: ignore[attr-defined]
+        finally:
+            attributes.clear()
+            attributes.update(patched)
 
 
 def without_patches(state: dict[str, Any]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 from torch.compiler import is_compiling
 from torch.nn import BatchNorm1d, BatchNorm2d, BatchNorm3d
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import checkpoint
 
@@ -115,7 +116,7 @@ def _same(x: Any) -> Any:
 
 
 def _version(x: torch.Tensor) -> int | None:
-    return None if x.is_inference() else x._version  # noqa: SLF001
+    return None if is_lazy(x) or x.is_inference() else x._version  # noqa: SLF001
 
 
 def _check(x: torch.Tensor, version: int | None) -> None:

@@ -44,7 +44,7 @@ N_RUNS: Final = 2
 MOST_TRIALS: Final = 1 << 14
 """Call sites that are remembered; a model whose shapes always change would fill the memory."""
 
-_Key = tuple[str, str, Layout]
+_Key = tuple[str, str, Layout, int]
 
 
 class Trial(NamedTuple):
@@ -64,7 +64,8 @@ class Trials:
 
     Attributes:
         refused: number of trials that disagreed where one had agreed.
-        by_site: by module, operators and layout of the result.
+        by_site: by module, operators, layout of the result, and position in the step: a module may
+            write into the result of one of several such chains.
     """
 
     def __init__(
@@ -90,7 +91,8 @@ class Trials:
         handle, remat = token.handle, token.remat
         if remat is None or handle.site is None:
             return None
-        key = handle.site.scope, remat.formula.operator, remat.formula.layout
+        formula = remat.formula
+        key = handle.site.scope, formula.operator, formula.layout, handle.position
         trial = self.by_site.get(key)
         if trial is None:
             if len(self.by_site) >= MOST_TRIALS:

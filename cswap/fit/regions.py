@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.compiler import is_compiling
+from torch.nn.parameter import is_lazy
 
 from cswap import hook_stack
 from cswap.engine.saved.eligibility import is_wrapped
@@ -238,7 +239,7 @@ def _random_state() -> object:
 
 
 def _version(buffer: torch.Tensor) -> int | None:
-    return None if buffer.is_inference() else buffer._version  # noqa: SLF001
+    return None if is_lazy(buffer) or buffer.is_inference() else buffer._version  # noqa: SLF001
 
 
 def _is_same(before: tuple[torch.Tensor, int | None] | None, now: torch.Tensor) -> bool:

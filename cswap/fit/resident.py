@@ -6,6 +6,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from cswap.ranks import local_part
@@ -25,6 +26,7 @@ class Resident:
         self._model = weakref.ref(model)
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._counted: tuple[int, int] | None = None
+        self._has_lazy = False  # parameters that have no sizes yet
         self._hook = register_optimizer_step_post_hook(self._note)
 
     @property
@@ -32,7 +34,7 @@ class Resident:
         """Bytes of all of these; gradients count whether they are there at the moment or not."""
         # Counted anew only where an optimizer has made states: it is asked for in every step.
         count = sum(len(optimizer.state) for optimizer in self._optimizers)
-        if self._counted is None or self._counted[0] != count:
+        if self._counted is None or self._counted[0] != count or self._has_lazy:
             self._counted = count, self._count()
         return self._counted[1]
 
@@ -41,6 +43,7 @@ class Resident:
         if model is None:
             return 0
         parameters = list(model.parameters())
+        self._has_lazy = any(map(is_lazy, parameters))
         mine = set(parameters)
         states = (
             x
@@ -49,7 +52,9 @@ class Resident:
             if p in mine
             for x in _tensors(state)
         )
-        gradients = sum(local_part(p).nbytes for p in parameters if p.requires_grad)
+        gradients = sum(
+            local_part(p).nbytes for p in parameters if p.requires_grad and not is_lazy(p)
+        )
         return gradients + _bytes_of((*parameters, *model.buffers(), *states))
 
     def remove(self) -> None:
@@ -72,8 +77,22 @@ def _tensors(state: Any) -> list[torch.Tensor]:
 
 def _bytes_of(tensors: Iterable[torch.Tensor]) -> int:
     # Each storage once: parameters may be tied.
-    storages = [local_part(x).untyped_storage() for x in tensors]
+    parts = [part for x in tensors for part in _parts(local_part(x))]
+    storages = [part.untyped_storage() for part in parts]
     return sum({s.data_ptr(): s.nbytes() for s in storages}.values())
+
+
+def _parts(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    # The strided tensors of which a sparse one is made; none of a lazy module's parameter.
+    if is_lazy(x):
+        return ()
+    if x.layout is torch.sparse_coo:  # which may not be coalesced
+        return x._indices(), x._values()  # noqa: SLF001
+    if x.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return x.crow_indices(), x.col_indices(), x.values()
+    if x.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return x.ccol_indices(), x.row_indices(), x.values()
+    return (x,)
 
 
 class Meter(Protocol):

@@ -49,6 +49,9 @@ RMSNorm's default."""
 MOST_REMEMBERED: Final = 8
 """Number of remembered epsilons besides those in `USUAL`."""
 
+_Weight = tuple[int, int, int]
+"""Of a weight: its storage, and where in that it lies."""
+
 TIMES_TO_COMPARE: Final = 4
 """On a GPU, a weight's epsilon is taken as known after this number of comparisons."""
 
@@ -71,7 +74,7 @@ class Epsilons:
 
     def __init__(self) -> None:
         self._recent: tuple[float, ...] = USUAL
-        self._of_weights: dict[int, tuple[StorageWeakRef, float, int]] = {}
+        self._of_weights: dict[_Weight, tuple[StorageWeakRef, float, int]] = {}
 
     def learn(self, values: Iterable[float]) -> None:
         """Add the epsilons of a model, to be tried first."""
@@ -85,8 +88,7 @@ class Epsilons:
             others = [v for v in recent if v != value]
             self._recent = (value, *others[: len(USUAL) + MOST_REMEMBERED])
         if weight is not None:
-            storage = weight.untyped_storage()
-            key = storage._cdata  # noqa: SLF001
+            storage, key = weight.untyped_storage(), _key(weight)
             weak, known, times = self._of_weights.get(key, (None, value, 0))
             if weak is None:  # the reference prevents reuse of the key for another storage
                 weak = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
@@ -96,11 +98,17 @@ class Epsilons:
         """The epsilon of this weight's norm, if it was right `TIMES_TO_COMPARE` times."""
         if weight is None:
             return None
-        found = self._of_weights.get(weight.untyped_storage()._cdata)  # noqa: SLF001
+        found = self._of_weights.get(_key(weight))
         return found[1] if found is not None and found[2] >= TIMES_TO_COMPARE else None
 
     def __iter__(self) -> Iterator[float]:
         return iter(self._recent)
+
+
+def _key(weight: torch.Tensor) -> _Weight:
+    # Weights of several norms may lie in one storage, flat.
+    storage = weight.untyped_storage()
+    return storage._cdata, int(weight.storage_offset()), weight.numel()  # noqa: SLF001
 
 
 EPSILONS: Final = Epsilons()

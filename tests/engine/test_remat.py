@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
 
@@ -294,3 +296,39 @@ def test_a_chain_that_disagrees_once_is_used_nowhere_in_its_scope(monkeypatch):
         assert recomputer.is_worth(token, here, fresh=True)  # nothing has changed since
         assert not recomputer.is_worth(token, there, fresh=True)
         assert not recomputer.is_worth(token, here)
+
+
+class Branches(nn.Module):
+    """The same operators twice in one module; into the result of the second one it writes."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn(64, 64))
+        self.into, self.out = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def branch(self, h, *, writes):
+        z = h * self.scale
+        if writes:
+            with torch.no_grad():
+                z[:, ::2] = 0
+        return self.out(functional.relu(z))
+
+    def forward(self, x):
+        h = self.into(x)
+        return self.branch(h, writes=False) + self.branch(h, writes=True)
+
+
+def test_each_call_site_of_a_chain_is_tried_by_itself():
+    torch.manual_seed(0)
+    plain = Branches()
+    model = copy.deepcopy(plain)
+    with cswap.install(model, min_bytes=0, slowdown=10.0):
+        for n in range(10):
+            x = torch.randn(64, 64, generator=torch.Generator().manual_seed(n))
+            for one in (plain, model):
+                one.zero_grad()
+                one(x).square().mean().backward()
+            for mine, other in zip(model.parameters(), plain.parameters(), strict=True):
+                assert mine.grad is not None
+                assert other.grad is not None
+                assert torch.equal(mine.grad, other.grad)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional
@@ -44,3 +45,42 @@ def test_a_buffer_is_not_counted_as_memory_of_autograd():
             batch = torch.randn(18 if n % 7 == 0 else 16, 32)
             net(batch, numbers.choice([0, 0, 0, 1, 2, 3])).square().mean().backward()
         assert_empty(handle.engine)
+
+
+class WithBuffer(nn.Module):
+    """A linear layer, and a buffer of an odd kind."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.layer = nn.Linear(32, 32)
+        eye = torch.eye(32)
+        if kind == "inference":
+            with torch.inference_mode():
+                eye = torch.eye(32)
+        else:
+            eye = eye.to_sparse() if kind == "coo" else getattr(eye, f"to_sparse_{kind}")()
+        self.register_buffer("eye", eye)
+
+    def forward(self, x):
+        return functional.gelu(self.layer(x))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("kind", ["coo", "csr", "csc", "inference"])
+def test_a_goal_with_a_buffer_that_has_no_strides_or_versions(kind):
+    model = WithBuffer(kind)
+    with cswap.install(model, min_bytes=0, fit="64MiB") as handle:
+        for _ in range(N_STEPS):
+            model(torch.randn(64, 32)).square().mean().backward()
+    assert handle.goal is not None
+    assert handle.goal.resident_bytes > 2 * sum(p.nbytes for p in model.parameters())
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+def test_a_goal_on_a_model_that_is_not_initialised_yet():
+    model = nn.Sequential(nn.LazyLinear(32), nn.GELU(), nn.Linear(32, 4))
+    with cswap.install(model, min_bytes=0, fit="64MiB") as handle:
+        for _ in range(N_STEPS):
+            model(torch.randn(64, 16)).square().mean().backward()
+    assert handle.goal is not None
+    assert handle.goal.resident_bytes >= 2 * sum(p.nbytes for p in model.parameters())

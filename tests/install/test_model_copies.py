@@ -16,6 +16,7 @@ from torch import nn
 
 import cswap
 from cswap.errors import ConfigError
+from cswap.module_patch import is_marked
 from cswap.schema.plan import Decision, Plan
 
 ALL: dict[str, Any] = {"min_bytes": 0, "codec": "zvc", "workers": 0}
@@ -142,3 +143,30 @@ def test_scripts_are_refused_in_words():
     with cswap.install(nn.Sequential(nn.Linear(64, 64), scripted), **ALL) as handle:
         pass
     assert handle.stats.packed == 0
+
+
+class OwnCopy(nn.Sequential):
+    """Copies its attributes one by one, as many classes do."""
+
+    def __deepcopy__(self, memo):
+        new = type(self).__new__(type(self))
+        memo[id(self)] = new
+        for name, value in self.__dict__.items():
+            new.__dict__[name] = copy.deepcopy(value, memo)
+        return new
+
+
+@pytest.mark.parametrize("kind", ["fx", "own"])
+def test_classes_that_copy_themselves(kind):
+    model: nn.Module = OwnCopy(nn.Linear(64, 64), nn.GELU())
+    if kind == "fx":
+        model = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(64, 64), nn.GELU()))
+    x = torch.randn(4, 64)
+    with cswap.install(model, **ALL) as handle:
+        copied = copy.deepcopy(model)
+        assert torch.equal(copied(x), model(x))
+        assert not any(is_marked(value) for value in copied.__dict__.values())
+        before = handle.stats.packed
+        model(x).sum().backward()
+        assert handle.stats.packed > before
+    assert torch.equal(copy.deepcopy(model)(x), copied(x))

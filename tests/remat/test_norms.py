@@ -12,6 +12,7 @@ from torch.nn import functional
 from cswap.errors import InternalError
 from cswap.remat import norms
 from cswap.remat.norms import (
+    TIMES_TO_COMPARE,
     Epsilons,
     batch_norm,
     group_norm,
@@ -365,3 +366,13 @@ def test_group_norm_of_statistics(order: torch.memory_format, sizes: tuple[int, 
     got = group_norm_of_statistics(x, weight, bias, mean, rstd, n, c, hxw, 2)
     assert got.stride() == want.stride()
     assert torch.allclose(got, want, atol=1e-5)
+
+
+def test_weights_in_one_storage_have_epsilons_of_their_own():
+    """As flat parameters of a sharded optimizer."""
+    epsilons, flat = Epsilons(), torch.ones(16)
+    first, second = flat[:8], flat[8:]
+    for _ in range(TIMES_TO_COMPARE):
+        epsilons.found(1e-5, first)
+    assert epsilons.known(first) == 1e-5
+    assert epsilons.known(second) is None

@@ -95,13 +95,15 @@ class LinkOut:
         measure = self._encodes[codec.name] % MEASURE_EVERY == 1
         encoded = device.submit(job, role="codec", after=(issued,), measure=measure)
         section.out = encoded
-        known = partial(self._size_known, handle, section, x.nbytes, [scratch], sizes, encoded)
+        # Not x: a callback would hold its memory until the host looks.
+        known = partial(
+            self._size_known, handle, section, x.nbytes, [scratch], sizes, encoded, bound, issued
+        )
         if encoded.error is not None or (sizes and isinstance(sizes[0], int)):
-            known(bound, x)
+            known(x)
         else:
             self._unsized.add(encoded)
-            # Not x: a callback would hold its memory until the host looks.
-            device.when(encoded, partial(known, bound))
+            device.when(encoded, known)
         return encoded if section.codec is codec else section.out
 
     def _size_known(
@@ -113,17 +115,18 @@ class LinkOut:
         sizes: list[int | LateSize],
         encoded: Event,
         bound: int,
+        issued: Event,
         x: torch.Tensor | None = None,
     ) -> None:
         # lent: the scratch that it was encoded into, of ``bound`` bytes, until that is given back.
-        # x: the section's elements, before anybody may have let go of them. After an interrupt this
-        # comes once more.
+        # x: the section's elements; None: later, when the tensor's own memory may have been let go.
+        # After an interrupt this comes once more.
         self._unsized.discard(encoded)
         free: Event | None = encoded  # after that the scratch is; None: it holds the encoding
         try:
             nbytes = self._size(section, sizes, encoded, bound)
         except Exception as error:
-            self._degrade(handle, section, x, encoded, error)
+            self._degrade(handle, section, x, encoded, issued, error)
         else:
             if encoded.measured:
                 section.encode_s = encoded.elapsed_s
@@ -163,10 +166,10 @@ class LinkOut:
         section: Section,
         x: torch.Tensor | None,
         after: Event,
+        issued: Event,
         error: Exception,
     ) -> None:
-        # x: see `_size_known`. None: it may be let go as soon as it has been encoded, so that a
-        # copy of it would come too late.
+        # x: see `_size_known`.
         raw = get_codec("raw")
         if not self._wanted(handle, section):
             return
@@ -175,12 +178,33 @@ class LinkOut:
         elif isinstance(error, MemoryError) or section.codec is raw:
             reason = "memory" if isinstance(error, MemoryError) else "raw:encode"
             self._keep(handle, reason, without_frames(error))
-        elif x is None:
-            self._keep(handle, f"{section.codec.name}:encode", without_frames(error))
         else:
             self._counters.fall_back(f"{section.codec.name}:encode", error)
             section.codec = raw
+            self._copy_instead(handle, section, x, after, issued)
+
+    def _copy_instead(
+        self,
+        handle: Handle,
+        section: Section,
+        x: torch.Tensor | None,
+        after: Event,
+        issued: Event,
+    ) -> None:
+        # x: see `_size_known`.
+        if x is not None:
             self._copy(handle, section, x, x.nbytes, after)
+            return
+        source = handle.source
+        if source is None:  # its owner has gone meanwhile
+            return
+        if handle.gathered:  # another thread's stream would have to gather it
+            self._keep(handle, "raw:encode", None)
+            return
+        x = section.of(handle.elements(source))
+        copied = self._copy(handle, section, x, x.nbytes, after)
+        if copied is not None:  # the tensor is let go when it has been encoded, and read longer
+            self._leaving.add(handle, x, copied, issued)
 
     def _copy(
         self, handle: Handle, section: Section, payload: torch.Tensor, nbytes: int, after: Event
