@@ -190,7 +190,10 @@ class Recomputer:
     def _decode(self, encoded: Encoded) -> torch.Tensor:
         in_line, codec = encoded.lane.executor.in_line, encoded.codec
         assert in_line is not None  # it made the encoding
-        memory, seconds = in_line.decode(encoded.encoding, codec, encoded.recipe, encoded.nbytes)
+        recipe, dtype = encoded.recipe, encoded.dtype
+        # In its own layout: a view is one more tensor to make, and to let go.
+        sizes = recipe.sizes if recipe.contiguous else encoded.nbytes // dtype.itemsize
+        memory, seconds = in_line.decode(encoded.encoding, codec, dtype, sizes)
         self._counters.decodes.append((codec.name, seconds))
         notes = encoded.notes
         if notes is not None:

@@ -302,7 +302,7 @@ def with_a_goal(wrap):
         goals.extend(handle.goal for handle in handles)
         for handle in handles:
             trials = handle.engine._state.recomputer.trials.by_site
-            products.extend(operator for _, operator, _ in trials if "mm" in operator)
+            products.extend(operator for _, operator, *_ in trials if "mm" in operator)
             handle.remove()
         return found
 

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from cswap.codecs.base import Codec
     from cswap.devices.base import Device, Event
-    from cswap.engine.recipe import Recipe
     from cswap.engine.transfer.ahead import Ahead
     from cswap.engine.transfer.notes import Notes
     from cswap.errors import CorruptEncodingError
@@ -29,11 +28,23 @@ NOWHERE: Final = -1
 """Position and step of a tensor that has not been given one."""
 
 
+class Shape(Protocol):
+    """Of a tensor.
+
+    Attributes:
+        sizes: its sizes.
+        contiguous: whether its elements lie in their order, without gaps.
+    """
+
+    sizes: torch.Size
+    contiguous: bool
+
+
 class CopyOwner(Protocol):
     """Stands for the tensor in autograd's graph.
 
     Attributes:
-        recipe: of its place; it has the tensor's layout.
+        recipe: the tensor's shape.
         source: the tensor's own memory, as it is or [n] flat; None once it has been let go.
         copy: on the host, or on its way there.
         dtype: of the tensor.
@@ -41,7 +52,11 @@ class CopyOwner(Protocol):
         uses: how often it was asked for.
     """
 
-    recipe: Recipe
+    @property
+    def recipe(self) -> Shape:
+        """See above."""
+        ...
+
     source: torch.Tensor | None
     copy: HostCopy
     dtype: torch.dtype

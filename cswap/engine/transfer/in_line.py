@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     import torch
 
     from cswap.codecs.base import ByAddress, Codec, EncodeKey
-    from cswap.engine.recipe import Recipe
     from cswap.engine.transfer.resources import Resources
 
 MOST_KINDS: Final = 1 << 12
@@ -119,15 +118,15 @@ class InLine:
         return None if loan is None else (loan.buffer, nbytes, _now() - start_s, way)
 
     def decode(
-        self, encoding: Encoding, codec: Codec, recipe: Recipe, nbytes: int
+        self, encoding: Encoding, codec: Codec, dtype: torch.dtype, sizes: int | torch.Size
     ) -> tuple[torch.Tensor, float]:
         """The elements, in the tensor's layout or flat, and the seconds that this took.
 
         Args:
             encoding: of the tensor.
             codec: that made it.
-            recipe: of the tensor.
-            nbytes: of the elements.
+            dtype: of the elements.
+            sizes: of the tensor, if it is contiguous; else the number of elements.
 
         Raises:
             CorruptEncodingError: the codec cannot decode it.
@@ -135,13 +134,12 @@ class InLine:
         """
         start_s = _now()
         buffer, used, _, way = encoding
-        dtype = recipe.dtype
-        # A view is one more tensor to make, and to let go.
-        whole = way is not None and recipe.contiguous
+        if way is None and not isinstance(sizes, int):
+            sizes = sizes.numel()
         try:
-            out = self._device.allocate(dtype, recipe.sizes if whole else nbytes // dtype.itemsize)
+            out = self._device.allocate(dtype, sizes)
         except RuntimeError as error:  # torch's, for a CPU's memory as well
-            raise MemoryError(f"swap-in of {nbytes} bytes: {error}") from None
+            raise MemoryError(f"swap-in of {sizes} elements: {error}") from None
         if way is None:
             codec.decode_flat(buffer[:used], out, stream=self._stream)
         else:

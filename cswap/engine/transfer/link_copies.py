@@ -180,7 +180,7 @@ class LinkCopies:
         if copy.codec is not None and copy.buffer is None:
             self._encodings.await_size(copy)
         recipe = owner.recipe
-        whole = copy.codec is None and recipe.contiguous  # else see `InLine.decode`
+        whole = copy.codec is None and recipe.contiguous
         sizes = recipe.sizes if whole else nbytes // owner.dtype.itemsize
         try:
             result = device.allocate(owner.dtype, sizes)
