@@ -13,8 +13,8 @@ nothing else than to compute, from what it was given the first time:
 * Parameters, buffers and modes are those of the first time: `torch.func.functional_call` takes
   its own away, and a program may change the mode before backward. A parameter or buffer that was
   modified since raises, as without recomputation.
-* Batch norms that keep running statistics would count a batch twice: they have copies of these,
-  which changes no output.
+* Batch and instance norms that keep running statistics would count a batch twice: they have copies
+  of these, which changes no output.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
+from torch import nn
 from torch.compiler import is_compiling
-from torch.nn import BatchNorm1d, BatchNorm2d, BatchNorm3d
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import checkpoint
@@ -35,8 +35,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
-NORMS: Final = (BatchNorm1d, BatchNorm2d, BatchNorm3d)
-"""Modules that write statistics in their forward, and do not read them there."""
+NORMS: Final = (
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
+    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
+)
+"""Modules that write statistics in a forward in training, and do not read them there."""
 
 
 class _Held(NamedTuple):

@@ -140,15 +140,26 @@ def test_a_keyword_that_was_modified_raises():
         gradients("plain", modifies, again=True)
 
 
-def test_a_batch_norm_counts_a_batch_once():
-    torch.manual_seed(0)
-    norm = nn.BatchNorm1d(N)
-    model = nn.Sequential(nn.Sequential(nn.Linear(N, N), norm), nn.Linear(N, 1))
-    recomputed = Recomputed(model, ["0"])
-    for n in range(3):
-        model(torch.randn(8, N)).sum().backward()
-        assert norm.num_batches_tracked == n + 1
-    recomputed.remove()
+NORMS = {
+    "batch": lambda: nn.BatchNorm1d(N),
+    "instance": lambda: nn.InstanceNorm1d(N, track_running_stats=True),
+}
+
+
+@pytest.mark.parametrize("kind", NORMS)
+def test_a_norm_counts_a_batch_once(kind):
+    found = []
+    for paths in ([], ["0"]):
+        torch.manual_seed(0)
+        norm = NORMS[kind]()
+        model = nn.Sequential(nn.Sequential(nn.Conv1d(N, N, 1), norm), nn.Conv1d(N, 1, 1))
+        recomputed = Recomputed(model, paths)
+        for _ in range(3):
+            model(torch.randn(8, N, 4)).sum().backward()
+        recomputed.remove()
+        found.append((norm.running_mean, norm.running_var, norm.num_batches_tracked))
+    for once, again in zip(*found, strict=True):
+        assert torch.equal(once, again)
 
 
 KINDS = {

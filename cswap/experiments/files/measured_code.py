@@ -72,7 +72,9 @@ MEASURED: Final[dict[str, tuple[str, ...]]] = {
         "bench/workloads/methods.py",
     ),
     "workloads": (*_ENGINE, "bench/frameworks", _METERS),
-    "fit": (*_ENGINE, "cswap/fit", "bench/fit", _METERS, *_WORKLOADS),
+    "fit": (
+        *(*_ENGINE, "cswap/fit", "cswap/second_forward.py", "bench/fit", _METERS, *_WORKLOADS),
+    ),
     "alone": (
         *(*_ENGINE, "bench/alone", "!bench/alone/report.py", "bench/fit/models.py", *_WORKLOADS),
         "bench/workloads/methods.py",
