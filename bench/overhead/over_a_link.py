@@ -69,14 +69,26 @@ class _Late(Codec):
         pass
 
 
-class _Stream:
+class IdleStream:
+    """A stream on which nothing is ever under way; it is its own event."""
+
     threads = 1
 
     def __init__(self, *_: object, **__: object) -> None:
         self.cuda_stream = id(self)
 
     def wait_event(self, event: object) -> None:
-        pass
+        """Nothing is waited for."""
+
+    def wait_stream(self, stream: object) -> None:
+        """Nor here."""
+
+    def record_event(self) -> object:
+        """An event that has fired."""
+        return self
+
+    def synchronize(self) -> None:
+        """Nor here."""
 
 
 class _Event:
@@ -98,7 +110,7 @@ class _Event:
 
 def _streams() -> SimpleNamespace:
     # For cswap.cuda_streams.
-    compute = _Stream()
+    compute = IdleStream()
     return SimpleNamespace(
         current=lambda _index: compute,
         before=lambda _index: None,
@@ -111,7 +123,7 @@ def _streams() -> SimpleNamespace:
 def _stub() -> SimpleNamespace:
     # What the device's modules use of torch.
     cuda = SimpleNamespace(
-        Stream=_Stream,
+        Stream=IdleStream,
         Event=_Event,
         device=lambda _index: nullcontext(),
         OutOfMemoryError=torch.cuda.OutOfMemoryError,

@@ -18,7 +18,7 @@ import torch
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 
 from bench.overhead.hook_costs import Cost, cost_of
-from bench.overhead.over_a_link import LATE, NUMEL, SETTLING, TENSORS, idle_device
+from bench.overhead.over_a_link import LATE, NUMEL, SETTLING, TENSORS, IdleStream, idle_device
 from bench.workloads.methods import why_missing
 from bench.workloads.modes import PINS
 from cswap.config import SwapConfig
@@ -54,27 +54,13 @@ class _Saves(torch.autograd.Function):
         return gradient, None
 
 
-class _Stream:
-    def wait_stream(self, stream: object) -> None:
-        pass
-
-    def wait_event(self, event: object) -> None:
-        pass
-
-    def record_event(self) -> object:
-        return self
-
-    def synchronize(self) -> None:
-        pass
-
-
 class _Torch:
     # What the peers' modules see of torch: a device that is the CPU, and never busy.
 
     def __init__(self) -> None:
-        stream = _Stream()
+        stream = IdleStream()
         self.cuda = SimpleNamespace(
-            Stream=_Stream,
+            Stream=IdleStream,
             stream=lambda _stream: nullcontext(),
             default_stream=lambda: stream,
             current_stream=lambda: stream,

@@ -181,30 +181,21 @@ class LinkOut:
         else:
             self._counters.fall_back(f"{section.codec.name}:encode", error)
             section.codec = raw
-            self._copy_instead(handle, section, x, after, issued)
+            own = self._elements_now(handle, section) if x is None else x
+            copied = None if own is None else self._copy(handle, section, own, own.nbytes, after)
+            if x is None and own is not None and copied is not None:
+                # It is let go when it has been encoded, and read longer than that.
+                self._leaving.add(handle, own, copied, issued)
 
-    def _copy_instead(
-        self,
-        handle: Handle,
-        section: Section,
-        x: torch.Tensor | None,
-        after: Event,
-        issued: Event,
-    ) -> None:
-        # x: see `_size_known`.
-        if x is not None:
-            self._copy(handle, section, x, x.nbytes, after)
-            return
+    def _elements_now(self, handle: Handle, section: Section) -> torch.Tensor | None:
+        # Of a section of a leaving handle; None: its owner has gone, or it is to stay.
         source = handle.source
-        if source is None:  # its owner has gone meanwhile
-            return
+        if source is None:
+            return None
         if handle.gathered:  # another thread's stream would have to gather it
             self._keep(handle, "raw:encode", None)
-            return
-        x = section.of(handle.elements(source))
-        copied = self._copy(handle, section, x, x.nbytes, after)
-        if copied is not None:  # the tensor is let go when it has been encoded, and read longer
-            self._leaving.add(handle, x, copied, issued)
+            return None
+        return section.of(handle.elements(source))
 
     def _copy(
         self, handle: Handle, section: Section, payload: torch.Tensor, nbytes: int, after: Event
