@@ -284,9 +284,11 @@ class LinkOut:
         # See `_copy`.
         if self._disk is not None:
             return self._spill(handle, section, payload, nbytes, after)
-        return self._hold(handle, section, payload, nbytes, after, "host_limit", "no spill_dir")
+        return self._keep_encoding(
+            handle, section, payload, nbytes, after, "host_limit", "no spill_dir"
+        )
 
-    def _hold(
+    def _keep_encoding(
         self,
         handle: Handle,
         section: Section,
@@ -318,7 +320,7 @@ class LinkOut:
         try:
             passing = self._device.host_memory(max(nbytes, 1))[:nbytes]
         except MemoryError as error:
-            return self._hold(handle, section, payload, nbytes, after, "disk", error)
+            return self._keep_encoding(handle, section, payload, nbytes, after, "disk", error)
         copied = self._submit_copy(section, passing, payload, nbytes, (after,))
         with self._lock:
             section.passing, section.nbytes, section.out = passing, nbytes, copied
