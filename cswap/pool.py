@@ -14,7 +14,8 @@ import threading
 import weakref
 from collections import OrderedDict, deque
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from math import inf
+from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
 
@@ -42,16 +43,19 @@ class Event(Protocol):
         ...
 
 
-class Loan(NamedTuple):
+class Loan:
     """A buffer taken from a pool.
 
     Attributes:
         buffer: [>= the bytes asked for] uint8.
         after: it may be written once this has fired; None: now.
+        known: what the pool knows of the buffer.
     """
 
-    buffer: torch.Tensor
-    after: Event | None
+    __slots__ = ("after", "buffer", "known")
+
+    def __init__(self, buffer: torch.Tensor, after: Event | None, known: _Known) -> None:
+        self.buffer, self.after, self.known = buffer, after, known
 
 
 @lru_cache(maxsize=4096)
@@ -100,16 +104,23 @@ class Allowance:
             self._used = used_bytes
 
 
-class _Lent(weakref.ref[torch.Tensor]):
-    """Notices a buffer that dies instead of being given back, as an interrupt makes it.
+class _Known(weakref.ref[torch.Tensor]):
+    """One buffer, from its birth to its death, which need not come while it is idle.
 
-    Its callback is a deque's ``append``: no Python code runs where a tensor dies.
+    It notices one that dies instead of being given back, as an interrupt makes it. Its callback is
+    a deque's ``append``: no Python code runs where a tensor dies.
+
+    Attributes:
+        key: of the buffer among the pool's.
+        size: in bytes.
+        is_lent: whether somebody has taken it.
     """
 
-    __slots__ = ("key", "size")
+    __slots__ = ("is_lent", "key", "size")
 
     key: int
     size: int
+    is_lent: bool
 
 
 class BufferPool:
@@ -121,6 +132,7 @@ class BufferPool:
 
     Attributes:
         raises: whether `take` raises where there is no more memory, rather than give None.
+        is_limited: whether an allowance limits what it hands out.
         enough_bytes: see `__init__`; may change.
     """
 
@@ -151,6 +163,7 @@ class BufferPool:
         self._allocate = allocate
         self._idle_share = idle_share
         self._allowance = Allowance(None) if allowance is None else allowance
+        self.is_limited = self._allowance.limit is not None
         self.enough_bytes = enough_bytes
         self._discard = discard
         self._size_of = size_of
@@ -158,7 +171,9 @@ class BufferPool:
         self._idle: OrderedDict[int, deque[Loan]] = OrderedDict()
         self._idle_bytes = 0
         self._closed = False
-        self._lent: dict[int, _Lent] = {}
+        # Idle bytes up to which no buffer has to go when one comes back.
+        self._unasked_bytes = inf if idle_share >= 1 else ALWAYS_IDLE
+        self._known: dict[int, _Known] = {}
         self._dead: deque[weakref.ref[torch.Tensor]] = deque()
         self._in_use_bytes = 0
         self.peak_bytes = 0
@@ -173,7 +188,7 @@ class BufferPool:
         if self._dead:
             self._note_deaths()
         # Whoever shares the allowance has none to lose, and none is asked where there is no limit.
-        limited = self._allowance.limit is not None
+        limited = self.is_limited
         if limited and not self._allowance.reserve(size):
             return None
         try:
@@ -184,12 +199,16 @@ class BufferPool:
                 if buffers and (buffers[0].after is None or self._may_take(buffers[0], size)):
                     # The newest is in the cache; on a device the oldest is free first.
                     loan = buffers.pop() if buffers[-1].after is None else buffers.popleft()
-                    self._idle_bytes -= loan.buffer.numel()
-                    self._lend(loan.buffer)
+                    known = loan.known
+                    known.is_lent = True
+                    self._idle_bytes -= known.size
+                    self._in_use_bytes = in_use = self._in_use_bytes + known.size
+                    if in_use > self.peak_bytes:
+                        self.peak_bytes = in_use
                     return loan
-            loan = Loan(self._allocate(size), None)
+            buffer = self._allocate(size)
             with self._lock:
-                self._lend(loan.buffer)
+                loan = Loan(buffer, None, self._learn(buffer))
                 if self._idle_bytes:
                     self._shrink()
         except BaseException as error:
@@ -207,22 +226,33 @@ class BufferPool:
             buffer: that nobody will issue work on any more.
             after: when the work issued on it has been done; None: it has been.
         """
+        known = self._known.get(id(buffer))
+        if known is not None and known() is buffer:
+            self.put_back(Loan(buffer, after, known))
+
+    def put_back(self, loan: Loan) -> None:
+        """Return what `take` gave; a second time does nothing.
+
+        Args:
+            loan: nobody will issue work on its buffer any more, and has issued it before ``after``.
+        """
+        known = loan.known
         with self._lock:
-            lent = self._lent.pop(id(buffer), None)
-            if lent is None:
+            if not known.is_lent:
                 return
-            size = lent.size
+            known.is_lent = False
+            size = known.size
             self._in_use_bytes -= size
             self._idle_bytes += size
             idle = self._idle.get(size)
             if idle is None:
                 idle = self._idle[size] = deque()
-            idle.append(Loan(buffer, after))
+            idle.append(loan)
             self._idle.move_to_end(size)
             # Else no limit can be below it: what is in use and what is idle are as much as before.
-            if self._closed or (self._idle_share < 1 and self._idle_bytes > ALWAYS_IDLE):
+            if self._idle_bytes > self._unasked_bytes:
                 self._shrink()
-        if self._allowance.limit is not None:
+        if self.is_limited:
             self._allowance.release(size)
 
     def clear(self) -> None:
@@ -241,19 +271,18 @@ class BufferPool:
         """Add up the bytes again, after an interrupt between two statements."""
         self._note_deaths()
         with self._lock:
-            self._lent = {key: lent for key, lent in self._lent.items() if lent() is not None}
-            self._in_use_bytes = sum(lent.size for lent in self._lent.values())
+            alive = {key: known for key, known in self._known.items() if known() is not None}
+            idle = {id(loan.buffer) for loans in self._idle.values() for loan in loans}
+            for known in alive.values():
+                known.is_lent = known.key not in idle
+            self._known = alive
+            self._in_use_bytes = sum(known.size for known in alive.values() if known.is_lent)
             self._idle_bytes = sum(size * len(loans) for size, loans in self._idle.items())
 
     def close(self) -> None:
         """Keep nothing idle from here on; buffers that are in use may still be given back."""
-        self._closed = True
+        self._closed, self._unasked_bytes = True, 0
         self.clear()
-
-    @property
-    def is_limited(self) -> bool:
-        """Whether an allowance limits what it hands out."""
-        return self._allowance.limit is not None
 
     @property
     def in_use_bytes(self) -> int:
@@ -279,34 +308,36 @@ class BufferPool:
             return True
         return self._in_use_bytes + self._idle_bytes + size > self.enough_bytes
 
-    def _lend(self, buffer: torch.Tensor) -> None:
-        # Under the lock.
-        key = id(buffer)
-        if key in self._lent:  # of a buffer that died at this address
-            self._forget(self._lent.pop(key))
-        lent = _Lent(buffer, self._dead.append)
-        lent.key, lent.size = key, buffer.numel()
-        self._lent[key] = lent
-        self._in_use_bytes += lent.size
+    def _learn(self, buffer: torch.Tensor) -> _Known:
+        # Under the lock. A new buffer, which is lent.
+        key, size = id(buffer), buffer.numel()
+        if key in self._known:  # of a buffer that died at this address
+            self._forget(self._known.pop(key))
+        known = self._known[key] = _Known(buffer, self._dead.append)
+        known.key, known.size, known.is_lent = key, size, True
+        self._in_use_bytes += size
         if self._in_use_bytes > self.peak_bytes:
             self.peak_bytes = self._in_use_bytes
+        return known
 
     def _note_deaths(self) -> None:
         while self._dead:
             try:
-                lent = self._dead.popleft()
+                known = self._dead.popleft()
             except IndexError:  # another thread took it
                 return
-            assert isinstance(lent, _Lent)
+            assert isinstance(known, _Known)
             with self._lock:
-                if self._lent.get(lent.key) is lent:  # else its address serves another buffer
-                    self._forget(self._lent.pop(lent.key))
+                if self._known.get(known.key) is known:  # else its address serves another buffer
+                    self._forget(self._known.pop(known.key))
 
-    def _forget(self, lent: _Lent) -> None:
-        # Under the lock.
-        self._in_use_bytes -= lent.size
-        if self._allowance.limit is not None:
-            self._allowance.release(lent.size)
+    def _forget(self, known: _Known) -> None:
+        # Under the lock. One that was idle is not counted any more.
+        if known.is_lent:
+            known.is_lent = False
+            self._in_use_bytes -= known.size
+            if self.is_limited:
+                self._allowance.release(known.size)
 
     def _shrink(self) -> None:
         idle = 0 if self._closed else max(ALWAYS_IDLE, int(self._idle_share * self.peak_bytes))

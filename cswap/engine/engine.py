@@ -14,6 +14,7 @@ from cswap.engine.packer import Packer
 from cswap.engine.saved.eligibility import is_tracing
 from cswap.engine.saved.packed import Token
 from cswap.engine.short_way import STEPS, ShortWay
+from cswap.engine.standing import StandingOrders
 from cswap.engine.state import EngineState
 from cswap.engine.unpacker import Unpacker
 from cswap.stats.stats_file import make_record
@@ -77,7 +78,9 @@ class SwapEngine:
         self.packer = Packer(state, short_way)
         self._unpacker = Unpacker(state, short_way, self._end_backward)
         # Attributes, not methods: a call less for each saved tensor.
-        self.pack, self.unpack = self.packer.pack, self._unpacker.unpack
+        standing = StandingOrders(state, self.packer, self._unpacker)
+        short_way.learn = standing.learn
+        self.pack, self.unpack = standing.pack, standing.unpack
         self.pass_through = Packer.pass_through
 
     # ----------------------------------------------------------------- hooks

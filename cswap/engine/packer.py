@@ -27,7 +27,7 @@ from cswap.engine.saved.without_handle import WithoutHandle
 from cswap.engine.sender import Sender
 from cswap.engine.sharing import Sharing
 from cswap.engine.step_notes import StepNotes
-from cswap.engine.transfer.handle import State
+from cswap.engine.transfer.handle import State, nothing_of
 from cswap.log import log
 from cswap.ranks import local_part
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from cswap.engine.saved.packed import Token
     from cswap.engine.saved.rest import Rest
     from cswap.engine.short_way import ShortWay
+    from cswap.engine.standing import StandingOrders
     from cswap.engine.state import EngineState
     from cswap.schema.plan import Decision
 
@@ -57,12 +58,24 @@ def _kept(tensor: torch.Tensor, kind: type[Kept] = Kept) -> Kept:
         return Packer.pass_through(tensor, kind)
 
 
+def _is_as_new(tensor: torch.Tensor) -> bool:
+    # Whether a new tensor of the sizes has these strides: those of sizes of one, too, on which the
+    # way of a matrix product depends, and so the last bit.
+    step = 1
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+        if stride != step:
+            return False
+        step *= max(size, 1)
+    return True
+
+
 class Packer:
     """Packs the tensors of one engine.
 
     Attributes:
         book: its recipes.
         notes: what the advisor is told of its steps.
+        standing: for the tensors that need the fewest questions; None: all are asked everything.
     """
 
     def __init__(self, state: EngineState, short_way: ShortWay) -> None:
@@ -84,16 +97,17 @@ class Packer:
         self._follower = state.follower
         self._limit = state.advisor.limit
         self.notes = StepNotes(state, self.book)
+        self.standing: StandingOrders | None = None
         self._reports = self.notes.reports
         self._rested = state.counters.rested
         self._warned_of_capture = False
 
     def pack(self, tensor: torch.Tensor) -> Kept | PackedView | WithoutHandle:
         """See `SwapEngine.pack`."""
-        # Most tensors stay: parameters and small ones take a way with few calls.
-        chooser = self._state.chooser
-        start_s = 0.0 if chooser is None else _now()
         try:
+            # Most tensors stay: parameters and small ones take a way with few calls.
+            chooser = self._state.chooser
+            start_s = 0.0 if chooser is None else _now()
             kind = type(tensor)
             packed: Kept | PackedView | WithoutHandle
             if (kind is not _Tensor and kind is not Parameter) or _is_tracing():
@@ -196,6 +210,8 @@ class Packer:
         with self._lock:
             self._order.begin_step()
             self._window.begin_step()
+        if self.standing is not None:
+            self.standing.begin_step()
 
     @staticmethod
     def pass_through(tensor: torch.Tensor, kind: type[Kept] = Kept) -> Kept:
@@ -238,7 +254,7 @@ class Packer:
         site = Site(scope.path, scope.kind, operator, producer(tensor), scope.codec)
         recipe = Recipe(
             scope, tensor.dtype, tensor.shape, tensor.stride(), tensor.device,
-            tensor.is_contiguous(), self.book.role(tensor, operator), site=site,
+            _is_as_new(tensor), self.book.role(tensor, operator), site=site,
         )  # fmt: skip
         recipe.keep = scope.keep or reason_to_keep(tensor)
         if recipe.keep is not None:
@@ -252,6 +268,7 @@ class Packer:
             recipe.keep = "parameter"
         else:
             recipe.tolerance = state.advisor.tolerance_of(tensor, site)
+            recipe.nothing = nothing_of(recipe.dtype, recipe.device)
         return recipe
 
     # ----------------------------------------------------------------- handles

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from cswap.advisor.call_site import Site
@@ -27,12 +27,13 @@ class Recipe:
         sizes: its sizes.
         strides: its strides.
         device: where it is.
-        contiguous: whether its elements lie in the order of its sizes, without gaps.
+        contiguous: whether a new tensor of these sizes has the same strides.
         role: operator that saves it, and the one that made it; empty where nothing may be lossy.
         keep: why such tensors stay, or None.
         lane: of its device; None if they stay.
         site: for the advisor.
         tolerance: for errors (cswap/codecs/tolerance.py).
+        nothing: no elements, of that dtype and device. Of tensors that may leave.
     """
 
     scope: Scope
@@ -46,3 +47,4 @@ class Recipe:
     lane: Lane | None = None
     site: Site = NOWHERE
     tolerance: int = EXACT
+    nothing: torch.Tensor = field(init=False)

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
 
     from cswap.codecs.base import Codec
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from cswap.engine.saved.module_stack import Scope
     from cswap.engine.saved.rest import Rest
     from cswap.engine.saved.without_handle import SharedUse
+    from cswap.engine.standing import Order
     from cswap.engine.transfer.notes import Notes
     from cswap.remat.record import Formula, Remat
 
@@ -49,6 +52,7 @@ class Place:
         notes: that were taken of its encoding.
         saved_by: of the place that saves this place's tensors first, if they have no handles.
         choice: of a goal, for the last tensor; None: there is none.
+        order: by which the next tensor may go (standing.py).
     """
 
     recipe: Recipe
@@ -62,6 +66,7 @@ class Place:
     notes: Notes | None = None
     saved_by: SharedUse | None = None
     choice: Choice | None = None
+    order: Order | None = None
 
     def note(self, remat: Remat | None) -> None:
         """The tensor that is saved here now can be computed again like this; None: it cannot."""
@@ -70,13 +75,32 @@ class Place:
             self.formula, self.worth_at, self.shared_use = formula, None, None
 
 
+class ThreadPlaces:
+    """The places of one thread's steps.
+
+    Attributes:
+        next: number of the one that comes next.
+        places: in order.
+    """
+
+    __slots__ = ("next", "places")
+
+    def __init__(self) -> None:
+        self.next = 0
+        self.places: list[Place] = []
+
+
 class RecipeBook:
     """Recipes by position in the step, and by call site. One sequence per thread.
 
     Attributes:
         learned: whether a recipe was made since somebody set this to False.
         version: grows when all is forgotten.
+        begun: sequence of the thread that has begun a step last.
+        orders: of its places, those that stand in this step (standing.py).
     """
+
+    __slots__ = ("_by_role", "_here", "_known", "begun", "learned", "orders", "version")
 
     def __init__(self, *, by_role: bool) -> None:
         """Args: by_role: tell call sites apart by operators, too."""
@@ -84,15 +108,19 @@ class RecipeBook:
         self.version = 0
         self._by_role = by_role
         self._known: dict[tuple[object, ...], Recipe] = {}
-        self._here = _Sequence()
+        self._here = _Here()
+        self.begun = self._here.sequence
+        self.orders: Sequence[Order | None] = ()
 
     def begin_step(self) -> None:
         """Expect the first tensor of a step in this thread."""
-        self._here.next = 0
+        self.begun = here = self._here.sequence
+        here.next = 0
+        self.orders = ()
 
     def next_place(self) -> Place | None:
         """The place that comes next in this thread; counts it. It may be another tensor's."""
-        here = self._here
+        here = self._here.sequence
         n, places = here.next, here.places
         here.next = n + 1
         return places[n] if n < len(places) else None
@@ -100,26 +128,26 @@ class RecipeBook:
     @property
     def position(self) -> int:
         """Number of the place that comes next in this thread."""
-        return self._here.next
+        return self._here.sequence.next
 
     @property
     def last_place(self) -> Place | None:
         """The place of the tensor that was asked for last in this thread."""
-        here = self._here
+        here = self._here.sequence
         return here.places[here.next - 1] if 0 < here.next <= len(here.places) else None
 
     def place_at(self, number: int) -> Place | None:
         """The n-th place of a step in this thread."""
-        places = self._here.places
+        places = self._here.sequence.places
         return places[number] if number < len(places) else None
 
     def skip(self, n: int) -> None:
         """The next ``n`` tensors of this thread come without being asked for."""
-        self._here.next += n
+        self._here.sequence.next += n
 
     def go_to(self, number: int) -> None:
         """The next tensor of this thread is expected to be that of the n-th place."""
-        self._here.next = number
+        self._here.sequence.next = number
 
     def is_of(self, place: Place, tensor: torch.Tensor, scope: Scope, operator: str) -> bool:
         """Whether this tensor is the one that is expected at a place."""
@@ -147,7 +175,7 @@ class RecipeBook:
 
     def place(self, recipe: Recipe, nbytes: int) -> Place:
         """This recipe is the one to be expected where the last tensor was, of so many bytes."""
-        here, place = self._here, Place(recipe, nbytes)
+        here, place = self._here.sequence, Place(recipe, nbytes)
         n = here.next - 1
         if n < len(here.places):
             here.places[n] = place
@@ -164,17 +192,17 @@ class RecipeBook:
         self.learned = True
         self.version += 1
         self._known.clear()
-        self._here = _Sequence()
+        self._here = _Here()
+        self.begun, self.orders = self._here.sequence, ()
 
     def _key(self, tensor: torch.Tensor, scope: Scope, operator: str) -> tuple[object, ...]:
         role = self.role(tensor, operator)
         return (scope, tensor.dtype, tensor.shape, tensor.stride(), tensor.device, role)
 
 
-class _Sequence(threading.local):
+class _Here(threading.local):
     def __init__(self) -> None:
-        self.next = 0
-        self.places: list[Place] = []
+        self.sequence = ThreadPlaces()
 
 
 def producer(tensor: torch.Tensor) -> str:

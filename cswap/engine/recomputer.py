@@ -185,22 +185,7 @@ class Recomputer:
             assert copies is not None  # it made the copy
             return copies.memory(first)
         assert isinstance(first, Encoded)  # the others refer to one of these
-        return self._decode(first)
-
-    def _decode(self, encoded: Encoded) -> torch.Tensor:
-        in_line, codec = encoded.lane.executor.in_line, encoded.codec
-        assert in_line is not None  # it made the encoding
-        recipe, dtype = encoded.recipe, encoded.dtype
-        # In its own layout: a view is one more tensor to make, and to let go.
-        sizes = recipe.sizes if recipe.contiguous else encoded.nbytes // dtype.itemsize
-        memory, seconds = in_line.decode(encoded.encoding, codec, dtype, sizes)
-        self._counters.decodes.append((codec.name, seconds))
-        notes = encoded.notes
-        if notes is not None:
-            encoded.notes = None
-            _, _, encode_s, _ = encoded.encoding
-            notes.note_round_trip(codec.name, encode_s + seconds)
-        return memory
+        return first.in_line.decode(first)
 
     def _bring(self, remat: Remat, *, again: bool) -> tuple[list[torch.Tensor], bool]:
         # The inputs, and whether they have the bits that they had. again: they will be asked for

@@ -40,6 +40,7 @@ import torch
 
 from cswap.advisor.site_history import Advice
 from cswap.codecs.base import DEFAULT_KEY, EncodeKey
+from cswap.codecs.tolerance import EXACT, needed_tolerance
 from cswap.engine.order.step_order import NO_BACKWARD
 from cswap.engine.recomputer import are_aligned
 from cswap.engine.saved.aliases import ALIGNMENT, flat_whole, is_saved_again, whole_address
@@ -53,6 +54,8 @@ from cswap.ranks import must_agree
 from cswap.stats.counters import SAVED
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from cswap.codecs.base import Codec
     from cswap.engine.recipes import Place
     from cswap.engine.saved.without_handle import SharedUse
@@ -72,7 +75,11 @@ STEPS: Final = 64
 
 
 class ShortWay:
-    """Packs and unpacks the tensors of one engine that have no handles."""
+    """Packs and unpacks the tensors of one engine that have no handles.
+
+    Attributes:
+        learn: makes the order of a place (standing.py).
+    """
 
     def __init__(self, state: EngineState) -> None:
         """Args: state: the engine's."""
@@ -81,6 +88,7 @@ class ShortWay:
         self._recomputer, self._advisor = state.recomputer, state.advisor
         self._limit = state.advisor.limit
         self._results = state.results
+        self.learn: Callable[[torch.Tensor, Place, Encoded], None] | None = None
 
     def pack(self, tensor: torch.Tensor, place: Place) -> WithoutHandle | None:
         """The packed object of a tensor; None: it goes the whole way.
@@ -112,6 +120,8 @@ class ShortWay:
                 self._order.add_copy(packed.copy)
         if shared_use.again:
             packed.expect_others(tensor)
+        if place.order is None and self.learn is not None and isinstance(packed, Encoded):
+            self.learn(tensor, place, packed)
         packed.took_s = took_s = _now() - start_s
         self._counters.leaving_s += took_s
         return packed
@@ -154,13 +164,16 @@ class ShortWay:
         encoding = self._encode(tensor, address, codec, in_line) if address else None
         if encoding is None:
             return None
-        packed = Encoded(tensor, place.recipe, codec, encoding, lane, shared_use)
+        tolerance = EXACT if codec.lossless else needed_tolerance(codec)
+        packed = Encoded(tensor, place.recipe, lane, shared_use, nbytes, tolerance=tolerance)
+        packed.codec, packed.encoding, packed.notes = codec, encoding, None
+        packed.in_line = in_line
         packed.aligned = address % ALIGNMENT == 0
-        buffer, used, seconds, _ = encoding
+        loan, used, seconds, _ = encoding
         moves = self._counters.moves
         moves.append((nbytes, 0, *SAVED))  # until it was encoded
-        moves.append((-nbytes, buffer.numel(), 0, codec.name, nbytes, used, seconds))
-        self._state.reclaimer.watch_encoding(packed, buffer, in_line.host)
+        moves.append((-nbytes, loan.known.size, 0, codec.name, nbytes, used, seconds))
+        self._state.reclaimer.watch_encoding(packed, loan, in_line.host)
         notes = place.notes
         if notes is not None and notes.learns:
             notes.note_encoded(codec.name, nbytes, used)

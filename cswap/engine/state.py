@@ -134,7 +134,8 @@ class EngineState:
         """Release the dead. After an interrupt, add up again. Args: see `Reclaimer.collect`."""
         try:
             self.reclaimer.collect(in_step=in_step)
-            self.results.tidy()
+            if self.results.waiting:
+                self.results.tidy()
             if self.interrupted or self.counters.interrupted:
                 self._add_up_again()
                 self.interrupted = False

@@ -32,10 +32,17 @@ class StepNotes:
         limit = state.advisor.limit
         self.reports = None if limit is None else limit.reports
         self._unseen_bytes = 0  # of tensors that rest, in a step that reports
+        self._begun = -1  # number of the step that has begun last
         self._ended = self._moment()
 
     def begin(self) -> None:
-        """The first tensor of a step is being saved: the step begins, for a plan, too."""
+        """The first tensor of a step is being saved, or will be: the step begins, for a plan, too.
+
+        A second time in a step does nothing.
+        """
+        if self._begun == self._order.step:
+            return
+        self._begun = self._order.step
         self._unseen_bytes = 0
         self._state.follower.begin_step()
         moment = self._moment()  # first, since it counts what was not counted yet

@@ -41,7 +41,11 @@ _current_node = torch._C._current_autograd_node  # noqa: SLF001
 
 
 class Unpacker:
-    """Unpacks the tensors of one engine."""
+    """Unpacks the tensors of one engine.
+
+    Attributes:
+        backward: torch's number of the one that has asked last.
+    """
 
     def __init__(self, state: EngineState, short_way: ShortWay, at_end: Callable[[], None]) -> None:
         """Args: state, short_way: the engine's; at_end: called at the end of every backward."""
@@ -54,17 +58,18 @@ class Unpacker:
         self._short = short_way
         self._recomputer = state.recomputer
         self._recomputer.note_ready = self._note_ready
-        self._backward = NO_BACKWARD
+        self.backward = NO_BACKWARD
         limit = state.advisor.limit
         self._reports = None if limit is None else limit.reports
 
     def unpack(self, packed: Kept | PackedView | WithoutHandle) -> torch.Tensor:
         """See `SwapEngine.unpack`."""
-        chooser = self._state.chooser
+        state = self._state
+        chooser = state.chooser
         if isinstance(packed, Kept):
             if chooser is not None:
                 chooser.used()
-            if self._state.backward_is_next and _current_backward() != NO_BACKWARD:
+            if state.backward_is_next and _current_backward() != NO_BACKWARD:
                 self._begin_backward()
             version = packed.version
             if version >= 0 and packed.tensor._version != version:  # noqa: SLF001
@@ -74,9 +79,9 @@ class Unpacker:
             if chooser is not None:
                 chooser.settle()
             start_s = _now()
-            if self._deaths or len(self._later) > MOST_LATER or self._state.interrupted:
-                self._state.tidy(in_step=True)
-            if _current_backward() != self._backward:
+            if self._deaths or len(self._later) > MOST_LATER or state.interrupted:
+                state.tidy(in_step=True)
+            if _current_backward() != self.backward:
                 self._note_backward()
             if isinstance(packed, WithoutHandle):
                 return self._compute(packed, start_s)
@@ -97,8 +102,7 @@ class Unpacker:
     def _compute(self, packed: WithoutHandle, start_s: float) -> torch.Tensor:
         first = packed.first or packed
         if not first.uses:
-            with self._lock:
-                self._order.asked(first)
+            self._order.asked(first)
             if self._reports is not None and self._reports.wanted:
                 _note_asked(self._reports, (first.position, first.nbytes))
         lane = packed.lane
@@ -119,10 +123,9 @@ class Unpacker:
             base, outliving = handle.base, self._outliving
             is_held = base is not None and base() is not None
             # Outside of a backward somebody looks at a node, whose tensor exists of course.
-            if (is_held or outliving.known) and self._backward != NO_BACKWARD:
+            if (is_held or outliving.known) and self.backward != NO_BACKWARD:
                 outliving.note(token)
-            with self._lock:
-                self._order.asked(handle)
+            self._order.asked(handle)
             if self._reports is not None and self._reports.wanted:
                 _note_asked(self._reports, (handle.position, handle.raw_nbytes))
         if lane.overlaps and (lane.ahead or self._follower.depth):
@@ -224,7 +227,7 @@ class Unpacker:
     def _note_backward(self) -> None:
         # Once per backward: when it ends, all that its graph held is gone.
         backward: int = _current_backward()
-        self._backward = backward
+        self.backward = backward
         with self._lock:
             self._lookahead.forget()
         if backward != NO_BACKWARD:

@@ -40,9 +40,9 @@ def made(monkeypatch):
     """The number of tensors that went the short way, in a list of one."""
     found, init = [0], Encoded.__init__
 
-    def counted(self, *args):
+    def counted(self, *args, **named):
         found[0] += 1
-        init(self, *args)
+        init(self, *args, **named)
 
     monkeypatch.setattr(Encoded, "__init__", counted)
     return found
@@ -196,7 +196,7 @@ def test_a_release_that_fails_stops_no_other(made, monkeypatch):
 
     given = leaves()
     with swapping() as failing:
-        steps(failing, one, given)
+        steps(failing, one, given, n=5)  # in the fifth one the advisor looks back
         failing.begin_step()
         loss = one(*given)
         monkeypatch.setattr(failing._state.reclaimer, "_give_back", fail)
@@ -409,11 +409,12 @@ def test_memory_that_does_not_begin_at_a_word_goes_the_way_of_flat_tensors(made,
         assert engine.stats.fallbacks == 0
 
 
-def test_an_impossible_size_by_address_takes_the_whole_way(monkeypatch):
+@pytest.mark.parametrize("before", [5, 6])  # steps: the short way, and by order
+def test_an_impossible_size_by_address_takes_the_whole_way(monkeypatch, before):
     given = leaves()
     wanted = torch.autograd.grad(one(*given), given)
     with swapping("zvc") as engine:
-        steps(engine, one, given)
+        steps(engine, one, given, n=before)
         encode, calls = OneThread.encode, []
 
         def too_large(self, source, target, args=None):

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 import cswap
-from cswap.engine.recomputer import Recomputer
+from cswap.engine.transfer.in_line import InLine
 from cswap.testing.engines import assert_empty
 from tests.engine.test_short_way import equal, gradients, leaves, swapping, twice
 
@@ -48,13 +48,13 @@ def test_an_encoding_that_others_are_computed_from_is_decoded_once(monkeypatch, 
     def loss(x, w):
         return (functional.gelu(x * 2.0) @ w).sum()
 
-    decoded, memory = [], Recomputer._decode
+    decoded, memory = [], InLine.decode
 
     def noted(self, encoded):
         decoded.append(encoded.nbytes)
         return memory(self, encoded)
 
-    monkeypatch.setattr(Recomputer, "_decode", noted)
+    monkeypatch.setattr(InLine, "decode", noted)
     given = leaves()
     wanted = torch.autograd.grad(loss(*given), given)
     with cswap.swapping(min_bytes=0, workers=0, codec="zvc") as engine:

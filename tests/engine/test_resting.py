@@ -167,6 +167,6 @@ def test_nothing_rests_where_a_limit_decides(limit):
     with cswap.install(model, **OPTIONS, **limit) as handle:
         for _ in range(3):
             model(x).backward()
-        places = handle.engine.packer.book._here.places
+        places = handle.engine.packer.book.begun.places
         assert places
         assert all(place.rest is None for place in places)

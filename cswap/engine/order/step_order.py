@@ -32,6 +32,8 @@ class StepOrder:
         position: of the tensor that will be saved next.
         asked_since_pack: backward has asked for a tensor after the last one was saved: the next
             one that is saved begins a step.
+        asked_step: step of the tensor that backward has asked for last.
+        asked_positions: of the tensors of that step, in the order in which it has asked for them.
     """
 
     def __init__(self) -> None:
@@ -39,9 +41,10 @@ class StepOrder:
         self.position = 0
         self.asked_since_pack = False
         self._live: dict[tuple[int, int], weakref.ref[Any]] = {}
-        self._asked: list[int] = []
-        self._asked_step = -1
-        self._after: dict[int, int] = {}
+        self.asked_positions: list[int] = []
+        self.asked_step = -1
+        self._last: list[int] = []
+        self._after: dict[int, int] | None = None
 
     def begin_step(self) -> None:
         """A forward begins: count positions from zero again."""
@@ -84,17 +87,21 @@ class StepOrder:
         return [owner for reference in self._live.values() if (owner := reference()) is not None]
 
     def asked(self, saved: Saved) -> None:
-        """Backward has asked for this tensor (for the first time)."""
+        """Backward has asked for this tensor (for the first time). Needs no lock."""
         self.asked_since_pack = True
-        if saved.step != self._asked_step:
-            if len(self._asked) > 1:
-                self._after = dict(zip(self._asked[:-1], self._asked[1:], strict=True))
-            self._asked, self._asked_step = [], saved.step
-        self._asked.append(saved.position)
+        if saved.step != self.asked_step:
+            if len(self.asked_positions) > 1:
+                self._last, self._after = self.asked_positions, None
+            self.asked_positions, self.asked_step = [], saved.step
+        self.asked_positions.append(saved.position)
 
     def after(self, position: int) -> int:
         """The position that is likely to be asked for after this one; negative: none."""
-        return self._after.get(position, position - 1)
+        after = self._after
+        if after is None:  # only those who decode ahead want to know
+            last = self._last.copy()  # another thread may still ask for tensors of that step
+            after = self._after = dict(zip(last[:-1], last[1:], strict=True))
+        return after.get(position, position - 1)
 
     def owner(self, step: int, position: int) -> weakref.ref[Any] | None:
         """A weak reference to the owner at that position; None: nobody can ask for its tensor."""

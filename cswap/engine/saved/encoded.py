@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cswap.codecs.tolerance import EXACT, needed_tolerance
-from cswap.engine.saved.without_handle import SharedUse, WithoutHandle
+from cswap.engine.saved.without_handle import WithoutHandle
 
 if TYPE_CHECKING:
-    import torch
-
     from cswap.codecs.base import Codec
-    from cswap.engine.recipe import Recipe
-    from cswap.engine.transfer.device_lanes import Lane
-    from cswap.engine.transfer.in_line import Encoding
+    from cswap.engine.transfer.in_line import Encoding, InLine
     from cswap.engine.transfer.notes import Notes
 
 
@@ -23,28 +18,23 @@ class Encoded(WithoutHandle):
     Attributes:
         codec: that encoded it.
         encoding: of the tensor.
+        in_line: that has encoded it, and decodes it.
         aligned: whether the tensor began at an address at which new memory may begin.
         notes: to be told how long the first round trip took; None: nobody asks.
     """
 
-    __slots__ = ("aligned", "codec", "encoding", "notes")
+    __slots__ = ("aligned", "codec", "encoding", "in_line", "notes")
 
-    def __init__(
-        self,
-        tensor: torch.Tensor,
-        recipe: Recipe,
-        codec: Codec,
-        encoding: Encoding,
-        lane: Lane,
-        shared_use: SharedUse,
-    ) -> None:
-        """See the attributes. Args: tensor: as autograd saves it."""
-        tolerance = EXACT if codec.lossless else needed_tolerance(codec)
-        super().__init__(tensor, recipe, lane, shared_use, tensor.nbytes, tolerance=tolerance)
-        self.codec = codec
-        self.encoding = encoding
-        self.aligned = False
-        self.notes: Notes | None = None
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is decoded in the tensor's layout."""
+        return self.recipe.contiguous and self.encoding[3] is not None
+
+    codec: Codec
+    encoding: Encoding
+    in_line: InLine
+    aligned: bool
+    notes: Notes | None
 
     @property
     def depth(self) -> int:

@@ -29,11 +29,10 @@ from cswap.stats.counters import NO_TENSOR
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    import torch
-
     from cswap.engine.saved.copied import Copied
     from cswap.engine.transfer.device_lanes import Lane
     from cswap.engine.transfer.handle import Handle
+    from cswap.pool import Loan
     from cswap.stats.counters import Counters
     from cswap.stores.host import HostStore
 
@@ -70,13 +69,15 @@ class EncodingDeath(weakref.ref[Encoded]):
     """The same for a tensor without a handle.
 
     Attributes:
-        buffer: of its encoding.
+        loan: memory of its encoding; None: it has been given back.
         host: of which that is.
     """
 
-    __slots__ = ("buffer", "host")
+    __slots__ = ("host", "loan")
+    __hash__ = object.__hash__  # without a call of the tensor's
+    __eq__ = object.__eq__
 
-    buffer: torch.Tensor
+    loan: Loan | None
     host: HostStore
 
 
@@ -121,10 +122,10 @@ class Reclaimer:
         if not _thread.awake:
             _thread.wake()
 
-    def watch_encoding(self, encoded: Encoded, buffer: torch.Tensor, host: HostStore) -> None:
-        """Give an encoding's buffer back to the store after the death of its tensor."""
+    def watch_encoding(self, encoded: Encoded, loan: Loan, host: HostStore) -> None:
+        """Give an encoding's memory back to the store after the death of its tensor."""
         death = EncodingDeath(encoded, self.deaths.append)
-        death.buffer, death.host = buffer, host
+        death.loan, death.host = loan, host
         self.encodings.add(death)
         self._n_born += 1
         if not _thread.awake:
@@ -158,9 +159,10 @@ class Reclaimer:
     @property
     def encoded_bytes(self) -> int:
         """Bytes of host memory that hold encodings of tensors without handles."""
-        buffers = [death.buffer for death in self.encodings.copy()]
-        buffers += [copy.buffer for copy in self.copies.copy() if copy.buffer is not None]
-        return sum(buffer.numel() for buffer in buffers)
+        loans = [death.loan for death in self.encodings.copy()]
+        buffers = [copy.buffer for copy in self.copies.copy()]
+        nbytes = sum(loan.known.size for loan in loans if loan is not None)
+        return nbytes + sum(buffer.numel() for buffer in buffers if buffer is not None)
 
     @property
     def held_bytes(self) -> int:
@@ -173,24 +175,26 @@ class Reclaimer:
         Args:
             in_step: in the middle of a step; then those on the list ``later`` wait for others.
         """
-        wait = in_step and len(self.later) <= MOST_LATER
-        for deaths in (self.deaths,) if wait else (self.deaths, self.later):
+        if self.deaths:
+            self._release_all(self.deaths)
+        if self.later and not (in_step and len(self.later) <= MOST_LATER):
+            self._release_all(self.later)
+
+    def _release_all(self, deaths: deque[weakref.ref[Any]]) -> None:
+        with self._lock:
             while deaths:
-                with self._lock:  # an interrupt leaves the death where it is, for the next time
-                    if not deaths:
-                        break
-                    death = deaths[0]
-                    try:
-                        if isinstance(death, Death):
-                            self._release(death.handle, death.lane)
-                        elif isinstance(death, HostCopy):
-                            self._let_go(death)
-                        elif isinstance(death, EncodingDeath):
-                            self._give_back(death)
-                    except Exception as error:  # of the device: all others are released
-                        self._counters.fall_back("release", error)
-                    deaths.popleft()
-                    self._n_released += 1
+                death = deaths[0]  # an interrupt leaves it where it is, for the next time
+                try:
+                    if type(death) is EncodingDeath:
+                        self._give_back(death)
+                    elif isinstance(death, HostCopy):
+                        self._let_go(death)
+                    elif isinstance(death, Death):
+                        self._release(death.handle, death.lane)
+                except Exception as error:  # of the device: all others are released
+                    self._counters.fall_back("release", error)
+                deaths.popleft()
+                self._n_released += 1
 
     def _let_go(self, copy: HostCopy) -> None:
         lane = self.copies.get(copy)
@@ -198,12 +202,33 @@ class Reclaimer:
             self._release_copy(copy, lane)
             self.copies.pop(copy, None)
 
+    def collect_encodings(self) -> None:
+        """`collect` for encodings that have died, up to the first other death: with fewer calls."""
+        deaths, encodings, moves = self.deaths, self.encodings, self._counters.moves
+        with self._lock:
+            while deaths:
+                death = deaths[0]
+                if type(death) is not EncodingDeath:
+                    return
+                loan, death.loan = death.loan, None  # see `_give_back`
+                try:
+                    if loan is not None:
+                        death.host.put_back(loan)
+                        moves.append((0, -loan.known.size, 0, "", 0, 0, 0.0))
+                    encodings.discard(death)
+                except Exception as error:  # see `_release_all`
+                    self._counters.fall_back("release", error)
+                deaths.popleft()
+                self._n_released += 1
+
     def _give_back(self, death: EncodingDeath) -> None:
-        # After an interrupt this comes once more.
-        death.host.give_back(death.buffer)
-        if death in self.encodings:
-            self.encodings.discard(death)
-            self._counters.moves.append((0, -death.buffer.numel(), *NO_TENSOR))
+        # An interrupt may come anywhere, and then this comes once more. Until memory is back it is
+        # counted; if the interrupt lets it go in between, the pool notices.
+        loan, death.loan = death.loan, None
+        if loan is not None:
+            death.host.put_back(loan)
+            self._counters.moves.append((0, -loan.known.size, *NO_TENSOR))
+        self.encodings.discard(death)
 
     @contextmanager
     def paused(self) -> Iterator[None]:

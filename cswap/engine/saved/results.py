@@ -22,13 +22,17 @@ MOST: Final = 2
 
 
 class Results:
-    """The results of one engine that wait. Thread-safe."""
+    """The results of one engine that wait. Thread-safe.
+
+    Attributes:
+        waiting: the object without a handle of each, and its bytes.
+    """
 
     def __init__(self, counters: Counters) -> None:
         """Args: counters: the engine's."""
         self._counters = counters
         self._lock = threading.Lock()
-        self._waiting: deque[tuple[weakref.ref[WithoutHandle], int]] = deque()
+        self.waiting: deque[tuple[weakref.ref[WithoutHandle], int]] = deque()
 
     def asked(self, first: WithoutHandle, memory: torch.Tensor) -> None:
         """One of several users was given this memory; it waits until all have asked."""
@@ -45,23 +49,23 @@ class Results:
 
     def clear(self) -> None:
         """Nobody will ask soon."""
-        if self._waiting:
+        if self.waiting:
             with self._lock:
-                while self._waiting:
+                while self.waiting:
                     self._drop_oldest()
 
     def tidy(self) -> None:
         """Count off those whose graph is gone: a backward that raises ends without a notice."""
-        if self._waiting:
+        if self.waiting:
             with self._lock:
-                for entry in [entry for entry in self._waiting if entry[0]() is None]:
-                    self._waiting.remove(entry)
+                for entry in [entry for entry in self.waiting if entry[0]() is None]:
+                    self.waiting.remove(entry)
                     self._counters.hold(device=-entry[1])
 
     @property
     def nbytes(self) -> int:
         """Bytes that wait."""
-        waiting = self._waiting.copy()
+        waiting = self.waiting.copy()
         return sum(nbytes for reference, nbytes in waiting if reference() is not None)
 
     def _keep(self, first: WithoutHandle, memory: torch.Tensor) -> None:
@@ -71,21 +75,21 @@ class Results:
         first.ready, first.result_version = first.lane.device.now(), memory._version  # noqa: SLF001
         first.result = memory  # of another one, if any, somebody has written into that
         if before is None:
-            self._waiting.append((weakref.ref(first), first.nbytes))
+            self.waiting.append((weakref.ref(first), first.nbytes))
             self._counters.hold(device=first.nbytes)
-            if len(self._waiting) > MOST:
+            if len(self.waiting) > MOST:
                 self._drop_oldest()
 
     def _let_go(self, first: WithoutHandle) -> None:
-        for n, (reference, nbytes) in enumerate(self._waiting):
+        for n, (reference, nbytes) in enumerate(self.waiting):
             if reference() is first:
                 first.result = None
-                del self._waiting[n]
+                del self.waiting[n]
                 self._counters.hold(device=-nbytes)
                 return
 
     def _drop_oldest(self) -> None:
-        reference, nbytes = self._waiting.popleft()
+        reference, nbytes = self.waiting.popleft()
         first = reference()
         if first is not None:
             first.result = None

@@ -15,7 +15,6 @@ import weakref
 from typing import TYPE_CHECKING
 
 from cswap.engine.saved.modified import modified_error
-from cswap.engine.transfer.handle import version_counter
 
 if TYPE_CHECKING:
     import torch
@@ -119,7 +118,8 @@ class WithoutHandle:
         self.took_s = 0.0
         self.base: weakref.ref[torch.Tensor] | None = None
         self.version = tensor._version  # noqa: SLF001
-        self.counter = version_counter(tensor)
+        self.counter = counter = tensor.detach()  # see `version_counter`
+        counter.data = recipe.nothing
 
     @property
     def depth(self) -> int:

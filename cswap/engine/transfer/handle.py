@@ -266,16 +266,16 @@ class Handle:
 def version_counter(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor without elements that counts versions with this one, and keeps no memory."""
     counter = tensor.detach()
-    nothing = _NOTHING.get((counter.dtype, counter.device))
-    counter.data = _nothing(counter) if nothing is None else nothing
+    counter.data = nothing_of(counter.dtype, counter.device)
     return counter
 
 
-_NOTHING: Final[dict[tuple[torch.dtype, torch.device], torch.Tensor]] = {}
-
-
-def _nothing(like: torch.Tensor) -> torch.Tensor:
-    # A tensor of no elements; one serves all, since nobody writes it.
-    found = torch.empty(0, dtype=like.dtype, device=like.device)
-    _NOTHING[like.dtype, like.device] = found
+def nothing_of(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A tensor of no elements; one serves all, since nobody writes it."""
+    found = _NOTHING.get((dtype, device))
+    if found is None:
+        found = _NOTHING[dtype, device] = torch.empty(0, dtype=dtype, device=device)
     return found
+
+
+_NOTHING: Final[dict[tuple[torch.dtype, torch.device], torch.Tensor]] = {}

@@ -8,16 +8,21 @@ from __future__ import annotations
 import ctypes
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from cswap.codecs.base import checked_bound, checked_size
 from cswap.codecs.layout import copy_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
     from cswap.codecs.base import ByAddress, Codec, EncodeKey
+    from cswap.engine.transfer.host_copy import Shape
+    from cswap.engine.transfer.notes import Notes
     from cswap.engine.transfer.resources import Resources
+    from cswap.pool import Loan
 
 MOST_KINDS: Final = 1 << 12
 """Kinds of tensors whose way by address is remembered."""
@@ -25,10 +30,34 @@ MOST_KINDS: Final = 1 << 12
 _now = time.perf_counter
 
 
-Encoding: TypeAlias = "tuple[torch.Tensor, int, float, ByAddress | None]"
+Encoding: TypeAlias = "tuple[Loan, int, float, ByAddress | None]"
 """An encoding in the host store's memory: the buffer, the bytes of it that are in use, the seconds
 that the encode took, and the way by which it is decoded (None: by the codec). A plain tuple, since
 to make an object takes as long as to copy 10 KiB."""
+
+
+class EncodingOwner(Protocol):
+    """Stands for an encoded tensor in autograd's graph.
+
+    Attributes:
+        recipe: the tensor's shape.
+        dtype: of the tensor.
+        nbytes: of the tensor.
+        codec: that encoded it.
+        encoding: of the tensor.
+        notes: to be told how long the first round trip took; None: nobody asks.
+    """
+
+    @property
+    def recipe(self) -> Shape:
+        """See above."""
+        ...
+
+    dtype: torch.dtype
+    nbytes: int
+    codec: Codec
+    encoding: Encoding
+    notes: Notes | None
 
 
 class InLine:
@@ -67,6 +96,33 @@ class InLine:
         self._known[codec.name, dtype, nbytes] = codec, found
         return found
 
+    def encoder(self, way: ByAddress) -> Callable[[int], Encoding | None]:
+        """A function that encodes the tensor at an address; it gives None for a failure, too.
+
+        Args:
+            way: of `by_address` for such tensors.
+        """
+        take, encode, bound = self.host.take, way.encode, way.bound
+
+        def copy(address: int) -> Encoding | None:
+            start_s = _now()
+            try:
+                loan = take(bound)
+                if loan is None:
+                    return None
+                encode(address, loan.buffer.data_ptr())
+            except Exception:
+                return None
+            return loan, bound, _now() - start_s, way
+
+        def squeeze(address: int) -> Encoding | None:
+            try:
+                return self.encode_at(address, way)
+            except Exception:
+                return None
+
+        return copy if way.is_exact else squeeze
+
     def encode_at(self, address: int, way: ByAddress) -> Encoding | None:
         """Encode the tensor at an address by a lossless codec.
 
@@ -83,7 +139,7 @@ class InLine:
             if loan is None:
                 return None
             way.encode(address, loan.buffer.data_ptr())
-            return loan.buffer, way.bound, _now() - start_s, way
+            return loan, way.bound, _now() - start_s, way
         scratch = self.scratch(way.bound)
         source = scratch.data_ptr()
         nbytes = way.encode(address, source)
@@ -95,7 +151,7 @@ class InLine:
         if loan is not None:
             ctypes.memmove(loan.buffer.data_ptr(), source, nbytes)
         self._idle.append(scratch)
-        return None if loan is None else (loan.buffer, nbytes, _now() - start_s, way)
+        return None if loan is None else (loan, nbytes, _now() - start_s, way)
 
     def encode(self, x: torch.Tensor, codec: Codec, key: EncodeKey) -> Encoding | None:
         """Encode a tensor; None: the store has no room.
@@ -115,36 +171,36 @@ class InLine:
             copy_bytes(loan.buffer, scratch, nbytes)
         self.keep(scratch)
         way = self.by_address(codec, x.dtype, x.nbytes)
-        return None if loan is None else (loan.buffer, nbytes, _now() - start_s, way)
+        return None if loan is None else (loan, nbytes, _now() - start_s, way)
 
-    def decode(
-        self, encoding: Encoding, codec: Codec, dtype: torch.dtype, sizes: int | torch.Size
-    ) -> tuple[torch.Tensor, float]:
-        """The elements, in the tensor's layout or flat, and the seconds that this took.
-
-        Args:
-            encoding: of the tensor.
-            codec: that made it.
-            dtype: of the elements.
-            sizes: of the tensor, if it is contiguous; else the number of elements.
+    def decode(self, owner: EncodingOwner) -> torch.Tensor:
+        """The memory of an encoded tensor, in its layout if that is contiguous; else [n] flat.
 
         Raises:
             CorruptEncodingError: the codec cannot decode it.
             MemoryError: no memory to decode into.
         """
         start_s = _now()
-        buffer, used, _, way = encoding
-        if way is None and not isinstance(sizes, int):
-            sizes = sizes.numel()
+        loan, used, encode_s, way = owner.encoding
+        recipe, dtype = owner.recipe, owner.dtype
+        # In its own layout: a view is one more tensor to make, and to let go.
+        as_it_was = recipe.contiguous and way is not None
+        sizes = recipe.sizes if as_it_was else owner.nbytes // dtype.itemsize
         try:
             out = self._device.allocate(dtype, sizes)
         except RuntimeError as error:  # torch's, for a CPU's memory as well
-            raise MemoryError(f"swap-in of {sizes} elements: {error}") from None
+            raise MemoryError(f"swap-in of {owner.nbytes} bytes: {error}") from None
         if way is None:
-            codec.decode_flat(buffer[:used], out, stream=self._stream)
+            owner.codec.decode_flat(loan.buffer[:used], out, stream=self._stream)
         else:
-            way.decode(buffer.data_ptr(), used, out.data_ptr())
-        return out, _now() - start_s
+            way.decode(loan.buffer.data_ptr(), used, out.data_ptr())
+        decode_s = _now() - start_s
+        self._counters.decodes.append((owner.codec.name, decode_s))
+        notes = owner.notes
+        if notes is not None:
+            owner.notes = None
+            notes.note_round_trip(owner.codec.name, encode_s + decode_s)
+        return out
 
     def scratch(self, nbytes: int) -> torch.Tensor:
         """[>= nbytes] uint8 to encode into; ends with `keep`.

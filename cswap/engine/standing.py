@@ -1,0 +1,287 @@
+"""Standing orders: tensors that go the short way of the step before, with fewer questions.
+
+Note [an order stands]
+~~~~~~~~~~~~~~~~~~~~~~
+The operators of a model leave the caches cold. Then every Python function of a tensor's way, and
+every question to a tensor, takes some microseconds: together, longer than to copy 1 MiB. So a place
+that has gone the short way (short_way.py) gets an order, which has at hand what the next tensor
+needs. When a step begins, one loop asks for all orders together whether they stand; the second one
+finds its code in the caches. A tensor is asked only whether it looks like the last one (one call of
+torch's), and where it is.
+
+An order stands for one step at most. Where anything else is wanted (a choice of codecs, a report,
+a look at every tensor, a timeline), none does, and all go the short way or the whole way.
+"""
+
+from __future__ import annotations
+
+import time
+from threading import get_ident
+from typing import TYPE_CHECKING
+
+import torch
+
+from cswap.advisor.site_history import Advice
+from cswap.codecs.tolerance import EXACT
+from cswap.engine import short_way
+from cswap.engine.order.tensor_check import check_of
+from cswap.engine.saved.aliases import ALIGNMENT
+from cswap.engine.saved.encoded import Encoded
+from cswap.engine.short_way import WORD
+from cswap.stats.counters import SAVED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cswap.codecs.base import ByAddress
+    from cswap.engine.packer import Packer
+    from cswap.engine.recipes import Place
+    from cswap.engine.saved.packed import Kept, PackedView
+    from cswap.engine.saved.without_handle import WithoutHandle
+    from cswap.engine.state import EngineState
+    from cswap.engine.unpacker import Unpacker
+    from cswap.stats.counters import Moved
+
+_now = time.perf_counter
+_Tensor = torch.Tensor
+_is_tracing = torch._C._is_tracing  # noqa: SLF001
+_current_backward = torch._C._current_graph_task_id  # noqa: SLF001
+
+
+class Order:
+    """What the next tensor of one place needs, if it looks like the last one.
+
+    Attributes:
+        check: whether it does.
+        encode: gives the encoding of such a tensor at an address; None: it could not.
+        scope, shared_use, codec, notes, recipe, lane: of the place, when the order was made.
+        in_line: encodes them.
+        host: where the encodings are.
+        nbytes: of such a tensor.
+        position: of the last one among the tensors that were saved in its step.
+        moved: counts one that has been saved and not encoded yet.
+    """
+
+    __slots__ = (
+        "check",
+        "codec",
+        "encode",
+        "host",
+        "in_line",
+        "lane",
+        "moved",
+        "nbytes",
+        "notes",
+        "position",
+        "recipe",
+        "scope",
+        "shared_use",
+    )
+
+    def __init__(
+        self,
+        place: Place,
+        packed: Encoded,
+        way: ByAddress,
+        check: Callable[[torch.Tensor], bool],
+    ) -> None:
+        """See the attributes. Args: packed: the last tensor, with its position."""
+        self.check, self.in_line, self.host = check, packed.in_line, packed.in_line.host
+        self.encode = self.in_line.encoder(way)
+        self.scope, self.recipe = place.recipe.scope, place.recipe
+        self.shared_use, self.codec, self.notes = packed.shared_use, packed.codec, place.notes
+        self.lane, self.nbytes, self.position = packed.lane, packed.nbytes, packed.position
+        self.moved: Moved = (packed.nbytes, 0, *SAVED)
+
+
+class StandingOrders:
+    """The standing orders of one engine: its two hooks, and their begin of a step."""
+
+    __slots__ = (
+        "_advisor",
+        "_book",
+        "_counters",
+        "_deaths",
+        "_hits",
+        "_limit",
+        "_moves",
+        "_notes",
+        "_pack",
+        "_reclaimer",
+        "_reports",
+        "_scopes",
+        "_state",
+        "_steps",
+        "_thread",
+        "_unpack",
+        "_unpacker",
+    )
+
+    def __init__(self, state: EngineState, packer: Packer, unpacker: Unpacker) -> None:
+        """Args: state, packer, unpacker: the engine's."""
+        self._state, self._book, self._notes = state, packer.book, packer.notes
+        self._pack, self._unpack, self._unpacker = packer.pack, unpacker.unpack, unpacker
+        self._steps, self._scopes, self._counters = state.order, state.scopes, state.counters
+        self._reclaimer, self._advisor = state.reclaimer, state.advisor
+        self._deaths, self._moves = state.reclaimer.deaths, state.counters.moves
+        self._hits = state.counters.hits
+        self._limit = state.advisor.limit
+        self._reports = None if self._limit is None else self._limit.reports
+        self._thread = 0
+        packer.standing = self
+
+    # ---------------------------------------------------------------- each step
+
+    def begin_step(self) -> None:
+        """A step begins, in this thread: see which orders stand."""
+        book, state = self._book, self._state
+        book.orders = ()
+        places = book.begun.places
+        if not torch.is_grad_enabled() or not any(place.order is not None for place in places):
+            return
+        self._notes.begin()  # it may want another kind of step
+        if (
+            state.chooser is not None
+            or state.observer.seen is not None
+            or state.follower.follows
+            or state.counters.timeline is not None
+            or state.advisor.may_use_lossy  # these ask for the operators
+            or (self._reports is not None and self._reports.wanted)
+            or not self._steps.step % short_way.STEPS
+            or _is_tracing()
+        ):
+            return
+        self._thread = get_ident()
+        book.orders = [self._standing(place) for place in places]
+
+    def _standing(self, place: Place) -> Order | None:
+        order = place.order
+        if order is None:
+            return None
+        shared_use, notes, lane = place.shared_use, place.notes, order.lane
+        if shared_use is not order.shared_use or place.codec is not order.codec:
+            place.order = None
+            return None
+        if notes is not order.notes or order.shared_use.seen or lane.overlaps:
+            place.order = None
+            return None
+        if place.choice is not None:
+            return order
+        limit = self._limit if lane.may_keep else None
+        if limit is not None and limit.keeps(order.position, order.nbytes):
+            return None
+        stands = isinstance(notes, Advice) and self._advisor.stands(notes, order.recipe.site.kind)
+        return order if stands else None
+
+    # -------------------------------------------------------------- each tensor
+
+    def learn(self, tensor: torch.Tensor, place: Place, packed: Encoded) -> None:
+        """A tensor has gone the short way: make the order of its place.
+
+        Args:
+            tensor: as autograd saves it.
+            place: where in the step.
+            packed: its object, with its position.
+        """
+        way = packed.encoding[3]
+        if way is None or not packed.codec.lossless:
+            return
+        check = check_of(tensor)
+        if check is not None:
+            place.order = Order(place, packed, way, check)
+
+    def pack(self, tensor: torch.Tensor) -> Kept | PackedView | WithoutHandle:
+        """See `SwapEngine.pack`."""
+        # One function for all of the way: see the Note.
+        start_s, book = _now(), self._book
+        n, orders = book.begun.next, book.orders
+        if n >= len(orders):
+            return self._pack(tensor)
+        order = orders[n]
+        if order is None or not order.check(tensor):
+            return self._pack(tensor)
+        steps, base = self._steps, tensor._base  # noqa: SLF001
+        position, address = steps.position, tensor.data_ptr()
+        if (
+            position != order.position
+            or steps.asked_since_pack
+            or self._scopes.stack[-1] is not order.scope
+            or get_ident() != self._thread
+            or (base is not None and type(base) is not _Tensor)
+            or tensor.storage_offset()  # of no memory it would be an address, too
+            or not address
+            or address % WORD
+            or self._deaths
+        ):
+            return self._pack(tensor)
+        try:
+            encoding = order.encode(address)
+            if encoding is None:
+                return self._pack(tensor)
+            # Without the lock, since no call comes between the look and the step forward.
+            steps.position, book.begun.next = position + 1, n + 1
+            loan, used, seconds, _ = encoding
+            nbytes, codec, shared_use = order.nbytes, order.codec, order.shared_use
+            packed = Encoded(tensor, order.recipe, order.lane, shared_use, nbytes, tolerance=EXACT)
+            packed.codec, packed.encoding, packed.notes = codec, encoding, None
+            packed.in_line = order.in_line
+            packed.aligned = not address % ALIGNMENT
+            packed.position, packed.step = position, steps.step
+            self._moves.append(order.moved)  # until it was encoded
+            self._moves.append((-nbytes, loan.known.size, 0, codec.name, nbytes, used, seconds))
+            self._reclaimer.watch_encoding(packed, loan, order.host)
+            notes = order.notes
+            if notes is not None and notes.learns:
+                notes.note_encoded(codec.name, nbytes, used)
+                packed.notes = notes
+            if shared_use.again:
+                packed.expect_others(tensor)
+            packed.took_s = took_s = _now() - start_s
+            self._counters.leaving_s += took_s
+        except BaseException:
+            self._state.interrupted = True
+            raise
+        return packed
+
+    def unpack(self, packed: Kept | PackedView | WithoutHandle) -> torch.Tensor:
+        """See `SwapEngine.unpack`."""
+        if (
+            type(packed) is not Encoded
+            or packed.uses
+            or packed.users > 1
+            or packed.result is not None
+        ):
+            return self._unpack(packed)
+        start_s, state, reports = _now(), self._state, self._reports
+        if (
+            state.chooser is not None
+            or (reports is not None and reports.wanted)
+            or _current_backward() != self._unpacker.backward
+        ):
+            return self._unpack(packed)
+        try:
+            if self._deaths:
+                self._reclaimer.collect_encodings()
+            if packed.counter._version != packed.version:  # noqa: SLF001
+                packed.check()  # which raises
+            steps = self._steps
+            steps.asked_since_pack = True
+            if packed.step == steps.asked_step:
+                steps.asked_positions.append(packed.position)
+            else:
+                steps.asked(packed)
+            self._hits.append(False)
+            memory = packed.in_line.decode(packed)
+            packed.uses = 1
+            took_s = _now() - start_s
+            packed.took_s += took_s
+            self._counters.leaving_s += took_s
+            took = state.took
+            if took is not None:
+                took.append((packed.position, packed.nbytes, packed.took_s))
+        except Exception:
+            raise
+        except BaseException:
+            state.interrupted = True
+            raise
+        return memory if packed.is_plain else packed.view_of(memory)
