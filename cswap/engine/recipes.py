@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
     from cswap.codecs.base import Codec
     from cswap.engine.order.chooser import Choice
+    from cswap.engine.orders import Order
     from cswap.engine.recipe import Recipe
     from cswap.engine.saved.module_stack import Scope
     from cswap.engine.saved.rest import Rest
     from cswap.engine.saved.without_handle import SharedUse
-    from cswap.engine.standing import Order
     from cswap.engine.transfer.notes import Notes
     from cswap.remat.record import Formula, Remat
 

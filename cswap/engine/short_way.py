@@ -88,7 +88,7 @@ class ShortWay:
         self._recomputer, self._advisor = state.recomputer, state.advisor
         self._limit = state.advisor.limit
         self._results = state.results
-        self.learn: Callable[[torch.Tensor, Place, Encoded], None] | None = None
+        self.learn: Callable[[torch.Tensor, Place, WithoutHandle], None] | None = None
 
     def pack(self, tensor: torch.Tensor, place: Place) -> WithoutHandle | None:
         """The packed object of a tensor; None: it goes the whole way.
@@ -120,7 +120,7 @@ class ShortWay:
                 self._order.add_copy(packed.copy)
         if shared_use.again:
             packed.expect_others(tensor)
-        if place.order is None and self.learn is not None and isinstance(packed, Encoded):
+        if place.order is None and place.codec is not None and self.learn is not None:
             self.learn(tensor, place, packed)
         packed.took_s = took_s = _now() - start_s
         self._counters.leaving_s += took_s

@@ -22,76 +22,24 @@ from typing import TYPE_CHECKING
 import torch
 
 from cswap.advisor.site_history import Advice
-from cswap.codecs.tolerance import EXACT
 from cswap.engine import short_way
-from cswap.engine.order.tensor_check import check_of
-from cswap.engine.saved.aliases import ALIGNMENT
+from cswap.engine.orders import make_order
 from cswap.engine.saved.encoded import Encoded
 from cswap.engine.short_way import WORD
-from cswap.stats.counters import SAVED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from cswap.codecs.base import ByAddress
+    from cswap.engine.orders import Order
     from cswap.engine.packer import Packer
     from cswap.engine.recipes import Place
     from cswap.engine.saved.packed import Kept, PackedView
     from cswap.engine.saved.without_handle import WithoutHandle
     from cswap.engine.state import EngineState
     from cswap.engine.unpacker import Unpacker
-    from cswap.stats.counters import Moved
 
 _now = time.perf_counter
 _Tensor = torch.Tensor
 _is_tracing = torch._C._is_tracing  # noqa: SLF001
 _current_backward = torch._C._current_graph_task_id  # noqa: SLF001
-
-
-class Order:
-    """What the next tensor of one place needs, if it looks like the last one.
-
-    Attributes:
-        check: whether it does.
-        encode: gives the encoding of such a tensor at an address; None: it could not.
-        scope, shared_use, codec, notes, recipe, lane: of the place, when the order was made.
-        in_line: encodes them.
-        host: where the encodings are.
-        nbytes: of such a tensor.
-        position: of the last one among the tensors that were saved in its step.
-        moved: counts one that has been saved and not encoded yet.
-    """
-
-    __slots__ = (
-        "check",
-        "codec",
-        "encode",
-        "host",
-        "in_line",
-        "lane",
-        "moved",
-        "nbytes",
-        "notes",
-        "position",
-        "recipe",
-        "scope",
-        "shared_use",
-    )
-
-    def __init__(
-        self,
-        place: Place,
-        packed: Encoded,
-        way: ByAddress,
-        check: Callable[[torch.Tensor], bool],
-    ) -> None:
-        """See the attributes. Args: packed: the last tensor, with its position."""
-        self.check, self.in_line, self.host = check, packed.in_line, packed.in_line.host
-        self.encode = self.in_line.encoder(way)
-        self.scope, self.recipe = place.recipe.scope, place.recipe
-        self.shared_use, self.codec, self.notes = packed.shared_use, packed.codec, place.notes
-        self.lane, self.nbytes, self.position = packed.lane, packed.nbytes, packed.position
-        self.moved: Moved = (packed.nbytes, 0, *SAVED)
 
 
 class StandingOrders:
@@ -104,7 +52,6 @@ class StandingOrders:
         "_deaths",
         "_hits",
         "_limit",
-        "_moves",
         "_notes",
         "_pack",
         "_reclaimer",
@@ -123,7 +70,7 @@ class StandingOrders:
         self._pack, self._unpack, self._unpacker = packer.pack, unpacker.unpack, unpacker
         self._steps, self._scopes, self._counters = state.order, state.scopes, state.counters
         self._reclaimer, self._advisor = state.reclaimer, state.advisor
-        self._deaths, self._moves = state.reclaimer.deaths, state.counters.moves
+        self._deaths = state.reclaimer.deaths
         self._hits = state.counters.hits
         self._limit = state.advisor.limit
         self._reports = None if self._limit is None else self._limit.reports
@@ -162,8 +109,10 @@ class StandingOrders:
         if shared_use is not order.shared_use or place.codec is not order.codec:
             place.order = None
             return None
-        if notes is not order.notes or order.shared_use.seen or lane.overlaps:
+        if notes is not order.notes or order.shared_use.seen:
             place.order = None
+            return None
+        if lane.executor.in_line is not None and lane.overlaps:
             return None
         if place.choice is not None:
             return order
@@ -175,7 +124,7 @@ class StandingOrders:
 
     # -------------------------------------------------------------- each tensor
 
-    def learn(self, tensor: torch.Tensor, place: Place, packed: Encoded) -> None:
+    def learn(self, tensor: torch.Tensor, place: Place, packed: WithoutHandle) -> None:
         """A tensor has gone the short way: make the order of its place.
 
         Args:
@@ -183,16 +132,11 @@ class StandingOrders:
             place: where in the step.
             packed: its object, with its position.
         """
-        way = packed.encoding[3]
-        if way is None or not packed.codec.lossless:
-            return
-        check = check_of(tensor)
-        if check is not None:
-            place.order = Order(place, packed, way, check)
+        place.order = make_order(self._state, tensor, place, packed)
 
     def pack(self, tensor: torch.Tensor) -> Kept | PackedView | WithoutHandle:
         """See `SwapEngine.pack`."""
-        # One function for all of the way: see the Note.
+        # One function for all questions: see the Note.
         start_s, book = _now(), self._book
         n, orders = book.begun.next, book.orders
         if n >= len(orders):
@@ -200,10 +144,9 @@ class StandingOrders:
         order = orders[n]
         if order is None or not order.check(tensor):
             return self._pack(tensor)
-        steps, base = self._steps, tensor._base  # noqa: SLF001
-        position, address = steps.position, tensor.data_ptr()
+        steps, base, address = self._steps, tensor._base, tensor.data_ptr()  # noqa: SLF001
         if (
-            position != order.position
+            steps.position != order.position
             or steps.asked_since_pack
             or self._scopes.stack[-1] is not order.scope
             or get_ident() != self._thread
@@ -215,26 +158,13 @@ class StandingOrders:
         ):
             return self._pack(tensor)
         try:
-            encoding = order.encode(address)
-            if encoding is None:
+            packed = order.take(tensor, address, steps.step)
+            if packed is None:
                 return self._pack(tensor)
-            # Without the lock, since no call comes between the look and the step forward.
-            steps.position, book.begun.next = position + 1, n + 1
-            loan, used, seconds, _ = encoding
-            nbytes, codec, shared_use = order.nbytes, order.codec, order.shared_use
-            packed = Encoded(tensor, order.recipe, order.lane, shared_use, nbytes, tolerance=EXACT)
-            packed.codec, packed.encoding, packed.notes = codec, encoding, None
-            packed.in_line = order.in_line
-            packed.aligned = not address % ALIGNMENT
-            packed.position, packed.step = position, steps.step
-            self._moves.append(order.moved)  # until it was encoded
-            self._moves.append((-nbytes, loan.known.size, 0, codec.name, nbytes, used, seconds))
-            self._reclaimer.watch_encoding(packed, loan, order.host)
-            notes = order.notes
-            if notes is not None and notes.learns:
-                notes.note_encoded(codec.name, nbytes, used)
-                packed.notes = notes
-            if shared_use.again:
+            # Without the lock: other threads save no tensors of this step, as a rule, and all that
+            # depends on a position is a guess.
+            steps.position, book.begun.next = order.position + 1, n + 1
+            if order.shared_use.again:
                 packed.expect_others(tensor)
             packed.took_s = took_s = _now() - start_s
             self._counters.leaving_s += took_s

@@ -7,6 +7,7 @@ gets is in its own packed view, and no state depends on forward and backward tak
 from __future__ import annotations
 
 import weakref
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class StepOrder:
         after = self._after
         if after is None:  # only those who decode ahead want to know
             last = self._last.copy()  # another thread may still ask for tensors of that step
-            after = self._after = dict(zip(last[:-1], last[1:], strict=True))
+            after = self._after = dict(pairwise(last))
         return after.get(position, position - 1)
 
     def owner(self, step: int, position: int) -> weakref.ref[Any] | None:

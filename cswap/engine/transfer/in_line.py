@@ -14,8 +14,6 @@ from cswap.codecs.base import checked_bound, checked_size
 from cswap.codecs.layout import copy_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import torch
 
     from cswap.codecs.base import ByAddress, Codec, EncodeKey
@@ -95,33 +93,6 @@ class InLine:
             self._known.clear()
         self._known[codec.name, dtype, nbytes] = codec, found
         return found
-
-    def encoder(self, way: ByAddress) -> Callable[[int], Encoding | None]:
-        """A function that encodes the tensor at an address; it gives None for a failure, too.
-
-        Args:
-            way: of `by_address` for such tensors.
-        """
-        take, encode, bound = self.host.take, way.encode, way.bound
-
-        def copy(address: int) -> Encoding | None:
-            start_s = _now()
-            try:
-                loan = take(bound)
-                if loan is None:
-                    return None
-                encode(address, loan.buffer.data_ptr())
-            except Exception:
-                return None
-            return loan, bound, _now() - start_s, way
-
-        def squeeze(address: int) -> Encoding | None:
-            try:
-                return self.encode_at(address, way)
-            except Exception:
-                return None
-
-        return copy if way.is_exact else squeeze
 
     def encode_at(self, address: int, way: ByAddress) -> Encoding | None:
         """Encode the tensor at an address by a lossless codec.

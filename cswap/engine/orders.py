@@ -1,0 +1,209 @@
+"""Orders: what the next tensor of one place needs, if it looks like the last one (standing.py)."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from cswap.codecs.base import DEFAULT_KEY
+from cswap.codecs.tolerance import EXACT
+from cswap.engine.order.tensor_check import check_of
+from cswap.engine.saved.aliases import ALIGNMENT, flat_whole
+from cswap.engine.saved.copied import Copied
+from cswap.engine.saved.encoded import Encoded
+from cswap.stats.counters import SAVED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+    from cswap.codecs.base import ByAddress
+    from cswap.engine.recipes import Place
+    from cswap.engine.saved.without_handle import WithoutHandle
+    from cswap.engine.state import EngineState
+    from cswap.engine.transfer.in_line import Encoding
+    from cswap.engine.transfer.link_copies import LinkCopies
+    from cswap.stats.counters import Moved
+
+_now = time.perf_counter
+
+
+class Order:
+    """What the next tensor of one place needs, if it looks like the last one.
+
+    Attributes:
+        check: whether it does.
+        scope, recipe, shared_use, codec, notes, lane: of the place, when the order was made.
+        nbytes: of such a tensor.
+        position: of the last one among the tensors that were saved in its step.
+        state: the engine's.
+    """
+
+    __slots__ = (
+        "check",
+        "codec",
+        "lane",
+        "nbytes",
+        "notes",
+        "position",
+        "recipe",
+        "scope",
+        "shared_use",
+        "state",
+    )
+
+    def __init__(
+        self,
+        state: EngineState,
+        place: Place,
+        last: WithoutHandle,
+        check: Callable[[torch.Tensor], bool],
+    ) -> None:
+        """See the attributes. Args: place: in the step; last: tensor, with its position."""
+        assert place.codec is not None  # none that is computed again has an order
+        self.state, self.check = state, check
+        self.scope, self.recipe = place.recipe.scope, place.recipe
+        self.codec, self.notes = place.codec, place.notes
+        self.shared_use, self.lane = last.shared_use, last.lane
+        self.nbytes, self.position = last.nbytes, last.position
+
+    def take(self, tensor: torch.Tensor, address: int, step: int) -> WithoutHandle | None:
+        """The packed object of a tensor; None: it has to go another way. Nothing has been done.
+
+        Args:
+            tensor: as autograd saves it; it looks like the last one, and is at this position.
+            address: of its memory.
+            step: number of the step.
+        """
+        raise NotImplementedError
+
+
+class EncodingOrder(Order):
+    """Of tensors that are encoded in the thread that saves them.
+
+    Attributes:
+        in_line: encodes them.
+        way: of the codec for such tensors, by address.
+        moved: counts one that has been saved and not encoded yet.
+    """
+
+    __slots__ = ("in_line", "moved", "way")
+
+    def __init__(
+        self,
+        state: EngineState,
+        place: Place,
+        last: Encoded,
+        check: Callable[[torch.Tensor], bool],
+        way: ByAddress,
+    ) -> None:
+        """See the attributes, and `Order`."""
+        super().__init__(state, place, last, check)
+        self.in_line, self.way = last.in_line, way
+        self.moved: Moved = (self.nbytes, 0, *SAVED)
+
+    def take(self, tensor: torch.Tensor, address: int, step: int) -> Encoded | None:
+        """See `Order.take`."""
+        in_line, way, nbytes, codec = self.in_line, self.way, self.nbytes, self.codec
+        encoding: Encoding | None
+        try:
+            if way.is_exact:  # `InLine.encode_at`, without a call
+                start_s, loan = _now(), in_line.host.take(nbytes)
+                if loan is None:
+                    return None
+                way.encode(address, loan.buffer.data_ptr())
+                encoding = loan, nbytes, _now() - start_s, way
+            else:
+                encoding = in_line.encode_at(address, way)
+        except Exception:  # the whole way meets it again, and counts it
+            return None
+        if encoding is None:
+            return None
+        packed = Encoded(tensor, self.recipe, self.lane, self.shared_use, nbytes, tolerance=EXACT)
+        packed.codec, packed.encoding, packed.notes = codec, encoding, None
+        packed.in_line = in_line
+        packed.aligned = not address % ALIGNMENT
+        packed.position, packed.step = self.position, step
+        loan, used, seconds, _ = encoding
+        state = self.state
+        moves = state.counters.moves
+        moves.append(self.moved)  # until it was encoded
+        moves.append((-nbytes, loan.known.size, 0, codec.name, nbytes, used, seconds))
+        state.reclaimer.watch_encoding(packed, loan, in_line.host)
+        notes = self.notes
+        if notes is not None and notes.learns:
+            notes.note_encoded(codec.name, nbytes, used)
+            packed.notes = notes
+        return packed
+
+
+class CopyOrder(Order):
+    """Of tensors that leave over a link.
+
+    Attributes:
+        copies: brings them to the host.
+        as_it_is: whether one is copied in its own layout.
+    """
+
+    __slots__ = ("as_it_is", "copies")
+
+    def __init__(
+        self,
+        state: EngineState,
+        place: Place,
+        last: Copied,
+        check: Callable[[torch.Tensor], bool],
+        copies: LinkCopies,
+    ) -> None:
+        """See the attributes, and `Order`."""
+        super().__init__(state, place, last, check)
+        self.copies, self.as_it_is = copies, self.codec.verbatim and self.recipe.contiguous
+
+    def take(self, tensor: torch.Tensor, address: int, step: int) -> Copied | None:
+        """See `Order.take`."""
+        state, lane, codec = self.state, self.lane, self.codec
+        if lane.device.is_capturing():
+            return None
+        # A view of a view is one more tensor to make, and to let go.
+        x = tensor.detach() if self.as_it_is else flat_whole(tensor)
+        packed = Copied(tensor, self.recipe, x, lane, self.shared_use, codec)
+        packed.aligned = not address % ALIGNMENT
+        copy = state.reclaimer.watch_copy(packed)
+        notes = copy.notes = self.notes
+        if not self.copies.send(copy, x, codec, DEFAULT_KEY):
+            return None
+        if lane.step_bytes is not None:
+            lane.hold_step()
+        if codec.verbatim and notes is not None and notes.learns:
+            notes.note_encoded(codec.name, self.nbytes, self.nbytes)
+        packed.position, packed.step = copy.position, copy.step = self.position, step
+        with state.lock:
+            state.order.add_copy(copy)
+        return packed
+
+
+def make_order(
+    state: EngineState, tensor: torch.Tensor, place: Place, packed: WithoutHandle
+) -> Order | None:
+    """The order of a place; None: its tensors need all questions.
+
+    Args:
+        state: the engine's.
+        tensor: the last one, as autograd saves it.
+        place: in the step.
+        packed: object of the tensor, with its position.
+    """
+    codec = place.codec
+    if codec is None or not codec.lossless:
+        return None
+    check = check_of(tensor)
+    if check is None:
+        return None
+    if isinstance(packed, Encoded):
+        way = packed.encoding[3]
+        return None if way is None else EncodingOrder(state, place, packed, check, way)
+    copies = packed.lane.executor.copies
+    if isinstance(packed, Copied) and copies is not None:
+        return CopyOrder(state, place, packed, check, copies)
+    return None
