@@ -109,7 +109,12 @@ def _nothing() -> None:
 
 def _swap(codec: str) -> Way:
     engine = SwapEngine(SwapConfig(workers=0, codec=codec, min_bytes=0))
-    return Way(engine.begin_step, lambda x, _: engine.pack(x), engine.unpack)  # type: ignore[arg-type]
+
+    def begin() -> None:
+        engine.begin_step()
+        engine.review_orders()  # as at each call of a model
+
+    return Way(begin, lambda x, _: engine.pack(x), engine.unpack)  # type: ignore[arg-type]
 
 
 def _kernels(name: str) -> Way:

@@ -78,7 +78,7 @@ class SwapEngine:
         self.packer = Packer(state, short_way)
         self._unpacker = Unpacker(state, short_way, self._end_backward)
         # Attributes, not methods: a call less for each saved tensor.
-        standing = StandingOrders(state, self.packer, self._unpacker)
+        self._standing = standing = StandingOrders(state, self.packer, self._unpacker)
         short_way.learn = standing.learn
         self.pack, self.unpack = standing.pack, standing.unpack
         self.pass_through = Packer.pass_through
@@ -99,6 +99,13 @@ class SwapEngine:
         if goal is not None:
             goal.begin_step()
         self.packer.begin_step()
+
+    def review_orders(self) -> None:
+        """See which tensors go by standing orders in the step that has begun (standing.py).
+
+        If nobody calls this, the first tensor does, where the caches are cold.
+        """
+        self._standing.review()
 
     def choose_by(self, chooser: Chooser | None) -> None:
         """Let somebody else than the advisor decide from now on; None: the advisor again."""

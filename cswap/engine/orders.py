@@ -15,16 +15,18 @@ from cswap.stats.counters import SAVED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from threading import Lock
 
     import torch
 
-    from cswap.codecs.base import ByAddress
-    from cswap.engine.recipes import Place
+    from cswap.codecs.base import ByAddress, Codec
+    from cswap.engine.order.step_order import StepOrder
+    from cswap.engine.saved.reclaim import Reclaimer
     from cswap.engine.saved.without_handle import WithoutHandle
-    from cswap.engine.state import EngineState
     from cswap.engine.transfer.in_line import Encoding
     from cswap.engine.transfer.link_copies import LinkCopies
-    from cswap.stats.counters import Moved
+    from cswap.engine.transfer.notes import Notes
+    from cswap.stats.counters import Counters, Moved
 
 _now = time.perf_counter
 
@@ -34,10 +36,10 @@ class Order:
 
     Attributes:
         check: whether it does.
-        scope, recipe, shared_use, codec, notes, lane: of the place, when the order was made.
-        nbytes: of such a tensor.
-        position: of the last one among the tensors that were saved in its step.
-        state: the engine's.
+        codec: that brings it out.
+        notes: that are taken of that.
+        scope, recipe, shared_use, lane, nbytes: of the last one.
+        position: of that one among the tensors that were saved in its step.
     """
 
     __slots__ = (
@@ -50,21 +52,18 @@ class Order:
         "recipe",
         "scope",
         "shared_use",
-        "state",
     )
 
     def __init__(
         self,
-        state: EngineState,
-        place: Place,
         last: WithoutHandle,
+        codec: Codec,
+        notes: Notes | None,
         check: Callable[[torch.Tensor], bool],
     ) -> None:
-        """See the attributes. Args: place: in the step; last: tensor, with its position."""
-        assert place.codec is not None  # none that is computed again has an order
-        self.state, self.check = state, check
-        self.scope, self.recipe = place.recipe.scope, place.recipe
-        self.codec, self.notes = place.codec, place.notes
+        """See the attributes. Args: last: tensor of the place, with its position."""
+        self.check, self.codec, self.notes = check, codec, notes
+        self.recipe, self.scope = last.recipe, last.recipe.scope
         self.shared_use, self.lane = last.shared_use, last.lane
         self.nbytes, self.position = last.nbytes, last.position
 
@@ -86,22 +85,25 @@ class EncodingOrder(Order):
         in_line: encodes them.
         way: of the codec for such tensors, by address.
         moved: counts one that has been saved and not encoded yet.
+        moves: see `Counters`.
+        reclaimer: of the engine.
     """
 
-    __slots__ = ("in_line", "moved", "way")
+    __slots__ = ("in_line", "moved", "moves", "reclaimer", "way")
 
     def __init__(
         self,
-        state: EngineState,
-        place: Place,
         last: Encoded,
+        notes: Notes | None,
         check: Callable[[torch.Tensor], bool],
         way: ByAddress,
+        maker: OrderMaker,
     ) -> None:
         """See the attributes, and `Order`."""
-        super().__init__(state, place, last, check)
+        super().__init__(last, last.codec, notes, check)
         self.in_line, self.way = last.in_line, way
         self.moved: Moved = (self.nbytes, 0, *SAVED)
+        self.moves, self.reclaimer = maker.counters.moves, maker.reclaimer
 
     def take(self, tensor: torch.Tensor, address: int, step: int) -> Encoded | None:
         """See `Order.take`."""
@@ -126,11 +128,10 @@ class EncodingOrder(Order):
         packed.aligned = not address % ALIGNMENT
         packed.position, packed.step = self.position, step
         loan, used, seconds, _ = encoding
-        state = self.state
-        moves = state.counters.moves
+        moves = self.moves
         moves.append(self.moved)  # until it was encoded
         moves.append((-nbytes, loan.known.size, 0, codec.name, nbytes, used, seconds))
-        state.reclaimer.watch_encoding(packed, loan, in_line.host)
+        self.reclaimer.watch_encoding(packed, loan, in_line.host)
         notes = self.notes
         if notes is not None and notes.learns:
             notes.note_encoded(codec.name, nbytes, used)
@@ -144,32 +145,35 @@ class CopyOrder(Order):
     Attributes:
         copies: brings them to the host.
         as_it_is: whether one is copied in its own layout.
+        maker: of the engine.
     """
 
-    __slots__ = ("as_it_is", "copies")
+    __slots__ = ("as_it_is", "copies", "maker")
 
     def __init__(
         self,
-        state: EngineState,
-        place: Place,
         last: Copied,
+        codec: Codec,
+        notes: Notes | None,
         check: Callable[[torch.Tensor], bool],
         copies: LinkCopies,
+        maker: OrderMaker,
     ) -> None:
         """See the attributes, and `Order`."""
-        super().__init__(state, place, last, check)
-        self.copies, self.as_it_is = copies, self.codec.verbatim and self.recipe.contiguous
+        super().__init__(last, codec, notes, check)
+        self.copies, self.maker = copies, maker
+        self.as_it_is = codec.verbatim and self.recipe.contiguous
 
     def take(self, tensor: torch.Tensor, address: int, step: int) -> Copied | None:
         """See `Order.take`."""
-        state, lane, codec = self.state, self.lane, self.codec
+        maker, lane, codec = self.maker, self.lane, self.codec
         if lane.device.is_capturing():
             return None
         # A view of a view is one more tensor to make, and to let go.
         x = tensor.detach() if self.as_it_is else flat_whole(tensor)
         packed = Copied(tensor, self.recipe, x, lane, self.shared_use, codec)
         packed.aligned = not address % ALIGNMENT
-        copy = state.reclaimer.watch_copy(packed)
+        copy = maker.reclaimer.watch_copy(packed)
         notes = copy.notes = self.notes
         if not self.copies.send(copy, x, codec, DEFAULT_KEY):
             return None
@@ -178,32 +182,41 @@ class CopyOrder(Order):
         if codec.verbatim and notes is not None and notes.learns:
             notes.note_encoded(codec.name, self.nbytes, self.nbytes)
         packed.position, packed.step = copy.position, copy.step = self.position, step
-        with state.lock:
-            state.order.add_copy(copy)
+        with maker.lock:
+            maker.steps.add_copy(copy)
         return packed
 
 
-def make_order(
-    state: EngineState, tensor: torch.Tensor, place: Place, packed: WithoutHandle
-) -> Order | None:
-    """The order of a place; None: its tensors need all questions.
+class OrderMaker:
+    """Makes the orders of one engine."""
 
-    Args:
-        state: the engine's.
-        tensor: the last one, as autograd saves it.
-        place: in the step.
-        packed: object of the tensor, with its position.
-    """
-    codec = place.codec
-    if codec is None or not codec.lossless:
+    __slots__ = ("counters", "lock", "reclaimer", "steps")
+
+    def __init__(
+        self, counters: Counters, reclaimer: Reclaimer, steps: StepOrder, lock: Lock
+    ) -> None:
+        """Args: counters, reclaimer, steps: the engine's; lock: for the steps."""
+        self.counters, self.reclaimer = counters, reclaimer
+        self.steps, self.lock = steps, lock
+
+    def make(
+        self, tensor: torch.Tensor, last: WithoutHandle, codec: Codec, notes: Notes | None
+    ) -> Order | None:
+        """The order of a place; None: its tensors need all questions.
+
+        Args:
+            tensor: the last one of the place, as autograd saves it.
+            last: object of the tensor, with its position.
+            codec: that has brought it out.
+            notes: that are taken of that.
+        """
+        check = check_of(tensor) if codec.lossless else None
+        if check is None:
+            return None
+        if isinstance(last, Encoded):
+            way = last.encoding[3]
+            return None if way is None else EncodingOrder(last, notes, check, way, self)
+        copies = last.lane.executor.copies
+        if isinstance(last, Copied) and copies is not None:
+            return CopyOrder(last, codec, notes, check, copies, self)
         return None
-    check = check_of(tensor)
-    if check is None:
-        return None
-    if isinstance(packed, Encoded):
-        way = packed.encoding[3]
-        return None if way is None else EncodingOrder(state, place, packed, check, way)
-    copies = packed.lane.executor.copies
-    if isinstance(packed, Copied) and copies is not None:
-        return CopyOrder(state, place, packed, check, copies)
-    return None

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from cswap.engine.saved.packed import Token
     from cswap.engine.saved.rest import Rest
     from cswap.engine.short_way import ShortWay
-    from cswap.engine.standing import StandingOrders
     from cswap.engine.state import EngineState
     from cswap.schema.plan import Decision
 
@@ -75,7 +74,6 @@ class Packer:
     Attributes:
         book: its recipes.
         notes: what the advisor is told of its steps.
-        standing: for the tensors that need the fewest questions; None: all are asked everything.
     """
 
     def __init__(self, state: EngineState, short_way: ShortWay) -> None:
@@ -97,7 +95,6 @@ class Packer:
         self._follower = state.follower
         self._limit = state.advisor.limit
         self.notes = StepNotes(state, self.book)
-        self.standing: StandingOrders | None = None
         self._reports = self.notes.reports
         self._rested = state.counters.rested
         self._warned_of_capture = False
@@ -210,8 +207,6 @@ class Packer:
         with self._lock:
             self._order.begin_step()
             self._window.begin_step()
-        if self.standing is not None:
-            self.standing.begin_step()
 
     @staticmethod
     def pass_through(tensor: torch.Tensor, kind: type[Kept] = Kept) -> Kept:

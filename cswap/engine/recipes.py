@@ -97,7 +97,7 @@ class RecipeBook:
         learned: whether a recipe was made since somebody set this to False.
         version: grows when all is forgotten.
         begun: sequence of the thread that has begun a step last.
-        orders: of its places, those that stand in this step (standing.py).
+        orders: of its places, those that stand in this step (standing.py); None: nobody has asked.
     """
 
     __slots__ = ("_by_role", "_here", "_known", "begun", "learned", "orders", "version")
@@ -110,13 +110,13 @@ class RecipeBook:
         self._known: dict[tuple[object, ...], Recipe] = {}
         self._here = _Here()
         self.begun = self._here.sequence
-        self.orders: Sequence[Order | None] = ()
+        self.orders: Sequence[Order | None] | None = None
 
     def begin_step(self) -> None:
         """Expect the first tensor of a step in this thread."""
         self.begun = here = self._here.sequence
         here.next = 0
-        self.orders = ()
+        self.orders = None
 
     def next_place(self) -> Place | None:
         """The place that comes next in this thread; counts it. It may be another tensor's."""
@@ -193,7 +193,7 @@ class RecipeBook:
         self.version += 1
         self._known.clear()
         self._here = _Here()
-        self.begun, self.orders = self._here.sequence, ()
+        self.begun, self.orders = self._here.sequence, None
 
     def _key(self, tensor: torch.Tensor, scope: Scope, operator: str) -> tuple[object, ...]:
         role = self.role(tensor, operator)

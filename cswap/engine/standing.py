@@ -23,11 +23,13 @@ import torch
 
 from cswap.advisor.site_history import Advice
 from cswap.engine import short_way
-from cswap.engine.orders import make_order
+from cswap.engine.orders import OrderMaker
 from cswap.engine.saved.encoded import Encoded
 from cswap.engine.short_way import WORD
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from cswap.engine.orders import Order
     from cswap.engine.packer import Packer
     from cswap.engine.recipes import Place
@@ -43,7 +45,7 @@ _current_backward = torch._C._current_graph_task_id  # noqa: SLF001
 
 
 class StandingOrders:
-    """The standing orders of one engine: its two hooks, and their begin of a step."""
+    """The standing orders of one engine, and its two hooks."""
 
     __slots__ = (
         "_advisor",
@@ -52,6 +54,7 @@ class StandingOrders:
         "_deaths",
         "_hits",
         "_limit",
+        "_maker",
         "_notes",
         "_pack",
         "_reclaimer",
@@ -72,34 +75,39 @@ class StandingOrders:
         self._reclaimer, self._advisor = state.reclaimer, state.advisor
         self._deaths = state.reclaimer.deaths
         self._hits = state.counters.hits
+        self._maker = OrderMaker(state.counters, state.reclaimer, state.order, state.lock)
         self._limit = state.advisor.limit
         self._reports = None if self._limit is None else self._limit.reports
         self._thread = 0
-        packer.standing = self
 
     # ---------------------------------------------------------------- each step
 
-    def begin_step(self) -> None:
-        """A step begins, in this thread: see which orders stand."""
-        book, state = self._book, self._state
-        book.orders = ()
+    def review(self) -> Sequence[Order | None]:
+        """See which orders stand in the step that has begun, in this thread."""
+        book = self._book
         places = book.begun.places
-        if not torch.is_grad_enabled() or not any(place.order is not None for place in places):
-            return
-        self._notes.begin()  # it may want another kind of step
-        if (
+        orders: Sequence[Order | None] = ()
+        if torch.is_grad_enabled() and any(place.order is not None for place in places):
+            self._notes.begin()  # it may want another kind of step
+            if not self._is_special():
+                self._thread = get_ident()
+                orders = [self._standing(place) for place in places]
+        book.orders = orders
+        return orders
+
+    def _is_special(self) -> bool:
+        # Whether something else than the tensors' way is wanted in this step.
+        state, reports = self._state, self._reports
+        return (
             state.chooser is not None
             or state.observer.seen is not None
             or state.follower.follows
             or state.counters.timeline is not None
-            or state.advisor.may_use_lossy  # these ask for the operators
-            or (self._reports is not None and self._reports.wanted)
+            or state.advisor.may_use_lossy  # operators have to be asked for
+            or (reports is not None and reports.wanted)
             or not self._steps.step % short_way.STEPS
             or _is_tracing()
-        ):
-            return
-        self._thread = get_ident()
-        book.orders = [self._standing(place) for place in places]
+        )
 
     def _standing(self, place: Place) -> Order | None:
         order = place.order
@@ -132,19 +140,23 @@ class StandingOrders:
             place: where in the step.
             packed: its object, with its position.
         """
-        place.order = make_order(self._state, tensor, place, packed)
+        if place.codec is not None:
+            place.order = self._maker.make(tensor, packed, place.codec, place.notes)
 
     def pack(self, tensor: torch.Tensor) -> Kept | PackedView | WithoutHandle:
         """See `SwapEngine.pack`."""
         # One function for all questions: see the Note.
-        start_s, book = _now(), self._book
+        book = self._book
         n, orders = book.begun.next, book.orders
+        if orders is None:
+            orders = self.review()
         if n >= len(orders):
             return self._pack(tensor)
         order = orders[n]
         if order is None or not order.check(tensor):
             return self._pack(tensor)
-        steps, base, address = self._steps, tensor._base, tensor.data_ptr()  # noqa: SLF001
+        start_s, steps = _now(), self._steps
+        base, address = tensor._base, tensor.data_ptr()  # noqa: SLF001
         if (
             steps.position != order.position
             or steps.asked_since_pack

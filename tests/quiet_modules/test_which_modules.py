@@ -101,7 +101,7 @@ def test_a_tensor_that_the_limit_no_longer_keeps_ends_its_rest(install, monkeypa
     packer, limit = handle.engine.packer, handle.engine.advisor.limit
     settle(training, packs)
     monkeypatch.setattr(limit, "look_back", lambda: None)
-    places = packer.book._here.places
+    places = packer.book.begun.places
     number = next(n for n, place in enumerate(places) if place.rest is not None)
     rest = places[number].rest
     places[number].rest = dataclasses.replace(rest, reason="slowdown")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -28,7 +28,8 @@ def _guards() -> Callable[[torch.Tensor], Callable[[torch.Tensor], bool]] | None
         from torch._C._dynamo.guards import TensorGuards
 
         def make(tensor: torch.Tensor) -> Callable[[torch.Tensor], bool]:
-            guards = TensorGuards(tensor, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+            guards: Any = TensorGuards  # its stub knows other arguments
+            guards = guards(tensor, dynamic_dims_sizes=None, dynamic_dims_strides=None)
             check: Callable[[torch.Tensor], bool] = guards.check
             return check
 
