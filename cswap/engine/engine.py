@@ -213,6 +213,7 @@ class SwapEngine:
         """
         timeline = Timeline()
         self.counters.timeline = timeline
+        self.packer.book.orders = None  # a step may have begun
         try:
             yield timeline
         finally:

@@ -1,0 +1,265 @@
+"""Saved tensors that go by the order of their place (`cswap.engine.standing`)."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Final
+
+import pytest
+import torch
+from torch import nn
+
+import cswap
+from cswap.engine.order import tensor_check
+from cswap.engine.orders import EncodingOrder
+from cswap.engine.saved.encoded import Encoded
+from cswap.testing.engines import assert_empty
+
+STEPS = 6
+"""By the third step a place has an order."""
+
+N = 1 << 12
+
+RAW: Final[dict[str, Any]] = {"min_bytes": 0, "workers": 0, "codec": "raw", "remat": False}
+
+
+@pytest.fixture
+def ordered(monkeypatch):
+    """The tensors that went by order, in a list."""
+    found, take = [], EncodingOrder.take
+
+    def noted(self, tensor, address, step):
+        packed = take(self, tensor, address, step)
+        if packed is not None:
+            found.append(tensor)
+        return packed
+
+    monkeypatch.setattr(EncodingOrder, "take", noted)
+    return found
+
+
+def swapping(codec="raw", **options):
+    return cswap.swapping(min_bytes=0, workers=0, codec=codec, remat=False, **options)
+
+
+def engine_of(codec="raw", **options):
+    return swapping(codec, **options)._engine
+
+
+def known(engine, x, n=STEPS):
+    """Save a tensor in n steps, and ask for it."""
+    for _ in range(n):
+        engine.begin_step()
+        assert torch.equal(engine.unpack(engine.pack(x)), x)
+    engine.begin_step()
+
+
+def result(*sizes, **options):
+    """A result of an operator, which counts its versions."""
+    return torch.randn(*sizes, requires_grad=True, **options) * 2
+
+
+# ------------------------------------------------------------- which tensors do
+
+
+@pytest.mark.parametrize("codec", ["raw", "zvc"])
+def test_a_tensor_that_looks_like_the_last_one_goes_by_order(ordered, codec):
+    engine, x = engine_of(codec), result(N)
+    known(engine, x)
+    assert len(ordered) >= 2
+    packed = engine.pack(x)
+    assert type(packed) is Encoded
+    assert ordered[-1] is x
+    assert torch.equal(engine.unpack(packed), x)
+    assert torch.equal(engine.unpack(packed), x)  # once more
+    del packed
+    assert_empty(engine)
+
+
+OTHERS = {
+    "another size": lambda x: result(64, 63),
+    "another layout": lambda x: x.t(),
+    "another dtype": lambda x: x.double(),
+    "no history": lambda x: x.detach(),
+    "a parameter": lambda x: nn.Parameter(x.detach()),
+    "a view of a parameter": lambda x: nn.Parameter(x.detach()).view(64, 64),
+    "not at the beginning": lambda x: (torch.cat([x, x]) * 2)[64:],
+    "negated": lambda x: torch._neg_view(x),
+    "a subclass": lambda x: x.as_subclass(type("Sub", (torch.Tensor,), {})),
+    "sparse": lambda x: x.to_sparse(),
+    "misaligned": lambda x: misaligned() * 1,
+}
+
+
+def misaligned():
+    memory = torch.zeros(64 * 64 * 4 + 4, dtype=torch.uint8)
+    return memory[4:].view(torch.float32).view(64, 64).requires_grad_()
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+@pytest.mark.parametrize("codec", ["raw", "zvc"])
+def test_another_tensor_at_the_place_comes_back_as_it_was(ordered, codec, other):
+    engine, x = engine_of(codec), result(64, 64)
+    known(engine, x)
+    y = other(x)
+    back = engine.unpack(engine.pack(y))
+    assert (back.dtype, back.shape, back.layout) == (y.dtype, y.shape, y.layout)
+    if y.layout is torch.strided:
+        assert back.stride() == y.stride()
+        assert torch.equal(back.resolve_neg(), y.detach().as_subclass(torch.Tensor).resolve_neg())
+    else:
+        assert torch.equal(back.to_dense(), y.to_dense())
+    assert engine.stats.fallbacks == 0
+
+
+def test_a_tensor_without_memory_is_not_read(ordered):
+    # As FSDP leaves them, somewhere in a storage: an offset from no address is an address.
+    engine, x = engine_of(), result(N)
+    known(engine, x)
+    n = len(ordered)
+    for offset in (0, 64):
+        gone = torch.zeros(N + offset, requires_grad=True).clone()[offset:].detach()
+        gone.requires_grad_()
+        gone.untyped_storage().resize_(0)
+        engine.pack(gone)
+        engine.begin_step()
+    assert len(ordered) == n
+
+
+def test_strides_of_sizes_of_one_come_back():
+    # The way of a matrix product depends on them, and so the last bit of a gradient.
+    engine = engine_of()
+    x = (torch.randn(2, 1, 50, requires_grad=True) * 2).transpose(1, 2)
+    for _ in range(STEPS):
+        engine.begin_step()
+        assert engine.unpack(engine.pack(x)).stride() == x.stride() == (50, 1, 50)
+
+
+def test_a_change_in_place_raises(ordered):
+    engine, x = engine_of(), result(N)
+    known(engine, x)
+    packed = engine.pack(x)
+    assert ordered[-1] is x
+    x.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        engine.unpack(packed)
+
+
+def test_an_order_serves_the_thread_that_began_the_step(ordered):
+    engine, x = engine_of(), result(N)
+    known(engine, x)
+    engine.review_orders()
+    n, found = len(ordered), []
+    thread = threading.Thread(target=lambda: found.append(engine.unpack(engine.pack(x))))
+    thread.start()
+    thread.join()
+    assert torch.equal(found[0], x)
+    assert len(ordered) == n
+
+
+def test_without_the_guard_of_torch_all_go_the_short_way(ordered, monkeypatch):
+    monkeypatch.setattr(tensor_check, "_GUARDS", None)
+    engine, x = engine_of(), result(N)
+    known(engine, x)
+    assert type(engine.pack(x)) is Encoded
+    assert not ordered
+
+
+# ---------------------------------------------------------------- which modules
+
+
+class Branches(nn.Module):
+    """Two modules that save tensors of the same look; one of them runs in a step."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Tanh(), nn.Tanh()
+        self.goes_left = True
+
+    def forward(self, x):
+        return (self.left if self.goes_left else self.right)(x * 2)
+
+
+def test_the_rules_of_another_module_hold_at_the_same_place(ordered):
+    model, x = Branches(), torch.randn(N, requires_grad=True)
+    with cswap.install(model, **RAW, exclude=["right"]) as handle:
+        for _ in range(STEPS):
+            model(x).sum().backward()
+        assert ordered
+        n, swapped = len(ordered), handle.stats.swapped
+        model.goes_left = False
+        y = model(x)
+        assert (len(ordered), handle.stats.swapped) == (n, swapped)
+        assert handle.stats.kept_by_reason["excluded"] == 1
+        y.sum().backward()
+
+
+# ------------------------------------------------------------------- which steps
+
+
+def gradients(model, x):
+    return torch.autograd.grad(model(x).square().sum(), [x, *model.parameters()])
+
+
+def perceptron():
+    torch.manual_seed(0)
+    layers = [nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 32), nn.Sigmoid(), nn.Linear(32, 32)]
+    return nn.Sequential(*layers), torch.randn(64, 32, requires_grad=True)
+
+
+@pytest.mark.parametrize("codec", ["raw", "zvc", "auto"])
+def test_gradients_are_bit_equal_and_all_is_counted(ordered, codec):
+    model, x = perceptron()
+    wanted = gradients(model, x)
+    with cswap.install(model, **RAW | {"codec": codec}) as handle:
+        for _ in range(2 * STEPS):
+            assert all(map(torch.equal, gradients(model, x), wanted))
+            assert (handle.stats.device_bytes, handle.stats.host_bytes) == (0, 0)
+        if codec != "auto":
+            assert ordered
+            n = handle.stats.by_codec[codec].count
+            assert handle.stats.swapped == n == handle.stats.prefetch_misses
+        assert_empty(handle.engine)
+
+
+def test_two_forwards_before_a_backward(ordered):
+    model, x = perceptron()
+    wanted = gradients(model, x)
+    with cswap.install(model, **RAW) as handle:
+        for _ in range(STEPS):
+            gradients(model, x)
+        losses = [model(x).square().sum() for _ in range(2)]
+        for loss in losses:
+            found = torch.autograd.grad(loss, [x, *model.parameters()])
+            assert all(map(torch.equal, found, wanted))
+        del losses, loss
+        assert_empty(handle.engine)
+    assert ordered
+
+
+def test_a_timeline_that_begins_within_a_step_shows_every_tensor(ordered):
+    engine, x = engine_of(), result(N)
+    known(engine, x)
+    engine.review_orders()
+    n = len(ordered)
+    with engine.trace() as timeline:
+        engine.unpack(engine.pack(x))
+    assert len(ordered) == n
+    names = [event["name"] for event in timeline.to_chrome()["traceEvents"]]
+    assert "copy out" in names
+
+
+def test_a_step_without_gradients_begins_none(ordered):
+    model, x = perceptron()
+    with cswap.install(model, **RAW) as handle:
+        for _ in range(STEPS):
+            gradients(model, x)
+        order = handle.engine._state.order
+        step = order.step
+        with torch.no_grad():
+            for _ in range(3):
+                model(x)
+        n = len(ordered)
+        gradients(model, x)
+        assert order.step == step + 1
+        assert len(ordered) > n
