@@ -83,6 +83,8 @@ def _beyond_kernels(rounds: int) -> tuple[dict[str, float], dict[str, dict[str, 
         for caches, prefix in (("", ""), (", cold caches", "cold ")):
             beyond_s = timings[f"{prefix}swap"].median_s - timings[f"{prefix}kernels"].median_s
             rows[f"1 MiB by {codec}{caches}: beyond its kernels"] = 1e6 * beyond_s
+        begin_s = timings["cold begin"].median_s
+        rows[f"a step's begin by {codec}, cold caches, {swapped.TENSORS} tensors"] = 1e6 * begin_s
     raw["floors"] = swapped.floors(2 * rounds)
     for name, timing in raw["floors"].items():
         rows[f"1 MiB, cold caches: {name}"] = 1e6 * timing.median_s

@@ -56,6 +56,8 @@ class Way:
 def measure(codec: str, *, rounds: int, repeats: int, cold_rounds: int) -> dict[str, Timing]:
     """Seconds per tensor of 1 MiB: "swap" and "kernels", "cold swap" and "cold kernels".
 
+    "cold begin" are the seconds of a step's begin, for all of its tensors together.
+
     Args:
         codec: its name.
         rounds: counted rounds with warm caches.
@@ -73,10 +75,13 @@ def measure(codec: str, *, rounds: int, repeats: int, cold_rounds: int) -> dict[
         for name, t in warm.items()
     }
     evicted = torch.zeros(EVICTED_BYTES // 4)
-    cold: dict[str, list[float]] = {name: [] for name in ways}
+    cold: dict[str, list[float]] = {name: [] for name in (*ways, "begin")}
     for _ in range(cold_rounds):
         for name, way in ways.items():
-            cold[name].append(_cold_step(way, tensors, evicted) / TENSORS)
+            begin_s, calls_s = _cold_step(way, tensors, evicted)
+            cold[name].append(calls_s / TENSORS)
+            if name == "swap":
+                cold["begin"].append(begin_s)
     return found | {f"cold {name}": timing_of(seconds) for name, seconds in cold.items()}
 
 
@@ -99,7 +104,8 @@ def floors(rounds: int) -> dict[str, Timing]:
     cold: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):
         for name, way in ways.items():
-            cold[name].append(_cold_step(way, tensors, evicted) / TENSORS)
+            _, calls_s = _cold_step(way, tensors, evicted)
+            cold[name].append(calls_s / TENSORS)
     return {name: timing_of(seconds) for name, seconds in cold.items()}
 
 
@@ -151,10 +157,13 @@ def _steps(way: Way, tensors: list[Tensor], repeats: int) -> Callable[[], None]:
     return run
 
 
-def _cold_step(way: Way, tensors: list[Tensor], evicted: Tensor) -> float:
-    # Seconds of the calls of one step.
+def _cold_step(way: Way, tensors: list[Tensor], evicted: Tensor) -> tuple[float, float]:
+    # Seconds of one step's begin, and of its calls.
     seconds, packed = 0.0, []
+    evicted.add_(1)
+    start = time.perf_counter()
     way.begin()
+    begin_s = time.perf_counter() - start
     for n, x in enumerate(tensors):
         evicted.add_(1)
         start = time.perf_counter()
@@ -165,4 +174,4 @@ def _cold_step(way: Way, tensors: list[Tensor], evicted: Tensor) -> float:
         start = time.perf_counter()
         way.back(packed.pop())
         seconds += time.perf_counter() - start
-    return seconds
+    return begin_s, seconds

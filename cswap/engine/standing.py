@@ -24,7 +24,9 @@ import torch
 from cswap.advisor.site_history import Advice
 from cswap.engine import short_way
 from cswap.engine.orders import OrderMaker
+from cswap.engine.saved.copied import Copied
 from cswap.engine.saved.encoded import Encoded
+from cswap.engine.saved.reclaim import MOST_LATER
 from cswap.engine.short_way import WORD
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 
 _now = time.perf_counter
 _Tensor = torch.Tensor
+_HOLDING = (Encoded, Copied)
 _is_tracing = torch._C._is_tracing  # noqa: SLF001
 _current_backward = torch._C._current_graph_task_id  # noqa: SLF001
 
@@ -53,6 +56,7 @@ class StandingOrders:
         "_counters",
         "_deaths",
         "_hits",
+        "_later",
         "_limit",
         "_maker",
         "_notes",
@@ -73,7 +77,7 @@ class StandingOrders:
         self._pack, self._unpack, self._unpacker = packer.pack, unpacker.unpack, unpacker
         self._steps, self._scopes, self._counters = state.order, state.scopes, state.counters
         self._reclaimer, self._advisor = state.reclaimer, state.advisor
-        self._deaths = state.reclaimer.deaths
+        self._deaths, self._later = state.reclaimer.deaths, state.reclaimer.later
         self._hits = state.counters.hits
         self._maker = OrderMaker(state.counters, state.reclaimer, state.order, state.lock)
         self._limit = state.advisor.limit
@@ -187,16 +191,14 @@ class StandingOrders:
 
     def unpack(self, packed: Kept | PackedView | WithoutHandle) -> torch.Tensor:
         """See `SwapEngine.unpack`."""
-        if (
-            type(packed) is not Encoded
-            or packed.uses
-            or packed.users > 1
-            or packed.result is not None
-        ):
+        if not isinstance(packed, _HOLDING):
             return self._unpack(packed)
         start_s, state, reports = _now(), self._state, self._reports
         if (
-            state.chooser is not None
+            packed.uses
+            or packed.users > 1
+            or packed.result is not None
+            or state.chooser is not None
             or (reports is not None and reports.wanted)
             or _current_backward() != self._unpacker.backward
         ):
@@ -204,6 +206,8 @@ class StandingOrders:
         try:
             if self._deaths:
                 self._reclaimer.collect_encodings()
+            elif len(self._later) > MOST_LATER:
+                state.tidy(in_step=True)
             if packed.counter._version != packed.version:  # noqa: SLF001
                 packed.check()  # which raises
             steps = self._steps
@@ -212,8 +216,11 @@ class StandingOrders:
                 steps.asked_positions.append(packed.position)
             else:
                 steps.asked(packed)
-            self._hits.append(False)
-            memory = packed.in_line.decode(packed)
+            if type(packed) is Encoded:
+                self._hits.append(False)
+                memory = packed.in_line.decode(packed)
+            else:
+                memory = self._unpacker.copied(packed)
             packed.uses = 1
             took_s = _now() - start_s
             packed.took_s += took_s
@@ -226,4 +233,4 @@ class StandingOrders:
         except BaseException:
             state.interrupted = True
             raise
-        return memory if packed.is_plain else packed.view_of(memory)
+        return packed.view_of(memory)

@@ -114,6 +114,21 @@ class Unpacker:
                 lane.ready.remove(first.copy)
         return tensor
 
+    def copied(self, packed: Copied) -> torch.Tensor:
+        """The memory of a copy that backward has asked for, and begin to bring the next ones back.
+
+        Raises:
+            CorruptEncodingError: see `LinkCopies.memory`.
+        """
+        lane = packed.lane
+        if lane.ahead or self._follower.depth:
+            self._prefetch_after(packed, lane.ahead)
+        memory = _copies_of(lane).memory(packed)
+        if lane.ready.waiting:
+            with self._lock:
+                lane.ready.remove(packed.copy)
+        return memory
+
     def _bring(self, packed: PackedView) -> torch.Tensor:
         token = packed.token
         handle, lane = token.handle, token.lane

@@ -25,11 +25,6 @@ class Encoded(WithoutHandle):
 
     __slots__ = ("aligned", "codec", "encoding", "in_line", "notes")
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether it is decoded in the tensor's layout."""
-        return self.recipe.contiguous and self.encoding[3] is not None
-
     codec: Codec
     encoding: Encoding
     in_line: InLine
