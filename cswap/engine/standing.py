@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 _now = time.perf_counter
 _Tensor = torch.Tensor
-_HOLDING = (Encoded, Copied)
 _is_tracing = torch._C._is_tracing  # noqa: SLF001
 _current_backward = torch._C._current_graph_task_id  # noqa: SLF001
 
@@ -191,7 +190,7 @@ class StandingOrders:
 
     def unpack(self, packed: Kept | PackedView | WithoutHandle) -> torch.Tensor:
         """See `SwapEngine.unpack`."""
-        if not isinstance(packed, _HOLDING):
+        if type(packed) is not Encoded and type(packed) is not Copied:
             return self._unpack(packed)
         start_s, state, reports = _now(), self._state, self._reports
         if (
@@ -216,11 +215,11 @@ class StandingOrders:
                 steps.asked_positions.append(packed.position)
             else:
                 steps.asked(packed)
-            if type(packed) is Encoded:
+            if isinstance(packed, Encoded):
                 self._hits.append(False)
-                memory = packed.in_line.decode(packed)
+                found = packed.in_line.decode(packed)
             else:
-                memory = self._unpacker.copied(packed)
+                found = packed.view_of(self._unpacker.copied(packed))
             packed.uses = 1
             took_s = _now() - start_s
             packed.took_s += took_s
@@ -233,4 +232,4 @@ class StandingOrders:
         except BaseException:
             state.interrupted = True
             raise
-        return packed.view_of(memory)
+        return found

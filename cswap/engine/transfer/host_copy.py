@@ -33,10 +33,12 @@ class Shape(Protocol):
 
     Attributes:
         sizes: its sizes.
-        contiguous: whether its elements lie in their order, without gaps.
+        strides: its strides.
+        contiguous: whether a new tensor of these sizes has the same strides.
     """
 
     sizes: torch.Size
+    strides: tuple[int, ...]
     contiguous: bool
 
 

@@ -145,7 +145,7 @@ class InLine:
         return None if loan is None else (loan, nbytes, _now() - start_s, way)
 
     def decode(self, owner: EncodingOwner) -> torch.Tensor:
-        """The memory of an encoded tensor, in its layout if that is contiguous; else [n] flat.
+        """The values of an encoded tensor, in its layout.
 
         Raises:
             CorruptEncodingError: the codec cannot decode it.
@@ -171,7 +171,7 @@ class InLine:
         if notes is not None:
             owner.notes = None
             notes.note_round_trip(owner.codec.name, encode_s + decode_s)
-        return out
+        return out if as_it_was else out.as_strided(recipe.sizes, recipe.strides)
 
     def scratch(self, nbytes: int) -> torch.Tensor:
         """[>= nbytes] uint8 to encode into; ends with `keep`.
