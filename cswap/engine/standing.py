@@ -205,7 +205,7 @@ class StandingOrders:
         try:
             if self._deaths:
                 self._reclaimer.collect_encodings()
-            elif len(self._later) > MOST_LATER:
+            if self._deaths or len(self._later) > MOST_LATER:
                 state.tidy(in_step=True)
             if packed.counter._version != packed.version:  # noqa: SLF001
                 packed.check()  # which raises

@@ -12,6 +12,7 @@ from torch import nn
 import cswap
 from cswap.engine.order import tensor_check
 from cswap.engine.orders import EncodingOrder
+from cswap.engine.saved import reclaim
 from cswap.engine.saved.encoded import Encoded
 from cswap.testing.engines import assert_empty
 
@@ -263,3 +264,27 @@ def test_a_step_without_gradients_begins_none(ordered):
         gradients(model, x)
         assert order.step == step + 1
         assert len(ordered) > n
+
+
+def test_an_encoding_that_died_after_a_handle_is_given_back_at_the_next_tensor(
+    ordered, monkeypatch
+):
+    monkeypatch.setattr(reclaim, "_collect_all", lambda: True)  # the thread does nothing
+    engine, x = engine_of(), result(N)
+    part = result(2 * N)[N:]  # a part of its storage has a handle
+
+    def save():
+        engine.begin_step()
+        return [engine.pack(x), engine.pack(x + 1)], engine.pack(part)
+
+    for _ in range(STEPS):
+        packed, handled = save()
+        engine.unpack(packed.pop())
+    packed, handled = save()
+    assert ordered[-2] is x
+    engine.collect()  # of the step before
+    deaths = engine._state.reclaimer.deaths
+    del handled, packed[1]
+    assert len(deaths) == 2
+    engine.unpack(packed[0])
+    assert not deaths
