@@ -13,7 +13,10 @@ import pytest
 import torch
 
 from cswap.codecs.registry import get_codec
+from cswap.config import SwapConfig
+from cswap.devices.sim import SimDevice
 from cswap.engine import short_way
+from cswap.engine.engine import SwapEngine
 from cswap.engine.orders import CopyOrder
 from cswap.engine.saved.copied import Copied
 from cswap.engine.saved.packed import PackedView
@@ -23,6 +26,7 @@ from cswap.engine.transfer import link_encodings, staging
 from cswap.engine.transfer.leaving import _needs_watching
 from cswap.errors import CorruptEncodingError
 from cswap.schema.plan import Decision, Plan
+from cswap.testing.engines import assert_empty
 from cswap.testing.lagging_cuda import watched
 from cswap.testing.lagging_machine import LaggingMachine
 
@@ -781,3 +785,24 @@ def test_python_calls_of_a_tensor(machine):
         sys.setprofile(before)
     assert engine.stats.swapped == 4 * (n_steps + 1) * N
     assert calls / (4 * N) <= MOST_CALLS[machine.known_after], calls / (4 * N)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("codec", ["raw", "zvc"])
+def test_copies_that_end_in_any_order(seed, codec):
+    config = SwapConfig(codec=codec, min_bytes=0, remat=False)
+    engine = SwapEngine(config, device=SimDevice(seed, eager=True))
+    x = torch.randn(64, 64, requires_grad=True)
+
+    def gradient():
+        y = x
+        for _ in range(5):
+            y = (y * 1.0).sin()
+        return torch.autograd.grad(y.sum(), x)[0]
+
+    wanted = gradient()
+    for _ in range(6):
+        engine.begin_step()
+        with torch.autograd.graph.saved_tensors_hooks(engine.pack, engine.unpack):
+            assert torch.equal(gradient(), wanted)
+    assert_empty(engine)

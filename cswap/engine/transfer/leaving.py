@@ -117,6 +117,9 @@ class Leaving:
                 return
             if not _needs_watching(oldest):
                 return  # whose callback looks again
+            if not oldest.read.query():  # copies of a simulator are in no order
+                self._watch(oldest.read)
+                return
 
     def let_go_down_to(self, limit_bytes: int) -> None:
         """Let go of the oldest tensors until so many bytes are left.
