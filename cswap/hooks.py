@@ -303,8 +303,8 @@ class _ModelCall:
         before, run_before = scopes.stack, scopes.run
         pair = HookPair(self._engine)
         run = self._quiet.run(pair, args, kwargs)
-        self._engine.review_orders()
         try:
+            self._engine.review_orders()
             scopes.stack, scopes.run = [OUTSIDE, self._scope], run
             pair.push()
             set_compiler(compiler)

@@ -40,6 +40,8 @@ from cswap.profiler import LateProfile, profile
 from cswap.ranks import must_agree
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import torch
 
     from cswap.advisor.site_history import Learner
@@ -201,12 +203,13 @@ class Advisor:
         sampled = taken is None or memory is None or taken is not memory.explanation.profile
         return self._remember(key, memory, explanation, costs, sampled=sampled)
 
-    def stands(self, advice: Advice, kind: str) -> bool:
+    def stands(self, advice: Advice, kind: str, *, use: bool = True) -> bool:
         """Whether an advice is that of the next tensor of its call site, too: then it is used.
 
         Args:
             advice: that `choose` gave for the last one.
             kind: of module.
+            use: whether to count the use; else `has_used` is to be told later.
         """
         memory, costs, codec = advice.memory, advice.costs, advice.codec
         with self._lock:
@@ -221,10 +224,20 @@ class Advisor:
                 and memory.pending is None
                 and (codec is None or codec.lossless)
             ) or self._is_settled(memory, costs, kind):
-                self._used.append(memory)
+                if use:
+                    self._used.append(memory)
+                else:
+                    memory.uses -= 1
                 return True
             memory.uses -= 1  # `choose` counts it
         return False
+
+    def has_used(self, advices: Iterable[Advice]) -> None:
+        """Count one more use of each of these advices, which stood."""
+        with self._lock:
+            for advice in advices:
+                advice.memory.uses += 1
+                self._used.append(advice.memory)
 
     def least_price(
         self, site: Site, position: int, nbytes: int, device_s: float, kind: str

@@ -40,11 +40,13 @@ class Order:
         notes: that are taken of that.
         scope, recipe, shared_use, lane, nbytes: of the last one.
         position: of that one among the tensors that were saved in its step.
+        is_used: whether a tensor has gone by it since the advisor was told.
     """
 
     __slots__ = (
         "check",
         "codec",
+        "is_used",
         "lane",
         "nbytes",
         "notes",
@@ -66,9 +68,10 @@ class Order:
         self.recipe, self.scope = last.recipe, last.recipe.scope
         self.shared_use, self.lane = last.shared_use, last.lane
         self.nbytes, self.position = last.nbytes, last.position
+        self.is_used = False
 
     def take(self, tensor: torch.Tensor, address: int, step: int) -> WithoutHandle | None:
-        """The packed object of a tensor; None: it has to go another way. Nothing has been done.
+        """The packed object of a tensor; None: it has to go another way.
 
         Args:
             tensor: as autograd saves it; it looks like the last one, and is at this position.
@@ -210,13 +213,15 @@ class OrderMaker:
             codec: that has brought it out.
             notes: that are taken of that.
         """
-        check = check_of(tensor) if codec.lossless else None
+        way = last.encoding[3] if isinstance(last, Encoded) else None
+        copies = last.lane.executor.copies
+        if not codec.lossless or (way is None and copies is None):
+            return None
+        check = check_of(tensor)
         if check is None:
             return None
         if isinstance(last, Encoded):
-            way = last.encoding[3]
             return None if way is None else EncodingOrder(last, notes, check, way, self)
-        copies = last.lane.executor.copies
         if isinstance(last, Copied) and copies is not None:
             return CopyOrder(last, codec, notes, check, copies, self)
         return None

@@ -7,10 +7,10 @@ every question to a tensor, takes some microseconds: together, longer than to co
 that has gone the short way (short_way.py) gets an order, which has at hand what the next tensor
 needs. When a step begins, one loop asks for all orders together whether they stand; the second one
 finds its code in the caches. A tensor is asked only whether it looks like the last one (one call of
-torch's), and where it is.
+torch's), and for its memory.
 
-An order stands for one step at most. Where anything else is wanted (a choice of codecs, a report,
-a look at every tensor, a timeline), none does, and all go the short way or the whole way.
+An order stands until the next step begins. Where anything else is wanted (a choice of codecs, a
+report, a look at every tensor, a timeline), none does, and all go the short way or the whole way.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 _now = time.perf_counter
 _Tensor = torch.Tensor
+_strided = torch.strided
 _is_tracing = torch._C._is_tracing  # noqa: SLF001
 _current_backward = torch._C._current_graph_task_id  # noqa: SLF001
 
@@ -91,12 +92,24 @@ class StandingOrders:
         places = book.begun.places
         orders: Sequence[Order | None] = ()
         if torch.is_grad_enabled() and any(place.order is not None for place in places):
+            self._count(places)
             self._notes.begin()  # it may want another kind of step
             if not self._is_special():
                 self._thread = get_ident()
                 orders = [self._standing(place) for place in places]
         book.orders = orders
         return orders
+
+    def _count(self, places: Sequence[Place]) -> None:
+        # Tell the advisor of the tensors that have gone by order in the last step.
+        used = []
+        for place in places:
+            order = place.order
+            if order is not None and order.is_used:
+                order.is_used = False
+                if place.choice is None and isinstance(order.notes, Advice):
+                    used.append(order.notes)
+        self._advisor.has_used(used)
 
     def _is_special(self) -> bool:
         # Whether something else than the tensors' way is wanted in this step.
@@ -130,7 +143,8 @@ class StandingOrders:
         limit = self._limit if lane.may_keep else None
         if limit is not None and limit.keeps(order.position, order.nbytes):
             return None
-        stands = isinstance(notes, Advice) and self._advisor.stands(notes, order.recipe.site.kind)
+        kind = order.recipe.site.kind
+        stands = isinstance(notes, Advice) and self._advisor.stands(notes, kind, use=False)
         return order if stands else None
 
     # -------------------------------------------------------------- each tensor
@@ -156,17 +170,26 @@ class StandingOrders:
         if n >= len(orders):
             return self._pack(tensor)
         order = orders[n]
-        if order is None or not order.check(tensor):
+        if order is None:
             return self._pack(tensor)
         start_s, steps = _now(), self._steps
+        if (
+            type(tensor) is not _Tensor
+            or tensor.layout is not _strided
+            or tensor.is_nested  # the guard raises for these, through Python's own frames
+            or tensor.nbytes != order.nbytes  # and for batches of these, which have no bytes
+            or not order.check(tensor)
+            or self._scopes.stack[-1] is not order.scope
+        ):
+            book.begun.places[n].order = None  # it is made anew for what comes here now
+            return self._pack(tensor)
         base, address = tensor._base, tensor.data_ptr()  # noqa: SLF001
         if (
             steps.position != order.position
             or steps.asked_since_pack
-            or self._scopes.stack[-1] is not order.scope
             or get_ident() != self._thread
             or (base is not None and type(base) is not _Tensor)
-            or tensor.storage_offset()  # of no memory it would be an address, too
+            or tensor.untyped_storage().nbytes() != order.nbytes
             or not address
             or address % WORD
             or self._deaths
@@ -179,6 +202,7 @@ class StandingOrders:
             # Without the lock: other threads save no tensors of this step, as a rule, and all that
             # depends on a position is a guess.
             steps.position, book.begun.next = order.position + 1, n + 1
+            order.is_used = True
             if order.shared_use.again:
                 packed.expect_others(tensor)
             packed.took_s = took_s = _now() - start_s
@@ -207,8 +231,6 @@ class StandingOrders:
                 self._reclaimer.collect_encodings()
             if self._deaths or len(self._later) > MOST_LATER:
                 state.tidy(in_step=True)
-            if packed.counter._version != packed.version:  # noqa: SLF001
-                packed.check()  # which raises
             steps = self._steps
             steps.asked_since_pack = True
             if packed.step == steps.asked_step:
@@ -217,6 +239,9 @@ class StandingOrders:
                 steps.asked(packed)
             if isinstance(packed, Encoded):
                 self._hits.append(False)
+            if packed.counter._version != packed.version:  # noqa: SLF001
+                packed.check()  # which raises
+            if isinstance(packed, Encoded):
                 found = packed.in_line.decode(packed)
             else:
                 found = packed.view_of(self._unpacker.copied(packed))

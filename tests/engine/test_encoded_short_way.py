@@ -199,7 +199,7 @@ def test_a_release_that_fails_stops_no_other(made, monkeypatch):
         steps(failing, one, given, n=5)  # in the fifth one the advisor looks back
         failing.begin_step()
         loss = one(*given)
-        monkeypatch.setattr(failing._state.reclaimer, "_give_back", fail)
+        monkeypatch.setattr(failing._state.lanes._made()[0].host, "put_back", fail)
     with swapping() as engine:
         steps(engine, one, given)
         engine.begin_step()

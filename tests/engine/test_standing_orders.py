@@ -97,6 +97,46 @@ def misaligned():
     return memory[4:].view(torch.float32).view(64, 64).requires_grad_()
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_at_the_place_is_kept(ordered):
+    # The guard raises a C++ exception for it, through the frames of the interpreter.
+    engine, x = engine_of(), result(64, 64)
+    known(engine, x)
+    parts = [torch.randn(32, 64), torch.randn(32, 64)]
+    nested = torch.nested.nested_tensor(parts, layout=torch.strided, requires_grad=True) * 2
+    back = engine.unpack(engine.pack(nested))
+    assert all(map(torch.equal, back.unbind(), nested.unbind()))
+    engine.begin_step()
+
+    def batched(t):
+        engine.pack(t)
+        return t
+
+    several = [torch.randn(64, 64), torch.randn(64, 64)]
+    torch.vmap(batched)(torch.nested.nested_tensor(several, layout=torch.strided))
+
+
+def test_parts_of_a_larger_tensor_at_places_of_whole_ones():
+    # The second one is saved where the first one's memory was saved again.
+    class Halves(nn.Module):
+        def forward(self, x, both):
+            h = x * 1.0
+            first, second = (h[:64], h[64:]) if both else (h, h[:])
+            return first.sin().sum() + (second.cos() * 2.0).sum()
+
+    model = Halves()
+
+    def gradient(both):
+        x = torch.linspace(0, 1, (1 + both) * 64 * 64).view(-1, 64).requires_grad_()
+        return torch.autograd.grad(model(x, both), x)[0]
+
+    wanted = {both: gradient(both) for both in (False, True)}
+    with cswap.install(model, **RAW):
+        for step in range(2 * STEPS):
+            both = step == 2 * STEPS - 2
+            assert torch.equal(gradient(both), wanted[both])
+
+
 @pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
 @pytest.mark.parametrize("codec", ["raw", "zvc"])
 def test_another_tensor_at_the_place_comes_back_as_it_was(ordered, codec, other):
@@ -221,6 +261,19 @@ def test_gradients_are_bit_equal_and_all_is_counted(ordered, codec):
             n = handle.stats.by_codec[codec].count
             assert handle.stats.swapped == n == handle.stats.prefetch_misses
         assert_empty(handle.engine)
+
+
+def test_the_advisor_counts_each_tensor_once(ordered):
+    model, x = perceptron()
+    with cswap.install(model, **RAW) as handle:
+        advisor, swapped = handle.engine.advisor, 0
+        for step in range(2 * STEPS):
+            with torch.autocast("cpu", torch.bfloat16, enabled=step >= STEPS):
+                loss = model(x).square().sum()
+            n, swapped = handle.stats.swapped - swapped, handle.stats.swapped
+            assert len(advisor._used) <= n
+            loss.backward()
+    assert ordered
 
 
 def test_two_forwards_before_a_backward(ordered):

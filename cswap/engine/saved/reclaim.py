@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, Final
 from cswap.engine.saved.encoded import Encoded
 from cswap.engine.saved.packed import Token
 from cswap.engine.transfer.host_copy import HostCopy
-from cswap.stats.counters import NO_TENSOR
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -175,60 +174,55 @@ class Reclaimer:
         Args:
             in_step: in the middle of a step; then those on the list ``later`` wait for others.
         """
-        if self.deaths:
-            self._release_all(self.deaths)
-        if self.later and not (in_step and len(self.later) <= MOST_LATER):
-            self._release_all(self.later)
-
-    def _release_all(self, deaths: deque[weakref.ref[Any]]) -> None:
-        with self._lock:
-            while deaths:
-                death = deaths[0]  # an interrupt leaves it where it is, for the next time
-                try:
-                    if type(death) is EncodingDeath:
-                        self._give_back(death)
-                    elif isinstance(death, HostCopy):
-                        self._let_go(death)
-                    elif isinstance(death, Death):
-                        self._release(death.handle, death.lane)
-                except Exception as error:  # of the device: all others are released
-                    self._counters.fall_back("release", error)
-                deaths.popleft()
-                self._n_released += 1
-
-    def _let_go(self, copy: HostCopy) -> None:
-        lane = self.copies.get(copy)
-        if lane is not None:  # else an interrupt came before it was known
-            self._release_copy(copy, lane)
-            self.copies.pop(copy, None)
+        while self.deaths:
+            self.collect_encodings()
+            self._release_first(self.deaths)
+        if not (in_step and len(self.later) <= MOST_LATER):
+            while self.later:
+                self._release_first(self.later)
 
     def collect_encodings(self) -> None:
         """`collect` for encodings that have died, up to the first other death: with fewer calls."""
         deaths, encodings, moves = self.deaths, self.encodings, self._counters.moves
         with self._lock:
             while deaths:
-                death = deaths[0]
+                death = deaths[0]  # an interrupt leaves it where it is, for the next time
                 if type(death) is not EncodingDeath:
                     return
-                loan, death.loan = death.loan, None  # see `_give_back`
+                # An interrupt may come after this line as well: then the pool notices that the
+                # memory has gone.
+                loan, death.loan = death.loan, None
                 try:
                     if loan is not None:
                         death.host.put_back(loan)
                         moves.append((0, -loan.known.size, 0, "", 0, 0, 0.0))
                     encodings.discard(death)
-                except Exception as error:  # see `_release_all`
+                except Exception as error:  # of the device: all others are released
                     self._counters.fall_back("release", error)
                 deaths.popleft()
                 self._n_released += 1
 
-    def _give_back(self, death: EncodingDeath) -> None:
-        # An interrupt may come anywhere, and then this comes once more. Until memory is back it is
-        # counted; if the interrupt lets it go in between, the pool notices.
-        loan, death.loan = death.loan, None
-        if loan is not None:
-            death.host.put_back(loan)
-            self._counters.moves.append((0, -loan.known.size, *NO_TENSOR))
-        self.encodings.discard(death)
+    def _release_first(self, deaths: deque[weakref.ref[Any]]) -> None:
+        # The first of these deaths, if it is no encoding's.
+        with self._lock:
+            if not deaths or type(deaths[0]) is EncodingDeath:
+                return
+            death = deaths[0]  # see above
+            try:
+                if isinstance(death, HostCopy):
+                    self._let_go(death)
+                elif isinstance(death, Death):
+                    self._release(death.handle, death.lane)
+            except Exception as error:
+                self._counters.fall_back("release", error)
+            deaths.popleft()
+            self._n_released += 1
+
+    def _let_go(self, copy: HostCopy) -> None:
+        lane = self.copies.get(copy)
+        if lane is not None:  # else an interrupt came before it was known
+            self._release_copy(copy, lane)
+            self.copies.pop(copy, None)
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -29,7 +29,7 @@ _now = time.perf_counter
 
 
 Encoding: TypeAlias = "tuple[Loan, int, float, ByAddress | None]"
-"""An encoding in the host store's memory: the buffer, the bytes of it that are in use, the seconds
+"""An encoding in the host store's memory: the loan, the bytes of it that are in use, the seconds
 that the encode took, and the way by which it is decoded (None: by the codec). A plain tuple, since
 to make an object takes as long as to copy 10 KiB."""
 
