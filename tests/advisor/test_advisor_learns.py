@@ -415,13 +415,13 @@ def test_regret_is_what_the_choice_cost_above_the_best_other():
 def test_an_advice_stands_as_long_as_it_is_settled(options, monkeypatch):
     stands, found = Advisor.stands, []
 
-    def compared(advisor, advice, kind):
+    def compared(advisor, advice, kind, **named):
         memory = advice.memory
         memory.uses += 1
         last = memory.trial is None and memory.advice is advice
         settled = last and advisor._is_settled(memory, advice.costs, kind)
         memory.uses -= 1
-        found.append(stands(advisor, advice, kind))
+        found.append(stands(advisor, advice, kind, **named))
         assert found[-1] == settled
         return found[-1]
 
