@@ -180,13 +180,13 @@ class StandingOrders:
             or tensor.nbytes != order.nbytes  # and for batches of these, which have no bytes
             or not order.check(tensor)
             or self._scopes.stack[-1] is not order.scope
+            or steps.position != order.position
         ):
             book.begun.places[n].order = None  # it is made anew for what comes here now
             return self._pack(tensor)
         base, address = tensor._base, tensor.data_ptr()  # noqa: SLF001
         if (
-            steps.position != order.position
-            or steps.asked_since_pack
+            steps.asked_since_pack
             or get_ident() != self._thread
             or (base is not None and type(base) is not _Tensor)
             or tensor.untyped_storage().nbytes() != order.nbytes
