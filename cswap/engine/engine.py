@@ -14,7 +14,7 @@ from cswap.engine.packer import Packer
 from cswap.engine.saved.eligibility import is_tracing
 from cswap.engine.saved.packed import Token
 from cswap.engine.short_way import STEPS, ShortWay
-from cswap.engine.standing import StandingOrders
+from cswap.engine.standing_orders import StandingOrders
 from cswap.engine.state import EngineState
 from cswap.engine.unpacker import Unpacker
 from cswap.stats.stats_file import make_record
@@ -77,10 +77,9 @@ class SwapEngine:
         short_way = ShortWay(state)
         self.packer = Packer(state, short_way)
         self._unpacker = Unpacker(state, short_way, self._end_backward)
+        self._standing = StandingOrders(state, self.packer, self._unpacker)
         # Attributes, not methods: a call less for each saved tensor.
-        self._standing = standing = StandingOrders(state, self.packer, self._unpacker)
-        short_way.learn = standing.learn
-        self.pack, self.unpack = standing.pack, standing.unpack
+        self.pack, self.unpack = self._standing.pack, self._standing.unpack
         self.pass_through = Packer.pass_through
 
     # ----------------------------------------------------------------- hooks
@@ -101,7 +100,7 @@ class SwapEngine:
         self.packer.begin_step()
 
     def review_orders(self) -> None:
-        """See which tensors go by standing orders in the step that has begun (standing.py).
+        """See which tensors go by standing orders in the step that has begun (standing_orders.py).
 
         If nobody calls this, the first tensor does, where the caches are cold.
         """

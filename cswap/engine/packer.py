@@ -101,10 +101,10 @@ class Packer:
 
     def pack(self, tensor: torch.Tensor) -> Kept | PackedView | WithoutHandle:
         """See `SwapEngine.pack`."""
+        # Most tensors stay: parameters and small ones take a way with few calls.
+        chooser = self._state.chooser
+        start_s = 0.0 if chooser is None else _now()
         try:
-            # Most tensors stay: parameters and small ones take a way with few calls.
-            chooser = self._state.chooser
-            start_s = 0.0 if chooser is None else _now()
             kind = type(tensor)
             packed: Kept | PackedView | WithoutHandle
             if (kind is not _Tensor and kind is not Parameter) or _is_tracing():

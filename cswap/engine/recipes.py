@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
     from cswap.codecs.base import Codec
     from cswap.engine.order.chooser import Choice
-    from cswap.engine.orders import Order
     from cswap.engine.recipe import Recipe
     from cswap.engine.saved.module_stack import Scope
     from cswap.engine.saved.rest import Rest
     from cswap.engine.saved.without_handle import SharedUse
+    from cswap.engine.standing_order import Order
     from cswap.engine.transfer.notes import Notes
     from cswap.remat.record import Formula, Remat
 
@@ -52,7 +52,7 @@ class Place:
         notes: that were taken of its encoding.
         saved_by: of the place that saves this place's tensors first, if they have no handles.
         choice: of a goal, for the last tensor; None: there is none.
-        order: by which the next tensor may go (standing.py).
+        order: by which the next tensor may go (standing_orders.py).
     """
 
     recipe: Recipe
@@ -97,7 +97,8 @@ class RecipeBook:
         learned: whether a recipe was made since somebody set this to False.
         version: grows when all is forgotten.
         begun: sequence of the thread that has begun a step last.
-        orders: of its places, those that stand in this step (standing.py); None: nobody has asked.
+        orders: of its places, those that stand in this step (standing_orders.py); None: nobody has
+            asked.
     """
 
     __slots__ = ("_by_role", "_here", "_known", "begun", "learned", "orders", "version")

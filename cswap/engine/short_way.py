@@ -49,13 +49,12 @@ from cswap.engine.saved.encoded import Encoded
 from cswap.engine.saved.packed import PackedView
 from cswap.engine.saved.recomputed import Recomputed
 from cswap.engine.saved.without_handle import Again, WithoutHandle
+from cswap.engine.standing_order import OrderMaker
 from cswap.engine.transfer.handle import State
 from cswap.ranks import must_agree
 from cswap.stats.counters import SAVED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from cswap.codecs.base import Codec
     from cswap.engine.recipes import Place
     from cswap.engine.saved.without_handle import SharedUse
@@ -75,11 +74,7 @@ STEPS: Final = 64
 
 
 class ShortWay:
-    """Packs and unpacks the tensors of one engine that have no handles.
-
-    Attributes:
-        learn: makes the order of a place (standing.py).
-    """
+    """Packs and unpacks the tensors of one engine that have no handles."""
 
     def __init__(self, state: EngineState) -> None:
         """Args: state: the engine's."""
@@ -88,7 +83,7 @@ class ShortWay:
         self._recomputer, self._advisor = state.recomputer, state.advisor
         self._limit = state.advisor.limit
         self._results = state.results
-        self.learn: Callable[[torch.Tensor, Place, WithoutHandle], None] | None = None
+        self._maker = OrderMaker(state.counters, state.reclaimer, state.order, state.lock)
 
     def pack(self, tensor: torch.Tensor, place: Place) -> WithoutHandle | None:
         """The packed object of a tensor; None: it goes the whole way.
@@ -120,8 +115,8 @@ class ShortWay:
                 self._order.add_copy(packed.copy)
         if shared_use.again:
             packed.expect_others(tensor)
-        if place.order is None and place.codec is not None and self.learn is not None:
-            self.learn(tensor, place, packed)
+        if place.order is None and place.codec is not None:
+            place.order = self._maker.make(tensor, packed, place.codec, place.notes)
         packed.took_s = took_s = _now() - start_s
         self._counters.leaving_s += took_s
         return packed

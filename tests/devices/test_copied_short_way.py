@@ -17,11 +17,11 @@ from cswap.config import SwapConfig
 from cswap.devices.sim import SimDevice
 from cswap.engine import short_way
 from cswap.engine.engine import SwapEngine
-from cswap.engine.orders import CopyOrder
 from cswap.engine.saved.copied import Copied
 from cswap.engine.saved.packed import PackedView
 from cswap.engine.saved.without_handle import Again
 from cswap.engine.sender import Sender
+from cswap.engine.standing_order import CopyOrder
 from cswap.engine.transfer import link_encodings, staging
 from cswap.engine.transfer.leaving import _needs_watching
 from cswap.errors import CorruptEncodingError

@@ -1,4 +1,4 @@
-"""Saved tensors that go by the order of their place (`cswap.engine.standing`)."""
+"""Saved tensors that go by the order of their place (`cswap.engine.standing_orders`)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import torch
 from torch import nn
 
 import cswap
-from cswap.engine.order import tensor_check
-from cswap.engine.orders import EncodingOrder
-from cswap.engine.saved import reclaim
+from cswap.engine.saved import reclaim, tensor_check
 from cswap.engine.saved.encoded import Encoded
+from cswap.engine.standing_order import EncodingOrder
 from cswap.testing.engines import assert_empty
 
 STEPS = 6

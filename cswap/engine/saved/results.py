@@ -56,11 +56,10 @@ class Results:
 
     def tidy(self) -> None:
         """Count off those whose graph is gone: a backward that raises ends without a notice."""
-        if self.waiting:
-            with self._lock:
-                for entry in [entry for entry in self.waiting if entry[0]() is None]:
-                    self.waiting.remove(entry)
-                    self._counters.hold(device=-entry[1])
+        with self._lock:
+            for entry in [entry for entry in self.waiting if entry[0]() is None]:
+                self.waiting.remove(entry)
+                self._counters.hold(device=-entry[1])
 
     @property
     def nbytes(self) -> int:

@@ -23,7 +23,6 @@ import torch
 
 from cswap.advisor.site_history import Advice
 from cswap.engine import short_way
-from cswap.engine.orders import OrderMaker
 from cswap.engine.saved.copied import Copied
 from cswap.engine.saved.encoded import Encoded
 from cswap.engine.saved.reclaim import MOST_LATER
@@ -32,11 +31,11 @@ from cswap.engine.short_way import WORD
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cswap.engine.orders import Order
     from cswap.engine.packer import Packer
     from cswap.engine.recipes import Place
     from cswap.engine.saved.packed import Kept, PackedView
     from cswap.engine.saved.without_handle import WithoutHandle
+    from cswap.engine.standing_order import Order
     from cswap.engine.state import EngineState
     from cswap.engine.unpacker import Unpacker
 
@@ -58,7 +57,6 @@ class StandingOrders:
         "_hits",
         "_later",
         "_limit",
-        "_maker",
         "_notes",
         "_pack",
         "_reclaimer",
@@ -79,7 +77,6 @@ class StandingOrders:
         self._reclaimer, self._advisor = state.reclaimer, state.advisor
         self._deaths, self._later = state.reclaimer.deaths, state.reclaimer.later
         self._hits = state.counters.hits
-        self._maker = OrderMaker(state.counters, state.reclaimer, state.order, state.lock)
         self._limit = state.advisor.limit
         self._reports = None if self._limit is None else self._limit.reports
         self._thread = 0
@@ -148,17 +145,6 @@ class StandingOrders:
         return order if stands else None
 
     # -------------------------------------------------------------- each tensor
-
-    def learn(self, tensor: torch.Tensor, place: Place, packed: WithoutHandle) -> None:
-        """A tensor has gone the short way: make the order of its place.
-
-        Args:
-            tensor: as autograd saves it.
-            place: where in the step.
-            packed: its object, with its position.
-        """
-        if place.codec is not None:
-            place.order = self._maker.make(tensor, packed, place.codec, place.notes)
 
     def pack(self, tensor: torch.Tensor) -> Kept | PackedView | WithoutHandle:
         """See `SwapEngine.pack`."""

@@ -1,4 +1,7 @@
-"""Orders: what the next tensor of one place needs, if it looks like the last one (standing.py)."""
+"""One standing order: what the next tensor of a place needs, if it looks like the last one.
+
+`standing_orders.py` says when an order is followed.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from cswap.codecs.base import DEFAULT_KEY
 from cswap.codecs.tolerance import EXACT
-from cswap.engine.order.tensor_check import check_of
 from cswap.engine.saved.aliases import ALIGNMENT, flat_whole
 from cswap.engine.saved.copied import Copied
 from cswap.engine.saved.encoded import Encoded
+from cswap.engine.saved.tensor_check import check_of
 from cswap.stats.counters import SAVED
 
 if TYPE_CHECKING:
