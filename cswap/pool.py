@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import OrderedDict, deque
+from collections import deque
 from functools import lru_cache
 from math import inf
 from typing import TYPE_CHECKING, Final, Protocol
@@ -104,6 +104,25 @@ class Allowance:
             self._used = used_bytes
 
 
+class Shelf:
+    """The buffers of one size.
+
+    Attributes:
+        size: of each, in bytes.
+        loans: those that are idle, the newest last.
+        least: bytes, of those that one was asked for. All from there to the size come here.
+        used: when one was put there last; the higher, the later.
+        alive: how many there are, idle or not.
+    """
+
+    __slots__ = ("alive", "least", "loans", "size", "used")
+
+    def __init__(self, size: int) -> None:
+        self.size = self.least = size
+        self.loans: deque[Loan] = deque()
+        self.used = self.alive = 0
+
+
 class _Known(weakref.ref[torch.Tensor]):
     """One buffer, from its birth to its death, which need not come while it is idle.
 
@@ -114,13 +133,15 @@ class _Known(weakref.ref[torch.Tensor]):
         key: of the buffer among the pool's.
         size: in bytes.
         is_lent: whether somebody has taken it.
+        shelf: on which it lies else.
     """
 
-    __slots__ = ("is_lent", "key", "size")
+    __slots__ = ("is_lent", "key", "shelf", "size")
 
     key: int
     size: int
     is_lent: bool
+    shelf: Shelf
 
 
 class BufferPool:
@@ -168,7 +189,8 @@ class BufferPool:
         self._discard = discard
         self._size_of = size_of
         self._lock = threading.Lock()
-        self._idle: OrderedDict[int, deque[Loan]] = OrderedDict()
+        self._shelves: dict[int, Shelf] = {}
+        self._uses = 0
         self._idle_bytes = 0
         self._closed = False
         # Idle bytes up to which no buffer has to go when one comes back.
@@ -178,13 +200,20 @@ class BufferPool:
         self._in_use_bytes = 0
         self.peak_bytes = 0
 
-    def take(self, nbytes: int) -> Loan | None:
+    def take(self, nbytes: int, shelf: Shelf | None = None) -> Loan | None:
         """A buffer of at least so many bytes; None if the allowance does not permit it.
+
+        Args:
+            nbytes: that are needed.
+            shelf: of the last buffer for about as many bytes, if that is at hand.
 
         Raises:
             MemoryError: there is no more memory; see `raises`.
         """
-        size = self._size_of(nbytes)
+        if shelf is not None and shelf.least <= nbytes <= shelf.size:
+            size = shelf.size
+        else:
+            size, shelf = self._size_of(nbytes), None
         if self._dead:
             self._note_deaths()
         # Whoever shares the allowance has none to lose, and none is asked where there is no limit.
@@ -193,12 +222,16 @@ class BufferPool:
             return None
         try:
             with self._lock:
-                buffers = self._idle.get(size)
-                if not buffers and not limited and self._idle_bytes > size:
-                    buffers = self._slightly_larger(size)
-                if buffers and (buffers[0].after is None or self._may_take(buffers[0], size)):
+                if shelf is None or not shelf.loans:
+                    shelf = self._shelves.get(size)
+                    if shelf is not None and nbytes < shelf.least:
+                        shelf.least = nbytes
+                loans = None if shelf is None else shelf.loans
+                if not loans and not limited and self._idle_bytes > size:
+                    loans = self._slightly_larger(size)
+                if loans and (loans[0].after is None or self._may_take(loans[0], size)):
                     # The newest is in the cache; on a device the oldest is free first.
-                    loan = buffers.pop() if buffers[-1].after is None else buffers.popleft()
+                    loan = loans.pop() if loans[-1].after is None else loans.popleft()
                     known = loan.known
                     known.is_lent = True
                     self._idle_bytes -= known.size
@@ -244,11 +277,9 @@ class BufferPool:
             size = known.size
             self._in_use_bytes -= size
             self._idle_bytes += size
-            idle = self._idle.get(size)
-            if idle is None:
-                idle = self._idle[size] = deque()
-            idle.append(loan)
-            self._idle.move_to_end(size)
+            shelf = known.shelf
+            shelf.loans.append(loan)
+            shelf.used = self._uses = self._uses + 1
             # Else no limit can be below it: what is in use and what is idle are as much as before.
             if self._idle_bytes > self._unasked_bytes:
                 self._shrink()
@@ -272,12 +303,16 @@ class BufferPool:
         self._note_deaths()
         with self._lock:
             alive = {key: known for key, known in self._known.items() if known() is not None}
-            idle = {id(loan.buffer) for loans in self._idle.values() for loan in loans}
+            shelves = self._shelves.values()
+            idle = {id(loan.buffer) for shelf in shelves for loan in shelf.loans}
+            for shelf in shelves:
+                shelf.alive = 0
             for known in alive.values():
                 known.is_lent = known.key not in idle
+                known.shelf.alive += 1
             self._known = alive
             self._in_use_bytes = sum(known.size for known in alive.values() if known.is_lent)
-            self._idle_bytes = sum(size * len(loans) for size, loans in self._idle.items())
+            self._idle_bytes = sum(shelf.size * len(shelf.loans) for shelf in shelves)
 
     def close(self) -> None:
         """Keep nothing idle from here on; buffers that are in use may still be given back."""
@@ -300,7 +335,8 @@ class BufferPool:
         # Under the lock. Idle buffers of the next classes.
         step = _step_above(size)
         larger = range(size + step, size + CLASSES_ABOVE * step + 1, step)
-        return next(filter(None, map(self._idle.get, larger)), None)
+        shelves = filter(None, map(self._shelves.get, larger))
+        return next((shelf.loans for shelf in shelves if shelf.loans), None)
 
     def _may_take(self, loan: Loan, size: int) -> bool:
         # Under the lock. A buffer that is free later is taken only where there are enough.
@@ -315,9 +351,13 @@ class BufferPool:
             self._forget(self._known.pop(key))
         known = self._known[key] = _Known(buffer, self._dead.append)
         known.key, known.size, known.is_lent = key, size, True
+        shelf = self._shelves.get(size)
+        if shelf is None:
+            shelf = self._shelves[size] = Shelf(size)
+        known.shelf = shelf
+        shelf.alive += 1
         self._in_use_bytes += size
-        if self._in_use_bytes > self.peak_bytes:
-            self.peak_bytes = self._in_use_bytes
+        self.peak_bytes = max(self.peak_bytes, self._in_use_bytes)
         return known
 
     def _note_deaths(self) -> None:
@@ -333,6 +373,10 @@ class BufferPool:
 
     def _forget(self, known: _Known) -> None:
         # Under the lock. One that was idle is not counted any more.
+        shelf = known.shelf
+        shelf.alive -= 1
+        if not shelf.alive:
+            self._shelves.pop(shelf.size, None)
         if known.is_lent:
             known.is_lent = False
             self._in_use_bytes -= known.size
@@ -350,15 +394,16 @@ class BufferPool:
 
     def _shrink_to(self, limit: int) -> None:
         # The class that was given back longest ago goes first.
+        shelves = [shelf for shelf in self._shelves.values() if shelf.loans]
+        shelves.sort(key=lambda shelf: shelf.used, reverse=True)
         while self._idle_bytes > limit:
-            if not self._idle:  # an interrupt came between two statements
+            if not shelves:  # an interrupt came between two statements
                 self._idle_bytes = 0
                 return
-            size, buffers = next(iter(self._idle.items()))
-            if buffers:
-                loan = buffers.popleft()
-                self._idle_bytes -= size
-                if loan.after is not None and self._discard is not None:
-                    self._discard(loan)
-            if not buffers:
-                del self._idle[size]
+            shelf = shelves[-1]
+            loan = shelf.loans.popleft()
+            self._idle_bytes -= shelf.size
+            if loan.after is not None and self._discard is not None:
+                self._discard(loan)
+            if not shelf.loans:
+                shelves.pop()

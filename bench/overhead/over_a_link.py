@@ -138,6 +138,9 @@ def _stub() -> SimpleNamespace:
         cuda=cuda,
         device=lambda *_: here,
         empty=lambda numel, dtype, device=None: torch.empty(numel, dtype=dtype),
+        empty_strided=lambda sizes, strides, dtype, device: torch.empty_strided(
+            sizes, strides, dtype=dtype
+        ),
         uint8=torch.uint8,
     )
 

@@ -8,9 +8,10 @@ timed.
 
 from __future__ import annotations
 
+import ctypes
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import torch
 from torch.autograd.graph import save_on_cpu
@@ -54,9 +55,11 @@ class Way:
 
 
 def measure(codec: str, *, rounds: int, repeats: int, cold_rounds: int) -> dict[str, Timing]:
-    """Seconds per tensor of 1 MiB: "swap" and "kernels", "cold swap" and "cold kernels".
+    """Seconds per tensor of 1 MiB: "swap", "kernels" and "kernels by address", with warm caches.
 
-    "cold begin" are the seconds of a step's begin, for all of its tensors together.
+    With "cold " before their names, they are those with cold caches. "cold begin" are the seconds
+    of a step's begin, for all of its tensors together. "kernels" are calls of the codec's
+    functions, "kernels by address" those of its machine code alone.
 
     Args:
         codec: its name.
@@ -64,7 +67,11 @@ def measure(codec: str, *, rounds: int, repeats: int, cold_rounds: int) -> dict[
         repeats: steps per reading of the clock with warm caches.
         cold_rounds: counted steps with cold caches.
     """
-    ways = {"swap": _swap(codec), "kernels": _kernels(codec)}
+    ways = {
+        "swap": _swap(codec),
+        "kernels": _kernels(codec),
+        "kernels by address": _by_address(codec),
+    }
     tensors = [torch.relu(torch.randn(NUMEL)) for _ in range(TENSORS)]
     warm = interleaved(
         {name: _steps(way, tensors, repeats) for name, way in ways.items()}, rounds=rounds
@@ -88,6 +95,8 @@ def measure(codec: str, *, rounds: int, repeats: int, cold_rounds: int) -> dict[
 def floors(rounds: int) -> dict[str, Timing]:
     """Seconds per tensor of hooks that do nearly nothing, with cold caches: no engine is faster.
 
+    The last ones are parts of an engine, which it may take or leave.
+
     Args:
         rounds: counted steps.
     """
@@ -98,6 +107,7 @@ def floors(rounds: int) -> dict[str, Timing]:
         "save_on_cpu, its copies included": Way(
             _nothing, lambda x, _: plain.pack_hook(x), plain.unpack_hook
         ),
+        **_parts(),
     }
     tensors = [torch.relu(torch.randn(NUMEL)) for _ in range(TENSORS)]
     evicted = torch.zeros(EVICTED_BYTES // 4)
@@ -107,6 +117,27 @@ def floors(rounds: int) -> dict[str, Timing]:
             _, calls_s = _cold_step(way, tensors, evicted)
             cold[name].append(calls_s / TENSORS)
     return {name: timing_of(seconds) for name, seconds in cold.items()}
+
+
+def _parts() -> dict[str, Way]:
+    sizes, cpu, nothing = torch.Size([NUMEL]), torch.device("cpu"), torch.empty(0)
+
+    def counter(x: Tensor) -> object:
+        found = x.detach()
+        found.data = nothing
+        return found
+
+    def empty(_: object) -> Tensor:
+        return torch.empty(sizes, dtype=torch.float32, device="cpu")
+
+    def empty_strided(_: object) -> Tensor:
+        return torch.empty_strided(sizes, (1,), dtype=torch.float32, device=cpu)
+
+    return {
+        "torch.empty back": Way(_nothing, lambda *_: None, empty),
+        "torch.empty_strided back": Way(_nothing, lambda *_: None, empty_strided),
+        "a tensor that counts versions out": Way(_nothing, lambda x, _: counter(x), lambda x: x),  # type: ignore[arg-type, return-value]
+    }
 
 
 def _nothing() -> None:
@@ -124,6 +155,7 @@ def _swap(codec: str) -> Way:
 
 
 def _kernels(name: str) -> Way:
+    # By the codec's functions, as a program without an engine would call them.
     codec = get_codec(name)
     out = torch.empty(codec.bound(torch.float32, NUMEL), dtype=torch.uint8)
     hosts = [torch.empty_like(out) for _ in range(TENSORS)]
@@ -141,6 +173,31 @@ def _kernels(name: str) -> Way:
         assert isinstance(payload, torch.Tensor)
         result = torch.empty(NUMEL)
         codec.decode_flat(payload, result, stream=None)
+        return result
+
+    return Way(_nothing, encode, decode)
+
+
+def _by_address(name: str) -> Way:
+    # The kernels alone, as the engine calls them.
+    codec, nbytes = get_codec(name), NUMEL * torch.float32.itemsize
+    way = codec.by_address(torch.float32, nbytes, 1)
+    assert way is not None  # both codecs have one
+    scratch = torch.empty(way.bound, dtype=torch.uint8)
+    hosts = [torch.empty(way.bound, dtype=torch.uint8) for _ in range(TENSORS)]
+
+    def encode(x: Tensor, n: int) -> tuple[int, int]:
+        host = hosts[n].data_ptr()
+        if way.is_exact:
+            return host, way.encode(x.data_ptr(), host)
+        size = way.encode(x.data_ptr(), scratch.data_ptr())
+        ctypes.memmove(host, scratch.data_ptr(), size)
+        return host, size
+
+    def decode(payload: object) -> Tensor:
+        address, size = cast("tuple[int, int]", payload)
+        result = torch.empty(NUMEL)
+        way.decode(address, size, result.data_ptr())
         return result
 
     return Way(_nothing, encode, decode)

@@ -33,7 +33,7 @@ the device's own. Nothing on the compute stream ever waits for a callback.
 from __future__ import annotations
 
 import abc
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from cswap.codecs.layout import copy_bytes
 from cswap.pool import size_class
@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     from cswap.codecs.base import Stream
 
 Role = Literal["compute", "codec", "d2h", "h2d"]
+
+FLAT: Final = (1,)
+"""Strides of flat memory."""
 
 
 class Event(Protocol):
@@ -157,8 +160,18 @@ class Device(abc.ABC):
         """
 
     @abc.abstractmethod
-    def allocate(self, dtype: torch.dtype, sizes: int | torch.Size) -> torch.Tensor:
-        """[sizes] uninitialised contiguous memory of the compute stream, for results.
+    def allocate(
+        self, sizes: tuple[int, ...], strides: tuple[int, ...], *, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """[sizes] uninitialised memory of the compute stream, for results.
+
+        Made by ``torch.empty_strided``: with cold caches ``torch.empty`` takes twice as long, to
+        find out which of its overloads is meant (`python -m bench overhead`).
+
+        Args:
+            sizes: of the tensor.
+            strides: of the tensor, in elements.
+            dtype: of its elements.
 
         Raises:
             MemoryError: there is none left.

@@ -22,7 +22,7 @@ import time
 import weakref
 from collections import deque
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -246,9 +246,8 @@ class CpuDevice(Device):
         """See `Device.join`."""
         self.wait(event)
 
-    def allocate(self, dtype: torch.dtype, sizes: int | torch.Size) -> torch.Tensor:
-        """See `Device.allocate`."""
-        return torch.empty(sizes, dtype=dtype, device="cpu")  # whatever the default device
+    # Not a function: torch's own one is called at once. Whatever the default device.
+    allocate = staticmethod(partial(torch.empty_strided, device=torch.device("cpu")))
 
     def scratch(self, nbytes: int, role: Role) -> torch.Tensor:
         """See `Device.scratch`."""

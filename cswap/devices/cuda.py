@@ -24,7 +24,7 @@ import torch
 
 from cswap import cuda_streams
 from cswap.codecs import gpu
-from cswap.devices.base import Device, Event, Role
+from cswap.devices.base import FLAT, Device, Event, Role
 from cswap.devices.cuda_callbacks import COALESCE_S, Callbacks
 from cswap.devices.cuda_events import CudaEvent, Gone, cuda_event
 from cswap.devices.cuda_memcpy import INFERRED, memcpy_async
@@ -235,14 +235,16 @@ class CudaDevice(Device):
 
     # ------------------------------------------------------------------- memory
 
-    def allocate(self, dtype: torch.dtype, sizes: int | torch.Size) -> torch.Tensor:
+    def allocate(
+        self, sizes: tuple[int, ...], strides: tuple[int, ...], *, dtype: torch.dtype
+    ) -> torch.Tensor:
         """See `Device.allocate`: of the current stream's memory."""
         try:
-            return torch.empty(sizes, dtype=dtype, device=self.device)
+            return torch.empty_strided(sizes, strides, dtype=dtype, device=self.device)
         except torch.cuda.OutOfMemoryError:
             self._make_room()
         try:
-            return torch.empty(sizes, dtype=dtype, device=self.device)
+            return torch.empty_strided(sizes, strides, dtype=dtype, device=self.device)
         except torch.cuda.OutOfMemoryError as error:
             raise MemoryError(str(error)) from None
 
@@ -362,7 +364,7 @@ class CudaDevice(Device):
         before = cuda_streams.before(self.index)
         try:
             cuda_streams.enter(self._streams["codec"])
-            return self.allocate(torch.uint8, nbytes)
+            return self.allocate((nbytes,), FLAT, dtype=torch.uint8)
         finally:
             cuda_streams.leave(before)
 

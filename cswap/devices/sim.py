@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 import weakref
 from dataclasses import dataclass, field
+from math import prod
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -134,10 +135,11 @@ class SimDevice(Device):
         else:
             self._joined = (*self._joined, event)
 
-    def allocate(self, dtype: torch.dtype, sizes: int | torch.Size) -> torch.Tensor:
+    def allocate(
+        self, sizes: tuple[int, ...], strides: tuple[int, ...], *, dtype: torch.dtype
+    ) -> torch.Tensor:
         """See `Device.allocate`."""
-        numel = sizes if isinstance(sizes, int) else sizes.numel()
-        return poisoned(numel * dtype.itemsize).view(dtype).view(sizes)
+        return poisoned(prod(sizes) * dtype.itemsize).view(dtype).as_strided(sizes, strides)
 
     def scratch(self, nbytes: int, role: Role) -> torch.Tensor:
         """See `Device.scratch`."""

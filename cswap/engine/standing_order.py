@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING
+from weakref import ref
 
 from cswap.codecs.base import DEFAULT_KEY
 from cswap.codecs.tolerance import EXACT
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from cswap.engine.order.step_order import StepOrder
     from cswap.engine.saved.reclaim import Reclaimer
     from cswap.engine.saved.without_handle import WithoutHandle
-    from cswap.engine.transfer.in_line import Encoding
     from cswap.engine.transfer.link_copies import LinkCopies
     from cswap.engine.transfer.notes import Notes
     from cswap.stats.counters import Counters, Moved
@@ -73,11 +73,14 @@ class Order:
         self.nbytes, self.position = last.nbytes, last.position
         self.is_used = False
 
-    def take(self, tensor: torch.Tensor, address: int, step: int) -> WithoutHandle | None:
+    def take(
+        self, tensor: torch.Tensor, base: torch.Tensor | None, address: int, step: int
+    ) -> WithoutHandle | None:
         """The packed object of a tensor; None: it has to go another way.
 
         Args:
             tensor: as autograd saves it; it looks like the last one, and is at this position.
+            base: of which it is a view; None: of none.
             address: of its memory.
             step: number of the step.
         """
@@ -93,9 +96,10 @@ class EncodingOrder(Order):
         moved: counts one that has been saved and not encoded yet.
         moves: see `Counters`.
         reclaimer: of the engine.
+        shelf: on which the last one's memory lay.
     """
 
-    __slots__ = ("in_line", "moved", "moves", "reclaimer", "way")
+    __slots__ = ("in_line", "moved", "moves", "reclaimer", "shelf", "way")
 
     def __init__(
         self,
@@ -107,36 +111,32 @@ class EncodingOrder(Order):
     ) -> None:
         """See the attributes, and `Order`."""
         super().__init__(last, last.codec, notes, check)
-        self.in_line, self.way = last.in_line, way
+        self.in_line, self.way, self.shelf = last.in_line, way, last.encoding[0].known.shelf
         self.moved: Moved = (self.nbytes, 0, *SAVED)
         self.moves, self.reclaimer = maker.counters.moves, maker.reclaimer
 
-    def take(self, tensor: torch.Tensor, address: int, step: int) -> Encoded | None:
+    def take(
+        self, tensor: torch.Tensor, base: torch.Tensor | None, address: int, step: int
+    ) -> Encoded | None:
         """See `Order.take`."""
         in_line, way, nbytes, codec = self.in_line, self.way, self.nbytes, self.codec
-        encoding: Encoding | None
         try:
-            if way.is_exact:  # `InLine.encode_at`, without a call
-                start_s, loan = _now(), in_line.host.take(nbytes)
-                if loan is None:
-                    return None
-                way.encode(address, loan.buffer.data_ptr())
-                encoding = loan, nbytes, _now() - start_s, way
-            else:
-                encoding = in_line.encode_at(address, way)
+            encoding = in_line.encode_at(address, way, self.shelf)
         except Exception:  # the whole way meets it again, and counts it
             return None
         if encoding is None:
             return None
+        loan, used, seconds, _ = encoding
+        known = loan.known
+        self.shelf = known.shelf
         packed = Encoded(tensor, self.recipe, self.lane, self.shared_use, nbytes, tolerance=EXACT)
         packed.codec, packed.encoding, packed.notes = codec, encoding, None
-        packed.in_line = in_line
+        packed.in_line, packed.base = in_line, ref(tensor if base is None else base)
         packed.aligned = not address % ALIGNMENT
         packed.position, packed.step = self.position, step
-        loan, used, seconds, _ = encoding
         moves = self.moves
         moves.append(self.moved)  # until it was encoded
-        moves.append((-nbytes, loan.known.size, 0, codec.name, nbytes, used, seconds))
+        moves.append((-nbytes, known.size, 0, codec.name, nbytes, used, seconds))
         self.reclaimer.watch_encoding(packed, loan, in_line.host)
         notes = self.notes
         if notes is not None and notes.learns:
@@ -170,7 +170,9 @@ class CopyOrder(Order):
         self.copies, self.maker = copies, maker
         self.as_it_is = codec.verbatim and self.recipe.contiguous
 
-    def take(self, tensor: torch.Tensor, address: int, step: int) -> Copied | None:
+    def take(
+        self, tensor: torch.Tensor, base: torch.Tensor | None, address: int, step: int
+    ) -> Copied | None:
         """See `Order.take`."""
         maker, lane, codec = self.maker, self.lane, self.codec
         if lane.device.is_capturing():

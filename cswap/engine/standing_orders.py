@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 from threading import get_ident
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 
@@ -41,9 +41,14 @@ if TYPE_CHECKING:
 
 _now = time.perf_counter
 _Tensor = torch.Tensor
-_strided = torch.strided
 _is_tracing = torch._C._is_tracing  # noqa: SLF001
 _current_backward = torch._C._current_graph_task_id  # noqa: SLF001
+
+MOST_SMALL: Final = 3
+"""Dead tensors of up to `SMALL_BYTES` that wait to be released together, with more of them: one
+alone finds cold caches."""
+
+SMALL_BYTES: Final = 1 << 20
 
 
 class StandingOrders:
@@ -159,30 +164,30 @@ class StandingOrders:
         if order is None:
             return self._pack(tensor)
         start_s, steps = _now(), self._steps
+        try:
+            address = tensor.data_ptr() if type(tensor) is _Tensor else 0
+        except RuntimeError:  # sparse, say: it has no storage
+            address = 0
         if (
-            type(tensor) is not _Tensor
-            or tensor.layout is not _strided
+            not address
             or tensor.is_nested  # the guard raises for these, through Python's own frames
-            or tensor.nbytes != order.nbytes  # and for batches of these, which have no bytes
             or not order.check(tensor)
             or self._scopes.stack[-1] is not order.scope
             or steps.position != order.position
         ):
             book.begun.places[n].order = None  # it is made anew for what comes here now
             return self._pack(tensor)
-        base, address = tensor._base, tensor.data_ptr()  # noqa: SLF001
+        base = tensor._base  # noqa: SLF001
         if (
             steps.asked_since_pack
             or get_ident() != self._thread
-            or (base is not None and type(base) is not _Tensor)
-            or tensor.untyped_storage().nbytes() != order.nbytes
-            or not address
             or address % WORD
             or self._deaths
+            or (tensor.storage_offset() if base is None else not _is_whole(tensor, base))
         ):
             return self._pack(tensor)
         try:
-            packed = order.take(tensor, address, steps.step)
+            packed = order.take(tensor, base, address, steps.step)
             if packed is None:
                 return self._pack(tensor)
             # Without the lock: other threads save no tensors of this step, as a rule, and all that
@@ -213,9 +218,12 @@ class StandingOrders:
         ):
             return self._unpack(packed)
         try:
-            if self._deaths:
+            deaths = self._deaths
+            if deaths and (len(deaths) > MOST_SMALL or packed.nbytes > SMALL_BYTES):
                 self._reclaimer.collect_encodings()
-            if self._deaths or len(self._later) > MOST_LATER:
+                if deaths:  # of another kind
+                    state.tidy(in_step=True)
+            if len(self._later) > MOST_LATER:
                 state.tidy(in_step=True)
             steps = self._steps
             steps.asked_since_pack = True
@@ -224,12 +232,15 @@ class StandingOrders:
             else:
                 steps.asked(packed)
             if isinstance(packed, Encoded):
+                base = packed.base
+                now = None if base is None else base()
+                if now is not None and now._version != packed.version:  # noqa: SLF001
+                    packed.check()  # which raises
                 self._hits.append(False)
-            if packed.counter._version != packed.version:  # noqa: SLF001
-                packed.check()  # which raises
-            if isinstance(packed, Encoded):
                 found = packed.in_line.decode(packed)
             else:
+                if packed.counter._version != packed.version:  # noqa: SLF001
+                    packed.check()
                 found = packed.view_of(self._unpacker.copied(packed))
             packed.uses = 1
             took_s = _now() - start_s
@@ -244,3 +255,10 @@ class StandingOrders:
             state.interrupted = True
             raise
         return found
+
+
+def _is_whole(tensor: torch.Tensor, base: torch.Tensor) -> bool:
+    # Whether a view is one of plain memory, and all of it. Of a tensor that is no view and yet
+    # shares its memory (``unsafe_split``) only the first part is taken: all that is counted from
+    # the beginning of the storage is then right, and its memory is its own afterwards.
+    return type(base) is _Tensor and tensor.untyped_storage().nbytes() == tensor.nbytes

@@ -26,6 +26,7 @@ import weakref
 from bisect import bisect_right
 from collections import defaultdict
 from dataclasses import dataclass, field
+from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -286,6 +287,18 @@ class LaggingCuda:
         self.touch(found, writes=True, text="allocation")
         return found
 
+    def empty_strided(
+        self,
+        sizes: tuple[int, ...],
+        strides: tuple[int, ...],
+        *,
+        dtype: torch.dtype,
+        device: object,
+    ) -> torch.Tensor:
+        """See `torch.empty_strided`: device memory of the current stream, without gaps."""
+        flat = self.empty(prod(sizes), dtype=dtype, device=device)
+        return flat if len(sizes) == 1 else flat.as_strided(sizes, strides)
+
     def _hand_out(self, memory: Any, nbytes: int, stream: LaggingStream | None) -> torch.Tensor:
         skip = -memory.ctypes.data % 64 if stream is not None else 0
         seen = memory[skip : skip + nbytes]  # torch refers to this view; the block to the array
@@ -441,7 +454,11 @@ def installed(cuda: LaggingCuda, patch: Any) -> Iterator[Any]:
 
     real = torch
     stand_in = types.SimpleNamespace(
-        cuda=cuda, device=lambda *_: real.device("cpu"), empty=cuda.empty, uint8=real.uint8
+        cuda=cuda,
+        device=lambda *_: real.device("cpu"),
+        empty=cuda.empty,
+        empty_strided=cuda.empty_strided,
+        uint8=real.uint8,
     )
 
     def copy(target: torch.Tensor, source: torch.Tensor, nbytes: int) -> None:

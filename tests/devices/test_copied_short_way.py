@@ -134,6 +134,21 @@ def test_a_tensor_at_a_known_place_is_copied_out_and_back(machine, codec):
     assert_nothing_is_held(machine, engine)
 
 
+def test_a_part_of_a_storage_that_is_no_view_comes_back_as_it_was(machine, codec):
+    # As LSTM cells save them.
+    engine = machine.engine(codec)
+    warm_up(machine, engine)
+    part = torch.unsafe_split(machine.tensor(2 * NUMEL, 0), NUMEL)[1]
+    assert part._base is None
+    value = part.clone()
+    packed = engine.pack(part)
+    del part
+    back = engine.unpack(packed)
+    machine.use(back)
+    assert torch.equal(back, value)
+    assert engine.stats.fallbacks == 0
+
+
 def test_it_may_be_asked_for_several_times(machine, codec):
     engine = machine.engine(codec)
     warm_up(machine, engine, 3)

@@ -128,7 +128,11 @@ def cuda(monkeypatch):
 
     fake, real = FakeCuda(), torch
     stand_in = types.SimpleNamespace(
-        cuda=fake, device=lambda *_: real.device("cpu"), empty=real.empty, uint8=real.uint8
+        cuda=fake,
+        device=lambda *_: real.device("cpu"),
+        empty=real.empty,
+        empty_strided=real.empty_strided,
+        uint8=real.uint8,
     )
     monkeypatch.setattr(cuda, "cuda_streams", streams_of(fake))
     for user in (cuda, cuda_callbacks, cuda_events):
@@ -269,21 +273,21 @@ def test_out_of_memory_frees_what_is_idle_and_tries_again(device, cuda, monkeypa
     device.give_back(device.scratch(1 << 20, "codec"))
     assert device.scratch_bytes == 1 << 20
     failures = [1]
-    real = torch.empty
+    real = torch.empty_strided
 
-    def empty(*args, **options):
+    def empty_strided(*args, **options):
         if failures:
             failures.pop()
             raise torch.cuda.OutOfMemoryError("no memory")
         return real(*args, **options)
 
-    monkeypatch.setattr(sys.modules["cswap.devices.cuda"].torch, "empty", empty)
-    assert device.allocate(torch.float32, 10).numel() == 10
+    monkeypatch.setattr(sys.modules["cswap.devices.cuda"].torch, "empty_strided", empty_strided)
+    assert device.allocate((10,), (1,), dtype=torch.float32).numel() == 10
     assert cuda.emptied == 1
     assert device.scratch_bytes == 0
     failures.extend([1, 1])
     with pytest.raises(MemoryError, match="no memory"):
-        device.allocate(torch.float32, 10)
+        device.allocate((10,), (1,), dtype=torch.float32)
 
 
 def test_an_error_of_a_job_is_in_its_event_and_memory_errors_are_known(device):

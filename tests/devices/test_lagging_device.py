@@ -189,7 +189,7 @@ def test_out_of_memory_finishes_what_is_under_way_and_buries_the_dead(machine, m
         real()
 
     monkeypatch.setattr(machine.cuda, "empty_cache", empty_cache)
-    machine.device.allocate(torch.float32, 10)
+    machine.device.allocate((10,), (1,), dtype=torch.float32)
     assert seen == [0]  # all of it had been given back before the second try
 
 

@@ -304,7 +304,7 @@ def test_a_codec_that_fails_to_decode_is_an_error_and_no_hang(bench):
 
 
 def test_no_memory_to_decode_into_is_said_and_asked_for_again(bench, monkeypatch):
-    def allocate(*_args):
+    def allocate(*_args, **_options):
         raise RuntimeError("out of memory")
 
     handle = bench.swap_out(values())
@@ -481,10 +481,10 @@ class Gated(CpuDevice):
         super().__init__(1)
         self.reached, self.waited, self.submitted, self.go = (threading.Event() for _ in range(4))
 
-    def allocate(self, dtype, numel):
+    def allocate(self, *layout, dtype):
         self.reached.set()
         self.waited.wait(0.1)
-        return super().allocate(dtype, numel).fill_(-1)
+        return super().allocate(*layout, dtype=dtype).fill_(-1)
 
     def submit(self, job, *, role, after=(), measure=False):
         def late(stream):
@@ -527,7 +527,7 @@ def test_a_decode_that_failed_in_another_thread_is_tried_again(monkeypatch):
     bench.settle(handle)
     reached, gate = threading.Event(), threading.Event()
 
-    def no_memory(*_args):
+    def no_memory(*_args, **_options):
         monkeypatch.undo()
         reached.set()
         assert gate.wait(10)

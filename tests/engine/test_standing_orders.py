@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import cswap
+from cswap.engine import standing_orders
 from cswap.engine.saved import reclaim, tensor_check
 from cswap.engine.saved.encoded import Encoded
 from cswap.engine.standing_order import EncodingOrder
@@ -28,8 +29,8 @@ def ordered(monkeypatch):
     """The tensors that went by order, in a list."""
     found, take = [], EncodingOrder.take
 
-    def noted(self, tensor, address, step):
-        packed = take(self, tensor, address, step)
+    def noted(self, tensor, *others):
+        packed = take(self, tensor, *others)
         if packed is not None:
             found.append(tensor)
         return packed
@@ -84,6 +85,7 @@ OTHERS = {
     "a parameter": lambda x: nn.Parameter(x.detach()),
     "a view of a parameter": lambda x: nn.Parameter(x.detach()).view(64, 64),
     "not at the beginning": lambda x: (torch.cat([x, x]) * 2)[64:],
+    "a part that is no view": lambda x: torch.unsafe_split(torch.cat([x, x]) * 2, 64)[1],
     "negated": lambda x: torch._neg_view(x),
     "a subclass": lambda x: x.as_subclass(type("Sub", (torch.Tensor,), {})),
     "sparse": lambda x: x.to_sparse(),
@@ -183,6 +185,44 @@ def test_a_change_in_place_raises(ordered):
     x.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         engine.unpack(packed)
+
+
+VIEWS = {
+    "the tensor": lambda x: x,
+    "a view of it": lambda x: x.view(-1),
+    "a view while its base is gone": lambda x: x[:0].view(-1),
+    "what is not a view of autograd's": lambda x: x.detach(),
+}
+
+
+@pytest.mark.parametrize("by_order", [True, False], ids=["by order", "short way"])
+@pytest.mark.parametrize("writer", VIEWS.values(), ids=VIEWS)
+@pytest.mark.parametrize("saved", [lambda x: x, lambda x: x.view(64, 64)], ids=["whole", "view"])
+def test_a_change_in_place_raises_while_anybody_holds_the_tensor(
+    monkeypatch, saved, writer, by_order
+):
+    if not by_order:
+        monkeypatch.setattr(tensor_check, "_GUARDS", None)
+    engine = engine_of()
+    for _ in range(STEPS):
+        engine.begin_step()
+        engine.unpack(engine.pack(saved(result(N))))
+    engine.begin_step()
+    x = result(N)
+    values = x.detach().clone()
+    y = saved(x)
+    packed = engine.pack(y)
+    assert type(packed) is Encoded
+    written = writer(x)
+    holds = writer is not VIEWS["what is not a view of autograd's"]
+    del x, y
+    with torch.no_grad():
+        written.add_(1)
+    if holds:
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            engine.unpack(packed)
+    else:  # autograd alone would raise, since it has the memory only
+        assert torch.equal(engine.unpack(packed).view(-1), values)
 
 
 def test_an_order_serves_the_thread_that_began_the_step(ordered):
@@ -322,6 +362,7 @@ def test_an_encoding_that_died_after_a_handle_is_given_back_at_the_next_tensor(
     ordered, monkeypatch
 ):
     monkeypatch.setattr(reclaim, "_collect_all", lambda: True)  # the thread does nothing
+    monkeypatch.setattr(standing_orders, "MOST_SMALL", 0)
     engine, x = engine_of(), result(N)
     part = result(2 * N)[N:]  # a part of its storage has a handle
 
@@ -340,3 +381,20 @@ def test_an_encoding_that_died_after_a_handle_is_given_back_at_the_next_tensor(
     assert len(deaths) == 2
     engine.unpack(packed[0])
     assert not deaths
+
+
+@pytest.mark.parametrize("numel", [N, standing_orders.SMALL_BYTES // 4 + 1024])
+def test_a_few_small_tensors_that_died_wait_for_each_other(ordered, monkeypatch, numel):
+    monkeypatch.setattr(reclaim, "_collect_all", lambda: True)  # the thread does nothing
+    engine, tensors = engine_of(), [result(numel) for _ in range(10)]
+    engine.begin_step()
+    deaths, most = engine._state.reclaimer.deaths, 0
+    for step in range(STEPS):
+        packed = [engine.pack(x) for x in tensors]
+        while packed:
+            engine.unpack(packed.pop())
+            most = max(most, len(deaths)) if step == STEPS - 1 else 0
+        engine.begin_step()
+        assert not deaths
+    assert len(ordered) >= len(tensors)
+    assert most == (standing_orders.MOST_SMALL + 1 if numel == N else 1)

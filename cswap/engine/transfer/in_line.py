@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from cswap.codecs.base import checked_bound, checked_size
 from cswap.codecs.layout import copy_bytes
+from cswap.devices.base import FLAT
 
 if TYPE_CHECKING:
     import torch
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from cswap.engine.transfer.host_copy import Shape
     from cswap.engine.transfer.notes import Notes
     from cswap.engine.transfer.resources import Resources
-    from cswap.pool import Loan
+    from cswap.pool import Loan, Shelf
 
 MOST_KINDS: Final = 1 << 12
 """Kinds of tensors whose way by address is remembered."""
@@ -94,31 +95,34 @@ class InLine:
         self._known[codec.name, dtype, nbytes] = codec, found
         return found
 
-    def encode_at(self, address: int, way: ByAddress) -> Encoding | None:
+    def encode_at(
+        self, address: int, way: ByAddress, shelf: Shelf | None = None
+    ) -> Encoding | None:
         """Encode the tensor at an address by a lossless codec.
 
         Args:
             address: of the tensor, a multiple of any word's size.
             way: of `by_address` for its codec, dtype and bytes.
+            shelf: see `BufferPool.take`.
 
         Returns:
             None: the store has no room, or the codec gave an impossible size.
         """
-        start_s = _now()
+        start_s, bound = _now(), way.bound
         if way.is_exact:  # no copy is needed
-            loan = self.host.take(way.bound)
+            loan = self.host.take(bound, shelf)
             if loan is None:
                 return None
             way.encode(address, loan.buffer.data_ptr())
-            return loan, way.bound, _now() - start_s, way
-        scratch = self.scratch(way.bound)
+            return loan, bound, _now() - start_s, way
+        scratch = self.scratch(bound)
         source = scratch.data_ptr()
         nbytes = way.encode(address, source)
-        if not 0 <= nbytes <= way.bound:  # a copy would read memory that is not the encoding's
-            why = f"it gave {nbytes} bytes; {way.bound} are its bound"
+        if not 0 <= nbytes <= bound:  # a copy would read memory that is not the encoding's
+            why = f"it gave {nbytes} bytes; {bound} are its bound"
             self._counters.fall_back("encode by address", why)
             return None
-        loan = self.host.take(nbytes)
+        loan = self.host.take(nbytes, shelf)
         if loan is not None:
             ctypes.memmove(loan.buffer.data_ptr(), source, nbytes)
         self._idle.append(scratch)
@@ -155,10 +159,13 @@ class InLine:
         loan, used, encode_s, way = owner.encoding
         recipe, dtype = owner.recipe, owner.dtype
         # In its own layout: a view is one more tensor to make, and to let go.
+        sizes: tuple[int, ...] = recipe.sizes
+        strides = recipe.strides
         as_it_was = recipe.contiguous and way is not None
-        sizes = recipe.sizes if as_it_was else owner.nbytes // dtype.itemsize
+        if not as_it_was:
+            sizes, strides = (owner.nbytes // dtype.itemsize,), FLAT
         try:
-            out = self._device.allocate(dtype, sizes)
+            out = self._device.allocate(sizes, strides, dtype=dtype)
         except RuntimeError as error:  # torch's, for a CPU's memory as well
             raise MemoryError(f"swap-in of {owner.nbytes} bytes: {error}") from None
         if way is None:

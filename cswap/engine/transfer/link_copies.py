@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from cswap.devices.base import FLAT
 from cswap.engine.transfer.ahead import Ahead
 from cswap.engine.transfer.link_encodings import LinkEncodings
 from cswap.errors import CorruptEncodingError, to_raise
@@ -181,9 +182,12 @@ class LinkCopies:
             self._encodings.await_size(copy)
         recipe = owner.recipe
         whole = copy.codec is None and recipe.contiguous
-        sizes = recipe.sizes if whole else nbytes // owner.dtype.itemsize
+        sizes: tuple[int, ...] = recipe.sizes
+        strides = recipe.strides
+        if not whole:
+            sizes, strides = (nbytes // owner.dtype.itemsize,), FLAT
         try:
-            result = device.allocate(owner.dtype, sizes)
+            result = device.allocate(sizes, strides, dtype=owner.dtype)
         except RuntimeError as error:
             raise MemoryError(f"swap-in of {nbytes} bytes: {error}") from None
         issued = device.now()
