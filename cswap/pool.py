@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
 from functools import lru_cache
 from math import inf
 from typing import TYPE_CHECKING, Final, Protocol
@@ -111,16 +111,13 @@ class Shelf:
         size: of each, in bytes.
         loans: those that are idle, the newest last.
         least: bytes, of those that one was asked for. All from there to the size come here.
-        used: when one was put there last; the higher, the later.
-        alive: how many there are, idle or not.
     """
 
-    __slots__ = ("alive", "least", "loans", "size", "used")
+    __slots__ = ("__weakref__", "least", "loans", "size")
 
     def __init__(self, size: int) -> None:
         self.size = self.least = size
         self.loans: deque[Loan] = deque()
-        self.used = self.alive = 0
 
 
 class _Known(weakref.ref[torch.Tensor]):
@@ -189,8 +186,10 @@ class BufferPool:
         self._discard = discard
         self._size_of = size_of
         self._lock = threading.Lock()
-        self._shelves: dict[int, Shelf] = {}
-        self._uses = 0
+        # By size. The shelf of a size lives as long as a buffer of it, or somebody who asks again.
+        self._shelves: weakref.WeakValueDictionary[int, Shelf] = weakref.WeakValueDictionary()
+        self._idle: OrderedDict[int, Shelf] = OrderedDict()  # those with loans, and some without
+        self._newest: Shelf | None = None  # the last one there
         self._idle_bytes = 0
         self._closed = False
         # Idle bytes up to which no buffer has to go when one comes back.
@@ -223,7 +222,7 @@ class BufferPool:
         try:
             with self._lock:
                 if shelf is None or not shelf.loans:
-                    shelf = self._shelves.get(size)
+                    shelf = self._idle.get(size)
                     if shelf is not None and nbytes < shelf.least:
                         shelf.least = nbytes
                 loans = None if shelf is None else shelf.loans
@@ -278,8 +277,11 @@ class BufferPool:
             self._in_use_bytes -= size
             self._idle_bytes += size
             shelf = known.shelf
-            shelf.loans.append(loan)
-            shelf.used = self._uses = self._uses + 1
+            if shelf is not self._newest:
+                self._idle[size] = shelf
+                self._idle.move_to_end(size)
+                self._newest = shelf
+            shelf.loans.append(loan)  # last, so that `recount` finds it wherever an interrupt comes
             # Else no limit can be below it: what is in use and what is idle are as much as before.
             if self._idle_bytes > self._unasked_bytes:
                 self._shrink()
@@ -303,13 +305,10 @@ class BufferPool:
         self._note_deaths()
         with self._lock:
             alive = {key: known for key, known in self._known.items() if known() is not None}
-            shelves = self._shelves.values()
+            shelves = self._idle.values()
             idle = {id(loan.buffer) for shelf in shelves for loan in shelf.loans}
-            for shelf in shelves:
-                shelf.alive = 0
             for known in alive.values():
                 known.is_lent = known.key not in idle
-                known.shelf.alive += 1
             self._known = alive
             self._in_use_bytes = sum(known.size for known in alive.values() if known.is_lent)
             self._idle_bytes = sum(shelf.size * len(shelf.loans) for shelf in shelves)
@@ -335,7 +334,7 @@ class BufferPool:
         # Under the lock. Idle buffers of the next classes.
         step = _step_above(size)
         larger = range(size + step, size + CLASSES_ABOVE * step + 1, step)
-        shelves = filter(None, map(self._shelves.get, larger))
+        shelves = filter(None, map(self._idle.get, larger))
         return next((shelf.loans for shelf in shelves if shelf.loans), None)
 
     def _may_take(self, loan: Loan, size: int) -> bool:
@@ -349,15 +348,15 @@ class BufferPool:
         key, size = id(buffer), buffer.numel()
         if key in self._known:  # of a buffer that died at this address
             self._forget(self._known.pop(key))
-        known = self._known[key] = _Known(buffer, self._dead.append)
-        known.key, known.size, known.is_lent = key, size, True
         shelf = self._shelves.get(size)
         if shelf is None:
             shelf = self._shelves[size] = Shelf(size)
-        known.shelf = shelf
-        shelf.alive += 1
+        known = _Known(buffer, self._dead.append)
+        known.key, known.size, known.shelf, known.is_lent = key, size, shelf, True
+        self._known[key] = known  # when it is complete: an interrupt may come anywhere
         self._in_use_bytes += size
-        self.peak_bytes = max(self.peak_bytes, self._in_use_bytes)
+        if self._in_use_bytes > self.peak_bytes:
+            self.peak_bytes = self._in_use_bytes
         return known
 
     def _note_deaths(self) -> None:
@@ -368,15 +367,12 @@ class BufferPool:
                 return
             assert isinstance(known, _Known)
             with self._lock:
-                if self._known.get(known.key) is known:  # else its address serves another buffer
-                    self._forget(self._known.pop(known.key))
+                key = getattr(known, "key", None)  # an interrupt may have come before it was set
+                if key is not None and self._known.get(key) is known:  # else of another buffer
+                    self._forget(self._known.pop(key))
 
     def _forget(self, known: _Known) -> None:
         # Under the lock. One that was idle is not counted any more.
-        shelf = known.shelf
-        shelf.alive -= 1
-        if not shelf.alive:
-            self._shelves.pop(shelf.size, None)
         if known.is_lent:
             known.is_lent = False
             self._in_use_bytes -= known.size
@@ -394,16 +390,16 @@ class BufferPool:
 
     def _shrink_to(self, limit: int) -> None:
         # The class that was given back longest ago goes first.
-        shelves = [shelf for shelf in self._shelves.values() if shelf.loans]
-        shelves.sort(key=lambda shelf: shelf.used, reverse=True)
         while self._idle_bytes > limit:
-            if not shelves:  # an interrupt came between two statements
+            if not self._idle:  # an interrupt came between two statements
                 self._idle_bytes = 0
                 return
-            shelf = shelves[-1]
-            loan = shelf.loans.popleft()
-            self._idle_bytes -= shelf.size
-            if loan.after is not None and self._discard is not None:
-                self._discard(loan)
+            size, shelf = next(iter(self._idle.items()))
+            if shelf.loans:
+                loan = shelf.loans.popleft()
+                self._idle_bytes -= size
+                if loan.after is not None and self._discard is not None:
+                    self._discard(loan)
             if not shelf.loans:
-                shelves.pop()
+                self._newest = None
+                del self._idle[size]

@@ -36,6 +36,7 @@ import abc
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from cswap.codecs.layout import copy_bytes
+from cswap.errors import UnsupportedError
 from cswap.pool import size_class
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ class Device(abc.ABC):
             dtype: of its elements.
 
         Raises:
-            MemoryError: there is none left.
+            MemoryError: there is none left; on a CPU torch's RuntimeError.
         """
 
     def share(self, memory: torch.Tensor) -> None:  # noqa: B027
@@ -260,3 +261,11 @@ class Device(abc.ABC):
         Raises:
             MemoryError: the host has no such memory left.
         """
+
+
+def without_memory(made: object) -> UnsupportedError:
+    """The error for a result of `Device.allocate` that is no plain tensor. Args: made: it."""
+    return UnsupportedError(
+        f"unpack: memory for a saved tensor is a {type(made).__name__}, which has none: a mode "
+        "such as FakeTensorMode is active. Remedy: run backward outside of it."
+    )

@@ -48,7 +48,7 @@ from cswap.engine.saved.copied import Copied
 from cswap.engine.saved.encoded import Encoded
 from cswap.engine.saved.packed import PackedView
 from cswap.engine.saved.recomputed import Recomputed
-from cswap.engine.saved.without_handle import Again, WithoutHandle, base_of
+from cswap.engine.saved.without_handle import Again, WithoutHandle
 from cswap.engine.standing_order import OrderMaker
 from cswap.engine.transfer.handle import State
 from cswap.ranks import must_agree
@@ -162,7 +162,7 @@ class ShortWay:
         tolerance = EXACT if codec.lossless else needed_tolerance(codec)
         packed = Encoded(tensor, place.recipe, lane, shared_use, nbytes, tolerance=tolerance)
         packed.codec, packed.encoding, packed.notes = codec, encoding, None
-        packed.in_line, packed.base = in_line, base_of(tensor)
+        packed.in_line = in_line
         packed.aligned = address % ALIGNMENT == 0
         loan, used, seconds, _ = encoding
         moves = self._counters.moves
@@ -282,10 +282,10 @@ class ShortWay:
         """
         first = packed.first or packed
         self._recomputer.inputs_s = 0.0
+        if packed.counter._version != packed.version:  # noqa: SLF001 - without a call
+            packed.check()  # which raises
         if not first.uses and not isinstance(first, Copied):  # those count for themselves
             self._counters.hits.append(False)
-        if not packed.counts or packed.counter._version != packed.version:  # noqa: SLF001
-            packed.check()
         waited = first.result is not None
         memory = first.waiting() if waited else None  # few do, and each call counts
         if memory is None:

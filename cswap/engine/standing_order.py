@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING
-from weakref import ref
 
 from cswap.codecs.base import DEFAULT_KEY
 from cswap.codecs.tolerance import EXACT
@@ -73,14 +72,11 @@ class Order:
         self.nbytes, self.position = last.nbytes, last.position
         self.is_used = False
 
-    def take(
-        self, tensor: torch.Tensor, base: torch.Tensor | None, address: int, step: int
-    ) -> WithoutHandle | None:
+    def take(self, tensor: torch.Tensor, address: int, step: int) -> WithoutHandle | None:
         """The packed object of a tensor; None: it has to go another way.
 
         Args:
             tensor: as autograd saves it; it looks like the last one, and is at this position.
-            base: of which it is a view; None: of none.
             address: of its memory.
             step: number of the step.
         """
@@ -115,9 +111,7 @@ class EncodingOrder(Order):
         self.moved: Moved = (self.nbytes, 0, *SAVED)
         self.moves, self.reclaimer = maker.counters.moves, maker.reclaimer
 
-    def take(
-        self, tensor: torch.Tensor, base: torch.Tensor | None, address: int, step: int
-    ) -> Encoded | None:
+    def take(self, tensor: torch.Tensor, address: int, step: int) -> Encoded | None:
         """See `Order.take`."""
         in_line, way, nbytes, codec = self.in_line, self.way, self.nbytes, self.codec
         try:
@@ -131,7 +125,7 @@ class EncodingOrder(Order):
         self.shelf = known.shelf
         packed = Encoded(tensor, self.recipe, self.lane, self.shared_use, nbytes, tolerance=EXACT)
         packed.codec, packed.encoding, packed.notes = codec, encoding, None
-        packed.in_line, packed.base = in_line, ref(tensor if base is None else base)
+        packed.in_line = in_line
         packed.aligned = not address % ALIGNMENT
         packed.position, packed.step = self.position, step
         moves = self.moves
@@ -170,9 +164,7 @@ class CopyOrder(Order):
         self.copies, self.maker = copies, maker
         self.as_it_is = codec.verbatim and self.recipe.contiguous
 
-    def take(
-        self, tensor: torch.Tensor, base: torch.Tensor | None, address: int, step: int
-    ) -> Copied | None:
+    def take(self, tensor: torch.Tensor, address: int, step: int) -> Copied | None:
         """See `Order.take`."""
         maker, lane, codec = self.maker, self.lane, self.codec
         if lane.device.is_capturing():

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 from threading import get_ident
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -43,12 +43,6 @@ _now = time.perf_counter
 _Tensor = torch.Tensor
 _is_tracing = torch._C._is_tracing  # noqa: SLF001
 _current_backward = torch._C._current_graph_task_id  # noqa: SLF001
-
-MOST_SMALL: Final = 3
-"""Dead tensors of up to `SMALL_BYTES` that wait to be released together, with more of them: one
-alone finds cold caches."""
-
-SMALL_BYTES: Final = 1 << 20
 
 
 class StandingOrders:
@@ -183,11 +177,12 @@ class StandingOrders:
             or get_ident() != self._thread
             or address % WORD
             or self._deaths
-            or (tensor.storage_offset() if base is None else not _is_whole(tensor, base))
+            or tensor.untyped_storage().nbytes() != order.nbytes  # a part, or cut short meanwhile
+            or (base is not None and type(base) is not _Tensor)
         ):
             return self._pack(tensor)
         try:
-            packed = order.take(tensor, base, address, steps.step)
+            packed = order.take(tensor, address, steps.step)
             if packed is None:
                 return self._pack(tensor)
             # Without the lock: other threads save no tensors of this step, as a rule, and all that
@@ -218,12 +213,9 @@ class StandingOrders:
         ):
             return self._unpack(packed)
         try:
-            deaths = self._deaths
-            if deaths and (len(deaths) > MOST_SMALL or packed.nbytes > SMALL_BYTES):
+            if self._deaths:
                 self._reclaimer.collect_encodings()
-                if deaths:  # of another kind
-                    state.tidy(in_step=True)
-            if len(self._later) > MOST_LATER:
+            if self._deaths or len(self._later) > MOST_LATER:
                 state.tidy(in_step=True)
             steps = self._steps
             steps.asked_since_pack = True
@@ -231,16 +223,12 @@ class StandingOrders:
                 steps.asked_positions.append(packed.position)
             else:
                 steps.asked(packed)
+            if packed.counter._version != packed.version:  # noqa: SLF001
+                packed.check()  # which raises
             if isinstance(packed, Encoded):
-                base = packed.base
-                now = None if base is None else base()
-                if now is not None and now._version != packed.version:  # noqa: SLF001
-                    packed.check()  # which raises
                 self._hits.append(False)
                 found = packed.in_line.decode(packed)
             else:
-                if packed.counter._version != packed.version:  # noqa: SLF001
-                    packed.check()
                 found = packed.view_of(self._unpacker.copied(packed))
             packed.uses = 1
             took_s = _now() - start_s
@@ -255,10 +243,3 @@ class StandingOrders:
             state.interrupted = True
             raise
         return found
-
-
-def _is_whole(tensor: torch.Tensor, base: torch.Tensor) -> bool:
-    # Whether a view is one of plain memory, and all of it. Of a tensor that is no view and yet
-    # shares its memory (``unsafe_split``) only the first part is taken: all that is counted from
-    # the beginning of the storage is then right, and its memory is its own afterwards.
-    return type(base) is _Tensor and tensor.untyped_storage().nbytes() == tensor.nbytes

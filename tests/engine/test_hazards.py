@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
 
 import cswap
 from cswap import hook_stack
+from cswap.errors import CswapError
 from cswap.testing.engines import assert_empty
 
 ALL: dict[str, Any] = {"min_bytes": 0, "codec": "zvc"}
@@ -128,6 +130,18 @@ def test_h3_buffers_of_an_installed_model_are_never_moved():
     with cswap.install(net, **ALL) as handle:
         net(leaf(64, 64)).sum().backward()
     assert handle.stats.kept_by_reason == {"parameter": 1}
+
+
+@pytest.mark.parametrize("codec", ["raw", "zvc"])
+def test_a_mode_that_makes_tensors_without_memory_is_refused_in_backward(codec):
+    engine = cswap.swapping(min_bytes=0, workers=0, codec=codec, remat=False)._engine
+    x = leaf(64, 64) * 2
+    for step in range(8):  # with a handle, without one, by order
+        engine.begin_step()
+        packed = engine.pack(x)
+        with FakeTensorMode(), pytest.raises(CswapError, match=r"FakeTensorMode.*Remedy"):
+            engine.unpack(packed)
+        assert torch.equal(engine.unpack(packed), x), step
 
 
 def test_h4_a_storage_saved_often_is_encoded_and_decoded_once():
@@ -406,8 +420,6 @@ def test_h17_tracing_is_left_alone(swapping):
         assert [n.name for n in make_fx(gradient)(x).graph.nodes] == plain
     assert set(engine.stats.kept_by_reason) <= {"tracing", "subclass"}
     with swapping():
-        from torch._subclasses.fake_tensor import FakeTensorMode
-
         with FakeTensorMode():
             y = torch.randn(64, 64, requires_grad=True)
             (y * y).sum().backward()

@@ -237,7 +237,7 @@ def test_norms_are_computed_again_from_inputs_of_two_bytes_and_from_no_coarser_o
             got = gradients_of_all()
         chosen = {e.site.scope: e.codec for e in handle.engine.explain()}
     # The input of GELU is coarse. What GELU makes of it is the norm's input, which has to be fine.
-    assert chosen["norm"] == "fp16"
+    assert chosen["norm"].endswith("fp16")  # or zvc+fp16, by the time that they take here
     assert handle.stats.by_codec["remat"].count > 0  # the norm's output
     for name, mine, its in zip(parameters, got, want, strict=True):
         error = 0.0005 if name == "norm.weight" else 0.01

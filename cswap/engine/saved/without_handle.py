@@ -12,7 +12,7 @@ again from it before.
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from cswap.engine.saved.modified import modified_error
 
@@ -55,7 +55,6 @@ class WithoutHandle:
         nbytes: of the tensor's memory.
         tolerance: for errors (cswap/codecs/tolerance.py).
         version: at which the tensor was saved.
-        counts: whether there is a ``counter``.
         counter: counts the versions with the tensor.
         first: of those that were saved of this tensor; None: this one. All below is the first's.
         users: how many there are.
@@ -64,8 +63,8 @@ class WithoutHandle:
         result_version: of that memory when it was made.
         ready: the moment on the stream of the one that asked first at which it holds the values.
         took_s: seconds in the hooks so far.
-        base: of which the tensor is a view, or the tensor itself; None: it is not expected to be
-            saved again.
+        base: of which the tensor is a view, or the tensor itself, if it is expected to be saved
+            again.
     """
 
     __slots__ = (
@@ -91,8 +90,6 @@ class WithoutHandle:
         "version",
     )
 
-    counts: ClassVar[bool] = True
-    counter: torch.Tensor
     ready: Event
     result_version: int
 
@@ -121,9 +118,8 @@ class WithoutHandle:
         self.took_s = 0.0
         self.base: weakref.ref[torch.Tensor] | None = None
         self.version = tensor._version  # noqa: SLF001
-        if self.counts:
-            self.counter = counter = tensor.detach()  # see `version_counter`
-            counter.data = recipe.nothing
+        self.counter = counter = tensor.detach()  # see `version_counter`
+        counter.data = recipe.nothing
 
     @property
     def depth(self) -> int:
@@ -132,7 +128,8 @@ class WithoutHandle:
 
     def expect_others(self, tensor: torch.Tensor) -> None:
         """The same tensor will be saved again. Args: tensor: as autograd saves it now."""
-        self.base = base_of(tensor)
+        base = tensor._base  # noqa: SLF001
+        self.base = weakref.ref(tensor if base is None else base)
         self.shared_use.last = weakref.ref(self)
 
     def check(self) -> None:
@@ -166,12 +163,6 @@ class WithoutHandle:
         ):
             return memory
         return memory.as_strided(sizes, strides, self.offset)
-
-
-def base_of(tensor: torch.Tensor) -> weakref.ref[torch.Tensor]:
-    """The tensor of which this one is a view, or this one."""
-    base = tensor._base  # noqa: SLF001
-    return weakref.ref(tensor if base is None else base)
 
 
 class Again(WithoutHandle):

@@ -45,7 +45,7 @@ import torch
 from cswap.advisor.live_costs import REMAT
 from cswap.codecs.base import checked_bound, checked_size
 from cswap.codecs.layout import empty_strided, torch_dtype, unflatten_into
-from cswap.devices.base import FLAT
+from cswap.devices.base import FLAT, without_memory
 from cswap.engine.transfer.handle import ON_DEVICE, State
 from cswap.engine.transfer.resources import Patience
 from cswap.engine.transfer.section import INDICES, Checked
@@ -376,6 +376,8 @@ class Executor(abc.ABC):
         dtype = torch_dtype(handle.meta.dtype)
         try:
             out = self._device.allocate((handle.raw_nbytes // dtype.itemsize,), FLAT, dtype=dtype)
+            if type(out) is not torch.Tensor:
+                raise without_memory(out)
             return out, empty_strided(handle.meta, out.device) if handle.gathered else out
         except RuntimeError as error:  # torch's, for a CPU's memory as well
             raise MemoryError(f"swap-in of {handle.raw_nbytes} bytes: {error}") from None

@@ -10,13 +10,13 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
+import torch
+
 from cswap.codecs.base import checked_bound, checked_size
 from cswap.codecs.layout import copy_bytes
-from cswap.devices.base import FLAT
+from cswap.devices.base import FLAT, without_memory
 
 if TYPE_CHECKING:
-    import torch
-
     from cswap.codecs.base import ByAddress, Codec, EncodeKey
     from cswap.engine.transfer.host_copy import Shape
     from cswap.engine.transfer.notes import Notes
@@ -154,6 +154,7 @@ class InLine:
         Raises:
             CorruptEncodingError: the codec cannot decode it.
             MemoryError: no memory to decode into.
+            UnsupportedError: a mode makes tensors without memory.
         """
         start_s = _now()
         loan, used, encode_s, way = owner.encoding
@@ -168,6 +169,8 @@ class InLine:
             out = self._device.allocate(sizes, strides, dtype=dtype)
         except RuntimeError as error:  # torch's, for a CPU's memory as well
             raise MemoryError(f"swap-in of {owner.nbytes} bytes: {error}") from None
+        if type(out) is not torch.Tensor:
+            raise without_memory(out)
         if way is None:
             owner.codec.decode_flat(loan.buffer[:used], out, stream=self._stream)
         else:

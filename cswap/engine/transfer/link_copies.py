@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cswap.devices.base import FLAT
+import torch
+
+from cswap.devices.base import FLAT, without_memory
 from cswap.engine.transfer.ahead import Ahead
 from cswap.engine.transfer.link_encodings import LinkEncodings
 from cswap.errors import CorruptEncodingError, to_raise
 from cswap.stats.counters import NO_TENSOR
 
 if TYPE_CHECKING:
-    import torch
-
     from cswap.codecs.base import Codec, EncodeKey
     from cswap.devices.base import Role
     from cswap.engine.transfer.host_copy import CopyOwner, HostCopy
@@ -190,6 +190,8 @@ class LinkCopies:
             result = device.allocate(sizes, strides, dtype=owner.dtype)
         except RuntimeError as error:
             raise MemoryError(f"swap-in of {nbytes} bytes: {error}") from None
+        if type(result) is not torch.Tensor:
+            raise without_memory(result)
         issued = device.now()
         if copy.codec is not None:
             return Ahead(result, self._encodings.decode(copy, result, role, issued), issued)
