@@ -225,8 +225,8 @@ class CudaDevice(Device):
         if used is None:
             used = self._events.setdefault(stream.cuda_stream, deque())
         try:
-            recorded = used.popleft().recorded or cuda_event()
-        except IndexError:
+            recorded = used.popleft().recorded
+        except (IndexError, AttributeError):  # there is none, or one without an event
             recorded = cuda_event()
         event = CudaEvent(self, recorded, stream)
         event.gone = gone = Gone(event, used.append)

@@ -90,10 +90,12 @@ class Gone(weakref.ref[CudaEvent]):
     """Is put on a list when its event goes; no Python code runs where that happens.
 
     Attributes:
-        recorded: torch's event; None: an interrupt came before it was set.
+        recorded: torch's event; missing: an interrupt came before it was set.
     """
 
-    recorded: torch.cuda.Event | None = None
+    __slots__ = ("recorded",)
+
+    recorded: torch.cuda.Event
 
 
 def cuda_event(*, timing: bool = False) -> torch.cuda.Event:
