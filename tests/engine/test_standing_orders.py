@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from math import prod
 from typing import Any, Final
 
 import pytest
@@ -124,10 +125,14 @@ def test_parts_of_a_larger_tensor_at_places_of_whole_ones():
             first, second = (h[:64], h[64:]) if both else (h, h[:])
             return first.sin().sum() + (second.cos() * 2.0).sum()
 
-    model = Halves()
+    assert_gradients_stay_right(Halves(), lambda both: ((1 + both) * 64, 64))
+
+
+def assert_gradients_stay_right(model, sizes):
+    """Of steps with ``both=False``, and of one with ``both=True`` when the places are known."""
 
     def gradient(both):
-        x = torch.linspace(0, 1, (1 + both) * 64 * 64).view(-1, 64).requires_grad_()
+        x = torch.linspace(0, 1, prod(sizes(both))).view(sizes(both)).requires_grad_()
         return torch.autograd.grad(model(x, both), x)[0]
 
     wanted = {both: gradient(both) for both in (False, True)}
@@ -236,17 +241,7 @@ def test_the_first_part_of_a_storage_where_a_whole_one_was_saved_twice():
             again = first.as_strided((N,), (1,), N if both else 0)
             return first.sin().sum() + again.cos().sum()
 
-    model = Parts()
-
-    def gradient(both):
-        x = torch.linspace(0, 1, (1 + both) * N).requires_grad_()
-        return torch.autograd.grad(model(x, both), x)[0]
-
-    wanted = {both: gradient(both) for both in (False, True)}
-    with cswap.install(model, **RAW):
-        for step in range(2 * STEPS):
-            both = step == 2 * STEPS - 2
-            assert torch.equal(gradient(both), wanted[both])
+    assert_gradients_stay_right(Parts(), lambda both: ((1 + both) * N,))
 
 
 def test_an_order_serves_the_thread_that_began_the_step(ordered):

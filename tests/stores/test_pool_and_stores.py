@@ -24,12 +24,17 @@ def allocate(nbytes):
     return torch.empty(nbytes, dtype=torch.uint8)
 
 
-def take(pool, nbytes):
-    """A buffer where one has to be there."""
-    loan = pool.take(nbytes)
+def lend(pool, nbytes, *shelf):
+    """What `take` gives where a buffer has to be there."""
+    loan = pool.take(nbytes, *shelf)
     assert loan is not None
     assert loan.after is None
-    return loan.buffer
+    return loan
+
+
+def take(pool, nbytes):
+    """The buffer of that."""
+    return lend(pool, nbytes).buffer
 
 
 @given(st.integers(1, 1 << 40))
@@ -60,6 +65,41 @@ def test_a_buffer_is_used_again():
     address = first.data_ptr()
     pool.give_back(first)
     assert take(pool, 4700).data_ptr() == address  # of the same size class
+
+
+def test_a_size_that_was_asked_for_before_is_found_by_its_shelf():
+    pool = BufferPool(allocate)
+    first = lend(pool, 5000)
+    shelf = first.known.shelf
+    pool.put_back(first)
+    assert lend(pool, 5000).buffer is first.buffer  # from here on the shelf knows 5000 bytes
+    pool.put_back(first)
+    for nbytes, same in ((5000, True), (shelf.size, True), (shelf.size + 1, False), (100, False)):
+        found = lend(pool, nbytes, shelf)
+        assert (found.known.shelf is shelf) == same
+        assert found.buffer.numel() >= nbytes
+        pool.put_back(found)
+    pool.clear()
+    assert pool.idle_bytes == 0
+    assert lend(pool, 5000, shelf).buffer is not first.buffer
+
+
+@pytest.mark.parametrize("what", ["Shelf", "_Known"])
+def test_an_interrupt_while_a_buffer_becomes_known(monkeypatch, what):
+    pool = BufferPool(allocate)
+    kept = lend(pool, 5000)
+
+    def interrupted(*_args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"cswap.pool.{what}", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            pool.take(1 << 20)
+    pool.recount()
+    assert pool.in_use_bytes == kept.known.size
+    pool.put_back(kept)
+    assert lend(pool, 5000).buffer is kept.buffer
 
 
 def test_a_slightly_larger_buffer_serves_an_encoding_whose_size_varies():
