@@ -113,7 +113,7 @@ class Shelf:
         least: bytes, of those that one was asked for. All from there to the size come here.
     """
 
-    __slots__ = ("__weakref__", "least", "loans", "size")
+    __slots__ = ("least", "loans", "size")
 
     def __init__(self, size: int) -> None:
         self.size = self.least = size
@@ -186,8 +186,6 @@ class BufferPool:
         self._discard = discard
         self._size_of = size_of
         self._lock = threading.Lock()
-        # By size. The shelf of a size lives as long as a buffer of it, or somebody who asks again.
-        self._shelves: weakref.WeakValueDictionary[int, Shelf] = weakref.WeakValueDictionary()
         self._idle: OrderedDict[int, Shelf] = OrderedDict()  # those with loans, and some without
         self._newest: Shelf | None = None  # the last one there
         self._idle_bytes = 0
@@ -278,7 +276,8 @@ class BufferPool:
             self._idle_bytes += size
             shelf = known.shelf
             if shelf is not self._newest:
-                self._idle[size] = shelf
+                # If it was let go while it was empty, there may be another one of the size now.
+                shelf = known.shelf = self._idle.setdefault(size, shelf)
                 self._idle.move_to_end(size)
                 self._newest = shelf
             shelf.loans.append(loan)  # last, so that `recount` finds it wherever an interrupt comes
@@ -348,9 +347,9 @@ class BufferPool:
         key, size = id(buffer), buffer.numel()
         if key in self._known:  # of a buffer that died at this address
             self._forget(self._known.pop(key))
-        shelf = self._shelves.get(size)
+        shelf = self._idle.get(size)
         if shelf is None:
-            shelf = self._shelves[size] = Shelf(size)
+            shelf = self._idle[size] = self._newest = Shelf(size)
         known = _Known(buffer, self._dead.append)
         known.key, known.size, known.shelf, known.is_lent = key, size, shelf, True
         self._known[key] = known  # when it is complete: an interrupt may come anywhere

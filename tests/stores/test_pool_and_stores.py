@@ -84,6 +84,19 @@ def test_a_size_that_was_asked_for_before_is_found_by_its_shelf():
     assert lend(pool, 5000, shelf).buffer is not first.buffer
 
 
+def test_buffers_of_one_size_lie_together_though_none_was_idle_in_between():
+    pool = BufferPool(allocate)
+    lent, gone = lend(pool, 5000), lend(pool, 5000)
+    pool.put_back(gone)
+    del gone
+    pool.clear()
+    other = lend(pool, 5000)
+    pool.put_back(other)
+    pool.put_back(lent)
+    assert {id(lend(pool, 5000).buffer) for _ in range(2)} == {id(lent.buffer), id(other.buffer)}
+    assert pool.idle_bytes == 0
+
+
 @pytest.mark.parametrize("what", ["Shelf", "_Known"])
 def test_an_interrupt_while_a_buffer_becomes_known(monkeypatch, what):
     pool = BufferPool(allocate)
