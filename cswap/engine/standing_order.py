@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from cswap.codecs.base import DEFAULT_KEY
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     from cswap.engine.transfer.link_copies import LinkCopies
     from cswap.engine.transfer.notes import Notes
     from cswap.stats.counters import Counters, Moved
-
-_now = time.perf_counter
 
 
 class Order:
