@@ -166,8 +166,8 @@ class Device(abc.ABC):
     ) -> torch.Tensor:
         """[sizes] uninitialised memory of the compute stream, for results.
 
-        Made by ``torch.empty_strided``: with cold caches ``torch.empty`` takes twice as long, to
-        find out which of its overloads is meant (`python -m bench overhead`).
+        Made by ``torch.empty_strided``: with cold caches ``torch.empty`` takes longer, to find out
+        which of its overloads is meant (`python -m bench overhead`).
 
         Args:
             sizes: of the tensor.
