@@ -10,14 +10,16 @@ a pool of bounded size bounds the device's memory however far the host is ahead.
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections import OrderedDict, deque
 from functools import lru_cache
-from math import inf
 from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
+
+from cswap.emptied_buffers import EmptiedBuffers, fill
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -165,6 +167,7 @@ class BufferPool:
         enough_bytes: int | None = None,
         discard: Callable[[Loan], None] | None = None,
         size_of: Callable[[int], int] = size_class,
+        refills: bool = False,
     ) -> None:
         """Make an empty pool.
 
@@ -177,6 +180,8 @@ class BufferPool:
                 than make new ones; None: always makes new ones.
             discard: lets go of a buffer that is free later; default: simply.
             size_of: the buffer's size, in bytes, for the bytes that are asked for.
+            refills: ``allocate`` gives a CPU's memory, and nobody works on a buffer that was given
+                back: one that is not kept idle is kept without memory.
         """
         self._allocate = allocate
         self._idle_share = idle_share
@@ -191,7 +196,8 @@ class BufferPool:
         self._idle_bytes = 0
         self._closed = False
         # Idle bytes up to which no buffer has to go when one comes back.
-        self._unasked_bytes = inf if idle_share >= 1 else ALWAYS_IDLE
+        self._most_idle = sys.maxsize if idle_share >= 1 else ALWAYS_IDLE
+        self._emptied = EmptiedBuffers() if refills else None
         self._known: dict[int, _Known] = {}
         self._dead: deque[weakref.ref[torch.Tensor]] = deque()
         self._in_use_bytes = 0
@@ -234,11 +240,19 @@ class BufferPool:
                     self._idle_bytes -= known.size
                     self._in_use_bytes = in_use = self._in_use_bytes + known.size
                     if in_use > self.peak_bytes:
-                        self.peak_bytes = in_use
+                        self._raise_peak()
                     return loan
-            buffer = self._allocate(size)
+                emptied = self._emptied.take(size) if self._emptied is not None else None
+            if emptied is None:
+                buffer = self._allocate(size)
+            else:
+                fill(emptied.buffer, size)
             with self._lock:
-                loan = Loan(buffer, None, self._learn(buffer))
+                loan = Loan(buffer, None, self._learn(buffer)) if emptied is None else emptied
+                loan.known.is_lent = True
+                self._in_use_bytes += loan.known.size
+                if self._in_use_bytes > self.peak_bytes:
+                    self._raise_peak()
                 if self._idle_bytes:
                     self._shrink()
         except BaseException as error:
@@ -282,7 +296,7 @@ class BufferPool:
                 self._newest = shelf
             shelf.loans.append(loan)  # last, so that `recount` finds it wherever an interrupt comes
             # Else no limit can be below it: what is in use and what is idle are as much as before.
-            if self._idle_bytes > self._unasked_bytes:
+            if self._idle_bytes > self._most_idle:
                 self._shrink()
         if self.is_limited:
             self._allowance.release(size)
@@ -306,15 +320,17 @@ class BufferPool:
             alive = {key: known for key, known in self._known.items() if known() is not None}
             shelves = self._idle.values()
             idle = {id(loan.buffer) for shelf in shelves for loan in shelf.loans}
+            unused = idle.union(id(loan.buffer) for loan in self._emptied or ())
             for known in alive.values():
-                known.is_lent = known.key not in idle
+                known.is_lent = known.key not in unused
             self._known = alive
             self._in_use_bytes = sum(known.size for known in alive.values() if known.is_lent)
             self._idle_bytes = sum(shelf.size * len(shelf.loans) for shelf in shelves)
 
     def close(self) -> None:
         """Keep nothing idle from here on; buffers that are in use may still be given back."""
-        self._closed, self._unasked_bytes = True, 0
+        with self._lock:
+            self._closed, self._most_idle, self._emptied = True, 0, None
         self.clear()
 
     @property
@@ -343,7 +359,7 @@ class BufferPool:
         return self._in_use_bytes + self._idle_bytes + size > self.enough_bytes
 
     def _learn(self, buffer: torch.Tensor) -> _Known:
-        # Under the lock. A new buffer, which is lent.
+        # Under the lock. A new buffer, which is not lent yet.
         key, size = id(buffer), buffer.numel()
         if key in self._known:  # of a buffer that died at this address
             self._forget(self._known.pop(key))
@@ -351,12 +367,15 @@ class BufferPool:
         if shelf is None:
             shelf = self._idle[size] = self._newest = Shelf(size)
         known = _Known(buffer, self._dead.append)
-        known.key, known.size, known.shelf, known.is_lent = key, size, shelf, True
+        known.key, known.size, known.shelf, known.is_lent = key, size, shelf, False
         self._known[key] = known  # when it is complete: an interrupt may come anywhere
-        self._in_use_bytes += size
-        if self._in_use_bytes > self.peak_bytes:
-            self.peak_bytes = self._in_use_bytes
         return known
+
+    def _raise_peak(self) -> None:
+        # Under the lock. More is in use than ever before.
+        self.peak_bytes = self._in_use_bytes
+        if not self._closed:
+            self._most_idle = max(self._most_idle, int(self._idle_share * self.peak_bytes))
 
     def _note_deaths(self) -> None:
         while self._dead:
@@ -379,8 +398,7 @@ class BufferPool:
                 self._allowance.release(known.size)
 
     def _shrink(self) -> None:
-        idle = 0 if self._closed else max(ALWAYS_IDLE, int(self._idle_share * self.peak_bytes))
-        limit = min(self.peak_bytes - self._in_use_bytes, idle)
+        limit = min(self.peak_bytes - self._in_use_bytes, self._most_idle)
         if self.enough_bytes is not None and not self._closed:
             # Buffers that are free later have to be several, or their users wait for each other.
             limit = max(limit, self.enough_bytes - self._in_use_bytes)
@@ -397,7 +415,10 @@ class BufferPool:
             if shelf.loans:
                 loan = shelf.loans.popleft()
                 self._idle_bytes -= size
-                if loan.after is not None and self._discard is not None:
+                if loan.after is None:
+                    if self._emptied is not None:
+                        self._emptied.empty(loan)
+                elif self._discard is not None:
                     self._discard(loan)
             if not shelf.loans:
                 self._newest = None

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from bench.overhead import hook_costs, over_a_link, peers_over_a_link, swapped
+from bench.overhead import hook_costs, in_models, over_a_link, peers_over_a_link, swapped
 from cswap.config import SwapConfig
 from cswap.engine.engine import SwapEngine
 from cswap.experiments.files.environment import environment
@@ -96,6 +96,20 @@ def _beyond_kernels(rounds: int) -> tuple[dict[str, float], dict[str, dict[str, 
     return rows, raw
 
 
+def _in_models(rounds: int) -> tuple[dict[str, float], dict[str, dict[str, Timing]]]:
+    # The same in steps of models, as rows and as timings.
+    rows, raw = {}, in_models.measure(rounds)
+    for model, timings in raw.items():
+        for codec in in_models.CODECS:
+            for kernels in (f"kernels of {codec}", f"kernels of {codec} by address"):
+                beyond_s = timings[codec].median_s - timings[kernels].median_s
+                name = kernels.replace(f" of {codec}", "")
+                rows[f"1 MiB by {codec}, in steps of {model}: beyond its {name}"] = 1e6 * beyond_s
+        whole_s = timings[in_models.PEER].median_s
+        rows[f"1 MiB, in steps of {model}: save_on_cpu, its copies included"] = 1e6 * whole_s
+    return rows, {f"in steps of {model}": timings for model, timings in raw.items()}
+
+
 def _table(rows: dict[str, float], costs: list[dict[str, Any]]) -> Table:
     table = Table(title="Cost of pack + unpack, median", caption=hook_costs.NOTE)
     for heading in ("what", "of"):
@@ -121,11 +135,15 @@ def main(
         rounds = min(rounds, 2)
     console, where = Console(), environment("overhead")
     with Progress(console=console, transient=True) as progress:
-        bar = progress.add_task("tensors that stay", total=3)
+        bar = progress.add_task("tensors that stay", total=4)
         rows = {f"{name}: above an identity hook": us for name, us in _ineligible(rounds).items()}
         progress.update(bar, advance=1, description="tensors that are swapped")
         beyond, raw = _beyond_kernels(rounds)
         rows.update(beyond)
+        progress.update(bar, advance=1, description="tensors of models")
+        more, in_steps = _in_models(max(1, rounds // 2))
+        rows.update(more)
+        raw.update(in_steps)
         progress.update(bar, advance=1, description="peers")
         costs = hook_costs.measure(rounds)
         costs += map(asdict, peers_over_a_link.measure(4 * rounds))

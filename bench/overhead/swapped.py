@@ -68,9 +68,9 @@ def measure(codec: str, *, rounds: int, repeats: int, cold_rounds: int) -> dict[
         cold_rounds: counted steps with cold caches.
     """
     ways = {
-        "swap": _swap(codec),
-        "kernels": _kernels(codec),
-        "kernels by address": _by_address(codec),
+        "swap": swap(codec),
+        "kernels": kernels(codec, TENSORS),
+        "kernels by address": by_address(codec, TENSORS),
     }
     tensors = [torch.relu(torch.randn(NUMEL)) for _ in range(TENSORS)]
     warm = interleaved(
@@ -144,7 +144,8 @@ def _nothing() -> None:
     pass
 
 
-def _swap(codec: str) -> Way:
+def swap(codec: str) -> Way:
+    """An engine's, by one codec."""
     engine = SwapEngine(SwapConfig(workers=0, codec=codec, min_bytes=0))
 
     def begin() -> None:
@@ -154,11 +155,16 @@ def _swap(codec: str) -> Way:
     return Way(begin, lambda x, _: engine.pack(x), engine.unpack)  # type: ignore[arg-type]
 
 
-def _kernels(name: str) -> Way:
-    # By the codec's functions, as a program without an engine would call them.
+def kernels(name: str, n_tensors: int) -> Way:
+    """A codec's functions, as a program without an engine would call them.
+
+    Args:
+        name: of the codec.
+        n_tensors: of a step.
+    """
     codec = get_codec(name)
     out = torch.empty(codec.bound(torch.float32, NUMEL), dtype=torch.uint8)
-    hosts = [torch.empty_like(out) for _ in range(TENSORS)]
+    hosts = [torch.empty_like(out) for _ in range(n_tensors)]
 
     def encode(x: Tensor, n: int) -> Tensor:
         if codec.verbatim:
@@ -178,13 +184,13 @@ def _kernels(name: str) -> Way:
     return Way(_nothing, encode, decode)
 
 
-def _by_address(name: str) -> Way:
-    # The kernels alone, as the engine calls them.
+def by_address(name: str, n_tensors: int) -> Way:
+    """A codec's kernels alone, as the engine calls them. Args: see `kernels`."""
     codec, nbytes = get_codec(name), NUMEL * torch.float32.itemsize
     way = codec.by_address(torch.float32, nbytes, 1)
     assert way is not None  # both codecs have one
     scratch = torch.empty(way.bound, dtype=torch.uint8)
-    hosts = [torch.empty(way.bound, dtype=torch.uint8) for _ in range(TENSORS)]
+    hosts = [torch.empty(way.bound, dtype=torch.uint8) for _ in range(n_tensors)]
 
     def encode(x: Tensor, n: int) -> tuple[int, int]:
         host = hosts[n].data_ptr()

@@ -29,6 +29,8 @@ class HostStore(BufferPool):
         idle_share: float = 1.0,
         size_of: Callable[[int], int] = size_class,
         discard: Callable[[Loan], None] | None = None,
+        *,
+        refills: bool = False,
     ) -> None:
         """Make an empty store.
 
@@ -38,8 +40,11 @@ class HostStore(BufferPool):
             idle_share: see `BufferPool`.
             size_of: see `BufferPool`.
             discard: see `BufferPool`.
+            refills: see `BufferPool`.
         """
-        super().__init__(allocate, idle_share, allowance, size_of=size_of, discard=discard)
+        super().__init__(
+            allocate, idle_share, allowance, size_of=size_of, discard=discard, refills=refills
+        )
 
     @property
     def reserved_bytes(self) -> int:

@@ -107,7 +107,13 @@ class Lane:
         # Where the host's memory is the device's, memory that backward gives free must come free.
         idle_share = UNIFIED_IDLE_SHARE if device.unified else 1.0
         self.host = HostStore(
-            device.host_memory, allowance, idle_share, device.host_size, partial(_hold, device)
+            device.host_memory,
+            allowance,
+            idle_share,
+            device.host_size,
+            partial(_hold, device),
+            # A worker may decode for nobody any more, from memory that was given back.
+            refills=device.unified and not device.overlaps,
         )
         self.device = device
         self._spills = disk is not None
