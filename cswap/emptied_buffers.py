@@ -8,47 +8,55 @@ knows the tensor already.
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import torch
 
-    from cswap.pool import Loan
+T = TypeVar("T")
 
 MOST: Final = 1024
 """Buffers without memory that are kept; each takes about a kilobyte."""
 
 
-class EmptiedBuffers:
-    """Buffers without memory, by size. The caller holds its lock."""
+class EmptiedBuffers(Generic[T]):
+    """Buffers without memory, by size, each in an object of its pool's.
+
+    The caller holds its lock.
+    """
 
     __slots__ = ("_by_size", "_n")
 
     def __init__(self) -> None:
-        self._by_size: defaultdict[int, list[Loan]] = defaultdict(list)
+        self._by_size: defaultdict[int, list[T]] = defaultdict(list)
         self._n = 0
 
-    def __iter__(self) -> Iterator[Loan]:
+    def __iter__(self) -> Iterator[T]:
         """All of them."""
-        return (loan for loans in self._by_size.values() for loan in loans)
+        return (owner for owners in self._by_size.values() for owner in owners)
 
-    def empty(self, loan: Loan) -> None:
-        """Let go of a buffer's memory. Args: loan: nobody works on its buffer any more."""
-        loan.buffer.untyped_storage().resize_(0)
+    def empty(self, buffer: torch.Tensor, owner: T) -> None:
+        """Let go of a buffer's memory.
+
+        Args:
+            buffer: [n] uint8; nobody works on it any more.
+            owner: the object that holds it.
+        """
+        buffer.untyped_storage().resize_(0)
         if self._n >= MOST:
             self.clear()
-        self._by_size[loan.known.size].append(loan)
+        self._by_size[buffer.numel()].append(owner)
         self._n += 1
 
-    def take(self, size: int) -> Loan | None:
-        """One without memory; None: there is none. Args: size: of its buffer, in bytes."""
-        loans = self._by_size.get(size)
-        if not loans:
+    def take(self, size: int) -> T | None:
+        """The owner of one without memory; None: there is none. Args: size: in bytes."""
+        owners = self._by_size.get(size)
+        if not owners:
             return None
         self._n -= 1
-        return loans.pop()
+        return owners.pop()
 
     def clear(self) -> None:
         """Forget them all."""

@@ -197,7 +197,7 @@ class BufferPool:
         self._closed = False
         # Idle bytes up to which no buffer has to go when one comes back.
         self._most_idle = sys.maxsize if idle_share >= 1 else ALWAYS_IDLE
-        self._emptied = EmptiedBuffers() if refills else None
+        self._emptied: EmptiedBuffers[Loan] | None = EmptiedBuffers() if refills else None
         self._known: dict[int, _Known] = {}
         self._dead: deque[weakref.ref[torch.Tensor]] = deque()
         self._in_use_bytes = 0
@@ -417,7 +417,7 @@ class BufferPool:
                 self._idle_bytes -= size
                 if loan.after is None:
                     if self._emptied is not None:
-                        self._emptied.empty(loan)
+                        self._emptied.empty(loan.buffer, loan)
                 elif self._discard is not None:
                     self._discard(loan)
             if not shelf.loans:

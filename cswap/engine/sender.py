@@ -15,6 +15,7 @@ from cswap.codecs.warmup import WARM, warm
 from cswap.engine.saved.rest import Rest
 from cswap.engine.saved.without_handle import SharedUse
 from cswap.engine.transfer.handle import State
+from cswap.engine.transfer.section import INDICES
 from cswap.remat.reads import CAN_READ
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ class Sender:
         if (codec.name, x.dtype, x.device) not in WARM:
             self._counters.compiled(warm(codec, x.dtype, x.device))
         lane.executor.swap_out(handle, x, codec)
-        if place is not None and _is_alone(handle, lane, codec):
+        if place is not None and _is_alone(handle, lane, codec, x.dtype):
             _goes_short(place, token, codec)
 
     def obey(self, token: Token, tensor: torch.Tensor, place: Place) -> bool:
@@ -224,7 +225,7 @@ def _goes_short(place: Place, token: Token, codec: Codec | None = None) -> None:
     place.codec, place.notes = codec, token.handle.advice
 
 
-def _is_alone(handle: Handle, lane: Lane, codec: Codec) -> bool:
+def _is_alone(handle: Handle, lane: Lane, codec: Codec, dtype: torch.dtype) -> bool:
     # Whether it is nothing but an encoding in host memory, of the whole of its storage; made, or
     # ordered to be made, when pack returns.
     if lane.executor.copies is None:
@@ -240,4 +241,15 @@ def _is_alone(handle: Handle, lane: Lane, codec: Codec) -> bool:
     is_placed = section.host is not None or (
         lane.executor.copies is not None and not section.placed
     )
-    return is_placed and section.codec is codec and not section.checked
+    if not is_placed or section.codec is not codec:
+        return False
+    if not section.checked:
+        return True
+    # Without a handle, nothing but the payloads of indices is compared, and only by address.
+    in_line = lane.executor.in_line
+    return (
+        in_line is not None
+        and section.checked == "payload"
+        and dtype in INDICES
+        and in_line.by_address(codec, dtype, handle.raw_nbytes) is not None
+    )

@@ -15,6 +15,8 @@ import torch
 from cswap.codecs.base import checked_bound, checked_size
 from cswap.codecs.layout import copy_bytes
 from cswap.devices.base import FLAT, without_memory
+from cswap.engine.transfer.checked_way import CheckedByAddress
+from cswap.engine.transfer.section import INDICES
 
 if TYPE_CHECKING:
     from cswap.codecs.base import ByAddress, Codec, EncodeKey
@@ -71,7 +73,7 @@ class InLine:
         self._idle: deque[torch.Tensor] = deque()  # memory for encoders; several threads may encode
 
     def by_address(self, codec: Codec, dtype: torch.dtype, nbytes: int) -> ByAddress | None:
-        """See `Codec.by_address`.
+        """See `Codec.by_address`. Indices are compared on the way back.
 
         Args:
             codec: the codec.
@@ -88,6 +90,8 @@ class InLine:
         try:
             threads = 1 if self._stream is None else self._stream.threads
             found = codec.by_address(dtype, nbytes, threads)
+            if found is not None and dtype in INDICES:
+                found = CheckedByAddress(codec.name, found)
         except Exception as error:  # a codec of another package may raise anything
             self._counters.fall_back(f"{codec.name}:by_address", error)
         if len(self._known) >= MOST_KINDS:
