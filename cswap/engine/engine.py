@@ -192,6 +192,7 @@ class SwapEngine:
 
     def explain(self) -> list[Explanation]:
         """Every call site with its profile, the candidates with their cost, and the choice."""
+        self._standing.tell()
         return [self._state.outliving.explained(found) for found in self.advisor.explain()]
 
     def save(self, path: str | os.PathLike[str]) -> None:

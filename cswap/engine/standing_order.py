@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cswap.advisor.site_history import Advice
 from cswap.codecs.base import DEFAULT_KEY
 from cswap.codecs.tolerance import EXACT
 from cswap.engine.saved.aliases import ALIGNMENT, flat_whole
@@ -40,11 +41,18 @@ class Order:
         scope, recipe, shared_use, lane, nbytes: of the last one.
         position: of that one among the tensors that were saved in its step.
         is_used: whether a tensor has gone by it since the advisor was told.
+        advice: the notes, if the advisor takes them: these wait until the next step begins, since
+            with cold caches they take as long as a small encode.
+        encoded_bytes: of that tensor; 0: the advisor knows.
+        device_s: seconds that encode and decode of it took.
     """
 
     __slots__ = (
+        "advice",
         "check",
         "codec",
+        "device_s",
+        "encoded_bytes",
         "is_used",
         "lane",
         "nbytes",
@@ -68,6 +76,22 @@ class Order:
         self.shared_use, self.lane = last.shared_use, last.lane
         self.nbytes, self.position = last.nbytes, last.position
         self.is_used = False
+        self.advice = notes if isinstance(notes, Advice) and notes.learns else None
+        self.encoded_bytes, self.device_s = 0, 0.0
+
+    def note_round_trip(self, codec: str, device_s: float) -> None:
+        """See `TripNotes`."""
+        self.device_s = device_s
+
+    def tell(self) -> None:
+        """Tell the advisor how the swap of the last tensor went."""
+        encoded_bytes, device_s, advice = self.encoded_bytes, self.device_s, self.advice
+        self.encoded_bytes, self.device_s = 0, 0.0
+        if advice is None or not encoded_bytes:
+            return
+        advice.note_encoded(self.codec.name, self.nbytes, encoded_bytes)
+        if device_s:
+            advice.note_round_trip(self.codec.name, device_s)
 
     def take(self, tensor: torch.Tensor, address: int, step: int) -> WithoutHandle | None:
         """The packed object of a tensor; None: it has to go another way.
@@ -130,7 +154,9 @@ class EncodingOrder(Order):
         moves.append((-nbytes, known.size, 0, codec.name, nbytes, used, seconds))
         self.reclaimer.watch_encoding(packed, loan, in_line.host)
         notes = self.notes
-        if notes is not None and notes.learns:
+        if self.advice is not None:
+            self.encoded_bytes, packed.notes = used, self
+        elif notes is not None and notes.learns:
             notes.note_encoded(codec.name, nbytes, used)
             packed.notes = notes
         return packed
@@ -177,7 +203,10 @@ class CopyOrder(Order):
         if lane.step_bytes is not None:
             lane.hold_step()
         if codec.verbatim and notes is not None and notes.learns:
-            notes.note_encoded(codec.name, self.nbytes, self.nbytes)
+            if self.advice is None:
+                notes.note_encoded(codec.name, self.nbytes, self.nbytes)
+            else:
+                self.encoded_bytes = self.nbytes
         packed.position, packed.step = copy.position, copy.step = self.position, step
         with maker.lock:
             maker.steps.add_copy(copy)

@@ -82,13 +82,18 @@ class StandingOrders:
 
     # ---------------------------------------------------------------- each step
 
-    def review(self) -> Sequence[Order | None]:
-        """See which orders stand in the step that has begun, in this thread."""
+    def review(self, *, saving: bool = False) -> Sequence[Order | None]:
+        """See which orders stand in the step that has begun, in this thread.
+
+        Args:
+            saving: a tensor is being saved, so the step's forward has begun. Else it begins if
+                gradients are wanted.
+        """
         book = self._book
         places = book.begun.places
         orders: Sequence[Order | None] = ()
-        if torch.is_grad_enabled() and any(place.order is not None for place in places):
-            self._count(places)
+        if (saving or torch.is_grad_enabled()) and any(place.order is not None for place in places):
+            self._tell(places)
             self._notes.begin()  # it may want another kind of step
             if not self._is_special():
                 self._thread = get_ident()
@@ -96,13 +101,18 @@ class StandingOrders:
         book.orders = orders
         return orders
 
-    def _count(self, places: Sequence[Place]) -> None:
-        # Tell the advisor of the tensors that have gone by order in the last step.
+    def tell(self) -> None:
+        """Tell the advisor of the tensors that have gone by order, and not been told of yet."""
+        self._tell(self._book.begun.places)
+
+    def _tell(self, places: Sequence[Place]) -> None:
         used = []
         for place in places:
             order = place.order
             if order is not None and order.is_used:
                 order.is_used = False
+                if order.encoded_bytes:
+                    order.tell()
                 if place.choice is None and isinstance(order.notes, Advice):
                     used.append(order.notes)
         self._advisor.has_used(used)
@@ -151,7 +161,7 @@ class StandingOrders:
         book = self._book
         n, orders = book.begun.next, book.orders
         if orders is None:
-            orders = self.review()
+            orders = self.review(saving=True)  # operators switch gradients off while they save
         if n >= len(orders):
             return self._pack(tensor)
         order = orders[n]

@@ -223,9 +223,10 @@ def test_methods_change_a_model_as_they_say():
 
 def test_overhead_measures_peers_beside_cswap(tmp_path, monkeypatch):
     from bench.overhead import command as overhead
-    from bench.overhead import hook_costs
+    from bench.overhead import hook_costs, in_models
 
     monkeypatch.setattr(overhead, "N_THREADS", 1)
+    monkeypatch.setattr(in_models, "LAYERS", 1)
     monkeypatch.setattr(overhead, "REPEATS", 10)
     monkeypatch.setattr(hook_costs, "TENSORS", {"64 B": (16, 8), "1 MiB": (2**18, 4)})
     out = tmp_path / "overhead.json"
@@ -233,8 +234,16 @@ def test_overhead_measures_peers_beside_cswap(tmp_path, monkeypatch):
     assert result.exit_code == 0, result.output
     document = json.loads(out.read_text())
     assert document["version"] == 2
-    assert len(document["microseconds"]) == 21
-    assert set(document["timings"]) == {"raw", "zvc", "floors", "link"}
+    assert len(document["microseconds"]) == 36
+    models = {"linear layers", "convolutions", "pointwise operators"}
+    in_steps = {f"in steps of {model}" for model in models}
+    assert set(document["timings"]) == {"raw", "zvc", "floors", "link", *in_steps}
+    for name in in_steps:
+        ways = {
+            f"kernels of {codec}{way}" for codec in ("raw", "zvc") for way in ("", " by address")
+        }
+        assert set(document["timings"][name]) == {"raw", "zvc", "save_on_cpu", *ways}
+        assert all(0 < timing["median_s"] < 1 for timing in document["timings"][name].values())
     over_a_link = [t["median_s"] for t in document["timings"]["link"].values()]
     assert len(over_a_link) == 2
     assert all(0 < seconds < 1 for seconds in over_a_link)

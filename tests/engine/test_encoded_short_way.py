@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+from collections import Counter
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from cswap.engine import short_way
 from cswap.engine.saved import reclaim
 from cswap.engine.saved.encoded import Encoded
 from cswap.engine.saved.packed import PackedView
+from cswap.engine.standing_order import EncodingOrder
 from cswap.engine.transfer.in_line import InLine
 from cswap.testing.engines import assert_empty
 
@@ -472,3 +474,31 @@ def test_an_engine_that_is_made_while_the_thread_looks_does_not_end_it(monkeypat
     monkeypatch.setattr(reclaim, "_reclaimers", growing)
     assert not reclaim._collect_all()
     assert growing.looks == 2
+
+
+@pytest.mark.usefixtures("no_limit")
+def test_the_advisor_learns_of_tensors_that_go_by_order(monkeypatch):
+    # It is told when the next step begins, or somebody asks for its notes.
+    taken, take = [], EncodingOrder.take
+
+    def noted(self, *args):
+        taken.append(self)
+        return take(self, *args)
+
+    monkeypatch.setattr(EncodingOrder, "take", noted)
+    x = (torch.randn(1 << 18) * (torch.rand(1 << 18) < 0.1)).requires_grad_()
+    with cswap.swapping(min_bytes=0, workers=0, remat=False, slowdown=100) as engine:
+        for _ in range(12):
+            engine.begin_step()
+            h = x
+            for _ in range(6):
+                h = h.sin()
+            h.sum().backward()
+            del h
+            measured = Counter()
+            for found in engine.explain():
+                measured.update({m.codec: m.count for m in found.measured})
+                assert all(m.device_s > 0 for m in found.measured)
+            by_codec = {codec: stats.count for codec, stats in engine.stats.by_codec.items()}
+            assert measured == by_codec != {}
+        assert len(taken) >= 12

@@ -9,7 +9,7 @@ from cswap.engine.saved.without_handle import WithoutHandle
 if TYPE_CHECKING:
     from cswap.codecs.base import Codec
     from cswap.engine.transfer.in_line import Encoding, InLine
-    from cswap.engine.transfer.notes import Notes
+    from cswap.engine.transfer.notes import TripNotes
 
 
 class Encoded(WithoutHandle):
@@ -29,7 +29,7 @@ class Encoded(WithoutHandle):
     encoding: Encoding
     in_line: InLine
     aligned: bool
-    notes: Notes | None
+    notes: TripNotes | None
 
     @property
     def depth(self) -> int:

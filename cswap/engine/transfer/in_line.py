@@ -21,7 +21,7 @@ from cswap.engine.transfer.section import INDICES
 if TYPE_CHECKING:
     from cswap.codecs.base import ByAddress, Codec, EncodeKey
     from cswap.engine.transfer.host_copy import Shape
-    from cswap.engine.transfer.notes import Notes
+    from cswap.engine.transfer.notes import TripNotes
     from cswap.engine.transfer.resources import Resources
     from cswap.pool import Loan, Shelf
 
@@ -58,7 +58,7 @@ class EncodingOwner(Protocol):
     nbytes: int
     codec: Codec
     encoding: Encoding
-    notes: Notes | None
+    notes: TripNotes | None
 
 
 class InLine:

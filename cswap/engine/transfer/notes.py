@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import Protocol
 
 
-class Notes(Protocol):
+class TripNotes(Protocol):
+    """Takes notes of how long the swap of a tensor took."""
+
+    def note_round_trip(self, codec: str, device_s: float) -> None:
+        """Note the seconds of encode and decode together."""
+        ...
+
+
+class Notes(TripNotes, Protocol):
     """Takes notes of how the swap of a tensor went."""
 
     @property
@@ -15,8 +23,4 @@ class Notes(Protocol):
 
     def note_encoded(self, codec: str, raw_nbytes: int, nbytes: int) -> None:
         """Note that the tensor was encoded, with the codec that did it."""
-        ...
-
-    def note_round_trip(self, codec: str, device_s: float) -> None:
-        """Note the seconds of encode and decode together."""
         ...
