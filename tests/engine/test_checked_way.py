@@ -172,3 +172,15 @@ def test_indices_that_cannot_be_checked_so_have_handles(made, monkeypatch, codec
         assert engine.stats.swapped > 0
         assert_empty(engine)
     assert all(dtype != index.dtype for dtype, _ in made)
+
+
+def test_indices_as_they_are_take_no_larger_buffer(made):
+    x = image()  # its pool saves 4 * 4 * 16 * 16 * 8 bytes of indices
+    with swapping("raw") as engine:
+        for _ in range(5):
+            engine.begin_step()
+            y = pooled(x)
+            held = engine.stats.host_bytes
+            y.sum().backward()
+        assert held == x.nbytes + (1 << 15)
+    assert all(dtype != torch.int64 for dtype, _ in made)

@@ -31,7 +31,7 @@ class CheckedByAddress:
 
     Attributes:
         bound: bytes that `encode` may write.
-        is_exact: whether every encoding has as many bytes.
+        is_exact: see `ByAddress`.
     """
 
     __slots__ = ("_codec_name", "_way", "bound", "is_exact")

@@ -73,7 +73,10 @@ class InLine:
         self._idle: deque[torch.Tensor] = deque()  # memory for encoders; several threads may encode
 
     def by_address(self, codec: Codec, dtype: torch.dtype, nbytes: int) -> ByAddress | None:
-        """See `Codec.by_address`. Indices are compared on the way back.
+        """See `Codec.by_address`.
+
+        Payloads of indices are compared on the way back. None for indices as they are: a handle
+        compares these.
 
         Args:
             codec: the codec.
@@ -91,7 +94,8 @@ class InLine:
             threads = 1 if self._stream is None else self._stream.threads
             found = codec.by_address(dtype, nbytes, threads)
             if found is not None and dtype in INDICES:
-                found = CheckedByAddress(codec.name, found)
+                # As they are, tensors of 2**n bytes would take the next size of buffers.
+                found = None if found.is_exact else CheckedByAddress(codec.name, found)
         except Exception as error:  # a codec of another package may raise anything
             self._counters.fall_back(f"{codec.name}:by_address", error)
         if len(self._known) >= MOST_KINDS:
