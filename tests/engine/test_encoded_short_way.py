@@ -495,7 +495,7 @@ def test_the_advisor_learns_of_tensors_that_go_by_order(monkeypatch):
                 h = h.sin()
             h.sum().backward()
             del h
-            measured = Counter()
+            measured: Counter[str] = Counter()
             for found in engine.explain():
                 measured.update({m.codec: m.count for m in found.measured})
                 assert all(m.device_s > 0 for m in found.measured)

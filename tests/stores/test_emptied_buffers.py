@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from cswap import emptied_buffers
 from cswap.config import SwapConfig
 from cswap.engine.engine import SwapEngine
-from cswap.pool import ALWAYS_IDLE, Allowance, BufferPool
+from cswap.pool import ALWAYS_IDLE, Allowance, BufferPool, Loan
 from cswap.stores.host import HostStore
 
 MIB = 1 << 20
@@ -154,7 +154,7 @@ def test_a_host_store_says_that_it_is_full(full):
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 4), st.integers(0, 99)), max_size=80))
 def test_no_buffer_is_lent_twice_and_each_has_its_memory(moves):
     pool = BufferPool(allocate, idle_share=0.1, refills=True)
-    lent = []
+    lent: list[Loan] = []
     for taking, mebibytes, which in moves:
         if taking or not lent:
             loan = pool.take((mebibytes + 1) * MIB)
@@ -170,7 +170,9 @@ def test_no_buffer_is_lent_twice_and_each_has_its_memory(moves):
 @pytest.mark.parametrize(("workers", "n_emptied"), [(0, 6), (1, 0)])
 def test_memory_that_a_worker_may_still_read_is_not_let_go(workers, n_emptied):
     engine = SwapEngine(SwapConfig(workers=workers))
-    host = engine._state.lanes.of(torch.device("cpu")).host
+    lane = engine._state.lanes.of(torch.device("cpu"))
+    assert lane is not None
+    host = lane.host
     loans = taken(host, 10)
     for loan in loans:
         host.put_back(loan)
