@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MOST: Final = 1024
-"""Buffers without memory that are kept; each takes about a kilobyte."""
+"""Buffers without memory that are kept, each of about a kilobyte; the next one replaces another."""
 
 
 class EmptiedBuffers(Generic[T]):
@@ -38,15 +38,18 @@ class EmptiedBuffers(Generic[T]):
         return (owner for owners in self._by_size.values() for owner in owners)
 
     def empty(self, buffer: torch.Tensor, owner: T) -> None:
-        """Let go of a buffer's memory.
+        """Let go of a buffer's memory; does nothing if torch does not allow it.
 
         Args:
             buffer: [n] uint8; nobody works on it any more.
             owner: the object that holds it.
         """
-        buffer.untyped_storage().resize_(0)
-        if self._n >= MOST:
-            self.clear()
+        storage = buffer.untyped_storage()
+        if not storage.resizable():  # NumPy has seen it
+            return
+        storage.resize_(0)
+        if self._n >= MOST and self._by_size:
+            self.take(next(iter(self._by_size)))  # of a size of which there has long been one
         self._by_size[buffer.numel()].append(owner)
         self._n += 1
 
@@ -55,13 +58,17 @@ class EmptiedBuffers(Generic[T]):
         owners = self._by_size.get(size)
         if not owners:
             return None
+        owner = owners.pop()
+        if not owners:
+            del self._by_size[size]
         self._n -= 1
-        return owners.pop()
+        return owner
 
-    def clear(self) -> None:
-        """Forget them all."""
-        self._by_size.clear()
-        self._n = 0
+    def recount(self) -> None:
+        """Count them again, after an interrupt between two statements."""
+        for size in [size for size, owners in self._by_size.items() if not owners]:
+            del self._by_size[size]
+        self._n = sum(map(len, self._by_size.values()))
 
 
 def fill(buffer: torch.Tensor, size: int) -> None:

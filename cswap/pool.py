@@ -181,7 +181,7 @@ class BufferPool:
             discard: lets go of a buffer that is free later; default: simply.
             size_of: the buffer's size, in bytes, for the bytes that are asked for.
             refills: ``allocate`` gives a CPU's memory, and nobody works on a buffer that was given
-                back: one that is not kept idle is kept without memory.
+                back, or has a view of it: one that is not kept idle is kept without memory.
         """
         self._allocate = allocate
         self._idle_share = idle_share
@@ -249,8 +249,9 @@ class BufferPool:
                 fill(emptied.buffer, size)
             with self._lock:
                 loan = Loan(buffer, None, self._learn(buffer)) if emptied is None else emptied
-                loan.known.is_lent = True
-                self._in_use_bytes += loan.known.size
+                if not loan.known.is_lent:  # or a recount has seen it meanwhile
+                    loan.known.is_lent = True
+                    self._in_use_bytes += loan.known.size
                 if self._in_use_bytes > self.peak_bytes:
                     self._raise_peak()
                 if self._idle_bytes:
@@ -320,6 +321,8 @@ class BufferPool:
             alive = {key: known for key, known in self._known.items() if known() is not None}
             shelves = self._idle.values()
             idle = {id(loan.buffer) for shelf in shelves for loan in shelf.loans}
+            if self._emptied is not None:
+                self._emptied.recount()
             unused = idle.union(id(loan.buffer) for loan in self._emptied or ())
             for known in alive.values():
                 known.is_lent = known.key not in unused

@@ -23,7 +23,8 @@ The same holds for a tensor that is encoded in the thread that saves it. When it
 again, the encoding is made before pack returns, so there is no state between two threads. The
 tensor has to be the whole of its storage, and its encoding goes to the host store. Where a tensor
 is checked by ``verify=``, goes to the disk, follows a plan, or is drawn on a timeline, it
-goes the whole way, and so it does where the advisor has to look at it again.
+goes the whole way, and so it does where the advisor has to look at it again. Indices are always
+checked: without a handle they are only where a checksum follows their payload (checked_way.py).
 
 Note [copied without a handle]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -51,7 +52,6 @@ from cswap.engine.saved.recomputed import Recomputed
 from cswap.engine.saved.without_handle import Again, WithoutHandle
 from cswap.engine.standing_order import OrderMaker
 from cswap.engine.transfer.handle import State
-from cswap.engine.transfer.section import INDICES
 from cswap.ranks import must_agree
 from cswap.stats.counters import SAVED
 
@@ -226,8 +226,6 @@ class ShortWay:
                 way = in_line.by_address(codec, tensor.dtype, tensor.nbytes)
                 if way is not None:
                     return in_line.encode_at(address, way)
-            if tensor.dtype in INDICES:
-                return None  # they have to be compared
             key = DEFAULT_KEY
             if not codec.lossless:
                 key = EncodeKey(in_line.seed, self._order.position, self._order.step)

@@ -43,7 +43,7 @@ class Order:
         is_used: whether a tensor has gone by it since the advisor was told.
         advice: the notes, if the advisor takes them: these wait until the next step begins, since
             with cold caches they take as long as a small encode.
-        encoded_bytes: of that tensor; 0: the advisor knows.
+        encoded_bytes: of the last tensor of which the advisor was not told; 0: there is none.
         device_s: seconds that encode and decode of it took.
     """
 

@@ -16,6 +16,7 @@ report, a look at every tensor, a timeline), none does, and all go the short way
 from __future__ import annotations
 
 import time
+from collections import deque
 from threading import get_ident
 from typing import TYPE_CHECKING
 
@@ -66,6 +67,7 @@ class StandingOrders:
         "_thread",
         "_unpack",
         "_unpacker",
+        "_used",
     )
 
     def __init__(self, state: EngineState, packer: Packer, unpacker: Unpacker) -> None:
@@ -79,6 +81,7 @@ class StandingOrders:
         self._limit = state.advisor.limit
         self._reports = None if self._limit is None else self._limit.reports
         self._thread = 0
+        self._used: deque[Order] = deque()  # by which tensors have gone since the advisor was told
 
     # ---------------------------------------------------------------- each step
 
@@ -92,8 +95,8 @@ class StandingOrders:
         book = self._book
         places = book.begun.places
         orders: Sequence[Order | None] = ()
+        self.tell()
         if (saving or torch.is_grad_enabled()) and any(place.order is not None for place in places):
-            self._tell(places)
             self._notes.begin()  # it may want another kind of step
             if not self._is_special():
                 self._thread = get_ident()
@@ -102,20 +105,17 @@ class StandingOrders:
         return orders
 
     def tell(self) -> None:
-        """Tell the advisor of the tensors that have gone by order, and not been told of yet."""
-        self._tell(self._book.begun.places)
-
-    def _tell(self, places: Sequence[Place]) -> None:
-        used = []
-        for place in places:
-            order = place.order
-            if order is not None and order.is_used:
-                order.is_used = False
-                if order.encoded_bytes:
-                    order.tell()
-                if place.choice is None and isinstance(order.notes, Advice):
-                    used.append(order.notes)
-        self._advisor.has_used(used)
+        """Tell the advisor of the tensors that have gone by order since the last call."""
+        advices = []
+        while self._used:
+            order = self._used.popleft()
+            order.is_used = False
+            if order.encoded_bytes:
+                order.tell()
+            if isinstance(order.notes, Advice):
+                advices.append(order.notes)
+        if advices:
+            self._advisor.has_used(advices)
 
     def _is_special(self) -> bool:
         # Whether something else than the tensors' way is wanted in this step.
@@ -179,8 +179,7 @@ class StandingOrders:
             or self._scopes.stack[-1] is not order.scope
             or steps.position != order.position
         ):
-            book.begun.places[n].order = None  # it is made anew for what comes here now
-            return self._pack(tensor)
+            return self._other(tensor, n)
         base = tensor._base  # noqa: SLF001
         if (
             steps.asked_since_pack
@@ -198,7 +197,9 @@ class StandingOrders:
             # Without the lock: other threads save no tensors of this step, as a rule, and all that
             # depends on a position is a guess.
             steps.position, book.begun.next = order.position + 1, n + 1
-            order.is_used = True
+            if not order.is_used:
+                order.is_used = True
+                self._used.append(order)
             if order.shared_use.again:
                 packed.expect_others(tensor)
             packed.took_s = took_s = _now() - start_s
@@ -206,6 +207,15 @@ class StandingOrders:
         except BaseException:
             self._state.interrupted = True
             raise
+        return packed
+
+    def _other(self, tensor: torch.Tensor, n: int) -> Kept | PackedView | WithoutHandle:
+        # Another tensor than the order of the n-th place is for. If it is at no place, as weights
+        # and small tensors are, the order waits for the next one.
+        begun = self._book.begun
+        packed = self._pack(tensor)
+        if n < begun.next <= len(begun.places):
+            begun.places[n].order = None  # it is made anew for what comes here now
         return packed
 
     def unpack(self, packed: Kept | PackedView | WithoutHandle) -> torch.Tensor:

@@ -32,14 +32,13 @@ def encoded(way, x):
     return payload[:nbytes].clone()
 
 
-@pytest.mark.parametrize("codec", ["raw", "bitpack", "zvc", "csr"])
+@pytest.mark.parametrize("codec", ["bitpack", "zvc", "csr"])
 @pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.int64])
 def test_indices_come_back_and_a_changed_bit_is_seen(codec, dtype):
     way, x = checked(codec, dtype), torch.randint(0, 1 << 9, (N,), dtype=dtype)
     payload, out = encoded(way, x), torch.empty_like(x)
     way.decode(payload.data_ptr(), payload.numel(), out.data_ptr())
     assert torch.equal(out, x)
-    assert way.is_exact == (codec == "raw")
     for at in (0, payload.numel() // 2, payload.numel() - CHECKSUM_BYTES, payload.numel() - 1):
         payload[at] ^= 4
         with pytest.raises(CorruptEncodingError, match=codec):

@@ -138,6 +138,51 @@ def test_memory_that_was_not_swapped_goes_with_the_graph_at_once():
     assert memory.expired()
 
 
+class WithNumPy(cswap.Codec):
+    """Reads and writes by NumPy, so torch cannot resize the memory any more."""
+
+    name, lossless, max_ratio = "with_numpy", True, 1
+
+    def supports(self, dtype, device="cpu"):
+        return device == "cpu"
+
+    def bound(self, dtype, numel):
+        return numel * dtype.itemsize
+
+    def encode_flat(self, x, out, *, key, stream):
+        out.numpy()[: x.nbytes] = x.view(torch.uint8).numpy()
+        return x.nbytes
+
+    def decode_flat(self, payload, out, *, stream):
+        out.view(torch.uint8).numpy()[:] = payload.numpy()
+
+
+@pytest.mark.parametrize("options", [{}, {"host_limit": "2MiB"}])
+def test_memory_that_numpy_has_seen_is_let_go(monkeypatch, options):
+    for name in ("_registered", "_made"):  # other tests go through all registered codecs
+        monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
+    monkeypatch.setattr("cswap.pool.ALWAYS_IDLE", 0)
+    cswap.register_codec("with_numpy", WithNumPy)
+    x = torch.randn(1 << 14, requires_grad=True)
+
+    def gradient():
+        y = x
+        for _ in range(8):
+            y = y.sin()
+        return torch.autograd.grad(y.sum(), x)[0]
+
+    wanted = gradient()
+    with cswap.swapping(
+        min_bytes=0, workers=0, codec="with_numpy", remat=False, **options
+    ) as engine:
+        for _ in range(5):
+            engine.begin_step()
+            assert torch.equal(gradient(), wanted)
+            assert engine.stats.host_bytes == 0
+        assert engine.stats.fallbacks == 0
+        assert engine.stats.swapped >= 5 * 7
+
+
 def test_errors_that_are_kept_hold_no_frames(monkeypatch):
     """A failed decode raised again and again, three steps long, leaves no handle behind."""
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from cswap import emptied_buffers
 from cswap.config import SwapConfig
+from cswap.emptied_buffers import EmptiedBuffers, fill
 from cswap.engine.engine import SwapEngine
 from cswap.pool import ALWAYS_IDLE, Allowance, BufferPool, Loan
 from cswap.stores.host import HostStore
@@ -106,6 +107,43 @@ def test_few_buffers_are_kept_without_memory(pool, made, monkeypatch):
         pool.put_back(loan)
     taken(pool, 10)
     assert 10 < len(made) < 20
+
+
+def test_the_size_that_was_seen_last_is_kept_longest(monkeypatch):
+    monkeypatch.setattr(emptied_buffers, "MOST", 3)
+    buffers = EmptiedBuffers()
+    for nbytes in (1, 2, 2, 3, 3):
+        buffers.empty(allocate(nbytes), nbytes)
+    assert sorted(buffers) == [2, 3, 3]
+    assert [buffers.take(nbytes) for nbytes in (1, 2, 2, 3)] == [None, 2, None, 3]
+
+
+def test_a_buffer_that_numpy_has_seen_goes_with_its_memory(pool, made):
+    loans = taken(pool, 10)
+    for loan in loans:
+        loan.buffer.numpy()[0] = 1  # torch resizes it no more
+        pool.put_back(loan)
+    assert bytes_of(loans) == 10 * MIB
+    del loan, loans
+    assert pool.in_use_bytes == 0
+    taken(pool, 10)
+    assert len(made) == 16  # four were idle
+
+
+def test_a_recount_while_a_buffer_is_filled_counts_it_once(pool, monkeypatch):
+    for loan in taken(pool, 10):
+        pool.put_back(loan)
+    pool.clear()
+
+    def filled(buffer, size):
+        pool.recount()  # as after an interrupt of another thread
+        fill(buffer, size)
+
+    monkeypatch.setattr("cswap.pool.fill", filled)
+    (loan,) = taken(pool, 1)
+    assert pool.in_use_bytes == MIB
+    pool.put_back(loan)
+    assert pool.in_use_bytes == 0
 
 
 class FullError(RuntimeError):

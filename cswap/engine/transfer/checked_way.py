@@ -31,15 +31,17 @@ class CheckedByAddress:
 
     Attributes:
         bound: bytes that `encode` may write.
-        is_exact: see `ByAddress`.
+        is_exact: never.
     """
 
-    __slots__ = ("_codec_name", "_way", "bound", "is_exact")
+    is_exact: Final = False
+
+    __slots__ = ("_codec_name", "_way", "bound")
 
     def __init__(self, codec_name: str, way: ByAddress) -> None:
-        """Args: codec_name: for errors; way: of the codec."""
+        """Args: codec_name: for errors; way: of the codec, not exact."""
         self._codec_name, self._way = codec_name, way
-        self.bound, self.is_exact = way.bound + CHECKSUM_BYTES, way.is_exact
+        self.bound = way.bound + CHECKSUM_BYTES
 
     def encode(self, source: int, target: int) -> int:
         """See `ByAddress.encode`."""

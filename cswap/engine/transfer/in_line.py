@@ -75,8 +75,8 @@ class InLine:
     def by_address(self, codec: Codec, dtype: torch.dtype, nbytes: int) -> ByAddress | None:
         """See `Codec.by_address`.
 
-        Payloads of indices are compared on the way back. None for indices as they are: a handle
-        compares these.
+        Payloads of indices are compared on the way back. None where their encoding is exact: a
+        handle compares these.
 
         Args:
             codec: the codec.
@@ -94,7 +94,7 @@ class InLine:
             threads = 1 if self._stream is None else self._stream.threads
             found = codec.by_address(dtype, nbytes, threads)
             if found is not None and dtype in INDICES:
-                # As they are, tensors of 2**n bytes would take the next size of buffers.
+                # With a checksum, a copy of 2**n bytes would take the next size of buffers.
                 found = None if found.is_exact else CheckedByAddress(codec.name, found)
         except Exception as error:  # a codec of another package may raise anything
             self._counters.fall_back(f"{codec.name}:by_address", error)
@@ -137,13 +137,15 @@ class InLine:
         return None if loan is None else (loan, nbytes, _now() - start_s, way)
 
     def encode(self, x: torch.Tensor, codec: Codec, key: EncodeKey) -> Encoding | None:
-        """Encode a tensor; None: the store has no room.
+        """Encode a tensor; None: the store has no room, or nobody would compare the payload.
 
         Args:
             x: [n] flat.
             codec: to encode with.
             key: see `Codec.encode_flat`.
         """
+        if x.dtype in INDICES:
+            return None
         start_s = _now()
         bound = checked_bound(codec, x.dtype, x.numel())
         scratch = self.scratch(bound)
