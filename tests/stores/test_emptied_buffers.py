@@ -111,7 +111,7 @@ def test_few_buffers_are_kept_without_memory(pool, made, monkeypatch):
 
 def test_the_size_that_was_seen_last_is_kept_longest(monkeypatch):
     monkeypatch.setattr(emptied_buffers, "MOST", 3)
-    buffers = EmptiedBuffers()
+    buffers: EmptiedBuffers[int] = EmptiedBuffers()
     for nbytes in (1, 2, 2, 3, 3):
         buffers.empty(allocate(nbytes), nbytes)
     assert sorted(buffers) == [2, 3, 3]
