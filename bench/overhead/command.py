@@ -106,7 +106,7 @@ def _in_models(rounds: int) -> tuple[dict[str, float], dict[str, dict[str, Timin
                 name = kernels.replace(f" of {codec}", "")
                 rows[f"1 MiB by {codec}, in steps of {model}: beyond its {name}"] = 1e6 * beyond_s
         whole_s = timings[in_models.PEER].median_s
-        rows[f"1 MiB, in steps of {model}: save_on_cpu, its copies included"] = 1e6 * whole_s
+        rows[f"1 MiB, in steps of {model}: {in_models.PEER}, its copies included"] = 1e6 * whole_s
     return rows, {f"in steps of {model}": timings for model, timings in raw.items()}
 
 

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import nn
-from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+from torch.autograd.graph import saved_tensors_hooks
 
 from bench.overhead import swapped
-from bench.workloads.modes import PINS
 from cswap.experiments.meters.timing import Timing, timing_of
 
 if TYPE_CHECKING:
@@ -93,11 +92,7 @@ def _step(model: nn.Module, x: Tensor, way: swapped.Way) -> float:
 
 
 def _ways() -> dict[str, Callable[[], swapped.Way]]:
-    def of_peer() -> swapped.Way:
-        peer = save_on_cpu(PINS)
-        return swapped.Way(lambda: None, lambda x, _: peer.pack_hook(x), peer.unpack_hook)
-
-    ways: dict[str, Callable[[], swapped.Way]] = {PEER: of_peer}
+    ways: dict[str, Callable[[], swapped.Way]] = {PEER: swapped.of_save_on_cpu}
     for codec in CODECS:
         ways[codec] = partial(swapped.swap, codec)
         ways[f"kernels of {codec}"] = partial(swapped.kernels, codec, 2 * LAYERS)

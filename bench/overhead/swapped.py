@@ -100,13 +100,10 @@ def floors(rounds: int) -> dict[str, Timing]:
     Args:
         rounds: counted steps.
     """
-    plain = save_on_cpu(PINS)
     ways = {
         "an identity hook": Way(_nothing, lambda x, _: x, lambda x: x),  # type: ignore[arg-type, return-value]
         "one detach out, one back": Way(_nothing, lambda x, _: x.detach(), torch.Tensor.detach),  # type: ignore[arg-type]
-        "save_on_cpu, its copies included": Way(
-            _nothing, lambda x, _: plain.pack_hook(x), plain.unpack_hook
-        ),
+        "save_on_cpu, its copies included": of_save_on_cpu(),
         **_parts(),
     }
     tensors = [torch.relu(torch.randn(NUMEL)) for _ in range(TENSORS)]
@@ -153,6 +150,12 @@ def swap(codec: str) -> Way:
         engine.review_orders()  # as at each call of a model
 
     return Way(begin, lambda x, _: engine.pack(x), engine.unpack)  # type: ignore[arg-type]
+
+
+def of_save_on_cpu() -> Way:
+    """That of torch's own hooks, which copy to the host."""
+    plain = save_on_cpu(PINS)
+    return Way(_nothing, lambda x, _: plain.pack_hook(x), plain.unpack_hook)
 
 
 def kernels(name: str, n_tensors: int) -> Way:

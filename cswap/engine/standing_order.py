@@ -87,11 +87,10 @@ class Order:
         """Tell the advisor how the swap of the last tensor went."""
         encoded_bytes, device_s, advice = self.encoded_bytes, self.device_s, self.advice
         self.encoded_bytes, self.device_s = 0, 0.0
-        if advice is None or not encoded_bytes:
-            return
-        advice.note_encoded(self.codec.name, self.nbytes, encoded_bytes)
-        if device_s:
-            advice.note_round_trip(self.codec.name, device_s)
+        if advice is not None and encoded_bytes:
+            advice.note_encoded(self.codec.name, self.nbytes, encoded_bytes)
+            if device_s:
+                advice.note_round_trip(self.codec.name, device_s)
 
     def take(self, tensor: torch.Tensor, address: int, step: int) -> WithoutHandle | None:
         """The packed object of a tensor; None: it has to go another way.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from math import prod
 from typing import Any, Final
 
@@ -11,6 +12,9 @@ import torch
 from torch import nn
 
 import cswap
+from cswap.advisor.advisor import Advisor
+from cswap.config import SwapConfig
+from cswap.engine.engine import SwapEngine
 from cswap.engine.saved import reclaim, tensor_check
 from cswap.engine.saved.encoded import Encoded
 from cswap.engine.standing_order import EncodingOrder
@@ -399,3 +403,78 @@ def test_an_encoding_that_died_after_a_handle_is_given_back_at_the_next_tensor(
     assert len(deaths) == 2
     engine.unpack(packed[0])
     assert not deaths
+
+
+class Sines(nn.Module):
+    def forward(self, x):
+        for _ in range(6):
+            x = x.sin()
+        return x
+
+
+def with_weights(layer):
+    """A net whose operators save weights, or small tensors, beside the large ones."""
+    return nn.Sequential(*[each for _ in range(5) for each in (layer(), nn.ReLU())])
+
+
+@pytest.mark.usefixtures("no_limit")
+@pytest.mark.parametrize(
+    "net",
+    [Sines(), with_weights(lambda: nn.Linear(256, 256)), with_weights(lambda: nn.LayerNorm(256))],
+    ids=["none", "weights", "small tensors"],
+)
+def test_the_advisor_learns_of_tensors_that_go_by_order(monkeypatch, net):
+    # It is told when the next step begins, and when somebody asks for its notes.
+    by_order, take = [0], EncodingOrder.take
+    uses, has_used = [0], Advisor.has_used
+
+    def taken(self, *args):
+        found = take(self, *args)
+        by_order[0] += found is not None
+        return found
+
+    def used(self, advices):
+        uses[0] += len(advices)
+        has_used(self, advices)
+
+    monkeypatch.setattr(EncodingOrder, "take", taken)
+    monkeypatch.setattr(Advisor, "has_used", used)
+    x = (torch.randn(1024, 256) * (torch.rand(1024, 256) < 0.1)).requires_grad_()
+    with cswap.swapping(min_bytes=2048, workers=0, remat=False, slowdown=100) as engine:
+        for _ in range(12):
+            net(x).sum().backward()
+        measured: Counter[str] = Counter()
+        for found in engine.explain():
+            for outcome in found.measured:
+                measured[outcome.codec] += outcome.count
+                assert outcome.device_s > 0
+        by_codec = {codec: stats.count for codec, stats in engine.stats.by_codec.items()}
+    assert measured == by_codec
+    assert by_order[0] == uses[0] > sum(by_codec.values()) / 4
+
+
+def test_an_order_waits_while_other_tensors_are_saved(monkeypatch):
+    orders: list[EncodingOrder] = []
+    make, take = EncodingOrder.__init__, EncodingOrder.take
+    weights, small = torch.nn.Parameter(torch.randn(64, 64)), torch.randn(4)
+    engine = SwapEngine(SwapConfig(workers=0, codec="raw", min_bytes=1024, remat=False))
+    n_taken = [0]
+
+    def made(self, *args):
+        orders.append(self)
+        make(self, *args)
+
+    def taken(self, *args):
+        n_taken[0] += 1
+        return take(self, *args)
+
+    monkeypatch.setattr(EncodingOrder, "__init__", made)
+    monkeypatch.setattr(EncodingOrder, "take", taken)
+    for _ in range(8):
+        engine.begin_step()
+        packed = [engine.pack(x) for x in (weights, small, torch.randn(64, 64) * 2.0)]
+        engine.unpack(packed.pop())
+        del packed
+    assert len(orders) <= 2
+    assert n_taken[0] >= 4
+    engine.close()

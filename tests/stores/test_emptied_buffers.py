@@ -11,6 +11,7 @@ from cswap import emptied_buffers
 from cswap.config import SwapConfig
 from cswap.emptied_buffers import EmptiedBuffers, fill
 from cswap.engine.engine import SwapEngine
+from cswap.experiments.meters.saved_bytes import heap_bytes
 from cswap.pool import ALWAYS_IDLE, Allowance, BufferPool, Loan
 from cswap.stores.host import HostStore
 
@@ -64,6 +65,19 @@ def test_a_buffer_that_is_not_kept_idle_has_no_memory_and_is_filled_again(pool, 
         pool.put_back(loan)
         pool.put_back(loan)  # a second time does nothing
     assert (pool.in_use_bytes, pool.idle_bytes) == (0, ALWAYS_IDLE)
+
+
+def test_the_heap_has_the_memory_back(pool):
+    before = heap_bytes()
+    loans = taken(pool, 40)
+    full = heap_bytes()
+    for loan in loans:
+        pool.put_back(loan)
+    after = heap_bytes()
+    if before is None or full is None or after is None:
+        pytest.skip("the C library does not say how much is allocated")
+    assert full - before >= 40 * MIB
+    assert after - before < 10 * MIB + MIB  # a quarter is kept idle
 
 
 def test_without_leave_a_buffer_that_is_not_kept_idle_keeps_its_memory():
