@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from cswap.config import SwapConfig
@@ -14,7 +15,7 @@ from cswap.hooks import HookPair, ModuleHooks, Swapping, check_model, installed_
 from cswap.log import log
 from cswap.notices import tell_of_options
 from cswap.ranks import are_several
-from cswap.recompute import Recomputed, modules_to_recompute
+from cswap.recompute import Recomputed, modules_named, modules_to_recompute
 from cswap.removable import RemovedAtExit
 from cswap.schema.executable import obstacles
 from cswap.schema.plan import Plan
@@ -129,11 +130,10 @@ def _install_on(
     if earlier is not None:
         log.warning("install: this model was installed before; that is removed.")
         earlier.remove()
-    recomputed = Recomputed(model, recompute)
+    around = nullcontext if fit is None else fit.used.counted
+    recomputed = Recomputed(model, recompute, around)
     hooks = ModuleHooks(model, engine, _ScopeRules(engine.config), entry)
     hooks.track(recompute)
-    if fit is not None:
-        fit.on_recompute = hooks.track
     installed = (hooks, recomputed) if fit is None else (fit, hooks, recomputed)
     hooks.handle = InstallHandle(engine, installed, fit)
     return hooks.handle
@@ -184,7 +184,15 @@ def _resolved(config: SwapConfig | None, options: dict[str, Any]) -> SwapConfig:
 def _engine(
     resolved: SwapConfig, model: torch.nn.Module | None
 ) -> tuple[SwapEngine, tuple[str, ...]]:
-    # The engine, and the paths of the modules that its plan recomputes.
+    # The engine, and the paths of the modules that are recomputed as a whole.
+    if resolved.recompute and (model is None or resolved.plan is not None):
+        raise ConfigError(
+            f"recompute={resolved.recompute!r}: needs a model, cswap.install(model, recompute=...)."
+            if model is None
+            else f"recompute={resolved.recompute!r} with plan: a plan says what is recomputed. "
+            "Leave one of them out."
+        )
+    named = modules_named(resolved.recompute, model) if model is not None else ()
     plan = None if resolved.plan is None else Plan.parse(resolved.plan)
     recompute = modules_to_recompute(plan, model) if plan and model else {}
     unseen = {position for positions in recompute.values() for position in positions}
@@ -195,7 +203,7 @@ def _engine(
         )
     engine = SwapEngine(resolved, plan, unseen=unseen)
     tell_of_options(resolved, model)
-    return engine, tuple(recompute)
+    return engine, named or tuple(recompute)
 
 
 class _ScopeRules:

@@ -219,6 +219,7 @@ _PARSERS: Final[dict[str, Callable[[Any, str], Any]]] = {
     "keep_last": _parse_count,
     "exclude": _parse_selectors,
     "include": _parse_selectors,
+    "recompute": _parse_selectors,
     "workers": _parse_workers,
     "seed": _parse_count,
     "remat": _parse_bool,
@@ -257,6 +258,11 @@ class SwapConfig:
             first, before a copy could be back.
         exclude: module classes, or globs on module paths, whose saved tensors stay.
         include: if given, only tensors saved in these modules are swapped.
+        recompute: module classes, or globs on module paths, that run again in backward as a whole
+            instead of saving tensors, as torch's checkpointing does it; of modules within each
+            other, the outermost. Their forwards may only compute: one that changes a buffer or an
+            attribute is an error in the first steps. Needs a model. cswap itself recomputes single
+            operators only (``remat``).
         workers: threads that encode and decode beside the computation on a CPU; with 0, the
             training's own thread does it. Default: the cores that torch leaves, at most four; with
             ``spill_dir`` at least one.
@@ -276,9 +282,9 @@ class SwapConfig:
             ``"oracle"`` runs every codec on every tensor to know (slow, for evaluation).
         plan: a plan (path, JSON text, dict or `Plan`) with a decision for each tensor.
         fit: bytes of device memory that a step may take, parameters and optimizer state included:
-            each tensor is kept, encoded or computed again, and modules are recomputed, as that asks
-            for and with the least time; ``"min"``: the least memory; ``"device"``: that of the GPU,
-            so nothing moves while all fits. Needs a model (docs/fit.md).
+            each tensor is kept, encoded or computed again, as that asks for and with the least
+            time; ``"min"``: the least memory; ``"device"``: that of the GPU, so nothing moves while
+            all fits. Needs a model (docs/fit.md).
         slowdown: longest step, over that without cswap; default 1.1. With ``fit="min"``: the goal's
             limit. Alone: of swapping on a CPU, if no ``policy``, ``codec``, ``plan``, ``budget``,
             ``host_limit`` or ``spill_dir`` says what has to leave; with ``lossy``, there is no
@@ -299,6 +305,7 @@ class SwapConfig:
     keep_last: int = 0
     exclude: Any = ()
     include: Any = ()
+    recompute: Any = ()
     workers: int | None = None
     seed: int = 0
     remat: bool = True

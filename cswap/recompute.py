@@ -1,18 +1,23 @@
-"""Recomputation by a plan: whole modules through torch's checkpointing."""
+"""Recomputation of whole modules through torch's checkpointing: by name, or by a plan."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import torch
+from torch.compiler import is_compiling
+
+from cswap.errors import ConfigError
 from cswap.module_patch import ModulePatch, mark
+from cswap.module_state import StateCheck
 from cswap.schema.executable import whole_modules
-from cswap.second_forward import checkpointed_alone
+from cswap.second_forward import checkpointed
+from cswap.selectors import Selectors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    import torch
+    from collections.abc import Callable, Collection, Iterable
+    from contextlib import AbstractContextManager
 
     from cswap.schema.plan import Plan
 
@@ -22,19 +27,72 @@ def modules_to_recompute(plan: Plan, model: torch.nn.Module) -> dict[str, set[in
     return whole_modules(plan, (path for path, _ in model.named_modules()))
 
 
+def modules_named(selectors: Collection[str | type], model: torch.nn.Module) -> tuple[str, ...]:
+    """Paths of the submodules that the option ``recompute`` selects.
+
+    Args:
+        selectors: classes and globs. Of modules within each other, the outermost one counts.
+        model: whose submodules.
+
+    Raises:
+        ConfigError: one of them selects nothing, or a scripted module.
+    """
+    chosen, found = Selectors(selectors), []
+    modules = dict(model.named_modules())
+    for path, module in modules.items():
+        parents = (path[:n] for n, letter in enumerate(path) if letter == ".")
+        if path and chosen.matches(path, module) and not any(p in found for p in parents):
+            if isinstance(module, torch.jit.ScriptModule):
+                raise ConfigError(
+                    f"recompute: {path!r} is a scripted module, whose forward cannot be wrapped. "
+                    "Name other modules."
+                )
+            found.append(path)
+    for one in selectors:
+        if not any(Selectors((one,)).matches(path, modules[path]) for path in modules if path):
+            shown = getattr(one, "__name__", one)
+            raise ConfigError(
+                f"recompute={shown!r}: selects no submodule. Name classes or paths such as "
+                f"{next((path for path in modules if path), 'blocks.*')!r}."
+            )
+    return tuple(found)
+
+
 class Recomputed:
     """Modules that run under checkpointing until `remove` is called."""
 
-    def __init__(self, model: torch.nn.Module, paths: Iterable[str]) -> None:
-        """Args: model: whose submodules; paths: of which."""
-        self._patches = [ModulePatch(model.get_submodule(path)) for path in paths]
-        for patch in self._patches:
-            patch.set(
-                "forward", mark(partial(checkpointed_alone, patch.module.forward, patch.module))
-            )
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        paths: Iterable[str],
+        around: Callable[[torch.nn.Module], AbstractContextManager[object]],
+    ) -> None:
+        """Args: model: whose submodules; paths: of which; around: see `checkpointed`."""
+        self._patches: list[ModulePatch] = []
+        for path in paths:
+            module = model.get_submodule(path)
+            patch, check = ModulePatch(module), StateCheck(path, module)
+            self._patches.append(patch)
+            patch.set("forward", mark(partial(_forward, module.forward, module, check, around)))
 
     def remove(self) -> None:
         """Run the modules as before."""
         for patch in self._patches:
             patch.remove()
         self._patches.clear()
+
+
+def _forward(
+    plain: Callable[..., Any],
+    module: torch.nn.Module,
+    check: StateCheck,
+    around: Callable[[torch.nn.Module], AbstractContextManager[object]],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    if is_compiling() or not torch.is_grad_enabled():
+        return plain(*args, **kwargs)
+    before = check.before()
+    result = checkpointed(plain, module, around, *args, **kwargs)
+    check.after(before)
+    return result

@@ -6,40 +6,42 @@ torch's checkpointing runs a module's forward again in backward, with the random
 autocast state of the first time. So the gradients keep their bits, as long as the forward does
 nothing else than to compute, from what it was given the first time:
 
-* Containers among the arguments are copied, since a caller may append to a list, or a forward put
-  its result into the dict that it was given.
-* Tensors within them, and those given by keyword, are compared by their versions, as torch does it
-  with the others.
-* Parameters, buffers and modes are those of the first time: `torch.func.functional_call` takes
-  its own away, and a program may change the mode before backward. A parameter or buffer that was
-  modified since raises, as without recomputation.
-* Batch and instance norms that keep running statistics would count a batch twice: they have copies
-  of these, which changes no output.
+* Every tensor among the arguments is given to torch once, so a version is compared for each, and
+  arguments that were one object are one object again. Containers are built anew, since a caller
+  may append to a list, or a forward put its result into the dict that it was given.
+* Parameters, buffers, modes and ``requires_grad`` are those of the first time:
+  `torch.func.functional_call` takes its own away, and a program may change a mode or freeze a
+  parameter before backward. A parameter or buffer that was modified since raises, as without
+  recomputation.
+* Batch and instance norms that keep running statistics would count a batch twice. The second
+  forward has copies of these, as they were before the first one: a forward may read them before the
+  norm writes them.
+* Python's and NumPy's random numbers are those of the first time, too.
+
+Any other state that a forward writes (module_state.py) makes its second run another one. It is
+looked for in the first calls of each module, and is an error there.
 """
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
-from torch import nn
 from torch.compiler import is_compiling
 from torch.nn.parameter import is_lazy
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
 from cswap.engine.saved.modified import modified_error
+from cswap.guard.module_rerun import Randomness
+from cswap.module_state import counts_batches
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from contextlib import AbstractContextManager
 
-NORMS: Final = (
-    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
-    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
-)
-"""Modules that write statistics in a forward in training, and do not read them there."""
+_NO_GPUS: Final[frozenset[torch.device]] = frozenset()
 
 
 class _Held(NamedTuple):
@@ -49,24 +51,23 @@ class _Held(NamedTuple):
         place: the module's dictionary in which it is.
         name: in that dictionary.
         tensor: it.
-        version: of the tensor; None: a batch norm counts in it.
+        version: of the tensor; None: it has none, or it is a norm's statistic.
+        requires_grad: of the tensor.
+        before: of a norm's statistic, a copy from before the first forward.
     """
 
     place: dict[str, Any]
     name: str
     tensor: torch.Tensor | None
     version: int | None
-
-
-def tensors_of(values: Any) -> list[torch.Tensor]:
-    """The tensors in arguments, those within containers included."""
-    return [x for x in tree_leaves(values) if isinstance(x, torch.Tensor)]
+    requires_grad: bool
+    before: torch.Tensor | None
 
 
 def checkpointed(
     forward: Callable[..., Any],
     module: torch.nn.Module,
-    around: Callable[[], AbstractContextManager[object]],
+    around: Callable[[torch.nn.Module], AbstractContextManager[object]],
     *args: Any,
     **kwargs: Any,
 ) -> Any:
@@ -75,97 +76,111 @@ def checkpointed(
     Args:
         forward: the module's own.
         module: it.
-        around: makes the context around the second forward.
+        around: makes the context around the second forward of a module.
         args: of the forward.
         kwargs: of the forward.
     """
     if not torch.is_grad_enabled() or is_compiling():
         return forward(*args, **kwargs)
-    given = _copied((args, kwargs))
-    others = [x for x in given[0] if not isinstance(x, torch.Tensor)]
-    within = [(x, _version(x)) for x in tensors_of((others, kwargs))]
-    state, modes = _state_of(module), [(m, m.training) for m in module.modules()]
+    call = _Call(module, args, kwargs)
     is_first = True
 
-    def run(*tensors: Any) -> Any:
-        # tensors: args, of which torch keeps the tensors as autograd does.
+    def run(*tensors: torch.Tensor) -> Any:
         nonlocal is_first
         if is_first:
             is_first = False
             return forward(*args, **kwargs)
-        for x, version in within:
-            _check(x, version)
-        own, keywords = _copied(given)
-        own = [x if isinstance(x, torch.Tensor) else y for x, y in zip(tensors, own, strict=True)]
-        with _as_before(state, modes), _copied_statistics(module), around():
+        own, keywords = call.arguments(tensors)
+        with call.as_before(), around(module):
             return forward(*own, **keywords)
 
-    return checkpoint(run, *args, use_reentrant=False)
+    return checkpoint(run, *call.tensors, use_reentrant=False)
 
 
-def checkpointed_alone(
-    forward: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any
-) -> Any:
-    """The same with nothing around the second forward."""
-    return checkpointed(forward, module, nullcontext, *args, **kwargs)
+class _Argument(int):
+    """Number of a tensor among those that torch keeps for the second forward."""
 
 
-def _copied(values: Any) -> Any:
-    return tree_map(_same, values)
+class _Call:
+    """What a module was given in its first forward, and its state then.
+
+    Attributes:
+        tensors: the arguments' tensors, each object once.
+    """
+
+    def __init__(
+        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        flat, self._spec = tree_flatten((args, dict(kwargs)))
+        self.tensors: list[torch.Tensor] = []
+        numbers: dict[int, _Argument] = {}
+        for x in flat:
+            if _can_be_saved(x) and id(x) not in numbers:
+                numbers[id(x)] = _Argument(len(self.tensors))
+                self.tensors.append(x)
+        self._flat = [numbers.get(id(x), x) for x in flat]
+        self._state, self._modes = _state_of(module), [(m, m.training) for m in module.modules()]
+        self._randomness = Randomness.now(_NO_GPUS)
+
+    def arguments(self, tensors: tuple[torch.Tensor, ...]) -> tuple[tuple[Any, ...], Any]:
+        """The arguments again, in new containers. Args: tensors: in place of the first ones."""
+        given = [tensors[x] if isinstance(x, _Argument) else x for x in self._flat]
+        args, kwargs = tree_unflatten(given, self._spec)
+        return args, kwargs
+
+    @contextmanager
+    def as_before(self) -> Iterator[None]:
+        """Parameters, buffers, modes and random numbers as they were before the first forward.
+
+        Raises:
+            RuntimeError: autograd's own, if a parameter or a buffer was modified since.
+        """
+        for held in self._state:
+            if held.version is not None and held.tensor is not None:
+                _check(held.tensor, held.version)
+        with ExitStack() as back:
+            back.callback(Randomness.now(_NO_GPUS).restore)
+            self._randomness.restore()
+            for held in self._state:
+                _put_back(held, back)
+            for module, training in self._modes:
+                if module.training is not training:
+                    back.callback(setattr, module, "training", module.training)
+                    module.training = training
+            yield
 
 
-def _same(x: Any) -> Any:
-    return x
+def _put_back(held: _Held, back: ExitStack) -> None:
+    wanted = held.tensor if held.before is None else held.before.clone()
+    now = held.place.get(held.name)
+    if now is not wanted:
+        back.callback(held.place.__setitem__, held.name, now)
+        held.place[held.name] = wanted
+    if wanted is not None and wanted.is_leaf and wanted.requires_grad is not held.requires_grad:
+        back.callback(wanted.requires_grad_, wanted.requires_grad)
+        wanted.requires_grad_(held.requires_grad)
 
 
-def _version(x: torch.Tensor) -> int | None:
-    return None if is_lazy(x) or x.is_inference() else x._version  # noqa: SLF001
+def _can_be_saved(x: Any) -> bool:
+    # Others are held as they are: autograd keeps no inference tensors.
+    return isinstance(x, torch.Tensor) and not is_lazy(x) and not x.is_inference()
 
 
-def _check(x: torch.Tensor, version: int | None) -> None:
-    if version is not None and x._version != version:  # noqa: SLF001
+def _check(x: torch.Tensor, version: int) -> None:
+    if x._version != version:  # noqa: SLF001
         raise modified_error(x, x.shape, version)
 
 
 def _state_of(module: torch.nn.Module) -> list[_Held]:
     found = []
     for m in module.modules():
-        counts = isinstance(m, NORMS) and m.training
+        counts = counts_batches(m)
         for place, is_counted in ((m._parameters, False), (m._buffers, counts)):  # noqa: SLF001
             for name, x in place.items():
-                version = None if x is None or is_counted else _version(x)
-                found.append(_Held(place, name, x, version))
+                version = before = None
+                if x is not None and _can_be_saved(x):
+                    version = None if is_counted else x._version  # noqa: SLF001
+                    before = x.detach().clone() if is_counted else None
+                requires_grad = x is not None and x.requires_grad
+                found.append(_Held(place, name, x, version, requires_grad, before))
     return found
-
-
-@contextmanager
-def _as_before(state: list[_Held], modes: list[tuple[torch.nn.Module, bool]]) -> Iterator[None]:
-    # Parameters, buffers and modes as they were. Raises autograd's own error if one was modified.
-    for held in state:
-        if held.tensor is not None:
-            _check(held.tensor, held.version)
-    with ExitStack() as back:
-        for held in state:
-            now = held.place.get(held.name)
-            if now is not held.tensor:
-                back.callback(held.place.__setitem__, held.name, now)
-                held.place[held.name] = held.tensor
-        for module, training in modes:
-            if module.training is not training:
-                back.callback(setattr, module, "training", module.training)
-                module.training = training
-        yield
-
-
-@contextmanager
-def _copied_statistics(module: torch.nn.Module) -> Iterator[None]:
-    # See Note [a second forward].
-    own = [(m, dict(m._buffers)) for m in module.modules() if isinstance(m, NORMS) and m.training]  # noqa: SLF001
-    try:
-        for norm, buffers in own:
-            for name, buffer in buffers.items():
-                norm._buffers[name] = None if buffer is None else buffer.clone()  # noqa: SLF001
-        yield
-    finally:
-        for norm, buffers in own:
-            norm._buffers.update(buffers)  # noqa: SLF001

@@ -298,5 +298,4 @@ def _how(one: Contender, n_blocks: int | None) -> str:
     goal = None if one.handle is None else one.handle.goal
     if goal is None:
         return ""
-    ways = [f"{count} {action}" for action, count in sorted(goal.actions.items())]
-    return ", ".join([*ways, *(f"{path} again" for path in goal.modules)])
+    return ", ".join(f"{count} {action}" for action, count in sorted(goal.actions.items()))

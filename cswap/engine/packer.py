@@ -159,9 +159,9 @@ class Packer:
                 return self._leave(tensor, place, rest)
         operator = scopes.operator
         if place is None or not self.book.is_of(place, tensor, scope, operator):
-            place = self._place(tensor, scope, operator)
-            if chooser is None and state.goal is not None:
+            if state.goal is not None and (chooser is None or place is not None):
                 state.goal.missed()
+            place = self._place(tensor, scope, operator)
         if place.recipe.keep is not None:
             self._counters.keep(place.recipe.keep, nbytes)
             return _kept(tensor)

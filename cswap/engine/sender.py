@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from cswap.advisor.live_costs import KEEP, REMAT
 from cswap.advisor.site_history import Advice
+from cswap.codecs.base import takes
 from cswap.codecs.registry import get_codec
 from cswap.codecs.tolerance import EXACT, needed_tolerance
 from cswap.codecs.warmup import WARM, warm
@@ -132,7 +133,12 @@ class Sender:
         return reason
 
     def _encode(self, token: Token, x: torch.Tensor, codec: Codec, place: Place | None) -> None:
+        # Whoever has chosen the codec: what it does to this tensor is asked here, for all of them.
         handle, lane = token.handle, token.lane
+        refusal = _refusal(codec, x, handle.tolerance)
+        if refusal is not None:
+            self._counters.fall_back(f"{codec.name}:choice", refusal)
+            codec = get_codec("raw")
         handle.tolerance = EXACT if codec.lossless else needed_tolerance(codec)
         if (codec.name, x.dtype, x.device) not in WARM:
             self._counters.compiled(warm(codec, x.dtype, x.device))
@@ -216,6 +222,15 @@ class Sender:
             return get_codec("raw")
         handle.advice = advice
         return advice.codec
+
+
+def _refusal(codec: Codec, x: torch.Tensor, tolerance: int) -> str | None:
+    # Why a codec may not encode a tensor; None: it may.
+    if not takes(codec, x.dtype, x.device.type):
+        return f"it does not take {x.dtype}"
+    if not codec.lossless and needed_tolerance(codec) > tolerance:
+        return "it is lossy, and more so than the tensor forgives"
+    return None
 
 
 def _goes_short(place: Place, token: Token, codec: Codec | None = None) -> None:

@@ -5,13 +5,15 @@ Note [phases]
 exploring   `EXPLORED` steps with each tensor in its smallest form (exploration.py).
 planning    the same, until a thread beside the training has made the plan (solve.py).
 obeying     the plan; each step is measured, and the next plan corrected by that (correction.py). A
-            step of other tensors (drift) is explored again. When the tensors' times have been
-            measured under the plan (way_times.py), another plan is made with these, and obeyed if
-            it takes less time. At most `MOST_REPRICED` times. In the end, or if such a plan turns
-            out to be above the limit, the plan that took the least time is obeyed.
-            A plan with modules is compared with one without by their steps (modules_trial.py).
+            step of other or larger tensors (drift) is explored again. When the tensors' times have
+            been measured under the plan (way_times.py), another plan is made with these, and obeyed
+            if it takes less time. At most `MOST_REPRICED` times. In the end, or if such a plan
+            turns out to be above the limit, the plan that took the least time is obeyed.
             Where no plan holds the limit, the smallest one is obeyed; if it does not either, an
             error names what it takes.
+changing    the same, where the steps have drifted from `MOST_DRIFTS` plans: their sizes depend on
+            data. The last plan decides about the tensors that it knows, and the others are held in
+            their smallest way. Nothing is explored any more.
 
 Note [bytes that a limit leaves for saved tensors]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -35,17 +37,14 @@ from cswap.fit.correction import COUNTED_MARGIN, MARGIN, Correction, Look
 from cswap.fit.exploration import Exploration
 from cswap.fit.goal import Asked, Goal, Phase
 from cswap.fit.goal_chooser import LOOK_EVERY, GoalChooser
-from cswap.fit.modules_trial import ModulesTrial
-from cswap.fit.regions import Regions, RegionTimer, not_to_recompute
 from cswap.fit.resident import Resident, meter_for
 from cswap.fit.solve import within_bytes, within_time
+from cswap.fit.used_bytes import UsedBytes
 from cswap.fit.whole_device import device_of
 from cswap.log import log
 from cswap.units import show_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-
     from cswap.engine.engine import SwapEngine
     from cswap.fit.problem import FitPlan, Problem
     from cswap.fit.seen import Step
@@ -57,10 +56,17 @@ SAFETY: Final = 0.1
 """Share of the saved bytes by which the goal that an error names is above the measured one."""
 
 DRIFT: Final = 0.05
-"""Share of a step's raw bytes in tensors that the plan does not know, from which it is drift."""
+"""Share of a step's raw bytes in tensors that the plan does not know, or knows as much smaller
+ones, from which it is drift; also the share that is missing in `LOOK_EVERY` steps in a row."""
 
 DRIFT_EVERY: Final = 8
 """Least steps between two explorations because of drift: shapes may change in every step."""
+
+MOST_DRIFTS: Final = 3
+"""Explorations because of drift, after which the sizes are taken to depend on data."""
+
+_OBEYS: Final = ("obeying", "changing")
+"""Phases in which a plan decides."""
 
 TIMED: Final = 4
 """Steps whose median is the time of a step."""
@@ -88,10 +94,8 @@ class FitController:
     """Holds the goal of one installed model, until `remove`.
 
     Attributes:
-        on_recompute: called with the paths of the modules that are recomputed from now on.
+        used: counts the tensors that second forwards save.
     """
-
-    on_recompute: Callable[[Collection[str]], None]
 
     def __init__(self, model: torch.nn.Module, engine: SwapEngine, asked: Asked) -> None:
         """Begin with the next step.
@@ -112,12 +116,9 @@ class FitController:
         if not asked.of_device:
             _check_floor(asked.limit_bytes, self._resident)
         self._meter = meter_for(device, self._resident)
-        self._regions = Regions(model, engine.counters)
+        self.used = UsedBytes(engine.counters)
         self._chooser = GoalChooser(
-            self._begin_step,
-            self._regions.used,
-            engine,
-            unified=device.type != "cuda",
+            self._begin_step, self.used, engine, unified=device.type != "cuda"
         )
         self._phase: Phase = "exploring"
         self._exploration: Exploration | None = None
@@ -126,11 +127,10 @@ class FitController:
         self._plan: FitPlan | None = None
         self._smallest_bytes: int | None = None
         self._last_resort = False
-        self._plans = self._since = self._repriced = 0
+        self._plans = self._since = self._repriced = self._drifts = 0
         self._compares = False  # the plan that is being made with the one that is obeyed
         self._timed: list[FitPlan] = []
         self._measured_s: float | None = None  # that this one adds, at measured times
-        self._modules = ModulesTrial()
         self._other = 0.0
         self._margin = MARGIN if device.type == "cuda" else COUNTED_MARGIN
         self._correction = Correction(self._margin)
@@ -138,6 +138,7 @@ class FitController:
         self._plain_s: float | None = None
         self._measured: int | None = None
         self._steps_s: deque[float] = deque(maxlen=TIMED)
+        self._raw_bytes: deque[int] = deque(maxlen=LOOK_EVERY)  # that the plan knows, in a step
         self._explore()
         engine.choose_by(self._chooser)
         # On a CPU: beside the computation, a tensor would be there in both forms for a while.
@@ -165,16 +166,12 @@ class FitController:
             step_s=statistics.median(self._steps_s) if self._steps_s else None,
             plans=self._plans,
             actions=Counter() if plan is None else plan.counts,
-            modules=() if plan is None else tuple(sorted(plan.regions)),
         )
 
     def remove(self) -> None:
         """Let go of the model; the engine's advisor decides again."""
         self._engine.choose_by(None)
         self._engine.run_in_line(in_line=False)
-        self._regions.recompute(())
-        if self._exploration is not None:
-            self._exploration.stop()
         self._resident.remove()
 
     # -------------------------------------------------------------------- steps
@@ -184,21 +181,19 @@ class FitController:
         if model is None or not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return
         step = self._chooser.step
-        self._regions.used.settle()
+        self.used.settle()
         if step.waits:  # the next forward belongs to the same step
             self._chooser.several_forwards = True
             return
         self._note(step)
         if self._phase in ("exploring", "planning"):
             self._go_on_exploring(step)
-        elif self._phase == "obeying":
+        elif self._phase in _OBEYS:
             self._look_back(step)
         elif self._asked.of_device:  # unreachable, which was no error
             self._explore_if_drifted(step)
         if self._phase == "given up":
             return
-        if self._exploration is not None:
-            self._exploration.begin_step()
         self._chooser.look()
 
     def _note(self, step: Step) -> None:
@@ -209,8 +204,6 @@ class FitController:
             return
         self._since += 1
         self._steps_s.append(step.step_s)
-        if self._since > SETTLING and (not step.looked or self._looks_always):
-            self._modules.note(step.step_s)
         if step.explored:
             self._other = float(max(0, total - saved))
             self._measured = total
@@ -232,7 +225,7 @@ class FitController:
         plan = self._plan
         if step.stranger:
             self._give_up("several threads save tensors of this model")
-        if plan is None or not step.n_uses or self._phase != "obeying":
+        if plan is None or not step.n_uses or self._phase not in _OBEYS:
             return
         if self._planning is not None:
             if self._planning.done:
@@ -248,26 +241,28 @@ class FitController:
             self._keep_limit(self._asked.limit_bytes, plan)
         if step.looked:
             self._reprice(plan)
-            if self._repriced >= MOST_REPRICED:
-                self._take_modules_back(plan)
 
     def _explore_if_drifted(self, step: Step) -> bool:
-        # Whether the step has drifted from the plan.
-        drifted = self._plan is not None and step.looked and self._has_drifted(step, self._plan)
+        # Whether the step has drifted from the plan, and that is no habit.
+        plan = self._plan
+        if plan is None or not step.looked or self._phase == "changing":
+            return False
+        self._raw_bytes.append(step.raw_bytes - step.unknown_bytes)
+        smaller = len(self._raw_bytes) == LOOK_EVERY
+        smaller = smaller and max(self._raw_bytes) < (1 - DRIFT) * plan.raw_bytes
+        drifted = smaller or step.unknown_bytes > DRIFT * max(plan.raw_bytes, 1)
         if drifted and self._since >= DRIFT_EVERY:
-            log.info("fit: the step has changed; it is explored again.")
-            self._explore()
+            self._drifts += 1
+            if self._drifts > MOST_DRIFTS:
+                self._phase = "changing"
+                log.warning(
+                    "fit: the sizes of saved tensors change from step to step. The goal is held as "
+                    "far as the last plan goes; handle.goal says whether it is."
+                )
+            else:
+                log.info("fit: the step has changed; it is explored again.")
+                self._explore()
         return drifted
-
-    def _has_drifted(self, step: Step, plan: FitPlan) -> bool:
-        missing = plan.raw_bytes - (step.raw_bytes - step.unknown_bytes)
-        limit = DRIFT * max(plan.raw_bytes, 1)
-        return step.unknown_bytes > limit or missing > limit
-
-    @property
-    def _looks_always(self) -> bool:
-        # See `GoalChooser.look`.
-        return self._plan is not None and bool(self._plan.regions)
 
     # -------------------------------------------------------------- corrections
 
@@ -280,8 +275,6 @@ class FitController:
             if over:
                 self._say_unreachable(limit_bytes, look.measured)
         elif over:
-            if plan.regions:
-                self._modules.exceeds()
             if not self._obey_earlier(plan):
                 before = self._correction.too_much(look)
                 if before is None:
@@ -317,9 +310,6 @@ class FitController:
             return
         if self._planning is not None or self._last_resort:
             return
-        if plan.regions:
-            self._drop_modules(plan)
-            return
         problem = self._with_measured_times()
         if problem is self._problem:
             return
@@ -336,24 +326,6 @@ class FitController:
         if self._is_better(best, problem.added_s(best)):
             self._obey(best, problem.added_s(best))
 
-    def _drop_modules(self, plan: FitPlan) -> None:
-        # See Note [plans with modules] in modules_trial.py.
-        step_s = None if self._asked.limit_bytes is None else self._modules.leave(plan)
-        if step_s is None:
-            return
-        self._measured_s = self._added_s(step_s)
-        self._compares = True
-        self._begin_planning(modules=False)
-
-    def _take_modules_back(self, plan: FitPlan) -> None:
-        # The plan has come to rest.
-        before = None if plan.regions or self._planning is not None else self._modules.returns()
-        if before is not None:
-            self._obey(before[0], self._added_s(before[1]))
-
-    def _added_s(self, step_s: float) -> float:
-        return max(0.0, step_s - (self._plain_s or 0.0))
-
     def _with_measured_times(self) -> Problem:
         assert self._problem is not None  # a plan has been made
         return self._chooser.times.repriced(self._problem) or self._problem
@@ -364,21 +336,12 @@ class FitController:
     # -------------------------------------------------------------------- plans
 
     def _explore(self) -> None:
-        model = self._model()
-        assert model is not None  # its forward has called us
-        self._regions.recompute(())
         self._engine.renumber()
         self._phase, self._since, self._time_share = "exploring", 0, 1.0
         self._correction = Correction(self._margin)
         self._planning, self._repriced = None, 0
         self._compares, self._measured_s, self._timed = False, None, []
-        self._modules = ModulesTrial()
-        if self._exploration is not None:
-            self._exploration.stop()
-        timer, config = None, self._engine.config
-        if config.remat:
-            timer = RegionTimer(model, not_to_recompute(model, config), self._chooser)
-        self._exploration = Exploration(self._chooser, timer)
+        self._exploration = Exploration(self._chooser)
 
     def _pose(self, exploration: Exploration) -> None:
         if exploration.problem is not None:
@@ -391,20 +354,16 @@ class FitController:
         limit = self._asked.limit_bytes
         return math.inf if limit is None else self._correction.room(limit, self._other)
 
-    def _begin_planning(self, *, modules: bool = True) -> None:
-        # modules: whether they may be recomputed.
-        first, room = self._problem, self._room()
-        if first is None or self._planning is not None:
+    def _begin_planning(self) -> None:
+        problem, room, limit_s = self._problem, self._room(), math.inf
+        if problem is None or self._planning is not None:
             return
-        problem, limit_s = first, math.inf
         if self._asked.limit_bytes is None:
             slowdown = self._asked.slowdown or 1.0
             limit_s = (slowdown - 1) * (self._plain_s or 0.0) * self._time_share
         else:
             problem = self._with_measured_times()
-        if not modules:
-            problem = problem.having(problem.saved)
-        self._planning = Background(lambda: _made(first, problem, room, limit_s))
+        self._planning = Background(lambda: _made(problem, room, limit_s))
 
     def _take_plan(self) -> None:
         assert self._planning is not None  # it is done
@@ -417,7 +376,7 @@ class FitController:
         compares, self._compares = self._compares, False
         if compares:
             plan = found.plan
-            if plan is None or plan.regions or not self._is_better(plan, plan.added_s):
+            if plan is None or not self._is_better(plan, plan.added_s):
                 return
         self._plans += 1
         free = self._correction.margin
@@ -431,21 +390,24 @@ class FitController:
         return plan is not self._plan and self._measured_s - added_s > GAIN * (self._plain_s or 0.0)
 
     def _obey(self, plan: FitPlan, measured_s: float | None = None) -> None:
-        self._plan, self._phase, self._since, self._measured = plan, "obeying", 0, None
+        if self._phase != "changing":
+            self._phase = "obeying"
+        self._plan, self._since, self._measured = plan, 0, None
+        self._raw_bytes.clear()
         self._measured_s = measured_s
-        self._modules.begin_plan()
-        self._chooser.obey(plan.decided, plan.regions)
-        if self._regions.recompute(plan.regions):
-            self.on_recompute(plan.regions)
+        self._chooser.obey(plan.decided)
         self._engine.renumber()  # tensors that stay have no position
         log.info("fit: %s", self.goal)
 
     def _say_unreachable(self, limit_bytes: int, measured: int) -> None:
+        if self._phase == "changing":
+            return  # which has been said, and a step may fit again
         self._phase = "unreachable"
         self._smallest_bytes = math.ceil(measured + SAFETY * max(measured - self._other, 0))
         why = (
             f"a step takes {show_bytes(measured)} at least, {show_bytes(self._other)} of it for "
-            "what is no saved tensor."
+            "what is no saved tensor. Modules that are run again hold less: recompute=(...) names "
+            "them."
         )
         if self._asked.of_device:  # steps go on: that much fits, if barely
             log.warning("fit: %s The device has %s for it.", why, show_bytes(limit_bytes))
@@ -458,15 +420,11 @@ class FitController:
         self.remove()
 
 
-def _made(first: Problem, problem: Problem, room: float, limit_s: float) -> _Planned:
-    # problem: the first one, or with measured times, which has no modules to recompute.
-    smallest = within_time(first, math.inf)
+def _made(problem: Problem, room: float, limit_s: float) -> _Planned:
+    smallest = within_time(problem, math.inf)
     if math.isinf(room):
         return _Planned(within_time(problem, limit_s), smallest)
-    plan = within_bytes(problem, room)
-    if plan is None and problem is not first:
-        plan = within_bytes(first, room)
-    return _Planned(plan, smallest)
+    return _Planned(within_bytes(problem, room), smallest)
 
 
 def _check_floor(limit_bytes: int | None, resident: Resident) -> None:

@@ -17,7 +17,6 @@ from cswap.fit.problem import Problem
 if TYPE_CHECKING:
     from cswap.fit.goal_chooser import GoalChooser
     from cswap.fit.problem import Key
-    from cswap.fit.regions import RegionTimer
     from cswap.fit.seen import Step
 
 EXPLORED: Final = 3
@@ -32,24 +31,14 @@ class Exploration:
         plain_s: seconds of forward and backward without cswap.
     """
 
-    def __init__(self, chooser: GoalChooser, timer: RegionTimer | None) -> None:
-        """Begin with the next step.
-
-        Args:
-            chooser: decides in these steps.
-            timer: measures modules; None: no module is recomputed.
-        """
+    def __init__(self, chooser: GoalChooser) -> None:
+        """Begin with the next step. Args: chooser: decides in these steps."""
         self.problem: Problem | None = None
         self.plain_s = 0.0
-        self._chooser, self._timer = chooser, timer
+        self._chooser = chooser
         self._steps: list[Step] = []
         self._again: frozenset[Key] | None = None  # tensors that can be computed again, so far
         chooser.explore()
-
-    def begin_step(self) -> None:
-        """A step begins."""
-        if self._timer is not None:
-            self._timer.begin_step()
 
     def add(self, step: Step, room_bytes: float) -> None:
         """A step has ended. Args: step: it; room_bytes: that the goal leaves for saved tensors."""
@@ -58,19 +47,11 @@ class Exploration:
         if not saved:
             return
         if len(self._steps) < EXPLORED:
-            problem = Problem(saved, (), in_line=self._chooser.unified)
+            problem = Problem(saved, in_line=self._chooser.unified)
             self._chooser.stored = problem.in_the_way(room_bytes, self._again)
             self._again = problem.computed_again()
             return
-        regions = () if self._timer is None else self._timer.found()
-        self.problem = Problem(saved, regions, in_line=self._chooser.unified)
-        self.stop()
+        self.problem = Problem(saved, in_line=self._chooser.unified)
         later = self._steps[1:]
         self.plain_s = min(max(s.step_s - s.hooks_s, 1e-9) for s in later)
         self._steps.clear()
-
-    def stop(self) -> None:
-        """Take the timer off."""
-        if self._timer is not None:
-            self._timer.remove()
-            self._timer = None

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from cswap.config import SwapConfig
 
-Phase = Literal["exploring", "planning", "obeying", "unreachable", "given up"]
+Phase = Literal["exploring", "planning", "obeying", "changing", "unreachable", "given up"]
 
 SLOWDOWN: Final = 1.1
 """Default of ``slowdown``."""
@@ -95,9 +95,11 @@ class Goal:
         asked_bytes: the limit; None: the least memory.
         asked_slowdown: the limit of time; None: the least time.
         phase: "exploring" (steps with every tensor in its smallest form), "planning" (the same,
-            until the plan is there), "obeying", "unreachable" (the error has been raised, or
-            logged if the limit is the device's; the plan of the least memory is obeyed), "given up"
-            (cswap decides as without a goal; the log has the reason).
+            until the plan is there), "obeying", "changing" (the same, but the sizes of tensors
+            depend on data, which was logged; only a plan for other sizes is there), "unreachable"
+            (the error has been raised, or logged if the limit is the device's; the plan of the
+            least memory is obeyed), "given up" (cswap decides as without a goal; the log has the
+            reason).
         predicted_bytes: peak of a step by the plan; None: there is none yet.
         measured_bytes: highest peak of the steps under this plan, its first one left out; before a
             plan, of the last step. None: no step yet.
@@ -111,7 +113,6 @@ class Goal:
         step_s: seconds of forward and backward, the median of the last steps.
         plans: how many have been made.
         actions: of the plan: tensors by "keep", "remat" and codec.
-        modules: of the plan: paths of the modules that are recomputed.
     """
 
     asked_bytes: int | None
@@ -127,12 +128,15 @@ class Goal:
     step_s: float | None = None
     plans: int = 0
     actions: Counter[str] = field(default_factory=Counter)
-    modules: tuple[str, ...] = ()
 
     @property
     def held(self) -> bool | None:
         """Whether the measured peak is within the limit; None: not known, or no limit."""
-        if self.asked_bytes is None or self.measured_bytes is None or self.phase != "obeying":
+        if (
+            self.asked_bytes is None
+            or self.measured_bytes is None
+            or self.phase not in ("obeying", "changing")
+        ):
             return None
         return self.measured_bytes <= self.asked_bytes
 
@@ -150,5 +154,4 @@ class Goal:
         if self.predicted_slowdown is not None:
             text += f"; {self.predicted_slowdown:.2f} of the time, predicted"
         ways = [f"{count} {name}" for name, count in sorted(self.actions.items())]
-        ways += [f"{len(self.modules)} modules recomputed"] if self.modules else []
         return text + (f"; {', '.join(ways)}" if ways else "")

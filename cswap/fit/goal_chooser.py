@@ -13,13 +13,14 @@ import time
 import weakref
 from collections import Counter
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
 from cswap.advisor.live_costs import KEEP, REMAT
 from cswap.advisor.rates import HOOKS_S
 from cswap.codecs.registry import get_codec
+from cswap.codecs.tolerance import needed_tolerance
 from cswap.engine.order.chooser import Choice
 from cswap.engine.saved.packed import Kept, PackedView
 from cswap.engine.transfer.handle import State
@@ -41,8 +42,8 @@ FIRST_LOOKS: Final = 4
 """Steps of a new plan that are all looked at: corrections follow soon, or never."""
 
 LOOK_EVERY: Final = 8
-"""Later, every so many steps are looked at. In as many, tensors that are too small to swap are
-counted: most never change."""
+"""Later, every so many steps are looked at; so many in a row after a step that was another one than
+the step before. In as many, tensors that are too small to swap are counted: most never change."""
 
 LEAST_RATIO: Final = 1.02
 """A codec that takes off less is no way to hold a tensor, where host memory is device memory."""
@@ -50,6 +51,17 @@ LEAST_RATIO: Final = 1.02
 
 NO_FORMULA: Final = SeenFormula()
 """Of a tensor that cannot be computed again."""
+
+
+class _Ways(NamedTuple):
+    """The ways to hold a tensor of so many bytes, by action."""
+
+    nbytes: int
+    ways: dict[str, Way]
+
+
+def _kept(nbytes: int) -> dict[str, Way]:
+    return {KEEP: Way(KEEP, nbytes, 0.0)}
 
 
 class GoalChooser:
@@ -60,7 +72,6 @@ class GoalChooser:
         exploring: whether each tensor is held in its smallest way.
         stored: meanwhile, first saves of tensors that are not computed again.
         decided: else, how to hold each tensor; others are held in their smallest way.
-        inputs_of: paths of the modules that are recomputed: they save their inputs. Both: `obey`.
         unified: whether host memory is device memory.
         several_forwards: whether a step has several forwards: then no place in it has one choice.
         times: that tensors took in the steps without a look.
@@ -95,26 +106,27 @@ class GoalChooser:
         self.exploring = True
         self.stored: frozenset[Key] = frozenset()
         self.decided: Mapping[Key, Decided] = {}
-        self.inputs_of: frozenset[str] = frozenset()
         self.several_forwards = self._missed = False
         self.step = Step(explored=True)
         self._thread = threading.get_ident()
-        self._count: Counter[tuple[str, int]] = Counter()
-        self._ways: dict[Key, dict[str, Way]] = {}
+        self._count: Counter[tuple[str, torch.dtype]] = Counter()
+        self._ways: dict[Key, _Ways] = {}
         self._formulas: dict[Key, SeenFormula] = {}
         self._notes: dict[tuple[Key, str], WayNotes] = {}
         self._small: set[int] = set()
-        self._kept_inputs: set[Key] = set()
         self._decided: Handle | None = None
         self._kept: Key | None = None  # of the save under way, if it stays by the plan
-        self._n_steps = 0
+        self._n_steps, self._looks_until = 0, FIRST_LOOKS
         self._counts_small = True
         self.times = WayTimes()
         self.took = self.times.took
 
     def look(self) -> None:
         """A new step begins, in this thread: look at it, if a look is due."""
-        n, looks = self._n_steps, self._is_due()
+        n = self._n_steps
+        if self._missed:
+            self._looks_until = n + LOOK_EVERY
+        looks = self._is_due()
         before, self.step = self.step, Step(explored=self.exploring, looked=looks)
         if not before.explored and not self._missed:
             self.times.settle(before, self.decided)
@@ -131,23 +143,22 @@ class GoalChooser:
 
     def _is_due(self) -> bool:
         # A second forward in backward saves tensors that have no place in the step.
-        if self.exploring or self._missed or self.several_forwards or self.inputs_of:
+        if self.exploring or self.several_forwards:
             return True
-        return self._n_steps < FIRST_LOOKS or self._n_steps % LOOK_EVERY == 0
+        return self._n_steps < self._looks_until or self._n_steps % LOOK_EVERY == 0
 
-    def obey(self, decided: Mapping[Key, Decided], inputs_of: frozenset[str]) -> None:
+    def obey(self, decided: Mapping[Key, Decided]) -> None:
         """Hold tensors in these ways from the next step on."""
         self.exploring = False
-        self.decided, self.inputs_of = decided, inputs_of
-        self._kept_inputs.clear()
+        self.decided = decided
         self.times.expect_others()
-        self._n_steps = 0
+        self._n_steps, self._looks_until = 0, FIRST_LOOKS
         self.several_forwards = False
 
     def explore(self) -> None:
         """Hold tensors in their smallest ways from the next step on, and ask anew for the ways."""
         self.exploring = True
-        self.stored, self.inputs_of = frozenset(), frozenset()
+        self.stored = frozenset()
         self._ways.clear()
         self._formulas.clear()
         self._notes.clear()
@@ -187,11 +198,8 @@ class GoalChooser:
         if self.exploring or threading.get_ident() != self._thread:
             return False
         name = self._name(tensor, scope)
-        if scope in self.inputs_of:
-            keeps = name in self._kept_inputs
-        else:
-            decided = self.decided.get(name)
-            keeps = decided is not None and decided.action == KEEP
+        decided = self.decided.get(name)
+        keeps = decided is not None and decided.allows(tensor.nbytes) and decided.action == KEEP
         if keeps:
             self._kept = name
         return keeps
@@ -215,12 +223,10 @@ class GoalChooser:
             again = again_s()
             if again is not None and self.exploring:
                 self._note_formula(key, handle)
-            ways = self._ways.get(key)
-            if ways is None:
-                ways = self._ways[key] = self._ways_of(handle.raw_nbytes, candidates())
+            ways = self._ways_now(key, handle, candidates)
             if again is not None and REMAT not in ways:
                 ways[REMAT] = Way(REMAT, 0, again + self._hooks_s)
-            action = self._smallest(key)
+            action = self._smallest(key, handle, again=again is not None)
         if action in (KEEP, REMAT):
             return Choice(action)
         notes = self._notes.setdefault((key, action), WayNotes(action))
@@ -242,12 +248,12 @@ class GoalChooser:
             return
         handle = packed.token.handle
         name = self._name(tensor, self._scopes.current.path)
-        self._count[name.scope, name.nbytes] += 1
+        self._count[name.scope, name.dtype] += 1
         one = step.seen.get((handle.step, handle.position))
         if one is None:
             # The engine has decided itself: it is a leaf that is saved again, for example.
             one = self._see(handle, name)
-            self._ways.setdefault(name, {KEEP: Way(KEEP, handle.raw_nbytes, 0.0)})
+            self._ways.setdefault(name, _Ways(handle.raw_nbytes, _kept(handle.raw_nbytes)))
         elif handle is not self._decided:
             one.names.append(name)
         self._decided = None
@@ -300,29 +306,40 @@ class GoalChooser:
 
     def _planned(self, key: Key, handle: Handle, again_s: Callable[[], float | None]) -> str | None:
         # None: the smallest way.
-        if key.scope in self.inputs_of:
-            if again_s() is not None:
-                return REMAT
-            self._kept_inputs.add(key)
-            return KEEP
         decided = self.decided.get(key)
+        known = decided is not None and decided.allows(handle.raw_nbytes)
         if (
             decided is None
-            or self._forbids(decided.action, handle)
+            or not known
+            or not self._may(decided.action, handle)
             or (decided.action == REMAT and again_s() is None)
         ):
             self.step.unknown_bytes += handle.raw_nbytes
             return None
         return decided.action
 
-    def _forbids(self, action: str, handle: Handle) -> bool:
-        # Whether the guard has.
-        if action in (KEEP, REMAT) or get_codec(action).lossless or handle.site is None:
-            return False
-        return not self._milder.allows(handle.site.kind, action)
+    def _may(self, action: str, handle: Handle) -> bool:
+        # Whether this tensor's tolerance allows a way, and the guard does.
+        if action in (KEEP, REMAT) or (codec := get_codec(action)).lossless:
+            return True
+        site = handle.site
+        tolerated = needed_tolerance(codec) <= handle.tolerance
+        return tolerated and site is not None and self._milder.allows(site.kind, action)
+
+    def _ways_now(
+        self, key: Key, handle: Handle, candidates: Callable[[], tuple[Candidate, ...]]
+    ) -> dict[str, Way]:
+        # Of a tensor of another size than the last one of this name, they are found anew.
+        known = self._ways.get(key)
+        if known is None or known.nbytes != handle.raw_nbytes:
+            found = self._ways_of(handle.raw_nbytes, candidates())
+            known = self._ways[key] = _Ways(handle.raw_nbytes, found)
+            for action in found:
+                self._notes.pop((key, action), None)
+        return known.ways
 
     def _ways_of(self, nbytes: int, candidates: tuple[Candidate, ...]) -> dict[str, Way]:
-        found = {KEEP: Way(KEEP, nbytes, 0.0)}
+        found = _kept(nbytes)
         for one in candidates:
             if one.codec == KEEP:
                 continue
@@ -332,13 +349,18 @@ class GoalChooser:
                 found[one.codec] = Way(one.codec, size_class(int(one.nbytes)), one.device_s)
         return found
 
-    def _smallest(self, key: Key) -> str:
-        stored = self.exploring and key in self.stored
-        ways = [w for w in self._measured(key) if not (stored and w.action == REMAT)]
+    def _smallest(self, key: Key, handle: Handle, *, again: bool) -> str:
+        # again: whether this tensor can be computed again.
+        again = again and not (self.exploring and key in self.stored)
+        ways = [
+            way
+            for way in self._measured(key)
+            if self._may(way.action, handle) and (again or way.action != REMAT)
+        ]
         return min(ways, key=lambda w: (w.held_bytes, w.added_s)).action
 
     def _measured(self, key: Key) -> tuple[Way, ...]:
-        return tuple(self._corrected(key, way) for way in self._ways[key].values())
+        return tuple(self._corrected(key, way) for way in self._ways[key].ways.values())
 
     def _corrected(self, key: Key, way: Way) -> Way:
         notes = self._notes.get((key, way.action))
@@ -352,8 +374,8 @@ class GoalChooser:
 
     def _name(self, tensor: torch.Tensor, scope: str) -> Key:
         # Of the save that is under way.
-        nbytes = tensor.nbytes
-        return Key(scope, nbytes, self._count[scope, nbytes])
+        dtype = tensor.dtype
+        return Key(scope, dtype, self._count[scope, dtype])
 
     def _see(self, handle: Handle, name: Key) -> SeenTensor:
         step = self.step
@@ -368,11 +390,9 @@ class GoalChooser:
             step.small_bytes += self._bytes_once(tensor)
             return
         decided = self.decided.get(name)
-        self._count[name.scope, name.nbytes] += 1
-        if decided is None or name.scope in self.inputs_of:
-            step.kept[-1 - len(step.kept)] = name.nbytes
-        else:
-            step.kept[decided.number] = decided.nbytes
+        self._count[name.scope, name.dtype] += 1
+        if decided is not None:
+            step.kept[decided.number] = tensor.untyped_storage().nbytes()
         if self.unified and tensor not in self._owned:  # a buffer can look like another tensor
             self._used.add(tensor.untyped_storage())
 

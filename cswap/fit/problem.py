@@ -6,8 +6,7 @@ A moment is a tensor's save or a tensor's use. From its save to its last use a t
 bytes of the way in which it is held, and from its first use on its raw bytes. Where workers encode
 beside the computation, it takes its raw bytes for some moments more: an encode has to end first
 (`LAG`), and a decode begins before the use (`AHEAD`). An operator holds its inputs until it has
-run (`DWELL`). A module that is recomputed
-takes its input's bytes, and from its first use in backward on the raw bytes of all that it saves.
+run (`DWELL`).
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from cswap.engine.recomputer import GOAL_DEPTH
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
+    import torch
     from numpy.typing import NDArray
 
 LAG: Final = 2
@@ -37,21 +37,24 @@ AHEAD: Final = 2
 DWELL: Final = 1
 """Moments after its last use for which it is still there, where that was not seen."""
 
+GROWTH: Final = 1.25
+"""Size of a tensor that stays, over the planned one, up to which the plan holds for it."""
+
 MOST_MOMENTS: Final = 96
 """Moments that a solver sees; of longer steps, each stands for several, with the most of them."""
 
 
 class Key(NamedTuple):
-    """Name of a tensor's save: it is the same in steps that recompute other modules.
+    """Name of a tensor's save: it is the same in the next step, whatever the size of its batch.
 
     Attributes:
         scope: path of the module that saves it.
-        nbytes: of the tensor, which may be a view of larger memory.
-        nth: among the saves of this size in that module, in a step.
+        dtype: of the tensor.
+        nth: among the saves of this dtype in that module, in a step.
     """
 
     scope: str
-    nbytes: int
+    dtype: torch.dtype
     nth: int
 
 
@@ -95,8 +98,7 @@ class Saved:
         born: moment of its save.
         first_use: moment of its first use in backward.
         last: moment of its last use, or the last at which the operator still holds it.
-        needs: the saves from which it is computed again, if it can be. In a module that is
-            recomputed these are not there.
+        needs: the saves from which it is computed again, if it can be.
         left: last moment at which forward itself holds its memory; 0: that of its save.
         depth: number of operators in a row that compute it again, if its inputs are there.
         product: whether a matrix product or a convolution is one of these.
@@ -119,40 +121,6 @@ class Saved:
         return any(way.action == REMAT for way in self.ways)
 
 
-@dataclass(frozen=True, slots=True)
-class Region:
-    """A module that can be recomputed as a whole.
-
-    Attributes:
-        path: of the module.
-        added_s: seconds that its second forward takes.
-        input_bytes: of its inputs that are held instead, and that nobody else saves.
-    """
-
-    path: str
-    added_s: float
-    input_bytes: int
-
-    def has(self, saved: Saved) -> bool:
-        """Whether a tensor is saved in it and nowhere else."""
-        return all(is_within(name.scope, self.path) for name in saved.names)
-
-    def touches(self, saved: Saved) -> bool:
-        """Whether a tensor is saved in it, and maybe elsewhere, too."""
-        return any(is_within(name.scope, self.path) for name in saved.names)
-
-    def prevents(self, saved: Saved) -> bool:
-        """Whether a tensor outside of it cannot be computed again while it is recomputed."""
-        return not self.has(saved) and any(
-            is_within(need.name.scope, self.path) for need in saved.needs
-        )
-
-
-def is_within(scope: str, path: str) -> bool:
-    """Whether a module is the one of this path, or lies in it."""
-    return scope == path or scope.startswith(path + ".")
-
-
 class Decided(NamedTuple):
     """A plan's word for one tensor.
 
@@ -166,14 +134,21 @@ class Decided(NamedTuple):
     number: int
     nbytes: int
 
+    def allows(self, nbytes: int) -> bool:
+        """Whether a tensor of so many bytes is still the one that the plan has decided about.
+
+        A codec and an operator take off bytes whatever the size; a larger one that stays takes
+        more than was planned.
+        """
+        return self.action != KEEP or nbytes <= GROWTH * self.nbytes
+
 
 @dataclass(frozen=True, slots=True)
 class FitPlan:
     """A decision for each tensor of a step.
 
     Attributes:
-        decided: by save; those of recomputed modules are left out.
-        regions: paths of the modules that are recomputed.
+        decided: by save.
         peak_bytes: predicted most bytes of saved tensors at a moment.
         added_s: predicted seconds that it adds to a step.
         raw_bytes: of the tensors that it decides about.
@@ -181,7 +156,6 @@ class FitPlan:
     """
 
     decided: Mapping[Key, Decided]
-    regions: frozenset[str]
     peak_bytes: int
     added_s: float
     raw_bytes: int
@@ -189,50 +163,34 @@ class FitPlan:
 
 
 class Problem:
-    """A step's saved tensors and regions, as tables.
+    """A step's saved tensors, as tables.
 
     Attributes:
         saved: the tensors.
-        regions: that may be recomputed; one may lie in another.
-        members: by region, the indices of its tensors.
-        prevented: by region, the indices of the tensors that it keeps from being computed again.
         too_deep: indices of tensors that cannot all be computed again: one needs the next, and
             together they are more than `GOAL_DEPTH` operators in a row.
     """
 
-    def __init__(
-        self, saved: Collection[Saved], regions: Collection[Region], *, in_line: bool
-    ) -> None:
+    def __init__(self, saved: Collection[Saved], *, in_line: bool) -> None:
         """A problem.
 
         Args:
             saved: at least one tensor.
-            regions: those without tensors are left out.
             in_line: whether encodes run where a tensor is saved, and nothing is decoded ahead.
         """
         self.saved = tuple(saved)
         self._lag, self._ahead = (0, 0) if in_line else (LAG, AHEAD)
         self.n_moments = 1 + max(s.last for s in self.saved)
-        members = {r: tuple(i for i, s in enumerate(self.saved) if r.has(s)) for r in regions}
-        self.regions = tuple(r for r in regions if members[r])
-        self.members = tuple(members[r] for r in self.regions)
-        self._shared = tuple(
-            tuple(s for s in self.saved if r.touches(s) and not r.has(s)) for r in self.regions
-        )
-        self.prevented = tuple(
-            frozenset(i for i, s in enumerate(self.saved) if r.prevents(s)) for r in self.regions
-        )
         self.too_deep = tuple(self._too_deep())
 
     def having(self, saved: Collection[Saved]) -> Problem:
-        """The problem without regions, with other prices.
+        """The problem with other prices.
 
         Args:
             saved: the tensors, in their order.
         """
         found = copy(self)
         found.saved = tuple(saved)
-        found.regions = found.members = found.prevented = ()
         return found
 
     def _too_deep(self) -> Iterator[frozenset[int]]:
@@ -279,7 +237,7 @@ class Problem:
                 )
                 for i, one in enumerate(self.saved)
             }
-            if self.plan(ways, ()).peak_bytes <= room_bytes:
+            if self.plan(ways).peak_bytes <= room_bytes:
                 return frozenset(self.saved[i].names[0] for i in found)
         return frozenset()
 
@@ -288,7 +246,7 @@ class Problem:
         return frozenset(one.names[0] for one in self.saved if one.recomputable)
 
     def added_s(self, plan: FitPlan) -> float:
-        """Seconds that a plan without regions adds to a step, at this problem's prices."""
+        """Seconds that a plan adds to a step, at this problem's prices."""
         return sum(
             way.added_s
             for saved in self.saved
@@ -311,42 +269,20 @@ class Problem:
             found[before:end] = one.nbytes + encoded
         return found
 
-    def bytes_of_region(self, index: int) -> NDArray[np.float64]:
-        """Bytes at each moment of a region that is recomputed."""
-        inside = [self.saved[i] for i in self.members[index]]
-        found = np.zeros(self.n_moments)
-        born, last = min(s.born for s in inside), max(s.last for s in inside)
-        found[born : last + 1] = self.regions[index].input_bytes
-        again = min(s.first_use for s in inside)
-        for one in inside:
-            found[again : one.last + 1] += one.nbytes
-        for one in self._shared[index]:  # its second forward reads them before their own use
-            found[again : one.first_use] += one.nbytes
-        return found
-
-    def plan(self, ways: Mapping[int, Way], regions: Collection[int]) -> FitPlan:
-        """The plan that holds tensors in these ways and recomputes these regions.
-
-        Args:
-            ways: by index of the tensor.
-            regions: indices; their tensors are not among ``ways``.
-        """
+    def plan(self, ways: Mapping[int, Way]) -> FitPlan:
+        """The plan that holds tensors in these ways. Args: ways: by index of the tensor."""
         total = np.zeros(self.n_moments)
         raw_bytes = sum(self.saved[i].nbytes for i in ways)
         for index, way in ways.items():
             total += self.bytes_of(index, way)
-        for index in regions:
-            total += self.bytes_of_region(index)
-        added_s = sum(w.added_s for w in ways.values())
         return FitPlan(
             {
                 name: Decided(way.action, i, self.saved[i].nbytes)
                 for i, way in ways.items()
                 for name in self.saved[i].names
             },
-            frozenset(self.regions[i].path for i in regions),
             int(total.max()),
-            added_s + sum(self.regions[i].added_s for i in regions),
+            sum(w.added_s for w in ways.values()),
             raw_bytes,
             Counter(way.action for way in ways.values()),
         )

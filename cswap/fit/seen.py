@@ -92,8 +92,7 @@ class Step:
         n_moments: how many saves and uses there were.
         n_uses: how many uses.
         small_bytes: of tensors that are left alone (too small, for the most part).
-        kept: raw bytes of the tensors that stay by the plan, by their number there; below 0, inputs
-            of modules that are recomputed.
+        kept: raw bytes of the tensors that stay by the plan, by their number there.
         unknown_bytes: raw bytes of tensors that the plan does not know.
         hooks_s: seconds of this thread in the engine.
         began_s: when its forward began.

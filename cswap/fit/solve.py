@@ -1,9 +1,8 @@
 """Finds the plan of a goal: the least time within bytes, or the fewest bytes within a time.
 
 Both are mixed-integer linear programs, solved by HiGHS (`scipy.optimize.milp`): one of its ways
-for each tensor, unless a region that holds it is recomputed. Where scipy is missing, or HiGHS finds
-nothing in its time, a greedy search takes, at the fullest moment, the change that adds the least
-time per byte.
+for each tensor. Where scipy is missing, or HiGHS finds nothing in its time, a greedy search takes,
+at the fullest moment, the change that adds the least time per byte.
 """
 
 from __future__ import annotations
@@ -19,7 +18,11 @@ from cswap.fit.background import is_ending
 from cswap.fit.problem import FitPlan, Problem, Way, thinned
 
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
     from numpy.typing import NDArray
+
+    _Change: TypeAlias = tuple[float, NDArray[np.float64], int, Way]
 
 TIME_LIMIT_S: Final = 5.0
 """Of one solution."""
@@ -65,11 +68,10 @@ def within_time(problem: Problem, limit_s: float, *, exact: bool = True) -> FitP
 
 @dataclass(frozen=True, slots=True)
 class _Variable:
-    """A binary variable: a tensor's way, or a region that is recomputed (``way`` is None)."""
+    """A binary variable: a tensor's way."""
 
     index: int
-    way: Way | None
-    added_s: float
+    way: Way
 
 
 class _Table:
@@ -78,8 +80,7 @@ class _Table:
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         ways = ((i, way) for i, s in enumerate(problem.saved) for way in s.ways)
-        self._variables = [_Variable(i, way, way.added_s) for i, way in ways]
-        self._variables += [_Variable(i, None, r.added_s) for i, r in enumerate(problem.regions)]
+        self._variables = [_Variable(i, way) for i, way in ways]
 
     def solve(self, *, limit_bytes: float, limit_s: float) -> FitPlan | None:
         """The best plan that HiGHS finds; None: none, or no scipy, or the process ends.
@@ -95,7 +96,7 @@ class _Table:
             return None
         n = len(self._variables)
         nbytes, once, apart = self._bytes(), self._once(), self._apart()
-        added = MS * np.array([v.added_s for v in self._variables])
+        added = MS * np.array([v.way.added_s for v in self._variables])
         least_bytes = math.isinf(limit_bytes)
         # The last variable is the peak in MiB.
         peak = np.full((len(nbytes), 1), -1.0)
@@ -129,63 +130,41 @@ class _Table:
 
     def _bytes(self) -> NDArray[np.float64]:
         # [moments, variables] in MiB; moments that repeat one before are left out.
-        rows = [
-            thinned(
-                self._problem.bytes_of_region(v.index)
-                if v.way is None
-                else self._problem.bytes_of(v.index, v.way)
-            )
-            for v in self._variables
-        ]
+        rows = [thinned(self._problem.bytes_of(v.index, v.way)) for v in self._variables]
         found: NDArray[np.float64] = np.unique(np.array(rows) / MIB, axis=1).T
         return found
 
     def _once(self) -> list[tuple[int, int]]:
         # (tensor, variable) where the variable decides about the tensor: one of them does.
-        return [
-            (i, column)
-            for column, v in enumerate(self._variables)
-            for i in ([v.index] if v.way is not None else self._problem.members[v.index])
-        ]
+        return [(v.index, column) for column, v in enumerate(self._variables)]
 
     def _apart(self) -> list[list[int]]:
-        # Variables that cannot all be 1: a tensor computed again and a region that prevents it, or
-        # tensors that would be computed from each other in too many operators.
-        again = {
-            v.index: c for c, v in enumerate(self._variables) if v.way and v.way.action == REMAT
-        }
-        prevented = [
-            [again[i], column]
-            for column, variable in enumerate(self._variables)
-            if variable.way is None
-            for i in self._problem.prevented[variable.index]
-            if i in again
-        ]
-        return prevented + [[again[i] for i in chain] for chain in self._problem.too_deep]
+        # Variables that cannot all be 1: tensors that would be computed from each other in too many
+        # operators.
+        again = {v.index: c for c, v in enumerate(self._variables) if v.way.action == REMAT}
+        return [[again[i] for i in chain] for chain in self._problem.too_deep]
 
     def _plan(self, x: NDArray[np.float64]) -> FitPlan:
         chosen = [v for v, value in zip(self._variables, x[:-1], strict=True) if value > 0.5]
-        ways = {v.index: v.way for v in chosen if v.way is not None}
-        return self._problem.plan(ways, [v.index for v in chosen if v.way is None])
+        return self._problem.plan({v.index: v.way for v in chosen})
 
 
 class _Search:
-    """The greedy search's state: a way for each tensor, the regions, bytes at each moment."""
+    """The greedy search's state: a way for each tensor, and bytes at each moment."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.ways = {i: _kept(s.ways) for i, s in enumerate(problem.saved)}
-        self.regions: list[int] = []
         self.total = sum(
             (problem.bytes_of(i, w) for i, w in self.ways.items()), np.zeros(problem.n_moments)
         )
         self.added_s = sum(w.added_s for w in self.ways.values())
 
-    def changes(self) -> list[tuple[float, NDArray[np.float64], int, Way | None]]:
-        """Every change: seconds that it adds, bytes at each moment, index, way (None: region)."""
+    def changes(self) -> list[_Change]:
+        """Every change: seconds that it adds, bytes at each moment, index, way."""
         problem = self.problem
         again = {i for i, way in self.ways.items() if way.action == REMAT}
-        found: list[tuple[float, NDArray[np.float64], int, Way | None]] = []
+        found: list[_Change] = []
         for i, now in self.ways.items():
             before = problem.bytes_of(i, now)
             found += [
@@ -194,34 +173,18 @@ class _Search:
                 if w is not now
                 if w.action != REMAT or self._may_run(i, again)
             ]
-        for n, region in enumerate(problem.regions):
-            inside = problem.members[n]
-            if all(i in self.ways for i in inside) and not problem.prevented[n] & again:
-                change = problem.bytes_of_region(n)
-                for i in inside:
-                    change = change - problem.bytes_of(i, self.ways[i])
-                added_s = region.added_s - sum(self.ways[i].added_s for i in inside)
-                found.append((added_s, change, n, None))
         return found
 
     def _may_run(self, index: int, again: set[int]) -> bool:
         # Whether a tensor can be computed again besides these.
-        problem = self.problem
-        if any(index in problem.prevented[r] for r in self.regions):
-            return False
-        return not any(index in chain and chain - {index} <= again for chain in problem.too_deep)
+        too_deep = self.problem.too_deep
+        return not any(index in chain and chain - {index} <= again for chain in too_deep)
 
-    def take(self, change: tuple[float, NDArray[np.float64], int, Way | None]) -> None:
+    def take(self, change: _Change) -> None:
         """Make a change."""
-        added_s, nbytes, index, way = change
+        added_s, nbytes, index, self.ways[index] = change
         self.added_s += added_s
         self.total = self.total + nbytes
-        if way is not None:
-            self.ways[index] = way
-            return
-        self.regions.append(index)
-        for i in self.problem.members[index]:
-            del self.ways[i]
 
 
 def _greedy(problem: Problem, limit_bytes: float, limit_s: float) -> FitPlan:
@@ -238,7 +201,7 @@ def _greedy(problem: Problem, limit_bytes: float, limit_s: float) -> FitPlan:
         if not useful:
             break
         state.take(min(useful, key=lambda c: max(c[0], 0.0) / -c[1][moment]))
-    return problem.plan(state.ways, state.regions)
+    return problem.plan(state.ways)
 
 
 def _kept(ways: tuple[Way, ...]) -> Way:

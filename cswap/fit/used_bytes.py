@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 
+from cswap import hook_stack
 from cswap.errors import InternalError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from cswap.stats.counters import Counters
 
@@ -52,6 +55,32 @@ class UsedBytes:
             known.name, known.nbytes = name, storage.nbytes()
             self._counters.hold(device=known.nbytes)
         return name
+
+    @contextmanager
+    def counted(self, module: torch.nn.Module) -> Iterator[None]:
+        """Around a module's second forward: torch holds the tensors that it saves.
+
+        Args:
+            module: whose parameters and buffers do not count.
+        """
+        below = hook_stack.top(False)
+        if below is None:
+            yield
+            return
+        outside = (*module.parameters(), *module.buffers())
+        plain = (torch.Tensor, torch.nn.Parameter)
+        known = {x.untyped_storage().data_ptr() for x in outside if type(x) in plain}
+        pack_below, unpack_below = below
+
+        def pack(x: torch.Tensor) -> Any:
+            storage = storage_of(x)
+            if storage is not None and storage.data_ptr() not in known:
+                known.add(storage.data_ptr())
+                self.add(storage)
+            return pack_below(x)
+
+        with saved_tensors_hooks(pack, unpack_below):
+            yield
 
     def settle(self) -> None:
         """Take off those that are gone."""

@@ -11,7 +11,7 @@ from cswap.fit.problem import FitPlan
 
 
 def plan(peak_bytes, added_s=1.0):
-    return FitPlan({}, frozenset(), peak_bytes, added_s, 0, Counter())
+    return FitPlan({}, peak_bytes, added_s, 0, Counter())
 
 
 def look(made, measured):

@@ -59,23 +59,3 @@ def test_a_plan_of_these_ways_can_be_kept(explored, share):
     assert seen == [0, 0, 0]
     assert handle.goal.held
     assert handle.stats.fallbacks == 0
-
-
-def test_containers_are_followed_only_while_they_are_recomputed(monkeypatch, install):
-    monkeypatch.setattr("cswap.remat.operators._PRODUCTS", {})
-
-    def block():
-        layers = [torch.nn.Linear(32, 32), torch.nn.Tanh(), torch.nn.Linear(32, 32)]
-        return torch.nn.Sequential(*layers)
-
-    model = torch.nn.Sequential(*(block() for _ in range(4)))
-    handle = install(model, fit="min", slowdown=100.0)
-    for _ in range(STEPS):
-        model(torch.randn(256, 32)).sum().backward()
-    recomputed = set(handle.goal.modules)
-    assert recomputed
-    for path, module in model.named_children():
-        assert ("_call_impl" in module.__dict__) == (path in recomputed)
-    assert handle.stats.fallbacks == 0
-    handle.remove()
-    assert not any("_call_impl" in m.__dict__ for m in model.modules())

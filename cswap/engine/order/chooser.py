@@ -98,5 +98,5 @@ class Chooser(Protocol):
         ...
 
     def missed(self) -> None:
-        """A tensor was saved that nobody has decided about, in a step without a look."""
+        """Another tensor was saved than in the step before; without a look, or one more."""
         ...
