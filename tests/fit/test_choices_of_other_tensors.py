@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -100,7 +101,7 @@ def test_probabilities_stay_exact_where_a_lossy_codec_was_chosen():
     torch.manual_seed(0)
     plain = Probabilities()
     ours = copy.deepcopy(plain)
-    options = {"fit": "min", "slowdown": 30.0, "lossy": "int8", "guard_every": 0, "remat": False}
+    options: dict[str, Any] = {"fit": "min", "slowdown": 30.0, "lossy": "int8", "guard_every": 0, "remat": False}
     with cswap.install(ours, min_bytes=0, **options) as handle:
         for n in (0, 1, 0, 1, 0, 0, 1, 0, 1, 1, 0, 1):
             found, wanted = gradients(ours, n), gradients(plain, n)
@@ -120,7 +121,7 @@ def test_a_wrong_choice_is_a_counted_fallback(codec, make, x, monkeypatch):
     torch.manual_seed(0)
     plain = make()
     ours = copy.deepcopy(plain)
-    options = {"fit": "min", "lossy": "int8", "guard_every": 0, "remat": False}
+    options: dict[str, Any] = {"fit": "min", "lossy": "int8", "guard_every": 0, "remat": False}
     with cswap.install(ours, min_bytes=0, **options) as handle:
         for _ in range(3):
             assert all(map(torch.equal, gradients(ours, x), gradients(plain, x)))
