@@ -5,15 +5,16 @@ Note [phases]
 exploring   `EXPLORED` steps with each tensor in its smallest form (exploration.py).
 planning    the same, until a thread beside the training has made the plan (solve.py).
 obeying     the plan; each step is measured, and the next plan corrected by that (correction.py). A
-            step of other or larger tensors (drift) is explored again. When the tensors' times have
+            step of other tensors (drift) is explored again; if its tensors are larger, the next
+            plan is made for that size, so it is for the fullest step. When the tensors' times have
             been measured under the plan (way_times.py), another plan is made with these, and obeyed
             if it takes less time. At most `MOST_REPRICED` times. In the end, or if such a plan
             turns out to be above the limit, the plan that took the least time is obeyed.
             Where no plan holds the limit, the smallest one is obeyed; if it does not either, an
             error names what it takes.
-changing    the same, where the steps have drifted from `MOST_DRIFTS` plans: their sizes depend on
-            data. The last plan decides about the tensors that it knows, and the others are held in
-            their smallest way. Nothing is explored any more.
+changing    the same, where the steps have drifted from `MOST_DRIFTS` plans: what they save depends
+            on data. The last plan decides about the tensors that it knows, and the others are held
+            in their smallest way. Nothing is explored any more.
 
 Note [bytes that a limit leaves for saved tensors]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -56,14 +57,14 @@ SAFETY: Final = 0.1
 """Share of the saved bytes by which the goal that an error names is above the measured one."""
 
 DRIFT: Final = 0.05
-"""Share of a step's raw bytes in tensors that the plan does not know, or knows as much smaller
-ones, from which it is drift; also the share that is missing in `LOOK_EVERY` steps in a row."""
+"""Share of a step's raw bytes in tensors that the plan does not know, from which it is drift; also
+the share that is missing in `LOOK_EVERY` equal steps in a row."""
 
 DRIFT_EVERY: Final = 8
 """Least steps between two explorations because of drift: shapes may change in every step."""
 
 MOST_DRIFTS: Final = 3
-"""Explorations because of drift, after which the sizes are taken to depend on data."""
+"""Explorations because of drift, after which no plan is taken to know all steps."""
 
 _OBEYS: Final = ("obeying", "changing")
 """Phases in which a plan decides."""
@@ -233,7 +234,7 @@ class FitController:
             return
         if self._since <= SETTLING:
             return
-        if self._explore_if_drifted(step):
+        if self._explore_if_drifted(step) or self._plan_for_larger(step, plan):
             return
         if self._asked.limit_bytes is None:
             self._keep_time()
@@ -247,6 +248,8 @@ class FitController:
         plan = self._plan
         if plan is None or not step.looked or self._phase == "changing":
             return False
+        if step.changed:  # sizes vary
+            self._raw_bytes.clear()
         self._raw_bytes.append(step.raw_bytes - step.unknown_bytes)
         smaller = len(self._raw_bytes) == LOOK_EVERY
         smaller = smaller and max(self._raw_bytes) < (1 - DRIFT) * plan.raw_bytes
@@ -256,13 +259,24 @@ class FitController:
             if self._drifts > MOST_DRIFTS:
                 self._phase = "changing"
                 log.warning(
-                    "fit: the sizes of saved tensors change from step to step. The goal is held as "
-                    "far as the last plan goes; handle.goal says whether it is."
+                    "fit: steps save other tensors again and again. The goal is held as far as the "
+                    "last plan goes; handle.goal says whether it is."
                 )
             else:
                 log.info("fit: the step has changed; it is explored again.")
                 self._explore()
         return drifted
+
+    def _plan_for_larger(self, step: Step, plan: FitPlan) -> bool:
+        # Tensors have grown beyond the plan: whether another one is made for the new sizes.
+        more = sum(step.grown.values()) > DRIFT * max(plan.raw_bytes, 1)
+        if more and self._problem is not None:
+            before = sum(one.nbytes for one in self._problem.saved)
+            self._problem = self._problem.grown(step.grown)
+            factor = sum(one.nbytes for one in self._problem.saved) / before
+            self._plain_s = factor * (self._plain_s or 0.0)
+            self._begin_planning()
+        return more
 
     # -------------------------------------------------------------- corrections
 

@@ -27,7 +27,7 @@ class Exploration:
     """The explored steps of a model, until a problem is posed.
 
     Attributes:
-        problem: of the last step; None: there were too few.
+        problem: of the fullest step but the first; None: there were too few.
         plain_s: seconds of forward and backward without cswap.
     """
 
@@ -51,7 +51,8 @@ class Exploration:
             self._chooser.stored = problem.in_the_way(room_bytes, self._again)
             self._again = problem.computed_again()
             return
-        self.problem = Problem(saved, in_line=self._chooser.unified)
         later = self._steps[1:]
+        fullest = self._chooser.saved(max(later, key=lambda step: step.raw_bytes))
+        self.problem = Problem(fullest, in_line=self._chooser.unified)
         self.plain_s = min(max(s.step_s - s.hooks_s, 1e-9) for s in later)
         self._steps.clear()

@@ -95,8 +95,8 @@ class Goal:
         asked_bytes: the limit; None: the least memory.
         asked_slowdown: the limit of time; None: the least time.
         phase: "exploring" (steps with every tensor in its smallest form), "planning" (the same,
-            until the plan is there), "obeying", "changing" (the same, but the sizes of tensors
-            depend on data, which was logged; only a plan for other sizes is there), "unreachable"
+            until the plan is there), "obeying", "changing" (the same, but steps save other
+            tensors again and again, which was logged: no plan knows them all), "unreachable"
             (the error has been raised, or logged if the limit is the device's; the plan of the
             least memory is obeyed), "given up" (cswap decides as without a goal; the log has the
             reason).

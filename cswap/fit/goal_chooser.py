@@ -106,7 +106,7 @@ class GoalChooser:
         self.exploring = True
         self.stored: frozenset[Key] = frozenset()
         self.decided: Mapping[Key, Decided] = {}
-        self.several_forwards = self._missed = False
+        self.several_forwards = False
         self.step = Step(explored=True)
         self._thread = threading.get_ident()
         self._count: Counter[tuple[str, torch.dtype]] = Counter()
@@ -123,18 +123,18 @@ class GoalChooser:
 
     def look(self) -> None:
         """A new step begins, in this thread: look at it, if a look is due."""
-        n = self._n_steps
-        if self._missed:
+        n, before = self._n_steps, self.step
+        if before.changed:
             self._looks_until = n + LOOK_EVERY
         looks = self._is_due()
-        before, self.step = self.step, Step(explored=self.exploring, looked=looks)
-        if not before.explored and not self._missed:
+        self.step = Step(explored=self.exploring, looked=looks)
+        if not before.explored and not before.changed:
             self.times.settle(before, self.decided)
         self._look(looks=looks)
         self._counts_small = self.exploring or n % LOOK_EVERY == 0
         if not self._counts_small:
             self.step.small_bytes = before.small_bytes
-        self._n_steps, self._missed = n + 1, False
+        self._n_steps = n + 1
         self._thread = threading.get_ident()
         self._kept = None
         self._count.clear()
@@ -170,7 +170,7 @@ class GoalChooser:
         return [
             Saved(
                 tuple(one.names),
-                one.nbytes,
+                known.nbytes,
                 self._measured(one.names[0]),
                 one.born,
                 one.first_use,
@@ -179,10 +179,11 @@ class GoalChooser:
                 min(max(one.left - 1, one.born), max(one.first_use - 1, one.born)),
                 formula.depth,
                 formula.product,
-            )
+            ).of_size(one.nbytes)
             for one in step.seen.values()
             if one.last_use
             for formula in [self._formulas.get(one.names[0], NO_FORMULA)]
+            for known in [self._ways[one.names[0]]]
         ]
 
     @staticmethod
@@ -264,7 +265,7 @@ class GoalChooser:
 
     def missed(self) -> None:
         """See `Chooser`."""
-        self._missed = True
+        self.step.changed = True
 
     def used(self) -> None:
         """See `Chooser`."""
@@ -306,17 +307,19 @@ class GoalChooser:
 
     def _planned(self, key: Key, handle: Handle, again_s: Callable[[], float | None]) -> str | None:
         # None: the smallest way.
-        decided = self.decided.get(key)
-        known = decided is not None and decided.allows(handle.raw_nbytes)
+        decided, nbytes = self.decided.get(key), handle.raw_nbytes
         if (
             decided is None
-            or not known
             or not self._may(decided.action, handle)
             or (decided.action == REMAT and again_s() is None)
         ):
-            self.step.unknown_bytes += handle.raw_nbytes
+            self.step.unknown_bytes += nbytes
             return None
-        return decided.action
+        if decided.allows(nbytes):
+            return decided.action
+        self.step.grown[decided.number] = nbytes
+        # A codec and an operator take off bytes whatever the size; what stays is more than planned.
+        return None if decided.action == KEEP else decided.action
 
     def _may(self, action: str, handle: Handle) -> bool:
         # Whether this tensor's tolerance allows a way, and the guard does.
@@ -329,9 +332,9 @@ class GoalChooser:
     def _ways_now(
         self, key: Key, handle: Handle, candidates: Callable[[], tuple[Candidate, ...]]
     ) -> dict[str, Way]:
-        # Of a tensor of another size than the last one of this name, they are found anew.
+        # While a step is explored, those of another size than the last one are found anew.
         known = self._ways.get(key)
-        if known is None or known.nbytes != handle.raw_nbytes:
+        if known is None or (self.exploring and known.nbytes != handle.raw_nbytes):
             found = self._ways_of(handle.raw_nbytes, candidates())
             known = self._ways[key] = _Ways(handle.raw_nbytes, found)
             for action in found:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -38,7 +38,7 @@ DWELL: Final = 1
 """Moments after its last use for which it is still there, where that was not seen."""
 
 GROWTH: Final = 1.25
-"""Size of a tensor that stays, over the planned one, up to which the plan holds for it."""
+"""Size of a tensor, over the planned one, up to which a plan holds for it."""
 
 MOST_MOMENTS: Final = 96
 """Moments that a solver sees; of longer steps, each stands for several, with the most of them."""
@@ -58,8 +58,7 @@ class Key(NamedTuple):
     nth: int
 
 
-@dataclass(frozen=True, slots=True)
-class Way:
+class Way(NamedTuple):
     """A way to hold a saved tensor.
 
     Attributes:
@@ -120,6 +119,15 @@ class Saved:
         """Whether it can be computed again."""
         return any(way.action == REMAT for way in self.ways)
 
+    def of_size(self, nbytes: int) -> Saved:
+        """The tensor with so many raw bytes: its ways take bytes and seconds in proportion."""
+        factor = nbytes / max(1, self.nbytes)
+        ways = (
+            way._replace(held_bytes=int(factor * way.held_bytes), added_s=factor * way.added_s)
+            for way in self.ways
+        )
+        return replace(self, nbytes=nbytes, ways=tuple(ways)) if factor != 1 else self
+
 
 class Decided(NamedTuple):
     """A plan's word for one tensor.
@@ -135,12 +143,8 @@ class Decided(NamedTuple):
     nbytes: int
 
     def allows(self, nbytes: int) -> bool:
-        """Whether a tensor of so many bytes is still the one that the plan has decided about.
-
-        A codec and an operator take off bytes whatever the size; a larger one that stays takes
-        more than was planned.
-        """
-        return self.action != KEEP or nbytes <= GROWTH * self.nbytes
+        """Whether the plan holds for a tensor of so many bytes."""
+        return nbytes <= GROWTH * self.nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +188,7 @@ class Problem:
         self.too_deep = tuple(self._too_deep())
 
     def having(self, saved: Collection[Saved]) -> Problem:
-        """The problem with other prices.
+        """The problem with other prices or bytes.
 
         Args:
             saved: the tensors, in their order.
@@ -240,6 +244,11 @@ class Problem:
             if self.plan(ways).peak_bytes <= room_bytes:
                 return frozenset(self.saved[i].names[0] for i in found)
         return frozenset()
+
+    def grown(self, nbytes: Mapping[int, int]) -> Problem:
+        """The problem with larger tensors. Args: nbytes: their raw bytes, by index."""
+        saved = enumerate(self.saved)
+        return self.having([s.of_size(max(s.nbytes, nbytes.get(i, 0))) for i, s in saved])
 
     def computed_again(self) -> frozenset[Key]:
         """First saves of the tensors that can be computed again."""

@@ -94,6 +94,8 @@ class Step:
         small_bytes: of tensors that are left alone (too small, for the most part).
         kept: raw bytes of the tensors that stay by the plan, by their number there.
         unknown_bytes: raw bytes of tensors that the plan does not know.
+        grown: raw bytes of tensors that are larger than the plan knows them, by their number there.
+        changed: it saved another tensor than the step before.
         hooks_s: seconds of this thread in the engine.
         began_s: when its forward began.
         ended_s: when its last tensor was used.
@@ -109,6 +111,8 @@ class Step:
     small_bytes: int = 0
     kept: dict[int, int] = field(default_factory=dict)
     unknown_bytes: int = 0
+    grown: dict[int, int] = field(default_factory=dict)
+    changed: bool = False
     hooks_s: float = 0.0
     began_s: float = field(default_factory=time.perf_counter)
     ended_s: float = 0.0

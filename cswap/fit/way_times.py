@@ -95,7 +95,7 @@ class WayTimes:
             seconds = measured.get((i, way.action))
             if seconds is None:
                 seconds = way.added_s + excess_s.get(_kind(way), 0.0)
-            return replace(way, added_s=seconds)
+            return way._replace(added_s=seconds)
 
         def with_prices(i: int, saved: Saved) -> Saved:
             return replace(saved, ways=tuple(price(i, way) for way in saved.ways))
