@@ -28,7 +28,7 @@ from torch.compiler import is_compiling
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 from cswap import hook_stack
-from cswap.dynamo import begin_below, set_compiler, warn_of_tracing
+from cswap.dynamo import begin_below, leave_alone, set_compiler, warn_of_tracing
 from cswap.engine.saved.module_stack import OUTSIDE
 from cswap.errors import ConfigError
 from cswap.guard.guard import make_guard
@@ -72,6 +72,9 @@ class OperatorRecorder(TorchFunctionMode):
             self._scopes.operator = outer
 
 
+begin_below(OperatorRecorder.__torch_function__)
+
+
 class HookPair:
     """One push of an engine's two hooks onto a thread's stack. See the Note.
 
@@ -113,6 +116,7 @@ class HookPair:
         if self._recorder is not None:
             self._recorder.active = False
 
+    @leave_alone
     def pack(self, tensor: torch.Tensor) -> object:
         """See `SwapEngine.pack`."""
         if self.active:

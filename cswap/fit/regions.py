@@ -30,6 +30,7 @@ from torch.compiler import is_compiling
 from torch.nn.parameter import is_lazy
 
 from cswap import hook_stack
+from cswap.dynamo import leave_alone
 from cswap.engine.saved.eligibility import is_wrapped
 from cswap.engine.transfer.handle import version_counter
 from cswap.fit.problem import Region, is_within
@@ -120,6 +121,7 @@ class RegionTimer:
                 return True
         return False
 
+    @leave_alone
     def _enter(
         self,
         calls: _Calls,
@@ -135,6 +137,7 @@ class RegionTimer:
             calls.random_state = _random_state()
             calls.began_s = _now(args) - self._chooser.step.hooks_s
 
+    @leave_alone
     def _leave(
         self,
         calls: _Calls,

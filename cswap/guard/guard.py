@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from cswap.advisor.lossy_fallback import harshest, lossy_part
+from cswap.dynamo import leave_alone
 from cswap.engine.saved.eligibility import is_tracing
 from cswap.errors import UnsupportedError
 from cswap.guard.gradient_check import compare
@@ -208,6 +209,7 @@ class Guard:
 
     # --------------------------------------------------- hooks on the module
 
+    @leave_alone
     def _enter(
         self, probe: _Probe, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
@@ -221,6 +223,7 @@ class Guard:
         probe.begin = len(self._observer.seen or ())
         probe.call = call
 
+    @leave_alone
     def _leave(self, probe: _Probe, _module: torch.nn.Module, _args: Any, output: Any) -> None:
         if torch.compiler.is_compiling() or probe.call is None or not probe.handles:
             return
@@ -305,6 +308,7 @@ def _ask_for_gradients(
     return handles
 
 
+@leave_alone
 def _note_gradient(call: Call, index: int, gradient: torch.Tensor) -> None:
     # Runs in backward. The first gradient is enough: a second backward adds nothing to the check.
     if torch.compiler.is_compiling() or index in call.gradients:
