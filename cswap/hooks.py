@@ -32,6 +32,7 @@ from cswap.dynamo import begin_below, leave_alone, set_compiler, warn_of_tracing
 from cswap.engine.saved.module_stack import OUTSIDE
 from cswap.errors import ConfigError
 from cswap.guard.guard import make_guard
+from cswap.hook_stack import are_disabled
 from cswap.module_calls import FollowedModule
 from cswap.module_patch import ModulePatch, mark
 from cswap.quiet_modules.quiet_modules import QuietModules
@@ -75,14 +76,14 @@ class OperatorRecorder(TorchFunctionMode):
 begin_below(OperatorRecorder.__torch_function__)
 
 
-class HookPair:
+class HookPair(hook_stack.Owner):
     """One push of an engine's two hooks onto a thread's stack. See the Note.
 
     Attributes:
         active: whether the engine gets the tensors that are saved.
     """
 
-    __slots__ = ("__weakref__", "_engine", "_pack", "_recorder", "active")
+    __slots__ = ("__weakref__", "_engine", "_pack", "_recorder")
 
     def __init__(self, engine: SwapEngine) -> None:
         """Args: engine: packs and unpacks."""
@@ -96,11 +97,7 @@ class HookPair:
         self._pack = pack
 
     def push(self) -> None:
-        """Put the pair on this thread's stack.
-
-        Raises:
-            RuntimeError: torch's own, inside of `torch.func.grad` and its relatives.
-        """
+        """Put the pair on this thread's stack: now, or when hooks are enabled again."""
         hook_stack.push(self.pack, self._engine.unpack)
         if self._recorder is not None:
             self._recorder.__enter__()  # type: ignore[no-untyped-call]
@@ -131,6 +128,7 @@ def take_off_inactive() -> None:
         hook_stack.pop()
     while isinstance(mode := _get_current_function_mode(), OperatorRecorder) and not mode.active:  # type: ignore[no-untyped-call]
         mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+    hook_stack.drop_inactive()
 
 
 class Swapping:
@@ -234,7 +232,7 @@ class ModuleHooks:
         take_off_inactive()
 
     def _begin(self, *_call: Any) -> None:
-        if is_compiling():
+        if is_compiling() or are_disabled():
             return
         compiler = set_compiler(None)
         if self._guard is not None:  # before its own hooks on the model, if that is a single module
@@ -276,7 +274,7 @@ class _ModelCall:
         def forward(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
             target = original if function is None else function
             given = args if function is None else (module, *args)
-            if not self.active or (is_compiling() and warn_of_tracing()):
+            if not self.active or (is_compiling() and warn_of_tracing()) or are_disabled():
                 return target(*given, **kwargs)
             return self._run(target, given, kwargs)
 

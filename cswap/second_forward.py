@@ -30,6 +30,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import checkpoint
 
 from cswap.engine.saved.modified import modified_error
+from cswap.hook_stack import are_disabled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -79,7 +80,7 @@ def checkpointed(
         args: of the forward.
         kwargs: of the forward.
     """
-    if not torch.is_grad_enabled() or is_compiling():
+    if not torch.is_grad_enabled() or is_compiling() or are_disabled():  # torch's needs hooks
         return forward(*args, **kwargs)
     given = _copied((args, kwargs))
     others = [x for x in given[0] if not isinstance(x, torch.Tensor)]

@@ -11,6 +11,7 @@ if it does nothing else than to compute. So a module is never recomputed
   alone would block all;
 * that draws random numbers of Python's or NumPy's, or has a generator of its own: torch restores
   the states of its default generators only;
+* that disables hooks, as `torch.func.grad` does: torch's checkpointing has its own on the stack;
 * whose inputs are modified in place before the step ends, by itself or by others: it would be given
   other values. torch raises then.
 """
@@ -129,12 +130,13 @@ class RegionTimer:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> None:
-        if torch.is_grad_enabled() and not is_compiling():
+        if torch.is_grad_enabled() and not is_compiling() and not hook_stack.are_disabled():
             calls.in_step += 1
             calls.most_in_step = max(calls.most_in_step, calls.in_step)
             calls.collectives = _collectives()
             calls.watch(tensors_of((args, kwargs)))
             calls.random_state = _random_state()
+            calls.times_disabled = hook_stack.times_disabled()
             calls.began_s = _now(args) - self._chooser.step.hooks_s
 
     @leave_alone
@@ -146,12 +148,13 @@ class RegionTimer:
         kwargs: dict[str, Any],
         _out: Any,
     ) -> None:
-        if torch.is_grad_enabled() and not is_compiling():
+        if torch.is_grad_enabled() and not is_compiling() and not hook_stack.are_disabled():
             took_s = _now(args) - self._chooser.step.hooks_s - calls.began_s
             calls.shortest_s = min(calls.shortest_s, took_s)
             now = _collectives()
             calls.alone = calls.alone and now is not None and now == calls.collectives
             calls.draws = calls.draws or _random_state() != calls.random_state
+            calls.disables = calls.disables or hook_stack.times_disabled() != calls.times_disabled
             calls.inputs = [
                 (x.nbytes, self._chooser.saved_at(storage.data_ptr()))
                 for x in tensors_of((args, kwargs))
@@ -167,14 +170,17 @@ class _Calls:
         collectives: that had been started when the last call began; None: not known.
         draws: random numbers that torch's checkpointing does not draw again.
         random_state: of Python and NumPy when the last call began.
+        disables: hooks, as `torch.func.grad` does; torch's checkpointing has its own on the stack.
+        times_disabled: how often that had happened when the last call began.
         modified: an input was modified in place before its step ended.
     """
 
     def __init__(self) -> None:
         self.in_step = self.most_in_step = 0
         self.alone = True
-        self.draws = self.modified = False
+        self.draws = self.disables = self.modified = False
         self.random_state: object = None
+        self.times_disabled = 0
         self._watched: list[tuple[torch.Tensor, int]] = []
         self.collectives: int | None = 0
         self.began_s, self.shortest_s = 0.0, float("inf")
@@ -184,7 +190,7 @@ class _Calls:
     def may_run_twice(self) -> bool:
         """Whether nothing speaks against it, as far as its calls show."""
         once = self.most_in_step == 1
-        return once and self.alone and not self.draws and not self.modified
+        return once and self.alone and not self.draws and not self.disables and not self.modified
 
     def watch(self, inputs: list[torch.Tensor]) -> None:
         """Note the versions of a call's inputs, without holding their memory."""

@@ -35,6 +35,7 @@ from cswap.engine.saved.eligibility import is_tracing
 from cswap.errors import UnsupportedError
 from cswap.guard.gradient_check import compare
 from cswap.guard.module_rerun import Call, Copy, differentiable
+from cswap.hook_stack import are_disabled
 from cswap.log import log
 from cswap.module_patch import mark
 
@@ -285,8 +286,11 @@ class Guard:
 
 
 def is_busy() -> bool:
-    """Whether a check would disturb the user's run: no gradients, tracing, counting, or capture."""
-    if not torch.is_grad_enabled() or is_tracing():
+    """Whether a check would disturb the user's run: no gradients, tracing, counting, or capture.
+
+    Nor are tensors saved by hooks where these are disabled, as inside of `torch.func.grad`.
+    """
+    if not torch.is_grad_enabled() or is_tracing() or are_disabled():
         return True
     if torch._C._len_torch_dispatch_stack() > 0:  # noqa: SLF001 - something counts operators
         return True
