@@ -49,6 +49,8 @@ class Block(nn.Module):
             x = x * float(np.random.rand())  # noqa: NPY002 - what programs use
         elif self.kind == "generator":
             x = x * torch.rand(N, generator=self.generator)
+        elif self.kind == "transform":
+            x = x + torch.func.grad(lambda y: y.square().sum())(x.detach())
         return self.drop(self.second(self.first(x).tanh()).exp().sin())
 
 
@@ -140,6 +142,23 @@ def test_a_keyword_that_was_modified_raises():
         gradients("plain", modifies, again=True)
 
 
+def without_hooks(model, x):
+    with torch.autograd.graph.disable_saved_tensors_hooks("not here"):
+        return model(x)
+
+
+def by_transform(model, x):
+    found, loss = torch.func.grad_and_value(lambda y: model(y))(x)
+    return (found * found).sum().requires_grad_() + model(x) + loss.detach()
+
+
+@pytest.mark.parametrize("meanwhile", [without_hooks, by_transform])
+def test_where_hooks_are_disabled_a_forward_runs_once(meanwhile):
+    wanted = gradients("plain", meanwhile, again=False)
+    for one, other in zip(gradients("plain", meanwhile, again=True), wanted, strict=True):
+        assert torch.equal(one, other)
+
+
 NORMS = {
     "batch": lambda: nn.BatchNorm1d(N),
     "instance": lambda: nn.InstanceNorm1d(N, track_running_stats=True),
@@ -173,6 +192,7 @@ KINDS = {
     "python": False,
     "numpy": False,
     "generator": False,
+    "transform": False,
 }
 
 
