@@ -27,6 +27,7 @@ import torch
 from torch.compiler import is_compiling
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
+from cswap import checkpoint_inputs as checkpoint_inputs  # which watches torch's checkpointing
 from cswap import hook_stack
 from cswap.dynamo import begin_below, leave_alone, set_compiler, warn_of_tracing
 from cswap.engine.saved.module_stack import OUTSIDE
