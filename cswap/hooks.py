@@ -27,11 +27,13 @@ import torch
 from torch.compiler import is_compiling
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
+from cswap import checkpoint_inputs as checkpoint_inputs  # which watches torch's checkpointing
 from cswap import hook_stack
-from cswap.dynamo import begin_below, set_compiler, warn_of_tracing
+from cswap.dynamo import begin_below, leave_alone, set_compiler, warn_of_tracing
 from cswap.engine.saved.module_stack import OUTSIDE
 from cswap.errors import ConfigError
 from cswap.guard.guard import make_guard
+from cswap.hook_stack import are_disabled
 from cswap.module_calls import FollowedModule
 from cswap.module_patch import ModulePatch, mark
 from cswap.quiet_modules.quiet_modules import QuietModules
@@ -72,14 +74,17 @@ class OperatorRecorder(TorchFunctionMode):
             self._scopes.operator = outer
 
 
-class HookPair:
+begin_below(OperatorRecorder.__torch_function__)
+
+
+class HookPair(hook_stack.Owner):
     """One push of an engine's two hooks onto a thread's stack. See the Note.
 
     Attributes:
         active: whether the engine gets the tensors that are saved.
     """
 
-    __slots__ = ("__weakref__", "_engine", "_pack", "_recorder", "active")
+    __slots__ = ("__weakref__", "_engine", "_pack", "_recorder")
 
     def __init__(self, engine: SwapEngine) -> None:
         """Args: engine: packs and unpacks."""
@@ -93,11 +98,7 @@ class HookPair:
         self._pack = pack
 
     def push(self) -> None:
-        """Put the pair on this thread's stack.
-
-        Raises:
-            RuntimeError: torch's own, inside of `torch.func.grad` and its relatives.
-        """
+        """Put the pair on this thread's stack: now, or when hooks are enabled again."""
         hook_stack.push(self.pack, self._engine.unpack)
         if self._recorder is not None:
             self._recorder.__enter__()  # type: ignore[no-untyped-call]
@@ -113,6 +114,7 @@ class HookPair:
         if self._recorder is not None:
             self._recorder.active = False
 
+    @leave_alone
     def pack(self, tensor: torch.Tensor) -> object:
         """See `SwapEngine.pack`."""
         if self.active:
@@ -127,6 +129,7 @@ def take_off_inactive() -> None:
         hook_stack.pop()
     while isinstance(mode := _get_current_function_mode(), OperatorRecorder) and not mode.active:  # type: ignore[no-untyped-call]
         mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+    hook_stack.drop_inactive()
 
 
 class Swapping:
@@ -230,7 +233,7 @@ class ModuleHooks:
         take_off_inactive()
 
     def _begin(self, *_call: Any) -> None:
-        if is_compiling():
+        if is_compiling() or are_disabled():
             return
         compiler = set_compiler(None)
         if self._guard is not None:  # before its own hooks on the model, if that is a single module
@@ -272,7 +275,7 @@ class _ModelCall:
         def forward(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
             target = original if function is None else function
             given = args if function is None else (module, *args)
-            if not self.active or (is_compiling() and warn_of_tracing()):
+            if not self.active or (is_compiling() and warn_of_tracing()) or are_disabled():
                 return target(*given, **kwargs)
             return self._run(target, given, kwargs)
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.compiler import is_dynamo_compiling
 
+from cswap.dynamo import begin_below
 from cswap.module_patch import ModulePatch, mark
 from cswap.quiet_modules.stretch import Boundary
 
@@ -66,6 +67,7 @@ class FollowedModule:
                 if run is not None and (ends.turns or run.learns):
                     run.at(ends, module, result)
 
+        begin_below(call)
         self._patch.set(name, types.MethodType(mark(call), module))
 
         def replicate() -> torch.nn.Module:
@@ -98,3 +100,6 @@ class _Inside:
         if self._function is not None:
             return self._function(module, *args, **kwargs)
         return self.own(*args, **kwargs)
+
+
+begin_below(_Inside.run)

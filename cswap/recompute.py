@@ -6,13 +6,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.compiler import is_compiling
 
 from cswap.errors import ConfigError
 from cswap.module_patch import ModulePatch, mark
 from cswap.module_state import StateCheck
 from cswap.schema.executable import whole_modules
-from cswap.second_forward import checkpointed
+from cswap.second_forward import checkpointed, is_possible
 from cswap.selectors import Selectors
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ def _forward(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    if is_compiling() or not torch.is_grad_enabled():
+    if not is_possible():
         return plain(*args, **kwargs)
     before = check.before()
     result = checkpointed(plain, module, around, *args, **kwargs)

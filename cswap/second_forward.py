@@ -35,6 +35,7 @@ from torch.utils.checkpoint import checkpoint
 
 from cswap.engine.saved.modified import modified_error
 from cswap.guard.module_rerun import Randomness
+from cswap.hook_stack import are_disabled
 from cswap.module_state import counts_batches
 
 if TYPE_CHECKING:
@@ -64,6 +65,11 @@ class _Held(NamedTuple):
     before: torch.Tensor | None
 
 
+def is_possible() -> bool:
+    """Whether there is a backward that could run a forward again; torch's way needs hooks."""
+    return torch.is_grad_enabled() and not is_compiling() and not are_disabled()
+
+
 def checkpointed(
     forward: Callable[..., Any],
     module: torch.nn.Module,
@@ -73,6 +79,8 @@ def checkpointed(
 ) -> Any:
     """The result of a module's forward, which is run again in backward. See the Note.
 
+    The caller has asked `is_possible`.
+
     Args:
         forward: the module's own.
         module: it.
@@ -80,8 +88,6 @@ def checkpointed(
         args: of the forward.
         kwargs: of the forward.
     """
-    if not torch.is_grad_enabled() or is_compiling():
-        return forward(*args, **kwargs)
     call = _Call(module, args, kwargs)
     is_first = True
 

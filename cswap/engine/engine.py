@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from cswap.dynamo import leave_alone
 from cswap.engine.packer import Packer
 from cswap.engine.saved.eligibility import is_tracing
 from cswap.engine.saved.packed import Token
@@ -243,6 +244,7 @@ class SwapEngine:
         self.counters.count_kept()
         self._state.lanes.trim(IDLE_BYTES)
 
+    @leave_alone
     def _end_backward(self) -> None:
         self.packer.notes.end_backward()
         if self._state.goal is not None:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from cswap.advisor.site_history import Advice
+from cswap.dynamo import leave_alone
 from cswap.engine import short_way
 from cswap.engine.saved.copied import Copied
 from cswap.engine.saved.encoded import Encoded
@@ -218,6 +219,7 @@ class StandingOrders:
             begun.places[n].order = None  # it is made anew for what comes here now
         return packed
 
+    @leave_alone
     def unpack(self, packed: Kept | PackedView | WithoutHandle) -> torch.Tensor:
         """See `SwapEngine.unpack`."""
         if type(packed) is not Encoded and type(packed) is not Copied:

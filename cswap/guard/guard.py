@@ -30,10 +30,12 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from cswap.advisor.lossy_fallback import harshest, lossy_part
+from cswap.dynamo import leave_alone
 from cswap.engine.saved.eligibility import is_tracing
 from cswap.errors import UnsupportedError
 from cswap.guard.gradient_check import compare
 from cswap.guard.module_rerun import Call, Copy, differentiable
+from cswap.hook_stack import are_disabled
 from cswap.log import log
 from cswap.module_patch import mark
 
@@ -208,6 +210,7 @@ class Guard:
 
     # --------------------------------------------------- hooks on the module
 
+    @leave_alone
     def _enter(
         self, probe: _Probe, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
@@ -221,6 +224,7 @@ class Guard:
         probe.begin = len(self._observer.seen or ())
         probe.call = call
 
+    @leave_alone
     def _leave(self, probe: _Probe, _module: torch.nn.Module, _args: Any, output: Any) -> None:
         if torch.compiler.is_compiling() or probe.call is None or not probe.handles:
             return
@@ -282,8 +286,11 @@ class Guard:
 
 
 def is_busy() -> bool:
-    """Whether a check would disturb the user's run: no gradients, tracing, counting, or capture."""
-    if not torch.is_grad_enabled() or is_tracing():
+    """Whether a check would disturb the user's run: no gradients, tracing, counting, or capture.
+
+    Nor are tensors saved by hooks where these are disabled, as inside of `torch.func.grad`.
+    """
+    if not torch.is_grad_enabled() or is_tracing() or are_disabled():
         return True
     if torch._C._len_torch_dispatch_stack() > 0:  # noqa: SLF001 - something counts operators
         return True
@@ -305,6 +312,7 @@ def _ask_for_gradients(
     return handles
 
 
+@leave_alone
 def _note_gradient(call: Call, index: int, gradient: torch.Tensor) -> None:
     # Runs in backward. The first gradient is enough: a second backward adds nothing to the check.
     if torch.compiler.is_compiling() or index in call.gradients:

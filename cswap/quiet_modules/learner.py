@@ -83,6 +83,7 @@ class Learner:
         # part seem needed, no more.
         self._needed: set[int] = set()
 
+    @leave_alone
     def at(self, boundary: Boundary, module: torch.nn.Module, values: Any) -> None:
         """See `ModuleCalls`."""
         stays = self._close()
@@ -148,9 +149,6 @@ class Learner:
             part.stays = False
         part.n_places = book.position - part.first
         part.kept.append(id(packed))
-
-
-leave_alone(Learner.at)
 
 
 def _remat_of(packed: object) -> Remat | None:

@@ -45,6 +45,7 @@ class Run:
         self._off: Span | None = None  # for which the hooks are off
         self.changed = False
 
+    @leave_alone
     def at(self, boundary: Boundary, module: torch.nn.Module, values: Any) -> None:
         """See `ModuleCalls`."""
         off = self._off
@@ -88,6 +89,3 @@ class Run:
         self._engine.counters.unseen.append(off.unseen)
         if off.ends is not end:
             self.changed = True
-
-
-leave_alone(Run.at)

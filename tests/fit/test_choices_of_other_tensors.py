@@ -101,7 +101,13 @@ def test_probabilities_stay_exact_where_a_lossy_codec_was_chosen():
     torch.manual_seed(0)
     plain = Probabilities()
     ours = copy.deepcopy(plain)
-    options: dict[str, Any] = {"fit": "min", "slowdown": 30.0, "lossy": "int8", "guard_every": 0, "remat": False}
+    options: dict[str, Any] = {
+        "fit": "min",
+        "slowdown": 30.0,
+        "lossy": "int8",
+        "guard_every": 0,
+        "remat": False,
+    }
     with cswap.install(ours, min_bytes=0, **options) as handle:
         for n in (0, 1, 0, 1, 0, 0, 1, 0, 1, 1, 0, 1):
             found, wanted = gradients(ours, n), gradients(plain, n)

@@ -208,6 +208,23 @@ def test_a_module_that_writes_its_state_is_refused_by_name(kind):
     model(torch.randn(8, N)).backward()  # as without cswap
 
 
+def without_hooks(model, x):
+    with torch.autograd.graph.disable_saved_tensors_hooks("not here"):
+        return model(x)
+
+
+def by_transform(model, x):
+    found, loss = torch.func.grad_and_value(lambda y: model(y))(x)
+    return (found * found).sum().requires_grad_() + model(x) + loss.detach()
+
+
+@pytest.mark.parametrize("meanwhile", [without_hooks, by_transform])
+def test_where_hooks_are_disabled_a_forward_runs_once(meanwhile):
+    wanted, *_ = gradients("plain", meanwhile, again=False)
+    found, *_ = gradients("plain", meanwhile, again=True)
+    assert all(map(torch.equal, found, wanted))
+
+
 NORMS = {
     "batch": lambda: nn.BatchNorm1d(N),
     "instance": lambda: nn.InstanceNorm1d(N, track_running_stats=True),
