@@ -17,6 +17,7 @@ from cswap.codecs.layout import copy_bytes
 from cswap.devices.base import FLAT, without_memory
 from cswap.engine.transfer.checked_way import CheckedByAddress
 from cswap.engine.transfer.section import INDICES
+from cswap.recent import Recent
 
 if TYPE_CHECKING:
     from cswap.codecs.base import ByAddress, Codec, EncodeKey
@@ -69,7 +70,8 @@ class InLine:
         self._device, self._counters = resources.device, resources.counters
         self.host, self.seed = resources.host, resources.seed
         self._stream = resources.device.in_line
-        self._known: dict[tuple[str, torch.dtype, int], tuple[Codec, ByAddress | None]] = {}
+        self._known: Recent[tuple[str, torch.dtype, int], tuple[Codec, ByAddress | None]]
+        self._known = Recent(MOST_KINDS)
         self._idle: deque[torch.Tensor] = deque()  # memory for encoders; several threads may encode
 
     def by_address(self, codec: Codec, dtype: torch.dtype, nbytes: int) -> ByAddress | None:
@@ -98,8 +100,6 @@ class InLine:
                 found = None if found.is_exact else CheckedByAddress(codec.name, found)
         except Exception as error:  # a codec of another package may raise anything
             self._counters.fall_back(f"{codec.name}:by_address", error)
-        if len(self._known) >= MOST_KINDS:
-            self._known.clear()
         self._known[codec.name, dtype, nbytes] = codec, found
         return found
 
