@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 MOST_KINDS: Final = 1 << 12
 """Kinds of tensors whose way by address is remembered."""
 
+MOST_KEPT: Final = 128 << 10
+"""Bytes of scratch memory that each thread which encodes may keep from one tensor to the next."""
+
 _now = time.perf_counter
 
 
@@ -133,7 +136,7 @@ class InLine:
         loan = self.host.take(nbytes, shelf)
         if loan is not None:
             ctypes.memmove(loan.buffer.data_ptr(), source, nbytes)
-        self._idle.append(scratch)
+        self.keep(scratch)
         return None if loan is None else (loan, nbytes, _now() - start_s, way)
 
     def encode(self, x: torch.Tensor, codec: Codec, key: EncodeKey) -> Encoding | None:
@@ -196,8 +199,11 @@ class InLine:
     def scratch(self, nbytes: int) -> torch.Tensor:
         """[>= nbytes] uint8 to encode into; ends with `keep`.
 
-        It is kept from tensor to tensor: a device's pool takes as long to ask as a small kernel.
+        A small one is kept from tensor to tensor: a device's pool takes as long to ask as a small
+        kernel. A large one is the device's again, so that nobody holds it until backward begins.
         """
+        if nbytes > MOST_KEPT:
+            return self._device.scratch(nbytes, "codec")
         try:
             scratch = self._idle.pop()
         except IndexError:
@@ -208,8 +214,11 @@ class InLine:
         return self._device.scratch(nbytes, "codec")
 
     def keep(self, scratch: torch.Tensor) -> None:
-        """Keep memory that `scratch` gave for the next tensor."""
-        self._idle.append(scratch)
+        """Keep memory that `scratch` gave for the next tensor, or give it back."""
+        if scratch.numel() > MOST_KEPT:
+            self._device.give_back(scratch)
+        else:
+            self._idle.append(scratch)
 
     def trim(self) -> None:
         """Give the encoders' memory back to the device."""
