@@ -63,7 +63,8 @@ class Outliving:
 
     def explained(self, found: Explanation) -> Explanation:
         """The explanation of a call site, changed if the program holds the tensor: it stays."""
-        if (found.position, found.nbytes) not in self.known:
+        nbytes = found.nbytes
+        if nbytes is None or (found.position, nbytes) not in self.known:
             return found
         return replace(found, codec=KEEP, reason=WHY)
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 MOST_KINDS: Final = 1 << 12
 """Kinds of tensors whose way by address is remembered."""
 
-MOST_KEPT: Final = 128 << 10
+MOST_KEPT: Final = 256 << 10
 """Bytes of scratch memory that each thread which encodes may keep from one tensor to the next."""
 
 _now = time.perf_counter
