@@ -34,7 +34,8 @@ size from step to step."""
 SMALLEST: Final = 4096
 
 ALWAYS_IDLE: Final = 4 << 20
-"""Bytes that may be kept idle whatever the share: with few tensors, a quarter would be none."""
+"""Bytes that may be kept idle whatever the share, unless a pool says otherwise: with few tensors, a
+quarter would be none."""
 
 
 class Event(Protocol):
@@ -168,13 +169,14 @@ class BufferPool:
         discard: Callable[[Loan], None] | None = None,
         size_of: Callable[[int], int] = size_class,
         refills: bool = False,
+        always_idle: int | None = None,
     ) -> None:
         """Make an empty pool.
 
         Args:
             allocate: gives [n] uint8 for n bytes.
             idle_share: of the most that was ever in use, the part that may be kept idle; less
-                saves memory and costs page faults. ALWAYS_IDLE bytes may be, at any share.
+                saves memory and costs page faults. ``always_idle`` bytes may be, at any share.
             allowance: of which the pool takes the bytes that it hands out; None: no limit.
             enough_bytes: a pool that holds so much hands out buffers that are free later rather
                 than make new ones; None: always makes new ones.
@@ -182,6 +184,7 @@ class BufferPool:
             size_of: the buffer's size, in bytes, for the bytes that are asked for.
             refills: ``allocate`` gives a CPU's memory, and nobody works on a buffer that was given
                 back, or has a view of it: one that is not kept idle is kept without memory.
+            always_idle: in bytes; None: ALWAYS_IDLE.
         """
         self._allocate = allocate
         self._idle_share = idle_share
@@ -196,7 +199,8 @@ class BufferPool:
         self._idle_bytes = 0
         self._closed = False
         # Idle bytes up to which no buffer has to go when one comes back.
-        self._most_idle = sys.maxsize if idle_share >= 1 else ALWAYS_IDLE
+        least = ALWAYS_IDLE if always_idle is None else always_idle
+        self._most_idle = sys.maxsize if idle_share >= 1 else least
         self._emptied: EmptiedBuffers[Loan] | None = EmptiedBuffers() if refills else None
         self._known: dict[int, _Known] = {}
         self._dead: deque[weakref.ref[torch.Tensor]] = deque()

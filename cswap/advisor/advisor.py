@@ -5,8 +5,15 @@ Note [when a choice is made again]
 The advisor remembers its choice per call site. It samples the values again after `RESAMPLE_EVERY`
 uses, later after up to `MOST_USES`, or when encodings come out larger or smaller than after the
 last sample. It chooses again, from the last sample, when prices or measured times have moved. At
-all other times a choice is one look-up in a dict. The advisor leaves a codec for another only if
+all other times a choice is one look-up in a table. The advisor leaves a codec for another only if
 that is cheaper by `HYSTERESIS`, so that noise does not make it switch back and forth.
+
+Note [a choice is for sizes that are close]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+Sequences have ever new lengths. A choice for each would take a sample and a comparison of all
+codecs, a millisecond for each tensor, and be remembered for nothing. So tensors of a call site
+share a choice if their sizes have the same class (`rough_size`: four for each power of two). A
+user's own function for ``codec`` is asked at each size, since it may look at that.
 """
 
 from __future__ import annotations
@@ -14,6 +21,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import deque
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
@@ -38,6 +46,7 @@ from cswap.codecs.registry import get_codec
 from cswap.codecs.tolerance import EXACT
 from cswap.profiler import LateProfile, profile
 from cswap.ranks import must_agree
+from cswap.recent import Recent, rough_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -50,8 +59,8 @@ if TYPE_CHECKING:
     from cswap.schema.plan import Plan
     from cswap.schema.tensor import TensorProfile
 
-MAX_SITES: Final = 1 << 14
-"""Call sites remembered; at one more, all are forgotten."""
+MAX_SITES: Final = 1 << 13
+"""Call sites remembered, each once for each size class of its tensors."""
 
 WHY_KEPT: Final = {
     time_limit.NO_TIME: "the step's time limit, slowdown=",
@@ -92,9 +101,9 @@ class Advisor:
         self._named = NamedCodecs(config, plan, static_codec(config.policy), self.milder)
         self.limit = TimeLimit.of(config)
         self._lock = threading.Lock()
-        self._sites: dict[_SiteKey, SiteMemory] = {}
-        self._used: list[SiteMemory] = []
-        self._recomputed: dict[tuple[int, str, int], Explanation] = {}
+        self._sites: Recent[_SiteKey, SiteMemory] = Recent(MAX_SITES)
+        self._used: deque[SiteMemory] = deque(maxlen=MAX_SITES)
+        self._recomputed: Recent[tuple[int, str, int], Explanation] = Recent(MAX_SITES)
         self._epoch = 0
         self._costs: dict[str, LiveCosts] = {}  # by kind of device
 
@@ -137,7 +146,8 @@ class Advisor:
         """
         now_s = time.perf_counter()
         with self._lock:
-            used, self._used = self._used, []
+            used = [*self._used]
+            self._used.clear()
             step_s = None
             if self.limit is not None and spent is not None:
                 self.limit.begin_step(*spent)
@@ -175,7 +185,7 @@ class Advisor:
         Raises:
             ConfigError: the user's own function named a codec that does not exist.
         """
-        key = (position, site.scope, x.dtype, x.numel(), tolerance)
+        key = (position, site.scope, x.dtype, self._class_of(x), tolerance)
         kind = x.device.type
         costs = self._costs.get(kind) or self._costs_on(kind)
         with self._lock:
@@ -188,10 +198,13 @@ class Advisor:
                     codec, memory.trial = memory.trial, None
                     return Advice(codec, memory, costs)
                 if self._is_settled(memory, costs, site.kind):
+                    if self.limit is not None and memory.explanation.nbytes != x.nbytes:
+                        self._note_like(memory, x, site, position)
                     return memory.advice or Advice(memory.codec, memory, costs)
-        taken = None
+        taken, sampled = None, True
         if memory is not None and not self._needs_sample(memory):
-            taken = memory.explanation.profile
+            taken = memory.explanation.profile_for(x.nbytes)
+            sampled = taken is None
         elif _is_far(x) and self._needs_profile(x, site, position):
             pending = LateProfile(x) if memory is None or not memory.pending else memory.pending
             taken = pending.get() if self._may_adapt() else pending.wait()
@@ -200,7 +213,6 @@ class Advisor:
         explanation = self._decide(
             x, site, position, taken, memory, tolerance=tolerance, may_keep=may_keep
         )
-        sampled = taken is None or memory is None or taken is not memory.explanation.profile
         return self._remember(key, memory, explanation, costs, sampled=sampled)
 
     def stands(self, advice: Advice, kind: str, *, use: bool = True) -> bool:
@@ -261,9 +273,7 @@ class Advisor:
             return None
         self._note_gain(kind, position, nbytes, Gain(again.device_s, nbytes, _alike(site, REMAT)))
         with self._lock:
-            if len(self._recomputed) >= MAX_SITES:
-                self._recomputed.clear()
-            self._recomputed[position, site.scope, nbytes] = Explanation(
+            self._recomputed[position, site.scope, rough_size(nbytes)] = Explanation(
                 position, site, None, (again, stay), REMAT, "computed again", price
             )
         return again.device_s / ((1 - MARGIN) * nbytes - 1)
@@ -274,11 +284,27 @@ class Advisor:
             with self._lock:
                 self.limit.note(position, nbytes, None)
 
+    def _class_of(self, x: torch.Tensor) -> int:
+        # Sizes that share a choice: see Note [a choice is for sizes that are close].
+        return x.numel() if callable(self._config.codec) else rough_size(x.numel())
+
+    def _note_like(self, memory: SiteMemory, x: torch.Tensor, site: Site, position: int) -> None:
+        # Under the lock: the limit knows tensors by their bytes.
+        nbytes = x.nbytes
+        best = memory.explanation.choice_for(nbytes)
+        if best is not None:
+            gain = Gain(best.device_s, nbytes - best.nbytes, _alike(site, best.codec))
+            self._note_gain_now(x.device.type, position, nbytes, gain)
+
     def _note_gain(self, kind: str, position: int, nbytes: int, gain: Gain) -> None:
-        # A link has a price that follows its time.
-        if self.limit is not None and LINK_BYTES_PER_S[kind] is None and self._may_adapt():
+        if self.limit is not None:
             with self._lock:
-                self.limit.note(position, nbytes, gain if gain.nbytes > 0 else None)
+                self._note_gain_now(kind, position, nbytes, gain)
+
+    def _note_gain_now(self, kind: str, position: int, nbytes: int, gain: Gain) -> None:
+        # Under the lock. A link has a price that follows its time.
+        if self.limit is not None and LINK_BYTES_PER_S[kind] is None and self._may_adapt():
+            self.limit.note(position, nbytes, gain if gain.nbytes > 0 else None)
 
     def price(self, kind: str) -> float:
         """Price of a byte on this kind of device, in seconds."""
@@ -327,8 +353,6 @@ class Advisor:
         codec = None if explanation.codec == KEEP else get_codec(explanation.codec)
         with self._lock:
             if memory is None:
-                if len(self._sites) >= MAX_SITES:
-                    self._sites.clear()
                 memory = self._sites[key] = SiteMemory(explanation, codec)
                 self._used.append(memory)
             memory.decide(explanation, codec, costs.version)

@@ -13,6 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from cswap.recent import Recent
+
 if TYPE_CHECKING:
     from collections import deque
     from collections.abc import Hashable, Iterable
@@ -32,6 +34,12 @@ UNUSED: Final = 130
 
 MOST_TENSORS: Final = 1 << 14
 """Tensors that are remembered."""
+
+MOST_ALIKE: Final = 1 << 12
+"""Kinds of tensors whose measured time is remembered."""
+
+LEAST_ROOM: Final = 1 << 9
+"""Tensors up to which none is forgotten when another one comes."""
 
 
 @dataclass(slots=True)
@@ -89,7 +97,9 @@ class Gains:
     def __init__(self) -> None:
         self.step = 0
         self._gains: dict[Key, Gain] = {}
-        self._measured: dict[tuple[int, Hashable], Measured] = {}  # by bytes and what is alike
+        # By bytes and what is alike.
+        self._measured: Recent[tuple[int, Hashable], Measured] = Recent(MOST_ALIKE)
+        self._room = LEAST_ROOM
 
     def __bool__(self) -> bool:
         return bool(self._gains)
@@ -101,6 +111,10 @@ class Gains:
     def note(self, key: Key, gain: Gain | None) -> None:
         """A tensor is worth its time by the price; None: it is not."""
         known = self._gains.get(key)
+        if known is None and len(self._gains) >= self._room:
+            # Lengths that do not come again would fill the table with tensors that nobody has.
+            self.forget_unused()
+            self._room = max(LEAST_ROOM, 2 * len(self._gains))
         if gain is None:
             self._gains.pop(key, None)
         elif known is not None or len(self._gains) < MOST_TENSORS:
@@ -153,6 +167,7 @@ class Gains:
     def _measured_of(self, key: Key, alike: Hashable) -> Measured:
         position, nbytes = key
         kind = nbytes, position if alike is None else alike
-        if len(self._measured) >= MOST_TENSORS and kind not in self._measured:
-            return Measured()
-        return self._measured.setdefault(kind, Measured())
+        found = self._measured.get(kind)
+        if found is None:
+            found = self._measured[kind] = Measured()
+        return found

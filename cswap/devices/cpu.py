@@ -42,6 +42,10 @@ if TYPE_CHECKING:
 STUCK_S: Final = 0.05
 """How long a waiter sleeps before it looks whether its job still has a runner."""
 
+IDLE_SCRATCH_BYTES: Final = 256 << 10
+"""Scratch memory that is kept from one encode to the next. To allocate more takes no longer than to
+encode a fiftieth of it: malloc has the pages (freed_memory.py)."""
+
 NOBODY: Final = 0
 """In place of a thread's identity (those are never 0)."""
 
@@ -168,7 +172,8 @@ class CpuDevice(Device):
         self.overlaps = workers > 0
         self._in_line = CpuStream(max(1, torch.get_num_threads()))
         self._beside = CpuStream(1)
-        self._scratch = BufferPool(_bytes)
+        # The host's memory is the device's: what the encoders need is the model's again at once.
+        self._scratch = BufferPool(_bytes, 0.0, refills=True, always_idle=IDLE_SCRATCH_BYTES)
         self._lost_jobs = 0
         self._begin()
         _devices.add(self)

@@ -16,6 +16,8 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from cswap.recent import Recent
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -31,8 +33,11 @@ if TYPE_CHECKING:
     from cswap.engine.transfer.notes import Notes
     from cswap.remat.record import Formula, Remat
 
-MOST_RECIPES: Final = 1 << 14
-"""Call sites that are remembered; a model whose shapes always change would fill the memory."""
+MOST_RECIPES: Final = 1 << 12
+"""Recipes that are remembered besides those of the places."""
+
+MOST_PLACES: Final = 1 << 14
+"""Places of a step that are remembered."""
 
 
 @dataclass(slots=True, eq=False)
@@ -108,7 +113,7 @@ class RecipeBook:
         self.learned = True
         self.version = 0
         self._by_role = by_role
-        self._known: dict[tuple[object, ...], Recipe] = {}
+        self._known: Recent[tuple[object, ...], Recipe] = Recent(MOST_RECIPES)
         self._here = _Here()
         self.begun = self._here.sequence
         self.orders: Sequence[Order | None] | None = None
@@ -168,8 +173,6 @@ class RecipeBook:
 
     def learn(self, recipe: Recipe, tensor: torch.Tensor, operator: str) -> Place:
         """Remember the recipe of the tensor that was asked for last."""
-        if len(self._known) >= MOST_RECIPES:
-            self._known.clear()
         self._known[self._key(tensor, recipe.scope, operator)] = recipe
         self.learned = True
         return self.place(recipe, tensor.nbytes)
@@ -180,7 +183,7 @@ class RecipeBook:
         n = here.next - 1
         if n < len(here.places):
             here.places[n] = place
-        elif n == len(here.places) and n < MOST_RECIPES:
+        elif n == len(here.places) and n < MOST_PLACES:
             here.places.append(place)
         return place
 

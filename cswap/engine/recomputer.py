@@ -6,7 +6,9 @@ Note [inputs of a chain]
 ~~~~~~~~~~~~~~~~~~~~~~~~
 An input is a packed object: it comes back as it does for its own operator. That operator runs its
 backward a little later and asks for it again, so an input that was decoded or computed waits for
-that, within the bounds of memory decoded ahead. An input serves only tensors that forgive as large
+that, within the bounds of memory decoded ahead. On a CPU a larger one waits only where that does
+not raise the step's peak: when backward begins, everything is held, and an input that waits beside
+its own encoding would come on top. An input serves only tensors that forgive as large
 an error as it does (Note [three tolerances] in cswap/codecs/tolerance.py).
 
 Note [products are for goals]
@@ -35,6 +37,7 @@ from cswap.engine.saved.encoded import Encoded
 from cswap.engine.saved.packed import Kept, KeptParameter, PackedView
 from cswap.engine.saved.recomputed import Recomputed
 from cswap.engine.saved.without_handle import WithoutHandle
+from cswap.engine.transfer.handle import State
 from cswap.engine.trials import Trials
 from cswap.remat.finder import Finder
 from cswap.remat.reads import CAN_TELL
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
     from cswap.engine.saved.eligibility import OwnedStorages
     from cswap.engine.saved.packed import Token
     from cswap.engine.saved.results import Results
+    from cswap.engine.transfer.device_lanes import Lane
     from cswap.engine.transfer.handle import Handle
     from cswap.remat.record import Remat
     from cswap.stats.counters import Counters
@@ -228,8 +232,16 @@ class Recomputer:
     def _lend(self, first: WithoutHandle, memory: torch.Tensor) -> None:
         if isinstance(first, Copied):
             first.shared_use.seen = True  # a handle can be brought back ahead
-        elif _current_backward() != NO_BACKWARD:  # else somebody looks at a node
-            self._results.lend(first, memory)
+        elif _current_backward() != NO_BACKWARD and self._may_wait(first.lane, first.nbytes):
+            self._results.lend(first, memory)  # outside of a backward somebody looks at a node
+
+    def _may_wait(self, lane: Lane, nbytes: int) -> bool:
+        # See Note [inputs of a chain].
+        return (
+            not lane.device.unified
+            or nbytes <= lane.device.ready_bytes
+            or self._counters.held_bytes + nbytes <= self._counters.held_at_backward
+        )
 
     def _input(self, packed: PackedView, *, again: bool) -> torch.Tensor:
         # See Note [inputs of a chain].
@@ -239,9 +251,14 @@ class Recomputer:
         if again and token.shared_use is not None and token.lane.overlaps:
             # See `_lend`: without a handle it would be a copy.
             token.shared_use.seen = token.shared_use.seen or not token.handle.recomputed
-        memory, own = token.lane.executor.memory(token.handle, again=again)
-        if again and not own:
+        executor, handle = token.lane.executor, token.handle
+        was_ready = handle.state is State.READY
+        waits = again and self._may_wait(token.lane, handle.raw_nbytes)
+        memory, own = executor.memory(handle, again=waits)
+        if waits and not own:
             self.note_ready(token)
+        elif not again and not was_ready:
+            executor.drop_result(handle)  # a trial, in forward: its other users come in backward
         return packed.rebuild(memory, own=own)
 
 

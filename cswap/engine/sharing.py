@@ -5,12 +5,13 @@ See Note [when two saved tensors are one] in aliases.py.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from cswap.codecs.layout import torch_dtype
 from cswap.engine.saved.aliases import is_result, is_saved_again, make_token
 from cswap.engine.saved.packed import PackedView
 from cswap.engine.transfer.handle import State
+from cswap.recent import Recent
 
 if TYPE_CHECKING:
     import torch
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from cswap.engine.saved.packed import Token
     from cswap.engine.saved.without_handle import SharedUse
     from cswap.engine.state import EngineState
+
+MOST_SAVED_AGAIN: Final = 1 << 12
+"""Tensors that are remembered. One that is forgotten leaves once more before it stays."""
 
 
 class Sharing:
@@ -32,7 +36,7 @@ class Sharing:
         """Args: state: the engine's."""
         self._lock, self._aliases, self._counters = state.lock, state.aliases, state.counters
         self._reclaimer = state.reclaimer
-        self.saved_again: set[tuple[int, int]] = set()
+        self.saved_again: Recent[tuple[int, int], bool] = Recent(MOST_SAVED_AGAIN)
 
     def pack(self, token: Token, tensor: torch.Tensor) -> PackedView:
         """The packed object of a tensor in the memory of this token."""
@@ -60,7 +64,7 @@ class Sharing:
         handle = token.handle
         if token.shared_use is not None:
             token.shared_use.seen = True
-        self.saved_again.add((handle.position, handle.raw_nbytes))
+        self.saved_again[handle.position, handle.raw_nbytes] = True
         handle.pinned = True
         token.lane.executor.stop(handle)
 

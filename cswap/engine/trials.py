@@ -20,6 +20,7 @@ import torch
 from cswap.codecs.tolerance import EXACT
 from cswap.errors import CswapError
 from cswap.ranks import must_agree
+from cswap.recent import Recent
 from cswap.remat.record import Layout, same_bits
 
 if TYPE_CHECKING:
@@ -41,8 +42,8 @@ NEAR: Final = 0.2
 N_RUNS: Final = 2
 """Runs of a chain that are timed, of which the shorter counts: a busy machine delays some."""
 
-MOST_TRIALS: Final = 1 << 14
-"""Call sites that are remembered; a model whose shapes always change would fill the memory."""
+MOST_TRIALS: Final = 1 << 12
+"""Trials that are remembered: another shape may run other kernels, so it has a trial of its own."""
 
 _Key = tuple[str, str, Layout, int]
 
@@ -78,7 +79,7 @@ class Trials:
             bring: returns the inputs of a chain, and whether they have the bits that they had.
         """
         self.refused = 0
-        self.by_site: dict[_Key, Trial] = {}
+        self.by_site: Recent[_Key, Trial] = Recent(MOST_TRIALS)
         self._counters, self._bring = counters, bring
 
     def of(self, token: Token, *, again: bool = False) -> Trial | None:
@@ -95,8 +96,6 @@ class Trials:
         key = handle.site.scope, formula.operator, formula.layout, handle.position
         trial = self.by_site.get(key)
         if trial is None:
-            if len(self.by_site) >= MOST_TRIALS:
-                self.by_site.clear()
             trial = self.by_site[key] = self._try(token, remat)
         elif again and trial.agrees:
             latest = self._try(token, remat)

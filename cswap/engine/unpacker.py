@@ -238,6 +238,7 @@ class Unpacker:
         # The last tensors of forward often stay, and nothing else is asked for at its peak.
         self._state.backward_is_next = False
         self._state.lanes.trim_scratch()  # nothing is encoded in backward
+        self._counters.held_at_backward = self._counters.held_bytes
 
     def _note_backward(self) -> None:
         # Once per backward: when it ends, all that its graph held is gone.

@@ -33,6 +33,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from cswap.errors import InternalError
+from cswap.recent import Recent
 from cswap.remat.record import same_bits
 
 if TYPE_CHECKING:
@@ -65,6 +66,9 @@ MOST_ONES: Final = 64
 
 _ONES: Final[dict[tuple[torch.Size, torch.dtype], torch.Tensor]] = {}
 
+MOST_WEIGHTS: Final = 1 << 12
+"""Weights whose epsilons are kept: a model may make its weights anew in each step."""
+
 LARGEST: Final = 1e300
 """Upper end of the bisection, which starts from 0."""
 
@@ -74,7 +78,7 @@ class Epsilons:
 
     def __init__(self) -> None:
         self._recent: tuple[float, ...] = USUAL
-        self._of_weights: dict[_Weight, tuple[StorageWeakRef, float, int]] = {}
+        self._of_weights: Recent[_Weight, tuple[StorageWeakRef, float, int]] = Recent(MOST_WEIGHTS)
 
     def learn(self, values: Iterable[float]) -> None:
         """Add the epsilons of a model, to be tried first."""
@@ -89,7 +93,7 @@ class Epsilons:
             self._recent = (value, *others[: len(USUAL) + MOST_REMEMBERED])
         if weight is not None:
             storage, key = weight.untyped_storage(), _key(weight)
-            weak, known, times = self._of_weights.get(key, (None, value, 0))
+            weak, known, times = self._of_weights.get(key) or (None, value, 0)
             if weak is None:  # the reference prevents reuse of the key for another storage
                 weak = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
             self._of_weights[key] = (weak, value, times + 1 if known == value else 1)

@@ -61,6 +61,7 @@ class Counters:
         hits: for each tensor that was asked for first, whether it was ready or on its way.
         unseen: the tensors of each call of a module that ran without the hooks.
         n_unseen: number of those that have been counted.
+        held_at_backward: bytes of device and host memory held when the last backward began.
     """
 
     def __init__(self) -> None:
@@ -75,7 +76,7 @@ class Counters:
         self.again: deque[int] = deque()
         self.hits: deque[int] = deque()
         self.unseen: deque[Unseen] = deque()
-        self.n_unseen = 0
+        self.n_unseen = self.held_at_backward = 0
         self.kept: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
         self.host_is_device = self.interrupted = False
         self.fallbacks: Counter[str] = Counter()

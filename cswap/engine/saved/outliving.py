@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from cswap.advisor.live_costs import KEEP
 from cswap.engine.transfer.handle import State
 from cswap.ranks import must_agree
+from cswap.recent import Recent
 
 if TYPE_CHECKING:
     from cswap.advisor.site_history import Explanation
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from cswap.engine.saved.packed import Token
     from cswap.engine.transfer.handle import Handle
 
+
+MOST_KNOWN: Final = 1 << 12
+"""Tensors that are remembered. One that is forgotten leaves once more before it stays."""
 
 WHY: Final = "the program holds it"
 """Reason for such a tensor, in words."""
@@ -33,7 +37,7 @@ class Outliving:
 
     def __init__(self, config: SwapConfig) -> None:
         """Args: config: options that say what leaves, or a goal that does, are obeyed."""
-        self.known: set[tuple[int, int]] = set()
+        self.known: Recent[tuple[int, int], bool] = Recent(MOST_KNOWN)
         self._lossy = config.lossy != "off"
         self._looks = (
             config.policy == "auto"
@@ -48,18 +52,19 @@ class Outliving:
         handle = token.handle
         key = handle.position, handle.raw_nbytes
         if not _is_held(handle):
-            self.known.discard(key)
+            self.known.pop(key)
         elif self._looks and (handle.state is not State.KEPT or handle.recomputed):
             # Which values are rounded must not depend on when Python collects its garbage.
             if self._lossy and must_agree(lossy=True):
                 return
-            self.known.add(key)
+            self.known[key] = True
             if token.shared_use is not None:
                 token.shared_use.seen = True  # the next one needs a handle, which is asked for
 
     def explained(self, found: Explanation) -> Explanation:
         """The explanation of a call site, changed if the program holds the tensor: it stays."""
-        if (found.position, found.nbytes) not in self.known:
+        nbytes = found.nbytes
+        if nbytes is None or (found.position, nbytes) not in self.known:
             return found
         return replace(found, codec=KEEP, reason=WHY)
 

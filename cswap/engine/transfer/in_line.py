@@ -17,6 +17,7 @@ from cswap.codecs.layout import copy_bytes
 from cswap.devices.base import FLAT, without_memory
 from cswap.engine.transfer.checked_way import CheckedByAddress
 from cswap.engine.transfer.section import INDICES
+from cswap.recent import Recent
 
 if TYPE_CHECKING:
     from cswap.codecs.base import ByAddress, Codec, EncodeKey
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 MOST_KINDS: Final = 1 << 12
 """Kinds of tensors whose way by address is remembered."""
+
+MOST_KEPT: Final = 256 << 10
+"""Bytes of scratch memory that each thread which encodes may keep from one tensor to the next."""
 
 _now = time.perf_counter
 
@@ -69,7 +73,8 @@ class InLine:
         self._device, self._counters = resources.device, resources.counters
         self.host, self.seed = resources.host, resources.seed
         self._stream = resources.device.in_line
-        self._known: dict[tuple[str, torch.dtype, int], tuple[Codec, ByAddress | None]] = {}
+        self._known: Recent[tuple[str, torch.dtype, int], tuple[Codec, ByAddress | None]]
+        self._known = Recent(MOST_KINDS)
         self._idle: deque[torch.Tensor] = deque()  # memory for encoders; several threads may encode
 
     def by_address(self, codec: Codec, dtype: torch.dtype, nbytes: int) -> ByAddress | None:
@@ -98,8 +103,6 @@ class InLine:
                 found = None if found.is_exact else CheckedByAddress(codec.name, found)
         except Exception as error:  # a codec of another package may raise anything
             self._counters.fall_back(f"{codec.name}:by_address", error)
-        if len(self._known) >= MOST_KINDS:
-            self._known.clear()
         self._known[codec.name, dtype, nbytes] = codec, found
         return found
 
@@ -133,7 +136,7 @@ class InLine:
         loan = self.host.take(nbytes, shelf)
         if loan is not None:
             ctypes.memmove(loan.buffer.data_ptr(), source, nbytes)
-        self._idle.append(scratch)
+        self.keep(scratch)
         return None if loan is None else (loan, nbytes, _now() - start_s, way)
 
     def encode(self, x: torch.Tensor, codec: Codec, key: EncodeKey) -> Encoding | None:
@@ -196,8 +199,11 @@ class InLine:
     def scratch(self, nbytes: int) -> torch.Tensor:
         """[>= nbytes] uint8 to encode into; ends with `keep`.
 
-        It is kept from tensor to tensor: a device's pool takes as long to ask as a small kernel.
+        A small one is kept from tensor to tensor: a device's pool takes as long to ask as a small
+        kernel. A large one is the device's again, so that nobody holds it until backward begins.
         """
+        if nbytes > MOST_KEPT:
+            return self._device.scratch(nbytes, "codec")
         try:
             scratch = self._idle.pop()
         except IndexError:
@@ -208,8 +214,11 @@ class InLine:
         return self._device.scratch(nbytes, "codec")
 
     def keep(self, scratch: torch.Tensor) -> None:
-        """Keep memory that `scratch` gave for the next tensor."""
-        self._idle.append(scratch)
+        """Keep memory that `scratch` gave for the next tensor, or give it back."""
+        if scratch.numel() > MOST_KEPT:
+            self._device.give_back(scratch)
+        else:
+            self._idle.append(scratch)
 
     def trim(self) -> None:
         """Give the encoders' memory back to the device."""
