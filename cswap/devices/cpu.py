@@ -5,10 +5,11 @@ Kernels release the GIL. The compute stream is the calling thread itself.
 Note [a job that was begun and not finished]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 Whoever runs a job may not get to its end: a worker can die, a Ctrl-C can end the thread's statement
-anywhere, a fork takes all threads but one away. So an event knows its runner, and whoever waits for
-it looks now and then whether that runner is still at it. If not, the waiter runs the job itself,
-or the callbacks that are left. A job and a callback may therefore run twice, the first time not to
-the end: they must bear that.
+anywhere, a fork takes all threads but one away. So an event knows its runner. A runner that lives
+on gives its claim up, wherever a fault stops it. Whether a runner still lives, whoever waits for
+the event looks now and then. Without one, the waiter runs the job itself, or the callbacks that are
+left. A job and a callback may therefore run twice, the first time not to the end: they must bear
+that.
 """
 
 from __future__ import annotations
@@ -193,7 +194,6 @@ class CpuDevice(Device):
         event = CpuEvent(job, after)
         on_worker = getattr(self._here, "is_worker", False)
         if role == "compute" or on_worker or not self._start():
-            event.claim(threading.get_ident())
             self._run(event, self._beside if on_worker else self._in_line)
         else:
             self._queue.put(event)
@@ -211,15 +211,13 @@ class CpuDevice(Device):
         more, see Note [a job that was begun and not finished].
         """
         own = _own(event)
-        if own.claim(threading.get_ident()):
-            self._run(own, self._in_line)
+        self._run(own, self._in_line)
         while not own.sleep(STUCK_S):
             self._take_over(own)
 
     def _wait_fired(self, event: CpuEvent) -> None:
         # Not for its callbacks: the job that waits may have been submitted by one of them.
-        if event.claim(threading.get_ident()):
-            self._run(event, self._in_line)
+        self._run(event, self._in_line)
         while not event.query():
             event.sleep(STUCK_S)
             if not event.query():
@@ -229,9 +227,8 @@ class CpuDevice(Device):
         runner, me = event.runner, threading.get_ident()
         if runner not in (NOBODY, me) and any(t.ident == runner for t in threading.enumerate()):
             return
-        if event.claim(me, instead_of=runner):
+        if self._run(event, self._in_line, instead_of=runner) and runner != NOBODY:
             self._lost_jobs += 1
-            self._run(event, self._in_line)
 
     @property
     def in_line(self) -> CpuStream:
@@ -301,22 +298,26 @@ class CpuDevice(Device):
 
     def _work(self, event: CpuEvent) -> None:
         self._here.is_worker = True
-        if event.claim(threading.get_ident()):
-            # Kernels called from here must not spread over torch's threads as well.
-            self._run(event, self._beside)
+        # Kernels called from here must not spread over torch's threads as well.
+        self._run(event, self._beside)
 
-    def _run(self, event: CpuEvent, stream: CpuStream) -> None:
-        # The caller has claimed it.
-        finished = False
+    def _run(self, event: CpuEvent, stream: CpuStream, instead_of: int = NOBODY) -> bool:
+        # Run the job, or go on with it, if this thread can claim it; whether it could.
+        me = threading.get_ident()
+        mine = finished = False
         try:
-            if not event.fired:
-                self._run_job(event, stream)
-            event.fire()
+            mine = event.claim(me, instead_of)
+            if mine:
+                if not event.fired:
+                    self._run_job(event, stream)
+                event.fire()
             finished = True
         finally:
-            if not finished:  # an interrupt: a worker finishes it, or whoever waits for it
-                event.runner = NOBODY
+            # A fault, from the claim on: a worker finishes it, or whoever waits for it.
+            if not finished and event.claim(NOBODY, instead_of=me):
+                self._lost_jobs += stream is self._beside
                 self._queue.put(event)
+        return mine
 
     def _run_job(self, event: CpuEvent, stream: CpuStream) -> None:
         for earlier in event.after:

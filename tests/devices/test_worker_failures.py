@@ -297,3 +297,137 @@ def test_errors_that_are_kept_have_no_frames_and_those_that_are_raised_are_copie
             super().__init__(one)
 
     assert "odd" in str(to_raise(OddError("odd", 2)))
+
+
+# ------------------------------------------------------------- faults between claim and run
+
+
+class _Fault:
+    """A trace function that raises at one line of a thread's way from a job's claim to its run.
+
+    Attributes:
+        raised: whether the way had that many lines.
+    """
+
+    def __init__(self, at: int, error: type[BaseException], ran: list[int]) -> None:
+        self._left, self._error, self._ran = at, error, ran
+        self._begun: dict[int, set[int]] = {}
+        self.raised = False
+
+    def __call__(self, frame, event, _):
+        if frame.f_code.co_filename != cpu_module.__file__ or frame.f_code.co_name in SETTING_UP:
+            return None
+        if event == "line" and not self.raised and not self._ran:
+            # A second time at a `with` is its end, before the lock is given back: Python raises
+            # nothing there.
+            seen = self._begun.setdefault(id(frame), set())
+            if frame.f_lineno not in seen:
+                seen.add(frame.f_lineno)
+                self._left -= 1
+                if self._left < 0:
+                    self.raised = True
+                    raise self._error
+        return self
+
+
+SETTING_UP = ("_loop", "_start", "submit", "start", "sleep")
+
+
+@pytest.fixture
+def fault_of():
+    """Makes threads begin with a `_Fault`, until the test ends."""
+
+    def set_fault(fault):
+        threading.settrace(fault)
+        return fault
+
+    before = threading.gettrace()
+    yield set_fault
+    threading.settrace(before)
+
+
+def appends(to, value):
+    return lambda *_: to.append(value)
+
+
+def waits_for(event):
+    return lambda _: event.wait(60)
+
+
+def waited_for(device, event):
+    """Wait in a thread of its own; whether that came to an end."""
+    waiter = threading.Thread(target=device.wait, args=(event,), daemon=True)
+    waiter.start()
+    waiter.join(20)
+    return not waiter.is_alive()
+
+
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+def test_a_fault_of_a_worker_at_each_line_before_its_job_hangs_nobody(fault_of, error, monkeypatch):
+    """The job is run, or its error is told; its callbacks and the next job are run."""
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    points = lost = 0
+    for at in count():
+        device = CpuDevice(1)
+        ran: list[int] = []
+        called: list[int] = []
+        fault = fault_of(_Fault(at, error, ran))
+        event = device.submit(appends(ran, 1), role="codec")
+        threading.settrace(None)
+        device.when(event, appends(called, 1))
+        deadline = time.monotonic() + 20
+        while not (ran or fault.raised) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert waited_for(device, event), f"line {at} before the job"
+        assert ran == [1] or isinstance(event.error, (MemoryError, RuntimeError))
+        assert called == [1]
+        ran[:] = [1]
+        following = device.submit(appends(ran, 2), role="codec")
+        assert waited_for(device, following)
+        assert ran == [1, 2]
+        device.end()
+        if not fault.raised:
+            break
+        lost += device.lost_jobs
+        points += 1
+    assert points > 10
+    assert points > lost > 0  # the others were not claimed yet
+
+
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+def test_a_fault_of_a_waiter_at_each_line_before_its_job_hangs_nobody_else(fault_of, error):
+    """It reaches its own caller, whose thread lives on; another thread gets the job's result."""
+    points = 0
+    for at in count():
+        device, go_on = CpuDevice(1), threading.Event()
+        ran: list[int] = []
+        device.submit(waits_for(go_on), role="codec")  # the worker is busy
+        event = device.submit(appends(ran, 1), role="codec")
+        leave = threading.Event()
+        found: list[type[BaseException]] = []
+
+        def waits(device=device, event=event, found=found, leave=leave):
+            try:
+                device.wait(event)
+            except BaseException as raised:
+                found.append(type(raised))
+            leave.wait(60)
+
+        fault = fault_of(_Fault(at, error, ran))
+        first = threading.Thread(target=waits, daemon=True)
+        first.start()
+        threading.settrace(None)
+        deadline = time.monotonic() + 20
+        while not (ran or found or event.query()) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert waited_for(device, event), f"line {at} before the job"
+        told = isinstance(event.error, MemoryError)  # of a job that began: its error
+        assert ran == ([] if told else [1])
+        leave.set()
+        go_on.set()
+        device.end()
+        assert found == ([error] if fault.raised and not told else [])
+        if not fault.raised:
+            break
+        points += 1
+    assert points > 10
