@@ -315,7 +315,7 @@ class _Fault:
         self.raised = False
 
     def __call__(self, frame, event, _):
-        if frame.f_code.co_filename != cpu_module.__file__ or frame.f_code.co_name in SETTING_UP:
+        if frame.f_code.co_filename != CPU_SOURCE or frame.f_code.co_name in SETTING_UP:
             return None
         if event == "line" and not self.raised and not self._ran:
             # A second time at a `with` is its end, before the lock is given back: Python raises
@@ -330,6 +330,7 @@ class _Fault:
         return self
 
 
+CPU_SOURCE = CpuDevice._run.__code__.co_filename
 SETTING_UP = ("_loop", "_start", "submit", "start", "sleep")
 
 

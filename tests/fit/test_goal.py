@@ -207,9 +207,7 @@ def test_a_step_that_is_too_slow_gets_a_plan_with_less_time(make_training, insta
     assert handle.goal.predicted_slowdown <= first
 
 
-def test_a_larger_batch_gets_a_plan_for_its_size_and_its_goal_is_held(
-    make_training, sizes, install
-):
+def test_a_larger_batch_gets_a_plan_of_its_size_that_holds(make_training, sizes, install):
     training = make_training("blocks")
     resident, saved = sizes(training)
     handle = install(training.model, fit=int(resident + 0.6 * saved))
