@@ -25,8 +25,10 @@ _EXACT_PATHS: Final = ("*router*", "*.gate", "gate")
 _EXACT_OPERATORS: Final = ("*softmax*", "*loss*", "*entropy*", "logsumexp", "kl_div")
 """Functions of the same kinds, for code without modules."""
 
-_EXACT_PRODUCERS: Final = ("*Softmax*",)
-"""Autograd nodes whose outputs stay exact: probabilities."""
+_EXACT_PRODUCERS: Final = ("*Softmax*", "Tanh*", "Sigmoid*")
+"""Autograd nodes whose outputs stay exact: probabilities, and outputs y whose backward takes 1 - y²
+or y(1 - y). Where these are saturated, y is near 1, and a small error of y is a large one of that.
+"""
 
 _NORM: Final = ("*norm*",)
 """Module classes, lower case, and functions that save the input of a norm, and its statistics."""

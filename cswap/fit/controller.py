@@ -16,6 +16,14 @@ changing    the same, where the steps have drifted from `MOST_DRIFTS` plans: wha
             on data. The last plan decides about the tensors that it knows, and the others are held
             in their smallest way. Nothing is explored any more.
 
+Note [a step's time and the plain one's]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+A busy machine slows both down, so both are measured in the same steps. A step that is looked at
+says how long it took without the hooks; its own time is longer than that of the others, which are
+the steps that the slowdown is of. Where they are too slow, the next plan gets a smaller share of
+the time; where they are fast for a while, a larger one again. Each time that this was too much, it
+waits longer.
+
 Note [bytes that a limit leaves for saved tensors]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 A plan's limit is the goal, less the bytes of a step that are no saved tensors' (``other``), less
@@ -71,6 +79,21 @@ _OBEYS: Final = ("obeying", "changing")
 
 TIMED: Final = 4
 """Steps whose median is the time of a step."""
+
+ROUNDS: Final = 3
+"""Looks at a step whose quotients with the steps before decide about the time of the next plan."""
+
+LESS_TIME: Final = 0.7
+"""Factor of the time for plans after steps that were too slow."""
+
+LEAST_SHARE: Final = 0.1
+"""Share of the allowed time below which plans get no less: cswap is not what makes steps slow."""
+
+NEAR: Final = 0.85
+"""Share of the slowdown that steps take at the most where a plan may get more time again."""
+
+MOST_PATIENCE: Final = 64
+"""Most decisions before a plan gets more time again."""
 
 MOST_REPRICED: Final = 3
 """Plans whose tensors are timed, so that plans come to rest."""
@@ -136,9 +159,11 @@ class FitController:
         self._margin = MARGIN if device.type == "cuda" else COUNTED_MARGIN
         self._correction = Correction(self._margin)
         self._time_share = 1.0
+        self._patience = self._wait = 0  # decisions before a plan gets more time again
         self._plain_s: float | None = None
         self._measured: int | None = None
         self._steps_s: deque[float] = deque(maxlen=TIMED)
+        self._quotients: deque[float] = deque(maxlen=ROUNDS)  # of those and a plain step
         self._raw_bytes: deque[int] = deque(maxlen=LOOK_EVERY)  # that the plan knows, in a step
         self._explore()
         engine.choose_by(self._chooser)
@@ -204,7 +229,11 @@ class FitController:
         if not step.n_uses:
             return
         self._since += 1
-        self._steps_s.append(step.step_s)
+        if not step.looked or step.changed or self._phase not in _OBEYS:
+            self._steps_s.append(step.step_s)
+        if step.looked and len(self._steps_s) == TIMED and self._phase in _OBEYS:
+            self._plain_s = max(step.step_s - step.hooks_s, 1e-9)
+            self._quotients.append(statistics.median(self._steps_s) / self._plain_s)
         if step.explored:
             self._other = float(max(0, total - saved))
             self._measured = total
@@ -312,11 +341,19 @@ class FitController:
 
     def _keep_time(self) -> None:
         slowdown, plain_s = self._asked.slowdown, self._plain_s
-        if slowdown is None or not plain_s or (self._since - SETTLING) % TIMED:
+        if slowdown is None or not plain_s or len(self._quotients) < ROUNDS:
             return
-        if statistics.median(self._steps_s) > slowdown * plain_s and self._time_share > 0.1:
-            self._time_share *= 0.7
+        took = statistics.median(self._quotients)
+        self._quotients.clear()
+        if took > slowdown and self._time_share > LEAST_SHARE:
+            self._wait, self._patience = self._patience, min(2 * self._patience + 1, MOST_PATIENCE)
+            self._time_share *= LESS_TIME
             self._begin_planning()
+        elif self._time_share < 1 and took < 1 + NEAR * (slowdown - 1):
+            self._wait -= 1
+            if self._wait < 0:
+                self._time_share = min(1.0, self._time_share / LESS_TIME)
+                self._begin_planning()
 
     def _reprice(self, plan: FitPlan) -> None:
         # See Note [prices from steps that obey] in way_times.py. A first round of looks is over.
@@ -408,6 +445,8 @@ class FitController:
             self._phase = "obeying"
         self._plan, self._since, self._measured = plan, 0, None
         self._raw_bytes.clear()
+        self._steps_s.clear()
+        self._quotients.clear()
         self._measured_s = measured_s
         self._chooser.obey(plan.decided)
         self._engine.renumber()  # tensors that stay have no position

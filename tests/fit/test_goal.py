@@ -195,16 +195,24 @@ def test_the_least_memory_within_a_slowdown(make_training, sizes, install, monke
 
 
 def test_a_step_that_is_too_slow_gets_a_plan_with_less_time(make_training, install, monkeypatch):
-    training = make_training("blocks")
-    monkeypatch.setattr("cswap.fit.seen.Step.step_s", 1.0)
+    training, seconds = make_training("blocks"), {True: 1.0, False: 1.0}
+    monkeypatch.setattr("cswap.fit.seen.Step.step_s", property(lambda self: seconds[self.looked]))
     handle = install(training.model, fit="min", slowdown=1.5)
-    train(training, 6)
+    share = []
+
+    def trains(looked, others, n):
+        seconds.update({True: looked, False: others})
+        train(training, n)
+        share.append(handle._fit._time_share)
+
+    trains(1.0, 1.0, 30)
     assert handle.goal.plans == 1
-    first = handle.goal.predicted_slowdown
-    monkeypatch.setattr("cswap.fit.seen.Step.step_s", 3.0)
-    train(training)
+    trains(3.0, 3.0, 60)  # the machine is busy, and both take longer
+    assert handle.goal.plans == 1
+    trains(3.0, 9.0, 60)
     assert handle.goal.plans > 1
-    assert handle.goal.predicted_slowdown <= first
+    trains(1.0, 1.0, 400)
+    assert share[0] == share[1] == share[3] == 1.0 > share[2]
 
 
 def test_a_larger_batch_gets_a_plan_of_its_size_that_holds(make_training, sizes, install):
