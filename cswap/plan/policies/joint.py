@@ -110,11 +110,13 @@ class _Joint:
         self._rng = np.random.default_rng(problem.seed)
         self._pool: list[tuple[float, NDArray[np.int8], NDArray[np.int8]]] = []
         self._n_entered = 0
-        self._useful = [self._codecs_of(position) for position in range(self._n)]
+        # By their own times: what a codec takes from the computation may be nothing, while a tensor
+        # that waits for it waits all the same.
+        self._useful = [self._codecs_of(position, codec_s) for position in range(self._n)]
 
-    def _codecs_of(self, position: int) -> list[int]:
+    def _codecs_of(self, position: int, codec_s: NDArray[np.float64]) -> list[int]:
         # Codecs on the Pareto front of bytes and time.
-        nbytes, seconds = self._simulator.encoded_bytes[position], self._codec_s[position]
+        nbytes, seconds = self._simulator.encoded_bytes[position], codec_s[position]
         found: list[int] = []
         for codec in np.lexsort((nbytes, seconds)):
             if not found or nbytes[codec] < nbytes[found[-1]]:
