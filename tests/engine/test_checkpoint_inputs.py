@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import weakref
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from torch.utils.checkpoint import checkpoint
 
 import cswap
 from cswap import checkpoint_inputs
-from cswap.recompute import Recomputed
 from cswap.testing.engines import assert_empty
 
 N = 64
@@ -139,16 +137,6 @@ def test_lossy_arguments_that_are_one():
                 assert (found - expected).norm() <= 0.05 * expected.norm()
             assert mine.answers == [True, True]
     assert handle.stats.swapped > 0
-
-
-def test_a_checkpoint_inside_of_a_module_that_is_recomputed():
-    plain, mine = two(lambda: nn.Sequential(nn.Linear(N, N), Asks("twice"), nn.Linear(N, N)))
-    x = torch.randn(64, 32, N)
-    wanted = gradients(plain, x)
-    recomputed = Recomputed(mine, ["1"], nullcontext)
-    with cswap.install(mine, codec="zvc", min_bytes=0):
-        assert all(map(torch.equal, gradients(mine, x), wanted))
-    recomputed.remove()
 
 
 def test_two_backwards():

@@ -127,7 +127,12 @@ def test_the_defaults_in_the_table_of_options_are_those_of_the_code():
         for name, default in defaults.items()
     }
     # None, but not for "no limit"
-    assert shown == {**expected, "min_bytes": "64 KiB", "workers": "cores that torch leaves, ≤ 4"}
+    assert shown == {
+        **expected,
+        "min_bytes": "64 KiB",
+        "workers": "cores that torch leaves, ≤ 4",
+        "recompute": "none",
+    }
 
 
 def test_the_first_table_counts_saved_bytes_alone(monkeypatch):
