@@ -9,10 +9,11 @@ one (`nn.MultiheadAttention` does) takes another branch then: torch raises an er
 saved there has the same sizes, gradients are silently wrong.
 
 So the arguments are noted by weak references, which hold no memory. An argument that somebody else
-still holds, such as the caller's list, is given itself. The others are gone, and can be compared
-with each other only: of those that were one object, the first one that is unpacked is given for
-all. Views of one memory were different objects, and stay such. Each is unpacked all the same, which
-finds those that were modified in place.
+still holds, such as the caller's list, is given itself, unless it was modified: other libraries'
+hooks may have a copy of before. The others are gone, and can be compared with each other only: of
+those that were one object, the first one that is unpacked is given for all. Views of one memory
+were different objects, and stay such. Each is unpacked all the same, which finds those that were
+modified in place.
 
 torch keeps the arguments by methods of two private classes, of which a version has one.
 """
@@ -35,25 +36,35 @@ if TYPE_CHECKING:
 class _Arguments:
     # Of one call, in order.
 
-    __slots__ = ("_first", "_originals")
+    __slots__ = ("_first", "_originals", "_versions")
 
     def __init__(self, args: Sequence[Any]) -> None:
         numbers: dict[int, int] = {}
         self._first = [numbers.setdefault(id(x), n) for n, x in enumerate(args)]
         self._originals = [weakref.ref(x) if isinstance(x, torch.Tensor) else None for x in args]
+        self._versions = [_version(x) for x in args]
 
     def restored(self, found: Sequence[Any]) -> list[Any]:
         # Args: found: the arguments as torch has unpacked them.
         restored: list[Any] = []
-        for x, first, reference in zip(found, self._first, self._originals, strict=True):
+        known = zip(self._first, self._originals, self._versions, strict=True)
+        for x, (first, reference, version) in zip(found, known, strict=True):
             original = None if reference is None else reference()
-            if original is not None:
+            if version is not None and original is not None and _version(original) == version:
                 restored.append(original)
             elif first < len(restored):
                 restored.append(restored[first])
             else:
                 restored.append(x)
         return restored
+
+
+def _version(x: Any) -> int | None:
+    # None: no tensor, or one without a version, inside of vmap or jvp.
+    try:
+        return x._version if isinstance(x, torch.Tensor) else None  # noqa: SLF001
+    except RuntimeError:
+        return None
 
 
 def _watch_frames(frames: Any) -> None:

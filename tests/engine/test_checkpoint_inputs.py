@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -159,6 +160,24 @@ def test_an_argument_that_was_modified_raises():
         y.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+@pytest.mark.parametrize("swaps", [False, True])
+def test_what_hooks_of_others_have_copied_counts_where_the_argument_was_modified(swaps):
+    """As on a GPU under `save_on_cpu`: the copy is of the forward, and nobody raises."""
+    w = torch.full((4,), 3.0, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda x: x):
+        y = w - 2.0
+        out = checkpoint(lambda a: (a * w).sin(), y, use_reentrant=False)
+    with torch.no_grad():
+        y.mul_(5)
+    with cswap.swapping() if swaps else nullcontext():
+        out.sum().backward()
+    expected = torch.full((4,), 3.0, requires_grad=True)
+    ((expected - 2.0) * expected).sin().sum().backward()
+    assert w.grad is not None
+    assert expected.grad is not None
+    assert torch.equal(w.grad, expected.grad)
 
 
 def test_arguments_are_not_held():
