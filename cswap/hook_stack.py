@@ -83,12 +83,8 @@ pop: Final[Any] = _autograd._pop_saved_tensors_default_hooks  # noqa: SLF001
 """Take the hooks on top off."""
 
 
-class _Aside(_Pairs):
-    # Pairs that wait until hooks are enabled; how often hooks were disabled. See the Note.
-    times = 0
-
-
-_aside: Final = _Aside()
+_aside: Final = _Pairs()
+"""Pairs that wait until hooks are enabled, see Note [where hooks are disabled]."""
 
 _is_enabled: Final[Callable[[], bool]] = _autograd._saved_tensors_hooks_is_enabled  # noqa: SLF001
 
@@ -96,11 +92,6 @@ _is_enabled: Final[Callable[[], bool]] = _autograd._saved_tensors_hooks_is_enabl
 def are_disabled() -> bool:
     """Whether hooks are disabled in this thread."""
     return not _is_enabled()
-
-
-def times_disabled() -> int:
-    """How often hooks were disabled in this thread so far."""
-    return _aside.times
 
 
 def push(pack: Callable[..., Any], unpack: Callable[..., Any]) -> None:
@@ -157,7 +148,6 @@ def _watch_disabling() -> None:
         if not fail_if_non_empty:  # torch's own compiler: the hooks stay on the stack
             disable_hooks(error_message, False)
             return
-        _aside.times += 1
         if _is_enabled():
             _step_aside()
         disable_hooks(error_message)

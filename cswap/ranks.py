@@ -12,9 +12,9 @@ alike.
 Note [no collective of ours]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 A collective that one rank starts and another does not blocks both. cswap starts none, except
-`gather_stats`. A memory goal recomputes no module in whose forward a collective starts, and the
-accuracy guard runs none again: ranks decide for themselves, and one would run the module again
-alone.
+`gather_stats`. The accuracy guard runs no module again in whose forward a collective starts: ranks
+decide for themselves, and one would run the module again alone. Modules that the user names to be
+recomputed run again on every rank.
 """
 
 from __future__ import annotations
@@ -65,15 +65,6 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     part: torch.Tensor = tensor._local_tensor  # type: ignore[attr-defined]  # noqa: SLF001
     return part
-
-
-def collectives_so_far() -> int | None:
-    """Number of collectives that this rank has started in all its groups; None: not known."""
-    try:
-        groups: tuple[Any, ...] = tuple(dist.distributed_c10d._world.pg_map)  # noqa: SLF001
-        return sum(int(group._get_sequence_number_for_group()) for group in groups)  # noqa: SLF001
-    except (AttributeError, RuntimeError):  # torch's own, private; some backends do not count
-        return None
 
 
 def without_collectives() -> AbstractContextManager[object]:

@@ -108,7 +108,7 @@ class _Argument(int):
 
 
 class _Call:
-    """What a module was given in its first forward, and its state then.
+    """A module's arguments and state in its first forward.
 
     Attributes:
         tensors: the arguments' tensors, each object once.

@@ -97,7 +97,7 @@ class Gains:
     def __init__(self) -> None:
         self.step = 0
         self._gains: dict[Key, Gain] = {}
-        # By bytes and what is alike.
+        # By bytes, and by the position or the kind of tensors that are alike.
         self._measured: Recent[tuple[int, Hashable], Measured] = Recent(MOST_ALIKE)
         self._room = LEAST_ROOM
 

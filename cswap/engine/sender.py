@@ -133,7 +133,7 @@ class Sender:
         return reason
 
     def _encode(self, token: Token, x: torch.Tensor, codec: Codec, place: Place | None) -> None:
-        # Whoever has chosen the codec: what it does to this tensor is asked here, for all of them.
+        # Whoever has chosen the codec, this is the place that asks whether this tensor may have it.
         handle, lane = token.handle, token.lane
         refusal = _refusal(codec, x, handle.tolerance)
         if refusal is not None:

@@ -209,7 +209,7 @@ class Model(nn.Module):
 
 
 class Step:
-    """What one step does."""
+    """The batch, branch, depth and precision of one step."""
 
     def __init__(self, number, draw, model, *, changes):
         self.number = number

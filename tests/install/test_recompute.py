@@ -19,7 +19,7 @@ N = 16
 
 
 class Block(nn.Module):
-    """Two layers; what it is given, and what it does beside, differs."""
+    """Two layers; arguments and side effects differ by kind."""
 
     def __init__(self, kind: str = "plain") -> None:
         super().__init__()
@@ -298,7 +298,7 @@ MODELS = {
         "layers.*.self_attn",
     ),
 }
-"""Models, and what may be recomputed in them."""
+"""Models, and the modules of them that may be recomputed."""
 
 
 @pytest.mark.parametrize("kind", MODELS)
