@@ -25,7 +25,7 @@ from cswap.errors import GoalError
 STEPS = 20
 WIDTH = 32
 DEFAULT_SEEDS = 10
-SLOW_SEEDS = 70
+SLOW_SEEDS = 80
 
 
 def mlp(activation):
@@ -191,7 +191,7 @@ class Lately(nn.Module):
 
 
 KINDS = (
-    *(Where, Gather, Mlp, Attention, Same, Lstm),
+    *(Where, Gather, Where, Gather, Gather, Mlp, Attention, Same, Lstm),
     *(FusedNorm, Observed, Draws, Softmax, Lately),
 )
 
@@ -199,10 +199,12 @@ KINDS = (
 class Model(nn.Module):
     def __init__(self, kinds):
         super().__init__()
+        self.stem = nn.Linear(WIDTH, WIDTH)
         self.blocks = nn.ModuleList([kind() for kind in kinds])
         self.head = nn.Linear(WIDTH, 8)
 
     def forward(self, x, step):
+        x = self.stem(x)
         for block in self.blocks[: step.depth]:
             x = block(x, step)
         return functional.cross_entropy(self.head(x).flatten(0, 1), step.labels)
@@ -213,23 +215,26 @@ class Step:
 
     def __init__(self, number, draw, model, *, changes):
         self.number = number
-        batch, length = (
-            (draw.choice((1, 3, 8, 24)), draw.choice((2, 5, 16))) if changes else (8, 16)
-        )
+        batch, length = 8, 16
+        if "sizes" in changes:
+            batch, length = draw.choice((1, 3, 8, 24)), draw.choice((2, 5, 16))
         self.x = torch.rand(batch, length, WIDTH, generator=torch.Generator().manual_seed(number))
         self.labels = torch.arange(batch * length) % 8
-        self.branch = draw.randrange(6) if changes else 1
-        self.depth = draw.randint(1, len(model.blocks)) if changes else len(model.blocks)
-        self.autocast = changes and draw.random() < 0.3
+        self.branch = draw.randrange(6) if "branches" in changes else 1
+        n = len(model.blocks)
+        self.depth = draw.randint(1, n) if "depth" in changes else n
+        self.autocast = "dtypes" in changes and draw.random() < 0.3
 
 
 def options_of(draw):
     """Goals in nine of ten."""
     options = {"min_bytes": draw.choice((0, 1024)), "workers": draw.choice((0, 1))}
+    if draw.random() < 0.3:  # a tensor that can be computed again has no codec
+        options["remat"] = False
     if draw.random() < 0.9:
         options["fit"] = draw.choice(("min", "min", 1.0, 0.7, 0.5))
         if options["fit"] == "min":
-            options["slowdown"] = draw.choice((1.1, 3.0, 30.0))
+            options["slowdown"] = draw.choice((1.1, 30.0, 30.0))
     return options
 
 
@@ -293,7 +298,10 @@ def run_program(seed):
     ours = copy.deepcopy(plain)
     options = options_of(draw)
     changes_from = draw.choice((0, 0, 6, 12))
-    steps = [Step(n, draw, plain, changes=n >= changes_from) for n in range(STEPS)]
+    changes = draw.choice((("branches",), ("sizes",), ("sizes", "branches", "depth", "dtypes")))
+    steps = [
+        Step(n, draw, plain, changes=changes if n >= changes_from else ()) for n in range(STEPS)
+    ]
     if isinstance(options.get("fit"), float):
         options["fit"] = in_bytes(options["fit"], plain, max(steps, key=lambda s: s.x.numel()))
     reached: Counter[str] = Counter()

@@ -221,13 +221,13 @@ def test_a_larger_batch_gets_a_plan_of_its_size_that_holds(make_training, sizes,
     handle = install(training.model, fit=int(resident + 0.6 * saved))
     train(training, 12)
     assert handle.goal.phase == "obeying"
-    plans = handle.goal.plans
+    plans, raw_bytes = handle.goal.plans, handle._fit._plan.raw_bytes
     training.x = torch.cat([training.x, training.x[: len(training.x) // 2]])
     for _ in range(STEPS):
         training.step()
         assert handle.goal.phase == "obeying"
     assert handle.goal.plans > plans
-    assert handle.goal.phase == "obeying"
+    assert handle._fit._plan.raw_bytes > 1.3 * raw_bytes  # half of the batch came on top
     assert is_held(training, handle)
 
 
