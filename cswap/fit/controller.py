@@ -16,14 +16,6 @@ changing    the same, where the steps have drifted from `MOST_DRIFTS` plans: wha
             on data. The last plan decides about the tensors that it knows, and the others are held
             in their smallest way. Nothing is explored any more.
 
-Note [a step's time and the plain one's]
-~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-A busy machine slows both down, so both are measured in the same steps. A step that is looked at
-says how long it took without the hooks; its own time is longer than that of the others, which are
-the steps that the slowdown is of. Where they are too slow, the next plan gets a smaller share of
-the time; where they are fast for a while, a larger one again. Each time that this was too much, it
-waits longer.
-
 Note [bytes that a limit leaves for saved tensors]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 A plan's limit is the goal, less the bytes of a step that are no saved tensors' (``other``), less
@@ -33,7 +25,6 @@ the excess of measured over predicted peaks so far (correction.py).
 from __future__ import annotations
 
 import math
-import statistics
 import weakref
 from collections import Counter, deque
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -46,6 +37,7 @@ from cswap.fit.correction import COUNTED_MARGIN, MARGIN, Correction, Look
 from cswap.fit.exploration import Exploration
 from cswap.fit.goal import Asked, Goal, Phase
 from cswap.fit.goal_chooser import LOOK_EVERY, GoalChooser
+from cswap.fit.pace import Pace
 from cswap.fit.resident import Resident, meter_for
 from cswap.fit.solve import within_bytes, within_time
 from cswap.fit.used_bytes import UsedBytes
@@ -76,24 +68,6 @@ MOST_DRIFTS: Final = 3
 
 _OBEYS: Final = ("obeying", "changing")
 """Phases in which a plan decides."""
-
-TIMED: Final = 4
-"""Steps whose median is the time of a step."""
-
-ROUNDS: Final = 3
-"""Looks at a step whose quotients with the steps before decide about the time of the next plan."""
-
-LESS_TIME: Final = 0.7
-"""Factor of the time for plans after steps that were too slow."""
-
-LEAST_SHARE: Final = 0.1
-"""Share of the allowed time below which plans get no less: cswap is not what makes steps slow."""
-
-NEAR: Final = 0.85
-"""Share of the slowdown that steps take at the most where a plan may get more time again."""
-
-MOST_PATIENCE: Final = 64
-"""Most decisions before a plan gets more time again."""
 
 MOST_REPRICED: Final = 3
 """Plans whose tensors are timed, so that plans come to rest."""
@@ -158,12 +132,8 @@ class FitController:
         self._other = 0.0
         self._margin = MARGIN if device.type == "cuda" else COUNTED_MARGIN
         self._correction = Correction(self._margin)
-        self._time_share = 1.0
-        self._patience = self._wait = 0  # decisions before a plan gets more time again
-        self._plain_s: float | None = None
+        self._pace = Pace()
         self._measured: int | None = None
-        self._steps_s: deque[float] = deque(maxlen=TIMED)
-        self._quotients: deque[float] = deque(maxlen=ROUNDS)  # of those and a plain step
         self._raw_bytes: deque[int] = deque(maxlen=LOOK_EVERY)  # that the plan knows, in a step
         self._explore()
         engine.choose_by(self._chooser)
@@ -173,7 +143,7 @@ class FitController:
     @property
     def goal(self) -> Goal:
         """The goal as it stands."""
-        plan, plain_s = self._plan, self._plain_s
+        plan, plain_s = self._plan, self._pace.plain_s
         slower = None
         if plan is not None and plain_s:
             added_s = plan.added_s if self._measured_s is None else self._measured_s
@@ -189,7 +159,7 @@ class FitController:
             smallest_bytes=self._smallest_bytes,
             plain_s=plain_s,
             predicted_slowdown=slower,
-            step_s=statistics.median(self._steps_s) if self._steps_s else None,
+            step_s=self._pace.step_s,
             plans=self._plans,
             actions=Counter() if plan is None else plan.counts,
         )
@@ -229,11 +199,7 @@ class FitController:
         if not step.n_uses:
             return
         self._since += 1
-        if not step.looked or step.changed or self._phase not in _OBEYS:
-            self._steps_s.append(step.step_s)
-        if step.looked and len(self._steps_s) == TIMED and self._phase in _OBEYS:
-            self._plain_s = max(step.step_s - step.hooks_s, 1e-9)
-            self._quotients.append(statistics.median(self._steps_s) / self._plain_s)
+        self._pace.note(step, obeys=self._phase in _OBEYS)
         if step.explored:
             self._other = float(max(0, total - saved))
             self._measured = total
@@ -266,7 +232,8 @@ class FitController:
         if self._explore_if_drifted(step) or self._plan_for_larger(step, plan):
             return
         if self._asked.limit_bytes is None:
-            self._keep_time()
+            if self._pace.changes(self._asked.slowdown or 1.0):
+                self._begin_planning()
         elif step.looked:
             self._keep_limit(self._asked.limit_bytes, plan)
         if step.looked:
@@ -302,8 +269,7 @@ class FitController:
         if more and self._problem is not None:
             before = sum(one.nbytes for one in self._problem.saved)
             self._problem = self._problem.grown(step.grown)
-            factor = sum(one.nbytes for one in self._problem.saved) / before
-            self._plain_s = factor * (self._plain_s or 0.0)
+            self._pace.grow(sum(one.nbytes for one in self._problem.saved) / before)
             self._begin_planning()
         return more
 
@@ -339,22 +305,6 @@ class FitController:
             self._obey(best, problem.added_s(best))
         return bool(others)
 
-    def _keep_time(self) -> None:
-        slowdown, plain_s = self._asked.slowdown, self._plain_s
-        if slowdown is None or not plain_s or len(self._quotients) < ROUNDS:
-            return
-        took = statistics.median(self._quotients)
-        self._quotients.clear()
-        if took > slowdown and self._time_share > LEAST_SHARE:
-            self._wait, self._patience = self._patience, min(2 * self._patience + 1, MOST_PATIENCE)
-            self._time_share *= LESS_TIME
-            self._begin_planning()
-        elif self._time_share < 1 and took < 1 + NEAR * (slowdown - 1):
-            self._wait -= 1
-            if self._wait < 0:
-                self._time_share = min(1.0, self._time_share / LESS_TIME)
-                self._begin_planning()
-
     def _reprice(self, plan: FitPlan) -> None:
         # See Note [prices from steps that obey] in way_times.py. A first round of looks is over.
         if self._since <= LOOK_EVERY or self._repriced >= MOST_REPRICED:
@@ -388,7 +338,7 @@ class FitController:
 
     def _explore(self) -> None:
         self._engine.renumber()
-        self._phase, self._since, self._time_share = "exploring", 0, 1.0
+        self._phase, self._since, self._pace.share = "exploring", 0, 1.0
         self._correction = Correction(self._margin)
         self._planning, self._repriced = None, 0
         self._compares, self._measured_s, self._timed = False, None, []
@@ -396,7 +346,7 @@ class FitController:
 
     def _pose(self, exploration: Exploration) -> None:
         if exploration.problem is not None:
-            self._problem, self._plain_s = exploration.problem, exploration.plain_s
+            self._problem, self._pace.plain_s = exploration.problem, exploration.plain_s
             self._exploration, self._phase = None, "planning"
             self._begin_planning()
 
@@ -410,8 +360,7 @@ class FitController:
         if problem is None or self._planning is not None:
             return
         if self._asked.limit_bytes is None:
-            slowdown = self._asked.slowdown or 1.0
-            limit_s = (slowdown - 1) * (self._plain_s or 0.0) * self._time_share
+            limit_s = self._pace.allowed_s(self._asked.slowdown or 1.0)
         else:
             problem = self._with_measured_times()
         self._planning = Background(lambda: _made(problem, room, limit_s))
@@ -438,15 +387,16 @@ class FitController:
     def _is_better(self, plan: FitPlan, added_s: float) -> bool:
         # Than the plan that is obeyed, which holds the limit.
         assert self._measured_s is not None  # before another plan was made
-        return plan is not self._plan and self._measured_s - added_s > GAIN * (self._plain_s or 0.0)
+        return plan is not self._plan and self._measured_s - added_s > GAIN * (
+            self._pace.plain_s or 0.0
+        )
 
     def _obey(self, plan: FitPlan, measured_s: float | None = None) -> None:
         if self._phase != "changing":
             self._phase = "obeying"
         self._plan, self._since, self._measured = plan, 0, None
         self._raw_bytes.clear()
-        self._steps_s.clear()
-        self._quotients.clear()
+        self._pace.begin_plan()
         self._measured_s = measured_s
         self._chooser.obey(plan.decided)
         self._engine.renumber()  # tensors that stay have no position

@@ -178,7 +178,7 @@ def test_parameters_alone_above_the_goal_are_refused_before_anything_changes(mak
 
 def test_the_least_memory_within_a_slowdown(make_training, sizes, install, monkeypatch):
     # No corrections by measured time: the machine may be busy.
-    monkeypatch.setattr("cswap.fit.controller.FitController._keep_time", lambda _: None)
+    monkeypatch.setattr("cswap.fit.pace.Pace.changes", lambda *_: False)
     training = make_training("blocks")
     resident, saved = sizes(training)
     peaks = {}
@@ -203,7 +203,7 @@ def test_a_step_that_is_too_slow_gets_a_plan_with_less_time(make_training, insta
     def trains(looked, others, n):
         seconds.update({True: looked, False: others})
         train(training, n)
-        share.append(handle._fit._time_share)
+        share.append(handle._fit._pace.share)
 
     trains(1.0, 1.0, 30)
     assert handle.goal.plans == 1

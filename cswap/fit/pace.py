@@ -1,0 +1,100 @@
+"""The time of a goal's steps, and the share of the allowed time for its next plan: `Pace`.
+
+Note [a step's time and the plain one's]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+A busy machine slows both down, so both are measured in the same steps. A step that is looked at
+says how long it took without the hooks; its own time is longer than that of the others, which are
+the steps that the slowdown is of. Where they are too slow, the next plan gets a smaller share of
+the time; where they are fast for a while, a larger one again. Each time that this was too much, it
+waits longer.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from cswap.fit.seen import Step
+
+TIMED: Final = 4
+"""Steps whose median is the time of a step."""
+
+ROUNDS: Final = 3
+"""Looks at a step whose quotients with the steps before decide about the time of the next plan."""
+
+LESS_TIME: Final = 0.7
+"""Factor of the time for plans after steps that were too slow."""
+
+LEAST_SHARE: Final = 0.1
+"""Share of the allowed time below which plans get no less: cswap is not what makes steps slow."""
+
+NEAR: Final = 0.85
+"""Share of the slowdown that steps take at the most where a plan may get more time again."""
+
+MOST_PATIENCE: Final = 64
+"""Most decisions before a plan gets more time again."""
+
+
+class Pace:
+    """The seconds of forward and backward, with cswap and without. For one thread.
+
+    Attributes:
+        plain_s: without cswap; None: not known yet.
+        share: of the allowed time, for the next plan.
+    """
+
+    def __init__(self) -> None:
+        self.plain_s: float | None = None
+        self.share = 1.0
+        self._patience = self._wait = 0  # decisions before a plan gets more time again
+        self._steps_s: deque[float] = deque(maxlen=TIMED)
+        self._quotients: deque[float] = deque(maxlen=ROUNDS)  # of those and a plain step
+
+    @property
+    def step_s(self) -> float | None:
+        """Median of the last steps; None: there was none since the plan changed."""
+        return statistics.median(self._steps_s) if self._steps_s else None
+
+    def note(self, step: Step, *, obeys: bool) -> None:
+        """A step has ended. Args: step: it; obeys: whether by a plan."""
+        if not step.looked or step.changed or not obeys:
+            self._steps_s.append(step.step_s)
+        if step.looked and obeys and len(self._steps_s) == TIMED:
+            self.plain_s = max(step.step_s - step.hooks_s, 1e-9)
+            self._quotients.append(statistics.median(self._steps_s) / self.plain_s)
+
+    def begin_plan(self) -> None:
+        """The next steps obey another plan."""
+        self._steps_s.clear()
+        self._quotients.clear()
+
+    def grow(self, factor: float) -> None:
+        """The next plan is for steps that take so many times the seconds."""
+        self.plain_s = factor * (self.plain_s or 0.0)
+
+    def allowed_s(self, slowdown: float) -> float:
+        """Seconds that the next plan may add to a step. Args: slowdown: see `changes`."""
+        return (slowdown - 1) * (self.plain_s or 0.0) * self.share
+
+    def changes(self, slowdown: float) -> bool:
+        """Decide about the share, if enough steps were timed; whether it has changed.
+
+        Args:
+            slowdown: longest step over that without cswap.
+        """
+        if len(self._quotients) < ROUNDS:
+            return False
+        took = statistics.median(self._quotients)
+        self._quotients.clear()
+        if took > slowdown and self.share > LEAST_SHARE:
+            self._wait, self._patience = self._patience, min(2 * self._patience + 1, MOST_PATIENCE)
+            self.share *= LESS_TIME
+            return True
+        if self.share < 1 and took < 1 + NEAR * (slowdown - 1):
+            self._wait -= 1
+            if self._wait < 0:
+                self.share = min(1.0, self.share / LESS_TIME)
+                return True
+        return False
