@@ -23,7 +23,7 @@ import random
 import threading
 import types
 import weakref
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 from dataclasses import dataclass, field
 from math import prod
@@ -94,7 +94,7 @@ class LaggingStream:
 
     def synchronize(self) -> None:
         """Block the host until all issued work has run."""
-        event = LaggingEvent(self._cuda)
+        event = self._cuda.event_type(self._cuda)
         event.record(self)
         event.synchronize()
 
@@ -168,6 +168,8 @@ class LaggingCuda:
     """
 
     OutOfMemoryError = torch.cuda.OutOfMemoryError
+    stream_type: type[LaggingStream] = LaggingStream
+    event_type: type[LaggingEvent] = LaggingEvent
 
     def __init__(self, seed: int = 0, total_bytes: int = TOTAL_BYTES) -> None:
         """Args: seed: seed of the order in which streams run; total_bytes: device memory."""
@@ -179,7 +181,7 @@ class LaggingCuda:
         self._current = threading.local()
         self.streams: list[LaggingStream] = []
         self.seen: Clock = {}
-        self.default = LaggingStream(self, "compute")
+        self.default = self.stream_type(self, "compute")
         self.faults: list[str] = []
         self.failures: list[int] = []
         self.allocated_bytes = self.peak_bytes = self.waits = self.emptied = 0
@@ -189,11 +191,11 @@ class LaggingCuda:
 
     def Stream(self, _device: object = None, priority: int = 0) -> LaggingStream:  # noqa: N802
         """See `torch.cuda.Stream`."""
-        return LaggingStream(self, f"side{len(self.streams)}/{priority}")
+        return self.stream_type(self, f"side{len(self.streams)}/{priority}")
 
     def Event(self, **_options: bool) -> LaggingEvent:  # noqa: N802
         """See `torch.cuda.Event`."""
-        return LaggingEvent(self)
+        return self.event_type(self)
 
     def get_device_properties(self, _index: int) -> types.SimpleNamespace:
         """See `torch.cuda.get_device_properties`."""
@@ -279,7 +281,8 @@ class LaggingCuda:
         stream.issue()
         free = self._free[stream, nbytes]
         memory = free.pop() if free else np.empty(nbytes + 64, np.uint8)
-        self.allocated_bytes += nbytes
+        self.process_events(self.rounded(nbytes))
+        self.allocated_bytes += self.rounded(nbytes)
         self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
         found = self._hand_out(memory, nbytes, stream).view(dtype)
         if len(shape) != 1:
@@ -304,13 +307,13 @@ class LaggingCuda:
         seen = memory[skip : skip + nbytes]  # torch refers to this view; the block to the array
         block = _Block(memory.ctypes.data, memory, stream)
         self._blocks[block.start] = block
-        self._starts = sorted(self._blocks)
+        insort(self._starts, block.start)
         weakref.finalize(seen, self._let_go, block, nbytes)
         return torch.from_numpy(seen)
 
     def _let_go(self, block: _Block, nbytes: int) -> None:
         del self._blocks[block.start]
-        self._starts = sorted(self._blocks)
+        del self._starts[bisect_left(self._starts, block.start)]
         if block.stream is None:
             return
         # The allocator also waits for all work issued so far on the recorded streams.
@@ -319,9 +322,20 @@ class LaggingCuda:
         waited = {block.stream, *block.recorded}
         for access in block.accesses:
             self._check(access, waited, "reuse after a free")
-        self.allocated_bytes -= nbytes
+        self.freed(self.rounded(nbytes), block.recorded)
         if not block.recorded - {block.stream}:
             self._free[block.stream, nbytes].append(block.memory)
+
+    def rounded(self, nbytes: int) -> int:
+        """Bytes of the block for so many."""
+        return nbytes
+
+    def freed(self, nbytes: int, recorded: set[LaggingStream]) -> None:
+        """A block has no reference any more. Args: recorded: other streams that use it."""
+        self.allocated_bytes -= nbytes
+
+    def process_events(self, wanted: int) -> None:
+        """So many bytes are to be allocated: look which streams have run."""
 
     def record_stream(self, tensor: torch.Tensor, stream: LaggingStream) -> None:
         """See `torch.Tensor.record_stream`."""
@@ -417,10 +431,12 @@ def streams_of(cuda: Any) -> types.SimpleNamespace:
     """`cswap.cuda_streams` for a stand-in with ``current_stream`` and ``stream``."""
     here = _Entered()
 
-    def enter(stream: Any) -> None:
+    def enter(stream: Any) -> int:
+        before = len(here.entered)
         on = cuda.stream(stream)
         on.__enter__()
         here.entered.append(on)
+        return before  # of engines before 2026-11-28, for `bench twin --validate`
 
     def leave(before: int) -> None:
         while len(here.entered) > before:
@@ -441,7 +457,8 @@ class _Entered(threading.local):
         self.entered: list[Any] = []
 
 
-def _at(address: int, nbytes: int) -> torch.Tensor:
+def memory_at(address: int, nbytes: int) -> torch.Tensor:
+    """[nbytes] uint8 of the memory at an address."""
     memory = (ctypes.c_uint8 * nbytes).from_address(address) if nbytes else bytearray(1)
     return torch.frombuffer(memory, dtype=torch.uint8)
 
@@ -474,7 +491,7 @@ def installed(cuda: LaggingCuda, patch: Any) -> Iterator[Any]:
         on = next(s for s in cuda.streams if s.cuda_stream == stream)
         patched: Any = base
         with cuda.stream(on):
-            patched.copy_bytes(_at(target, nbytes), _at(source, nbytes), nbytes)
+            patched.copy_bytes(memory_at(target, nbytes), memory_at(source, nbytes), nbytes)
 
     patch.setattr(module, "memcpy_async", lambda: memcpy)
     for user in (base, link_out, link_back):

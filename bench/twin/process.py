@@ -1,0 +1,206 @@
+"""Makes this process one on a GPU with a clock, for good: `become`.
+
+Torch's own functions are replaced, so tensors of the stand-in's memory say that they are on CUDA,
+`torch.cuda` is the stand-in, and `time` tells virtual time. cswap is imported after that, and takes
+the ways of a GPU by itself. A process is needed for each run.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch.nn import functional
+
+from bench.twin.cuda import ClockedCuda, ClockedStream
+from bench.twin.operators import Operators
+
+if TYPE_CHECKING:
+    from bench.twin.profiles import Profile
+
+DEVICE: Final = torch.device("cuda", 0)
+
+STAND_IN: Final = (
+    "Event", "Stream", "current_stream", "device", "empty_cache", "get_device_properties",
+    "is_current_stream_capturing", "max_memory_allocated", "mem_get_info", "memory_allocated",
+    "memory_reserved", "reset_peak_memory_stats", "set_device", "stream", "synchronize",
+)  # fmt: skip
+"""Functions of `torch.cuda` that the stand-in has."""
+
+COUNTED: Final = ("/cswap/", "/torch/", "/models.py", "/methods.py", "/workloads/")
+"""Parts of paths of Python code whose calls take the host's time."""
+
+FREE: Final = ("/cswap/testing/", "/_pytree", "_meta_registrations", "flop_counter", "_python_dispatch")
+"""Parts of those whose calls only the twin makes."""
+
+
+def become(profile: Profile) -> ClockedCuda:
+    """Replace torch's functions and the clock. Args: profile: the machine.
+
+    Returns:
+        The stand-in; its operators are recorded from here on, and its host's time counted where
+        ``counting`` is set.
+    """
+    from bench.twin import values
+
+    values.samples()
+    cuda = ClockedCuda(profile)
+    _tell_virtual_time(cuda)
+    _replace_tensors(cuda)
+    _replace_functional()
+    for name in STAND_IN:
+        setattr(torch.cuda, name, getattr(cuda, name))
+    torch.cuda.is_available = torch.cuda.is_initialized = lambda: True
+    torch.cuda._lazy_init = lambda: None  # type: ignore[no-untyped-call]  # noqa: SLF001
+    torch.cuda.get_rng_state = lambda *_: torch.empty(16, dtype=torch.uint8)
+    torch.cuda.set_rng_state = lambda *_: None
+    torch.cuda.get_device_capability = lambda *_: (9, 0)
+    torch.cuda.get_device_name = lambda *_: profile.name
+    _replace_engine(cuda)
+    Operators(cuda).__enter__()
+    _count_calls(cuda)
+    return cuda
+
+
+def _tell_virtual_time(cuda: ClockedCuda) -> None:
+    def now() -> float:
+        return cuda.now_s
+
+    def sleep(seconds: float) -> None:
+        cuda.wait_until(cuda.now_s + seconds)
+
+    for name in ("perf_counter", "monotonic", "thread_time", "process_time"):
+        setattr(time, name, now)
+    time.sleep = sleep
+
+
+def _replace_tensors(cuda: ClockedCuda) -> None:
+    own: Any = torch._C.TensorBase.device  # noqa: SLF001
+
+    def device(x: torch.Tensor) -> torch.device:
+        found: torch.device = own.__get__(x)
+        return DEVICE if found.type == "cpu" and cuda.is_device(x) else found
+
+    tensor: Any = torch.Tensor
+    tensor.device = property(device)
+    tensor.is_cuda = property(lambda x: device(x).type == "cuda")
+    tensor.is_cpu = property(lambda x: device(x).type == "cpu")
+    tensor.record_stream = lambda x, stream: cuda.record_stream(x, stream)
+
+
+def _replace_functional() -> None:
+    # The operators that torch picks on a GPU, where a CPU has others.
+    attend, entropy = functional.scaled_dot_product_attention, functional.cross_entropy
+
+    def dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+        return torch.native_dropout(x, p, True)[0] if training and p else x
+
+    def attention(q: Any, k: Any, v: Any, mask: Any = None, p: float = 0.0, is_causal: bool = False, **rest: Any) -> Any:
+        if mask is not None or q.dtype == torch.float32:
+            return attend(q, k, v, mask, p, is_causal, **rest)
+        if rest.get("enable_gqa"):
+            k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
+        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, p, is_causal)[0]
+
+    def cross_entropy(x: Any, y: Any, **rest: Any) -> Any:
+        if x.dtype not in (torch.bfloat16, torch.float16):
+            return entropy(x, y, **rest)
+        return functional.nll_loss(_LogSoftmax.apply(x), y, **rest)
+
+    def rms_norm(x: Any, shape: Any, weight: Any = None, eps: Any = None) -> Any:
+        return torch.ops.aten._fused_rms_norm(x, shape, weight, eps)[0]
+
+    functional.dropout, functional.cross_entropy = dropout, cross_entropy
+    functional.scaled_dot_product_attention, functional.rms_norm = attention, rms_norm
+
+
+class _LogSoftmax(torch.autograd.Function):
+    """log_softmax of half-precision logits to float32, in one kernel as on a GPU."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x, dtype=torch.float32).copy_(x)
+        ctx.save_for_backward(out)
+        ctx.dtype = x.dtype
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        (out,) = ctx.saved_tensors
+        return torch.empty_like(out, dtype=ctx.dtype).copy_(grad)
+
+
+def _replace_engine(cuda: ClockedCuda) -> None:
+    # The parts of cswap's engine that are not torch: copies, kernels, values, threads.
+    from bench.twin import values
+    from cswap import cuda_streams
+    from cswap.advisor import advisor
+    from cswap.codecs import gpu
+    from cswap.devices import cuda as device_module
+    from cswap.devices import cuda_callbacks
+    from cswap.engine import packer
+    from cswap.fit import controller
+    from cswap.remat import search
+    from cswap.testing.lagging_cuda import streams_of
+
+    for name, function in vars(streams_of(cuda)).items():
+        setattr(cuda_streams, name, function)
+
+    def memcpy(target: int, source: int, nbytes: int, _direction: int, handle: int) -> None:
+        cuda.cost("cuda")
+        stream = next(s for s in cuda.streams if s.cuda_stream == handle)
+        assert isinstance(stream, ClockedStream)
+        with cuda.stream(stream):
+            cuda.copy_at(target, source, nbytes)
+
+    def host_memory(_device: Any, nbytes: int) -> torch.Tensor:
+        cuda.now_s += nbytes / cuda.profile.host.pin_bytes_per_s if cuda.counting else 0.0
+        return cuda.empty(nbytes, dtype=torch.uint8)
+
+    device: Any = device_module.CudaDevice
+    device.host_memory = host_memory
+    device_module.memcpy_async = lambda: memcpy
+    cuda_callbacks.Callbacks._start = lambda _: None  # type: ignore[method-assign]  # noqa: SLF001
+    gpu.missing = lambda: None  # type: ignore[assignment]
+    gpu.damage = lambda _index: ()  # type: ignore[assignment]
+    gpu.has_kernels = lambda _name, _word: True  # type: ignore[assignment]
+    packer._len_dispatch_modes = lambda: 0  # noqa: SLF001 - the one is the GPU
+    advisor.LateProfile = values.late_profile(cuda)  # type: ignore[assignment,misc]
+    # Autograd's nodes say that all is on the CPU.
+    search.Search._device_below = lambda _self, _node: DEVICE  # type: ignore[method-assign]  # noqa: SLF001
+    controller.Background = _AtOnce  # type: ignore[assignment,misc]
+    values.replace_codecs(cuda)
+
+
+class _AtOnce:
+    """`cswap.fit.background.Background` without a thread: the result is there at once."""
+
+    done = True
+
+    def __init__(self, work: Any) -> None:
+        self._result = work()
+
+    def result(self) -> Any:
+        """The work's result."""
+        return self._result
+
+
+def _count_calls(cuda: ClockedCuda) -> None:
+    known: dict[str, bool] = {}
+    main = threading.get_ident()
+
+    def count(frame: Any, event: str, _argument: Any) -> None:
+        if event != "call" or not cuda.counting:
+            return
+        path = frame.f_code.co_filename
+        counted = known.get(path)
+        if counted is None:
+            counted = known[path] = any(p in path for p in COUNTED) and not any(p in path for p in FREE)
+        if counted and threading.get_ident() == main:
+            cuda.cost("python")
+
+    sys.setprofile(count)

@@ -1,0 +1,161 @@
+"""Trains one model in one way on the twin, and prints its row: `python -m bench.twin.worker JSON`.
+
+The JSON has the arguments of `run`. A process is the twin until it ends.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+from bench.twin.process import DEVICE, become  # before cswap is imported
+from bench.twin.profiles import PROFILES
+
+if TYPE_CHECKING:
+    import torch
+
+    from bench.twin.cuda import ClockedCuda
+    from bench.twin.models import Model
+
+N_STEPS: Final = 13
+"""As `bench gpu` runs: three before the timed ones, of which the median counts."""
+
+N_UNTIMED: Final = 3
+
+N_STEPS_FIT: Final = 44
+"""The same with a goal: it explores, plans, and settles."""
+
+
+def run(model: str, method: str, profile: str, **options: Any) -> dict[str, Any]:
+    """Train, and return a row.
+
+    Args:
+        model: of `bench.twin.models.MODELS`.
+        method: of `bench.twin.methods.METHODS`.
+        profile: of `PROFILES`.
+        options: more options of `cswap.install`.
+    """
+    cuda = become(PROFILES[profile])
+    import torch
+
+    import cswap
+    from bench.twin.methods import CSWAP, switch_on
+    from bench.twin.models import MODELS
+    from cswap.devices.cuda import cuda_device
+
+    task = MODELS[model]
+    with torch.device("meta"):
+        net = task.build().to(task.weights)
+    _materialise(net, cuda)
+    switch_on(method, net)
+    options = {**CSWAP.get(method, {}), **options}
+    handle = cswap.install(net, **options) if method in CSWAP else None
+    cuda.engine_device = None if handle is None else cuda_device(0)
+    step = _Step(cuda, task, net, method)
+    steps = [step() for _ in range(N_STEPS_FIT if "fit" in options else N_STEPS)]
+    timed = sorted(steps[N_UNTIMED if "fit" not in options else -10 :], key=lambda s: s["step_s"])
+    row = {
+        "model": model,
+        "method": method,
+        "profile": profile,
+        **timed[len(timed) // 2],
+        "peak_of_all_bytes": max(s["peak_bytes"] for s in steps),
+        "steps_s": [s["step_s"] for s in steps],
+        "faults": len(cuda.faults),
+        "cswap": None if handle is None else handle.stats.to_dict(),
+        "goal": None if handle is None or handle.goal is None else str(handle.goal),
+        "spans": cuda.spans,
+    }
+    assert not cuda.faults, cuda.faults[:3]
+    if handle is not None:
+        handle.remove()
+    return row
+
+
+class _Step:
+    """A training step: forward, loss, backward, optimizer."""
+
+    def __init__(self, cuda: ClockedCuda, task: Model, net: Any, method: str) -> None:
+        self._cuda, self._task, self._net, self._method = cuda, task, net, method
+        self._inputs = _inputs(cuda, task)
+        self._parameters = list(net.parameters())
+        self._states: list[torch.Tensor] = []  # of the optimizer, which makes them in a first step
+
+    def __call__(self) -> dict[str, Any]:
+        cuda = self._cuda
+        gc.collect()
+        cuda.synchronize()
+        cuda.spans = []
+        cuda.reset_peak_memory_stats()
+        began_s, waited_s, busy, counts = cuda.now_s, cuda.waited_s, cuda.busy_s(), dict(cuda.counts)
+        cuda.counting = True
+        self._train()
+        cuda.synchronize()
+        cuda.counting = False
+        step_s = cuda.now_s - began_s
+        busy_s = {k: v - busy.get(k, 0.0) for k, v in cuda.busy_s().items()}
+        assert all(0 <= v <= step_s * (1 + 1e-9) for v in busy_s.values()), (busy_s, step_s)
+        return {
+            "step_s": step_s,
+            "peak_bytes": cuda.peak_bytes,
+            "host_s": step_s - (cuda.waited_s - waited_s),
+            "busy_s": {k: v for k, v in busy_s.items() if v},
+            "calls": {k: v - counts.get(k, 0) for k, v in cuda.counts.items()},
+        }
+
+    def _train(self) -> None:
+        import torch
+
+        from bench.twin.methods import around
+
+        task, (x, y) = self._task, self._inputs
+        for p in self._parameters:
+            p.grad = None
+        dtype = task.autocast
+        with torch.autocast("cpu", dtype or torch.bfloat16, enabled=dtype is not None):
+            with around(self._method, self._cuda):
+                out = self._net(x)
+            loss = task.loss(out, y)
+        del out
+        loss.backward()
+        del loss
+        self._states = self._states or [
+            self._cuda.empty(p.numel(), dtype=p.dtype, device=DEVICE)
+            for p in self._parameters
+            for _ in range(task.states)
+        ]
+        nbytes = task.passes * sum(p.nbytes for p in self._parameters)
+        self._cuda.stream_now().work(nbytes / self._cuda.profile.memory, "optimizer")
+
+
+def _inputs(cuda: ClockedCuda, task: Model) -> tuple[torch.Tensor, torch.Tensor]:
+    import torch
+
+    images = cuda.empty(task.sizes, dtype=torch.int64 if task.tokens else torch.float32, device=DEVICE)
+    if task.dense_targets:
+        return images, cuda.empty(task.sizes, dtype=torch.float32, device=DEVICE)
+    sizes = task.sizes if task.tokens else task.sizes[:1]
+    return images, cuda.empty(sizes, dtype=torch.int64, device=DEVICE)
+
+
+def _materialise(net: Any, cuda: ClockedCuda) -> None:
+    # Gives a model of the meta device memory of the stand-in; tied parameters stay tied.
+    from torch import nn
+
+    made: dict[int, Any] = {}
+    for module in net.modules():
+        for table in (module._parameters, module._buffers):  # noqa: SLF001
+            for name, x in table.items():
+                if x is None:
+                    continue
+                if id(x) not in made:
+                    memory = cuda.empty(tuple(x.shape), dtype=x.dtype, device=DEVICE)
+                    made[id(x)] = x, nn.Parameter(memory) if isinstance(x, nn.Parameter) else memory
+                table[name] = made[id(x)][1]
+
+
+if __name__ == "__main__":
+    found = run(**json.loads(sys.argv[1]))
+    print(json.dumps(found))
