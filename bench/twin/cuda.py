@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import deque
+from collections import Counter, deque
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
 
 from bench.twin.profiles import LINE_BYTES
 from cswap.testing.lagging_cuda import (
@@ -28,8 +30,6 @@ from cswap.testing.lagging_cuda import (
 )
 
 if TYPE_CHECKING:
-    import torch
-
     from bench.twin.profiles import Profile
 
 
@@ -143,6 +143,7 @@ class ClockedCuda(LaggingCuda):
         now_s: the host's moment.
         waited_s: seconds that the host has waited for the device.
         counts: number of the host's calls, by kind.
+        link_s: seconds of the link's copies, by direction.
         spans: work of all streams while a step is drawn; else None.
         engine_device: the engine's device, whose callbacks run while the host waits.
     """
@@ -164,8 +165,10 @@ class ClockedCuda(LaggingCuda):
             "cuda": profile.host.cuda_s,
             "launch": profile.host.launch_s,
         }
+        self.link_s = {"out": 0.0, "back": 0.0}
         self._link = {True: 0.0, False: 0.0}  # when each direction is free, by whether it is out
         self._makers: dict[int, str] = {}
+        self._pinned: Counter[int] = Counter()  # free blocks of the host, by bytes
         self._later: list[tuple[float, int]] = []  # when bytes are free, and how many
         super().__init__(total_bytes=profile.device_bytes)
         self.peak_bytes = 0
@@ -221,6 +224,7 @@ class ClockedCuda(LaggingCuda):
         seconds += beside_s * (1 - p.both / rate)
         stream.work(p.copy_s + seconds, "copy out" if out else "copy back")
         self._link[out] = stream.free_s
+        self.link_s["out" if out else "back"] += p.copy_s + seconds
 
     # ------------------------------------------------------------------- memory
 
@@ -235,6 +239,18 @@ class ClockedCuda(LaggingCuda):
             heapq.heappush(self._later, (at_s, nbytes))
         else:
             self.allocated_bytes -= nbytes
+
+    def host_freed(self, nbytes: int) -> None:
+        """See `LaggingCuda.host_freed`: CuPy's pool keeps pinned blocks."""
+        self._pinned[nbytes] += 1
+
+    def pinned(self, nbytes: int) -> torch.Tensor:
+        """[nbytes] uint8 of pinned host memory; the host pins it where its pool has none."""
+        if self._pinned[nbytes]:
+            self._pinned[nbytes] -= 1
+        elif self.counting:
+            self.now_s += nbytes / self.profile.host.pin_bytes_per_s
+        return self.empty(nbytes, dtype=torch.uint8)
 
     def process_events(self, wanted: int) -> None:
         """See `LaggingCuda.process_events`: blocks are free whose streams have run.

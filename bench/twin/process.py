@@ -111,11 +111,16 @@ def _replace_functional() -> None:
             return entropy(x, y, **rest)
         return functional.nll_loss(_LogSoftmax.apply(x), y, **rest)
 
+    def batch_norm(x: Any, mean: Any, var: Any, weight: Any = None, bias: Any = None,
+                   training: bool = False, momentum: float = 0.1, eps: float = 1e-5) -> Any:  # fmt: skip
+        return torch.cudnn_batch_norm(x, weight, bias, mean, var, training, momentum, eps)[0]
+
     def rms_norm(x: Any, shape: Any, weight: Any = None, eps: Any = None) -> Any:
         return torch.ops.aten._fused_rms_norm(x, shape, weight, eps)[0]
 
     functional.dropout, functional.cross_entropy = dropout, cross_entropy
     functional.scaled_dot_product_attention, functional.rms_norm = attention, rms_norm
+    functional.batch_norm = batch_norm
 
 
 class _LogSoftmax(torch.autograd.Function):
@@ -157,12 +162,8 @@ def _replace_engine(cuda: ClockedCuda) -> None:
         with cuda.stream(stream):
             cuda.copy_at(target, source, nbytes)
 
-    def host_memory(_device: Any, nbytes: int) -> torch.Tensor:
-        cuda.now_s += nbytes / cuda.profile.host.pin_bytes_per_s if cuda.counting else 0.0
-        return cuda.empty(nbytes, dtype=torch.uint8)
-
     device: Any = device_module.CudaDevice
-    device.host_memory = host_memory
+    device.host_memory = lambda _device, nbytes: cuda.pinned(nbytes)
     device_module.memcpy_async = lambda: memcpy
     cuda_callbacks.Callbacks._start = lambda _: None  # type: ignore[method-assign]  # noqa: SLF001
     gpu.missing = lambda: None  # type: ignore[assignment]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from bench.twin.profiles import Profile
     from cswap.schema.tensor import TensorProfile
 
-ZEROS: Final = {"relu": 0.5, "add>relu": 0.25, "native_dropout": 0.1}
+ZEROS: Final = {"relu": 0.5, "add>relu": 0.25, "native_dropout": 0.1, "relu-85": 0.85}
 """Share of zeros in the results of operators; assumed, for networks as they are initialised."""
 
 N_SAMPLE: Final = 1 << 16

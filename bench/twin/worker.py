@@ -19,22 +19,26 @@ if TYPE_CHECKING:
     from bench.twin.cuda import ClockedCuda
     from bench.twin.models import Model
 
-N_STEPS: Final = 13
-"""As `bench gpu` runs: three before the timed ones, of which the median counts."""
+N_TIMED: Final = 10
+"""Last steps, of which the median counts; peaks are of that step, and of all."""
 
-N_UNTIMED: Final = 3
+N_STEPS: Final = 13
+"""As in `bench gpu`."""
 
 N_STEPS_FIT: Final = 44
 """The same with a goal: it explores, plans, and settles."""
 
 
-def run(model: str, method: str, profile: str, **options: Any) -> dict[str, Any]:
+def run(
+    model: str, method: str, profile: str, *, draws: bool = False, **options: Any
+) -> dict[str, Any]:
     """Train, and return a row.
 
     Args:
         model: of `bench.twin.models.MODELS`.
         method: of `bench.twin.methods.METHODS`.
         profile: of `PROFILES`.
+        draws: whether the last step's work is in the row, as ``spans``.
         options: more options of `cswap.install`.
     """
     cuda = become(PROFILES[profile])
@@ -53,9 +57,9 @@ def run(model: str, method: str, profile: str, **options: Any) -> dict[str, Any]
     options = {**CSWAP.get(method, {}), **options}
     handle = cswap.install(net, **options) if method in CSWAP else None
     cuda.engine_device = None if handle is None else cuda_device(0)
-    step = _Step(cuda, task, net, method)
-    steps = [step() for _ in range(N_STEPS_FIT if "fit" in options else N_STEPS)]
-    timed = sorted(steps[N_UNTIMED if "fit" not in options else -10 :], key=lambda s: s["step_s"])
+    step, fits = _Step(cuda, task, net, method), "fit" in options
+    steps = [step() for _ in range(N_STEPS_FIT if fits else N_STEPS)]
+    timed = sorted(steps[-N_TIMED:], key=lambda s: s["step_s"])
     row = {
         "model": model,
         "method": method,
@@ -63,11 +67,11 @@ def run(model: str, method: str, profile: str, **options: Any) -> dict[str, Any]
         **timed[len(timed) // 2],
         "peak_of_all_bytes": max(s["peak_bytes"] for s in steps),
         "steps_s": [s["step_s"] for s in steps],
-        "faults": len(cuda.faults),
         "cswap": None if handle is None else handle.stats.to_dict(),
         "goal": None if handle is None or handle.goal is None else str(handle.goal),
-        "spans": cuda.spans,
     }
+    if draws:
+        row["spans"] = cuda.spans
     assert not cuda.faults, cuda.faults[:3]
     if handle is not None:
         handle.remove()
@@ -89,7 +93,8 @@ class _Step:
         cuda.synchronize()
         cuda.spans = []
         cuda.reset_peak_memory_stats()
-        began_s, waited_s, busy, counts = cuda.now_s, cuda.waited_s, cuda.busy_s(), dict(cuda.counts)
+        began_s, waited_s, busy = cuda.now_s, cuda.waited_s, cuda.busy_s()
+        counts, link_s = dict(cuda.counts), dict(cuda.link_s)
         cuda.counting = True
         self._train()
         cuda.synchronize()
@@ -102,6 +107,7 @@ class _Step:
             "peak_bytes": cuda.peak_bytes,
             "host_s": step_s - (cuda.waited_s - waited_s),
             "busy_s": {k: v for k, v in busy_s.items() if v},
+            "link_s": {k: v - link_s[k] for k, v in cuda.link_s.items()},
             "calls": {k: v - counts.get(k, 0) for k, v in cuda.counts.items()},
         }
 

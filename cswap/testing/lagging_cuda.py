@@ -315,6 +315,7 @@ class LaggingCuda:
         del self._blocks[block.start]
         del self._starts[bisect_left(self._starts, block.start)]
         if block.stream is None:
+            self.host_freed(nbytes)
             return
         # The allocator also waits for all work issued so far on the recorded streams.
         for stream in (block.stream, *block.recorded):
@@ -322,7 +323,7 @@ class LaggingCuda:
         waited = {block.stream, *block.recorded}
         for access in block.accesses:
             self._check(access, waited, "reuse after a free")
-        self.freed(self.rounded(nbytes), block.recorded)
+        self.freed(self.rounded(nbytes), block.recorded - {block.stream})
         if not block.recorded - {block.stream}:
             self._free[block.stream, nbytes].append(block.memory)
 
@@ -333,6 +334,9 @@ class LaggingCuda:
     def freed(self, nbytes: int, recorded: set[LaggingStream]) -> None:
         """A block has no reference any more. Args: recorded: other streams that use it."""
         self.allocated_bytes -= nbytes
+
+    def host_freed(self, nbytes: int) -> None:
+        """A block of host memory has no reference any more."""
 
     def process_events(self, wanted: int) -> None:
         """So many bytes are to be allocated: look which streams have run."""

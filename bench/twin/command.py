@@ -1,0 +1,98 @@
+"""`python -m bench twin`: peak and time of a step on a GPU, simulated by a GPU with a clock.
+
+The real engine trains on the stand-in for `torch.cuda` (see cuda.py), in virtual time: nothing is
+measured with a clock, so two runs give the same microseconds on any machine.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+from rich.console import Console
+from rich.progress import track
+
+from bench.twin import report
+from bench.twin.methods import CHECKPOINT, FIT, METHODS
+from bench.twin.models import MODELS
+from bench.twin.optimum import optimum
+from bench.twin.profiles import H200, PROFILES
+from bench.twin.runs import call, rows
+from bench.twin.validate import validate
+from cswap.experiments.files.resumable import Partial
+from cswap.experiments.options import Again, names, writable_file
+from cswap.report.terminal import literal
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+RESULTS: Final = Path("bench/results/twin")
+VERSION: Final = 1
+
+
+def main(
+    models: Annotated[str, typer.Option(help=f"Some of {', '.join(MODELS)}.")] = ",".join(MODELS),
+    profile: Annotated[str, typer.Option(help=f"One of {', '.join(PROFILES)}.")] = H200.name,
+    methods: Annotated[str, typer.Option(help=f"Some of {', '.join(METHODS)}.")] = ",".join(METHODS),
+    out: Annotated[
+        Path | None, typer.Option(help="Result file (JSON); the picture is beside it.")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Draw the last step of the first row as a Chrome trace.")
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--validate", help="Against the rows measured on an H200 only.")
+    ] = False,
+    again: Again = False,
+) -> None:
+    """Simulate training steps on a GPU: no GPU is needed, and nothing depends on this machine."""
+    console = Console()
+    if check:
+        _validate(out or RESULTS / "validation.json", console)
+        return
+    (profile,) = names("--profile", profile, PROFILES)
+    wanted = names("--models", models, MODELS)
+    ways = names("--methods", methods, METHODS)
+    if trace is not None:
+        found = call("worker", {"model": wanted[0], "method": ways[0], "profile": profile, "draws": True})
+        trace.write_text(json.dumps(report.chrome_trace(found)))
+        console.print(literal(f"Written: {trace}"))
+        return
+    out = out or RESULTS / f"{profile}.json"
+    writable_file(out)
+    settings = {"models": wanted, "methods": ways, "profile": profile}
+    partial = Partial(out, kind="twin", version=VERSION, settings=settings, again=again)
+    parts = {
+        name: partial.part(name, lambda name=name: _model(name, ways, profile))
+        for name in track(wanted, "Simulating", console=console)
+    }
+    document = partial.finish(
+        rows=[row for part in parts.values() for row in part["rows"]],
+        optimum={name: part["optimum"] for name, part in parts.items()},
+    )
+    console.print(report.table(document))
+    report.draw(document, out.with_suffix(".png"))
+    console.print(literal(f"Written: {out}, {out.with_suffix('.png')}"))
+
+
+def _model(model: str, methods: Sequence[str], profile: str) -> dict[str, Any]:
+    first = [m for m in methods if m != FIT]
+    found = list(rows({"model": model, "method": m, "profile": profile} for m in first))
+    peaks = [r["peak_bytes"] for r in found if r["method"] == CHECKPOINT and "peak_bytes" in r]
+    if FIT in methods and peaks:
+        fit = {"model": model, "method": FIT, "profile": profile, "fit": peaks[0]}
+        found += rows([fit])
+    return {"rows": found, "optimum": optimum(model, profile)}
+
+
+def _validate(out: Path, console: Console) -> None:
+    writable_file(out)
+    partial = Partial(out, kind="twin validation", version=VERSION, settings={}, again=True)
+    residuals = validate()
+    document = partial.finish(rows=residuals)
+    console.print(report.residuals(document))
+    console.print(literal(f"Written: {out}"))
+    if not all(one["holds"] for one in residuals):
+        raise typer.Exit(1)

@@ -1,0 +1,134 @@
+"""Simulated steps as a table, as a picture, and as a Chrome trace; residuals as a table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from bench.drawing.steps import UNKNOWN, grouped_table
+from bench.twin.methods import CHECKPOINT, DEVICE_GOAL, FIT, PLAIN
+from bench.twin.models import MODELS
+from cswap import chrome_trace as chrome
+from cswap.palette import BLACK, BLUE, GREEN, LIGHT
+from cswap.report.figure import new_figure, png_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rich.table import Table
+
+GIB: Final = 1 << 30
+
+HEADINGS: Final = (
+    *("model", "method", "peak GiB", "peak of all steps", "step ms", "of plain's"),
+    *("host ms", "link out", "link back", "calls"),
+)
+
+NOTE: Final = (
+    "All figures are simulated: the real engine in virtual time (`python -m bench twin`). Peak: of "
+    "the allocator, in a step that has settled; and with the first steps. Host: of the step, the "
+    "time that the host does not wait. Link: share of the step in which it copies. Calls: of Python "
+    "functions."
+)
+
+RESIDUAL_HEADINGS: Final = (
+    *("row", "figure", "fitted", "measured", "simulated", "error", "bound", "holds"),
+)
+
+COLOURS: Final = {PLAIN: BLACK, CHECKPOINT: GREEN, FIT: BLUE, "default": BLUE, DEVICE_GOAL: BLUE}
+MARKERS: Final = {PLAIN: "o", CHECKPOINT: "s", FIT: "D", "default": "v", DEVICE_GOAL: "^"}
+
+
+def cells(document: dict[str, Any]) -> list[list[str]]:
+    """A line per row, of `HEADINGS`."""
+    plain = {r["model"]: r.get("step_s") for r in document["rows"] if r["method"] == PLAIN}
+    return [_line(row, plain.get(row["model"])) for row in document["rows"]]
+
+
+def _line(row: dict[str, Any], plain_s: float | None) -> list[str]:
+    start = [MODELS[row["model"]].title, row["method"]]
+    if "failure" in row:
+        return [*start, row["failure"][:60], *[UNKNOWN] * (len(HEADINGS) - 3)]
+    step_s = row["step_s"]
+    out, back = (row["link_s"][way] / step_s for way in ("out", "back"))
+    return [
+        *start,
+        f"{row['peak_bytes'] / GIB:.2f}",
+        f"{row['peak_of_all_bytes'] / GIB:.2f}",
+        f"{1e3 * step_s:.1f}",
+        UNKNOWN if not plain_s else f"{step_s / plain_s:.3f}",
+        f"{1e3 * row['host_s']:.1f}",
+        f"{out:.0%}",
+        f"{back:.0%}",
+        str(row["calls"].get("python", 0)),
+    ]
+
+
+def table(document: dict[str, Any]) -> Table:
+    """For a terminal."""
+    title = f"Training steps on {document['settings']['profile']}, simulated"
+    return grouped_table(title, NOTE, HEADINGS, ("model", "method"), cells(document))
+
+
+def residual_cells(document: dict[str, Any]) -> list[list[str]]:
+    """A line per residual, of `RESIDUAL_HEADINGS`."""
+    return [
+        [
+            *(r["row"], r["figure"], "yes" if r["fitted"] else "no"),
+            *(f"{r[k]:.2f}" for k in ("measured", "simulated")),
+            *(f"{r['error']:+.1%}", f"{r['bound']:.0%}", "yes" if r["holds"] else "no"),
+        ]
+        for r in document["rows"]
+    ]
+
+
+def residuals(document: dict[str, Any]) -> Table:
+    """For a terminal."""
+    title = "The twin against the rows measured on an H200"
+    return grouped_table(title, "", RESIDUAL_HEADINGS, ("row", "figure"), residual_cells(document))
+
+
+def draw(document: dict[str, Any], path: Path) -> None:
+    """A panel per model: step time over plain's against the allocator's peak, and the optimum."""
+    models = list(dict.fromkeys(row["model"] for row in document["rows"]))
+    n_rows = -(-len(models) // 3)
+    figure = new_figure(15, 4 * n_rows)
+    panels = figure.subplots(n_rows, 3, squeeze=False).flatten()
+    for model, axes in zip(models, panels, strict=False):
+        rows = [r for r in document["rows"] if r["model"] == model and "failure" not in r]
+        plain_s = next((r["step_s"] for r in rows if r["method"] == PLAIN), None)
+        if not plain_s:
+            continue
+        curve = document["optimum"][model]
+        axes.plot(
+            [p["peak_bytes"] / GIB for p in curve],
+            [p["step_s"] / plain_s for p in curve],
+            color=BLACK, lw=1, ls="--", label="the best possible (linear program)",
+        )  # fmt: skip
+        for row in rows:
+            method = row["method"]
+            axes.plot(
+                row["peak_bytes"] / GIB, row["step_s"] / plain_s, ls="", ms=6,
+                marker=MARKERS.get(method, "x"), color=COLOURS.get(method, LIGHT),
+            )  # fmt: skip
+            axes.annotate(
+                method, (row["peak_bytes"] / GIB, row["step_s"] / plain_s),
+                xytext=(4, 4), textcoords="offset points", fontsize=7,
+            )  # fmt: skip
+        axes.set(title=f"{MODELS[model].title} (simulated)", xlabel="peak (GiB)", ylabel="step time / plain's")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=7)
+    for axes in panels[len(models) :]:
+        axes.set_visible(False)
+    path.write_bytes(png_of(figure))
+
+
+def chrome_trace(row: dict[str, Any]) -> dict[str, Any]:
+    """A row's last step, a lane per stream."""
+    lanes = list(dict.fromkeys(stream for stream, *_ in row["spans"]))
+    events = [chrome.lane(0, i, name) for i, name in enumerate(lanes)]
+    events += [
+        chrome.span(0, lanes.index(stream), name, began_s, ended_s, {})
+        for stream, name, began_s, ended_s in row["spans"]
+    ]
+    about = {key: row[key] for key in ("model", "method", "profile", "step_s")}
+    return chrome.document(events, {**about, "simulated": True})
