@@ -41,6 +41,7 @@ COMMANDS = {
     "report": "bench.pages.report",
     "readme": "bench.pages.readme",
     "gpu": "bench.gpu.command",
+    "twin": "bench.twin.command",
 }
 """Commands, and the modules that run them."""
 
@@ -52,7 +53,7 @@ class BenchGroup(LazyGroup):
     after_ctrl_c: ClassVar = {
         **experiments.AFTER_CTRL_C,
         **dict.fromkeys(
-            ("swap", "fit", "alone", "workloads", "plans", "sparsity", "papers"), GO_ON
+            ("swap", "fit", "alone", "workloads", "plans", "sparsity", "papers", "twin"), GO_ON
         ),
         "gpu": "the same command goes on from here",
     }

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from bench.overhead import hook_costs, in_models, over_a_link, peers_over_a_link, swapped
+from bench.overhead import hook_costs, in_models, swapped
 from cswap.config import SwapConfig
 from cswap.engine.engine import SwapEngine
 from cswap.experiments.files.environment import environment
@@ -90,9 +90,6 @@ def _beyond_kernels(rounds: int) -> tuple[dict[str, float], dict[str, dict[str, 
     raw["floors"] = swapped.floors(2 * rounds)
     for name, timing in raw["floors"].items():
         rows[f"1 MiB, cold caches: {name}"] = 1e6 * timing.median_s
-    raw["link"] = over_a_link.measure(4 * rounds)
-    for name, timing in raw["link"].items():
-        rows[f"over a link whose calls take no time, {name}: all threads"] = 1e6 * timing.median_s
     return rows, raw
 
 
@@ -146,7 +143,6 @@ def main(
         raw.update(in_steps)
         progress.update(bar, advance=1, description="peers")
         costs = hook_costs.measure(rounds)
-        costs += map(asdict, peers_over_a_link.measure(4 * rounds))
         progress.advance(bar)
     terminal.show(_table(rows, costs), console=console)
     timings = {codec: {k: asdict(t) for k, t in ts.items()} for codec, ts in raw.items()}

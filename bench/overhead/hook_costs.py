@@ -33,8 +33,7 @@ PEERS: Final = ("TRL OffloadActivations", "torchtune OffloadActivations")
 NOTE: Final = (
     "Whole cost of a call of pack and one of unpack, codecs and copies included, in steps of four "
     "tensors; 64 B stay with cswap. Of checkpoint: a block's forward and backward above those "
-    "without it. Over a link: 16 KiB, above the same step without hooks; memory of the host, which "
-    "the peers pin anew for each tensor, takes no time there, either."
+    "without it."
 )
 
 

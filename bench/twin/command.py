@@ -7,6 +7,7 @@ measured with a clock, so two runs give the same microseconds on any machine.
 from __future__ import annotations
 
 import json
+from functools import partial as bound
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -16,7 +17,7 @@ from rich.progress import track
 
 from bench.twin import report
 from bench.twin.methods import CHECKPOINT, FIT, METHODS
-from bench.twin.models import MODELS
+from bench.twin.models import ALL, MODELS
 from bench.twin.optimum import optimum
 from bench.twin.profiles import H200, PROFILES
 from bench.twin.runs import call, rows
@@ -35,7 +36,9 @@ VERSION: Final = 1
 def main(
     models: Annotated[str, typer.Option(help=f"Some of {', '.join(MODELS)}.")] = ",".join(MODELS),
     profile: Annotated[str, typer.Option(help=f"One of {', '.join(PROFILES)}.")] = H200.name,
-    methods: Annotated[str, typer.Option(help=f"Some of {', '.join(METHODS)}.")] = ",".join(METHODS),
+    methods: Annotated[str, typer.Option(help=f"Some of {', '.join(METHODS)}.")] = ",".join(
+        METHODS
+    ),
     out: Annotated[
         Path | None, typer.Option(help="Result file (JSON); the picture is beside it.")
     ] = None,
@@ -52,11 +55,13 @@ def main(
     if check:
         _validate(out or RESULTS / "validation.json", console)
         return
-    (profile,) = names("--profile", profile, PROFILES)
-    wanted = names("--models", models, MODELS)
+    (profile,) = names("--profile", profile, list(PROFILES))
+    wanted = names("--models", models, list(ALL))
     ways = names("--methods", methods, METHODS)
     if trace is not None:
-        found = call("worker", {"model": wanted[0], "method": ways[0], "profile": profile, "draws": True})
+        found = call(
+            "worker", {"model": wanted[0], "method": ways[0], "profile": profile, "draws": True}
+        )
         trace.write_text(json.dumps(report.chrome_trace(found)))
         console.print(literal(f"Written: {trace}"))
         return
@@ -65,7 +70,7 @@ def main(
     settings = {"models": wanted, "methods": ways, "profile": profile}
     partial = Partial(out, kind="twin", version=VERSION, settings=settings, again=again)
     parts = {
-        name: partial.part(name, lambda name=name: _model(name, ways, profile))
+        name: partial.part(name, bound(_model, name, ways, profile))
         for name in track(wanted, "Simulating", console=console)
     }
     document = partial.finish(

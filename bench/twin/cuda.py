@@ -143,6 +143,7 @@ class ClockedCuda(LaggingCuda):
         now_s: the host's moment.
         waited_s: seconds that the host has waited for the device.
         counts: number of the host's calls, by kind.
+        step_peak_bytes: most bytes since a caller set it to 0; a goal resets ``peak_bytes``.
         link_s: seconds of the link's copies, by direction.
         spans: work of all streams while a step is drawn; else None.
         engine_device: the engine's device, whose callbacks run while the host waits.
@@ -154,6 +155,7 @@ class ClockedCuda(LaggingCuda):
         """Args: profile: of the machine."""
         self.profile = profile
         self.now_s = self.waited_s = 0.0
+        self.step_peak_bytes = 0
         self.counts: dict[str, int] = {}
         self.counting = False
         self.spans: list[Span] | None = None
@@ -228,6 +230,12 @@ class ClockedCuda(LaggingCuda):
 
     # ------------------------------------------------------------------- memory
 
+    def empty(self, *sizes: Any, **options: Any) -> torch.Tensor:
+        """See `LaggingCuda.empty`."""
+        found = super().empty(*sizes, **options)
+        self.step_peak_bytes = max(self.step_peak_bytes, self.allocated_bytes)
+        return found
+
     def rounded(self, nbytes: int) -> int:
         """Bytes of the allocator's block."""
         return -(-max(nbytes, 1) // LINE_BYTES) * LINE_BYTES
@@ -289,6 +297,12 @@ class ClockedCuda(LaggingCuda):
         block = self._find(tensor)
         if block is not None:
             self._makers[block.start] = name
+
+    @property
+    def compute(self) -> ClockedStream:
+        """The stream of the user's operators."""
+        assert isinstance(self.default, ClockedStream)
+        return self.default
 
     def stream_now(self) -> ClockedStream:
         """The current stream."""

@@ -88,7 +88,7 @@ class Offload(saved_tensors_hooks):
     def __init__(self, cuda: ClockedCuda) -> None:
         """Args: cuda: the stand-in."""
         self._cuda = cuda
-        self._side = cuda.Stream()
+        self._side: Any = cuda.Stream()
         self._stash: deque[tuple[Any, Tensor]] = deque()
         super().__init__(self._pack, self._unpack)
 
@@ -118,6 +118,6 @@ class Offload(saved_tensors_hooks):
         (host,) = packed
         with cuda.stream(side):
             x: Tensor = host.to(DEVICE, non_blocking=True)
-        cuda.current_stream().wait_stream(side)
-        x.record_stream(cuda.current_stream())
+        cuda.stream_now().wait_stream(side)
+        cuda.record_stream(x, cuda.stream_now())
         return x

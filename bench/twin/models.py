@@ -271,7 +271,12 @@ MODELS: Final = {
     "llama": _llama("Llama blocks, d = 4096", 2, 8, 11008),
     "moe": _llama("mixture of experts, d = 4096", 2, 4, 4096, 8),
     "unet": Model(
-        "U-Net of diffusion", Unet, (16, 4, 64, 64), 4, tokens=False, dense_targets=True
+        "U-Net of diffusion", Unet, (64, 4, 64, 64), 4, tokens=False, dense_targets=True
     ),
 }  # fmt: skip
 """By name."""
+
+TINY: Final = "tiny"
+"""Name of a model for tests, which no command trains unless it is asked to."""
+
+ALL: Final = {**MODELS, TINY: _gpt2("GPT-2 of two blocks", (2, 256, 4), 4)}

@@ -7,6 +7,8 @@ do operators on host memory.
 
 from __future__ import annotations
 
+import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -33,8 +35,9 @@ class Operators(TorchDispatchMode):
 
     def __init__(self, cuda: ClockedCuda) -> None:
         """Args: cuda: the stand-in."""
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._cuda = cuda
+        self._known: dict[Any, _Known] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -43,9 +46,12 @@ class Operators(TorchDispatchMode):
         kwargs = kwargs or {}
         cuda, name = self._cuda, func._opname  # noqa: SLF001
         counting, cuda.counting = cuda.counting, False
+        counts = sys.getprofile()
+        sys.setprofile(None)
         try:
             found = self._run(func, name, args, kwargs)
         finally:
+            sys.setprofile(counts)
             cuda.counting = counting
         cuda.cost("view" if func.is_view else "operator")
         return found
@@ -67,22 +73,24 @@ class Operators(TorchDispatchMode):
         if name in ("equal", "_local_scalar_dense", "is_nonzero"):
             self._cuda.stream_now().synchronize()
             return True if name != "_local_scalar_dense" or tensors[0].dtype is torch.bool else 1
-        return self._issue(func, name, args, kwargs, tensors, here)
+        return self._issue(func, args, kwargs, tensors, here)
 
-    def _copy(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, to_device: bool) -> Any:
+    def _copy(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, to_device: bool
+    ) -> Any:
         cuda = self._cuda
+        waits = not (kwargs.get("non_blocking") or args[2:3] == (True,))
         if name == "copy_":
-            target, source, waits = args[0], args[1], not (args[2] if len(args) > 2 else kwargs.get("non_blocking"))
+            target, source = args[:2]
         else:
-            source, waits = args[0], not kwargs.get("non_blocking")
-            make = cuda.empty if to_device else torch.empty
-            options = {"device": "cuda"} if to_device else {}
-            target = make(tuple(source.shape), dtype=kwargs.get("dtype") or source.dtype, **options)
+            source = args[0]
+            sizes, dtype = tuple(source.shape), kwargs.get("dtype") or source.dtype
+            target = cuda.empty(sizes, dtype=dtype, device="cuda")
         on_device = target if to_device else source
         cuda.touch(on_device, writes=to_device, text="copy")
-        cuda.copy(source.nbytes, self._cuda.stream_now(), out=not to_device)
+        cuda.copy(source.nbytes, cuda.stream_now(), out=not to_device)
         if waits:
-            self._cuda.stream_now().synchronize()
+            cuda.stream_now().synchronize()
         return target
 
     # ---------------------------------------------------------------- operators
@@ -90,74 +98,93 @@ class Operators(TorchDispatchMode):
     def _issue(
         self,
         func: Any,
-        name: str,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         tensors: list[torch.Tensor],
         here: list[torch.Tensor],
     ) -> Any:
+        cuda, name = self._cuda, func._opname  # noqa: SLF001
+        flat, spec = pytree.tree_flatten((args, kwargs))
+        key = (func, spec, *map(_described, flat))
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = self._learn(func, args, kwargs, tensors)
+        if known.is_view:
+            return func(*args, **kwargs)
+        fresh: list[torch.Tensor] = []
+
+        def result(x: Any) -> Any:
+            if isinstance(x, _Argument):
+                return tensors[x.number]
+            if not isinstance(x, _Made):
+                return x
+            fresh.append(cuda.empty_strided(x.sizes, x.strides, dtype=x.dtype, device="cuda"))
+            return fresh[-1]
+
+        results = pytree.tree_map(result, known.results)
+        if name.startswith(("empty", "new_empty")):
+            return results
+        cuda.stream_now().work(known.seconds, name)
+        changed = _changed(func, args, kwargs)
+        for x in here:
+            cuda.touch(x, writes=any(x is c for c in changed), text=name)
+        made = name.strip("_")
+        if made in ("relu", "threshold", "clamp_min"):
+            made = "add>relu" if here and cuda.maker(here[0]) == "add" else "relu"
+        for x in fresh:
+            cuda.touch(x, writes=True, text=name)
+        for x in (*fresh, *changed):
+            cuda.note_maker(x, made)
+        return results
+
+    def _learn(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]
+    ) -> _Known:
         metas: dict[int, torch.Tensor] = {}
-        back: dict[int, torch.Tensor] = {}
+        numbers: dict[int, int] = {}
         storages: set[int] = set()
 
         def to_meta(x: Any) -> Any:
             if not isinstance(x, torch.Tensor):
-                return "meta" if isinstance(x, torch.device) else x
+                return torch.device("meta") if isinstance(x, torch.device) else x
             if id(x) not in metas:
                 made = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
-                metas[id(x)], back[id(made)] = made, x
+                metas[id(x)] = made
+                numbers[id(made)] = next(i for i, t in enumerate(tensors) if t is x)
                 storages.add(made.untyped_storage()._cdata)  # noqa: SLF001
             return metas[id(x)]
 
         out = func(*pytree.tree_map(to_meta, args), **pytree.tree_map(to_meta, kwargs))
-        fresh: list[torch.Tensor] = []
+        results = [t for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor)]
+        fresh = [t for t in results if id(t) not in numbers]
+        if any(t.untyped_storage()._cdata in storages for t in fresh):  # noqa: SLF001
+            return _Known(None, 0.0, is_view=True)
 
-        def to_device(x: Any) -> Any:
+        def described(x: Any) -> Any:
             if not isinstance(x, torch.Tensor):
                 return x
-            if id(x) in back:
-                return back[id(x)]
-            if x.untyped_storage()._cdata in storages:  # noqa: SLF001 - a view after all
-                raise NotImplementedError(name)
-            made = self._cuda.empty_strided(
-                tuple(x.shape), x.stride(), dtype=x.dtype, device="cuda"
-            )
-            fresh.append(made)
-            return made
+            if id(x) in numbers:
+                return _Argument(numbers[id(x)])
+            return _Made(tuple(x.shape), x.stride(), x.dtype)
 
-        try:
-            result = pytree.tree_map(to_device, out)
-        except NotImplementedError:
-            return func(*args, **kwargs)
-        if name.startswith(("empty", "new_empty")):
-            return result
-        changed = _changed(func, args, kwargs)
-        self._charge(func, name, args, kwargs, (tensors, fresh, changed, out))
-        for x in here:
-            self._cuda.touch(x, writes=any(x is c for c in changed), text=name)
-        for x in fresh:
-            self._cuda.touch(x, writes=True, text=name)
-        made = name.strip("_")
-        if made in ("relu", "threshold", "clamp_min"):
-            made = "add>relu" if here and self._cuda.maker(here[0]) == "add" else "relu"
-        for x in (*fresh, *changed):
-            self._cuda.note_maker(x, made)
-        return result
+        seconds = self._seconds(func, args, kwargs, (tensors, fresh, out))
+        return _Known(pytree.tree_map(described, out), seconds)
 
-    def _charge(
+    def _seconds(
         self,
         func: Any,
-        name: str,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        of: tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor], Any],
-    ) -> None:
-        read, fresh, changed, out = of
-        p = self._cuda.profile
-        skipped = read[1:] if name in ONCE or name in SPARSE else read
-        nbytes = sum(map(_extent, (*fresh, *changed, *skipped)))
-        if name == "nll_loss_backward":
-            nbytes = sum(map(_extent, fresh))
+        of: tuple[list[torch.Tensor], list[torch.Tensor], Any],
+    ) -> float:
+        # By a roofline: the work at a rate, or the bytes at the memory's, and a kernel's least.
+        read, fresh, out = of
+        p, name = self._cuda.profile, func._opname  # noqa: SLF001
+        changed = _changed(func, args, kwargs)
+        read = read[1:] if name in ONCE or name in SPARSE else read
+        if name == "nll_loss_backward":  # writes one element of a row
+            read = []
+        nbytes = sum(map(_extent, (*fresh, *changed, *read)))
         formula = flop_registry.get(func._overloadpacket)  # noqa: SLF001
         flops = float(formula(*args, **kwargs, out_val=out)) if formula else 0.0
         dtype = next((t.dtype for t in (*read, *fresh) if t.is_floating_point()), torch.float32)
@@ -165,12 +192,48 @@ class Operators(TorchDispatchMode):
         if "attention" in name:
             rate, flops = p.attention, flops / 2 if _is_causal(args, kwargs) else flops
         elif dtype.itemsize == 2:
-            rate = p.bf16
-            if name in PRODUCTS:
-                rate *= _share(read, p.half)
+            rate = p.bf16 * (_share(read, p.half) if name in PRODUCTS else 1.0)
         elif "convolution" in name:
             rate = p.tf32
-        self._cuda.stream_now().work(max(flops / rate, nbytes / p.memory) + p.kernel_s, name)
+        return max(flops / rate, nbytes / p.memory) + p.kernel_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Argument:
+    """A result that is an argument: its number among the tensors."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A result of its own."""
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What an operator does with arguments of these sizes.
+
+    Attributes:
+        results: as it returns them, with `_Argument` and `_Made` for tensors.
+        seconds: on the device.
+        is_view: it makes a view, though it does not say so.
+    """
+
+    results: Any
+    seconds: float
+    is_view: bool = False
+
+
+def _described(x: Any) -> Any:
+    # Of an argument, as far as results depend on it.
+    if isinstance(x, torch.Tensor):
+        return tuple(x.shape), x.stride(), x.dtype
+    return type(x), x
 
 
 def _changed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from types import SimpleNamespace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -31,10 +31,23 @@ STAND_IN: Final = (
 )  # fmt: skip
 """Functions of `torch.cuda` that the stand-in has."""
 
-COUNTED: Final = ("/cswap/", "/torch/", "/models.py", "/methods.py", "/workloads/")
-"""Parts of paths of Python code whose calls take the host's time."""
+ROOT: Final = Path(__file__).resolve().parents[2]
 
-FREE: Final = ("/cswap/testing/", "/_pytree", "_meta_registrations", "flop_counter", "_python_dispatch")
+COUNTED: Final = (
+    f"{ROOT / 'cswap'}/",
+    f"{ROOT / 'bench' / 'workloads'}/",
+    f"{ROOT / 'bench' / 'twin' / 'm'}",  # the models, and the methods of others
+    f"{Path(torch.__file__).parent}/",
+)
+"""Beginnings of paths of Python code whose calls take the host's time."""
+
+FREE: Final = (
+    "/cswap/testing/",
+    "/_pytree",
+    "_meta_registrations",
+    "flop_counter",
+    "_python_dispatch",
+)
 """Parts of those whose calls only the twin makes."""
 
 
@@ -52,14 +65,18 @@ def become(profile: Profile) -> ClockedCuda:
     _tell_virtual_time(cuda)
     _replace_tensors(cuda)
     _replace_functional()
-    for name in STAND_IN:
-        setattr(torch.cuda, name, getattr(cuda, name))
-    torch.cuda.is_available = torch.cuda.is_initialized = lambda: True
-    torch.cuda._lazy_init = lambda: None  # type: ignore[no-untyped-call]  # noqa: SLF001
-    torch.cuda.get_rng_state = lambda *_: torch.empty(16, dtype=torch.uint8)
-    torch.cuda.set_rng_state = lambda *_: None
-    torch.cuda.get_device_capability = lambda *_: (9, 0)
-    torch.cuda.get_device_name = lambda *_: profile.name
+    _put(torch.cuda, **{name: getattr(cuda, name) for name in STAND_IN})
+    _put(
+        torch.cuda,
+        is_available=lambda: True,
+        is_initialized=lambda: True,
+        _lazy_init=lambda: None,
+        get_rng_state=lambda *_: torch.empty(16, dtype=torch.uint8),
+        set_rng_state=lambda *_: None,
+        get_device_capability=lambda *_: (9, 0),
+        get_device_name=lambda *_: profile.name,
+        get_per_process_memory_fraction=lambda *_: 1.0,
+    )
     _replace_engine(cuda)
     Operators(cuda).__enter__()
     _count_calls(cuda)
@@ -73,9 +90,14 @@ def _tell_virtual_time(cuda: ClockedCuda) -> None:
     def sleep(seconds: float) -> None:
         cuda.wait_until(cuda.now_s + seconds)
 
-    for name in ("perf_counter", "monotonic", "thread_time", "process_time"):
-        setattr(time, name, now)
-    time.sleep = sleep
+    clocks = dict.fromkeys(("perf_counter", "monotonic", "thread_time", "process_time"), now)
+    _put(time, sleep=sleep, **clocks)
+
+
+def _put(owner: Any, **functions: Any) -> None:
+    # In the place of an owner's own.
+    for name, function in functions.items():
+        setattr(owner, name, function)
 
 
 def _replace_tensors(cuda: ClockedCuda) -> None:
@@ -85,11 +107,13 @@ def _replace_tensors(cuda: ClockedCuda) -> None:
         found: torch.device = own.__get__(x)
         return DEVICE if found.type == "cpu" and cuda.is_device(x) else found
 
-    tensor: Any = torch.Tensor
-    tensor.device = property(device)
-    tensor.is_cuda = property(lambda x: device(x).type == "cuda")
-    tensor.is_cpu = property(lambda x: device(x).type == "cpu")
-    tensor.record_stream = lambda x, stream: cuda.record_stream(x, stream)
+    _put(
+        torch.Tensor,
+        device=property(device),
+        is_cuda=property(lambda x: device(x).type == "cuda"),
+        is_cpu=property(lambda x: device(x).type == "cpu"),
+        record_stream=lambda x, stream: cuda.record_stream(x, stream),
+    )
 
 
 def _replace_functional() -> None:
@@ -99,28 +123,44 @@ def _replace_functional() -> None:
     def dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
         return torch.native_dropout(x, p, True)[0] if training and p else x
 
-    def attention(q: Any, k: Any, v: Any, mask: Any = None, p: float = 0.0, is_causal: bool = False, **rest: Any) -> Any:
+    def attention(
+        q: Any,
+        k: Any,
+        v: Any,
+        mask: Any = None,
+        p: float = 0.0,
+        is_causal: bool = False,
+        **rest: Any,
+    ) -> Any:
         if mask is not None or q.dtype == torch.float32:
             return attend(q, k, v, mask, p, is_causal, **rest)
         if rest.get("enable_gqa"):
             k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
-        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, p, is_causal)[0]
+        fused = torch.ops.aten._scaled_dot_product_flash_attention  # noqa: SLF001
+        return fused(q, k, v, p, is_causal)[0]
 
     def cross_entropy(x: Any, y: Any, **rest: Any) -> Any:
         if x.dtype not in (torch.bfloat16, torch.float16):
             return entropy(x, y, **rest)
         return functional.nll_loss(_LogSoftmax.apply(x), y, **rest)
 
-    def batch_norm(x: Any, mean: Any, var: Any, weight: Any = None, bias: Any = None,
-                   training: bool = False, momentum: float = 0.1, eps: float = 1e-5) -> Any:  # fmt: skip
+    def batch_norm(
+        x: Any,
+        mean: Any,
+        var: Any,
+        weight: Any = None,
+        bias: Any = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Any:
         return torch.cudnn_batch_norm(x, weight, bias, mean, var, training, momentum, eps)[0]
 
     def rms_norm(x: Any, shape: Any, weight: Any = None, eps: Any = None) -> Any:
-        return torch.ops.aten._fused_rms_norm(x, shape, weight, eps)[0]
+        return torch.ops.aten._fused_rms_norm(x, shape, weight, eps)[0]  # noqa: SLF001
 
-    functional.dropout, functional.cross_entropy = dropout, cross_entropy
-    functional.scaled_dot_product_attention, functional.rms_norm = attention, rms_norm
-    functional.batch_norm = batch_norm
+    _put(functional, dropout=dropout, cross_entropy=cross_entropy, rms_norm=rms_norm)
+    _put(functional, scaled_dot_product_attention=attention, batch_norm=batch_norm)
 
 
 class _LogSoftmax(torch.autograd.Function):
@@ -148,12 +188,12 @@ def _replace_engine(cuda: ClockedCuda) -> None:
     from cswap.devices import cuda as device_module
     from cswap.devices import cuda_callbacks
     from cswap.engine import packer
+    from cswap.engine.saved import reclaim
     from cswap.fit import controller
     from cswap.remat import search
     from cswap.testing.lagging_cuda import streams_of
 
-    for name, function in vars(streams_of(cuda)).items():
-        setattr(cuda_streams, name, function)
+    _put(cuda_streams, **vars(streams_of(cuda)))
 
     def memcpy(target: int, source: int, nbytes: int, _direction: int, handle: int) -> None:
         cuda.cost("cuda")
@@ -162,18 +202,17 @@ def _replace_engine(cuda: ClockedCuda) -> None:
         with cuda.stream(stream):
             cuda.copy_at(target, source, nbytes)
 
-    device: Any = device_module.CudaDevice
-    device.host_memory = lambda _device, nbytes: cuda.pinned(nbytes)
-    device_module.memcpy_async = lambda: memcpy
-    cuda_callbacks.Callbacks._start = lambda _: None  # type: ignore[method-assign]  # noqa: SLF001
-    gpu.missing = lambda: None  # type: ignore[assignment]
-    gpu.damage = lambda _index: ()  # type: ignore[assignment]
-    gpu.has_kernels = lambda _name, _word: True  # type: ignore[assignment]
-    packer._len_dispatch_modes = lambda: 0  # noqa: SLF001 - the one is the GPU
-    advisor.LateProfile = values.late_profile(cuda)  # type: ignore[assignment,misc]
+    _put(device_module, memcpy_async=lambda: memcpy)
+    _put(device_module.CudaDevice, host_memory=lambda _device, nbytes: cuda.pinned(nbytes))
+    # Threads would come at other moments in another process.
+    _put(cuda_callbacks.Callbacks, _start=lambda _: None)
+    _put(reclaim._thread, awake=True)  # noqa: SLF001 - so nobody wakes it
+    _put(controller, Background=_AtOnce)
+    _put(gpu, missing=lambda: None, damage=lambda _: (), has_kernels=lambda _name, _word: True)
+    _put(packer, _len_dispatch_modes=lambda: 0)  # the one is the GPU
+    _put(advisor, LateProfile=values.late_profile(cuda))
     # Autograd's nodes say that all is on the CPU.
-    search.Search._device_below = lambda _self, _node: DEVICE  # type: ignore[method-assign]  # noqa: SLF001
-    controller.Background = _AtOnce  # type: ignore[assignment,misc]
+    _put(search.Search, _device_below=lambda _search, _node: DEVICE)
     values.replace_codecs(cuda)
 
 
@@ -200,7 +239,7 @@ def _count_calls(cuda: ClockedCuda) -> None:
         path = frame.f_code.co_filename
         counted = known.get(path)
         if counted is None:
-            counted = known[path] = any(p in path for p in COUNTED) and not any(p in path for p in FREE)
+            counted = known[path] = path.startswith(COUNTED) and not any(p in path for p in FREE)
         if counted and threading.get_ident() == main:
             cuda.cost("python")
 

@@ -115,6 +115,7 @@ H200: Final = Profile(
 ODD: Final = 0.4
 """Rate of products with a size that is no multiple of 8, of the others; assumed."""
 
+
 def _scaled(
     name: str,
     peak: float,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from bench.drawing.steps import UNKNOWN, grouped_table
 from bench.twin.methods import CHECKPOINT, DEVICE_GOAL, FIT, PLAIN
-from bench.twin.models import MODELS
+from bench.twin.models import ALL
 from cswap import chrome_trace as chrome
 from cswap.palette import BLACK, BLUE, GREEN, LIGHT
 from cswap.report.figure import new_figure, png_of
@@ -26,8 +26,8 @@ HEADINGS: Final = (
 NOTE: Final = (
     "All figures are simulated: the real engine in virtual time (`python -m bench twin`). Peak: of "
     "the allocator, in a step that has settled; and with the first steps. Host: of the step, the "
-    "time that the host does not wait. Link: share of the step in which it copies. Calls: of Python "
-    "functions."
+    "time that the host does not wait. Link: share of the step in which it copies. Calls: of "
+    "Python functions."
 )
 
 RESIDUAL_HEADINGS: Final = (
@@ -45,7 +45,7 @@ def cells(document: dict[str, Any]) -> list[list[str]]:
 
 
 def _line(row: dict[str, Any], plain_s: float | None) -> list[str]:
-    start = [MODELS[row["model"]].title, row["method"]]
+    start = [ALL[row["model"]].title, row["method"]]
     if "failure" in row:
         return [*start, row["failure"][:60], *[UNKNOWN] * (len(HEADINGS) - 3)]
     step_s = row["step_s"]
@@ -114,7 +114,11 @@ def draw(document: dict[str, Any], path: Path) -> None:
                 method, (row["peak_bytes"] / GIB, row["step_s"] / plain_s),
                 xytext=(4, 4), textcoords="offset points", fontsize=7,
             )  # fmt: skip
-        axes.set(title=f"{MODELS[model].title} (simulated)", xlabel="peak (GiB)", ylabel="step time / plain's")
+        axes.set(
+            title=f"{ALL[model].title} (simulated)",
+            xlabel="peak (GiB)",
+            ylabel="step time / plain's",
+        )
         axes.grid(alpha=0.3)
         axes.legend(fontsize=7)
     for axes in panels[len(models) :]:

@@ -42,7 +42,12 @@ def call(module: str, argument: object, root: Path = ROOT) -> Any:
         paths = {"PYTHONPATH": os.pathsep.join(map(str, (root, root / "kernels")))}
         command = [sys.executable, "-m", f"bench.twin.{module}", text]
         done = subprocess.run(
-            command, cwd=root, env={**kept, **same, **paths}, capture_output=True, text=True, check=False
+            command,
+            cwd=root,
+            env={**kept, **same, **paths},
+            capture_output=True,
+            text=True,
+            check=False,
         )
     if done.returncode:
         raise FailedError("\n".join(done.stderr.splitlines()[-3:]))

@@ -1,4 +1,4 @@
-"""Swaps of single tensors on the twin, as `bench gpu` measures them: `python -m bench.twin.swaps`."""
+"""Swaps of single tensors on the twin, as in `bench gpu`: `python -m bench.twin.swaps`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def run(profile: str) -> list[dict[str, Any]]:
                 for _ in range(ROUNDS):
                     cuda.synchronize()
                     times, cuda.counting = [cuda.now_s], True
-                    packed = engine.pack(x)
+                    packed: Any = engine.pack(x)
                     times.append(cuda.now_s)
                     engine.synchronize()
                     times.append(cuda.now_s)

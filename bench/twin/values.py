@@ -63,7 +63,7 @@ def late_profile(cuda: ClockedCuda) -> type:
             cuda.stream_now().work(cuda.profile.kernel_s, "profile")
             self._found = profile_for(cuda, x)
             self._copied = cuda.Event()
-            self._copied.record()
+            self._copied.record(cuda.stream_now())
 
         def get(self) -> TensorProfile | None:
             return self._found if self._copied.query() else None
@@ -104,4 +104,4 @@ def _run(cuda: ClockedCuda, name: str, nbytes: int, *, encodes: bool) -> None:
     stream = cuda.stream_now()
     stream.work(seconds, f"{'encode' if encodes else 'decode'} {name}")
     if stream is not cuda.default:
-        cuda.default.delay(p.overlap * seconds)
+        cuda.compute.delay(p.overlap * seconds)

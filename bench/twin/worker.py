@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import json
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from bench.twin.process import DEVICE, become  # before cswap is imported
@@ -30,26 +31,40 @@ N_STEPS_FIT: Final = 44
 
 
 def run(
-    model: str, method: str, profile: str, *, draws: bool = False, **options: Any
+    model: str,
+    method: str,
+    profile: str,
+    *,
+    draws: bool = False,
+    changes: dict[str, Any] | None = None,
+    n_steps: int | None = None,
+    **options: Any,
 ) -> dict[str, Any]:
     """Train, and return a row.
 
     Args:
-        model: of `bench.twin.models.MODELS`.
+        model: of `bench.twin.models.ALL`.
         method: of `bench.twin.methods.METHODS`.
         profile: of `PROFILES`.
+        changes: fields of the profile, and of its ``host``, that are to be others.
+        n_steps: of the training; default: `N_STEPS`, or `N_STEPS_FIT` with a goal.
         draws: whether the last step's work is in the row, as ``spans``.
         options: more options of `cswap.install`.
     """
-    cuda = become(PROFILES[profile])
+    machine = PROFILES[profile]
+    if changes:
+        changes = {**changes, "host": replace(machine.host, **changes.get("host", {}))}
+        machine = replace(machine, **changes)
+    gc.disable()  # it would run at other moments in another process
+    cuda = become(machine)
     import torch
 
     import cswap
     from bench.twin.methods import CSWAP, switch_on
-    from bench.twin.models import MODELS
+    from bench.twin.models import ALL
     from cswap.devices.cuda import cuda_device
 
-    task = MODELS[model]
+    task = ALL[model]
     with torch.device("meta"):
         net = task.build().to(task.weights)
     _materialise(net, cuda)
@@ -58,7 +73,7 @@ def run(
     handle = cswap.install(net, **options) if method in CSWAP else None
     cuda.engine_device = None if handle is None else cuda_device(0)
     step, fits = _Step(cuda, task, net, method), "fit" in options
-    steps = [step() for _ in range(N_STEPS_FIT if fits else N_STEPS)]
+    steps = [step() for _ in range(n_steps or (N_STEPS_FIT if fits else N_STEPS))]
     timed = sorted(steps[-N_TIMED:], key=lambda s: s["step_s"])
     row = {
         "model": model,
@@ -92,7 +107,7 @@ class _Step:
         gc.collect()
         cuda.synchronize()
         cuda.spans = []
-        cuda.reset_peak_memory_stats()
+        cuda.step_peak_bytes = 0
         began_s, waited_s, busy = cuda.now_s, cuda.waited_s, cuda.busy_s()
         counts, link_s = dict(cuda.counts), dict(cuda.link_s)
         cuda.counting = True
@@ -104,7 +119,7 @@ class _Step:
         assert all(0 <= v <= step_s * (1 + 1e-9) for v in busy_s.values()), (busy_s, step_s)
         return {
             "step_s": step_s,
-            "peak_bytes": cuda.peak_bytes,
+            "peak_bytes": cuda.step_peak_bytes,
             "host_s": step_s - (cuda.waited_s - waited_s),
             "busy_s": {k: v for k, v in busy_s.items() if v},
             "link_s": {k: v - link_s[k] for k, v in cuda.link_s.items()},
@@ -139,7 +154,9 @@ class _Step:
 def _inputs(cuda: ClockedCuda, task: Model) -> tuple[torch.Tensor, torch.Tensor]:
     import torch
 
-    images = cuda.empty(task.sizes, dtype=torch.int64 if task.tokens else torch.float32, device=DEVICE)
+    images = cuda.empty(
+        task.sizes, dtype=torch.int64 if task.tokens else torch.float32, device=DEVICE
+    )
     if task.dense_targets:
         return images, cuda.empty(task.sizes, dtype=torch.float32, device=DEVICE)
     sizes = task.sizes if task.tokens else task.sizes[:1]

@@ -456,4 +456,23 @@ KINDS: Final = (
         (Measure("build s", ("build_s",)), _bytes("file bytes", "nbytes")),
         "kernels-build.json",
     ),
+    Kind(
+        "twin",
+        (),
+        _plain,
+        ("profile", "model", "method"),
+        (
+            Measure("step s, simulated", ("step_s",), timed=False),
+            _bytes("peak bytes, simulated", "peak_bytes"),
+        ),
+        "twin.json",
+    ),
+    Kind(
+        "twin validation",
+        (),
+        _plain,
+        ("row", "figure"),
+        (Measure("error", ("error",), timed=False),),
+        "validation.json",
+    ),
 )

@@ -98,6 +98,11 @@ MEASURED: Final[dict[str, tuple[str, ...]]] = {
         *("bench/gpu", "!bench/gpu/pictures.py", "bench/workloads/large_models.py"),
         "bench/workloads/zoo",
     ),
+    "twin": (
+        *(path for path in _ENGINE if path not in _NOT_ON_A_CPU),
+        *("cswap/fit", "cswap/testing/lagging_cuda.py", "bench/twin", "!bench/twin/report.py"),
+        *("bench/workloads/large_models.py", "bench/workloads/zoo"),
+    ),
     "gpu build": ("kernels/cswap_kernels", f"!{_LOOPS}", "bench/gpu/build.py"),
     "gpu static": ("kernels/cswap_kernels", f"!{_LOOPS}", "bench/ptx", "bench/gpu/static.py"),
 }

@@ -1,0 +1,151 @@
+"""The twin: a GPU with a clock. Each run is a process, on a model of two blocks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from typing import Any
+
+import pytest
+
+from bench.twin import report
+from bench.twin.methods import FIT, METHODS
+from bench.twin.models import TINY
+from bench.twin.profiles import H200
+from bench.twin.runs import ROOT, FailedError, call, rows
+
+N_STEPS = 5
+FREE_HOST = dict.fromkeys(("operator_s", "view_s", "python_s", "cuda_s", "launch_s", "wake_s"), 0.0)
+NOTHING_COSTS = {
+    "out": 1e18,
+    "back": 1e18,
+    "both": 1e18,
+    "copy_s": 0.0,
+    "codec": 1e9,
+    "overlap": 0.0,
+}
+
+
+@cache
+def _row(method: str, **options: Any) -> dict[str, Any]:
+    return _run(method, **options)
+
+
+def _run(method: str, **options: Any) -> dict[str, Any]:
+    found: dict[str, Any] = call(
+        "worker",
+        {"model": TINY, "method": method, "profile": H200.name, "n_steps": N_STEPS, **options},
+    )
+    return found
+
+
+def test_two_runs_give_the_same_microseconds():
+    again = _run("default", draws=True)
+    assert again.pop("spans")
+    assert again == _row("default")
+
+
+@pytest.mark.slow
+def test_checkpointing_takes_time_for_memory():
+    plain, checkpoint = _row("plain"), _row("checkpoint")
+    assert checkpoint["peak_bytes"] < plain["peak_bytes"]
+    assert checkpoint["busy_s"]["compute"] > plain["busy_s"]["compute"]
+    assert set(plain["busy_s"]) == {"compute"}
+
+
+@pytest.mark.slow
+def test_swapping_moves_what_it_frees_over_the_link():
+    plain, raw = _row("plain"), _row("raw")
+    stats = raw["cswap"]
+    assert raw["peak_bytes"] < plain["peak_bytes"]
+    assert stats["swapped"] > 0
+    assert stats["fallbacks"] == 0
+    moved = stats["by_codec"]["raw"]["encoded"] / len(raw["steps_s"])
+    assert raw["link_s"]["out"] > moved / H200.out  # latencies, and the other direction
+
+
+@pytest.mark.slow
+def test_a_link_and_a_host_that_cost_nothing_leave_the_plain_step():
+    free = _run("raw", remat=False, changes={**NOTHING_COSTS, "host": FREE_HOST})
+    plain = _run("plain", changes={"host": FREE_HOST})
+    assert free["cswap"]["swapped"] > 0
+    assert free["step_s"] == pytest.approx(plain["step_s"], rel=0.01)
+    assert free["peak_bytes"] < plain["peak_bytes"]
+
+
+@pytest.mark.slow
+def test_a_slow_link_takes_its_time():
+    slow = _run("raw", changes={"out": 1e9, "back": 1e9, "both": 1e9})
+    assert slow["step_s"] > slow["link_s"]["out"]
+    assert slow["link_s"]["out"] > 5 * _row("raw")["link_s"]["out"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_trains(method):
+    options: dict[str, Any] = {"n_steps": 44} if method.startswith("fit=") else {}
+    if method == FIT:
+        options["fit"] = (_row("checkpoint")["peak_bytes"] + _row("plain")["peak_bytes"]) // 2
+    found = _row(method, **options)
+    assert found["step_s"] > 0
+    most = options.get("fit", _row("plain")["peak_bytes"])
+    assert found["peak_bytes"] <= 1.02 * most, found["goal"]
+
+
+def test_too_small_a_device_is_a_row_with_its_reason():
+    (found,) = rows(
+        [
+            {
+                "model": TINY,
+                "method": "plain",
+                "profile": H200.name,
+                "changes": {"device_bytes": 1 << 28},
+            }
+        ]
+    )
+    assert "out of memory" in found["failure"]
+    document = {"rows": [found], "settings": {"profile": H200.name}}
+    assert report.cells(document)[0][2].endswith(found["failure"][:60])
+    assert report.table(document).row_count == 1
+
+
+def test_a_fault_of_order_ends_the_run():
+    # A tensor that another stream reads is written while that may still run.
+    program = """
+import torch
+from bench.twin.process import DEVICE, become
+from bench.twin.profiles import H200
+cuda = become(H200)
+x, side = torch.empty(1 << 20, device=DEVICE), torch.cuda.Stream()
+with torch.cuda.stream(side):
+    y = x + 1
+x.add_(1)
+print(len(cuda.faults))
+"""
+    paths = {"PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}"}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, **paths},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert int(done.stdout) > 0, done.stderr
+
+
+@pytest.mark.slow
+def test_a_trace_has_a_lane_per_stream():
+    found = report.chrome_trace(_run("raw", draws=True))
+    lanes = [e["args"]["name"] for e in found["traceEvents"] if e["ph"] == "M"]
+    assert len(lanes) >= 3
+    assert found["otherData"]["simulated"] is True
+    json.dumps(found)
+
+
+@pytest.mark.slow
+def test_an_unknown_model_says_so():
+    with pytest.raises(FailedError, match="no such"):
+        call("worker", {"model": "no such", "method": "plain", "profile": H200.name})
