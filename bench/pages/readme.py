@@ -14,7 +14,7 @@ from bench.drawing.steps import MIB, UNKNOWN
 from bench.gpu.build import build_table
 from bench.gpu.static_tables import kernels_table, targets_table
 from bench.overhead import hook_costs
-from bench.pages import decision_tables, gpu_tables, step_tables
+from bench.pages import decision_tables, gpu_tables, step_tables, twin_tables
 from bench.pages.folding import folded
 from bench.pages.versions import versions_table
 from bench.papers.report import HEADINGS, networks, summary
@@ -38,7 +38,7 @@ PAGES: Final = (
             "planning",
             "fit",
             "compile",
-            *("gpu-first-run", "getting-started"),
+            *("gpu-first-run", "getting-started", "twin"),
         )
     ),
 )
@@ -47,6 +47,7 @@ PICTURES: Final = {
     RESULTS / "swap.png": ROOT / "docs" / "swap.png",
     RESULTS / "fit.png": ROOT / "docs" / "fit.png",
     RESULTS / "accuracy" / "pareto.png": ROOT / "docs" / "lossy-pareto.png",
+    RESULTS.parent / "twin" / "h200-pcie5.png": ROOT / "docs" / "twin-h200.png",
     RESULTS / "papers.png": ROOT / "docs" / "papers.png",
     RESULTS / "accuracy" / "heat.png": ROOT / "docs" / "lossy-gradients.png",
     **{
@@ -175,6 +176,8 @@ TABLES: Final = {
     "gpu training": gpu_tables.training_table,
     "short gpu training": gpu_tables.short_training_table,
     "gpu targets": gpu_tables.targets_table,
+    "twin": twin_tables.steps_tables,
+    "twin validation": twin_tables.validation_table,
     "kernels": kernels_table,
     "kernel file": build_table,
     "kernel targets": targets_table,

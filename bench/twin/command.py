@@ -18,7 +18,7 @@ from rich.progress import track
 from bench.twin import report
 from bench.twin.methods import CHECKPOINT, FIT, METHODS
 from bench.twin.models import ALL, MODELS
-from bench.twin.optimum import optimum
+from bench.twin.optimum import curve
 from bench.twin.profiles import H200, PROFILES
 from bench.twin.runs import call, rows
 from bench.twin.validate import validate
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 RESULTS: Final = Path("bench/results/twin")
 VERSION: Final = 1
+
+SHARES: Final = (1.0, 0.9, 0.75, 0.6, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05)
+"""Of the saved bytes, that are left at a point of the curve of the best possible."""
 
 
 def main(
@@ -69,27 +72,31 @@ def main(
     writable_file(out)
     settings = {"models": wanted, "methods": ways, "profile": profile}
     partial = Partial(out, kind="twin", version=VERSION, settings=settings, again=again)
-    parts = {
-        name: partial.part(name, bound(_model, name, ways, profile))
-        for name in track(wanted, "Simulating", console=console)
+    simulated: list[dict[str, Any]] = []
+    for name in track(wanted, "Simulating", console=console):
+        simulated += partial.part(name, bound(_rows, name, ways, profile))
+    curves = {
+        name: partial.part(f"{name}, optimum", bound(_optimum, name, profile))
+        for name in track(wanted, "The best possible", console=console)
     }
-    document = partial.finish(
-        rows=[row for part in parts.values() for row in part["rows"]],
-        optimum={name: part["optimum"] for name, part in parts.items()},
-    )
+    document = partial.finish(rows=simulated, optimum=curves)
     console.print(report.table(document))
     report.draw(document, out.with_suffix(".png"))
     console.print(literal(f"Written: {out}, {out.with_suffix('.png')}"))
 
 
-def _model(model: str, methods: Sequence[str], profile: str) -> dict[str, Any]:
-    first = [m for m in methods if m != FIT]
-    found = list(rows({"model": model, "method": m, "profile": profile} for m in first))
+def _rows(model: str, methods: Sequence[str], profile: str) -> list[dict[str, Any]]:
+    same = {"model": model, "profile": profile}
+    found = list(rows({**same, "method": m} for m in methods if m != FIT))
     peaks = [r["peak_bytes"] for r in found if r["method"] == CHECKPOINT and "peak_bytes" in r]
     if FIT in methods and peaks:
-        fit = {"model": model, "method": FIT, "profile": profile, "fit": peaks[0]}
-        found += rows([fit])
-    return {"rows": found, "optimum": optimum(model, profile)}
+        found += rows([{**same, "method": FIT, "fit": peaks[0]}])
+    return found
+
+
+def _optimum(model: str, profile: str) -> list[dict[str, Any]]:
+    recording = call("recording", {"model": model, "profile": profile})
+    return [point._asdict() for point in curve(recording, PROFILES[profile], SHARES)]
 
 
 def _validate(out: Path, console: Console) -> None:

@@ -1,0 +1,42 @@
+"""Tables of the committed results of the twin; all their figures are simulated."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from bench.twin import report
+from bench.twin.profiles import PROFILES
+from cswap.experiments.files.committed import ROOT, as_markdown
+from cswap.schema.reading import read_object
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FOLDER: Final = ROOT / "bench" / "results" / "twin"
+
+
+def validation_table() -> str:
+    """The twin against the measured rows."""
+    data = read_object(FOLDER / "validation.json", "file")
+    table = as_markdown(report.RESIDUAL_HEADINGS, report.residual_cells(data))
+    return f"{table}\n\n{_where(data, 'validation.json')}"
+
+
+def steps_tables() -> str:
+    """Steps of models, by machine and method."""
+    return "\n\n".join(_steps())
+
+
+def _steps() -> Iterator[str]:
+    for profile in PROFILES:
+        path = FOLDER / f"{profile}.json"
+        if not path.exists():
+            continue
+        data = read_object(path, "file")
+        table = as_markdown(report.HEADINGS, report.cells(data))
+        yield f"**{profile}, simulated**\n\n{table}\n\n{_where(data, path.name)}"
+
+
+def _where(data: dict[str, Any], file: str) -> str:
+    command = data["environment"]["command"]
+    return f"Simulated by `{command}`; file: `bench/results/twin/{file}`."
