@@ -90,6 +90,7 @@ def test_a_loss_within_the_margin_is_equal_even_if_it_is_certain():
     assert found.low is not None
     assert found.low > 0
     assert verdict(mine, off, 0.02) == EQUAL
+    assert found.high is not None
     assert found.low < 0.01 < found.high
     assert verdict(mine, off, 0.01) == UNDECIDED
     assert verdict(mine, off, 0.009) == WORSE
