@@ -106,6 +106,32 @@ def test_what_an_operator_only_reads_needs_no_more_of_it():
     assert again_s[third.inputs[0]] == pytest.approx(whole)
 
 
+class ThroughViews(nn.Module):
+    """Writers that see a part of the tensor, or all of it in another shape."""
+
+    def __init__(self, *, inplace):
+        super().__init__()
+        self.norm, self.last = nn.BatchNorm2d(8), nn.Conv2d(8, 8, 1, bias=False)
+
+    def forward(self, x):
+        y = self.norm(x)
+        y[:, :4].mul_(2.0)
+        y.permute(1, 2, 3, 0).neg_()
+        y[:, 4:].zero_()
+        y.transpose(0, 1)[1].tanh_()
+        return self.last(y)
+
+
+def test_writers_through_views_count():
+    trace = traced(inplace=True, model=ThroughViews)
+    simulator = Simulator(trace, load_hardware("v100-pcie3"))
+    (last,) = (o for o in trace.operators if o.name == "last.convolution")
+    again_s = dict(zip(simulator.swappable, chain_s(simulator), strict=True))
+    names = ("norm.native_batch_norm", "mul_", "neg_", "zero_", "tanh_")
+    assert names == tuple(o.name for o in trace.operators[1 : trace.operators.index(last)])
+    assert again_s[last.inputs[0]] == pytest.approx(seconds_of(trace, *names))
+
+
 def versions():
     """a (from x), b (from a as it is), a written twice, c (from a), all for backward but a."""
     tensors = (
