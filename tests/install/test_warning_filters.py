@@ -36,8 +36,6 @@ print("solved" if planned and "scipy.optimize" in sys.modules else "not solved")
 
 
 def test_installing_training_and_removing_leave_the_filters(forked):
-    options = ({"lossy": "int8"}, {"fit": "min"})
-    done = forked.run_all([(TRAINING, [str(one)]) for one in options])
-    assert [(one.returncode, one.stderr) for one in done] == [(0, ""), (0, "")]
-    solved = "not solved" if find_spec("scipy") is None else "solved"
-    assert [one.stdout.strip() for one in done] == ["not solved", solved]
+    done = forked.run(TRAINING, {"fit": "min", "lossy": "int8"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == ("not solved\n" if find_spec("scipy") is None else "solved\n")
