@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.console import Console
@@ -17,6 +17,9 @@ from cswap.experiments.files.writing import write
 from cswap.experiments.options import names, writable_file
 from cswap.report import terminal
 from cswap.report.terminal import literal
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 VERSION: Final = 2
 DEFAULT_OUT: Final = Path("bench/results/cpu/papers.json")
@@ -37,8 +40,12 @@ def main(
     systems: Annotated[str, typer.Option(help=f"Some of {', '.join(SYSTEMS)}.")] = ",".join(
         SYSTEMS
     ),
-    quick: Annotated[bool, typer.Option("--quick", help="A few cells, as a test.")] = False,
-    again: Annotated[bool, typer.Option("--again", help="Keep nothing of these systems.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A few cells, made anew, as a test.")
+    ] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="Make the cells anew that the file has, too.")
+    ] = False,
 ) -> None:
     """Simulate the papers' measurements, and say why the figures differ."""
     chosen = names("--systems", systems, tuple(SYSTEMS))
@@ -46,17 +53,19 @@ def main(
     where = environment("papers")
     document = _started(out, where)
     cells = [cell for name in chosen for cell in SYSTEMS[name](quick=quick)]
-    if again:
-        document["cells"] = {
-            key: rows for key, rows in document["cells"].items() if key.split()[0] not in chosen
-        }
+    if again or quick:  # only these: all others stay, in their order
+        kept = _without(document["cells"], {cell.key for cell in cells})
+        if again and not quick:  # nor what earlier code made for these systems
+            kept = {key: rows for key, rows in kept.items() if key.split()[0] not in chosen}
+        document["cells"] = kept
     with Progress() as progress:
         bar = progress.add_task("Simulating", total=len(cells))
         for cell in cells:
             progress.update(bar, description=cell.key)
             if cell.key not in document["cells"]:
                 document["environment"] = where  # of the last run that added something
-                document["cells"][cell.key] = [row.to_dict() for row in cell.run()]
+                made = {cell.key: [row.to_dict() for row in cell.run()]}
+                document["cells"] = _in_order({**document["cells"], **made})
                 write(out, document)
             progress.advance(bar)
     rows = rows_of(document)
@@ -71,6 +80,17 @@ def main(
 def rows_of(document: dict[str, Any]) -> list[dict[str, Any]]:
     """All rows of a result file, in order."""
     return [row for rows in document["cells"].values() for row in rows]
+
+
+def _without(cells: dict[str, Any], keys: Collection[str]) -> dict[str, Any]:
+    return {key: rows for key, rows in cells.items() if key not in keys}
+
+
+def _in_order(cells: dict[str, Any]) -> dict[str, Any]:
+    # The order of a whole run, whichever cells were made last: the table's rows follow it.
+    order = [cell.key for make in SYSTEMS.values() for cell in make(quick=False)]
+    known = {key: cells[key] for key in order if key in cells}
+    return known | _without(cells, known.keys())
 
 
 def _started(out: Path, where: dict[str, object]) -> dict[str, Any]:

@@ -46,9 +46,14 @@ def by_sections(trace: Trace, count: int, launch_s: float) -> Trace:
 
 
 def _whole(operator: TraceOperator, places: list[tuple[int, ...]]) -> TraceOperator:
-    inputs = tuple(p for t in operator.inputs for p in places[t])
+    def all_of(tensors: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(p for t in tensors for p in places[t])
+
     return replace(
-        operator, inputs=inputs, outputs=tuple(p for t in operator.outputs for p in places[t])
+        operator,
+        inputs=all_of(operator.inputs),
+        outputs=all_of(operator.outputs),
+        writes=all_of(operator.writes),
     )
 
 
@@ -69,6 +74,7 @@ def _part(
         duration_s=(operator.duration_s - launch_s) / count + launch_s,
         inputs=tuple(dict.fromkeys(mine(t) for t in (*operator.inputs, *added_to))),
         outputs=tuple(mine(t) for t in outputs),
+        writes=tuple(dict.fromkeys(mine(t) for t in (*operator.writes, *added_to))),
         workspace_bytes=operator.workspace_bytes // count,
         flops=operator.flops / count,
         bytes_moved=operator.bytes_moved / count,

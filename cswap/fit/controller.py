@@ -39,7 +39,7 @@ from cswap.fit.goal import Asked, Goal, Phase
 from cswap.fit.goal_chooser import LOOK_EVERY, GoalChooser
 from cswap.fit.pace import Pace
 from cswap.fit.resident import Resident, meter_for
-from cswap.fit.solve import within_bytes, within_time
+from cswap.fit.solve import load_solver, within_bytes, within_time
 from cswap.fit.used_bytes import UsedBytes
 from cswap.fit.whole_device import device_of
 from cswap.log import log
@@ -133,6 +133,7 @@ class FitController:
         self._margin = MARGIN if device.type == "cuda" else COUNTED_MARGIN
         self._correction = Correction(self._margin)
         self._pace = Pace()
+        load_solver()
         self._measured: int | None = None
         self._raw_bytes: deque[int] = deque(maxlen=LOOK_EVERY)  # that the plan knows, in a step
         self._explore()

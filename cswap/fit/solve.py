@@ -8,8 +8,9 @@ at the fullest moment, the change that adds the least time per byte.
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
@@ -35,6 +36,25 @@ TOLERANCE: Final = 1e-5
 
 MIB: Final = float(1 << 20)
 MS: Final = 1e3
+
+
+def load_solver() -> None:
+    """Import HiGHS, if scipy is there, on this thread and not on the one that makes plans.
+
+    scipy adds filters of warnings for ever, and replaces all of them for moments. The filters are
+    the program's: beside its training, such a moment could undo what the program does to them. Here
+    scipy's are taken out one by one, because `warnings.catch_warnings` would forget those that
+    another thread adds meanwhile.
+    """
+    before = list(warnings.filters)
+    try:
+        import scipy.optimize
+        import scipy.sparse  # noqa: F401
+    except ImportError:
+        return
+    filters = cast("list[Any]", warnings.filters)
+    for added in [one for one in filters if one not in before]:
+        filters.remove(added)
 
 
 def within_bytes(problem: Problem, limit_bytes: float, *, exact: bool = True) -> FitPlan | None:

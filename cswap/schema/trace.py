@@ -77,6 +77,7 @@ class TraceOperator:
         module: path of the operator's module.
         flops: floating-point operations.
         bytes_moved: bytes of device memory read and written.
+        writes: those of ``inputs`` that the operator changes in place.
     """
 
     name: str
@@ -89,6 +90,7 @@ class TraceOperator:
     module: str = ""
     flops: float = 0.0
     bytes_moved: float = 0.0
+    writes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +198,7 @@ def _rows(where: str, kind: type[_R], value: Any) -> tuple[_R, ...]:
 
 def _row(where: str, kind: type[_R], value: Any) -> _R:
     found = _CHECK.record(where, value, kind)
-    for name in ("inputs", "outputs", "shape"):
+    for name in ("inputs", "outputs", "writes", "shape"):
         if name in found:
             found[name] = _CHECK.items(f"{where}.{name}", found[name])
     return kind(**found)
@@ -230,7 +232,7 @@ def _check_operator(where: str, operator: TraceOperator, n_tensors: int) -> None
     for name in ("flops", "bytes_moved"):
         _CHECK.number(f"{where}.{name}", getattr(operator, name), 0.0, MOST_RATE)
     _CHECK.count(f"{where}.workspace_bytes", operator.workspace_bytes, most=MOST_BYTES)
-    for name in ("inputs", "outputs"):
+    for name in ("inputs", "outputs", "writes"):
         seen: set[int] = set()
         for place, tensor in enumerate(getattr(operator, name)):
             _CHECK.count(f"{where}.{name}[{place}]", tensor)
@@ -240,6 +242,8 @@ def _check_operator(where: str, operator: TraceOperator, n_tensors: int) -> None
                 )
             if tensor in seen:
                 raise TraceError(f"{where}.{name}[{place}]={tensor}: is listed twice.")
+            if name == "writes" and tensor not in operator.inputs:
+                raise TraceError(f"{where}.{name}[{place}]={tensor}: is not among the inputs.")
             seen.add(tensor)
 
 

@@ -328,17 +328,18 @@ class Replay:
         found: set[int] = set()
 
         def visit(reader: int) -> None:
-            for tensor in (self._tensors[t] for t in self.trace.operators[reader].inputs):
+            inputs = self.trace.operators[reader].inputs
+            for t, maker in zip(inputs, self._life.makers[reader], strict=True):
+                tensor = self._tensors[t]
                 if tensor.at not in ("dropped", "dead"):
                     continue
-                producer = self._life.producer[tensor.index]
-                if producer < 0:
+                if maker < 0:
                     self._feasible = False
                     continue
                 tensor.uses_left += tensor.at == "dead"
-                if producer not in found:
-                    found.add(producer)
-                    visit(producer)
+                if maker not in found:
+                    found.add(maker)
+                    visit(maker)
 
         visit(index)
         return sorted(found)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from functools import partial
+from itertools import count
 
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from bench.papers import (
 from bench.papers.cudnn import as_cudnn
 from bench.papers.networks import step
 from bench.papers.report import figure
+from bench.papers.row import Cell, Row
 from bench.papers.sectioned import by_sections
 from cswap.plan.hardware import CodecRate, Hardware, load_hardware
 from cswap.plan.policies import cswap_plus, sc
@@ -224,7 +227,79 @@ def test_every_network_has_a_step_with_feature_maps_that_move(model):
 # ---------------------------------------------------------------- the command
 
 
-def test_the_command_fills_a_file_once_and_keeps_it(tmp_path, monkeypatch):
+@pytest.fixture
+def papers(tmp_path, monkeypatch):
+    """Runs the command with systems of a few cells each; the file after it, and the cells made."""
+    out, made, values = tmp_path / "papers.json", [], count()
+
+    def system(quick_keys=(), more_keys=()):
+        def rows(key):
+            made.append(key)
+            return [Row("a system", key, "%", None, next(values), "protocol", "why")]
+
+        def cells(*, quick):
+            keys = quick_keys if quick else (*quick_keys, *more_keys)
+            return [Cell(key, partial(rows, key)) for key in keys]
+
+        return cells
+
+    for name in command.SYSTEMS:
+        monkeypatch.setitem(command.SYSTEMS, name, system())
+    monkeypatch.setitem(command.SYSTEMS, "vdnn", system(["vdnn a"], ["vdnn b", "vdnn c"]))
+    monkeypatch.setitem(command.SYSTEMS, "home", system([], ["home a", "home b"]))
+
+    def run(*options):
+        made.clear()
+        done = CliRunner().invoke(app, ["papers", "--out", str(out), *options])
+        assert done.exit_code == 0, done.output
+        return json.loads(out.read_text())["cells"], list(made)
+
+    return run
+
+
+ALL = ["vdnn a", "vdnn b", "vdnn c", "home a", "home b"]
+
+
+def test_quick_makes_its_cells_anew_and_no_other(papers):
+    before, made = papers()
+    assert made == list(before) == ALL
+    assert papers() == (before, [])
+    after, made = papers("--quick")
+    assert made == ["vdnn a"]
+    assert list(after) == ALL
+    assert [key for key in ALL if after[key] != before[key]] == ["vdnn a"]
+    assert papers("--quick", "--systems", "home") == (after, [])
+
+
+@pytest.mark.parametrize(
+    ("options", "keys"),
+    [
+        ((), ALL),
+        (("--systems", "vdnn"), ALL[:3]),
+        (("--systems", "home"), ALL[3:]),
+        (("--quick",), ALL[:1]),
+        (("--quick", "--systems", "vdnn"), ALL[:1]),
+    ],
+)
+def test_again_replaces_the_cells_that_it_makes_and_keeps_all_others(papers, options, keys):
+    before, _ = papers()
+    after, made = papers("--again", *options)
+    assert made == keys
+    assert list(after) == ALL
+    assert [key for key in ALL if after[key] != before[key]] == keys
+
+
+def test_again_drops_what_its_systems_no_longer_have(papers, tmp_path):
+    papers()
+    out = tmp_path / "papers.json"
+    document = json.loads(out.read_text())
+    document["cells"] |= {"vdnn old": [], "other old": []}
+    out.write_text(json.dumps(document))
+    assert list(papers("--again", "--quick")[0]) == [*ALL, "vdnn old", "other old"]
+    assert list(papers("--again")[0]) == [*ALL, "other old"]
+
+
+def test_the_command_fills_a_file(tmp_path, monkeypatch):
     cells = cswap.cells
     monkeypatch.setitem(command.SYSTEMS, "cswap", lambda *, quick: cells(quick=quick)[:1])
     out = tmp_path / "papers.json"
@@ -239,13 +314,6 @@ def test_the_command_fills_a_file_once_and_keeps_it(tmp_path, monkeypatch):
     assert rows[0]["published"] == 89.0
     assert first["means"]
     assert out.with_suffix(".png").read_bytes()[:4] == b"\x89PNG"
-
-    def again(*key):
-        raise AssertionError(key)
-
-    monkeypatch.setattr(cswap, "_rows", again)
-    assert CliRunner().invoke(app, arguments).exit_code == 0
-    assert json.loads(out.read_text()) == first
     wrong = CliRunner().invoke(app, ["papers", "--systems", "vdn", "--out", str(out)])
     assert wrong.exit_code == 2
     assert "vdn" in wrong.output

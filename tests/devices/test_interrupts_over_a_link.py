@@ -22,7 +22,7 @@ NUMEL = 1024
 NEVER = ("with ", "finally", "try:")
 """Lines at which CPython looks for no signals."""
 
-STRIDE = 41
+STRIDE = 83
 """Every so manieth line is interrupted, unless the test is slow."""
 
 

@@ -17,7 +17,7 @@ from torch import nn
 import cswap
 from cswap.experiments.meters.saved_bytes import HeapSampler, heap_bytes
 
-STEPS = 6
+STEPS = 4
 MIB = 1 << 20
 
 
@@ -121,9 +121,9 @@ def main(name, options):
         return between, sampler.curve.peak
 
     step()
-    for _ in range(2):  # compiles
-        with cswap.install(net, **({} if options is None else options)):
-            for _ in range(3):
+    for _ in range(0 if options is None else 2):  # compiles
+        with cswap.install(net, **options):
+            for _ in range(2):
                 step()
     gc.collect()
     gc.freeze()

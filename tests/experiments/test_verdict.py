@@ -70,6 +70,8 @@ def test_wrong_verdicts_are_as_rare_as_the_interval_says(n_seeds, pair_spread):
     margin = SHARE * SEED_SPREAD
     assert shares(n_seeds, 0.0, pair_spread=pair_spread)[WORSE] <= rare
     assert shares(n_seeds, margin, pair_spread=pair_spread)[EQUAL] <= rare
+    for loss in (margin / 2, margin):  # losses that would not matter, however certain they are
+        assert shares(n_seeds, loss, pair_spread=pair_spread)[WORSE] <= rare
 
 
 def test_fewer_seeds_decide_nothing():
@@ -88,7 +90,10 @@ def test_a_loss_within_the_margin_is_equal_even_if_it_is_certain():
     assert found.low is not None
     assert found.low > 0
     assert verdict(mine, off, 0.02) == EQUAL
-    assert verdict(mine, off, 0.01) == WORSE
+    assert found.high is not None
+    assert found.low < 0.01 < found.high
+    assert verdict(mine, off, 0.01) == UNDECIDED
+    assert verdict(mine, off, 0.009) == WORSE
 
 
 def test_without_a_margin_only_the_same_losses_are_equal():
@@ -96,6 +101,7 @@ def test_without_a_margin_only_the_same_losses_are_equal():
     assert verdict(off, off, None) == EQUAL
     mine = [x + d for x, d in zip(off, (1e-6, -1e-6, 0.0, 1e-6, -1e-6), strict=True)]
     assert verdict(mine, off, None) == UNDECIDED
+    assert verdict([x + 0.01 for x in off], off, None) == WORSE
 
 
 def test_vit_int4_of_the_earlier_three_seeds_does_not_pass():

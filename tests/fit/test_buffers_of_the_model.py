@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 
 import pytest
@@ -84,3 +85,55 @@ def test_a_goal_on_a_model_that_is_not_initialised_yet():
             model(torch.randn(64, 16)).square().mean().backward()
     assert handle.goal is not None
     assert handle.goal.resident_bytes >= 2 * sum(p.nbytes for p in model.parameters())
+
+
+class Folded(nn.Module):
+    """A convolution and its batch norm as one, by running statistics that it has just updated."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+
+    def forward(self, x):
+        norm = self.norm
+        with torch.no_grad():
+            y = self.conv(x)
+            norm.running_mean.lerp_(y.mean((0, 2, 3)), 0.1)
+            norm.running_var.lerp_(y.var((0, 2, 3)), 0.1)
+            norm.num_batches_tracked += 1
+        scale = norm.weight * (norm.running_var + norm.eps).rsqrt()
+        weight = self.conv.weight * scale[:, None, None, None]
+        y = functional.conv2d(x, weight, norm.bias - norm.running_mean * scale, padding=1)
+        return torch.relu_(y)
+
+
+class InARow(nn.Module):
+    """A convolution, its batch norm, and an activation in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+
+    def forward(self, x):
+        return torch.relu_(self.norm(self.conv(x)))
+
+
+@pytest.mark.parametrize("block", [Folded, InARow])
+def test_a_block_of_convolution_and_batch_norm_runs_once_in_a_step(block):
+    torch.manual_seed(0)
+    plain = nn.Sequential(*(block() for _ in range(4)), nn.Flatten(), nn.Linear(2048, 4))
+    ours = copy.deepcopy(plain)
+    optimizers = [torch.optim.SGD(model.parameters(), 0.01) for model in (plain, ours)]
+    with cswap.install(ours, fit="min", slowdown=3.0, min_bytes=0) as handle:
+        for _ in range(N_STEPS):
+            x = torch.randn(8, 8, 16, 16)
+            for model, optimizer in zip((plain, ours), optimizers, strict=True):
+                optimizer.zero_grad()
+                model(x).square().mean().backward()
+                optimizer.step()
+            found, wanted = (
+                [*(p.grad for p in model.parameters()), *model.state_dict().values()]
+                for model in (ours, plain)
+            )
+            assert all(map(torch.equal, found, wanted))
+        assert handle.stats.swapped > 0

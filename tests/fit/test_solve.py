@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import math
 import random
+import sys
+from importlib.metadata import version
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -115,6 +119,21 @@ def test_without_scipy_the_search_is_greedy(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "scipy.optimize", None)
     problem = random_problem(0)
     assert within_time(problem, math.inf) == within_time(problem, math.inf, exact=False)
+
+
+@pytest.mark.xfail(
+    version("scipy").startswith("1.17.") if find_spec("scipy") else False,
+    reason="HiGHS 1.12 prints a line whatever its options say; see docs/limits.md",
+    strict=False,  # the line may depend on the processor
+)
+@pytest.mark.skipif(sys.platform != "linux", reason="flushes C's buffers by glibc")
+def test_the_solver_prints_nothing(capfd):
+    problem = random_problem(100015, n=100)
+    most = problem.plan({i: s.ways[0] for i, s in enumerate(problem.saved)}).peak_bytes
+    found = within_bytes(problem, 0.5875806061435594 * most)
+    ctypes.CDLL(None).fflush(None)
+    assert found is not None
+    assert capfd.readouterr() == ("", "")
 
 
 def test_no_plan_where_nothing_fits():

@@ -127,6 +127,24 @@ def test_compiled_parts_keep_their_gradients_and_their_graphs(part, compile_, ba
     assert counters["stats"]["unique_graphs"] == graphs
 
 
+def test_a_linear_layer_in_a_default_install_was_compiled():
+    torch.manual_seed(0)
+    plain, mine = (
+        nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU())
+        for _ in range(2)
+    )
+    mine.load_state_dict(plain.state_dict())
+    for net in (plain, mine):
+        net[2].compile(backend="eager")
+    x = torch.randn(512, 64)
+    wanted = gradients(plain, x)
+    with cswap.install(mine) as handle:
+        for _ in range(3):
+            assert all(map(torch.equal, gradients(mine, x), wanted))
+        assert handle.stats.packed > 0
+    assert own_graphs() == set()
+
+
 @pytest.mark.parametrize("options", [*OPTIONS, {"lossy": "int8", "guard_every": 2}])
 def test_a_compiled_function_that_runs_backward_compiles_nothing_of_cswap(options):
     torch.manual_seed(0)

@@ -248,6 +248,10 @@ def random_trace(rng, exact):
         )
         layers.append((inputs, outputs))
         live = [*live, *outputs][-4:]
+        if rng.random() < 0.4:  # some of it is written in place, maybe from another tensor
+            read = rng.sample(live, min(len(live), rng.randrange(1, 3)))
+            writer = op("forward", seconds(), read, [tensor()] if rng.random() < 0.2 else [])
+            operators.append(replace(writer, writes=(read[0],)))
     read = {t for inputs, _ in layers for t in inputs}
     gradient = tensor("gradient")
     lasts = [t for _, outputs in layers[-1:] for t in outputs]
@@ -281,6 +285,7 @@ def random_trace(rng, exact):
             o,
             inputs=tuple(renumber[t] for t in o.inputs),
             outputs=tuple(renumber[t] for t in o.outputs),
+            writes=tuple(renumber[t] for t in o.writes),
         )
         for o in operators
     ]

@@ -82,14 +82,14 @@ def verdict(mine: Sequence[float], off: Sequence[float], margin: float | None) -
     """Whether a policy's validation losses are equal to plain training's, worse, or undecided.
 
     ``EQUAL``: the interval of the mean paired difference lies below the margin. ``WORSE``: it lies
-    above zero and reaches the margin, or a run diverged. ``UNDECIDED``: everything else, always
-    with fewer than `FEWEST_SEEDS` pairs.
+    above the margin, or a run diverged. ``UNDECIDED``: the margin lies in it, and always with fewer
+    than `FEWEST_SEEDS` pairs. A loss that is certain, but may be within the margin, is not worse.
 
     Args:
         mine: a loss per seed under the policy; lower is better.
         off: the loss of plain training from the same seed, in the same order.
         margin: the mean loss that would not matter, stated beforehand; None: none was stated, and
-            only losses without any difference are equal.
+            only losses without any difference are equal, and any that is certain is worse.
 
     >>> off = [0.30, 0.34, 0.28, 0.33, 0.31]
     >>> verdict([x + d for x, d in zip(off, (0.01, -0.01, 0.0, 0.01, -0.01))], off, margin=0.02)
@@ -106,4 +106,4 @@ def verdict(mine: Sequence[float], off: Sequence[float], margin: float | None) -
         return WORSE  # a run of the policy diverged
     if found.high < (margin or 0.0) or found.low == found.high == 0.0:
         return EQUAL
-    return WORSE if found.low > 0.0 else UNDECIDED
+    return WORSE if found.low > (margin or 0.0) else UNDECIDED

@@ -6,14 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cswap.plan.simulator.lifetimes import lifetimes
+from cswap.plan.simulator.lifetimes import chain, lifetimes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from cswap.plan.simulate import Simulator
-    from cswap.plan.simulator.lifetimes import Lifetimes
-    from cswap.schema.trace import Trace
 
 
 def chain_s(simulator: Simulator) -> NDArray[np.float64]:
@@ -26,19 +24,6 @@ def chain_s(simulator: Simulator) -> NDArray[np.float64]:
     seconds = np.full(len(simulator.swappable), np.inf)
     for position, tensor in enumerate(simulator.swappable):
         if simulator.recomputable[position]:
-            seconds[position] = sum(
-                trace.operators[k].duration_s for k in _chain(tensor, trace, life)
-            )
+            operators = chain(trace, life, tensor) or ()
+            seconds[position] = sum(trace.operators[k].duration_s for k in operators)
     return seconds
-
-
-def _chain(tensor: int, trace: Trace, life: Lifetimes) -> set[int]:
-    found: set[int] = set()
-    stack = [tensor]
-    while stack:
-        producer = life.producer[stack.pop()]
-        if producer not in found:
-            found.add(producer)
-            sources = trace.operators[producer].inputs
-            stack += [s for s in sources if life.last_use[s] < life.backward[tensor]]
-    return found

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 def find_chain(s: Any, g: Tables, k: int) -> None:
     """Write the forward operators to run again before operator k to ``chain``, in order.
 
-    The search goes depth-first from operator k to the producers of its missing inputs.
+    The search goes depth-first from operator k to the makers of its missing inputs: producers, and
+    operators that wrote to them in place.
     """
     # The search for operator k sets marks to k + 1. Marks of earlier searches differ from it, so
     # the column needs no clearing. An operator is pushed once: the stack cannot overflow.
@@ -26,7 +27,7 @@ def find_chain(s: Any, g: Tables, k: int) -> None:
             tensor = g.tensors[g.lists[i]]
             if tensor.status != DROPPED and tensor.status != DEAD:
                 continue
-            maker = tensor.producer
+            maker = g.makers[i]
             if maker < 0:
                 s.flaws |= LOST_ANCESTOR
                 continue

@@ -20,6 +20,9 @@ class Lifetimes:
     Attributes:
         producer: operator that produces the tensor; -1: it exists when the step starts.
         users: operators that read the tensor, ascending.
+        makers: for each operator, and each of its inputs, the tensor's producer or, if later, the
+            last forward operator before this one that wrote to it in place; -1 where there is none.
+            A writer has the tensor among its inputs, so its own makers lead on to the producer.
         last_use: operator at whose end the tensor dies: its last user, or its producer if no
             operator reads it.
         forward: the last forward operator before any backward use that produces or reads the
@@ -32,6 +35,7 @@ class Lifetimes:
 
     producer: tuple[int, ...]
     users: tuple[tuple[int, ...], ...]
+    makers: tuple[tuple[int, ...], ...]
     last_use: tuple[int, ...]
     forward: tuple[int, ...]
     backward: tuple[int, ...]
@@ -59,11 +63,45 @@ def lifetimes(trace: Trace) -> Lifetimes:
     return Lifetimes(
         producer=tuple(producer),
         users=tuple(tuple(u) for u in users),
+        makers=_makers(trace),
         last_use=tuple(u[-1] if u else p for p, u in zip(producer, users, strict=True)),
         forward=tuple(f for f, _ in gaps),
         backward=tuple(b for _, b in gaps),
         swappable=tuple(sorted(named, key=lambda i: trace.tensors[i].saved)),
     )
+
+
+def chain(trace: Trace, life: Lifetimes, tensor: int) -> set[int] | None:
+    """Operators that compute a tensor again, for its first backward use, from what then lives.
+
+    The estimate assumes that all saved tensors are kept. None: a source is gone for good.
+    """
+    backward = life.backward[tensor]
+    found: set[int] = set()
+    stack = [life.makers[backward][trace.operators[backward].inputs.index(tensor)]]
+    while stack:
+        maker = stack.pop()
+        if maker < 0:
+            return None
+        if maker in found:
+            continue
+        found.add(maker)
+        sources = zip(trace.operators[maker].inputs, life.makers[maker], strict=True)
+        stack += [m for s, m in sources if s == tensor or life.last_use[s] < backward]
+    return found
+
+
+def _makers(trace: Trace) -> tuple[tuple[int, ...], ...]:
+    wrote = [-1] * len(trace.tensors)
+    makers: list[tuple[int, ...]] = []
+    for index, operator in enumerate(trace.operators):
+        makers.append(tuple(wrote[t] for t in operator.inputs))
+        for t in operator.outputs:
+            wrote[t] = index
+        if operator.phase == "forward":
+            for t in operator.writes:
+                wrote[t] = index
+    return tuple(makers)
 
 
 def _gap(trace: Trace, producer: int, users: list[int]) -> tuple[int, int]:

@@ -164,6 +164,7 @@ def _chosen(
         tables.tensors.copy(),
         positions,
         tables.lists,
+        tables.makers,
         tables.spans,
         tables.samples,
         tables.peaks,

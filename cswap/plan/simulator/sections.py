@@ -62,6 +62,7 @@ def split(trace: Trace, section_bytes: Mapping[int, int]) -> tuple[Trace, list[i
             operator,
             inputs=tuple(i for t in operator.inputs for i in places[t]),
             outputs=tuple(i for t in operator.outputs for i in places[t]),
+            writes=tuple(i for t in operator.writes for i in places[t]),
         )
         for operator in trace.operators
     )

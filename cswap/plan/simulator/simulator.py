@@ -14,7 +14,7 @@ import numpy as np
 from cswap.display import short, shown
 from cswap.errors import ConfigError, InternalError
 from cswap.plan.simulator import loop, state
-from cswap.plan.simulator.lifetimes import fingerprint, lifetimes
+from cswap.plan.simulator.lifetimes import chain, fingerprint, lifetimes
 from cswap.plan.simulator.tables import build, codec_names
 from cswap.schema.plan import Action, Decision, Plan
 
@@ -152,7 +152,9 @@ class Simulator:
         self.order = positions["order"].copy()
         self.encode_s, self.decode_s = template.seconds[:, :, 0], template.seconds[:, :, 1]
         self.d2h_s, self.h2d_s = template.seconds[:, :, 2], template.seconds[:, :, 3]
-        self.recomputable = np.array([self._can_recompute(t) for t in life.swappable], np.bool_)
+        self.recomputable = np.array(
+            [chain(trace, life, t) is not None for t in life.swappable], np.bool_
+        )
         self.compute_s = sum(o.duration_s for o in trace.operators)
         self.worst_s = self._worst_s()
         self._rank = np.empty(len(self.order), np.int64)
@@ -310,19 +312,6 @@ class Simulator:
                 f"Known: {short(', '.join(self.codecs))}."
             )
         return self.codecs.index(name)
-
-    def _can_recompute(self, tensor: int) -> bool:
-        """Whether each source of the tensor lives at its first backward use or has a producer."""
-        life, seen, stack = self._life, {tensor}, [tensor]
-        while stack:
-            producer = life.producer[stack.pop()]
-            if producer < 0:
-                return False
-            for source in self.trace.operators[producer].inputs:
-                if source not in seen and life.last_use[source] < life.backward[tensor]:
-                    seen.add(source)
-                    stack.append(source)
-        return True
 
     def _worst_s(self) -> float:
         again_s = sum(o.duration_s for o in self.trace.operators if o.phase == "forward")

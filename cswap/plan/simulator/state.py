@@ -87,6 +87,9 @@ SAMPLE: Final = _record("device_bytes host_bytes", "now_s")
 class Tables(NamedTuple):
     """The tables. ``operators`` has one more row, the end of the last operator's lists.
 
+    makers: of the entries of ``lists`` that are inputs of operators, which come first, the operator
+    that made or last wrote the input (`Lifetimes.makers`), or -1.
+
     The last three are records of the run. Rows beyond their ends are not recorded. peaks: maximum
     of device bytes from the end of the previous operator to the operator's own end.
     """
@@ -95,6 +98,7 @@ class Tables(NamedTuple):
     tensors: NDArray[np.void]  # TENSOR
     positions: NDArray[np.void]  # POSITION
     lists: NDArray[np.int64]
+    makers: NDArray[np.int64]
     spans: NDArray[np.void]  # SPAN
     samples: NDArray[np.void]  # SAMPLE
     peaks: NDArray[np.int64]

@@ -65,6 +65,7 @@ def build(
         tensors=_tensors(trace, life),
         positions=_positions(life),
         lists=lists,
+        makers=np.array([maker for makers in life.makers for maker in makers], np.int64),
         spans=np.zeros(0, state.SPAN),
         samples=np.zeros(0, state.SAMPLE),
         peaks=np.zeros(0, np.int64),

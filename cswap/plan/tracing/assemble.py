@@ -116,15 +116,17 @@ class _Indices:
 
 def _operator(operator: RecordedOperator, duration_s: float, indices: _Indices) -> TraceOperator:
     name = f"{operator.module}.{operator.name}" if operator.module else operator.name
+    inputs = indices.read(operator.reads)
     return TraceOperator(
         name=name,
         kind=operator.kind,
         phase=operator.phase,
         duration_s=duration_s,
-        inputs=indices.read(operator.reads),
+        inputs=inputs,
         outputs=indices.produced(operator.produces),
         workspace_bytes=operator.workspace_bytes,
         module=operator.module,
         flops=operator.flops,
         bytes_moved=operator.bytes_moved,
+        writes=tuple(t for t in indices.read(operator.writes) if t in inputs),
     )

@@ -72,6 +72,7 @@ class RecordedOperator:
         dtype: dtype of its arithmetic.
         reads: parts of storages that it reads, without resident ones.
         produces: keys of the storages that it produces.
+        writes: parts of storages that it changes in place, of those that it reads.
         flops: floating-point operations.
         bytes_moved: bytes read and written.
         workspace_bytes: device memory that it holds while it runs.
@@ -89,6 +90,7 @@ class RecordedOperator:
     bytes_moved: float = 0.0
     workspace_bytes: int = 0
     mark: Any = None
+    writes: list[Use] = field(default_factory=list)
 
 
 class Sampler(Protocol):
@@ -247,6 +249,7 @@ class Recorder(TorchDispatchMode):
             bytes_moved=operators.bytes_moved(func, read, mutated, list(fresh.values())),
             workspace_bytes=operators.workspace_of(func, args, self._workspace),
             mark=mark,
+            writes=self._uses([t for t in mutated if _key(t) not in born]),
         )
         for tensor in born.values():
             if self._is_new(tensor) and tensor.untyped_storage().nbytes():
