@@ -49,7 +49,7 @@ class Residual:
 
     Attributes:
         row: its model and method, or its data, size and way.
-        figure: "step ms", "peak GiB" or "swap us".
+        figure: "step ms", "peak GiB", "moved GB", "swapped" (tensors), or "swap us".
         fitted: whether constants were fitted to such rows.
         measured: on the H200.
         simulated: by the twin.
@@ -97,6 +97,11 @@ def _training(root: Path) -> Iterator[Residual]:
         yield _residual(name, "step ms", m["step_ms"], 1e3 * mine["step_s"], bound)
         peaks = m["peak_allocated_bytes"] / 2**30, mine["peak_of_all_bytes"] / 2**30
         yield _residual(name, "peak GiB", *peaks, PEAK)
+        if m["cswap"] is not None:
+            moved = (1e-9 * stats["encoded_bytes"] for stats in (m["cswap"], mine["cswap"]))
+            yield _residual(name, "moved GB", *moved, ENGINE_ROW)
+            swapped = (stats["swapped"] for stats in (m["cswap"], mine["cswap"]))
+            yield _residual(name, "swapped", *swapped, ENGINE_ROW)
 
 
 def _swaps(root: Path) -> Iterator[Residual]:
