@@ -95,15 +95,16 @@ class Folded(nn.Module):
         self.conv, self.norm = nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
 
     def forward(self, x):
-        norm = self.norm
+        mean, var = self.norm.running_mean, self.norm.running_var
+        assert mean is not None
+        assert var is not None
         with torch.no_grad():
             y = self.conv(x)
-            norm.running_mean.lerp_(y.mean((0, 2, 3)), 0.1)
-            norm.running_var.lerp_(y.var((0, 2, 3)), 0.1)
-            norm.num_batches_tracked += 1
-        scale = norm.weight * (norm.running_var + norm.eps).rsqrt()
+            mean.lerp_(y.mean((0, 2, 3)), 0.1)
+            var.lerp_(y.var((0, 2, 3)), 0.1)
+        scale = self.norm.weight * torch.rsqrt(var + self.norm.eps)
         weight = self.conv.weight * scale[:, None, None, None]
-        y = functional.conv2d(x, weight, norm.bias - norm.running_mean * scale, padding=1)
+        y = functional.conv2d(x, weight, self.norm.bias - mean * scale, padding=1)
         return torch.relu_(y)
 
 
