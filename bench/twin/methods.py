@@ -9,38 +9,35 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    checkpoint,
-    create_selective_checkpoint_contexts,
-)
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from bench.twin.process import DEVICE
+from bench.workloads import large_models
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from bench.twin.cuda import ClockedCuda
     from bench.workloads.large_models import BlockModel
 
 PLAIN: Final = "plain"
 CHECKPOINT: Final = "checkpoint"
+SELECTIVE: Final = "selective checkpoint"
 FIT: Final = "fit=checkpoint's peak"
 DEVICE_GOAL: Final = 'fit="device"'
 
 CSWAP: Final[dict[str, dict[str, Any]]] = {
     "default": {},
     "raw": {"codec": "raw"},
-    "all lossless": {"slowdown": 100.0},
     "int8": {"lossy": "int8"},
     FIT: {},
     DEVICE_GOAL: {"fit": "device"},
 }
 """Options of `cswap.install`, by method."""
 
-METHODS: Final = (PLAIN, CHECKPOINT, "selective checkpoint", "save_on_cpu", "TRL's offload", *CSWAP)
+METHODS: Final = (PLAIN, CHECKPOINT, SELECTIVE, "save_on_cpu", "TRL's offload", *CSWAP)
 
 STASH: Final = 5
 """Tensors whose copies TRL lets be under way in forward."""
@@ -62,15 +59,10 @@ def around(method: str, cuda: ClockedCuda) -> AbstractContextManager[object]:
 
 def switch_on(method: str, model: BlockModel) -> None:
     """Let the model's blocks be checkpointed, where the method does that."""
-    model.checkpointed = method == CHECKPOINT
-    if method == "selective checkpoint":
-        model.run_block = _selectively  # type: ignore[method-assign]
-
-
-def _selectively(block: nn.Module, x: Tensor) -> Tensor:
-    contexts = partial(create_selective_checkpoint_contexts, _keeps_products)
-    out: Tensor = checkpoint(block, x, use_reentrant=False, context_fn=contexts)
-    return out
+    model.checkpointed = method in (CHECKPOINT, SELECTIVE)
+    if method == SELECTIVE:
+        contexts = partial(create_selective_checkpoint_contexts, _keeps_products)
+        large_models.checkpoint = partial(large_models.checkpoint, context_fn=contexts)  # type: ignore[assignment]
 
 
 def _keeps_products(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
