@@ -1,29 +1,25 @@
 """The least time of a step within a peak of memory: a linear program over a recorded plain step.
 
 Each saved tensor has shares that are kept, computed again from its nearest saved ancestors, or
-swapped, raw or lossless. Memory is limited at one instant of each slot of time; encodings that wait
-to leave, or are back, are pools. All may be split at will, so it is a lower bound for an engine that
-brings each tensor back once, by its own operators. In the program are milliseconds and MiB.
+swapped, raw or lossless. Memory is limited at one instant of each slot of time; encodings on the
+device, and on the host, are pools. All may be split at will, so it is a lower bound for an engine
+that brings a tensor back once, by its own operators. The program has milliseconds and MiB.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
+from scipy import sparse
 from scipy.optimize import linprog
-from scipy.sparse import csr_matrix
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from bench.twin.profiles import Profile
 
 N_SLOTS: Final = 100
 DEPTH: Final = 4  # generations of tensors computed again that an ancestor may be back early for
-LEAST_BYTES: Final = 1 << 20  # smaller tensors are kept
 MIB, MS = 2.0**-20, 1e3
 
 
@@ -34,134 +30,111 @@ class Point(NamedTuple):
     step_s: float | None
 
 
-def curve(recording: dict[str, Any], profile: Profile, shares: Sequence[float]) -> list[Point]:
+def curve(recording: dict[str, Any], profile: Profile, shares: tuple[float, ...]) -> list[Point]:
     """The points where these shares of the saved bytes are left, of plain's peak."""
-    program = _Program(recording, profile)
-    peaks = [program.peak_bytes - (1 - share) * program.saved_bytes for share in shares]
-    return [Point(peak, program.best_s(peak)) for peak in peaks]
+    ops, storages = recording["ops"], recording["storages"]
+    live, seconds = (np.array([op[key] for op in ops]) for key in ("live_bytes", "seconds"))
+    saved = {i: s for i, s in enumerate(storages) if "used" in s and "codec" in s}
+    held = np.zeros(len(ops) + 1)
+    for s in saved.values():
+        held[[s["born"], s.get("freed", -1)]] += s["nbytes"], -s["nbytes"]
+    # An instant is the operator of a slot with the most bytes; the last of all is one, too.
+    weight = seconds / seconds.sum() + np.abs(held[:-1]) / np.abs(held).sum()
+    slot = (weight.cumsum() / weight.sum() * N_SLOTS).astype(int)
+    most = {max(np.flatnonzero(slot == k), key=live.__getitem__) for k in {*slot}}
+    at = sorted({*map(int, most), len(ops) - 1})
+    tensors = {i: _Tensor(s, _again(recording, profile, i), at, profile) for i, s in saved.items()}
+    tensors = {i: t for i, t in tensors.items() if t.gone < t.used}
+    costs, rows, limits = _program(tensors, profile, np.diff(seconds.cumsum()[at], prepend=0.0))
+    points = []
+    for peak in live.max() - (1 - np.array(shares)) * held.cumsum().max():
+        limits[: len(at)] = (peak - live[at]) * MIB
+        found = linprog(costs, rows, limits)
+        assert found.status in (0, 2), found.message
+        step_s = None if found.status else float(seconds.sum()) + found.fun / MS
+        points.append(Point(float(peak), step_s))
+    return points
 
 
 class _Tensor:
-    def __init__(
-        self, s: dict[str, Any], again: tuple[float, set[int]], at: list[int], p: Profile
-    ) -> None:
+    def __init__(self, s: Any, again: tuple[float, set[int]], at: list[int], p: Profile) -> None:
         size, (again_s, self.parents) = s["nbytes"] * MIB, again
         encode, decode = (p.overlap * MS * s["nbytes"] / r for r in p.codec_rates(s["codec"]))
-        # Of each way but to keep it: time before and after, and what moves over the link.
-        self.ways = (0.0, MS * again_s, 0.0), (0.0, 0.0, size), (encode, decode, size / s["ratio"])
-        self.size, self.columns = size, [[0]] * 3  # by way and slot: of the share that is back
+        # Of each way but to keep it: time before and after, what moves over the link, the size.
+        ways = (0.0, MS * again_s, 0.0), (0.0, 0.0, size), (encode, decode, size / s["ratio"])
+        self.ways = [(*way, size) for way in ways]
         # Slots: from which it may leave; at whose instant it may be away; of its use.
         self.ready, self.gone = bisect_left(at, s["saved"]), bisect_right(at, s["read"])
         self.used = self.early = bisect_left(at, s["used"])  # early: from which it may be back
-
-    def away(self, k: int) -> list[tuple[int, float]]:
-        """The share that is away in a slot."""
-        back = [(c[k - self.early], -1.0) for c in self.columns if k >= self.early]
-        return [(c[-1], 1.0) for c in self.columns] + back
+        self.columns: list[Any] = []  # by way: the shares that are back, of the slots from early
 
 
-class _Program:
-    def __init__(self, recording: dict[str, Any], profile: Profile) -> None:
-        self._ops, self._storages, self._profile = *recording.values(), profile
-        live = np.array([op["live_bytes"] for op in self._ops])
-        self._seconds, held = np.array([op["seconds"] for op in self._ops]), np.zeros(len(live) + 1)
-        found = {i: s for i, s in enumerate(self._storages) if "used" in s and "codec" in s}
-        for s in found.values():
-            held[[s["born"], s["freed"]]] += s["nbytes"], -s["nbytes"]
-        self.peak_bytes, self.saved_bytes = float(live.max()), float(held.cumsum().max())
-        # An instant is the operator of a slot with the most bytes; the last of all is one, too.
-        weight = self._seconds / self._seconds.sum() + np.abs(held[:-1]) / np.abs(held).sum()
-        slot = (weight.cumsum() / weight.sum() * N_SLOTS).astype(int)
-        most = {max(np.flatnonzero(slot == k), key=live.__getitem__) for k in slot}
-        at = sorted({*map(int, most), len(live) - 1})
-        tensors = {i: _Tensor(s, self._again(i), at, profile) for i, s in found.items()}
-        self._tensors = {i: t for i, t in tensors.items() if t.gone < t.used}
-        self._costs: list[float] = []
-        self._rows: list[tuple[float, list[tuple[int, float]]]] = []  # limits and terms
-        # By kind and slot: terms of time, of what is ready, needed, still here, and of the peak.
-        self._of = {k: defaultdict(list) for k in ("ms", "ready", "needed", "here", "memory")}
-        self._add_tensors()
-        self._add_slots(np.diff(self._seconds.cumsum()[at], prepend=0.0))
-        self._live = live[at]
+def _again(recording: dict[str, Any], p: Profile, i: int) -> tuple[float, set[int]]:
+    # Seconds of the operators between a tensor and its nearest saved ancestors, and these.
+    seconds: dict[int, float] = {}
+    parents, stack = set(), [i]
+    while stack:
+        s = recording["storages"][x := stack.pop()]
+        if x != i and "saved" in s:
+            parents.add(x)
+            continue
+        for n in set(s["written"]) - seconds.keys():
+            op = recording["ops"][n]
+            drops, seconds[n] = op["name"] == "native_dropout", op["seconds"]
+            if drops and s["dtype"] == "bool":  # drawn again, of the generator's state
+                seconds[n] = 3 * s["nbytes"] / p.memory + p.kernel_s
+            else:  # dropout is a product with the mask
+                stack += (y for y in (*op["reads"], *op["writes"] * drops) if y != x)
+    return sum(seconds.values()), parents - {i}
 
-    def best_s(self, peak_bytes: float) -> float | None:
-        most = np.array([limit for limit, _ in self._rows])
-        most[-len(self._live) :] = (peak_bytes - self._live) * MIB
-        terms = [(r, *term) for r, (_, terms) in enumerate(self._rows) for term in terms]
-        row, column, factor = zip(*terms, strict=True)
-        matrix = csr_matrix((factor, (row, column)), (len(most), len(self._costs)))
-        found = linprog(self._costs, matrix, most)
-        assert found.status in (0, 2), found.message
-        return None if found.status else float(self._seconds.sum()) + found.fun / MS
 
-    def _column(self, cost: float = 0.0) -> int:
-        self._costs.append(cost)
-        return len(self._costs) - 1
+def _program(tensors: dict[int, _Tensor], p: Profile, plain_s: Any) -> tuple[Any, Any, Any]:
+    # Costs, rows, and their limits; the rows of memory are first.
+    for _ in range(DEPTH):
+        for t, early in [(t, t.early) for t in tensors.values()]:
+            for q in (tensors[i] for i in t.parents & tensors.keys()):
+                q.early = max(min(q.early, early), q.gone)
+    columns: list[tuple[float, ...]] = []
+    for t in tensors.values():
+        for way in t.ways:
+            t.columns.append(len(columns) + np.arange(t.used - t.early + 1))
+            columns += [(*way, t.ready, t.gone, t.used, k) for k in range(t.early, t.used + 1)]
+    before, after, moved, size, leaves, gone, used, slot = np.array(columns).T
+    now = np.arange(len(plain_s))[:, None]  # by slot, which shares may leave, have to, and are back
+    ready, left = (1.0 * ((now >= k) & (slot == used)) for k in (leaves, gone))
+    back = 1.0 * np.where(slot == used, now >= used, now == slot)
+    logic, most = _logic(tensors, left - back)
+    takes = ready * before + back * after
+    one = sparse.identity(len(plain_s))
+    step = one - sparse.eye(len(plain_s), k=-1)
+    out, into, both = (step * (MS / MIB / rate) for rate in (p.out, p.back, p.both))
+    # Columns: shares; moved out, back, and held instead so far; what waits on the device; stalls.
+    rows = [
+        [(back - left) * size - back * moved, None, one, one, one, None],  # memory
+        [back * moved, None, -one, -one, None, None],  # what is needed is back
+        [-ready * moved, one, None, one, None, None],  # what leaves is ready
+        [left * moved, -one, None, -one, -one, None],  # what waits takes memory
+        [-step @ takes, out, both - out, None, None, -one],
+        [-step @ takes, both - into, into, None, None, -one],
+        *([None] * k + [-step] + [None] * (5 - k) for k in (1, 2, 3)),
+        [logic, None, None, None, None, None],
+    ]
+    made = [[b if b is None else sparse.csr_array(b) for b in row] for row in rows]
+    limits = [0 * plain_s] * 4 + [MS * plain_s] * 2 + [0 * plain_s] * 3 + [most]
+    costs = np.concatenate([takes[-1], *[0 * plain_s] * 4, 0 * plain_s + 1])
+    return costs, sparse.block_array(made, format="csr"), np.concatenate(limits)
 
-    def _again(self, i: int) -> tuple[float, set[int]]:
-        # Seconds of the operators between a tensor and its nearest saved ancestors, and these.
-        seconds: dict[int, float] = {}
-        parents, stack = set(), [i]
-        while stack:
-            s = self._storages[x := stack.pop()]
-            if x != i and "saved" in s:
-                parents.add(x)
-                continue
-            for n in set(s["written"]) - seconds.keys():
-                op, p = self._ops[n], self._profile
-                drops, seconds[n] = op["name"] == "native_dropout", op["seconds"]
-                if drops and s["dtype"] == "bool":  # drawn again, of the generator's state
-                    seconds[n] = 3 * s["nbytes"] / p.memory + p.kernel_s
-                else:  # dropout is a product with the mask
-                    stack += (y for y in (*op["reads"], *op["writes"] * drops) if y != x)
-        return sum(seconds.values()), parents - {i}
 
-    def _add_tensors(self) -> None:
-        of, known = self._of, self._tensors
-        for _ in range(DEPTH):
-            for t, early in [(t, t.early) for t in known.values()]:
-                for p in (known[i] for i in t.parents & known.keys()):
-                    p.early = max(min(p.early, early), p.gone)
-        for t in known.values():
-            t.columns = [[self._column() for _ in range(t.early, t.used + 1)] for _ in t.ways]
-        for t in known.values():
-            for (before, after, moved), columns in zip(t.ways, t.columns, strict=True):
-                total = columns[-1]
-                self._costs[total] = before + after
-                of["ms"][t.ready].append((total, before))
-                of["ready"][t.ready].append((total, -moved))
-                for k in range(t.ready, t.gone):
-                    of["here"][k].append((total, -moved))
-                for k, (c, last) in enumerate(zip(columns, [None, *columns]), t.early):
-                    step = [(c, 1.0)] + [(last, -1.0)] * (last is not None)
-                    self._rows.append((0.0, [(i, -v) for i, v in step]))
-                    of["ms"][k] += [(i, after * v) for i, v in step]
-                    of["needed"][k] += [(i, moved * v) for i, v in step]
-            for k in range(t.gone, t.used):
-                of["memory"][k] += [(c, -t.size * v) for c, v in t.away(k)]
-            self._rows.append((1.0, [(columns[-1], 1.0) for columns in t.columns]))
-            for p in (known[i] for i in t.parents & known.keys()):
-                for k in range(max(t.early, p.early), min(t.used + 1, p.used)):
-                    self._rows.append((1.0, [(t.columns[0][k - t.early], 1.0), *p.away(k)]))
-
-    def _add_slots(self, plain_s: Any) -> None:
-        of, p, memory = self._of, self._profile, []
-        was: list[list[tuple[int, float]]] = [[], [], []]
-        for k, seconds in enumerate(plain_s):
-            waits, host, back, out, into, stays, counted = (self._column() for _ in range(7))
-            stall = self._column(1.0)
-            for zero in (
-                [(waits, 1.0), *was[0], *of["ready"][k], (out, 1.0), (stays, 1.0)],
-                [(host, 1.0), *was[1], (out, -1.0), (into, 1.0)],
-                [(back, 1.0), *was[2], (into, -1.0), (stays, -1.0), *of["needed"][k]],
-            ):
-                self._rows += [(0.0, zero), (0.0, [(c, -v) for c, v in zero])]
-            self._rows.append((0.0, [(waits, 1.0), *of["here"][k], (counted, -1.0)]))
-            memory.append((0.0, [(counted, 1.0), (back, 1.0), *of["memory"][k]]))
-            takes = [(stall, -1.0), *((c, -v) for c, v in of["ms"][k])]
-            for one, other, rate in ((out, into, p.out), (into, out, p.back)):
-                ms = MS / MIB / rate
-                link = [(one, ms), (other, ms * (rate - p.both) / p.both)]
-                self._rows.append((MS * seconds, link + takes))
-            was = [[(c, -1.0)] for c in (waits, host, back)]
-        self._rows += memory
+def _logic(tensors: dict[int, _Tensor], away: Any) -> tuple[Any, Any]:
+    # Shares are of one whole, what is back stays, and ancestors are there where they are needed.
+    one = sparse.identity(away.shape[1], format="csr")
+    rows = []
+    for t in tensors.values():
+        rows.append((sum(one[its[-1:]] for its in t.columns), 1.0))
+        rows += [(one[its[:-1]] - one[its[1:]], 0.0) for its in t.columns]
+        for q in (tensors[i] for i in t.parents & tensors.keys()):
+            slots = np.arange(max(t.early, q.early), min(t.used + 1, q.used))
+            of = np.concatenate(q.columns)
+            rows.append((one[t.columns[0][slots - t.early]] + away[slots][:, of] @ one[of], 1.0))
+    made, limits = zip(*rows, strict=True)
+    return sparse.vstack(made), np.repeat(limits, [block.shape[0] for block in made])
