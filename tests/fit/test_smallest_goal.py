@@ -212,6 +212,26 @@ def test_a_plan_that_is_larger_than_predicted_gives_way_to_the_next_one(
     assert_holds(kind, 0, int(1.005 * measured[0]))
 
 
+@pytest.mark.parametrize("kind", ["unet", "residual"])
+def test_after_the_error_the_plan_that_was_measured_to_be_the_smallest_stays(
+    start, monkeypatch, kind
+):
+    smallest = solve.smallest
+
+    def and_all_kept(problem):
+        ways = {i: w for i, one in enumerate(problem.saved) for w in one.ways if w.action == "keep"}
+        return (*smallest(problem), problem.plan(ways))
+
+    monkeypatch.setattr(solve, "smallest", and_all_kept)
+    run, handle = start(kind, 0, "1TiB")
+    run.train_steps(1)
+    run, handle = start(kind, 0, int(1.05 * handle.goal.resident_bytes))
+    with pytest.raises(GoalError) as e:
+        run.train_steps(STEPS)
+    run.train_steps(4)
+    assert handle.goal.resident_bytes + run.saved_peak(handle) <= e.value.smallest_bytes
+
+
 def test_larger_batches_have_another_smallest_goal(start):
     run, handle = start("residual", 0, "1TiB")
     run.train_steps(8)
