@@ -62,7 +62,8 @@ def switch_on(method: str, model: BlockModel) -> None:
     model.checkpointed = method in (CHECKPOINT, SELECTIVE)
     if method == SELECTIVE:
         contexts = partial(create_selective_checkpoint_contexts, _keeps_products)
-        large_models.checkpoint = partial(large_models.checkpoint, context_fn=contexts)  # type: ignore[assignment]
+        models: Any = large_models
+        models.checkpoint = partial(models.checkpoint, context_fn=contexts)
 
 
 def _keeps_products(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:

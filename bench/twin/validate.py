@@ -98,10 +98,10 @@ def _training(root: Path) -> Iterator[Residual]:
         peaks = m["peak_allocated_bytes"] / 2**30, mine["peak_of_all_bytes"] / 2**30
         yield _residual(name, "peak GiB", *peaks, PEAK)
         if m["cswap"] is not None:
-            moved = (1e-9 * stats["encoded_bytes"] for stats in (m["cswap"], mine["cswap"]))
+            its, own = m["cswap"], mine["cswap"]
+            moved = 1e-9 * its["encoded_bytes"], 1e-9 * own["encoded_bytes"]
             yield _residual(name, "moved GB", *moved, ENGINE_ROW)
-            swapped = (stats["swapped"] for stats in (m["cswap"], mine["cswap"]))
-            yield _residual(name, "swapped", *swapped, ENGINE_ROW)
+            yield _residual(name, "swapped", its["swapped"], own["swapped"], ENGINE_ROW)
 
 
 def _swaps(root: Path) -> Iterator[Residual]:

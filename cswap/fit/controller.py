@@ -10,8 +10,8 @@ obeying     the plan; each step is measured, and the next plan corrected by that
             been measured under the plan (way_times.py), another plan is made with these, and obeyed
             if it takes less time. At most `MOST_REPRICED` times. In the end, or if such a plan
             turns out to be above the limit, the plan that took the least time is obeyed.
-            Where no plan holds the limit, the smallest one is obeyed; if it does not either, an
-            error names what it takes.
+            Where no plan holds the limit, the smallest ones are obeyed in turn; if none does, an
+            error names the least that was measured (last_resort.py).
 changing    the same, where the steps have drifted from `MOST_DRIFTS` plans: what they save depends
             on data. The last plan decides about the tensors that it knows, and the others are held
             in their smallest way. Nothing is explored any more.
@@ -26,20 +26,22 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections import Counter, deque
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections import Counter
+from typing import TYPE_CHECKING, Final
 
 import torch
 
 from cswap.errors import GoalError
 from cswap.fit.background import Background
 from cswap.fit.correction import COUNTED_MARGIN, MARGIN, Correction, Look
+from cswap.fit.drift import DRIFT, Drift
 from cswap.fit.exploration import Exploration
 from cswap.fit.goal import Asked, Goal, Phase
 from cswap.fit.goal_chooser import LOOK_EVERY, GoalChooser
+from cswap.fit.last_resort import LastResort, reachable
 from cswap.fit.pace import Pace
 from cswap.fit.resident import Resident, meter_for
-from cswap.fit.solve import load_solver, within_bytes, within_time
+from cswap.fit.solve import found_for, load_solver
 from cswap.fit.used_bytes import UsedBytes
 from cswap.fit.whole_device import device_of
 from cswap.log import log
@@ -49,16 +51,10 @@ if TYPE_CHECKING:
     from cswap.engine.engine import SwapEngine
     from cswap.fit.problem import FitPlan, Problem
     from cswap.fit.seen import Step
+    from cswap.fit.solve import Found
 
 SETTLING: Final = 1
 """Steps after a change of plan whose peak does not count: half of it is of the plan before."""
-
-SAFETY: Final = 0.1
-"""Share of the saved bytes by which the goal that an error names is above the measured one."""
-
-DRIFT: Final = 0.05
-"""Share of a step's raw bytes in tensors that the plan does not know, from which it is drift; also
-the share that is missing in `LOOK_EVERY` equal steps in a row."""
 
 DRIFT_EVERY: Final = 8
 """Least steps between two explorations because of drift: shapes may change in every step."""
@@ -74,18 +70,6 @@ MOST_REPRICED: Final = 3
 
 GAIN: Final = 0.002
 """Share of a plain step that another plan has to save: a change costs steps that are looked at."""
-
-
-class _Planned(NamedTuple):
-    """Result of the planner.
-
-    Attributes:
-        plan: None: no plan holds the limit.
-        smallest: the plan of the fewest bytes.
-    """
-
-    plan: FitPlan | None
-    smallest: FitPlan
 
 
 class FitController:
@@ -121,10 +105,10 @@ class FitController:
         self._phase: Phase = "exploring"
         self._exploration: Exploration | None = None
         self._problem: Problem | None = None
-        self._planning: Background[_Planned] | None = None
+        self._planning: Background[Found] | None = None
         self._plan: FitPlan | None = None
         self._smallest_bytes: int | None = None
-        self._last_resort = False
+        self._last_resort: LastResort | None = None
         self._plans = self._since = self._repriced = self._drifts = 0
         self._compares = False  # the plan that is being made with the one that is obeyed
         self._timed: list[FitPlan] = []
@@ -135,7 +119,7 @@ class FitController:
         self._pace = Pace()
         load_solver()
         self._measured: int | None = None
-        self._raw_bytes: deque[int] = deque(maxlen=LOOK_EVERY)  # that the plan knows, in a step
+        self._drift = Drift()
         self._explore()
         engine.choose_by(self._chooser)
         # On a CPU: beside the computation, a tensor would be there in both forms for a while.
@@ -204,6 +188,9 @@ class FitController:
         if step.explored:
             self._other = float(max(0, total - saved))
             self._measured = total
+            if self._since > SETTLING:  # the first one holds tensors that trials have made
+                fullest = self._smallest_bytes or 0
+                self._smallest_bytes = max(fullest, reachable(total, self._other))
         elif self._since > SETTLING and (step.looked or not self._chooser.unified):
             # On a CPU, bytes are known of tensors that were looked at.
             self._measured = max(self._measured or 0, total)
@@ -245,12 +232,7 @@ class FitController:
         plan = self._plan
         if plan is None or not step.looked or self._phase == "changing":
             return False
-        if step.changed:  # sizes vary
-            self._raw_bytes.clear()
-        self._raw_bytes.append(step.raw_bytes - step.unknown_bytes)
-        smaller = len(self._raw_bytes) == LOOK_EVERY
-        smaller = smaller and max(self._raw_bytes) < (1 - DRIFT) * plan.raw_bytes
-        drifted = smaller or step.unknown_bytes > DRIFT * max(plan.raw_bytes, 1)
+        drifted = self._drift.in_step(step, plan)
         if drifted and self._since >= DRIFT_EVERY:
             self._drifts += 1
             if self._drifts > MOST_DRIFTS:
@@ -269,7 +251,7 @@ class FitController:
         more = sum(step.grown.values()) > DRIFT * max(plan.raw_bytes, 1)
         if more and self._problem is not None:
             before = sum(one.nbytes for one in self._problem.saved)
-            self._problem = self._problem.grown(step.grown)
+            self._problem, self._smallest_bytes = self._problem.grown(step.grown), None
             self._pace.grow(sum(one.nbytes for one in self._problem.saved) / before)
             self._begin_planning()
         return more
@@ -281,9 +263,12 @@ class FitController:
             return
         look = Look(plan, self._measured, limit_bytes, self._other)
         over = look.measured > limit_bytes
-        if self._last_resort:
+        if not over and self._smallest_bytes is not None:
+            self._smallest_bytes = min(self._smallest_bytes, limit_bytes)
+        if self._last_resort is not None:
+            self._last_resort.note(plan, look.measured)
             if over:
-                self._say_unreachable(limit_bytes, look.measured)
+                self._obey_smaller(self._last_resort, limit_bytes)
         elif over:
             if not self._obey_earlier(plan):
                 before = self._correction.too_much(look)
@@ -294,6 +279,17 @@ class FitController:
             self._timed.clear()
         elif self._since > SETTLING + 1 and self._correction.may_loosen(look):
             self._begin_planning()
+
+    def _obey_smaller(self, resort: LastResort, limit_bytes: int) -> None:
+        # One of the smallest plans is above the limit.
+        plan = resort.next()
+        if plan is not None:
+            self._obey(plan)
+        elif self._phase != "changing":  # in which a step may fit again
+            plan, measured = resort.smallest
+            if plan is not self._plan:
+                self._obey(plan)
+            self._say_unreachable(limit_bytes, measured)
 
     def _obey_earlier(self, plan: FitPlan) -> bool:
         # The fastest plan that held the limit before this one was made with measured times; whether
@@ -310,7 +306,7 @@ class FitController:
         # See Note [prices from steps that obey] in way_times.py. A first round of looks is over.
         if self._since <= LOOK_EVERY or self._repriced >= MOST_REPRICED:
             return
-        if self._planning is not None or self._last_resort:
+        if self._planning is not None or self._last_resort is not None:
             return
         problem = self._with_measured_times()
         if problem is self._problem:
@@ -341,7 +337,7 @@ class FitController:
         self._engine.renumber()
         self._phase, self._since, self._pace.share = "exploring", 0, 1.0
         self._correction = Correction(self._margin)
-        self._planning, self._repriced = None, 0
+        self._planning, self._repriced, self._smallest_bytes = None, 0, None
         self._compares, self._measured_s, self._timed = False, None, []
         self._exploration = Exploration(self._chooser)
 
@@ -364,7 +360,7 @@ class FitController:
             limit_s = self._pace.allowed_s(self._asked.slowdown or 1.0)
         else:
             problem = self._with_measured_times()
-        self._planning = Background(lambda: _made(problem, room, limit_s))
+        self._planning = Background(lambda: found_for(problem, room, limit_s))
 
     def _take_plan(self) -> None:
         assert self._planning is not None  # it is done
@@ -380,10 +376,11 @@ class FitController:
             if plan is None or not self._is_better(plan, plan.added_s):
                 return
         self._plans += 1
-        free = self._correction.margin
-        self._smallest_bytes = math.ceil(found.smallest.peak_bytes / (1 - free) + self._other)
-        self._last_resort = found.plan is None
-        self._obey(found.plan or found.smallest)
+        plan, self._last_resort = found.plan, None
+        if plan is None:
+            plan, *others = found.smallest
+            self._last_resort = LastResort(others)
+        self._obey(plan)
 
     def _is_better(self, plan: FitPlan, added_s: float) -> bool:
         # Than the plan that is obeyed, which holds the limit.
@@ -396,7 +393,7 @@ class FitController:
         if self._phase != "changing":
             self._phase = "obeying"
         self._plan, self._since, self._measured = plan, 0, None
-        self._raw_bytes.clear()
+        self._drift.begin_plan()
         self._pace.begin_plan()
         self._measured_s = measured_s
         self._chooser.obey(plan.decided)
@@ -404,10 +401,8 @@ class FitController:
         log.info("fit: %s", self.goal)
 
     def _say_unreachable(self, limit_bytes: int, measured: int) -> None:
-        if self._phase == "changing":
-            return  # which has been said, and a step may fit again
-        self._phase = "unreachable"
-        self._smallest_bytes = math.ceil(measured + SAFETY * max(measured - self._other, 0))
+        self._phase, self._measured = "unreachable", measured
+        self._smallest_bytes = reachable(measured, self._other)
         why = (
             f"a step takes {show_bytes(measured)} at least, {show_bytes(self._other)} of it for "
             "what is no saved tensor. Modules that are run again hold less: recompute=(...) names "
@@ -422,13 +417,6 @@ class FitController:
         log.warning("fit: %s; cswap decides as without a goal from here on.", why)
         self._phase = "given up"
         self.remove()
-
-
-def _made(problem: Problem, room: float, limit_s: float) -> _Planned:
-    smallest = within_time(problem, math.inf)
-    if math.isinf(room):
-        return _Planned(within_time(problem, limit_s), smallest)
-    return _Planned(within_bytes(problem, room), smallest)
 
 
 def _check_floor(limit_bytes: int | None, resident: Resident) -> None:

@@ -106,8 +106,11 @@ class Goal:
         measured_by: how, in words.
         resident_bytes: of these, the others: parameters, buffers, gradients, optimizer
             state. Measured on a CPU, part of the allocator's peak on a GPU.
-        smallest_bytes: smallest limit that can be reached, by the last plan; measured, if the phase
-            is "unreachable". None: not known yet.
+        smallest_bytes: a limit that can be reached, and the smallest one that was measured so far:
+            with ``fit=`` at this number, the same training holds it. At first from the explored
+            steps; smaller ones may be possible, and the error of a limit that is out of reach
+            names the least (phase "unreachable"). None: nothing was measured yet, or tensors have
+            grown since.
         plain_s: seconds of forward and backward without cswap: measured steps less cswap's time.
         predicted_slowdown: of forward and backward, by the plan.
         step_s: seconds of forward and backward, the median of the last steps.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import numpy as np
 
@@ -57,6 +57,32 @@ def load_solver() -> None:
         filters.remove(added)
 
 
+class Found(NamedTuple):
+    """The planner's result.
+
+    Attributes:
+        plan: None: no plan holds the limit of bytes.
+        smallest: the plans of the fewest bytes in that case, one at least.
+    """
+
+    plan: FitPlan | None
+    smallest: tuple[FitPlan, ...] = ()
+
+
+def found_for(problem: Problem, limit_bytes: float, limit_s: float) -> Found:
+    """The plan of a goal.
+
+    Args:
+        problem: of a step.
+        limit_bytes: at every moment; `math.inf`: as few as the time allows.
+        limit_s: added to a step, where there is no limit of bytes.
+    """
+    if math.isinf(limit_bytes):
+        return Found(within_time(problem, limit_s))
+    plan = within_bytes(problem, limit_bytes)
+    return Found(plan, smallest(problem) if plan is None else ())
+
+
 def within_bytes(problem: Problem, limit_bytes: float, *, exact: bool = True) -> FitPlan | None:
     """The plan that adds the least time and takes at most so many bytes; None: there is none.
 
@@ -84,6 +110,27 @@ def within_time(problem: Problem, limit_s: float, *, exact: bool = True) -> FitP
     if found is None:
         return _greedy(problem, 0.0, limit_s)
     return found
+
+
+def smallest(problem: Problem) -> tuple[FitPlan, ...]:
+    """The plans of the fewest bytes, each by a rule of its own, the smallest by prediction first.
+
+    One of them holds each tensor in its smallest way, as the explored steps do.
+
+    Args:
+        problem: of a step.
+    """
+    state = _Search(problem)
+    state.take_smallest()
+    found: list[FitPlan] = []
+    for plan in (
+        within_time(problem, math.inf),
+        within_time(problem, math.inf, exact=False),
+        problem.plan(state.ways),
+    ):
+        if all(plan.decided != other.decided for other in found):
+            found.append(plan)
+    return tuple(sorted(found, key=lambda plan: plan.peak_bytes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +222,7 @@ class _Search:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.ways = {i: _kept(s.ways) for i, s in enumerate(problem.saved)}
+        self._left: set[tuple[int, Way]] = set()  # no tensor returns to a way: the search ends
         self.total = sum(
             (problem.bytes_of(i, w) for i, w in self.ways.items()), np.zeros(problem.n_moments)
         )
@@ -190,7 +238,7 @@ class _Search:
             found += [
                 (w.added_s - now.added_s, problem.bytes_of(i, w) - before, i, w)
                 for w in problem.saved[i].ways
-                if w is not now
+                if w is not now and (i, w) not in self._left
                 if w.action != REMAT or self._may_run(i, again)
             ]
         return found
@@ -202,9 +250,22 @@ class _Search:
 
     def take(self, change: _Change) -> None:
         """Make a change."""
-        added_s, nbytes, index, self.ways[index] = change
+        added_s, nbytes, index, way = change
+        self._left.add((index, self.ways[index]))
+        self.ways[index] = way
         self.added_s += added_s
         self.total = self.total + nbytes
+
+    def take_smallest(self) -> None:
+        """Hold each tensor in its smallest way, the first ones first."""
+        again: set[int] = set()
+        for i, saved in enumerate(self.problem.saved):
+            ways = sorted(saved.ways, key=lambda way: (way.held_bytes, way.added_s))
+            self.ways[i] = next(
+                way for way in ways if way.action != REMAT or self._may_run(i, again)
+            )
+            if self.ways[i].action == REMAT:
+                again.add(i)
 
 
 def _greedy(problem: Problem, limit_bytes: float, limit_s: float) -> FitPlan:

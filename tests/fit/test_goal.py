@@ -318,7 +318,7 @@ def test_a_planner_that_fails_ends_the_goal_in_words(make_training, install, cap
     def fails(*_):
         raise RuntimeError("no solver today")
 
-    monkeypatch.setattr("cswap.fit.controller._made", fails)
+    monkeypatch.setattr("cswap.fit.controller.found_for", fails)
     training = make_training("blocks")
     handle = install(training.model, fit="1GiB")
     train(training, 8)

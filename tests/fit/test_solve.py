@@ -15,7 +15,7 @@ import torch
 
 from cswap.engine.recomputer import GOAL_DEPTH
 from cswap.fit.problem import MOST_MOMENTS, Key, Need, Problem, Saved, Way, thinned
-from cswap.fit.solve import within_bytes, within_time
+from cswap.fit.solve import GAP, smallest, within_bytes, within_time
 
 
 def random_problem(seed, n=5, in_line=True):
@@ -164,3 +164,47 @@ def test_memory_that_forward_holds_on_to_counts():
     one = Saved((Key("a", torch.float32, 0),), 100, (Way("keep", 100, 0.0), way), 0, 5, 5, left=2)
     problem = Problem([one], in_line=True)
     assert list(problem.bytes_of(0, way)) == [100, 110, 110, 10, 10, 110]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_the_greedy_search_ends_where_changes_lead_back_to_equal_peaks(n):
+    for seed in range(300):
+        rng, saved = random.Random(seed), []
+        for i in range(n):
+            nbytes = rng.choice((4, 8))
+            ways = [Way("keep", nbytes, 0.0), Way("zvc", rng.choice((2, 4)), rng.random())]
+            ways += [Way("remat", 0, rng.random())] * (rng.random() < 0.7)
+            use = 2 * n - 1 - i
+            left = min(i + rng.randrange(3), use - 1)
+            last = use + rng.randrange(3)
+            name = Key("", torch.float32, i)
+            saved.append(Saved((name,), nbytes, tuple(ways), i, use, last, left=left))
+        problem = Problem(saved, in_line=True)
+        kept = problem.plan({i: one.ways[0] for i, one in enumerate(saved)})
+        assert within_time(problem, math.inf, exact=False).peak_bytes <= kept.peak_bytes
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_smallest_plans_can_be_kept_and_the_first_is_the_smallest(seed):
+    problem = random_problem(seed)
+    plans = smallest(problem)
+    least = min(plan.peak_bytes for plan in every_plan(problem))
+    assert plans[0].peak_bytes <= least * (1 + GAP) + 1
+    for plan in plans:
+        assert can_run(problem, {d.number: way_of(problem, d) for d in plan.decided.values()})
+    assert (
+        any(
+            all(
+                way_of(problem, d).held_bytes
+                == min(w.held_bytes for w in problem.saved[d.number].ways)
+                for d in plan.decided.values()
+            )
+            for plan in plans
+        )
+        or problem.too_deep
+    )
+
+
+def way_of(problem, decided):
+    return next(w for w in problem.saved[decided.number].ways if w.action == decided.action)
