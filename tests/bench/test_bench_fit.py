@@ -34,11 +34,11 @@ def fit(folder, settling, shares):
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    return fit(tmp_path_factory.mktemp("fit"), settling=20, shares=(0.75, 0.5, 0.01))
+    return fit(tmp_path_factory.mktemp("fit"), settling=40, shares=(0.75, 0.5, 0.01))
 
 
 def test_every_share_and_method_has_a_row(tmp_path):
-    _, _, document = fit(tmp_path, settling=10, shares=(0.75, 0.01))
+    _, _, document = fit(tmp_path, settling=40, shares=(0.75, 0.01))
     assert document["complete"]
     rows = {(row["share"], row["method"]) for row in document["rows"]}
     assert {(None, OFF), *((share, m) for share in (0.75, 0.01) for m in (FIT, CHECKPOINT))} <= rows
