@@ -144,6 +144,9 @@ class ClockedCuda(LaggingCuda):
         waited_s: seconds that the host has waited for the device.
         counts: number of the host's calls, by kind.
         step_peak_bytes: most bytes since a caller set it to 0; a goal resets ``peak_bytes``.
+        counting: whether the host's calls take time.
+        in_operator: below autograd, where no callback may run: a tensor that is detached there
+            counts no versions.
         link_s: seconds of the link's copies, by direction.
         spans: work of all streams while a step is drawn; else None.
         engine_device: the engine's device, whose callbacks run while the host waits.
@@ -157,7 +160,7 @@ class ClockedCuda(LaggingCuda):
         self.now_s = self.waited_s = 0.0
         self.step_peak_bytes = 0
         self.counts: dict[str, int] = {}
-        self.counting = False
+        self.counting = self.in_operator = False
         self.spans: list[Span] | None = None
         self.engine_device: Any = None
         self._costs = {
@@ -185,7 +188,7 @@ class ClockedCuda(LaggingCuda):
 
     def wait_until(self, at_s: float) -> None:
         """Block the host; callbacks run meanwhile."""
-        while self.engine_device is not None:
+        while self.engine_device is not None and not self.in_operator:
             due_s = self._next_due_s()
             if due_s > at_s or due_s == math.inf:
                 break

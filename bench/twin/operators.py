@@ -46,13 +46,14 @@ class Operators(TorchDispatchMode):
         kwargs = kwargs or {}
         cuda, name = self._cuda, func._opname  # noqa: SLF001
         counting, cuda.counting = cuda.counting, False
+        inside, cuda.in_operator = cuda.in_operator, True
         counts = sys.getprofile()
         sys.setprofile(None)
         try:
             found = self._run(func, name, args, kwargs)
         finally:
             sys.setprofile(counts)
-            cuda.counting = counting
+            cuda.counting, cuda.in_operator = counting, inside
         cuda.cost("view" if func.is_view else "operator")
         return found
 

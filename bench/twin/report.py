@@ -98,7 +98,7 @@ def draw(document: dict[str, Any], path: Path) -> None:
         plain_s = next((r["step_s"] for r in rows if r["method"] == PLAIN), None)
         if not plain_s:
             continue
-        curve = document["optimum"][model]
+        curve = [p for p in document["optimum"][model] if p["step_s"] is not None]
         axes.plot(
             [p["peak_bytes"] / GIB for p in curve],
             [p["step_s"] / plain_s for p in curve],
