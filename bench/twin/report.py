@@ -47,7 +47,7 @@ def cells(document: dict[str, Any]) -> list[list[str]]:
 def _line(row: dict[str, Any], plain_s: float | None) -> list[str]:
     start = [ALL[row["model"]].title, row["method"]]
     if "failure" in row:
-        return [*start, row["failure"][:60], *[UNKNOWN] * (len(HEADINGS) - 3)]
+        return [*start, row["failure"].splitlines()[-1][:72], *[UNKNOWN] * (len(HEADINGS) - 3)]
     step_s = row["step_s"]
     out, back = (row["link_s"][way] / step_s for way in ("out", "back"))
     return [

@@ -108,7 +108,7 @@ def test_too_small_a_device_is_a_row_with_its_reason():
     )
     assert "out of memory" in found["failure"]
     document = {"rows": [found], "settings": {"profile": H200.name}}
-    assert report.cells(document)[0][2].endswith(found["failure"][:60])
+    assert "out of memory" in report.cells(document)[0][2]
     assert report.table(document).row_count == 1
 
 
