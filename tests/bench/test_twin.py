@@ -73,7 +73,6 @@ def test_a_link_and_a_host_that_cost_nothing_leave_the_plain_step():
     plain = _run("plain", changes={"host": FREE_HOST})
     assert free["cswap"]["swapped"] > 0
     assert free["step_s"] == pytest.approx(plain["step_s"], rel=0.01)
-    assert free["peak_bytes"] < plain["peak_bytes"]
 
 
 @pytest.mark.slow
