@@ -54,6 +54,7 @@ class Task:
         tokens: whether inputs are int64 tokens, each with a target, or images with one each.
         weights: dtype of the parameters.
         autocast: dtype of autocast, or None.
+        adamw: whether the optimizer is AdamW in any case; else it is for tokens, see `optimizer`.
     """
 
     name: str
@@ -64,6 +65,19 @@ class Task:
     tokens: bool = False
     weights: torch.dtype = torch.float32
     autocast: torch.dtype | None = None
+    adamw: bool = False
+
+    @property
+    def target_sizes(self) -> tuple[int, ...]:
+        """Sizes of a batch's targets."""
+        return (self.batch, *self.input_sizes) if self.tokens else (self.batch,)
+
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Of the model's output."""
+        if self.tokens:
+            # With the classes last: the kernels for [batch, classes, time] are many times slower.
+            logits, targets = logits.transpose(1, 2).flatten(0, 1), targets.flatten()
+        return functional.cross_entropy(logits, targets)
 
     def inputs(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """The same batch every time."""
@@ -71,28 +85,29 @@ class Task:
         sizes = (self.batch, *self.input_sizes)
         make = partial(torch.randint, self.n_classes, generator=generator, device=device)
         if self.tokens:
-            return make(sizes), make(sizes)
+            return make(sizes), make(self.target_sizes)
         images = torch.randn(sizes, generator=generator, device=device, dtype=self.weights)
-        return images, make((self.batch,))
+        return images, make(self.target_sizes)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """AdamW for language models, SGD with momentum for images."""
-        if self.tokens:
+        if self.tokens or self.adamw:
             return torch.optim.AdamW(model.parameters(), lr=1e-4)
         return torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
 
 
-def _gpt(name: str, sizes: tuple[int, int, int], batch: int, **options: Any) -> Task:
+def gpt2(name: str, sizes: tuple[int, int, int], batch: int, **options: Any) -> Task:
+    """A GPT-2. Args: name: for tables; sizes: see `models.GPT2_SMALL`; options: more of `Task`."""
     build = partial(models.gpt2, *sizes)
     return Task(name, build, batch, (models.CONTEXT,), models.VOCABULARY, tokens=True, **options)
 
 
-_VGG: Final = Task("VGG-16", models.vgg16, 128)
-_RESNET: Final = Task("ResNet-50", models.resnet50, 256)
-_SMALL: Final = _gpt("GPT-2 small", models.GPT2_SMALL, 16, autocast=torch.bfloat16)
-_MEDIUM: Final = _gpt("GPT-2 medium", models.GPT2_MEDIUM, 16, autocast=torch.bfloat16)
-_LARGE: Final = _gpt("GPT-2 large", models.GPT2_LARGE, 8, autocast=torch.bfloat16)
-_XL: Final = _gpt("GPT 1.3B", models.GPT_1_3B, 8, weights=torch.bfloat16)
+VGG: Final = Task("VGG-16", models.vgg16, 128)
+RESNET: Final = Task("ResNet-50", models.resnet50, 256)
+SMALL: Final = gpt2("GPT-2 small", models.GPT2_SMALL, 16, autocast=torch.bfloat16)
+MEDIUM: Final = gpt2("GPT-2 medium", models.GPT2_MEDIUM, 16, autocast=torch.bfloat16)
+LARGE: Final = gpt2("GPT-2 large", models.GPT2_LARGE, 8, autocast=torch.bfloat16)
+_XL: Final = gpt2("GPT 1.3B", models.GPT_1_3B, 8, weights=torch.bfloat16)
 
 
 CHECKPOINT: Final = "checkpoint"
@@ -116,7 +131,7 @@ class Plan:
         n_steps: timed steps.
     """
 
-    tasks: tuple[Task, ...] = (_VGG, _RESNET, _SMALL, _MEDIUM, _LARGE, _XL)
+    tasks: tuple[Task, ...] = (VGG, RESNET, SMALL, MEDIUM, LARGE, _XL)
     methods: tuple[Method, ...] = ALL
     n_steps: int = 10
 
@@ -129,7 +144,7 @@ def _named(names: tuple[str, ...]) -> tuple[Method, ...]:
     return tuple(method for method in ALL if method.name in names)
 
 
-FIRST: Final = (Plan((_SMALL,), _named(_FIRST_METHODS)), Plan((_RESNET,), _named(_FEW)))
+FIRST: Final = (Plan((SMALL,), _named(_FIRST_METHODS)), Plan((RESNET,), _named(_FEW)))
 """The measurements of `Plan` that are worth most. Peers pin the raw bytes in the first step, at
 less than 1 GiB/s: ResNet-50 would take minutes of them."""
 
@@ -309,10 +324,7 @@ def _forward(
     with nullcontext() if cast is None else torch.autocast(inputs.device.type, cast):
         with method.around(pins):
             logits = model(inputs)
-        if task.tokens:
-            # With the classes last: the kernels for [batch, classes, time] are many times slower.
-            logits, targets = logits.transpose(1, 2).flatten(0, 1), targets.flatten()
-        return functional.cross_entropy(logits, targets)
+        return task.loss(logits, targets)
 
 
 def _line(row: Row) -> str:

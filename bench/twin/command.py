@@ -23,7 +23,7 @@ from bench.twin.profiles import H200, PROFILES
 from bench.twin.runs import call, rows
 from bench.twin.validate import validate
 from cswap.experiments.files.resumable import Partial
-from cswap.experiments.options import Again, names, writable_file
+from cswap.experiments.options import Again, names, needs, writable_file
 from cswap.report.terminal import literal
 
 if TYPE_CHECKING:
@@ -46,14 +46,15 @@ def main(
         Path | None, typer.Option(help="Result file (JSON); the picture is beside it.")
     ] = None,
     trace: Annotated[
-        Path | None, typer.Option(help="Draw the last step of the first row as a Chrome trace.")
-    ] = None,
+        bool, typer.Option("--trace", help="One step of the first row, as a Chrome trace in --out.")
+    ] = False,
     check: Annotated[
         bool, typer.Option("--validate", help="Against the rows measured on an H200 only.")
     ] = False,
     again: Again = False,
 ) -> None:
     """Simulate training steps on a GPU: no GPU is needed, and nothing depends on this machine."""
+    needs("bench twin", "scipy", "matplotlib")
     console = Console()
     if check:
         _validate(out or RESULTS / "validation.json", console)
@@ -61,15 +62,13 @@ def main(
     (profile,) = names("--profile", profile, list(PROFILES))
     wanted = names("--models", models, list(ALL))
     ways = names("--methods", methods, METHODS)
-    if trace is not None:
-        found = call(
-            "worker", {"model": wanted[0], "method": ways[0], "profile": profile, "draws": True}
-        )
-        trace.write_text(json.dumps(report.chrome_trace(found)))
-        console.print(literal(f"Written: {trace}"))
-        return
-    out = out or RESULTS / f"{profile}.json"
+    out = out or (Path("twin-trace.json") if trace else RESULTS / f"{profile}.json")
     writable_file(out)
+    if trace:
+        same = {"model": wanted[0], "method": ways[0], "profile": profile}
+        out.write_text(json.dumps(report.chrome_trace(call("worker", {**same, "draws": True}))))
+        console.print(literal(f"Written: {out}"))
+        return
     settings = {"models": wanted, "methods": ways, "profile": profile}
     partial = Partial(out, kind="twin", version=VERSION, settings=settings, again=again)
     simulated: list[dict[str, Any]] = []

@@ -2,59 +2,44 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bench.workloads import large_models as large
+from bench.gpu import training
+from bench.gpu.training import Task
 from bench.workloads.large_models import BlockModel
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+VOCABULARY: Final = 32000
+"""Of Llama."""
 
-ADAMW_PASSES: Final = 20.0
-SGD_PASSES: Final = 8.0
+PASSES: Final = {"adamw": 20.0, "sgd": 8.0}
 """Reads and writes of all parameters' bytes by torch's foreach optimizers."""
 
+STATES: Final = {"adamw": 2, "sgd": 1}
+"""Tensors of an optimizer's state for each parameter."""
 
-@dataclass(frozen=True, slots=True)
-class Model:
-    """A model, its batch, and how it is trained.
 
-    Attributes:
-        title: for tables.
-        build: makes the model.
-        sizes: of the inputs.
-        n_classes: of the targets.
-        tokens: whether inputs are int64 tokens, each with a target; else images.
-        autocast: dtype of autocast, or None.
-        weights: dtype of the parameters.
-        passes: of the optimizer, see `ADAMW_PASSES`.
-        states: tensors of the optimizer for each parameter.
-    """
+def optimizer(task: Task) -> str:
+    """Key of `PASSES` and `STATES`."""
+    return "adamw" if task.tokens or task.adamw else "sgd"
 
-    title: str
-    build: Callable[[], BlockModel]
-    sizes: tuple[int, ...]
-    n_classes: int
-    tokens: bool = True
-    autocast: torch.dtype | None = torch.bfloat16
-    weights: torch.dtype = torch.float32
-    passes: float = ADAMW_PASSES
-    states: int = 2
-    dense_targets: bool = False
 
-    def loss(self, out: Tensor, targets: Tensor) -> Tensor:
-        """The loss of the model's output."""
-        if self.dense_targets:
-            return functional.mse_loss(out, targets)
-        if self.tokens:
-            out, targets = out.transpose(1, 2).flatten(0, 1), targets.flatten()
-        return functional.cross_entropy(out, targets)
+class _Denoising(Task):
+    """A task whose targets are images like the inputs."""
+
+    @property
+    def target_sizes(self) -> tuple[int, ...]:
+        """See `Task.target_sizes`."""
+        return (self.batch, *self.input_sizes)
+
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """See `Task.loss`."""
+        return functional.mse_loss(logits, targets)
 
 
 class _Attention(nn.Module):
@@ -247,36 +232,30 @@ class Unet(BlockModel):
         return out
 
 
-def _gpt2(title: str, sizes: tuple[int, int, int], batch: int) -> Model:
-    return Model(title, partial(large.gpt2, *sizes), (batch, large.CONTEXT), large.VOCABULARY)
+def _llama(name: str, batch: int, layers: int, hidden: int, experts: int = 0) -> Task:
+    build = partial(Llama, layers, 4096, 32, 8, hidden, VOCABULARY, experts)
+    return Task(name, build, batch, (4096,), VOCABULARY, tokens=True, weights=torch.bfloat16)
 
 
-def _llama(title: str, batch: int, layers: int, hidden: int, experts: int = 0) -> Model:
-    build = partial(Llama, layers, 4096, 32, 8, hidden, 32000, experts)
-    return Model(title, build, (batch, 4096), 32000, autocast=None, weights=torch.bfloat16)
-
-
-_IMAGES: Final[dict[str, Any]] = {"tokens": False, "n_classes": 1000}
+_HALF: Final[dict[str, Any]] = {"autocast": torch.bfloat16, "adamw": True}
 
 MODELS: Final = {
-    "gpt2-small": _gpt2("GPT-2 small", large.GPT2_SMALL, 16),
-    "gpt2-small-b4": _gpt2("GPT-2 small, batch 4", large.GPT2_SMALL, 4),
-    "gpt2-medium": _gpt2("GPT-2 medium", large.GPT2_MEDIUM, 16),
-    "gpt2-large": _gpt2("GPT-2 large", large.GPT2_LARGE, 8),
-    "resnet50": Model(
-        "ResNet-50", large.resnet50, (256, 3, 224, 224), autocast=None,
-        passes=SGD_PASSES, states=1, **_IMAGES,
-    ),
-    "vit-l16": Model("ViT-L/16", Vit, (64, 3, 224, 224), **_IMAGES),
+    "gpt2-small": training.SMALL,
+    "gpt2-small-b4": replace(training.SMALL, name="GPT-2 small, batch 4", batch=4),
+    "gpt2-medium": training.MEDIUM,
+    "gpt2-large": training.LARGE,
+    "resnet50": training.RESNET,
+    "vit-l16": Task("ViT-L/16", Vit, 64, **_HALF),
     "llama": _llama("Llama blocks, d = 4096", 2, 8, 11008),
     "moe": _llama("mixture of experts, d = 4096", 2, 4, 4096, 8),
-    "unet": Model(
-        "U-Net of diffusion", Unet, (64, 4, 64, 64), 4, tokens=False, dense_targets=True
-    ),
-}  # fmt: skip
-"""By name."""
+    "unet": _Denoising("U-Net of diffusion", Unet, 64, (4, 64, 64), **_HALF),
+}
+"""By name; those of `bench gpu` are the tasks that it measures."""
 
 TINY: Final = "tiny"
 """Name of a model for tests, which no command trains unless it is asked to."""
 
-ALL: Final = {**MODELS, TINY: _gpt2("GPT-2 of two blocks", (2, 256, 4), 4)}
+ALL: Final = {
+    **MODELS,
+    TINY: training.gpt2("GPT-2 of two blocks", (2, 256, 4), 4, autocast=torch.bfloat16),
+}

@@ -126,7 +126,7 @@ class Operators(TorchDispatchMode):
         if name.startswith(("empty", "new_empty")):
             return results
         cuda.stream_now().work(known.seconds, name)
-        changed = _changed(func, args, kwargs)
+        changed = changed_by(func, args, kwargs)
         for x in here:
             cuda.touch(x, writes=any(x is c for c in changed), text=name)
         made = name.strip("_")
@@ -181,7 +181,7 @@ class Operators(TorchDispatchMode):
         # By a roofline: the work at a rate, or the bytes at the memory's, and a kernel's least.
         read, fresh, out = of
         p, name = self._cuda.profile, func._opname  # noqa: SLF001
-        changed = _changed(func, args, kwargs)
+        changed = changed_by(func, args, kwargs)
         read = read[1:] if name in ONCE or name in SPARSE else read
         if name == "nll_loss_backward":  # writes one element of a row
             read = []
@@ -217,7 +217,7 @@ class _Made:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What an operator does with arguments of these sizes.
+    """Results and time of an operator with arguments of these sizes.
 
     Attributes:
         results: as it returns them, with `_Argument` and `_Made` for tensors.
@@ -237,8 +237,8 @@ def _described(x: Any) -> Any:
     return type(x), x
 
 
-def _changed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    # Tensors that an operator writes in place.
+def changed_by(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """Tensors that an operator writes in place. Args: func: it; args, kwargs: its arguments."""
     found = [
         args[n] if n < len(args) else kwargs.get(a.name)
         for n, a in enumerate(func._schema.arguments)  # noqa: SLF001

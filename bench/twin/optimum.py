@@ -60,7 +60,7 @@ class _Tensor:
     def __init__(self, s: Any, again: tuple[float, set[int]], at: list[int], p: Profile) -> None:
         size, (again_s, self.parents) = s["nbytes"] * MIB, again
         encode, decode = (p.overlap * MS * s["nbytes"] / r for r in p.codec_rates(s["codec"]))
-        # Of each way but to keep it: time before and after, what moves over the link, the size.
+        # Of each way but to keep it: time before and after, bytes over the link, the size.
         ways = (0.0, MS * again_s, 0.0), (0.0, 0.0, size), (encode, decode, size / s["ratio"])
         self.ways = [(*way, size) for way in ways]
         # Slots: from which it may leave; at whose instant it may be away; of its use.
@@ -108,12 +108,12 @@ def _program(tensors: dict[int, _Tensor], p: Profile, plain_s: Any) -> tuple[Any
     one = sparse.identity(len(plain_s))
     step = one - sparse.eye(len(plain_s), k=-1)
     out, into, both = (step * (MS / MIB / rate) for rate in (p.out, p.back, p.both))
-    # Columns: shares; moved out, back, and held instead so far; what waits on the device; stalls.
+    # Columns: shares; moved out, back, and held instead so far; bytes that wait; stalls.
     rows = [
         [(back - left) * size - back * moved, None, one, one, one, None],  # memory
-        [back * moved, None, -one, -one, None, None],  # what is needed is back
-        [-ready * moved, one, None, one, None, None],  # what leaves is ready
-        [left * moved, -one, None, -one, -one, None],  # what waits takes memory
+        [back * moved, None, -one, -one, None, None],  # needed bytes are back
+        [-ready * moved, one, None, one, None, None],  # leaving bytes are ready
+        [left * moved, -one, None, -one, -one, None],  # waiting bytes take memory
         [-step @ takes, out, both - out, None, None, -one],
         [-step @ takes, both - into, into, None, None, -one],
         *([None] * k + [-step] + [None] * (5 - k) for k in (1, 2, 3)),
@@ -126,7 +126,7 @@ def _program(tensors: dict[int, _Tensor], p: Profile, plain_s: Any) -> tuple[Any
 
 
 def _logic(tensors: dict[int, _Tensor], away: Any) -> tuple[Any, Any]:
-    # Shares are of one whole, what is back stays, and ancestors are there where they are needed.
+    # Shares are of one whole, come back once, and ancestors are there where they are needed.
     one = sparse.identity(away.shape[1], format="csr")
     rows = []
     for t in tensors.values():

@@ -191,7 +191,7 @@ def _replace_engine(cuda: ClockedCuda) -> None:
     from cswap.engine.saved import reclaim
     from cswap.fit import controller
     from cswap.remat import search
-    from cswap.testing.lagging_cuda import streams_of
+    from cswap.testing.lagging_device import streams_of
 
     _put(cuda_streams, **vars(streams_of(cuda)))
 

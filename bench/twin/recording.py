@@ -18,11 +18,10 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.twin import worker
-from bench.twin.operators import _changed
+from bench.twin.operators import changed_by
 
 LARGE_BYTES: Final = 1 << 20
 CODECS: Final = ("zvc", "expk", "zvc+expk", "bitpack")
-KINDS: Final = {"attention": "attention", "conv": "conv", "mm": "product"}  # by part of the name
 
 
 class _Recorder(TorchDispatchMode):
@@ -33,14 +32,14 @@ class _Recorder(TorchDispatchMode):
         self.ops: list[dict[str, Any]] = []
         self.storages: list[dict[str, Any]] = []
         self._known = dict.fromkeys(cuda._blocks.values(), -1)  # noqa: SLF001 - resident memory
-        self._given: list[int] = []  # what backward was given since the last operator
+        self._given: list[int] = []  # storages that backward was given since the last operator
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         n_spans, kwargs = len(self._cuda.spans), kwargs or {}
         found = func(*args, **kwargs)
         if len(self._cuda.spans) > n_spans:  # no view
             phase = "forward" if torch._C._current_autograd_node() is None else "backward"  # noqa: SLF001
-            changed = (found, _changed(func, args, kwargs))
+            changed = (found, changed_by(func, args, kwargs))
             self.add(phase, self._of((args, kwargs)), self._of(changed))
         return found
 
@@ -58,9 +57,8 @@ class _Recorder(TorchDispatchMode):
         while self._given:
             self.storages[self._given.pop()].setdefault("used", at)
         _, name, began_s, ended_s = self._cuda.spans[-1]
-        kind = next((k for part, k in KINDS.items() if part in name), "elementwise")
         seconds = round(ended_s - began_s, 12)  # the clock's last digits depend on its past
-        op = {"name": name, "kind": kind, "seconds": seconds, "phase": phase, "reads": reads}
+        op = {"name": name, "seconds": seconds, "reads": reads}
         self.ops.append({**op, "writes": writes, "live_bytes": self._cuda.allocated_bytes})
 
     def _pack(self, x: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
@@ -94,7 +92,7 @@ def record(model: str, profile: str) -> dict[str, Any]:
     """Train a model by name on the profile of that name; a process does so once."""
     found: dict[str, Any] = {}
 
-    class Step(worker._Step):  # noqa: SLF001
+    class Step(worker.Step):
         def __call__(self) -> dict[str, Any]:
             recorder, net = _Recorder(self._cuda), self._net
 
@@ -110,8 +108,8 @@ def record(model: str, profile: str) -> dict[str, Any]:
             found.update(ops=recorder.ops, storages=recorder.storages)
             return row
 
-    worker._Step = Step  # type: ignore[misc]  # noqa: SLF001
-    worker.run(model, "plain", profile, n_steps=3)  # the first makes the states of the optimizer
+    # The first step makes the states of the optimizer.
+    worker.run(model, "plain", profile, n_steps=3, step_type=Step)
     return found
 
 

@@ -45,9 +45,9 @@ def cells(document: dict[str, Any]) -> list[list[str]]:
 
 
 def _line(row: dict[str, Any], plain_s: float | None) -> list[str]:
-    start = [ALL[row["model"]].title, row["method"]]
+    start = [ALL[row["model"]].name, row["method"]]
     if "failure" in row:
-        return [*start, row["failure"].splitlines()[-1][:72], *[UNKNOWN] * (len(HEADINGS) - 3)]
+        return [*start, row["failure"][:72], *[UNKNOWN] * (len(HEADINGS) - 3)]
     step_s = row["step_s"]
     out, back = (row["link_s"][way] / step_s for way in ("out", "back"))
     return [
@@ -115,7 +115,7 @@ def draw(document: dict[str, Any], path: Path) -> None:
                 xytext=(4, 4), textcoords="offset points", fontsize=7,
             )  # fmt: skip
         axes.set(
-            title=f"{ALL[model].title} (simulated)",
+            title=f"{ALL[model].name} (simulated)",
             xlabel="peak (GiB)",
             ylabel="step time / plain's",
         )

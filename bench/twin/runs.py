@@ -21,7 +21,7 @@ JOBS: Final = 2
 
 
 class FailedError(RuntimeError):
-    """A process ended with an error; the text is its last lines."""
+    """A process ended with an error; the text is the last line of it."""
 
 
 def call(module: str, argument: object, root: Path = ROOT) -> Any:
@@ -50,7 +50,9 @@ def call(module: str, argument: object, root: Path = ROOT) -> Any:
             check=False,
         )
     if done.returncode:
-        raise FailedError("\n".join(done.stderr.splitlines()[-3:]))
+        lines = done.stderr.split("\n") if done.stderr.strip() else [""]
+        last = next((line for line in reversed(lines) if line.strip()), "it said nothing")
+        raise FailedError(f"exit code {done.returncode}: {last}")
     return json.loads(done.stdout.splitlines()[-1])
 
 

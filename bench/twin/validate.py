@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from bench.twin.profiles import H200
 from bench.twin.runs import ROOT, call, rows
+from cswap.errors import UnsupportedError
 from cswap.schema.reading import read_object
 
 if TYPE_CHECKING:
@@ -26,7 +27,14 @@ MEASURED: Final = ROOT / "bench" / "results" / "nvidia-h200"
 ENGINE: Final = "6d79033"
 """Commit whose engine was measured."""
 
-FITTED: Final = ("GPT-2 small", "64 MiB")
+OF_TODAY: Final = (
+    *("cswap/testing/lagging_cuda.py", "cswap/testing/lagging_device.py"),
+    "bench/gpu/training.py",
+)
+"""Files that the twin needs as they are now, besides its own folder."""
+
+FITTED: Final = ("GPT-2 small", "64 MiB", "ResNet-50, no swapping")
+"""Parts of the names of rows that constants were fitted to."""
 
 MODELS: Final = {"GPT-2 small": "gpt2-small", "ResNet-50": "resnet50"}
 METHODS: Final = {
@@ -121,11 +129,17 @@ def _old_engine() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="cswap-twin-") as folder:
         root = Path(folder) / "cswap"
         git = ["git", "-C", str(ROOT), "worktree"]
-        subprocess.run([*git, "add", "--quiet", "--detach", root, ENGINE], check=True)
+        add = [*git, "add", "--quiet", "--detach", str(root), ENGINE]
+        done = subprocess.run(add, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise UnsupportedError(
+                f"--validate runs the engine of commit {ENGINE}, which git cannot check out here "
+                f"({done.stderr.strip()}). Remedy: a clone with its whole history."
+            )
         try:
             shutil.copytree(ROOT / "bench" / "twin", root / "bench" / "twin")
-            stand_in = Path("cswap", "testing", "lagging_cuda.py")
-            shutil.copy(ROOT / stand_in, root / stand_in)
+            for file in OF_TODAY:
+                shutil.copy(ROOT / file, root / file)
             yield root
         finally:
-            subprocess.run([*git, "remove", "--force", root], check=True)
+            subprocess.run([*git, "remove", "--force", str(root)], check=True)

@@ -17,8 +17,8 @@ from bench.twin.profiles import PROFILES
 if TYPE_CHECKING:
     import torch
 
+    from bench.gpu.training import Task
     from bench.twin.cuda import ClockedCuda
-    from bench.twin.models import Model
 
 N_TIMED: Final = 10
 """Last steps, of which the median counts; peaks are of that step, and of all."""
@@ -38,6 +38,7 @@ def run(
     draws: bool = False,
     changes: dict[str, Any] | None = None,
     n_steps: int | None = None,
+    step_type: type[Step] | None = None,
     **options: Any,
 ) -> dict[str, Any]:
     """Train, and return a row.
@@ -48,6 +49,7 @@ def run(
         profile: of `PROFILES`.
         changes: fields of the profile, and of its ``host``, that are to be others.
         n_steps: of the training; default: `N_STEPS`, or `N_STEPS_FIT` with a goal.
+        step_type: runs the steps; default: `Step`.
         draws: whether the last step's work is in the row, as ``spans``.
         options: more options of `cswap.install`.
     """
@@ -72,7 +74,7 @@ def run(
     options = {**CSWAP.get(method, {}), **options}
     handle = cswap.install(net, **options) if method in CSWAP else None
     cuda.engine_device = None if handle is None else cuda_device(0)
-    step, fits = _Step(cuda, task, net, method), "fit" in options
+    step, fits = (step_type or Step)(cuda, task, net, method), "fit" in options
     steps = [step() for _ in range(n_steps or (N_STEPS_FIT if fits else N_STEPS))]
     timed = sorted(steps[-N_TIMED:], key=lambda s: s["step_s"])
     row = {
@@ -93,10 +95,10 @@ def run(
     return row
 
 
-class _Step:
+class Step:
     """A training step: forward, loss, backward, optimizer."""
 
-    def __init__(self, cuda: ClockedCuda, task: Model, net: Any, method: str) -> None:
+    def __init__(self, cuda: ClockedCuda, task: Task, net: Any, method: str) -> None:
         self._cuda, self._task, self._net, self._method = cuda, task, net, method
         self._inputs = _inputs(cuda, task)
         self._parameters = list(net.parameters())
@@ -130,6 +132,7 @@ class _Step:
         import torch
 
         from bench.twin.methods import around
+        from bench.twin.models import PASSES, STATES, optimizer
 
         task, (x, y) = self._task, self._inputs
         for p in self._parameters:
@@ -145,22 +148,20 @@ class _Step:
         self._states = self._states or [
             self._cuda.empty(p.numel(), dtype=p.dtype, device=DEVICE)
             for p in self._parameters
-            for _ in range(task.states)
+            for _ in range(STATES[optimizer(task)])
         ]
-        nbytes = task.passes * sum(p.nbytes for p in self._parameters)
+        nbytes = PASSES[optimizer(task)] * sum(p.nbytes for p in self._parameters)
         self._cuda.stream_now().work(nbytes / self._cuda.profile.memory, "optimizer")
 
 
-def _inputs(cuda: ClockedCuda, task: Model) -> tuple[torch.Tensor, torch.Tensor]:
+def _inputs(cuda: ClockedCuda, task: Task) -> tuple[torch.Tensor, torch.Tensor]:
     import torch
 
-    images = cuda.empty(
-        task.sizes, dtype=torch.int64 if task.tokens else torch.float32, device=DEVICE
-    )
-    if task.dense_targets:
-        return images, cuda.empty(task.sizes, dtype=torch.float32, device=DEVICE)
-    sizes = task.sizes if task.tokens else task.sizes[:1]
-    return images, cuda.empty(sizes, dtype=torch.int64, device=DEVICE)
+    sizes = (task.batch, *task.input_sizes)
+    x = cuda.empty(sizes, dtype=torch.int64 if task.tokens else torch.float32, device=DEVICE)
+    images = len(task.target_sizes) == len(x.shape) and not task.tokens
+    dtype = torch.float32 if images else torch.int64
+    return x, cuda.empty(task.target_sizes, dtype=dtype, device=DEVICE)
 
 
 def _materialise(net: Any, cuda: ClockedCuda) -> None:

@@ -27,13 +27,10 @@ from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 from dataclasses import dataclass, field
 from math import prod
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 Clock = dict["LaggingStream", int]
 """For each stream, the number of its pieces of work that lie before a point."""
@@ -411,98 +408,7 @@ class LateSize:
         return self._nbytes
 
 
-def watched(cuda: LaggingCuda, codec: Any) -> Any:
-    """Wrap a codec: memory accesses are checked, and sizes are known only after the encode."""
-
-    class Watched(type(codec)):  # type: ignore[misc]
-        def encode_flat(self, x: Any, out: Any, *, key: Any, stream: Any) -> Any:
-            cuda.touch(x, writes=False, text="encode")
-            cuda.touch(out, writes=True, text="encode")
-            nbytes = codec.encode_flat(x, out, key=key, stream=stream)
-            return nbytes if stream is None else LateSize(cuda, nbytes)
-
-        def decode_flat(self, payload: Any, out: Any, *, stream: Any) -> None:
-            cuda.touch(payload, writes=False, text="decode")
-            cuda.touch(out, writes=True, text="decode")
-            codec.decode_flat(payload, out, stream=stream)
-
-    made = object.__new__(Watched)
-    made.__dict__.update(codec.__dict__)
-    return made
-
-
-def streams_of(cuda: Any) -> types.SimpleNamespace:
-    """`cswap.cuda_streams` for a stand-in with ``current_stream`` and ``stream``."""
-    here = _Entered()
-
-    def enter(stream: Any) -> int:
-        before = len(here.entered)
-        on = cuda.stream(stream)
-        on.__enter__()
-        here.entered.append(on)
-        return before  # of engines before 2026-11-28, for `bench twin --validate`
-
-    def leave(before: int) -> None:
-        while len(here.entered) > before:
-            here.entered.pop().__exit__(None, None, None)
-
-    return types.SimpleNamespace(
-        current=lambda _index: cuda.current_stream(),
-        before=lambda _index: len(here.entered),
-        enter=enter,
-        leave=leave,
-        is_capturing=cuda.is_current_stream_capturing,
-    )
-
-
-class _Entered(threading.local):
-    # Contexts of streams that this thread has entered.
-    def __init__(self) -> None:
-        self.entered: list[Any] = []
-
-
 def memory_at(address: int, nbytes: int) -> torch.Tensor:
     """[nbytes] uint8 of the memory at an address."""
     memory = (ctypes.c_uint8 * nbytes).from_address(address) if nbytes else bytearray(1)
     return torch.frombuffer(memory, dtype=torch.uint8)
-
-
-def installed(cuda: LaggingCuda, patch: Any) -> Iterator[Any]:
-    """Make `CudaDevice` run on the stand-in, and yield one. ``patch``: pytest's monkeypatch."""
-    from cswap.devices import base, cuda_callbacks, cuda_events
-    from cswap.devices import cuda as module
-    from cswap.engine.transfer import link_back, link_out
-
-    real = torch
-    stand_in = types.SimpleNamespace(
-        cuda=cuda,
-        device=lambda *_: real.device("cpu"),
-        empty=cuda.empty,
-        empty_strided=cuda.empty_strided,
-        uint8=real.uint8,
-    )
-
-    def copy(target: torch.Tensor, source: torch.Tensor, nbytes: int) -> None:
-        cuda.touch(source.view(real.uint8)[:nbytes], writes=False, text="copy")
-        cuda.touch(target.view(real.uint8)[:nbytes], writes=True, text="copy")
-        ctypes.memmove(target.data_ptr(), source.data_ptr(), nbytes)
-
-    for user in (module, cuda_callbacks, cuda_events):
-        patch.setattr(user, "torch", stand_in)
-    patch.setattr(module, "cuda_streams", streams_of(cuda))
-
-    def memcpy(target: int, source: int, nbytes: int, _direction: int, stream: int) -> None:
-        on = next(s for s in cuda.streams if s.cuda_stream == stream)
-        patched: Any = base
-        with cuda.stream(on):
-            patched.copy_bytes(memory_at(target, nbytes), memory_at(source, nbytes), nbytes)
-
-    patch.setattr(module, "memcpy_async", lambda: memcpy)
-    for user in (base, link_out, link_back):
-        patch.setattr(user, "copy_bytes", copy)
-    patch.setattr(real.Tensor, "record_stream", lambda x, s: cuda.record_stream(x, s))
-    patch.setattr(module.CudaDevice, "kind", "cpu")  # the engine gives it CPU tensors
-    patch.setattr(cuda_callbacks.Callbacks, "_start", lambda _: None)  # they run in `pump`
-    device = module.CudaDevice(0)
-    patch.setattr(device, "host_memory", lambda n: cuda.empty(n, dtype=real.uint8), raising=True)
-    yield device

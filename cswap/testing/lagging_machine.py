@@ -9,7 +9,8 @@ import torch
 from cswap.config import SwapConfig
 from cswap.engine.engine import SwapEngine
 from cswap.engine.sender import Sender
-from cswap.testing.lagging_cuda import LaggingCuda, installed, watched
+from cswap.testing.lagging_cuda import LaggingCuda
+from cswap.testing.lagging_device import installed, watched
 
 if TYPE_CHECKING:
     from cswap.testing.lagging_cuda import LaggingStream

@@ -10,7 +10,9 @@ from functools import cache
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from bench.__main__ import app
 from bench.twin import report
 from bench.twin.methods import FIT, METHODS
 from bench.twin.models import TINY
@@ -142,6 +144,28 @@ def test_a_trace_has_a_lane_per_stream():
     assert len(lanes) >= 3
     assert found["otherData"]["simulated"] is True
     json.dumps(found)
+
+
+@pytest.mark.slow
+def test_the_command_writes_rows_a_picture_and_a_trace(tmp_path):
+    out, drawn = tmp_path / "rows.json", tmp_path / "step.json"
+    few = ["twin", "--models", TINY, "--methods", "plain,checkpoint", "--out"]
+    result = CliRunner().invoke(app, [*few, str(out)])
+    assert result.exit_code == 0, result.output
+    document = json.loads(out.read_text())
+    assert [row["method"] for row in document["rows"]] == ["plain", "checkpoint"]
+    assert document["optimum"][TINY][0]["step_s"] <= document["rows"][0]["step_s"]
+    assert out.with_suffix(".png").stat().st_size > 0
+    result = CliRunner().invoke(app, [*few, str(drawn), "--trace"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(drawn.read_text())["otherData"]["method"] == "plain"
+
+
+@pytest.mark.parametrize("option", ["--models", "--methods", "--profile"])
+def test_an_unknown_name_is_one_line(option):
+    result = CliRunner().invoke(app, ["twin", option, "nope"])
+    assert result.exit_code == 2
+    assert f"{option} 'nope': unknown nope; known are" in result.output
 
 
 @pytest.mark.slow

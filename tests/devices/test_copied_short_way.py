@@ -27,7 +27,7 @@ from cswap.engine.transfer.leaving import _needs_watching
 from cswap.errors import CorruptEncodingError
 from cswap.schema.plan import Decision, Plan
 from cswap.testing.engines import assert_empty
-from cswap.testing.lagging_cuda import watched
+from cswap.testing.lagging_device import watched
 from cswap.testing.lagging_machine import LaggingMachine
 
 MIB = 1 << 20

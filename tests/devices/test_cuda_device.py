@@ -22,7 +22,7 @@ from cswap.codecs.launcher import SHAPES, LaunchShape
 from cswap.config import SwapConfig
 from cswap.engine.engine import SwapEngine
 from cswap.errors import ConfigError, CorruptEncodingError, InternalError, UnsupportedError
-from cswap.testing.lagging_cuda import streams_of
+from cswap.testing.lagging_device import streams_of
 
 
 class FakeStream:
