@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from typing import Any, Final
@@ -31,6 +32,7 @@ def run(profile: str) -> list[dict[str, Any]]:
     from cswap.engine.engine import SwapEngine
 
     cuda.engine_device = cuda_device(0)
+    gc.disable()  # it would run at other moments in another process
     rows = []
     for data, (dtype_name, maker, codecs) in KINDS.items():
         dtype = getattr(torch, dtype_name)
