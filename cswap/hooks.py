@@ -307,7 +307,7 @@ class _ModelCall:
         pair = HookPair(self._engine)
         run = self._quiet.run(pair, args, kwargs)
         try:
-            self._engine.review_orders()
+            self._engine.review_slots()
             scopes.stack, scopes.run = [OUTSIDE, self._scope], run
             pair.push()
             set_compiler(compiler)

@@ -147,7 +147,7 @@ def swap(codec: str) -> Way:
 
     def begin() -> None:
         engine.begin_step()
-        engine.review_orders()  # as at each call of a model
+        engine.review_slots()  # as at each call of a model
 
     return Way(begin, lambda x, _: engine.pack(x), engine.unpack)  # type: ignore[arg-type]
 

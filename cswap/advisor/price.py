@@ -30,7 +30,8 @@ STEPS: Final = 16
 of them, so most steps seem to have none."""
 
 OUTLIER: Final = 3.0
-"""A step this many times longer than the median does not count: it compiled, or somebody paused."""
+"""A step this many times longer than the lower quartile does not count: it compiled, pinned memory,
+or somebody paused."""
 
 JUMP: Final = 60.0
 """A step this many times longer than the last is ignored: a pause, or a jump of the clock."""
@@ -138,6 +139,7 @@ class StepClock:
         """Mean seconds of a step without its waits for swaps; None before the second step."""
         if not self._steps:
             return None
-        longest = OUTLIER * statistics.median(step_s for step_s, _ in self._steps)
+        ordered = sorted(step_s for step_s, _ in self._steps)
+        longest = OUTLIER * ordered[(len(ordered) - 1) // 4]
         usual = [(step_s, wait_s) for step_s, wait_s in self._steps if step_s <= longest]
         return max(0.0, statistics.fmean(step_s - wait_s for step_s, wait_s in usual))

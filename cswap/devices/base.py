@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     import torch
 
     from cswap.codecs.base import Stream
+    from cswap.devices.side_streams import SideStreams
 
 Role = Literal["compute", "codec", "d2h", "h2d"]
 
@@ -198,6 +199,10 @@ class Device(abc.ABC):
 
     def drain(self) -> None:  # noqa: B027
         """Block until all work submitted so far has run, callbacks included."""
+
+    def side_streams(self) -> SideStreams | None:
+        """Its streams, if work can be issued on them without jobs; None: it cannot."""
+        return None
 
     @property
     def in_line(self) -> Stream | None:

@@ -17,7 +17,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from cswap.codecs.base import Stream
+    from cswap.devices.side_streams import SideStreams
 
     Job = Callable[[Stream], None]
 
@@ -187,15 +188,18 @@ class CudaDevice(Device):
             stream = cuda_streams.current(self.index)
         else:
             stream = at.stream if isinstance(at, CudaEvent) else _own(at).stream
-        if own.stream == stream:
-            return
+        if own.stream != stream:
+            self.stall(stream, own.recorded)
+
+    def stall(self, stream: torch.cuda.Stream, event: torch.cuda.Event) -> None:
+        """Let a stream of the computation wait; `stalled_s` counts it."""
         self._joined += 1
         if self._joined % TIME_EVERY or self.is_capturing():
-            stream.wait_event(own.recorded)
+            stream.wait_event(event)
             return
         timed = self._new_event(stream, timing=True)
         timed.start()
-        stream.wait_event(own.recorded)
+        stream.wait_event(event)
         timed.recorded.record(stream)
         self.when(timed, lambda: self._add_stall(TIME_EVERY * timed.elapsed_s))
 
@@ -232,6 +236,11 @@ class CudaDevice(Device):
         event.gone = gone = Gone(event, used.append)
         gone.recorded = recorded
         return event
+
+    def side_streams(self) -> SideStreams | None:
+        """See `Device.side_streams`; they need CuPy's copies."""
+        memcpy = memcpy_async()
+        return None if memcpy is None else CudaStreams(self, self._streams, memcpy)
 
     # ------------------------------------------------------------------- memory
 
@@ -382,6 +391,34 @@ class CudaDevice(Device):
                 give_back()
         self._scratch.clear()
         torch.cuda.empty_cache()
+
+
+class CudaStreams:
+    """See `SideStreams`."""
+
+    def __init__(
+        self, device: CudaDevice, streams: dict[str, torch.cuda.Stream], memcpy: Callable[..., Any]
+    ) -> None:
+        """Args: device: of the streams; memcpy: see `SideStreams`."""
+        self._device, self.memcpy = device, memcpy
+        self.codec, self.d2h, self.h2d = (streams[role] for role in ROLES[1:])
+        self.current = partial(cuda_streams.current, device.index)
+        self.before = partial(cuda_streams.before, device.index)
+        self.enter, self.leave = cuda_streams.enter, cuda_streams.leave
+        self.is_capturing = cuda_streams.is_capturing
+        self.new_event, self.stall = cuda_event, device.stall
+
+    def wait(self, stream: torch.cuda.Stream, event: object) -> None:
+        """See `SideStreams.wait`."""
+        stream.wait_event(_own(event).recorded)
+
+    def point(self, event: torch.cuda.Event, stream: torch.cuda.Stream) -> CudaEvent:
+        """See `SideStreams.point`."""
+        return CudaEvent(self._device, event, stream)
+
+    def allocate(self, nbytes: int) -> torch.Tensor:
+        """See `SideStreams.allocate`."""
+        return self._device._allocate_scratch(nbytes)  # noqa: SLF001
 
 
 def _own(event: object) -> CudaEvent:

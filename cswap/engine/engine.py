@@ -12,10 +12,10 @@ import torch
 
 from cswap.dynamo import leave_alone
 from cswap.engine.packer import Packer
+from cswap.engine.replay.replay import Replay
 from cswap.engine.saved.eligibility import is_tracing
 from cswap.engine.saved.packed import Token
 from cswap.engine.short_way import STEPS, ShortWay
-from cswap.engine.standing_orders import StandingOrders
 from cswap.engine.state import EngineState
 from cswap.engine.unpacker import Unpacker
 from cswap.stats.stats_file import make_record
@@ -78,9 +78,9 @@ class SwapEngine:
         short_way = ShortWay(state)
         self.packer = Packer(state, short_way)
         self._unpacker = Unpacker(state, short_way, self._end_backward)
-        self._standing = StandingOrders(state, self.packer, self._unpacker)
+        self._replay = Replay(state, self.packer, self._unpacker)
         # Attributes, not methods: a call less for each saved tensor.
-        self.pack, self.unpack = self._standing.pack, self._standing.unpack
+        self.pack, self.unpack = self._replay.pack, self._replay.unpack
         self.pass_through = Packer.pass_through
 
     # ----------------------------------------------------------------- hooks
@@ -100,12 +100,12 @@ class SwapEngine:
             goal.begin_step()
         self.packer.begin_step()
 
-    def review_orders(self) -> None:
-        """See which tensors go by standing orders in the step that has begun (standing_orders.py).
+    def review_slots(self) -> None:
+        """See which slots take tensors in the step that has begun (replay/replay.py).
 
         If nobody calls this, the first tensor does, where the caches are cold.
         """
-        self._standing.review()
+        self._replay.review()
 
     def choose_by(self, chooser: Chooser | None) -> None:
         """Let somebody else than the advisor decide from now on; None: the advisor again."""
@@ -193,7 +193,7 @@ class SwapEngine:
 
     def explain(self) -> list[Explanation]:
         """Every call site with its profile, the candidates with their cost, and the choice."""
-        self._standing.tell()
+        self._replay.tell()
         return [self._state.outliving.explained(found) for found in self.advisor.explain()]
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -214,7 +214,7 @@ class SwapEngine:
         """
         timeline = Timeline()
         self.counters.timeline = timeline
-        self.packer.book.orders = None  # a step may have begun
+        self.packer.book.slots = None  # a step may have begun
         try:
             yield timeline
         finally:

@@ -19,10 +19,12 @@ from cswap.engine.order.chooser import STAYS
 from cswap.engine.order.step_order import NO_BACKWARD
 from cswap.engine.recipe import Recipe
 from cswap.engine.recipes import Place, RecipeBook, producer
+from cswap.engine.replay.link_slot import LinkSlot
 from cswap.engine.saved.aliases import make_token
 from cswap.engine.saved.eligibility import bytes_of, is_tracing, is_wrapped, reason_to_keep
 from cswap.engine.saved.packed import Kept, KeptParameter, PackedView
 from cswap.engine.saved.reclaim import MOST_LATER
+from cswap.engine.saved.tensor_check import check_of
 from cswap.engine.saved.without_handle import WithoutHandle
 from cswap.engine.sender import Sender
 from cswap.engine.sharing import Sharing
@@ -32,6 +34,7 @@ from cswap.log import log
 from cswap.ranks import local_part
 
 if TYPE_CHECKING:
+    from cswap.engine.replay.link import Link
     from cswap.engine.saved.module_stack import Scope
     from cswap.engine.saved.packed import Token
     from cswap.engine.saved.rest import Rest
@@ -372,6 +375,20 @@ class Packer:
             self._sender.hold_in_window(token)
         elif not obeys or not self._sender.obey(token, tensor, place):
             self._sender.send(token, place)
+        if token.lane.executor.link is not None and place.codec is not None:
+            self._learn_slot(token, tensor, place, token.lane.executor.link)
+
+    def _learn_slot(self, token: Token, tensor: torch.Tensor, place: Place, link: Link) -> None:
+        # The next tensor of this place may leave by a slot.
+        slot, shared_use = place.slot, place.shared_use
+        if shared_use is None:
+            return
+        if isinstance(slot, LinkSlot) and slot.is_for(token.handle, place):
+            slot.renew(shared_use, place.notes)
+            slot.sections = token.handle.sections
+            return
+        check = check_of(tensor)
+        place.slot = None if check is None else LinkSlot(token.handle, place, link, check)
 
     def _keep_in_graph(self, tensor: torch.Tensor) -> Kept:
         # A CUDA graph replays kernels at fixed addresses: the tensors that it uses cannot go away.

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from cswap.codecs.base import Codec
     from cswap.engine.order.chooser import Choice
     from cswap.engine.recipe import Recipe
+    from cswap.engine.replay.slot import Slot
     from cswap.engine.saved.module_stack import Scope
     from cswap.engine.saved.rest import Rest
     from cswap.engine.saved.without_handle import SharedUse
-    from cswap.engine.standing_order import Order
     from cswap.engine.transfer.notes import Notes
     from cswap.remat.record import Formula, Remat
 
@@ -57,7 +57,7 @@ class Place:
         notes: that were taken of its encoding.
         saved_by: of the place that saves this place's tensors first, if they have no handles.
         choice: of a goal, for the last tensor; None: there is none.
-        order: by which the next tensor may go (standing_orders.py).
+        slot: that may take the next tensor (replay/replay.py).
     """
 
     recipe: Recipe
@@ -71,7 +71,7 @@ class Place:
     notes: Notes | None = None
     saved_by: SharedUse | None = None
     choice: Choice | None = None
-    order: Order | None = None
+    slot: Slot | None = None
 
     def note(self, remat: Remat | None) -> None:
         """The tensor that is saved here now can be computed again like this; None: it cannot."""
@@ -102,11 +102,11 @@ class RecipeBook:
         learned: whether a recipe was made since somebody set this to False.
         version: grows when all is forgotten.
         begun: sequence of the thread that has begun a step last.
-        orders: of its places, those that stand in this step (standing_orders.py); None: nobody has
-            asked.
+        slots: of its places, those that take tensors in this step (replay/replay.py); None: nobody
+            has asked.
     """
 
-    __slots__ = ("_by_role", "_here", "_known", "begun", "learned", "orders", "version")
+    __slots__ = ("_by_role", "_here", "_known", "begun", "learned", "slots", "version")
 
     def __init__(self, *, by_role: bool) -> None:
         """Args: by_role: tell call sites apart by operators, too."""
@@ -116,13 +116,13 @@ class RecipeBook:
         self._known: Recent[tuple[object, ...], Recipe] = Recent(MOST_RECIPES)
         self._here = _Here()
         self.begun = self._here.sequence
-        self.orders: Sequence[Order | None] | None = None
+        self.slots: Sequence[Slot | None] | None = None
 
     def begin_step(self) -> None:
         """Expect the first tensor of a step in this thread."""
         self.begun = here = self._here.sequence
         here.next = 0
-        self.orders = None
+        self.slots = None
 
     def next_place(self) -> Place | None:
         """The place that comes next in this thread; counts it. It may be another tensor's."""
@@ -197,7 +197,7 @@ class RecipeBook:
         self.version += 1
         self._known.clear()
         self._here = _Here()
-        self.begun, self.orders = self._here.sequence, None
+        self.begun, self.slots = self._here.sequence, None
 
     def _key(self, tensor: torch.Tensor, scope: Scope, operator: str) -> tuple[object, ...]:
         role = self.role(tensor, operator)

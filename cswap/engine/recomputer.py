@@ -32,7 +32,7 @@ import torch
 
 from cswap.codecs.tolerance import EXACT, FINE
 from cswap.engine.order.step_order import NO_BACKWARD
-from cswap.engine.saved.copied import Copied
+from cswap.engine.saved.away import Away
 from cswap.engine.saved.encoded import Encoded
 from cswap.engine.saved.packed import Kept, KeptParameter, PackedView
 from cswap.engine.saved.recomputed import Recomputed
@@ -184,10 +184,8 @@ class Recomputer:
         """
         if isinstance(first, Recomputed):
             return self.run(first.remat)
-        if isinstance(first, Copied):
-            copies = first.lane.executor.copies
-            assert copies is not None  # it made the copy
-            return copies.memory(first)
+        if isinstance(first, Away):
+            return first.region.slot.link.bring(first)
         assert isinstance(first, Encoded)  # the others refer to one of these
         return first.in_line.decode(first)
 
@@ -230,9 +228,7 @@ class Recomputer:
         return packed.view_of(memory)
 
     def _lend(self, first: WithoutHandle, memory: torch.Tensor) -> None:
-        if isinstance(first, Copied):
-            first.shared_use.seen = True  # a handle can be brought back ahead
-        elif _current_backward() != NO_BACKWARD and self._may_wait(first.lane, first.nbytes):
+        if _current_backward() != NO_BACKWARD and self._may_wait(first.lane, first.nbytes):
             self._results.lend(first, memory)  # outside of a backward somebody looks at a node
 
     def _may_wait(self, lane: Lane, nbytes: int) -> bool:
@@ -248,9 +244,6 @@ class Recomputer:
         token = packed.token
         if token.handle.modified():
             packed.raise_modified()
-        if again and token.shared_use is not None and token.lane.overlaps:
-            # See `_lend`: without a handle it would be a copy.
-            token.shared_use.seen = token.shared_use.seen or not token.handle.recomputed
         executor, handle = token.lane.executor, token.handle
         was_ready = handle.state is State.READY
         waits = again and self._may_wait(token.lane, handle.raw_nbytes)
@@ -307,4 +300,4 @@ def _is_aligned(packed: object) -> bool:
     if isinstance(packed, PackedView):
         return packed.token.handle.aligned
     first = packed.first or packed if isinstance(packed, WithoutHandle) else packed
-    return not isinstance(first, (Encoded, Copied)) or first.aligned
+    return not isinstance(first, (Encoded, Away)) or first.aligned

@@ -243,20 +243,15 @@ def _goes_short(place: Place, token: Token, codec: Codec | None = None) -> None:
 def _is_alone(handle: Handle, lane: Lane, codec: Codec, dtype: torch.dtype) -> bool:
     # Whether it is nothing but an encoding in host memory, of the whole of its storage; made, or
     # ordered to be made, when pack returns.
-    if lane.executor.copies is None:
-        if lane.overlaps:
-            return False
-    elif not codec.verbatim and (handle.must_round_trip or not lane.has_host):
-        return False  # where the host may have no room, a handle knows what to do
     if handle.state not in ENCODED or not handle.whole or handle.gathered:
         return False
-    if len(handle.sections) > 1:
+    if lane.executor.link is not None:
+        # Where the host may have no room, a handle knows what to do.
+        return lane.has_host and all(s.codec is codec and not s.checked for s in handle.sections)
+    if lane.overlaps or len(handle.sections) > 1:
         return False
     section = handle.sections[0]
-    is_placed = section.host is not None or (
-        lane.executor.copies is not None and not section.placed
-    )
-    if not is_placed or section.codec is not codec:
+    if section.host is None or section.codec is not codec:
         return False
     if not section.checked:
         return True

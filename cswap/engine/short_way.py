@@ -25,11 +25,6 @@ tensor has to be the whole of its storage, and its encoding goes to the host sto
 is checked by ``verify=``, goes to the disk, follows a plan, or is drawn on a timeline, it
 goes the whole way, and so it does where the advisor has to look at it again. Indices are always
 checked: without a handle they are only where a checksum follows their payload (checked_way.py).
-
-Note [copied without a handle]
-~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-Over a link the same holds for a tensor that leaves in one piece, as it is or encoded, if the host
-gives memory without a limit. Its `HostCopy` keeps the order of the device.
 """
 
 from __future__ import annotations
@@ -44,15 +39,14 @@ from cswap.codecs.base import DEFAULT_KEY, EncodeKey
 from cswap.codecs.tolerance import EXACT, needed_tolerance
 from cswap.engine.order.step_order import NO_BACKWARD
 from cswap.engine.recomputer import are_aligned
+from cswap.engine.replay.slot import SlotMaker
 from cswap.engine.saved.aliases import ALIGNMENT, flat_whole, is_saved_again, whole_address
-from cswap.engine.saved.copied import Copied
+from cswap.engine.saved.away import Away
 from cswap.engine.saved.encoded import Encoded
 from cswap.engine.saved.packed import PackedView
 from cswap.engine.saved.recomputed import Recomputed
 from cswap.engine.saved.without_handle import Again, WithoutHandle
-from cswap.engine.standing_order import OrderMaker
 from cswap.engine.transfer.handle import State
-from cswap.ranks import must_agree
 from cswap.stats.counters import SAVED
 
 if TYPE_CHECKING:
@@ -84,7 +78,7 @@ class ShortWay:
         self._recomputer, self._advisor = state.recomputer, state.advisor
         self._limit = state.advisor.limit
         self._results = state.results
-        self._maker = OrderMaker(state.counters, state.reclaimer, state.order, state.lock)
+        self._maker = SlotMaker(state.counters, state.reclaimer)
 
     def pack(self, tensor: torch.Tensor, place: Place) -> WithoutHandle | None:
         """The packed object of a tensor; None: it goes the whole way.
@@ -103,21 +97,16 @@ class ShortWay:
         packed: WithoutHandle | None
         if place.codec is None:
             packed = self._computed_again(tensor, place, lane, shared_use)
-        elif lane.executor.copies is not None:
-            packed = self._copied(tensor, place, place.codec, lane, shared_use)
         else:
             packed = self._encoded(tensor, place, place.codec, lane, shared_use)
         if packed is None:
             return None
         with self._lock:
-            packed.position, packed.step = position, step = self._order.next_position()
-            if isinstance(packed, Copied):
-                packed.copy.position, packed.copy.step = position, step
-                self._order.add_copy(packed.copy)
+            packed.position, packed.step = self._order.next_position()
         if shared_use.again:
             packed.expect_others(tensor)
-        if place.order is None and place.codec is not None:
-            place.order = self._maker.make(tensor, packed, place.codec, place.notes)
+        if place.slot is None and isinstance(packed, Encoded):
+            place.slot = self._maker.in_line(tensor, packed, packed.codec, place.notes)
         packed.took_s = took_s = _now() - start_s
         self._counters.leaving_s += took_s
         return packed
@@ -174,36 +163,6 @@ class ShortWay:
         if notes is not None and notes.learns:
             notes.note_encoded(codec.name, nbytes, used)
             packed.notes = notes
-        return packed
-
-    def _copied(
-        self, tensor: torch.Tensor, place: Place, codec: Codec, lane: Lane, shared_use: SharedUse
-    ) -> Copied | None:
-        # See Note [copied without a handle].
-        copies, nbytes = lane.executor.copies, tensor.nbytes
-        assert copies is not None  # the caller has looked
-        if lane.device.is_capturing() or not self._stands(tensor, place, codec, lane):
-            return None
-        address = whole_address(tensor)
-        if not address:
-            return None
-        key = DEFAULT_KEY
-        if not codec.lossless:
-            if must_agree(lossy=True):
-                return None
-            key = EncodeKey(self._state.config.seed, self._order.position, self._order.step)
-        # A view of a view is one more tensor to make, and to let go.
-        x = tensor.detach() if codec.verbatim and place.recipe.contiguous else flat_whole(tensor)
-        packed = Copied(tensor, place.recipe, x, lane, shared_use, codec)
-        packed.aligned = address % ALIGNMENT == 0
-        copy = self._state.reclaimer.watch_copy(packed)
-        notes = copy.notes = place.notes
-        if not copies.send(copy, x, codec, key):
-            return None
-        if lane.step_bytes is not None:
-            lane.hold_step()
-        if codec.verbatim and notes is not None and notes.learns:
-            notes.note_encoded(codec.name, nbytes, nbytes)
         return packed
 
     def _stands(self, tensor: torch.Tensor, place: Place, codec: Codec, lane: Lane) -> bool:
@@ -285,7 +244,7 @@ class ShortWay:
         self._recomputer.inputs_s = 0.0
         if packed.counter._version != packed.version:  # noqa: SLF001 - without a call
             packed.check()  # which raises
-        if not first.uses and not isinstance(first, Copied):  # those count for themselves
+        if not first.uses and not isinstance(first, Away):  # those count for themselves
             self._counters.hits.append(False)
         waited = first.result is not None
         memory = first.waiting() if waited else None  # few do, and each call counts
@@ -296,7 +255,7 @@ class ShortWay:
                 memory = self._recomputer.memory(first)
         first.uses += 1
         shared = (first.users > 1 or waited) and _current_backward() != NO_BACKWARD
-        if shared and not (isinstance(first, Copied) and first.source is not None):
+        if shared and not (isinstance(first, Away) and first.region.source is not None):
             self._results.asked(first, memory)
         took_s = _now() - start_s
         first.took_s += took_s - self._recomputer.inputs_s
@@ -316,8 +275,6 @@ def _serves(first: WithoutHandle, tensor: torch.Tensor) -> bool:
 def _is_at_hand(remat: Remat) -> bool:
     # Whether no input has to be decoded ahead: its user would need a handle.
     for packed in remat.inputs:
-        if isinstance(packed, WithoutHandle) and type(packed.first or packed) is Copied:
-            return False
         if isinstance(packed, PackedView):
             handle = packed.token.handle
             if handle.state is not State.KEPT and not handle.recomputed:

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from cswap.engine.order.chooser import Chooser
     from cswap.engine.transfer.device_lanes import Lane
     from cswap.engine.transfer.handle import Handle
-    from cswap.engine.transfer.host_copy import HostCopy
     from cswap.schema.plan import Plan
 
 
@@ -92,7 +91,7 @@ class EngineState:
         self.aliases = AliasTable()
         self.order = StepOrder()
         self.window = BudgetWindow(optional_int(config.budget), config.keep_last)
-        self.reclaimer = Reclaimer(self._release, self._release_copy, self.counters)
+        self.reclaimer = Reclaimer(self._release, self.lanes, self.counters)
         self.outliving = Outliving(config)
         self.interrupted = False
         self.backward_is_next = False
@@ -121,15 +120,6 @@ class EngineState:
             took.append((handle.position, handle.raw_nbytes, handle.took_s))
         lane.executor.release(handle)
 
-    def _release_copy(self, copy: HostCopy, lane: Lane) -> None:
-        with self.lock:
-            self.order.discard(copy)
-            if id(copy) in lane.ready.waiting:
-                lane.ready.remove(copy)
-        copies = lane.executor.copies
-        assert copies is not None  # it made the copy
-        copies.release(copy)
-
     def tidy(self, *, in_step: bool = False) -> None:
         """Release the dead. After an interrupt, add up again. Args: see `Reclaimer.collect`."""
         try:
@@ -151,6 +141,7 @@ class EngineState:
                 self.window.recount()
             self.lanes.recount(handles)
             on_device = sum(h.device_bytes for h in handles)
-            on_device += self.results.nbytes + self.reclaimer.held_bytes
+            on_device += self.results.nbytes + sum(x.device_bytes for x in self.lanes.links)
             on_host = sum(h.host_bytes for h in handles) + self.reclaimer.encoded_bytes
+            on_host += sum(link.host_bytes for link in self.lanes.links)
             self.counters.recount(device=on_device, host=on_host)

@@ -12,12 +12,10 @@ import torch
 
 from cswap.engine.order.lookahead import Lookahead
 from cswap.engine.order.step_order import NO_BACKWARD
-from cswap.engine.saved.copied import Copied
 from cswap.engine.saved.packed import Kept, PackedView
 from cswap.engine.saved.reclaim import MOST_LATER
 from cswap.engine.saved.without_handle import WithoutHandle
 from cswap.engine.transfer.handle import State
-from cswap.engine.transfer.host_copy import HostCopy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,9 +26,6 @@ if TYPE_CHECKING:
     from cswap.engine.saved.packed import Token
     from cswap.engine.short_way import ShortWay
     from cswap.engine.state import EngineState
-    from cswap.engine.transfer.device_lanes import Lane
-    from cswap.engine.transfer.handle import Handle
-    from cswap.engine.transfer.link_copies import LinkCopies
 
 WAITING: Final = (State.LEAVING, State.STORED)
 """A swap-in cannot be begun yet, or was not."""
@@ -108,26 +103,7 @@ class Unpacker:
         lane = packed.lane
         if lane.overlaps and (lane.ahead or self._follower.depth):
             self._prefetch_after(first, lane.ahead)
-        tensor = self._short.unpack(packed, start_s)
-        if isinstance(first, Copied) and lane.ready.waiting:
-            with self._lock:
-                lane.ready.remove(first.copy)
-        return tensor
-
-    def copied(self, packed: Copied) -> torch.Tensor:
-        """The memory of a copy that backward has asked for, and begin to bring the next ones back.
-
-        Raises:
-            CorruptEncodingError: see `LinkCopies.memory`.
-        """
-        lane = packed.lane
-        if lane.ahead or self._follower.depth:
-            self._prefetch_after(packed, lane.ahead)
-        memory = _copies_of(lane).memory(packed)
-        if lane.ready.waiting:
-            with self._lock:
-                lane.ready.remove(packed.copy)
-        return memory
+        return self._short.unpack(packed, start_s)
 
     def _bring(self, packed: PackedView) -> torch.Tensor:
         token = packed.token
@@ -172,15 +148,10 @@ class Unpacker:
             distance = coming.number - n_asked
             if not depth and distance > owner.lane.ahead:
                 return
-            copied = isinstance(owner, Copied)
-            position = owner.position if copied else owner.handle.position
+            position = owner.handle.position
             if self._follower.follows and not self._follower.may_start(position, distance):
                 continue
-            if copied:
-                if not self._prefetch_copy(owner):
-                    return
-                begun = owner.source is None
-            elif owner.handle.recomputed:
+            if owner.handle.recomputed:
                 begun = self._prefetch_inputs(owner)
             elif self._prefetch(owner):
                 begun = owner.handle.state not in WAITING
@@ -210,29 +181,14 @@ class Unpacker:
             self._note_ready(token)
         return True
 
-    def _prefetch_copy(self, copied: Copied) -> bool:
-        # Whether there was room.
-        lane, copies = copied.lane, copied.lane.executor.copies
-        assert copies is not None  # the lane has a tensor that was copied
-        if not lane.has_room(copied.nbytes):
-            return False
-        if copies.prefetch(copied):
-            self._wait_to_be_asked(lane, copied.copy)
-        return True
-
     def _note_ready(self, token: Token) -> None:
-        self._wait_to_be_asked(token.lane, token.handle)
-
-    def _wait_to_be_asked(self, lane: Lane, accounts: Handle | HostCopy) -> None:
+        lane = token.lane
         with self._lock:
-            dropped = lane.ready.add(accounts)
+            dropped = lane.ready.add(token.handle)
             if dropped:  # these may be brought back once more
                 self._lookahead.forget()
         for other in dropped:
-            if isinstance(other, HostCopy):
-                _copies_of(lane).drop_ahead(other)
-            else:
-                lane.executor.drop_result(other)
+            lane.executor.drop_result(other)
 
     def _begin_backward(self) -> None:
         # The last tensors of forward often stay, and nothing else is asked for at its peak.
@@ -246,6 +202,8 @@ class Unpacker:
         self.backward = backward
         with self._lock:
             self._lookahead.forget()
+        for link in self._state.lanes.links:
+            link.begin_backward()
         if backward != NO_BACKWARD:
             self._begin_backward()
             torch.autograd.Variable._execution_engine.queue_callback(self._at_end)  # noqa: SLF001
@@ -255,9 +213,3 @@ def _note_asked(reports: StepReports, key: Key) -> None:
     node = _current_node()
     if node is not None:  # else somebody looks at a node, outside of a backward
         reports.asked(key, (_current_backward(), node._sequence_nr()))  # noqa: SLF001
-
-
-def _copies_of(lane: Lane) -> LinkCopies:
-    copies = lane.executor.copies
-    assert copies is not None  # the lane has a tensor that was copied
-    return copies

@@ -90,8 +90,9 @@ class Training:
         stats, state = engine.stats, engine._state
         self.machine.device.trim(0)
         lane: Any = state.lanes._only
-        leaving = lane.executor.leaving_bytes
-        entries = len(state.reclaimer.copies), len(state.order._live), len(lane.ready.waiting)
+        leaving, link = lane.executor.leaving_bytes, lane.executor.link
+        entries = len(link.alive), len(state.order._live), len(lane.ready.waiting)
+        link.close()
         held = stats.device_bytes, stats.host_bytes, cuda.allocated_bytes, lane.host.in_use_bytes
         return (*held, leaving, *entries)
 

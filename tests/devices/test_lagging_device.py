@@ -11,6 +11,7 @@ import threading
 import pytest
 import torch
 
+from cswap.engine.replay import link
 from cswap.engine.transfer import staging
 from cswap.schema.plan import Decision, Plan
 from cswap.stores.disk import DiskStore
@@ -116,13 +117,19 @@ def test_a_step_of_many_small_tensors_has_a_share_of_its_bytes_under_way(machine
     machine.device.backlog_bytes = machine.device.ready_bytes = 1 << 30
     engine = machine.engine("raw")
     lane = engine._state.lanes.of(machine.tensor(1).device)
+    n = 10 * link.STEP_SHARE
     for _ in range(2):
         engine.begin_step()
-        packed, _ = machine.save(engine, 10 * staging.STEP_SHARE, 1024)
+        packed, _ = machine.save(engine, n, 1024)
         packed.clear()
         engine.synchronize()
         engine.collect()
-    assert lane.executor.staging.out_bytes == 10 * 4096
+    assert lane.executor.link.sources.most_bytes == 10 * 4096
+    engine.begin_step()  # its tensors have handles
+    engine.packer.book.forget()
+    machine.save(engine, n, 1024)
+    engine.begin_step()
+    assert lane.executor.staging.out_bytes == n // staging.STEP_SHARE * 4096
     engine.begin_step()  # of another model, say
     engine.begin_step()
     assert lane.executor.staging.out_bytes == staging.FEWEST * 4096

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from cswap.engine.saved.copied import Copied
 from cswap.engine.saved.packed import PackedView
 from cswap.engine.transfer import link_out
 from cswap.engine.transfer.handle import State
@@ -152,48 +151,6 @@ def test_an_encoding_for_which_the_host_has_no_memory_is_counted_while_it_is_hel
     assert engine.stats.device_bytes == 0
     machine.cuda.synchronize()
     assert machine.device.scratch_in_use_bytes() == 0
-
-
-@pytest.mark.parametrize("codec", ["raw", "zvc"])
-def test_two_threads_that_read_one_copy_note_it_in_another_order(machine, monkeypatch, codec):
-    """The host's memory is used again only after both."""
-    engine = machine.engine(codec)
-
-    def saved():
-        engine.begin_step()
-        packed, values = machine.save(engine, 2, NUMEL)
-        machine.cuda.synchronize()
-        machine.device.pump()
-        machine.cuda.synchronize()
-        engine._state.lanes._only.ahead = 0
-        return packed, values
-
-    for _ in range(2):
-        for one, value in zip(*saved(), strict=True):
-            assert torch.equal(engine.unpack(one), value)
-        del one
-        engine._end_backward()
-    packed, _ = saved()
-    assert isinstance(packed[0], Copied)
-    copied: Any = packed[0]
-    events: list[Any] = []
-    copy = type(machine.device).copy
-
-    def meanwhile(self, *arguments, role, **more):
-        event = copy(self, *arguments, role=role, **more)
-        if role == "h2d":
-            events.append(event)
-            if len(events) == 1:
-                engine.unpack(copied)  # as another thread does
-        return event
-
-    monkeypatch.setattr(type(machine.device), "copy", meanwhile)
-    engine.unpack(copied)
-    assert len(events) == 2
-    while not all(event.query() for event in events):
-        assert not copied.copy.back.query()
-        machine.cuda.run_some(1)
-    machine.cuda.synchronize()
 
 
 class _InterruptedLock:

@@ -10,6 +10,7 @@ import time
 import weakref
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -97,7 +98,10 @@ def test_the_thread_keeps_no_engine_alive_between_two_looks(monkeypatch):
         pass
 
     monkeypatch.setattr(reclaim, "_reclaimers", weakref.WeakSet())
-    thread, reclaimers = reclaim._Thread(), [reclaim.Reclaimer(nothing, nothing, Counters())]
+    thread, reclaimers = (
+        reclaim._Thread(),
+        [reclaim.Reclaimer(nothing, SimpleNamespace(links=[]), Counters())],
+    )
     gone = weakref.ref(reclaimers[0])
     waits: list[bool] = []
 

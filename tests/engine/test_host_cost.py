@@ -16,7 +16,7 @@ N = 8
 """Tensors per step."""
 
 MOST_CALLS = {"raw": 21, "zvc": 26}
-"""Of pack, unpack and release together, by a standing order (`cswap.engine.standing_orders`).
+"""Of pack, unpack and release together, by a slot (`cswap.engine.replay`).
 
 Lower these when the way gets shorter."""
 

@@ -11,14 +11,11 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 if TYPE_CHECKING:
-    from cswap.engine.saved.copied import Copied
     from cswap.engine.saved.packed import Token
     from cswap.engine.saved.without_handle import WithoutHandle
     from cswap.engine.transfer.handle import Handle
-    from cswap.engine.transfer.host_copy import HostCopy
 
     Saved: TypeAlias = Handle | WithoutHandle
-    Owner: TypeAlias = Token | Copied
 
 
 NO_BACKWARD: Final = -1
@@ -75,15 +72,11 @@ class StepOrder:
         """A handle that may be asked for."""
         self._live[handle.step, handle.position] = weakref.ref(token)
 
-    def add_copy(self, copy: HostCopy) -> None:
-        """A tensor that may be asked for, without a handle."""
-        self._live[copy.step, copy.position] = copy
-
-    def discard(self, saved: Handle | HostCopy) -> None:
+    def discard(self, saved: Handle) -> None:
         """One that no longer can be."""
         self._live.pop((saved.step, saved.position), None)
 
-    def live(self) -> list[Owner]:
+    def live(self) -> list[Token]:
         """Owners of all tensors that may still be asked for."""
         return [owner for reference in self._live.values() if (owner := reference()) is not None]
 

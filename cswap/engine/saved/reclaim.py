@@ -23,13 +23,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cswap.engine.saved.encoded import Encoded
 from cswap.engine.saved.packed import Token
-from cswap.engine.transfer.host_copy import HostCopy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from cswap.engine.saved.copied import Copied
-    from cswap.engine.transfer.device_lanes import Lane
+    from cswap.engine.transfer.device_lanes import Lane, Lanes
     from cswap.engine.transfer.handle import Handle
     from cswap.pool import Loan
     from cswap.stats.counters import Counters
@@ -44,7 +42,7 @@ IDLE_LOOKS: Final = 20
 
 MOST_LATER: Final = 16
 """The dead that wait to be released together, since one alone finds cold caches: handles without
-bytes, and copies over a link, whose bytes are the host's."""
+bytes."""
 
 
 class Death(weakref.ref[Token]):
@@ -85,27 +83,25 @@ class Reclaimer:
 
     Attributes:
         encodings: those of tensors without handles, whose memory has not been given back.
-        copies: of tensors without handles, over a link, and the lane of each.
         deaths: of tokens and of encodings without handles, to be dealt with by `collect`.
-        later: of tokens whose tensors are computed again (see `release_later`), and of copies.
+        later: of tokens whose tensors are computed again (see `release_later`).
     """
 
     def __init__(
         self,
         release: Callable[[Handle, Lane], None],
-        release_copy: Callable[[HostCopy, Lane], None],
+        lanes: Lanes,
         counters: Counters,
     ) -> None:
         """Make it.
 
         Args:
             release: frees all that is left of a handle; may be called twice for one.
-            release_copy: the same for a copy.
+            lanes: the engine's, whose links bury their dead themselves.
             counters: the engine's.
         """
-        self._release, self._release_copy, self._counters = release, release_copy, counters
+        self._release, self._lanes, self._counters = release, lanes, counters
         self.encodings: set[EncodingDeath] = set()
-        self.copies: dict[HostCopy, Lane] = {}
         self.deaths: deque[weakref.ref[Any]] = deque()
         self.later: deque[weakref.ref[Any]] = deque()
         self._lock = threading.Lock()
@@ -130,16 +126,6 @@ class Reclaimer:
         if not _thread.awake:
             _thread.wake()
 
-    def watch_copy(self, copied: Copied) -> HostCopy:
-        """The copy of this tensor, still without memory: released after the tensor's death."""
-        copied.copy = copy = HostCopy(copied, self.later.append)
-        copy.raw_nbytes = copied.nbytes
-        self.copies[copy] = copied.lane
-        self._n_born += 1
-        if not _thread.awake:
-            _thread.wake()
-        return copy
-
     def release_later(self, token: Token) -> None:
         """Let the token's death wait for up to `MOST_LATER` others: its handle holds no bytes.
 
@@ -153,20 +139,14 @@ class Reclaimer:
     @property
     def has_handles(self) -> bool:
         """Whether a handle is alive, or waits to be released."""
-        return self._n_born != self._n_released
+        in_slots = any(link.alive for link in self._lanes.links)
+        return in_slots or self._n_born != self._n_released
 
     @property
     def encoded_bytes(self) -> int:
         """Bytes of host memory that hold encodings of tensors without handles."""
         loans = [death.loan for death in self.encodings.copy()]
-        buffers = [copy.buffer for copy in self.copies.copy()]
-        nbytes = sum(loan.known.size for loan in loans if loan is not None)
-        return nbytes + sum(buffer.numel() for buffer in buffers if buffer is not None)
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of device memory that tensors without handles hold."""
-        return sum(copy.held_bytes for copy in self.copies.copy())
+        return sum(loan.known.size for loan in loans if loan is not None)
 
     def collect(self, *, in_step: bool = False) -> None:
         """Release the handles that have died so far.
@@ -180,6 +160,9 @@ class Reclaimer:
         if not (in_step and len(self.later) <= MOST_LATER):
             while self.later:
                 self._release_first(self.later)
+        if not in_step:
+            for link in self._lanes.links:
+                link.bury()
 
     def collect_encodings(self) -> None:
         """`collect` for encodings that have died, up to the first other death: with fewer calls."""
@@ -209,20 +192,12 @@ class Reclaimer:
                 return
             death = deaths[0]  # see above
             try:
-                if isinstance(death, HostCopy):
-                    self._let_go(death)
-                elif isinstance(death, Death):
+                if isinstance(death, Death):
                     self._release(death.handle, death.lane)
             except Exception as error:
                 self._counters.fall_back("release", error)
             deaths.popleft()
             self._n_released += 1
-
-    def _let_go(self, copy: HostCopy) -> None:
-        lane = self.copies.get(copy)
-        if lane is not None:  # else an interrupt came before it was known
-            self._release_copy(copy, lane)
-            self.copies.pop(copy, None)
 
     @contextmanager
     def paused(self) -> Iterator[None]:

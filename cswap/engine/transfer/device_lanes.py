@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from cswap.config import SwapConfig
     from cswap.devices.base import Device
+    from cswap.engine.replay.link import Link
     from cswap.engine.transfer.executor import Executor
     from cswap.engine.transfer.handle import Handle
     from cswap.pool import Loan
@@ -182,6 +183,8 @@ class Lane:
             self.device.trim(idle_bytes)
         elif self.executor.staging is not None:
             self.device.trim(max(idle_bytes, self.executor.staging.out_bytes // IDLE_BACKLOGS))
+        if self.executor.link is not None:
+            self.executor.link.trim()
 
     def begin_step(self) -> None:
         """A step begins."""
@@ -210,6 +213,8 @@ class Lane:
 
     def close(self) -> None:
         """Keep nothing for reuse."""
+        if self.executor.link is not None:
+            self.executor.link.close()
         self.host.close()
         self._trim_encoders()
         self.device.trim(0)
@@ -220,11 +225,19 @@ class Lane:
         """Whether so much may be decoded ahead now."""
         if not (self.ready.fits(nbytes) and self.device.has_room(nbytes)):
             return False
+        return self.fits_plan(nbytes)
+
+    def fits_plan(self, nbytes: int) -> bool:
+        """Whether so much more is within the memory that a plan was made for."""
         return self.step_bytes is None or self._excess(nbytes) <= 0
 
 
 class Lanes:
-    """The lanes of an engine, each made when the first tensor of its device comes."""
+    """The lanes of an engine, each made when the first tensor of its device comes.
+
+    Attributes:
+        links: of the lanes, where there are any.
+    """
 
     def __init__(
         self,
@@ -255,6 +268,7 @@ class Lanes:
         self._lanes: dict[torch.device, Lane | None] = {}
         self._lock = threading.Lock()
         self._in_line = False
+        self.links: list[Link] = []
         self._only = None if device is None else self._make(device)
         self.min_bytes = min(config.min_bytes_on(kind) for kind in ("cpu", "cuda"))
 
@@ -318,11 +332,15 @@ class Lanes:
         """Run the callbacks that are due on all devices."""
         for lane in self._made():
             lane.device.pump()
+        for link in self.links:
+            link.pump()
 
     def drain(self) -> None:
         """Block until nothing is under way on any device."""
         for lane in self._made():
             lane.device.drain()
+        for link in self.links:
+            link.pump()
 
     def recount(self, handles: list[Handle]) -> None:
         """After an interrupt: add up again the bytes of these handles, all that there are."""
@@ -356,6 +374,8 @@ class Lanes:
         if self._step_bytes is None:  # a plan says itself how much is to come back ahead
             lane.ready.staging = lane.executor.staging
         lane.run_in_line(in_line=self._in_line)
+        if lane.executor.link is not None:
+            self.links.append(lane.executor.link)
         return lane
 
 

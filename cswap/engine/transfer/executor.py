@@ -55,10 +55,10 @@ from cswap.ranks import must_agree
 if TYPE_CHECKING:
     from cswap.codecs.base import Codec
     from cswap.devices.base import Event
+    from cswap.engine.replay.link import Link
     from cswap.engine.transfer.ahead import Ahead
     from cswap.engine.transfer.handle import Handle
     from cswap.engine.transfer.in_line import InLine
-    from cswap.engine.transfer.link_copies import LinkCopies
     from cswap.engine.transfer.resources import Resources
     from cswap.engine.transfer.staging import Staging
 
@@ -73,12 +73,12 @@ class Executor(abc.ABC):
 
     Attributes:
         in_line: encodes tensors without handles; None: every encoding of this device has one.
-        copies: copies tensors without handles over a link; None: there is none.
+        link: brings tensors of slots over a link; None: there is none.
         staging: bounds the bytes under way over a link; None: there is none.
     """
 
     in_line: InLine | None = None
-    copies: LinkCopies | None = None
+    link: Link | None = None
     staging: Staging | None = None
 
     def __init__(self, resources: Resources) -> None:

@@ -21,7 +21,6 @@ from cswap.recent import Recent
 
 if TYPE_CHECKING:
     from cswap.codecs.base import ByAddress, Codec, EncodeKey
-    from cswap.engine.transfer.host_copy import Shape
     from cswap.engine.transfer.notes import TripNotes
     from cswap.engine.transfer.resources import Resources
     from cswap.pool import Loan, Shelf
@@ -39,6 +38,20 @@ Encoding: TypeAlias = "tuple[Loan, int, float, ByAddress | None]"
 """An encoding in the host store's memory: the loan, the bytes of it that are in use, the seconds
 that the encode took, and the way by which it is decoded (None: by the codec). A plain tuple, since
 to make an object takes as long as to copy 10 KiB."""
+
+
+class Shape(Protocol):
+    """Of a tensor.
+
+    Attributes:
+        sizes: its sizes.
+        strides: its strides.
+        contiguous: whether a new tensor of these sizes has the same strides.
+    """
+
+    sizes: torch.Size
+    strides: tuple[int, ...]
+    contiguous: bool
 
 
 class EncodingOwner(Protocol):

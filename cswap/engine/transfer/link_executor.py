@@ -27,12 +27,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cswap.engine.replay.link import Link
 from cswap.engine.transfer.ahead import Ahead
 from cswap.engine.transfer.executor import Executor
 from cswap.engine.transfer.handle import State
 from cswap.engine.transfer.leaving import Leaving
 from cswap.engine.transfer.link_back import LinkBack
-from cswap.engine.transfer.link_copies import LinkCopies
 from cswap.engine.transfer.link_out import LinkOut
 from cswap.engine.transfer.resources import Patience, under_way
 from cswap.engine.transfer.section import cut
@@ -62,18 +62,21 @@ class LinkExecutor(Executor):
         self._leaving = Leaving(resources)
         self.staging = Staging(resources.device)
         unsized = Unsized(resources.device, self.staging, resources.counters)
-        self.copies = LinkCopies(resources, self._leaving, self.staging, unsized)
+        streams = resources.device.side_streams()
+        self.link = None if streams is None else Link(resources, streams)
         self._out = LinkOut(resources, self._leaving, unsized, self._keep)
         self._back = LinkBack(resources)
 
     @property
     def leaving_bytes(self) -> int:
         """Bytes of tensors that a side stream has yet to read."""
-        return self._leaving.nbytes
+        return self._leaving.nbytes + (0 if self.link is None else self.link.sources.nbytes)
 
     def let_go_down_to(self, limit_bytes: int) -> None:
         """See `Leaving.let_go_down_to`."""
         self._leaving.let_go_down_to(limit_bytes)
+        if self.link is not None:
+            self.link.let_go_down_to(limit_bytes)
 
     def memory(self, handle: Handle, *, again: bool = False) -> Memory:
         """See `Executor.memory`."""
@@ -85,7 +88,8 @@ class LinkExecutor(Executor):
         device = self._device
         device.pump()
         self.staging.sends(handle.raw_nbytes)
-        sections = cut(x, codec, handle.section_bytes or device.section_bytes)
+        most = None if codec.verbatim else device.section_bytes
+        sections = cut(x, codec, handle.section_bytes or most)
         for section in sections:
             section.checked = self._what_to_check(x.dtype, codec)
         try:
@@ -184,6 +188,8 @@ class LinkExecutor(Executor):
         """See `Executor.recount`."""
         del handles  # it counts the tensors that are on their way out
         self._leaving.recount()
+        if self.link is not None:
+            self.link.recount()
 
     def settle(self, handle: Handle) -> None:
         """See `Executor.settle`."""

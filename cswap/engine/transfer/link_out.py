@@ -14,6 +14,7 @@ from cswap.codecs.layout import copy_bytes, first_bytes
 from cswap.codecs.registry import get_codec
 from cswap.engine.transfer.handle import State
 from cswap.engine.transfer.resources import checksum
+from cswap.engine.transfer.section import with_margin
 from cswap.errors import CorruptEncodingError, to_raise, without_frames
 
 if TYPE_CHECKING:
@@ -202,7 +203,8 @@ class LinkOut:
     ) -> Event | None:
         # The event after which the payload has been read; None: it is kept. It is the tensor's own
         # memory if raw, else scratch.
-        loan = self._resources.host.take(nbytes)
+        verbatim = section.codec.verbatim  # else a slot may take this memory in the next step
+        loan = self._resources.host.take(nbytes if verbatim else with_margin(nbytes))
         if loan is None:
             return self._without_host(handle, section, payload, nbytes, after)
         # Loans of host memory end with events of this device. A cast would be a call.

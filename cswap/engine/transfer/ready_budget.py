@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from cswap.engine.transfer.handle import Handle
-    from cswap.engine.transfer.host_copy import HostCopy
     from cswap.engine.transfer.staging import Staging
 
 
@@ -24,7 +23,7 @@ class ReadyBudget:
         """Args: limit_bytes: decoded bytes that may wait."""
         self._most = limit_bytes
         self.staging: Staging | None = None
-        self.waiting: OrderedDict[int, Handle | HostCopy] = OrderedDict()
+        self.waiting: OrderedDict[int, Handle] = OrderedDict()
         self._bytes = 0
 
     def fits(self, nbytes: int) -> bool:
@@ -32,12 +31,12 @@ class ReadyBudget:
         after, staging = self._bytes + nbytes, self.staging
         return after <= self._most and (staging is None or after <= staging.ahead_bytes)
 
-    def add(self, saved: Handle | HostCopy) -> list[Handle | HostCopy]:
+    def add(self, saved: Handle) -> list[Handle]:
         """Count a tensor's decoded memory; returns the ones to drop to stay within the limit."""
         if id(saved) not in self.waiting:
             self.waiting[id(saved)] = saved
             self._bytes += saved.raw_nbytes
-        dropped: list[Handle | HostCopy] = []
+        dropped: list[Handle] = []
         limit = self._most
         if self.staging is not None:
             limit = min(limit, self.staging.ahead_bytes)
@@ -47,7 +46,7 @@ class ReadyBudget:
             dropped.append(oldest)
         return dropped
 
-    def remove(self, saved: Handle | HostCopy) -> None:
+    def remove(self, saved: Handle) -> None:
         """The tensor's decoded memory waits no more."""
         if self.waiting.pop(id(saved), None) is not None:
             self._bytes -= saved.raw_nbytes

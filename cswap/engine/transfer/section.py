@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 SECTION_ALIGN: Final = 1 << 16
 """Sections begin at multiples of this many elements: whole tiles of every format."""
 
+MARGIN: Final = 32
+"""Of an encoding whose size varies, 1/MARGIN more is reserved in the host's memory."""
+
 SECTION_SALT: Final = 0x9E3779B1
 """Sets the random numbers of a tensor's sections apart (2**32 over the golden ratio)."""
 
@@ -29,6 +32,11 @@ INDICES: Final = frozenset({torch.int16, torch.int32, torch.int64})
 """An operator that is given a wrong index reads memory that is not its own, without a check."""
 
 Checked = Literal["", "source", "payload"]
+
+
+def with_margin(nbytes: int) -> int:
+    """Bytes to reserve for the next encoding of a tensor, if the last one has this size."""
+    return nbytes + nbytes // MARGIN
 
 
 class Section:

@@ -1,16 +1,17 @@
-"""Standing orders: tensors that go the short way of the step before, with fewer questions.
+"""`Replay`: an engine's two hooks. Most steps repeat the one before, slot by slot.
 
-Note [an order stands]
-~~~~~~~~~~~~~~~~~~~~~~
-The operators of a model leave the caches cold. Then every Python function of a tensor's way, and
-every question to a tensor, takes some microseconds: together, longer than to copy 1 MiB. So a place
-that has gone the short way (short_way.py) gets an order, which has at hand what the next tensor
-needs. When a step begins, one loop asks for all orders together whether they stand; the second one
-finds its code in the caches. A tensor is asked only whether it looks like the last one (one call of
-torch's), and for its memory.
+Note [a step is repeated]
+~~~~~~~~~~~~~~~~~~~~~~~~~
+A tensor's way is learned once (packer.py). Then the place in the step gets a `Slot`, which has at
+hand what the next tensor needs. When a step begins, one loop asks for all slots together whether
+what was decided still holds. A tensor is asked only whether it looks like the last one: one call of
+torch's compares its type, dtype, layout and device. Where something may be lossy, the operators
+that made it and that save it have to be the same, too. Any other tensor goes the general way, so a
+slot is a guess about time, never about values.
 
-An order stands until the next step begins. Where anything else is wanted (a choice of codecs, a
-report, a look at every tensor, a timeline), none does, and all go the short way or the whole way.
+A slot takes tensors until the next step begins. Where anything else is wanted (a choice of codecs,
+a report, a look at every tensor, a timeline), none does, and all tensors go the general way. So do
+those of every `STEPS`-th step: a second tensor that begins to use the same memory is seen there.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ import torch
 from cswap.advisor.site_history import Advice
 from cswap.dynamo import leave_alone
 from cswap.engine import short_way
-from cswap.engine.saved.copied import Copied
+from cswap.engine.recipes import producer
+from cswap.engine.replay.link_slot import LinkSlot
+from cswap.engine.saved.away import Away
 from cswap.engine.saved.encoded import Encoded
 from cswap.engine.saved.reclaim import MOST_LATER
 from cswap.engine.short_way import WORD
@@ -35,9 +38,9 @@ if TYPE_CHECKING:
 
     from cswap.engine.packer import Packer
     from cswap.engine.recipes import Place
+    from cswap.engine.replay.slot import Slot
     from cswap.engine.saved.packed import Kept, PackedView
     from cswap.engine.saved.without_handle import WithoutHandle
-    from cswap.engine.standing_order import Order
     from cswap.engine.state import EngineState
     from cswap.engine.unpacker import Unpacker
 
@@ -47,12 +50,13 @@ _is_tracing = torch._C._is_tracing  # noqa: SLF001
 _current_backward = torch._C._current_graph_task_id  # noqa: SLF001
 
 
-class StandingOrders:
-    """The standing orders of one engine, and its two hooks."""
+class Replay:
+    """The slots of one engine, and its two hooks."""
 
     __slots__ = (
         "_advisor",
         "_book",
+        "_by_role",
         "_counters",
         "_deaths",
         "_hits",
@@ -81,13 +85,14 @@ class StandingOrders:
         self._hits = state.counters.hits
         self._limit = state.advisor.limit
         self._reports = None if self._limit is None else self._limit.reports
+        self._by_role = state.advisor.may_use_lossy
         self._thread = 0
-        self._used: deque[Order] = deque()  # by which tensors have gone since the advisor was told
+        self._used: deque[Slot] = deque()  # since the advisor was told
 
     # ---------------------------------------------------------------- each step
 
-    def review(self, *, saving: bool = False) -> Sequence[Order | None]:
-        """See which orders stand in the step that has begun, in this thread.
+    def review(self, *, saving: bool = False) -> Sequence[Slot | None]:
+        """See which slots take tensors in the step that has begun, in this thread.
 
         Args:
             saving: a tensor is being saved, so the step's forward has begun. Else it begins if
@@ -95,26 +100,29 @@ class StandingOrders:
         """
         book = self._book
         places = book.begun.places
-        orders: Sequence[Order | None] = ()
+        slots: Sequence[Slot | None] = ()
         self.tell()
-        if (saving or torch.is_grad_enabled()) and any(place.order is not None for place in places):
+        if (saving or torch.is_grad_enabled()) and any(place.slot is not None for place in places):
             self._notes.begin()  # it may want another kind of step
             if not self._is_special():
                 self._thread = get_ident()
-                orders = [self._standing(place) for place in places]
-        book.orders = orders
-        return orders
+                slots = [self._standing(place) for place in places]
+        for link in self._state.lanes.links:
+            mine = [slot for slot in slots if type(slot) is LinkSlot and slot.link is link]
+            link.begin_step(mine)
+        book.slots = slots
+        return slots
 
     def tell(self) -> None:
-        """Tell the advisor of the tensors that have gone by order since the last call."""
+        """Tell the advisor of the tensors that slots have taken since the last call."""
         advices = []
         while self._used:
-            order = self._used.popleft()
-            order.is_used = False
-            if order.encoded_bytes:
-                order.tell()
-            if isinstance(order.notes, Advice):
-                advices.append(order.notes)
+            slot = self._used.popleft()
+            slot.is_used = False
+            if slot.encoded_bytes and slot.advice is not None:
+                slot.tell()
+            if isinstance(slot.notes, Advice):
+                advices.append(slot.notes)
         if advices:
             self._advisor.has_used(advices)
 
@@ -126,33 +134,38 @@ class StandingOrders:
             or state.observer.seen is not None
             or state.follower.follows
             or state.counters.timeline is not None
-            or state.advisor.may_use_lossy  # operators have to be asked for
             or (reports is not None and reports.wanted)
             or not self._steps.step % short_way.STEPS
             or _is_tracing()
         )
 
-    def _standing(self, place: Place) -> Order | None:
-        order = place.order
-        if order is None:
+    def _standing(self, place: Place) -> Slot | None:
+        slot = place.slot
+        if slot is None:
             return None
-        shared_use, notes, lane = place.shared_use, place.notes, order.lane
-        if shared_use is not order.shared_use or place.codec is not order.codec:
-            place.order = None
+        shared_use, notes, lane = place.shared_use, place.notes, slot.lane
+        if (
+            shared_use is not slot.shared_use
+            or place.codec is not slot.codec
+            or notes is not slot.notes
+            or slot.shared_use.seen
+        ):
+            place.slot = None
             return None
-        if notes is not order.notes or order.shared_use.seen:
-            place.order = None
+        if type(slot) is LinkSlot:
+            if not slot.verbatim:
+                slot.prepare()
+        elif lane.executor.in_line is not None and lane.overlaps:
             return None
-        if lane.executor.in_line is not None and lane.overlaps:
-            return None
+        kind = slot.recipe.site.kind
         if place.choice is not None:
-            return order
+            allowed = slot.codec.lossless or self._advisor.milder.allows(kind, slot.codec.name)
+            return slot if allowed else None
         limit = self._limit if lane.may_keep else None
-        if limit is not None and limit.keeps(order.position, order.nbytes):
+        if limit is not None and limit.keeps(slot.position, slot.nbytes):
             return None
-        kind = order.recipe.site.kind
         stands = isinstance(notes, Advice) and self._advisor.stands(notes, kind, use=False)
-        return order if stands else None
+        return slot if stands else None
 
     # -------------------------------------------------------------- each tensor
 
@@ -160,13 +173,13 @@ class StandingOrders:
         """See `SwapEngine.pack`."""
         # One function for all questions: see the Note.
         book = self._book
-        n, orders = book.begun.next, book.orders
-        if orders is None:
-            orders = self.review(saving=True)  # operators switch gradients off while they save
-        if n >= len(orders):
+        n, slots = book.begun.next, book.slots
+        if slots is None:
+            slots = self.review(saving=True)  # operators switch gradients off while they save
+        if n >= len(slots):
             return self._pack(tensor)
-        order = orders[n]
-        if order is None:
+        slot = slots[n]
+        if slot is None:
             return self._pack(tensor)
         start_s, steps = _now(), self._steps
         try:
@@ -176,9 +189,10 @@ class StandingOrders:
         if (
             not address
             or tensor.is_nested  # the guard raises for these, through Python's own frames
-            or not order.check(tensor)
-            or self._scopes.stack[-1] is not order.scope
-            or steps.position != order.position
+            or not slot.check(tensor)
+            or self._scopes.stack[-1] is not slot.scope
+            or steps.position != slot.position
+            or (self._by_role and slot.recipe.role != (self._scopes.operator, producer(tensor)))
         ):
             return self._other(tensor, n)
         base = tensor._base  # noqa: SLF001
@@ -187,21 +201,21 @@ class StandingOrders:
             or get_ident() != self._thread
             or address % WORD
             or self._deaths
-            or tensor.untyped_storage().nbytes() != order.nbytes  # a part, or cut short meanwhile
+            or tensor.untyped_storage().nbytes() != slot.nbytes  # a part, or cut short meanwhile
             or (base is not None and type(base) is not _Tensor)
         ):
             return self._pack(tensor)
         try:
-            packed = order.take(tensor, address, steps.step)
+            packed = slot.take(tensor, address, steps.step)
             if packed is None:
                 return self._pack(tensor)
             # Without the lock: other threads save no tensors of this step, as a rule, and all that
             # depends on a position is a guess.
-            steps.position, book.begun.next = order.position + 1, n + 1
-            if not order.is_used:
-                order.is_used = True
-                self._used.append(order)
-            if order.shared_use.again:
+            steps.position, book.begun.next = slot.position + 1, n + 1
+            if not slot.is_used:
+                slot.is_used = True
+                self._used.append(slot)
+            if slot.shared_use.again:
                 packed.expect_others(tensor)
             packed.took_s = took_s = _now() - start_s
             self._counters.leaving_s += took_s
@@ -211,18 +225,18 @@ class StandingOrders:
         return packed
 
     def _other(self, tensor: torch.Tensor, n: int) -> Kept | PackedView | WithoutHandle:
-        # Another tensor than the order of the n-th place is for. If it is at no place, as weights
-        # and small tensors are, the order waits for the next one.
+        # Another tensor than the slot of the n-th place is for. If it is at no place, as weights
+        # and small tensors are, the slot waits for the next one.
         begun = self._book.begun
         packed = self._pack(tensor)
         if n < begun.next <= len(begun.places):
-            begun.places[n].order = None  # it is made anew for what comes here now
+            begun.places[n].slot = None  # it is made anew for what comes here now
         return packed
 
     @leave_alone
     def unpack(self, packed: Kept | PackedView | WithoutHandle) -> torch.Tensor:
         """See `SwapEngine.unpack`."""
-        if type(packed) is not Encoded and type(packed) is not Copied:
+        if type(packed) is not Encoded and type(packed) is not Away:
             return self._unpack(packed)
         start_s, state, reports = _now(), self._state, self._reports
         if (
@@ -251,7 +265,9 @@ class StandingOrders:
                 self._hits.append(False)
                 found = packed.in_line.decode(packed)
             else:
-                found = packed.view_of(self._unpacker.copied(packed))
+                slot = packed.region.slot
+                memory = slot.link.bring(packed)
+                found = memory if slot.as_it_is else packed.view_of(memory)
             packed.uses = 1
             took_s = _now() - start_s
             packed.took_s += took_s

@@ -1,6 +1,6 @@
-"""One standing order: what the next tensor of a place needs, if it looks like the last one.
+"""One saved tensor of each step, and the way that it goes: `Slot`.
 
-`standing_orders.py` says when an order is followed.
+`replay.py` says when a slot takes a tensor.
 """
 
 from __future__ import annotations
@@ -8,30 +8,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cswap.advisor.site_history import Advice
-from cswap.codecs.base import DEFAULT_KEY
 from cswap.codecs.tolerance import EXACT
-from cswap.engine.saved.aliases import ALIGNMENT, flat_whole
-from cswap.engine.saved.copied import Copied
+from cswap.engine.saved.aliases import ALIGNMENT
 from cswap.engine.saved.encoded import Encoded
 from cswap.engine.saved.tensor_check import check_of
 from cswap.stats.counters import SAVED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from threading import Lock
 
     import torch
 
     from cswap.codecs.base import ByAddress, Codec
-    from cswap.engine.order.step_order import StepOrder
+    from cswap.engine.recipe import Recipe
     from cswap.engine.saved.reclaim import Reclaimer
-    from cswap.engine.saved.without_handle import WithoutHandle
-    from cswap.engine.transfer.link_copies import LinkCopies
+    from cswap.engine.saved.without_handle import SharedUse, WithoutHandle
     from cswap.engine.transfer.notes import Notes
     from cswap.stats.counters import Counters, Moved
 
 
-class Order:
+class Slot:
     """What the next tensor of one place needs, if it looks like the last one.
 
     Attributes:
@@ -65,19 +61,27 @@ class Order:
 
     def __init__(
         self,
-        last: WithoutHandle,
+        recipe: Recipe,
+        shared_use: SharedUse,
+        position: int,
+        nbytes: int,
         codec: Codec,
         notes: Notes | None,
         check: Callable[[torch.Tensor], bool],
     ) -> None:
-        """See the attributes. Args: last: tensor of the place, with its position."""
-        self.check, self.codec, self.notes = check, codec, notes
-        self.recipe, self.scope = last.recipe, last.recipe.scope
-        self.shared_use, self.lane = last.shared_use, last.lane
-        self.nbytes, self.position = last.nbytes, last.position
+        """See the attributes."""
+        assert recipe.lane is not None  # or such tensors would stay
+        self.check, self.codec = check, codec
+        self.recipe, self.scope, self.lane = recipe, recipe.scope, recipe.lane
+        self.nbytes, self.position = nbytes, position
         self.is_used = False
-        self.advice = notes if isinstance(notes, Advice) and notes.learns else None
         self.encoded_bytes, self.device_s = 0, 0.0
+        self.renew(shared_use, notes)
+
+    def renew(self, shared_use: SharedUse, notes: Notes | None) -> None:
+        """The last tensor of the place has gone another way, with the same result. Args: its."""
+        self.shared_use, self.notes = shared_use, notes
+        self.advice = notes if isinstance(notes, Advice) and notes.learns else None
 
     def note_round_trip(self, codec: str, device_s: float) -> None:
         """See `TripNotes`."""
@@ -103,7 +107,7 @@ class Order:
         raise NotImplementedError
 
 
-class EncodingOrder(Order):
+class InLineSlot(Slot):
     """Of tensors that are encoded in the thread that saves them.
 
     Attributes:
@@ -123,16 +127,19 @@ class EncodingOrder(Order):
         notes: Notes | None,
         check: Callable[[torch.Tensor], bool],
         way: ByAddress,
-        maker: OrderMaker,
+        counters: Counters,
+        reclaimer: Reclaimer,
     ) -> None:
-        """See the attributes, and `Order`."""
-        super().__init__(last, last.codec, notes, check)
+        """See the attributes, and `Slot`. Args: last: tensor of the place."""
+        super().__init__(
+            last.recipe, last.shared_use, last.position, last.nbytes, last.codec, notes, check
+        )
         self.in_line, self.way, self.shelf = last.in_line, way, last.encoding[0].known.shelf
         self.moved: Moved = (self.nbytes, 0, *SAVED)
-        self.moves, self.reclaimer = maker.counters.moves, maker.reclaimer
+        self.moves, self.reclaimer = counters.moves, reclaimer
 
     def take(self, tensor: torch.Tensor, address: int, step: int) -> Encoded | None:
-        """See `Order.take`."""
+        """See `Slot.take`."""
         in_line, way, nbytes, codec = self.in_line, self.way, self.nbytes, self.codec
         try:
             encoding = in_line.encode_at(address, way, self.shelf)
@@ -161,89 +168,33 @@ class EncodingOrder(Order):
         return packed
 
 
-class CopyOrder(Order):
-    """Of tensors that leave over a link.
+class SlotMaker:
+    """Makes the slots of one engine."""
 
-    Attributes:
-        copies: brings them to the host.
-        as_it_is: whether one is copied in its own layout.
-        maker: of the engine.
-    """
+    __slots__ = ("_counters", "_reclaimer")
 
-    __slots__ = ("as_it_is", "copies", "maker")
+    def __init__(self, counters: Counters, reclaimer: Reclaimer) -> None:
+        """Args: counters, reclaimer: the engine's."""
+        self._counters, self._reclaimer = counters, reclaimer
 
-    def __init__(
-        self,
-        last: Copied,
-        codec: Codec,
-        notes: Notes | None,
-        check: Callable[[torch.Tensor], bool],
-        copies: LinkCopies,
-        maker: OrderMaker,
-    ) -> None:
-        """See the attributes, and `Order`."""
-        super().__init__(last, codec, notes, check)
-        self.copies, self.maker = copies, maker
-        self.as_it_is = codec.verbatim and self.recipe.contiguous
-
-    def take(self, tensor: torch.Tensor, address: int, step: int) -> Copied | None:
-        """See `Order.take`."""
-        maker, lane, codec = self.maker, self.lane, self.codec
-        if lane.device.is_capturing():
-            return None
-        # A view of a view is one more tensor to make, and to let go.
-        x = tensor.detach() if self.as_it_is else flat_whole(tensor)
-        packed = Copied(tensor, self.recipe, x, lane, self.shared_use, codec)
-        packed.aligned = not address % ALIGNMENT
-        copy = maker.reclaimer.watch_copy(packed)
-        notes = copy.notes = self.notes
-        if not self.copies.send(copy, x, codec, DEFAULT_KEY):
-            return None
-        if lane.step_bytes is not None:
-            lane.hold_step()
-        if codec.verbatim and notes is not None and notes.learns:
-            if self.advice is None:
-                notes.note_encoded(codec.name, self.nbytes, self.nbytes)
-            else:
-                self.encoded_bytes = self.nbytes
-        packed.position, packed.step = copy.position, copy.step = self.position, step
-        with maker.lock:
-            maker.steps.add_copy(copy)
-        return packed
-
-
-class OrderMaker:
-    """Makes the orders of one engine."""
-
-    __slots__ = ("counters", "lock", "reclaimer", "steps")
-
-    def __init__(
-        self, counters: Counters, reclaimer: Reclaimer, steps: StepOrder, lock: Lock
-    ) -> None:
-        """Args: counters, reclaimer, steps: the engine's; lock: for the steps."""
-        self.counters, self.reclaimer = counters, reclaimer
-        self.steps, self.lock = steps, lock
-
-    def make(
-        self, tensor: torch.Tensor, last: WithoutHandle, codec: Codec, notes: Notes | None
-    ) -> Order | None:
-        """The order of a place; None: its tensors need all questions.
+    def in_line(
+        self, tensor: torch.Tensor, last: Encoded, codec: Codec, notes: Notes | None
+    ) -> InLineSlot | None:
+        """The slot of tensors that are encoded in the thread that saves them.
 
         Args:
             tensor: the last one of the place, as autograd saves it.
             last: object of the tensor, with its position.
-            codec: that has brought it out.
+            codec: that has encoded it.
             notes: that are taken of that.
+
+        Returns:
+            None: its tensors need all questions.
         """
-        way = last.encoding[3] if isinstance(last, Encoded) else None
-        copies = last.lane.executor.copies
-        if not codec.lossless or (way is None and copies is None):
+        way = last.encoding[3]
+        if way is None or not codec.lossless:
             return None
         check = check_of(tensor)
         if check is None:
             return None
-        if isinstance(last, Encoded):
-            return None if way is None else EncodingOrder(last, notes, check, way, self)
-        if isinstance(last, Copied) and copies is not None:
-            return CopyOrder(last, codec, notes, check, copies, self)
-        return None
+        return InLineSlot(last, notes, check, way, self._counters, self._reclaimer)

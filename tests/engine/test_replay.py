@@ -1,4 +1,4 @@
-"""Saved tensors that go by the order of their place (`cswap.engine.standing_orders`)."""
+"""Saved tensors that slots take (`cswap.engine.replay`)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import cswap
 from cswap.advisor.advisor import Advisor
 from cswap.config import SwapConfig
 from cswap.engine.engine import SwapEngine
+from cswap.engine.replay.slot import InLineSlot
 from cswap.engine.saved import reclaim, tensor_check
 from cswap.engine.saved.encoded import Encoded
-from cswap.engine.standing_order import EncodingOrder
 from cswap.testing.engines import assert_empty
 
 STEPS = 6
@@ -31,7 +31,7 @@ RAW: Final[dict[str, Any]] = {"min_bytes": 0, "workers": 0, "codec": "raw", "rem
 @pytest.fixture
 def ordered(monkeypatch):
     """The tensors that went by order, in a list."""
-    found, take = [], EncodingOrder.take
+    found, take = [], InLineSlot.take
 
     def noted(self, tensor, *others):
         packed = take(self, tensor, *others)
@@ -39,7 +39,7 @@ def ordered(monkeypatch):
             found.append(tensor)
         return packed
 
-    monkeypatch.setattr(EncodingOrder, "take", noted)
+    monkeypatch.setattr(InLineSlot, "take", noted)
     return found
 
 
@@ -251,7 +251,7 @@ def test_the_first_part_of_a_storage_where_a_whole_one_was_saved_twice():
 def test_an_order_serves_the_thread_that_began_the_step(ordered):
     engine, x = engine_of(), result(N)
     known(engine, x)
-    engine.review_orders()
+    engine.review_slots()
     n, found = len(ordered), []
     thread = threading.Thread(target=lambda: found.append(engine.unpack(engine.pack(x))))
     thread.start()
@@ -356,7 +356,7 @@ def test_two_forwards_before_a_backward(ordered):
 def test_a_timeline_that_begins_within_a_step_shows_every_tensor(ordered):
     engine, x = engine_of(), result(N)
     known(engine, x)
-    engine.review_orders()
+    engine.review_slots()
     n = len(ordered)
     with engine.trace() as timeline:
         engine.unpack(engine.pack(x))
@@ -425,7 +425,7 @@ def with_weights(layer):
 )
 def test_the_advisor_learns_of_tensors_that_go_by_order(monkeypatch, net):
     # It is told when the next step begins, and when somebody asks for its notes.
-    by_order, take = [0], EncodingOrder.take
+    by_order, take = [0], InLineSlot.take
     uses, has_used = [0], Advisor.has_used
 
     def taken(self, *args):
@@ -437,7 +437,7 @@ def test_the_advisor_learns_of_tensors_that_go_by_order(monkeypatch, net):
         uses[0] += len(advices)
         has_used(self, advices)
 
-    monkeypatch.setattr(EncodingOrder, "take", taken)
+    monkeypatch.setattr(InLineSlot, "take", taken)
     monkeypatch.setattr(Advisor, "has_used", used)
     x = (torch.randn(1024, 256) * (torch.rand(1024, 256) < 0.1)).requires_grad_()
     with cswap.swapping(min_bytes=2048, workers=0, remat=False, slowdown=100) as engine:
@@ -454,8 +454,8 @@ def test_the_advisor_learns_of_tensors_that_go_by_order(monkeypatch, net):
 
 
 def test_an_order_waits_while_other_tensors_are_saved(monkeypatch):
-    orders: list[EncodingOrder] = []
-    make, take = EncodingOrder.__init__, EncodingOrder.take
+    orders: list[InLineSlot] = []
+    make, take = InLineSlot.__init__, InLineSlot.take
     weights, small = torch.nn.Parameter(torch.randn(64, 64)), torch.randn(4)
     engine = SwapEngine(SwapConfig(workers=0, codec="raw", min_bytes=1024, remat=False))
     n_taken = [0]
@@ -468,8 +468,8 @@ def test_an_order_waits_while_other_tensors_are_saved(monkeypatch):
         n_taken[0] += 1
         return take(self, *args)
 
-    monkeypatch.setattr(EncodingOrder, "__init__", made)
-    monkeypatch.setattr(EncodingOrder, "take", taken)
+    monkeypatch.setattr(InLineSlot, "__init__", made)
+    monkeypatch.setattr(InLineSlot, "take", taken)
     for _ in range(8):
         engine.begin_step()
         packed = [engine.pack(x) for x in (weights, small, torch.randn(64, 64) * 2.0)]

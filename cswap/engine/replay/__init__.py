@@ -1,0 +1,1 @@
+"""Steps that are repeated: each saved tensor goes the way that was learned for its slot."""

@@ -1,0 +1,352 @@
+"""`Link`: brings the tensors of slots over a device's link, and back.
+
+Note [a way is issued once]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~
+All work of a tensor's way is issued in one go, on three streams beside the user's, and ordered by
+events that its region owns. The host waits for nothing, with one exception: the size of an encoding
+is known on the device only. So a fixed number of bytes is copied, which the slot reserves; the host
+looks at the size later, before the encoding's scratch memory is used again. An encoding that has
+become larger than its reserve is copied once more, whole.
+
+Memory is bounded in the order of the device, whatever the host's lead:
+
+sources   tensors that a side stream has yet to read. Those that have been read are let go when the
+          next tensor comes; beyond a bound, the user's stream waits for the oldest.
+scratch   two rings: of encodings on their way out, and on their way back.
+ahead     tensors that come back before they are asked for, up to a bound.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, Final
+
+from cswap.engine.replay.backward_order import BackwardOrder
+from cswap.engine.replay.region import Region, nobody
+from cswap.engine.replay.ring import ALIGN
+from cswap.engine.replay.sources import Sources
+from cswap.engine.replay.way_back import WayBack
+from cswap.engine.replay.way_out import WayOut, forget_encodings
+from cswap.errors import CorruptEncodingError
+from cswap.stats.counters import NO_TENSOR
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import torch
+
+    from cswap.devices.side_streams import SideStreams
+    from cswap.engine.replay.link_slot import LinkSlot
+    from cswap.engine.saved.away import Away
+    from cswap.engine.transfer.resources import Resources
+    from cswap.pool import Loan
+
+STEP_SHARE: Final = 32
+"""Of the bytes that leave in a step, 1/STEP_SHARE may be under way, each way: small tensors are
+saved in bursts, and the link needs some milliseconds of them. One tensor always may. On the twin's
+H200 twice as many cost GPT-2 and Llama 0.1 to 0.3 GiB more, for 1 to 4 % of a step."""
+
+N_PARTS: Final = 3
+"""Parts of the largest size whose encodings may be under way: one is encoded, one is copied, and
+one waits."""
+
+LOOSE: Final = 8
+"""A slot reserves at most 1/LOOSE more than its last encoding took."""
+
+
+class Link:
+    """Of one engine and one device. Thread-safe.
+
+    Attributes:
+        out, back: the ways.
+        sources: on the way out.
+        alive: regions whose tensor may be asked for, as far as is known.
+        is_capturing: see `Device.is_capturing`.
+    """
+
+    def __init__(self, resources: Resources, streams: SideStreams) -> None:
+        """Args: resources: of the device; streams: its own."""
+        self._resources, self._device = resources, resources.device
+        self._host, self._counters = resources.host, resources.counters
+        self._streams, self._lock = streams, threading.RLock()
+        self.sources = Sources(streams, resources.counters)
+        self.out = WayOut(resources, streams, self.sources, self._lock)
+        self.back = WayBack(resources, streams, self.out)
+        self.alive, self.is_capturing = self.out.alive, streams.is_capturing
+        self._slots: set[LinkSlot] = set()  # with regions
+        self._order = BackwardOrder()
+        self._ahead_bytes = self._most_ahead = 0
+
+    # --------------------------------------------------------------------- back
+
+    def begin_backward(self) -> None:
+        """A backward begins."""
+        with self._lock:
+            self._order.begin()
+            for region in self.alive:
+                region.asked = False
+
+    def bring(self, away: Away) -> torch.Tensor:
+        """The tensor's memory: its own if still held, else brought back.
+
+        It is in the tensor's layout, or [n] flat. Computation that this thread issues from here on
+        may read it.
+
+        Raises:
+            CorruptEncodingError: values that were computed before may be wrong.
+            MemoryError: no memory to copy into.
+        """
+        region, stream, lane = away.region, self._streams.current(), away.lane
+        slot = region.slot
+        if not slot.verbatim:
+            self._resources.raise_damage()
+        with self._lock:
+            first = not region.asked
+            if first:
+                region.asked = True
+                self._order.asks(slot, self.alive)
+            memory = region.source
+            if memory is None or (slot.round_trip and not region.stays):
+                memory = self._take(region, stream, first=first)
+            else:
+                if region.ahead:
+                    region.ahead = False
+                    self._ahead_bytes -= slot.nbytes
+                if first:
+                    self._counters.stay("wanted_early", slot.nbytes)
+                if stream is not region.stream:
+                    memory.record_stream(stream)
+            if lane.ahead:
+                self._bring_ahead(slot.turn + lane.ahead, region.step)
+            self.sources.let_go(self.sources.most_bytes)
+        return memory
+
+    def _take(self, region: Region, stream: Any, *, first: bool) -> torch.Tensor:
+        if first:
+            self._counters.hits.append(region.memory is not None)
+        try:
+            if region.memory is None:
+                self.out.close_ring()
+                self.back.start(region)
+            memory = region.memory
+            assert memory is not None  # it was set there
+            self._streams.stall(stream, region.ready)
+            if stream is not region.home:
+                memory.record_stream(stream)
+            region.memory = None
+        except BaseException:
+            self._device.drain()  # a side stream may be writing memory that nobody holds now
+            raise
+        if region.ahead:
+            nbytes = region.slot.nbytes
+            region.ahead = False
+            self._ahead_bytes -= nbytes
+            region.held_bytes -= nbytes
+            self._counters.moves.append((-nbytes, 0, *NO_TENSOR))
+        return memory
+
+    def _bring_ahead(self, last: int, step: int) -> None:
+        # Begin the way back of the next tensors, up to the one with this turn, while there is room.
+        order, n = self._order.slots, self._order.next
+        while n < len(order) and n <= last:
+            slot = order[n]
+            region = slot.region
+            if region is not None and region.step != step:
+                region = slot.region_of(step)
+            if region is None or region.asked or region.ahead or region.owner() is None:
+                n += 1
+                continue
+            if self._ahead_bytes + slot.nbytes > self._most_ahead:
+                break
+            stays = region.source is not None and not slot.round_trip
+            if not stays and not self._begin(region):
+                break
+            region.wanted = region.ahead = True
+            self._ahead_bytes += slot.nbytes
+            n += 1
+        self._order.next = n
+
+    def _begin(self, region: Region) -> bool:
+        # The way back of a tensor that nobody has asked for yet; whether there was room.
+        nbytes, lane = region.slot.nbytes, region.slot.lane
+        if not self._device.has_room(nbytes):
+            return False
+        if lane.step_bytes is not None and not lane.fits_plan(nbytes):
+            return False
+        try:
+            self.back.start(region)
+        except MemoryError as error:  # unpack will try again, and says so if it must
+            self._device.drain()
+            self._counters.fall_back("prefetch", error)
+            return False
+        except CorruptEncodingError:  # unpack meets it again, and raises
+            return False
+        except BaseException:
+            self._device.drain()
+            raise
+        region.held_bytes += nbytes
+        self._counters.moves.append((nbytes, 0, *NO_TENSOR))
+        return True
+
+    # ------------------------------------------------------------------ the dead
+
+    def bury(self) -> None:
+        """Let go of all that is held for tensors that nobody can ask for any more."""
+        if not self.alive:
+            return
+        with self._lock:
+            self.sources.let_go(self.sources.most_bytes)
+            alive = []
+            for region in self.alive:
+                if region.owner() is not None:
+                    alive.append(region)
+                else:
+                    self._free(region)
+            self.alive[:] = alive
+
+    def _free(self, region: Region) -> None:
+        if region.source is not None:
+            self.sources.drop(region)
+        if region.memory is not None:
+            region.home.wait_event(region.ready)
+            region.memory = None
+        if region.ahead:
+            region.ahead = False
+            self._ahead_bytes -= region.slot.nbytes
+        if region.n_unsized:
+            forget_encodings(region)
+        for part in region.parts:
+            part.kept = None
+        self._counters.moves.append((-region.held_bytes, -region.host_bytes, *NO_TENSOR))
+        region.held_bytes = region.host_bytes = 0
+        region.owner = nobody
+        if region not in region.slot.regions:
+            self._give_back(region)
+
+    def _give_back(self, region: Region) -> None:
+        # The host memory of a region that is free, and of no use any more.
+        streams, was_read = self._streams, region.was_read
+        for part in region.parts:
+            event, stream = (part.arrived, streams.h2d) if was_read else (part.left, streams.d2h)
+            self._host.give_back(part.loan.buffer, streams.point(event, stream))
+        region.parts = ()  # which refer to it
+
+    # -------------------------------------------------------------------- slots
+
+    def begin_step(self, slots: Iterable[LinkSlot]) -> None:
+        """A step begins: bound what is under way. Args: slots: of this link, that take tensors."""
+        self.begin_backward()
+        largest = total = bound = payload = 0
+        for slot in slots:
+            largest, total = max(largest, slot.nbytes), total + slot.nbytes
+            if not slot.verbatim:
+                bound = max(bound, slot.cuts[0][2])
+                payload = max(payload, *slot.reserves)
+        most = max(largest, total // STEP_SHARE)
+        self._most_ahead = min(most, self._device.ready_bytes)
+        self.sources.most_bytes = min(most, self._device.backlog_bytes)
+        self.out.ring.nbytes, self.back.ring.nbytes = N_PARTS * bound, N_PARTS * payload
+        self.bury()
+        for slot in self._slots.difference(slots):
+            self._slots.discard(slot)
+            self.release(slot)
+
+    def bind(self, slot: LinkSlot) -> Region | None:
+        """A region for a slot's next tensor; None: there is no memory.
+
+        Raises:
+            MemoryError: the host has none, and does not say so otherwise.
+        """
+        with self._lock:
+            self.bury()
+            for region in slot.regions:
+                if region.owner is nobody:
+                    return region
+            loans: list[Loan] = []
+            for nbytes in slot.reserves:
+                loan = self._host.take(nbytes)
+                if loan is None:
+                    for other in loans:
+                        self._host.give_back(other.buffer)
+                    return None
+                if loan.after is not None:
+                    self._streams.wait(self._streams.d2h, loan.after)
+                loans.append(loan)
+            region = Region(slot, loans, self._streams.new_event)
+            slot.regions.append(region)
+            self._slots.add(slot)
+        return region
+
+    def fit(self, slot: LinkSlot, sizes: Sequence[int]) -> None:
+        """Reserve more or less, where the last encodings were larger or much smaller.
+
+        Args:
+            slot: of this link.
+            sizes: bytes of each part's.
+        """
+        reserves = slot.reserves
+        for n, nbytes in enumerate(sizes):
+            # At first there are none.
+            if not reserves or not nbytes <= reserves[n] <= nbytes + nbytes // LOOSE + 2 * ALIGN:
+                slot.reserve(sizes)
+                self.release(slot)
+                return
+
+    def release(self, slot: LinkSlot) -> None:
+        """Give the host memory of a slot back, as soon as its tensors are gone."""
+        with self._lock:
+            regions, slot.regions, slot.region = slot.regions, [], None
+            for region in regions:
+                if region.owner is nobody:
+                    self._give_back(region)
+
+    def close(self) -> None:
+        """Give back the host memory of all slots, as soon as their tensors are gone."""
+        self.begin_step(())
+        self.trim()
+
+    # ------------------------------------------------------------------- memory
+
+    def let_go_down_to(self, most_bytes: int) -> None:
+        """Let go of tensors on their way out until so many bytes of them are left."""
+        with self._lock:
+            self.sources.let_go(most_bytes)
+
+    def trim(self) -> None:
+        """Keep no scratch memory, if no tensor needs it."""
+        with self._lock:
+            if not self.alive:
+                self.out.trim()
+                self.back.ring.close()
+
+    def pump(self) -> None:
+        """Look at what the device has done by now."""
+        with self._lock:
+            self.out.look()
+            self.sources.let_go(self.sources.most_bytes)
+            self.out.close_ring()
+
+    def recount(self) -> None:
+        """After an interrupt, while the device stands still: add up again what is held."""
+        with self._lock:
+            self.out.ring.forget()
+            self.back.ring.forget()
+            for region in self.alive:
+                nbytes = region.slot.nbytes
+                n_held = (region.source is not None) + (region.memory is not None)
+                kept = (part.kept for part in region.parts)
+                region.held_bytes = n_held * nbytes + sum(k.numel() for k in kept if k is not None)
+                region.host_bytes = region.capacity
+            self.sources.recount(self.alive)
+            self._ahead_bytes = sum(r.slot.nbytes for r in self.alive if r.ahead)
+            self.pump()
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of the device's memory that tensors hold."""
+        return sum(region.held_bytes for region in self.alive)
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of the host's memory that tensors hold."""
+        return sum(region.host_bytes for region in self.alive)

@@ -1,0 +1,69 @@
+"""`Sources`: tensors' own memory that a side stream has yet to read, in the order of the device."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from cswap.stats.counters import NO_TENSOR
+
+if TYPE_CHECKING:
+    from cswap.devices.side_streams import SideStreams
+    from cswap.engine.replay.region import Region
+    from cswap.stats.counters import Counters
+
+
+class Sources:
+    """The sources of one link, oldest first. Used under its lock.
+
+    Attributes:
+        nbytes: of them.
+        most_bytes: that they may have: beyond that, the user's stream waits for the oldest.
+    """
+
+    def __init__(self, streams: SideStreams, counters: Counters) -> None:
+        """Args: streams: of the device; counters: the engine's."""
+        self._streams, self._counters = streams, counters
+        self._regions: deque[Region] = deque()
+        self.nbytes = self.most_bytes = 0
+
+    def add(self, region: Region) -> None:
+        """A tensor's own memory is about to be read."""
+        self._regions.append(region)
+        self.nbytes += region.slot.nbytes
+        self.let_go(self.most_bytes)
+
+    def let_go(self, most_bytes: int) -> None:
+        """Let go of those that have been read, and of the oldest until so many bytes are left.
+
+        The user's stream waits for these to be read; the host does not. Their memory is used again
+        by computation that comes after that wait.
+        """
+        regions = self._regions
+        while regions:
+            oldest = regions[0]
+            if not oldest.read.query():
+                if self.nbytes <= most_bytes:
+                    return
+                self._streams.stall(oldest.stream, oldest.read)
+            regions.popleft()
+            nbytes = oldest.slot.nbytes
+            self.nbytes -= nbytes
+            if not (oldest.wanted or oldest.stays):
+                oldest.source = None  # if it was modified, unpack raises
+                oldest.held_bytes -= nbytes
+                self._counters.moves.append((-nbytes, 0, *NO_TENSOR))
+
+    def drop(self, region: Region) -> None:
+        """Let go of one, wherever it is in the order."""
+        region.stream.wait_event(region.read)
+        region.source = None
+        if region in self._regions:
+            self._regions.remove(region)
+            self.nbytes -= region.slot.nbytes
+
+    def recount(self, alive: list[Region]) -> None:
+        """After an interrupt: add up again. Args: alive: all regions that may have one."""
+        missed = [r for r in alive if r.source is not None and r not in self._regions]
+        self._regions.extend(missed)
+        self.nbytes = sum(region.slot.nbytes for region in self._regions)

@@ -1,0 +1,234 @@
+"""`WayOut`: brings tensors to the host, as they are or encoded. See Note [a way is issued once]."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING
+
+from cswap.codecs.base import DEFAULT_KEY, EncodeKey, checked_size
+from cswap.devices.cuda_memcpy import INFERRED
+from cswap.engine.replay.region import UNKNOWN, nobody
+from cswap.engine.replay.ring import Ring
+from cswap.engine.transfer.section import SECTION_SALT
+from cswap.errors import CorruptEncodingError, without_frames
+from cswap.stats.counters import NO_TENSOR, SAVED
+
+if TYPE_CHECKING:
+    from threading import RLock
+
+    import torch
+
+    from cswap.devices.side_streams import SideStreams
+    from cswap.engine.replay.region import Part, Region
+    from cswap.engine.replay.sources import Sources
+    from cswap.engine.saved.away import Away
+    from cswap.engine.transfer.resources import Resources
+
+
+class WayOut:
+    """Of one link.
+
+    Attributes:
+        alive: regions whose tensor may be asked for, as far as is known.
+        ring: scratch memory of encodings.
+    """
+
+    def __init__(
+        self, resources: Resources, streams: SideStreams, sources: Sources, lock: RLock
+    ) -> None:
+        """Args: resources: of the device; streams: its own; sources, lock: of the link."""
+        self._device, self._host, self._seed = resources.device, resources.host, resources.seed
+        self._counters, self._streams = resources.counters, streams
+        self._sources, self._lock = sources, lock
+        self._unsized: deque[Part] = deque()
+        self.alive: list[Region] = []
+        self.ring = Ring(streams.codec, streams, self.await_size)
+
+    def send(self, away: Away, x: torch.Tensor, step: int) -> bool:
+        """Issue what brings a tensor to the host; whether that was possible.
+
+        Args:
+            away: of the tensor, with its position.
+            x: the whole storage: [n] flat, or in the tensor's own layout.
+            step: number of the step.
+        """
+        region, streams, nbytes = away.region, self._streams, away.nbytes
+        slot, stream = region.slot, streams.current()
+        with self._lock:
+            self.alive.append(region)  # first: whatever comes in between, it will be buried
+            region.source = x  # until then, whoever is interrupted
+            region.owner, region.step, region.stream = weakref.ref(away), step, stream
+            region.wanted = region.asked = region.stays = False
+            region.error = None
+            region.saved.record(stream)
+            try:
+                if slot.verbatim:
+                    part, d2h = region.parts[0], streams.d2h
+                    d2h.wait_event(region.saved)
+                    if region.was_read:
+                        d2h.wait_event(part.arrived)
+                    part.nbytes = nbytes
+                    streams.memcpy(part.address, x.data_ptr(), nbytes, INFERRED, d2h.cuda_stream)
+                    part.left.record(d2h)
+                else:
+                    self._encode_all(region, x, away.position)
+            except BaseException as error:
+                self._device.drain()  # a stream may be reading memory that nobody holds from here
+                if not isinstance(error, Exception):
+                    raise
+                forget_encodings(region)  # the general way meets it again, and counts it
+                region.owner, region.source = nobody, None
+                self.alive.pop()
+                return False
+            host_bytes, moves = region.capacity, self._counters.moves
+            region.held_bytes += nbytes
+            region.host_bytes += host_bytes
+            if slot.verbatim:
+                name = slot.codec.name
+                moves.append((nbytes, host_bytes, 1, name, nbytes, nbytes, 0.0))
+            else:
+                moves.append((nbytes, host_bytes, *SAVED))
+                self.look()
+            self._sources.add(region)
+        return True
+
+    def _encode_all(self, region: Region, x: torch.Tensor, position: int) -> None:
+        streams, codec, key = self._streams, region.slot.codec, DEFAULT_KEY
+        streams.codec.wait_event(region.saved)
+        before = streams.before()
+        try:
+            streams.enter(streams.codec)
+            for part in region.parts:
+                if not codec.lossless:
+                    number = position + part.index * SECTION_SALT
+                    key = EncodeKey(self._seed, number, region.step)
+                self._encode(part, x if part.is_whole else part.of(x), key)
+        finally:
+            streams.leave(before)
+
+    def _encode(self, part: Part, x: torch.Tensor, key: EncodeKey) -> None:
+        region, streams = part.region, self._streams
+        slot, side, d2h = region.slot, streams.codec, streams.d2h
+        scratch = self.ring.take(part.bound)
+        size = slot.codec.encode_flat(x, scratch, key=key, stream=side)
+        part.encoded.record(side)
+        part.size, part.nbytes, part.scratch = size, UNKNOWN, scratch
+        region.n_unsized += 1
+        d2h.wait_event(part.encoded)
+        if region.was_read:
+            d2h.wait_event(part.arrived)
+        reserve = slot.reserves[part.index]
+        streams.memcpy(part.address, scratch.data_ptr(), reserve, INFERRED, d2h.cuda_stream)
+        part.left.record(d2h)
+        if type(size) is int:
+            self._measure(part)
+            self.ring.used(scratch, part.left)
+        else:
+            self._unsized.append(part)
+            self.ring.used(scratch, part.left, part)
+
+    # -------------------------------------------------------------------- sizes
+
+    def look(self) -> None:
+        """Look at the sizes of the encodings that have been made by now."""
+        unsized = self._unsized
+        while unsized and unsized[0].encoded.query():
+            part = unsized.popleft()
+            if part.nbytes == UNKNOWN:
+                self._look(part)
+
+    def await_size(self, part: Part) -> None:
+        """Look at the size of one; the host waits, since there is no other way to know."""
+        if part.nbytes != UNKNOWN:
+            return
+        if not part.encoded.query():
+            start_s = time.perf_counter()
+            part.encoded.synchronize()
+            self._counters.exposed(time.perf_counter() - start_s)
+        self._look(part)
+
+    def _look(self, part: Part) -> None:
+        try:
+            self._measure(part)
+        except Exception as error:
+            region, name = part.region, part.region.slot.codec.name
+            part.nbytes, part.size, part.scratch = 0, None, None
+            region.n_unsized -= 1
+            if region.source is not None:  # it stays in its own memory
+                region.stays = True
+                self._counters.fall_back(f"{name}:encode", without_frames(error))
+            else:
+                region.error = CorruptEncodingError(f"codec {name!r}: {without_frames(error)}")
+
+    def _measure(self, part: Part) -> None:
+        region, size, scratch = part.region, part.size, part.scratch
+        slot = region.slot
+        assert size is not None  # since an encode was issued
+        assert scratch is not None
+        nbytes = checked_size(slot.codec, size, part.bound)
+        if nbytes > slot.reserves[part.index]:
+            self._make_room(part, scratch, nbytes)
+        part.nbytes, part.size, part.scratch = nbytes, None, None
+        region.n_unsized -= 1
+        if region.n_unsized or region.error is not None or region.stays:
+            return
+        encoded_bytes = 0
+        for each in region.parts:
+            encoded_bytes += each.nbytes
+        slot.encoded_bytes = encoded_bytes
+        moved = (0, 0, 0, slot.codec.name, slot.nbytes, encoded_bytes, 0.0)
+        self._counters.moves.append(moved)
+
+    def _make_room(self, part: Part, scratch: torch.Tensor, nbytes: int) -> None:
+        # The encoding is larger than its reserve: it is copied once more, whole.
+        streams, region = self._streams, part.region
+        loan = self._host.take(nbytes)
+        if loan is None:
+            self._keep(part, scratch, nbytes)
+            return
+        if loan.after is not None:
+            streams.wait(streams.d2h, loan.after)
+        target, d2h = loan.buffer.data_ptr(), streams.d2h
+        streams.memcpy(target, scratch.data_ptr(), nbytes, INFERRED, d2h.cuda_stream)
+        part.left.record(d2h)
+        before = part.loan.buffer
+        part.lend(loan)
+        self._host.give_back(before, streams.point(part.left, d2h))
+        more = loan.buffer.numel() - before.numel()
+        region.capacity += more
+        region.host_bytes += more
+        self._counters.moves.append((0, more, *NO_TENSOR))
+
+    def _keep(self, part: Part, scratch: torch.Tensor, nbytes: int) -> None:
+        # On the device: the host has no memory for it.
+        streams = self._streams
+        kept, stream = streams.allocate(nbytes), streams.codec.cuda_stream
+        streams.memcpy(kept.data_ptr(), scratch.data_ptr(), nbytes, INFERRED, stream)
+        part.left.record(streams.codec)
+        part.kept = kept
+        part.region.held_bytes += nbytes
+        self._counters.moves.append((nbytes, 0, *NO_TENSOR))
+        self._counters.fall_back("host_limit", "no memory", "encodings stay on the device")
+
+    # ------------------------------------------------------------------- memory
+
+    def close_ring(self) -> None:
+        """Keep no scratch memory, if the device is done with it."""
+        if self.ring.memory is not None and not self._unsized and self.ring.is_idle:
+            self.ring.close()
+
+    def trim(self) -> None:
+        """Keep no scratch memory: no tensor is alive."""
+        self._unsized.clear()
+        self.ring.close()
+
+
+def forget_encodings(region: Region) -> None:
+    """Nobody wants a region's encodings: their sizes are not asked for."""
+    for part in region.parts:
+        if part.nbytes == UNKNOWN:
+            part.nbytes = 0
+        part.size = part.scratch = None
+    region.n_unsized = 0

@@ -1,0 +1,29 @@
+"""`Away`: a saved tensor that is on the host, or on its way there, by its slot."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cswap.engine.saved.without_handle import WithoutHandle
+
+if TYPE_CHECKING:
+    from cswap.engine.replay.region import Region
+
+
+class Away(WithoutHandle):
+    """One saved tensor, whose storage is at its slot's region.
+
+    Attributes:
+        region: that holds it, as long as this object lives.
+        aligned: whether the storage began at an address at which new memory may begin.
+    """
+
+    __slots__ = ("aligned", "region")
+
+    region: Region
+    aligned: bool
+
+    @property
+    def depth(self) -> int:
+        """See `WithoutHandle.depth`."""
+        return 0
