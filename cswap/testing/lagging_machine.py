@@ -22,7 +22,10 @@ class LaggingMachine:
     Attributes:
         cuda: stands for `torch.cuda`; its ``faults`` name memory that was used too early.
         device: a `CudaDevice` that runs on it.
+        same: whether a tensor that has come back is the one that was saved.
     """
+
+    same = staticmethod(torch.equal)
 
     def __init__(self, patch: Any, seed: int = 0) -> None:
         """Args: patch: pytest's monkeypatch; seed: of the order in which streams run."""
@@ -43,10 +46,10 @@ class LaggingMachine:
         self._patch.setattr(Sender, "_choose", chosen)
         return engine
 
-    def tensor(self, numel: int, seed: int = 0) -> torch.Tensor:
-        """[numel] float32 of the compute stream, with zeros."""
+    def tensor(self, numel: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """[numel] of the compute stream, with zeros."""
         generator = torch.Generator().manual_seed(seed)
-        x = self.cuda.empty(numel, dtype=torch.float32, device="cuda")
+        x = self.cuda.empty(numel, dtype=dtype, device="cuda")
         x.copy_(torch.randn(numel, generator=generator).relu_())
         self.cuda.touch(x, writes=True, text="the operator")
         return x
@@ -102,7 +105,7 @@ class LaggingMachine:
                     raise
                 return
             self.use(back)
-            assert torch.equal(back, value)
+            assert self.same(back, value)
             del back
         if other is not None:
             ended = self.cuda.Event()

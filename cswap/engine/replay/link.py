@@ -194,15 +194,19 @@ class Link:
         """Let go of all that is held for tensors that nobody can ask for any more."""
         if not self.alive:
             return
-        with self._lock:
-            self.sources.let_go(self.sources.most_bytes)
-            alive = []
-            for region in self.alive:
-                if region.owner() is not None:
-                    alive.append(region)
-                else:
-                    self._free(region)
-            self.alive[:] = alive
+        try:
+            with self._lock:
+                self.sources.let_go(self.sources.most_bytes)
+                alive = []
+                for region in self.alive:
+                    if region.owner() is not None:
+                        alive.append(region)
+                    else:
+                        self._free(region)
+                self.alive[:] = alive
+        except BaseException:
+            self._counters.interrupted = True
+            raise
 
     def _free(self, region: Region) -> None:
         if region.source is not None:

@@ -49,7 +49,7 @@ class Sources:
             regions.popleft()
             nbytes = oldest.slot.nbytes
             self.nbytes -= nbytes
-            if not (oldest.wanted or oldest.stays):
+            if oldest.source is not None and not (oldest.wanted or oldest.stays):
                 oldest.source = None  # if it was modified, unpack raises
                 oldest.held_bytes -= nbytes
                 self._counters.moves.append((-nbytes, 0, *NO_TENSOR))
@@ -57,13 +57,14 @@ class Sources:
     def drop(self, region: Region) -> None:
         """Let go of one, wherever it is in the order."""
         region.stream.wait_event(region.read)
-        region.source = None
         if region in self._regions:
             self._regions.remove(region)
             self.nbytes -= region.slot.nbytes
+        region.source = None
 
     def recount(self, alive: list[Region]) -> None:
         """After an interrupt: add up again. Args: alive: all regions that may have one."""
-        missed = [r for r in alive if r.source is not None and r not in self._regions]
+        missed = [r for r in alive if r not in self._regions]
         self._regions.extend(missed)
+        self._regions = deque(r for r in self._regions if r.source is not None)
         self.nbytes = sum(region.slot.nbytes for region in self._regions)
