@@ -778,9 +778,11 @@ def test_random_steps_on_a_lagging_device(monkeypatch, seeds):
 
 
 IMPLIED = {
-    "way_back.py:side.wait_event(region.issued)": "the copy back has waited for it",
+    "link.py:self._streams.wait(self._streams.d2h, loan.after)",
+    "way_out.py:d2h.wait_event(part.arrived)",
 }
-"""Waits in front of which another one has waited for the same, or for more."""
+"""Waits for host memory to have been read. The stream that saves the next tensor has waited for
+that, too, unless a program saves on several streams, which these steps do not."""
 
 
 def waiting_line():
@@ -818,7 +820,7 @@ def test_every_wait_is_needed(monkeypatch):
         left_out[0] = line
         if not any(is_caught(seed) for seed in range(100)):
             needless.add(line)
-    assert needless == set(IMPLIED)
+    assert needless == IMPLIED
     assert len(lines) > 12
 
 

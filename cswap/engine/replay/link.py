@@ -46,9 +46,9 @@ STEP_SHARE: Final = 32
 saved in bursts, and the link needs some milliseconds of them. One tensor always may. On the twin's
 H200 twice as many cost GPT-2 and Llama 0.1 to 0.3 GiB more, for 1 to 4 % of a step."""
 
-N_PARTS: Final = 3
-"""Parts of the largest size whose encodings may be under way: one is encoded, one is copied, and
-one waits."""
+AT_A_TIME: Final = 3
+"""Parts of the largest size whose encodings may be under way, and tensors of the largest size that
+are copied as they are: one is made ready, one is copied, and one waits."""
 
 LOOSE: Final = 8
 """A slot reserves at most 1/LOOSE more than its last encoding took."""
@@ -240,16 +240,17 @@ class Link:
     def begin_step(self, slots: Iterable[LinkSlot]) -> None:
         """A step begins: bound what is under way. Args: slots: of this link, that take tensors."""
         self.begin_backward()
-        largest = total = bound = payload = 0
+        most = total = bound = payload = 0
         for slot in slots:
-            largest, total = max(largest, slot.nbytes), total + slot.nbytes
+            total += slot.nbytes
+            most = max(most, AT_A_TIME * slot.nbytes if slot.verbatim else slot.nbytes)
             if not slot.verbatim:
                 bound = max(bound, slot.cuts[0][2])
                 payload = max(payload, *slot.reserves)
-        most = max(largest, total // STEP_SHARE)
+        most = max(most, total // STEP_SHARE)
         self._most_ahead = min(most, self._device.ready_bytes)
         self.sources.most_bytes = min(most, self._device.backlog_bytes)
-        self.out.ring.nbytes, self.back.ring.nbytes = N_PARTS * bound, N_PARTS * payload
+        self.out.ring.nbytes, self.back.ring.nbytes = AT_A_TIME * bound, AT_A_TIME * payload
         self.bury()
         for slot in self._slots.difference(slots):
             self._slots.discard(slot)
