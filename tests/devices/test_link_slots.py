@@ -765,7 +765,7 @@ def run_steps(monkeypatch, seed):
     "seeds", [FEW, pytest.param(MANY, marks=pytest.mark.slow)], ids=["few", "many"]
 )
 def test_random_steps_on_a_lagging_device(monkeypatch, seeds):
-    reached = Counter()
+    reached: Counter[str] = Counter()
     for seed in seeds:
         steps = run_steps(monkeypatch, seed)
         faults = steps.machine.cuda.faults
@@ -787,7 +787,7 @@ that, too, unless a program saves on several streams, which these steps do not."
 
 def waiting_line():
     """The line of `cswap.engine.replay` that lets a stream wait, if it is one of those."""
-    frame = sys._getframe(2)
+    frame: Any = sys._getframe(2)
     while frame is not None and "/cswap/devices/" in frame.f_code.co_filename:
         frame = frame.f_back
     path = "" if frame is None else frame.f_code.co_filename

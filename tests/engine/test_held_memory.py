@@ -98,10 +98,8 @@ def test_the_thread_keeps_no_engine_alive_between_two_looks(monkeypatch):
         pass
 
     monkeypatch.setattr(reclaim, "_reclaimers", weakref.WeakSet())
-    thread, reclaimers = (
-        reclaim._Thread(),
-        [reclaim.Reclaimer(nothing, SimpleNamespace(links=[]), Counters())],
-    )
+    lanes: Any = SimpleNamespace(links=[])
+    thread, reclaimers = reclaim._Thread(), [reclaim.Reclaimer(nothing, lanes, Counters())]
     gone = weakref.ref(reclaimers[0])
     waits: list[bool] = []
 

@@ -13,7 +13,6 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import cswap
-from cswap.engine.saved.packed import Token
 
 MIB = 1 << 20
 ALL: dict[str, Any] = {"min_bytes": 0, "codec": "zvc"}
@@ -72,7 +71,7 @@ def test_after_forward_memory_is_the_encodings_and_a_bounded_overhead():
         encoded = stats.host_bytes
         state = handle.engine._state
         alone = [e for death in state.reclaimer.encodings if (e := death()) is not None]
-        handles = [token.handle for token in state.order.live() if isinstance(token, Token)]
+        handles = [token.handle for token in state.order.live()]
         exact = sum(p.nbytes for h in handles for p in h.sections if p.host is not None)
         exact += sum(e.encoding[1] for e in alone)
         held = [h.raw_nbytes for h in handles] + [e.nbytes for e in alone]
