@@ -9,8 +9,6 @@ if TYPE_CHECKING:
 
     import torch
 
-    from cswap.devices.base import Event
-
 
 class SideStreams(Protocol):
     """The streams of one device, and the operations on them. All streams and events are torch's.
@@ -57,8 +55,8 @@ class SideStreams(Protocol):
         """Let a stream wait for an `Event` of the device."""
         ...
 
-    def point(self, event: Any, stream: Any) -> Event:
-        """An event of the device for one of torch's that was recorded on this stream."""
+    def point(self, event: Any, stream: Any) -> Any:
+        """An `Event` of the device for one of torch's that was recorded on this stream."""
         ...
 
     def allocate(self, nbytes: int) -> torch.Tensor:

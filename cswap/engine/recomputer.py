@@ -185,7 +185,7 @@ class Recomputer:
         if isinstance(first, Recomputed):
             return self.run(first.remat)
         if isinstance(first, Away):
-            return first.region.slot.link.bring(first)
+            return first.link.bring(first)
         assert isinstance(first, Encoded)  # the others refer to one of these
         return first.in_line.decode(first)
 

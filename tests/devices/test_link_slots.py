@@ -169,7 +169,7 @@ def test_all_are_brought_back_ahead_each_time_that_they_are_asked_for(small, cod
     for _ in range(2):
         engine._unpacker._note_backward()
         for one in packed[::-1]:
-            assert one is packed[-1] or one.region.memory is not None
+            assert one is packed[-1] or one.region.ahead
             engine.unpack(one)
     del one
     packed.clear()
@@ -467,8 +467,7 @@ def test_statistics_are_those_of_the_whole_way(monkeypatch):
             for _ in range(4):
                 engine.begin_step()
                 packed, values = machine.save(engine, N, NUMEL)
-                machine.cuda.synchronize()
-                machine.device.pump()
+                engine.synchronize()
                 ask_all(machine, engine, packed, values)
                 machine.cuda.synchronize()
                 engine._end_backward()
@@ -748,7 +747,8 @@ class Steps:
             self.engine._state.lanes.pump()
 
 
-FEW, MANY = range(30), range(30, 2000)
+FEW, MANY = [*range(30), 1465], range(30, 2000)
+"""Seeds. 1465 found an encoding without room on the host, which two streams decode."""
 
 
 def run_steps(monkeypatch, seed):
@@ -826,7 +826,7 @@ def test_every_wait_is_needed(monkeypatch):
 
 # ------------------------------------------------------------------------- cost
 
-MOST_CALLS = 25
+MOST_CALLS = 26
 """Python calls of cswap for a tensor, out, back and released, in all threads.
 
 Lower this when the way gets shorter."""

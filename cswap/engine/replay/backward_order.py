@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from cswap.engine.replay.link_slot import LinkSlot
-    from cswap.engine.replay.region import Region
+    from cswap.engine.replay.region import Region, RegionSlot
 
 MOST_ORDERS: Final = 16
 """Backwards whose order is remembered, by the slot that each asks for first."""
@@ -23,10 +22,10 @@ class BackwardOrder:
     """
 
     def __init__(self) -> None:
-        self.slots: list[LinkSlot] = []
+        self.slots: list[RegionSlot] = []
         self.next = 0
-        self._known: dict[LinkSlot, list[LinkSlot]] = {}
-        self._asked: list[LinkSlot] = []  # in which this backward has asked
+        self._known: dict[RegionSlot, list[RegionSlot]] = {}
+        self._asked: list[RegionSlot] = []  # in which this backward has asked
 
     def begin(self) -> None:
         """Another backward begins."""
@@ -40,7 +39,7 @@ class BackwardOrder:
             slot.turn = -1
         self._asked, self.slots, self.next = [], [], 0
 
-    def asks(self, slot: LinkSlot, alive: list[Region]) -> None:
+    def asks(self, slot: RegionSlot, alive: list[Region]) -> None:
         """Backward asks for a slot's tensor, for the first time. Args: alive: the oldest first."""
         asked = self._asked
         if not asked:

@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     import torch
 
     from cswap.devices.side_streams import SideStreams
-    from cswap.engine.replay.link_slot import LinkSlot
-    from cswap.engine.saved.away import Away
+    from cswap.engine.replay.region import RegionOwner, RegionSlot
     from cswap.engine.transfer.resources import Resources
     from cswap.pool import Loan
 
@@ -73,7 +72,7 @@ class Link:
         self.out = WayOut(resources, streams, self.sources, self._lock)
         self.back = WayBack(resources, streams, self.out)
         self.alive, self.is_capturing = self.out.alive, streams.is_capturing
-        self._slots: set[LinkSlot] = set()  # with regions
+        self._slots: set[RegionSlot] = set()  # with regions
         self._order = BackwardOrder()
         self._ahead_bytes = self._most_ahead = 0
 
@@ -86,7 +85,7 @@ class Link:
             for region in self.alive:
                 region.asked = False
 
-    def bring(self, away: Away) -> torch.Tensor:
+    def bring(self, away: RegionOwner) -> torch.Tensor:
         """The tensor's memory: its own if still held, else brought back.
 
         It is in the tensor's layout, or [n] flat. Computation that this thread issues from here on
@@ -237,7 +236,7 @@ class Link:
 
     # -------------------------------------------------------------------- slots
 
-    def begin_step(self, slots: Iterable[LinkSlot]) -> None:
+    def begin_step(self, slots: Iterable[RegionSlot]) -> None:
         """A step begins: bound what is under way. Args: slots: of this link, that take tensors."""
         self.begin_backward()
         most = total = bound = payload = 0
@@ -256,7 +255,7 @@ class Link:
             self._slots.discard(slot)
             self.release(slot)
 
-    def bind(self, slot: LinkSlot) -> Region | None:
+    def bind(self, slot: RegionSlot) -> Region | None:
         """A region for a slot's next tensor; None: there is no memory.
 
         Raises:
@@ -282,7 +281,7 @@ class Link:
             self._slots.add(slot)
         return region
 
-    def fit(self, slot: LinkSlot, sizes: Sequence[int]) -> None:
+    def fit(self, slot: RegionSlot, sizes: Sequence[int]) -> None:
         """Reserve more or less, where the last encodings were larger or much smaller.
 
         Args:
@@ -297,7 +296,7 @@ class Link:
                 self.release(slot)
                 return
 
-    def release(self, slot: LinkSlot) -> None:
+    def release(self, slot: RegionSlot) -> None:
         """Give the host memory of a slot back, as soon as its tensors are gone."""
         with self._lock:
             regions, slot.regions, slot.region = slot.regions, [], None

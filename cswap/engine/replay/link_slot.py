@@ -145,7 +145,7 @@ class LinkSlot(Slot):
         packed = Away(
             tensor, self.recipe, lane, self.shared_use, self.nbytes, tolerance=self.tolerance
         )
-        packed.region = region
+        packed.link, packed.region = link, region
         if not self.as_it_is:
             packed.offset = offset = int(tensor.storage_offset())
             address -= offset * self.dtype.itemsize

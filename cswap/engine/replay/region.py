@@ -9,21 +9,52 @@ read, and memory that it comes back into until the computation waits for that.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import torch
 
-    from cswap.codecs.base import LateSize
-    from cswap.engine.replay.link_slot import LinkSlot
-    from cswap.engine.saved.away import Away
+    from cswap.codecs.base import Codec, LateSize
     from cswap.errors import CorruptEncodingError
     from cswap.pool import Loan
 
 UNKNOWN: Final = -1
 """Bytes of an encoding whose size the host has not looked at."""
+
+
+class RegionSlot(Protocol):
+    """The part of a `LinkSlot` that a link asks for."""
+
+    nbytes: int
+    codec: Codec
+    lane: Any
+    verbatim: bool
+    as_it_is: bool
+    round_trip: bool
+    cuts: tuple[tuple[int, int, int], ...]
+    reserves: tuple[int, ...]
+    encoded_bytes: int
+    turn: int
+    flat: tuple[int]
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    regions: list[Region]
+    region: Region | None
+
+    def reserve(self, sizes: Sequence[int]) -> None: ...  # noqa: D102 - see `LinkSlot`
+    def region_of(self, step: int) -> Region | None: ...  # noqa: D102
+
+
+class RegionOwner(Protocol):
+    """The part of an `Away` that a link asks for."""
+
+    region: Region
+    nbytes: int
+    position: int
+    lane: Any
 
 
 class Part:
@@ -147,7 +178,7 @@ class Region:
     stream: Any
     home: Any
 
-    def __init__(self, slot: LinkSlot, loans: list[Loan], new_event: Callable[[], Any]) -> None:
+    def __init__(self, slot: RegionSlot, loans: list[Loan], new_event: Callable[[], Any]) -> None:
         """See the attributes. Args: loans: of each part; new_event: makes one of torch's events."""
         self.slot = slot
         self.saved, self.issued = new_event(), new_event()
@@ -158,7 +189,7 @@ class Region:
         last = self.parts[-1]
         self.read = last.left if slot.verbatim else last.encoded
         self.ready = last.arrived if slot.verbatim else last.decoded
-        self.owner: Callable[[], Away | None] = nobody
+        self.owner: Callable[[], RegionOwner | None] = nobody
         self.step = -1
         self.source: torch.Tensor | None = None
         self.memory: torch.Tensor | None = None

@@ -265,9 +265,8 @@ class Replay:
                 self._hits.append(False)
                 found = packed.in_line.decode(packed)
             else:
-                slot = packed.region.slot
-                memory = slot.link.bring(packed)
-                found = memory if slot.as_it_is else packed.view_of(memory)
+                memory = packed.link.bring(packed)
+                found = memory if packed.region.slot.as_it_is else packed.view_of(memory)
             packed.uses = 1
             took_s = _now() - start_s
             packed.took_s += took_s

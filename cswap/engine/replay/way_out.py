@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     import torch
 
     from cswap.devices.side_streams import SideStreams
-    from cswap.engine.replay.region import Part, Region
+    from cswap.engine.replay.region import Part, Region, RegionOwner
     from cswap.engine.replay.sources import Sources
-    from cswap.engine.saved.away import Away
     from cswap.engine.transfer.resources import Resources
 
 
@@ -46,7 +45,7 @@ class WayOut:
         self.alive: list[Region] = []
         self.ring = Ring(streams.codec, streams, self.await_size)
 
-    def send(self, away: Away, x: torch.Tensor, step: int) -> bool:
+    def send(self, away: RegionOwner, x: torch.Tensor, step: int) -> bool:
         """Issue what brings a tensor to the host; whether that was possible.
 
         Args:

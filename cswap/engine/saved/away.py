@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from cswap.engine.saved.without_handle import WithoutHandle
 
 if TYPE_CHECKING:
+    from cswap.engine.replay.link import Link
     from cswap.engine.replay.region import Region
 
 
@@ -14,12 +15,14 @@ class Away(WithoutHandle):
     """One saved tensor, whose storage is at its slot's region.
 
     Attributes:
+        link: that brings it out and back.
         region: that holds it, as long as this object lives.
         aligned: whether the storage began at an address at which new memory may begin.
     """
 
-    __slots__ = ("aligned", "region")
+    __slots__ = ("aligned", "link", "region")
 
+    link: Link
     region: Region
     aligned: bool
 

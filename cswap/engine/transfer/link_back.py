@@ -86,10 +86,14 @@ class LinkBack:
             after=(*ready, issued),
             measure=section.encode_s > 0,
         )
-        if scratch is None:
-            section.back = decoded
-        else:
+        if scratch is not None:
             device.give_back(scratch, decoded)
+        elif section.back is None:
+            section.back = decoded
+        else:  # of another stream, perhaps, which it comes before or after
+            section.back = device.submit(
+                lambda _: None, role="codec", after=(section.back, decoded)
+            )
         self._note(handle, section, decoded, "codec")
         return decoded
 
