@@ -54,7 +54,10 @@ class LateSize(Protocol):
     """A size in bytes that is known only when the stream has finished the encode."""
 
     def value(self) -> int:
-        """The size in bytes. Call it after the encode's event has fired."""
+        """The size in bytes. Call it after the encode's event has fired.
+
+        The payload is not written any more, unless the codec has a ``late_payload``.
+        """
         ...
 
 
@@ -168,6 +171,8 @@ class Codec(abc.ABC):
             claims more is corrupt. The limit keeps a hostile header from allocating memory.
         verbatim: whether an encoding is the tensor's own bytes, so that a plain copy replaces
             encode and decode.
+        late_payload: whether a payload may change when its `LateSize` is asked for: it is not
+            copied before that.
         persistent: whether an encoding may outlive the process, as a stream.
         traits: predicted ratio, error and speed, by which ``codec="auto"``, ``lossy=`` and the
             accuracy guard choose codecs.
@@ -177,6 +182,7 @@ class Codec(abc.ABC):
     lossless: bool
     max_ratio: int
     verbatim: bool = False
+    late_payload: bool = False
     persistent: bool = True
     traits: CodecTraits = CodecTraits()
 

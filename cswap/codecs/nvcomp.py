@@ -50,6 +50,7 @@ class NvcompCodec(Codec):
     """
 
     lossless = True
+    late_payload = True  # a tensor that does not shrink is stored raw
     max_ratio = CHUNK_BYTES // TABLE_ENTRY  # a chunk takes at least its entry in the tables
 
     algorithm: str

@@ -25,7 +25,7 @@ import torch
 from cswap import cuda_streams
 from cswap.codecs import gpu
 from cswap.devices.base import FLAT, Device, Event, Role
-from cswap.devices.cuda_callbacks import COALESCE_S, Callbacks
+from cswap.devices.cuda_callbacks import COALESCE_S, Callbacks, allow_during_capture
 from cswap.devices.cuda_events import CudaEvent, Gone, cuda_event
 from cswap.devices.cuda_memcpy import INFERRED, memcpy_async
 from cswap.devices.pinned import pinned, pinned_size
@@ -407,6 +407,14 @@ class CudaStreams:
         self.enter, self.leave = cuda_streams.enter, cuda_streams.leave
         self.is_capturing = cuda_streams.is_capturing
         self.new_event, self.stall = cuda_event, device.stall
+
+    def prepare_thread(self) -> None:
+        """See `SideStreams.prepare_thread`."""
+        try:
+            torch.cuda.set_device(self._device.index)
+        except Exception as error:  # the process is about to end, say
+            log.debug("cuda:%d: a thread of our own: %s", self._device.index, error)
+        allow_during_capture()
 
     def wait(self, stream: torch.cuda.Stream, event: object) -> None:
         """See `SideStreams.wait`."""

@@ -31,6 +31,10 @@ class SideStreams(Protocol):
         """See `Device.is_capturing`."""
         ...
 
+    def prepare_thread(self) -> None:
+        """This thread of our own may use the device, while another one captures a CUDA graph."""
+        ...
+
     def new_event(self) -> Any:
         """One of torch's events."""
         ...

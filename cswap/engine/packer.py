@@ -383,6 +383,9 @@ class Packer:
         slot, shared_use = place.slot, place.shared_use
         if shared_use is None:
             return
+        if tensor.is_conj() or tensor.is_neg():  # other numbers than those in memory
+            place.slot = None
+            return
         if isinstance(slot, LinkSlot) and slot.is_for(token.handle, place):
             slot.renew(shared_use, place.notes)
             slot.sections = token.handle.sections

@@ -222,7 +222,11 @@ class Recomputer:
         packed.check()
         memory = first.waiting()
         if memory is None:
-            memory = self.memory(first)
+            if isinstance(first, Away):
+                memory = first.link.bring(first, expected=again)
+                again = again and first.region.source is None
+            else:
+                memory = self.memory(first)
             if again:
                 self._lend(first, memory)
         return packed.view_of(memory)

@@ -247,7 +247,9 @@ def _is_alone(handle: Handle, lane: Lane, codec: Codec, dtype: torch.dtype) -> b
         return False
     if lane.executor.link is not None:
         # Where the host may have no room, a handle knows what to do.
-        return lane.has_host and all(s.codec is codec and not s.checked for s in handle.sections)
+        if codec.late_payload or not lane.has_host:
+            return False
+        return all(s.codec is codec and not s.checked for s in handle.sections)
     if lane.overlaps or len(handle.sections) > 1:
         return False
     section = handle.sections[0]

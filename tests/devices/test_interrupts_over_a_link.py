@@ -6,6 +6,7 @@ fewer instructions than lines are: never where a lock is taken or given back.
 
 from __future__ import annotations
 
+import gc
 import linecache
 import sys
 from typing import Any
@@ -93,6 +94,7 @@ class Training:
         leaving, link = lane.executor.leaving_bytes, lane.executor.link
         entries = len(link.alive), len(state.order._live), len(lane.ready.waiting)
         link.close()
+        gc.collect()  # of a region that nobody came to know
         held = stats.device_bytes, stats.host_bytes, cuda.allocated_bytes, lane.host.in_use_bytes
         return (*held, leaving, *entries)
 

@@ -407,6 +407,35 @@ def test_a_tensor_that_dies_before_its_size_is_known_leaves_nothing(machine):
     assert_nothing_is_held(machine, engine)
 
 
+def test_conjugated_tensors_have_handles(machine):
+    """Their memory has other numbers."""
+    engine = machine.engine("raw")
+    for _ in range(3):
+        engine.begin_step()
+        x = machine.tensor(NUMEL, 0, torch.complex64)
+        x.mul_(1 + 2j)
+        packed, value = engine.pack(x.conj()), x.conj().clone()
+        del x
+        engine.synchronize()
+        assert torch.equal(engine.unpack(packed), value)
+        assert type(packed) is PackedView
+        del packed
+        machine.cuda.synchronize()
+        engine._end_backward()
+    assert_nothing_is_held(machine, engine)
+
+
+def test_codecs_whose_payload_is_late_have_handles(machine, monkeypatch):
+    monkeypatch.setattr("cswap.codecs.tiled.TiledCodec.late_payload", True)
+    engine = machine.engine("zvc")
+    warm_up(machine, engine)
+    packed, values = machine.save(engine, N, NUMEL)
+    assert {type(p) for p in packed} == {PackedView}
+    ask_all(machine, engine, packed, values)
+    machine.cuda.synchronize()
+    assert_nothing_is_held(machine, engine)
+
+
 @pytest.mark.parametrize("numel", [2 * NUMEL, 2 * NUMEL + 5])
 def test_a_large_tensor_is_encoded_in_parts(machine, codec, numel):
     machine.device.section_bytes = MIB

@@ -27,7 +27,6 @@ from cswap.engine.replay.ring import ALIGN
 from cswap.engine.replay.sources import Sources
 from cswap.engine.replay.way_back import WayBack
 from cswap.engine.replay.way_out import WayOut, forget_encodings
-from cswap.errors import CorruptEncodingError
 from cswap.stats.counters import NO_TENSOR
 
 if TYPE_CHECKING:
@@ -49,6 +48,9 @@ AT_A_TIME: Final = 3
 """Parts of the largest size whose encodings may be under way, and tensors of the largest size that
 are copied as they are: one is made ready, one is copied, and one waits."""
 
+MOST_WAIT_S: Final = 0.1
+"""How long one waits for another thread to bury the dead; it is done later."""
+
 LOOSE: Final = 8
 """A slot reserves at most 1/LOOSE more than its last encoding took."""
 
@@ -60,7 +62,7 @@ class Link:
         out, back: the ways.
         sources: on the way out.
         alive: regions whose tensor may be asked for, as far as is known.
-        is_capturing: see `Device.is_capturing`.
+        is_capturing, prepare_thread: see `SideStreams`.
     """
 
     def __init__(self, resources: Resources, streams: SideStreams) -> None:
@@ -72,6 +74,7 @@ class Link:
         self.out = WayOut(resources, streams, self.sources, self._lock)
         self.back = WayBack(resources, streams, self.out)
         self.alive, self.is_capturing = self.out.alive, streams.is_capturing
+        self.prepare_thread = streams.prepare_thread
         self._slots: set[RegionSlot] = set()  # with regions
         self._order = BackwardOrder()
         self._ahead_bytes = self._most_ahead = 0
@@ -85,11 +88,15 @@ class Link:
             for region in self.alive:
                 region.asked = False
 
-    def bring(self, away: RegionOwner) -> torch.Tensor:
+    def bring(self, away: RegionOwner, *, expected: bool = True) -> torch.Tensor:
         """The tensor's memory: its own if still held, else brought back.
 
         It is in the tensor's layout, or [n] flat. Computation that this thread issues from here on
         may read it.
+
+        Args:
+            away: of the tensor.
+            expected: whether backward asks, and not somebody in between.
 
         Raises:
             CorruptEncodingError: values that were computed before may be wrong.
@@ -100,12 +107,12 @@ class Link:
         if not slot.verbatim:
             self._resources.raise_damage()
         with self._lock:
-            first = not region.asked
+            first = expected and not region.asked
             if first:
                 region.asked = True
                 self._order.asks(slot, self.alive)
             memory = region.source
-            if memory is None or (slot.round_trip and not region.stays):
+            if memory is None or not region.serves:
                 memory = self._take(region, stream, first=first)
             else:
                 if region.ahead:
@@ -115,7 +122,7 @@ class Link:
                     self._counters.stay("wanted_early", slot.nbytes)
                 if stream is not region.stream:
                     memory.record_stream(stream)
-            if lane.ahead:
+            if expected and lane.ahead:
                 self._bring_ahead(slot.turn + lane.ahead, region.step)
             self.sources.let_go(self.sources.most_bytes)
         return memory
@@ -152,13 +159,13 @@ class Link:
             region = slot.region
             if region is not None and region.step != step:
                 region = slot.region_of(step)
-            if region is None or region.asked or region.ahead or region.owner() is None:
+            owner = None if region is None else region.owner()  # so that nobody buries it
+            if region is None or owner is None or region.asked or region.ahead:
                 n += 1
                 continue
             if self._ahead_bytes + slot.nbytes > self._most_ahead:
                 break
-            stays = region.source is not None and not slot.round_trip
-            if not stays and not self._begin(region):
+            if (region.source is None or not region.serves) and not self._begin(region):
                 break
             region.wanted = region.ahead = True
             self._ahead_bytes += slot.nbytes
@@ -174,15 +181,13 @@ class Link:
             return False
         try:
             self.back.start(region)
-        except MemoryError as error:  # unpack will try again, and says so if it must
-            self._device.drain()
-            self._counters.fall_back("prefetch", error)
-            return False
-        except CorruptEncodingError:  # unpack meets it again, and raises
-            return False
-        except BaseException:
-            self._device.drain()
-            raise
+        except BaseException as error:
+            self._device.drain()  # a stream may be writing memory that nobody holds now
+            if not isinstance(error, Exception):
+                raise
+            if isinstance(error, MemoryError):
+                self._counters.fall_back("prefetch", error)
+            return False  # unpack will try again, and raises if it must
         region.held_bytes += nbytes
         self._counters.moves.append((nbytes, 0, *NO_TENSOR))
         return True
@@ -193,19 +198,23 @@ class Link:
         """Let go of all that is held for tensors that nobody can ask for any more."""
         if not self.alive:
             return
+        # Another thread may wait for this one's locks while it makes room on the device.
+        if not self._lock.acquire(timeout=MOST_WAIT_S):
+            return
         try:
-            with self._lock:
-                self.sources.let_go(self.sources.most_bytes)
-                alive = []
-                for region in self.alive:
-                    if region.owner() is not None:
-                        alive.append(region)
-                    else:
-                        self._free(region)
-                self.alive[:] = alive
+            self.sources.let_go(self.sources.most_bytes)
+            alive = []
+            for region in self.alive:
+                if region.owner() is not None:
+                    alive.append(region)
+                else:
+                    self._free(region)
+            self.alive[:] = alive
         except BaseException:
             self._counters.interrupted = True
             raise
+        finally:
+            self._lock.release()
 
     def _free(self, region: Region) -> None:
         if region.source is not None:
@@ -228,10 +237,13 @@ class Link:
 
     def _give_back(self, region: Region) -> None:
         # The host memory of a region that is free, and of no use any more.
-        streams, was_read = self._streams, region.was_read
+        streams = self._streams
+        d2h = streams.d2h
         for part in region.parts:
-            event, stream = (part.arrived, streams.h2d) if was_read else (part.left, streams.d2h)
-            self._host.give_back(part.loan.buffer, streams.point(event, stream))
+            if region.was_read:
+                d2h.wait_event(part.arrived)
+            part.left.record(d2h)
+            self._host.give_back(part.loan.buffer, streams.point(part.left, d2h))
         region.parts = ()  # which refer to it
 
     # -------------------------------------------------------------------- slots
@@ -271,7 +283,8 @@ class Link:
                 loan = self._host.take(nbytes)
                 if loan is None:
                     for other in loans:
-                        self._host.give_back(other.buffer)
+                        after: Any = other.after
+                        self._host.give_back(other.buffer, after)
                     return None
                 if loan.after is not None:
                     self._streams.wait(self._streams.d2h, loan.after)
@@ -292,8 +305,8 @@ class Link:
         for n, nbytes in enumerate(sizes):
             # At first there are none.
             if not reserves or not nbytes <= reserves[n] <= nbytes + nbytes // LOOSE + 2 * ALIGN:
-                slot.reserve(sizes)
                 self.release(slot)
+                slot.reserve(sizes)
                 return
 
     def release(self, slot: RegionSlot) -> None:
@@ -333,8 +346,10 @@ class Link:
     def recount(self) -> None:
         """After an interrupt, while the device stands still: add up again what is held."""
         with self._lock:
-            self.out.ring.forget()
-            self.back.ring.forget()
+            self.out.look()
+            self.out.ring.close()
+            self.back.ring.close()
+            self.alive[:] = dict.fromkeys(self.alive)
             for region in self.alive:
                 nbytes = region.slot.nbytes
                 n_held = (region.source is not None) + (region.memory is not None)

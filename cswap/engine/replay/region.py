@@ -68,6 +68,7 @@ class Part:
         bound: bytes that its encoding may have.
         loan: host memory for the encoding.
         address: of that.
+        reserve: bytes that are copied there, whatever the encoding's size.
         encoded, left, arrived, decoded: events of the way out and back: on the codec stream, on
             the two copies' streams, and on the codec stream again.
         size: of the encoding, if that has to be looked at.
@@ -90,6 +91,7 @@ class Part:
         "nbytes",
         "numel",
         "region",
+        "reserve",
         "scratch",
         "size",
         "start",
@@ -107,7 +109,7 @@ class Part:
         self.region, self.index = region, index
         self.start, self.numel, self.bound = cut
         self.is_whole = not self.start and self.numel == region.slot.flat[0]
-        self.lend(loan)
+        self.lend(loan, region.slot.reserves[index])
         self.encoded, self.left, self.arrived, self.decoded = (new_event() for _ in range(4))
         self.size: int | LateSize | None = None
         self.nbytes = 0
@@ -118,8 +120,9 @@ class Part:
         """This part of the elements x [n]."""
         return x[self.start : self.start + self.numel]
 
-    def lend(self, loan: Loan) -> None:
-        """Host memory for the encoding."""
+    def lend(self, loan: Loan, reserve: int) -> None:
+        """Host memory for the encoding, of which so many bytes are copied."""
+        self.reserve = min(reserve, loan.buffer.numel())
         self.loan, self.address = loan, int(loan.buffer.data_ptr())
 
 
@@ -133,7 +136,8 @@ class Region:
             memory for it to come back into.
         read, ready: events after which the tensor's own memory has been read for the last time,
             and after which the memory that it comes back into holds its values.
-        owner: weak reference to what autograd holds of the tensor; a dead one: the region is free.
+        owner: weak reference to what autograd holds of the tensor; a dead one is to be buried;
+            `nobody`: the region is free.
         step: of that tensor.
         source: the tensor's own memory, until it has been read.
         stream: on which it was saved.
@@ -197,6 +201,11 @@ class Region:
         self.held_bytes = self.host_bytes = self.n_unsized = 0
         self.capacity = sum(loan.buffer.numel() for loan in loans)
         self.error: CorruptEncodingError | None = None
+
+    @property
+    def serves(self) -> bool:
+        """Whether the tensor's own memory, while it is held, has the values to be given back."""
+        return self.stays or not self.slot.round_trip
 
 
 def nobody() -> None:

@@ -107,6 +107,7 @@ class Replay:
             if not self._is_special():
                 self._thread = get_ident()
                 slots = [self._standing(place) for place in places]
+                self._reclaimer.wake()
         for link in self._state.lanes.links:
             mine = [slot for slot in slots if type(slot) is LinkSlot and slot.link is link]
             link.begin_step(mine)

@@ -104,12 +104,6 @@ class Ring:
         self.memory = None
         self._at = 0
 
-    def forget(self) -> None:
-        """The same where the device stands still, and nobody asks for sizes any more."""
-        self._uses.clear()
-        self.memory = None
-        self._at = 0
-
     def _retire(self) -> None:
         # The oldest place is used again.
         oldest = self._uses[0]

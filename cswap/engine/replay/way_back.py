@@ -72,23 +72,22 @@ class WayBack:
         try:
             streams.enter(side)
             for part in region.parts:
-                payload = part.kept
-                if payload is None:
-                    payload = self._copy(part)
+                place = part.kept
+                if place is None:
+                    place = self._copy(part)
                     side.wait_event(part.arrived)
-                codec.decode_flat(
-                    payload, memory if part.is_whole else part.of(memory), stream=side
-                )
+                out = memory if part.is_whole else part.of(memory)
+                codec.decode_flat(place[: part.nbytes], out, stream=side)
                 part.decoded.record(side)
-                if payload is not part.kept:
-                    self.ring.used(payload, part.decoded)
+                if place is not part.kept:
+                    self.ring.used(place, part.decoded)
         finally:
             streams.leave(before)
 
     def _copy(self, part: Part) -> torch.Tensor:
         streams, nbytes = self._streams, part.nbytes
-        h2d, payload = streams.h2d, self.ring.take(nbytes)
+        h2d, place = streams.h2d, self.ring.take(max(nbytes, 1))
         h2d.wait_event(part.left)
-        streams.memcpy(payload.data_ptr(), part.address, nbytes, INFERRED, h2d.cuda_stream)
+        streams.memcpy(place.data_ptr(), part.address, nbytes, INFERRED, h2d.cuda_stream)
         part.arrived.record(h2d)
-        return payload
+        return place

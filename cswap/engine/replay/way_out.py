@@ -55,10 +55,11 @@ class WayOut:
         """
         region, streams, nbytes = away.region, self._streams, away.nbytes
         slot, stream = region.slot, streams.current()
+        host_bytes, moves = region.capacity, self._counters.moves
         with self._lock:
             self.alive.append(region)  # first: whatever comes in between, it will be buried
-            region.source = x  # until then, whoever is interrupted
-            region.owner, region.step, region.stream = weakref.ref(away), step, stream
+            region.step, region.stream, region.owner = step, stream, weakref.ref(away)
+            region.source = x  # before a stream reads it
             region.wanted = region.asked = region.stays = False
             region.error = None
             region.saved.record(stream)
@@ -79,9 +80,10 @@ class WayOut:
                     raise
                 forget_encodings(region)  # the general way meets it again, and counts it
                 region.owner, region.source = nobody, None
+                moves.append((-region.held_bytes, -region.host_bytes, *NO_TENSOR))
+                region.held_bytes = region.host_bytes = 0
                 self.alive.pop()
                 return False
-            host_bytes, moves = region.capacity, self._counters.moves
             region.held_bytes += nbytes
             region.host_bytes += host_bytes
             if slot.verbatim:
@@ -118,8 +120,7 @@ class WayOut:
         d2h.wait_event(part.encoded)
         if region.was_read:
             d2h.wait_event(part.arrived)
-        reserve = slot.reserves[part.index]
-        streams.memcpy(part.address, scratch.data_ptr(), reserve, INFERRED, d2h.cuda_stream)
+        streams.memcpy(part.address, scratch.data_ptr(), part.reserve, INFERRED, d2h.cuda_stream)
         part.left.record(d2h)
         if type(size) is int:
             self._measure(part)
@@ -151,7 +152,10 @@ class WayOut:
     def _look(self, part: Part) -> None:
         try:
             self._measure(part)
-        except Exception as error:
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                self._device.drain()  # a copy may be under way that nobody knows of
+                raise
             region, name = part.region, part.region.slot.codec.name
             part.nbytes, part.size, part.scratch = 0, None, None
             region.n_unsized -= 1
@@ -167,7 +171,7 @@ class WayOut:
         assert size is not None  # since an encode was issued
         assert scratch is not None
         nbytes = checked_size(slot.codec, size, part.bound)
-        if nbytes > slot.reserves[part.index]:
+        if nbytes > part.reserve:
             self._make_room(part, scratch, nbytes)
         part.nbytes, part.size, part.scratch = nbytes, None, None
         region.n_unsized -= 1
@@ -193,7 +197,7 @@ class WayOut:
         streams.memcpy(target, scratch.data_ptr(), nbytes, INFERRED, d2h.cuda_stream)
         part.left.record(d2h)
         before = part.loan.buffer
-        part.lend(loan)
+        part.lend(loan, nbytes)
         self._host.give_back(before, streams.point(part.left, d2h))
         more = loan.buffer.numel() - before.numel()
         region.capacity += more
@@ -205,6 +209,7 @@ class WayOut:
         streams = self._streams
         kept, stream = streams.allocate(nbytes), streams.codec.cuda_stream
         streams.memcpy(kept.data_ptr(), scratch.data_ptr(), nbytes, INFERRED, stream)
+        streams.codec.wait_event(part.left)  # the copy of as much as was reserved
         part.left.record(streams.codec)
         part.kept = kept
         part.region.held_bytes += nbytes
@@ -225,9 +230,9 @@ class WayOut:
 
 
 def forget_encodings(region: Region) -> None:
-    """Nobody wants a region's encodings: their sizes are not asked for."""
+    """Nobody wants a region's encodings any more: their sizes are not asked for."""
     for part in region.parts:
         if part.nbytes == UNKNOWN:
             part.nbytes = 0
-        part.size = part.scratch = None
+        part.size = part.scratch = part.kept = None
     region.n_unsized = 0

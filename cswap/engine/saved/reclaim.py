@@ -27,6 +27,7 @@ from cswap.engine.saved.packed import Token
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from cswap.engine.replay.link import Link
     from cswap.engine.transfer.device_lanes import Lane, Lanes
     from cswap.engine.transfer.handle import Handle
     from cswap.pool import Loan
@@ -162,7 +163,25 @@ class Reclaimer:
                 self._release_first(self.later)
         if not in_step:
             for link in self._lanes.links:
-                link.bury()
+                self._bury(link)
+
+    def _bury(self, link: Link) -> None:
+        try:
+            link.bury()
+        except Exception as error:  # of the device: the others are released
+            self._counters.fall_back("release", error)
+
+    def collect_beside(self) -> None:
+        """`collect`, in a thread that does nothing else."""
+        for link in self._lanes.links:
+            link.prepare_thread()
+        self.collect()
+
+    @staticmethod
+    def wake() -> None:
+        """Tensors may be saved from now on."""
+        if not _thread.awake:
+            _thread.wake()
 
     def collect_encodings(self) -> None:
         """`collect` for encodings that have died, up to the first other death: with fewer calls."""
@@ -276,7 +295,7 @@ def _collect_all() -> bool:
     # reclaimer, and so an engine, alive until the next look.
     busy = False
     for reclaimer in _all_reclaimers():
-        reclaimer.collect()
+        reclaimer.collect_beside()
         busy = busy or reclaimer.has_handles
     return busy
 

@@ -76,7 +76,7 @@ class LinkExecutor(Executor):
         """See `Leaving.let_go_down_to`."""
         self._leaving.let_go_down_to(limit_bytes)
         if self.link is not None:
-            self.link.let_go_down_to(limit_bytes)
+            self.link.let_go_down_to(max(0, limit_bytes - self._leaving.nbytes))
 
     def memory(self, handle: Handle, *, again: bool = False) -> Memory:
         """See `Executor.memory`."""
