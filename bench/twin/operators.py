@@ -7,7 +7,6 @@ do operators on host memory.
 
 from __future__ import annotations
 
-import inspect
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -229,10 +228,6 @@ class _Known:
     results: Any
     seconds: float
     is_view: bool = False
-
-
-# torch keeps its compiler off each mode by a wrapper, whose calls no GPU makes.
-Operators.__torch_dispatch__ = inspect.unwrap(Operators.__torch_dispatch__)  # type: ignore[method-assign]
 
 
 def _described(x: Any) -> Any:

@@ -47,7 +47,6 @@ FREE: Final = (
     "_meta_registrations",
     "flop_counter",
     "_python_dispatch",
-    "simple_registry",
 )
 """Parts of those whose calls only the twin makes."""
 

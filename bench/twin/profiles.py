@@ -32,7 +32,7 @@ class Host:
 
     operator_s: float = 9e-6
     view_s: float = 2e-6
-    python_s: float = 3.4e-6
+    python_s: float = 2.4e-6
     cuda_s: float = 2e-6
     launch_s: float = 25e-6
     wake_s: float = 1e-4
