@@ -311,11 +311,15 @@ class Link:
 
     def release(self, slot: RegionSlot) -> None:
         """Give the host memory of a slot back, as soon as its tensors are gone."""
-        with self._lock:
-            regions, slot.regions, slot.region = slot.regions, [], None
-            for region in regions:
-                if region.owner is nobody:
-                    self._give_back(region)
+        try:
+            with self._lock:
+                regions, slot.regions, slot.region = slot.regions, [], None
+                for region in regions:
+                    if region.owner is nobody:
+                        self._give_back(region)
+        except BaseException:
+            self._counters.interrupted = True
+            raise
 
     def close(self) -> None:
         """Give back the host memory of all slots, as soon as their tensors are gone."""
