@@ -175,7 +175,6 @@ class SwapEngine:
     def stats(self) -> Stats:
         """Statistics of the engine so far."""
         state = self._state
-        state.lanes.pump()
         state.tidy()
         if state.goal is not None:
             state.goal.settle()
@@ -238,7 +237,6 @@ class SwapEngine:
 
     def collect(self) -> None:
         """Give back the memory of graphs that are gone, and memory that was kept for reuse."""
-        self._state.lanes.pump()
         self._state.tidy()
         self._state.results.clear()
         self.counters.count_kept()

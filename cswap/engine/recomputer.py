@@ -175,8 +175,12 @@ class Recomputer:
         """
         return remat.run(*self._bring(remat, again=True))
 
-    def memory(self, first: WithoutHandle) -> torch.Tensor:
+    def memory(self, first: WithoutHandle, *, expected: bool = True) -> torch.Tensor:
         """The memory of an object without a handle, computed again or decoded.
+
+        Args:
+            first: the object.
+            expected: whether backward asks: see `Link.bring`.
 
         Raises:
             RuntimeError: autograd's own, if an input was modified in place since it was saved.
@@ -185,7 +189,7 @@ class Recomputer:
         if isinstance(first, Recomputed):
             return self.run(first.remat)
         if isinstance(first, Away):
-            return first.link.bring(first)
+            return first.link.bring(first, expected=expected)
         assert isinstance(first, Encoded)  # the others refer to one of these
         return first.in_line.decode(first)
 
@@ -222,12 +226,8 @@ class Recomputer:
         packed.check()
         memory = first.waiting()
         if memory is None:
-            if isinstance(first, Away):
-                memory = first.link.bring(first, expected=again)
-                again = again and first.region.source is None
-            else:
-                memory = self.memory(first)
-            if again:
+            memory = self.memory(first, expected=again)
+            if again and not (isinstance(first, Away) and first.region.source is not None):
                 self._lend(first, memory)
         return packed.view_of(memory)
 

@@ -39,7 +39,7 @@ from cswap.codecs.base import DEFAULT_KEY, EncodeKey
 from cswap.codecs.tolerance import EXACT, needed_tolerance
 from cswap.engine.order.step_order import NO_BACKWARD
 from cswap.engine.recomputer import are_aligned
-from cswap.engine.replay.slot import SlotMaker
+from cswap.engine.replay.slot import InLineSlot
 from cswap.engine.saved.aliases import ALIGNMENT, flat_whole, is_saved_again, whole_address
 from cswap.engine.saved.away import Away
 from cswap.engine.saved.encoded import Encoded
@@ -78,7 +78,6 @@ class ShortWay:
         self._recomputer, self._advisor = state.recomputer, state.advisor
         self._limit = state.advisor.limit
         self._results = state.results
-        self._maker = SlotMaker(state.counters, state.reclaimer)
 
     def pack(self, tensor: torch.Tensor, place: Place) -> WithoutHandle | None:
         """The packed object of a tensor; None: it goes the whole way.
@@ -106,7 +105,9 @@ class ShortWay:
         if shared_use.again:
             packed.expect_others(tensor)
         if place.slot is None and isinstance(packed, Encoded):
-            place.slot = self._maker.in_line(tensor, packed, packed.codec, place.notes)
+            place.slot = InLineSlot.of(
+                tensor, packed, place.notes, self._counters, self._state.reclaimer
+            )
         packed.took_s = took_s = _now() - start_s
         self._counters.leaving_s += took_s
         return packed

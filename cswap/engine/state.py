@@ -123,6 +123,8 @@ class EngineState:
     def tidy(self, *, in_step: bool = False) -> None:
         """Release the dead. After an interrupt, add up again. Args: see `Reclaimer.collect`."""
         try:
+            if not in_step:
+                self.lanes.pump()
             self.reclaimer.collect(in_step=in_step)
             if self.results.waiting:
                 self.results.tidy()

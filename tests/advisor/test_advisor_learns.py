@@ -311,6 +311,17 @@ def test_slow_steps_of_the_beginning_do_not_outlive_their_waits():
     assert clock.step_s is not None
 
 
+@pytest.mark.parametrize("slow", [[1.65, 3.07, 1.03], [2.2, 4.1]])
+def test_steps_in_which_memory_is_pinned_hide_no_transfers(slow):
+    """Most of the first steps pin the host's memory; then all transfers seemed to be hidden."""
+    clock, now_s = StepClock(), 0.0
+    for step_s in [*slow, 0.165, 0.165]:
+        clock.begin_step(now_s, 0.0)
+        now_s += step_s
+    clock.begin_step(now_s, 0.0)
+    assert clock.step_s == pytest.approx(0.165)
+
+
 @pytest.fixture
 def linked(monkeypatch):
     """A CPU whose tensors leave over a link of 1 GB/s, with raw costing next to nothing."""

@@ -384,7 +384,7 @@ def test_what_computation_waits_on_the_device_is_timed_now_and_then(device):
 
 def test_when_staging_memory_is_full_the_computing_thread_waits(device, monkeypatch):
     def value():
-        time.sleep(0.01)  # else the watcher may know every size before the next pack asks
+        time.sleep(0.05)  # else the watcher may know every size before the next pack asks
         return 1 << 14
 
     late = types.SimpleNamespace(value=value)  # a size that the device tells

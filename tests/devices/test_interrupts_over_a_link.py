@@ -99,6 +99,22 @@ class Training:
         return (*held, leaving, *entries)
 
 
+def test_an_interrupt_while_the_device_is_looked_at_is_noted(monkeypatch):
+    """Sums may be off from then on, of any queue that a callback works on."""
+    engine = Training(monkeypatch, 0, "raw").engine
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._state.lanes, "pump", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            engine.collect()
+    assert engine._state.interrupted
+    engine.collect()
+    assert not engine._state.interrupted
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
 @pytest.mark.parametrize(
     "stride", [STRIDE, pytest.param(1, marks=pytest.mark.slow)], ids=["some", "all"]
 )

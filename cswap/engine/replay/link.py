@@ -22,7 +22,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Final
 
 from cswap.engine.replay.backward_order import BackwardOrder
-from cswap.engine.replay.region import Region, nobody
+from cswap.engine.replay.region import Region, no_owner
 from cswap.engine.replay.ring import ALIGN
 from cswap.engine.replay.sources import Sources
 from cswap.engine.replay.way_back import WayBack
@@ -49,7 +49,7 @@ AT_A_TIME: Final = 3
 are copied as they are: one is made ready, one is copied, and one waits."""
 
 MOST_WAIT_S: Final = 0.1
-"""How long one waits for another thread to bury the dead; it is done later."""
+"""How long one waits for another thread, to release tensors that are gone; it is done later."""
 
 LOOSE: Final = 8
 """A slot reserves at most 1/LOOSE more than its last encoding took."""
@@ -107,6 +107,8 @@ class Link:
         if not slot.verbatim:
             self._resources.raise_damage()
         with self._lock:
+            if self.out.ring.memory is not None:
+                self.out.close_ring()
             first = expected and not region.asked
             if first:
                 region.asked = True
@@ -132,7 +134,6 @@ class Link:
             self._counters.hits.append(region.memory is not None)
         try:
             if region.memory is None:
-                self.out.close_ring()
                 self.back.start(region)
             memory = region.memory
             assert memory is not None  # it was set there
@@ -159,7 +160,7 @@ class Link:
             region = slot.region
             if region is not None and region.step != step:
                 region = slot.region_of(step)
-            owner = None if region is None else region.owner()  # so that nobody buries it
+            owner = None if region is None else region.owner()  # held: it is not released meanwhile
             if region is None or owner is None or region.asked or region.ahead:
                 n += 1
                 continue
@@ -194,8 +195,8 @@ class Link:
 
     # ------------------------------------------------------------------ the dead
 
-    def bury(self) -> None:
-        """Let go of all that is held for tensors that nobody can ask for any more."""
+    def release_dead(self) -> None:
+        """Release all that is held for tensors that nobody can ask for any more."""
         if not self.alive:
             return
         # Another thread may wait for this one's locks while it makes room on the device.
@@ -231,7 +232,7 @@ class Link:
             part.kept = None
         self._counters.moves.append((-region.held_bytes, -region.host_bytes, *NO_TENSOR))
         region.held_bytes = region.host_bytes = 0
-        region.owner = nobody
+        region.owner = no_owner
         if region not in region.slot.regions:
             self._give_back(region)
 
@@ -262,7 +263,7 @@ class Link:
         self._most_ahead = min(most, self._device.ready_bytes)
         self.sources.most_bytes = min(most, self._device.backlog_bytes)
         self.out.ring.nbytes, self.back.ring.nbytes = AT_A_TIME * bound, AT_A_TIME * payload
-        self.bury()
+        self.release_dead()
         for slot in self._slots.difference(slots):
             self._slots.discard(slot)
             self.release(slot)
@@ -274,9 +275,9 @@ class Link:
             MemoryError: the host has none, and does not say so otherwise.
         """
         with self._lock:
-            self.bury()
+            self.release_dead()
             for region in slot.regions:
-                if region.owner is nobody:
+                if region.owner is no_owner:
                     return region
             loans: list[Loan] = []
             for nbytes in slot.reserves:
@@ -315,7 +316,7 @@ class Link:
             with self._lock:
                 regions, slot.regions, slot.region = slot.regions, [], None
                 for region in regions:
-                    if region.owner is nobody:
+                    if region.owner is no_owner:
                         self._give_back(region)
         except BaseException:
             self._counters.interrupted = True

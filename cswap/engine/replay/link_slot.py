@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from cswap.codecs.base import checked_bound
 from cswap.codecs.tolerance import EXACT, needed_tolerance
 from cswap.devices.base import FLAT
-from cswap.engine.replay.region import Region, nobody
+from cswap.engine.replay.region import Region, no_owner
 from cswap.engine.replay.slot import Slot
 from cswap.engine.saved.aliases import ALIGNMENT
 from cswap.engine.saved.away import Away
@@ -135,7 +135,7 @@ class LinkSlot(Slot):
         link, lane, region = self.link, self.lane, self.region
         if link.is_capturing():
             return None
-        if region is None or region.owner is not nobody:
+        if region is None or region.owner is not no_owner:
             region = link.bind(self)
             if region is None:
                 return None

@@ -136,8 +136,8 @@ class Region:
             memory for it to come back into.
         read, ready: events after which the tensor's own memory has been read for the last time,
             and after which the memory that it comes back into holds its values.
-        owner: weak reference to what autograd holds of the tensor; a dead one is to be buried;
-            `nobody`: the region is free.
+        owner: weak reference to the tensor's packed object; a dead one: the region is to be
+            released; `no_owner`: it is free.
         step: of that tensor.
         source: the tensor's own memory, until it has been read.
         stream: on which it was saved.
@@ -193,7 +193,7 @@ class Region:
         last = self.parts[-1]
         self.read = last.left if slot.verbatim else last.encoded
         self.ready = last.arrived if slot.verbatim else last.decoded
-        self.owner: Callable[[], RegionOwner | None] = nobody
+        self.owner: Callable[[], RegionOwner | None] = no_owner
         self.step = -1
         self.source: torch.Tensor | None = None
         self.memory: torch.Tensor | None = None
@@ -208,5 +208,5 @@ class Region:
         return self.stays or not self.slot.round_trip
 
 
-def nobody() -> None:
+def no_owner() -> None:
     """The owner of a region that is free."""

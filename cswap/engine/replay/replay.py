@@ -231,7 +231,7 @@ class Replay:
         begun = self._book.begun
         packed = self._pack(tensor)
         if n < begun.next <= len(begun.places):
-            begun.places[n].slot = None  # it is made anew for what comes here now
+            begun.places[n].slot = None  # it is made anew for the tensor that comes here now
         return packed
 
     @leave_alone

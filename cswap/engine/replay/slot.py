@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import abc
 from typing import TYPE_CHECKING
 
 from cswap.advisor.site_history import Advice
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from cswap.stats.counters import Counters, Moved
 
 
-class Slot:
+class Slot(abc.ABC):
     """What the next tensor of one place needs, if it looks like the last one.
 
     Attributes:
@@ -96,6 +97,7 @@ class Slot:
             if device_s:
                 advice.note_round_trip(self.codec.name, device_s)
 
+    @abc.abstractmethod
     def take(self, tensor: torch.Tensor, address: int, step: int) -> WithoutHandle | None:
         """The packed object of a tensor; None: it has to go another way.
 
@@ -104,7 +106,6 @@ class Slot:
             address: of its memory.
             step: number of the step.
         """
-        raise NotImplementedError
 
 
 class InLineSlot(Slot):
@@ -138,6 +139,30 @@ class InLineSlot(Slot):
         self.moved: Moved = (self.nbytes, 0, *SAVED)
         self.moves, self.reclaimer = counters.moves, reclaimer
 
+    @classmethod
+    def of(
+        cls,
+        tensor: torch.Tensor,
+        last: Encoded,
+        notes: Notes | None,
+        counters: Counters,
+        reclaimer: Reclaimer,
+    ) -> InLineSlot | None:
+        """The slot of a place; None: its tensors need all questions.
+
+        Args:
+            tensor: the last one of the place, as autograd saves it.
+            last: packed object of the tensor, with its position.
+            notes: that are taken of its encoding.
+            counters: the engine's.
+            reclaimer: the engine's.
+        """
+        way = last.encoding[3]
+        if way is None or not last.codec.lossless:
+            return None
+        check = check_of(tensor)
+        return None if check is None else cls(last, notes, check, way, counters, reclaimer)
+
     def take(self, tensor: torch.Tensor, address: int, step: int) -> Encoded | None:
         """See `Slot.take`."""
         in_line, way, nbytes, codec = self.in_line, self.way, self.nbytes, self.codec
@@ -166,35 +191,3 @@ class InLineSlot(Slot):
             notes.note_encoded(codec.name, nbytes, used)
             packed.notes = notes
         return packed
-
-
-class SlotMaker:
-    """Makes the slots of one engine."""
-
-    __slots__ = ("_counters", "_reclaimer")
-
-    def __init__(self, counters: Counters, reclaimer: Reclaimer) -> None:
-        """Args: counters, reclaimer: the engine's."""
-        self._counters, self._reclaimer = counters, reclaimer
-
-    def in_line(
-        self, tensor: torch.Tensor, last: Encoded, codec: Codec, notes: Notes | None
-    ) -> InLineSlot | None:
-        """The slot of tensors that are encoded in the thread that saves them.
-
-        Args:
-            tensor: the last one of the place, as autograd saves it.
-            last: object of the tensor, with its position.
-            codec: that has encoded it.
-            notes: that are taken of that.
-
-        Returns:
-            None: its tensors need all questions.
-        """
-        way = last.encoding[3]
-        if way is None or not codec.lossless:
-            return None
-        check = check_of(tensor)
-        if check is None:
-            return None
-        return InLineSlot(last, notes, check, way, self._counters, self._reclaimer)

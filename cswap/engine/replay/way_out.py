@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from cswap.codecs.base import DEFAULT_KEY, EncodeKey, checked_size
 from cswap.devices.cuda_memcpy import INFERRED
-from cswap.engine.replay.region import UNKNOWN, nobody
+from cswap.engine.replay.region import UNKNOWN, no_owner
 from cswap.engine.replay.ring import Ring
 from cswap.engine.transfer.section import SECTION_SALT
 from cswap.errors import CorruptEncodingError, without_frames
@@ -57,7 +57,7 @@ class WayOut:
         slot, stream = region.slot, streams.current()
         host_bytes, moves = region.capacity, self._counters.moves
         with self._lock:
-            self.alive.append(region)  # first: whatever comes in between, it will be buried
+            self.alive.append(region)  # first: whatever comes in between, it is released
             region.step, region.stream, region.owner = step, stream, weakref.ref(away)
             region.source = x  # before a stream reads it
             region.wanted = region.asked = region.stays = False
@@ -79,7 +79,7 @@ class WayOut:
                 if not isinstance(error, Exception):
                     raise
                 forget_encodings(region)  # the general way meets it again, and counts it
-                region.owner, region.source = nobody, None
+                region.owner, region.source = no_owner, None
                 moves.append((-region.held_bytes, -region.host_bytes, *NO_TENSOR))
                 region.held_bytes = region.host_bytes = 0
                 self.alive.pop()

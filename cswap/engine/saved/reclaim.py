@@ -163,11 +163,11 @@ class Reclaimer:
                 self._release_first(self.later)
         if not in_step:
             for link in self._lanes.links:
-                self._bury(link)
+                self._release_dead(link)
 
-    def _bury(self, link: Link) -> None:
+    def _release_dead(self, link: Link) -> None:
         try:
-            link.bury()
+            link.release_dead()
         except Exception as error:  # of the device: the others are released
             self._counters.fall_back("release", error)
 

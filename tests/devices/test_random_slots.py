@@ -1,0 +1,214 @@
+"""Random steps of slots over a link, on a device that finds memory that is used too early.
+
+Mutants show that the steps are able to fail: without any one wait, they do.
+"""
+
+from __future__ import annotations
+
+import linecache
+import random
+import sys
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+
+from cswap.engine.replay.link_slot import LinkSlot
+from cswap.engine.saved.away import Away
+from cswap.testing.lagging_cuda import LaggingStream
+from cswap.testing.lagging_machine import LaggingMachine
+from tests.devices.saved import assert_nothing_is_held, result
+
+MIB = 1 << 20
+
+
+def is_near(back, value):
+    """Of a lossy codec."""
+    return bool((back - value).norm() <= 0.05 * value.norm())
+
+
+class Steps:
+    """Steps that save tensors of the same sizes, and other things that happen now and then."""
+
+    def __init__(self, machine, seed):
+        self.random, self.machine = random.Random(seed), machine
+        device = machine.device
+        device.backlog_bytes = device._scratch.enough_bytes = self.random.choice([0, 8192, 65536])
+        device.ready_bytes = self.random.choice([4096, 16384, MIB])
+        device.section_bytes = self.random.choice([None, None, 4096])
+        codec = self.random.choice(["raw", "raw", "zvc", "zvc", "int8"])
+        if codec == "int8":
+            machine.same = is_near
+        self.engine = machine.engine(
+            codec, host_limit=self.random.choice([None, None, None, 40000])
+        )
+        n = self.random.randrange(3, 24)
+        self.sizes = [self.random.choice([64, 500, 1500, 3000]) for _ in range(n)]
+        self.twice = {i for i in range(n) if self.random.random() < 0.2}
+        self.parts = {i for i in range(n) if self.random.random() < 0.1}
+        self.other = machine.cuda.Stream()
+        self.n_away = self.n_parts = self.n_grown = self.n_deep = 0
+
+    def run(self, n_steps):
+        for _ in range(n_steps):
+            if self.random.random() < 0.9:
+                self.engine.begin_step()
+                self.shrink()
+            steps = [self.forward()]
+            if self.random.random() < 0.1:  # two micro-batches of a pipeline
+                self.engine.begin_step()
+                steps.append(self.forward())
+                self.n_deep += sum(len(slot.regions) > 1 for slot in self.slots())
+            for saved in reversed(steps):
+                if self.random.random() < 0.9:
+                    self.backward(saved)
+                saved.clear()
+            self.progress()
+        self.engine._end_backward()
+        assert_nothing_is_held(self.machine, self.engine)
+
+    def slots(self):
+        slots = self.engine.packer.book.slots or ()
+        return [slot for slot in slots if isinstance(slot, LinkSlot)]
+
+    def shrink(self):
+        """Now and then encodings are larger than the last ones."""
+        if self.random.random() < 0.1:
+            self.engine.review_slots()
+            for slot in self.slots():
+                if not slot.verbatim:
+                    slot.reserves = tuple(max(1, n // 2) for n in slot.reserves)
+                    self.n_grown += 1
+
+    def forward(self):
+        saved, kept = [], []
+        for i, numel in enumerate(self.sizes):
+            if self.random.random() < 0.02:  # a branch that this step does not take
+                continue
+            numel += 64 * (self.random.random() < 0.02)
+            x = result(self.machine.tensor(numel, self.random.randrange(99)))
+            if self.random.random() < 0.02:
+                x = result(self.machine.tensor(numel, i, torch.float64))
+            views = [x, x.detach().view(2, -1) if self.random.random() < 0.1 else x.view(2, -1)]
+            if i in self.parts and not x.numel() % 4:
+                views = list(x.view(4, -1).unbind())[::-1]
+            for y in views[: 1 + (i in self.twice)]:
+                packed = self.engine.pack(y)
+                self.n_away += type(packed) is Away
+                self.n_parts += type(packed) is Away and y.numel() < x.numel()
+                saved.append((packed, y.detach().clone(), y._version))
+            if self.random.random() < 0.1:
+                kept.append(x)
+            del x, y, views
+            if self.random.random() < 0.3:
+                self.progress()
+            if self.random.random() < 0.02 and saved:
+                saved.pop(self.random.randrange(len(saved)))
+        if kept and self.random.random() < 0.3:
+            with torch.no_grad():
+                kept[0].add_(1)
+        return saved
+
+    def backward(self, saved):
+        if self.random.random() < 0.9:
+            self.engine._unpacker._note_backward()
+        if self.random.random() < 0.1:
+            self.random.shuffle(saved)
+        again = self.random.random() < 0.2
+        while saved:
+            at = -1 if self.random.random() < 0.95 else self.random.randrange(len(saved))
+            self.ask(*saved[at])
+            if not again or self.random.random() < 0.8:
+                saved.pop(at)
+            if self.random.random() < 0.3:
+                self.progress()
+            if self.random.random() < 0.01:
+                return  # an operator has raised
+        self.engine._end_backward()
+
+    def ask(self, packed, value, _version):
+        elsewhere = self.random.random() < 0.05
+        self.machine.ask(self.engine, packed, value, self.other if elsewhere else None)
+
+    def progress(self):
+        self.machine.cuda.run_some(self.random.choice([1, 5, 60]))
+        if self.random.random() < 0.2:
+            self.engine._state.lanes.pump()
+
+
+FEW, MANY = [*range(30), 1465], range(30, 2000)
+"""Seeds. 1465 found an encoding without room on the host, which two streams decode."""
+
+
+def run_steps(monkeypatch, seed):
+    """The steps of one seed."""
+    with monkeypatch.context() as patch:
+        patch.setattr("cswap.engine.transfer.section.SECTION_ALIGN", 64)
+        machine = LaggingMachine(patch, seed)
+        steps = Steps(machine, seed)
+        steps.run(8)
+    return steps
+
+
+@pytest.mark.parametrize(
+    "seeds", [FEW, pytest.param(MANY, marks=pytest.mark.slow)], ids=["few", "many"]
+)
+def test_random_steps_on_a_lagging_device(monkeypatch, seeds):
+    reached: Counter[str] = Counter()
+    for seed in seeds:
+        steps = run_steps(monkeypatch, seed)
+        faults = steps.machine.cuda.faults
+        assert not faults, (seed, faults[:5])
+        reached.update(
+            away=steps.n_away, parts=steps.n_parts, grown=steps.n_grown, deep=steps.n_deep
+        )
+    assert reached["away"] > 20 * len(seeds)
+    assert min(reached.values()) > len(seeds) // 2, reached
+
+
+IMPLIED = {
+    "link.py:self._streams.wait(self._streams.d2h, loan.after)",
+    "way_out.py:d2h.wait_event(part.arrived)",
+}
+"""Waits for host memory to have been read. The stream that saves the next tensor has waited for
+that, too, unless a program saves on several streams, which these steps do not."""
+
+
+def waiting_line():
+    """The line of `cswap.engine.replay` that lets a stream wait, if it is one of those."""
+    frame: Any = sys._getframe(2)
+    while frame is not None and "/cswap/devices/" in frame.f_code.co_filename:
+        frame = frame.f_back
+    path = "" if frame is None else frame.f_code.co_filename
+    if frame is None or "/engine/replay/" not in path:
+        return None
+    return f"{path.rsplit('/', 1)[1]}:{linecache.getline(path, frame.f_lineno).strip()}"
+
+
+@pytest.mark.slow
+def test_every_wait_is_needed(monkeypatch):
+    """Without any one of them, some random steps use memory too early, or give other values."""
+    wait, left_out, lines = LaggingStream.wait_event, [None], set()
+
+    def wait_event(stream, event):
+        line = waiting_line()
+        lines.add(line)
+        if line is None or line != left_out[0]:
+            wait(stream, event)
+
+    def is_caught(seed):
+        try:
+            return bool(run_steps(monkeypatch, seed).machine.cuda.faults)
+        except AssertionError:
+            return True
+
+    monkeypatch.setattr(LaggingStream, "wait_event", wait_event)
+    assert not any(is_caught(seed) for seed in FEW)
+    needless = set()
+    for line in sorted(lines - {None}):
+        left_out[0] = line
+        if not any(is_caught(seed) for seed in range(100)):
+            needless.add(line)
+    assert needless == IMPLIED
+    assert len(lines) > 12
