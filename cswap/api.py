@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from cswap.engine.saved.module_stack import Scope
 from cswap.errors import ConfigError
 from cswap.fit.controller import FitController
 from cswap.fit.goal import Asked
+from cswap.fit.whole_device import is_on_one_gpu
 from cswap.hooks import HookPair, ModuleHooks, Swapping, check_model, installed_on
 from cswap.log import log
 from cswap.notices import tell_of_options
@@ -54,8 +56,12 @@ class InstallHandle(RemovedAtExit):
 
     @property
     def goal(self) -> Goal | None:
-        """The memory goal as it stands; None without ``fit``."""
+        """The memory goal as it stands; None without ``fit``, unless the model is on a GPU."""
         return None if self._fit is None else self._fit.goal
+
+    def hold(self, fit: FitController) -> None:
+        """Follow a goal from now on."""
+        self._fit, self._installed = fit, (fit, *self._installed)
 
     def remove(self) -> None:
         """Stop swapping. Graphs made before keep working. Calling it again does nothing."""
@@ -135,8 +141,17 @@ def _install_on(
     hooks = ModuleHooks(model, engine, _ScopeRules(engine.config), entry)
     hooks.track(recompute)
     installed = (hooks, recomputed) if fit is None else (fit, hooks, recomputed)
-    hooks.handle = InstallHandle(engine, installed, fit)
-    return hooks.handle
+    hooks.handle = handle = InstallHandle(engine, installed, fit)
+    if asked is None and (otherwise := Asked.without_fit(resolved)) is not None:
+        ours, theirs = weakref.ref(handle), weakref.ref(model)
+        engine.at_first_step = lambda: _aim(ours(), theirs(), otherwise)
+    return handle
+
+
+def _aim(handle: InstallHandle | None, model: torch.nn.Module | None, asked: Asked) -> None:
+    # Now it is known where the model is.
+    if handle is not None and model is not None and is_on_one_gpu(model):
+        handle.hold(FitController(model, handle.engine, asked))
 
 
 class _Everything:

@@ -300,6 +300,9 @@ class _ModelCall:
         if self.before is not None:
             self.before()
         self._engine.begin_step()
+        if self._engine.sits_out:
+            set_compiler(compiler)
+            return _call(target, args, kwargs)
         if self._engine.wants_owned:
             self._engine.own(self._owned())
         scopes = self._engine.scopes

@@ -209,6 +209,7 @@ class ClockedCuda(LaggingCuda):
         """See `torch.cuda.synchronize`."""
         while (last_s := max(s.free_s for s in self._clocked())) > self.now_s:
             self.wait_until(last_s)
+        self.seen.update((stream, stream.issued) for stream in self.streams)
 
     def busy_s(self) -> dict[str, float]:
         """Seconds of the work issued so far, by stream."""

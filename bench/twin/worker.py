@@ -27,7 +27,7 @@ N_STEPS: Final = 13
 """As in `bench gpu`."""
 
 N_STEPS_FIT: Final = 44
-"""The same with a goal: it explores, plans, and settles."""
+"""The same with a goal, as by default: it explores, plans, and settles."""
 
 
 def run(
@@ -74,7 +74,8 @@ def run(
     options = {**CSWAP.get(method, {}), **options}
     handle = cswap.install(net, **options) if method in CSWAP else None
     cuda.engine_device = None if handle is None else cuda_device(0)
-    step, fits = (step_type or Step)(cuda, task, net, method), "fit" in options
+    step = (step_type or Step)(cuda, task, net, method)
+    fits = method in CSWAP and ("fit" in options or not options)
     steps = [step() for _ in range(n_steps or (N_STEPS_FIT if fits else N_STEPS))]
     timed = sorted(steps[-N_TIMED:], key=lambda s: s["step_s"])
     row = {

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final, cast
 
 import numpy as np
@@ -55,6 +55,18 @@ class Link:
     duplex_factor: float
     loaded_factor: float
     codec_tax: float
+
+
+def measure_rates() -> tuple[float, float, float]:
+    """Bytes/s of a GPU's link: out, back, and each way while both are busy.
+
+    Takes some hundredths of a second, and 256 MiB of the device, which are given back.
+    """
+    copies, nbytes = _CudaCopies(), SIZES["cuda"][-1]
+    out, back = (
+        nbytes / _median(partial(copies.seconds, nbytes, way)) for way in ("out", "back")
+    )
+    return out, back, REPEATS * nbytes / _median(lambda: copies.many_s(nbytes, both=True))
 
 
 def measure_link(kind: str) -> Link:
@@ -179,7 +191,12 @@ class _CudaCopies(_CpuCopies):
         self._host = [torch.empty(nbytes, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
         self._device = [torch.empty(nbytes, dtype=torch.uint8, device="cuda") for _ in range(2)]
         self._streams = [torch.cuda.Stream() for _ in range(3)]  # type: ignore[no-untyped-call]
-        self._matrix = normal(4096, 4096, device="cuda")
+        for stream in self._streams:
+            stream.wait_stream(torch.cuda.current_stream())  # whose memory it is
+
+    @cached_property
+    def _matrix(self) -> torch.Tensor:  # type: ignore[override]
+        return normal(4096, 4096, device="cuda")
 
     def seconds(self, nbytes: int, direction: str) -> float:
         """See `_CpuCopies.seconds`."""

@@ -82,6 +82,8 @@ class SwapEngine:
         # Attributes, not methods: a call less for each saved tensor.
         self.pack, self.unpack = self._replay.pack, self._replay.unpack
         self.pass_through = Packer.pass_through
+        self.sits_out = False
+        self.at_first_step: Callable[[], object] | None = None
 
     # ----------------------------------------------------------------- hooks
 
@@ -92,6 +94,9 @@ class SwapEngine:
 
     def begin_step(self) -> None:
         """A forward of the model begins."""
+        if self.at_first_step is not None:
+            begin, self.at_first_step = self.at_first_step, None
+            begin()
         self._state.tidy()
         self._state.results.clear()  # of a backward that has raised
         self.counters.count_kept()
@@ -115,6 +120,15 @@ class SwapEngine:
     def look(self, *, looks: bool) -> None:
         """Whether the chooser sees the step that begins: Note [steps without a look]."""
         self._state.chooser = self._state.goal if looks else None
+
+    def plan_copies(self, most_bytes: int) -> None:
+        """Let so many bytes be under way over a link, each way; 0: by the device's own bounds."""
+        for link in self._state.lanes.links:
+            link.planned_bytes = most_bytes
+
+    def sit_out(self, *, sits_out: bool) -> None:
+        """Whether the model's calls that begin from here on run without the hooks."""
+        self.sits_out = sits_out
 
     def run_in_line(self, *, in_line: bool) -> None:
         """Whether a CPU encodes where a tensor is saved, and decodes nothing ahead.

@@ -106,8 +106,8 @@ class Packer:
         """See `SwapEngine.pack`."""
         # Most tensors stay: parameters and small ones take a way with few calls.
         chooser = self._state.chooser
-        start_s = 0.0 if chooser is None else _now()
         try:
+            entered = None if chooser is None else chooser.enter()
             kind = type(tensor)
             packed: Kept | PackedView | WithoutHandle
             if (kind is not _Tensor and kind is not Parameter) or _is_tracing():
@@ -134,7 +134,7 @@ class Packer:
                     if self._reports is not None and self._reports.wanted:
                         self.notes.saved(packed)
             if chooser is not None and not isinstance(packed, WithoutHandle):
-                chooser.packed(tensor, packed, _now() - start_s)
+                chooser.packed(tensor, packed, entered)
         except BaseException:
             self._state.interrupted = True
             raise

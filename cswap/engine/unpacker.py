@@ -71,8 +71,10 @@ class Unpacker:
                 return packed.unpack()  # which raises; a call for each tensor that stays is saved
             return packed.tensor
         try:
+            entered = None
             if chooser is not None:
                 chooser.settle()
+                entered = chooser.enter()
             start_s = _now()
             if self._deaths or len(self._later) > MOST_LATER or state.interrupted:
                 state.tidy(in_step=True)
@@ -86,7 +88,7 @@ class Unpacker:
             self._counters.leaving_s += took_s
             packed.token.handle.took_s += took_s - self._recomputer.inputs_s
             if chooser is not None:
-                chooser.unpacked(packed, tensor, took_s)
+                chooser.unpacked(packed, tensor, entered)
         except Exception:
             raise
         except BaseException:

@@ -3,7 +3,9 @@
 Note [phases]
 ~~~~~~~~~~~~~
 exploring   `EXPLORED` steps with each tensor in its smallest form (exploration.py).
-planning    the same, until a thread beside the training has made the plan (solve.py).
+timing      two steps without cswap, on a GPU that has memory for them, if no limit of bytes was
+            asked for: they say how long a plain step takes.
+planning    as exploring, until a thread beside the training has made the plan (solve.py).
 obeying     the plan; each step is measured, and the next plan corrected by that (correction.py). A
             step of other tensors (drift) is explored again; if its tensors are larger, the next
             plan is made for that size, so it is for the fullest step. When the tensors' times have
@@ -31,6 +33,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from cswap.devices.stopwatch import HOST, CudaStopwatch
 from cswap.errors import GoalError
 from cswap.fit.background import Background
 from cswap.fit.correction import COUNTED_MARGIN, MARGIN, Correction, Look
@@ -38,20 +41,29 @@ from cswap.fit.drift import DRIFT, Drift
 from cswap.fit.exploration import Exploration
 from cswap.fit.goal import Asked, Goal, Phase
 from cswap.fit.goal_chooser import LOOK_EVERY, GoalChooser
+from cswap.fit.link_rates import link_rates
 from cswap.fit.last_resort import LastResort, reachable
 from cswap.fit.pace import Pace
 from cswap.fit.resident import Resident, meter_for
 from cswap.fit.solve import found_for, load_solver
 from cswap.fit.used_bytes import UsedBytes
-from cswap.fit.whole_device import device_of
+from cswap.fit.whole_device import device_of, usable_bytes
 from cswap.log import log
 from cswap.units import show_bytes
 
 if TYPE_CHECKING:
+    from cswap.devices.stopwatch import Stopwatch
     from cswap.engine.engine import SwapEngine
+    from cswap.fit.link_rates import LinkRates
     from cswap.fit.problem import FitPlan, Problem
     from cswap.fit.seen import Step
     from cswap.fit.solve import Found
+
+PLAIN_STEPS: Final = 2
+"""Steps without cswap, of which the last is timed: torch's allocator finds its blocks in the first."""
+
+PLAIN_SHARE: Final = 0.9
+"""Share of a GPU's usable memory that a step without cswap may be expected to take."""
 
 SETTLING: Final = 1
 """Steps after a change of plan whose peak does not count: half of it is of the plan before."""
@@ -93,14 +105,14 @@ class FitController:
         """
         device = device_of(model)
         self._asked = asked = asked.on(device)
-        self._model, self._engine = weakref.ref(model), engine
+        self._model, self._engine, self._device = weakref.ref(model), engine, device
         self._resident = Resident(model)
         if not asked.of_device:
             _check_floor(asked.limit_bytes, self._resident)
         self._meter = meter_for(device, self._resident)
         self.used = UsedBytes(engine.counters)
         self._chooser = GoalChooser(
-            self._begin_step, self.used, engine, unified=device.type != "cuda"
+            self._begin_step, self.used, engine, *_clock_and_link(device), self._meter.lap
         )
         self._phase: Phase = "exploring"
         self._exploration: Exploration | None = None
@@ -112,6 +124,7 @@ class FitController:
         self._plans = self._since = self._repriced = self._drifts = 0
         self._compares = False  # the plan that is being made with the one that is obeyed
         self._timed: list[FitPlan] = []
+        self._steps_s: list[tuple[FitPlan, float]] = []  # of a GPU, that obeyed these plans
         self._measured_s: float | None = None  # that this one adds, at measured times
         self._other = 0.0
         self._margin = MARGIN if device.type == "cuda" else COUNTED_MARGIN
@@ -152,6 +165,8 @@ class FitController:
     def remove(self) -> None:
         """Let go of the model; the engine's advisor decides again."""
         self._engine.choose_by(None)
+        self._engine.plan_copies(0)
+        self._engine.sit_out(sits_out=False)
         self._engine.run_in_line(in_line=False)
         self._resident.remove()
 
@@ -162,12 +177,18 @@ class FitController:
         if model is None or not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return
         step = self._chooser.step
+        self._chooser.end_step()
         self.used.settle()
+        if step.waits and self._asked.by_default:
+            self._give_up("several forwards come before a backward")
+            return
         if step.waits:  # the next forward belongs to the same step
             self._chooser.several_forwards = True
             return
         self._note(step)
-        if self._phase in ("exploring", "planning"):
+        if self._phase == "timing":
+            self._time_plain(step)
+        elif self._phase in ("exploring", "planning"):
             self._go_on_exploring(step)
         elif self._phase in _OBEYS:
             self._look_back(step)
@@ -186,7 +207,10 @@ class FitController:
         self._since += 1
         self._pace.note(step, obeys=self._phase in _OBEYS)
         if step.explored:
-            self._other = float(max(0, total - saved))
+            if self._chooser.unified:
+                self._other = float(max(0, total - saved))
+            else:
+                self._other = float(step.other_bytes().min())
             self._measured = total
             if self._since > SETTLING:  # the first one holds tensors that trials have made
                 fullest = self._smallest_bytes or 0
@@ -297,9 +321,8 @@ class FitController:
         others = [one for one in self._timed if one is not plan]
         if others:
             self._repriced = MOST_REPRICED
-            problem = self._with_measured_times()
-            best = min(others, key=problem.added_s)
-            self._obey(best, problem.added_s(best))
+            best = min(others, key=self._cost_s)
+            self._obey(best, self._cost_s(best))
         return bool(others)
 
     def _reprice(self, plan: FitPlan) -> None:
@@ -308,11 +331,10 @@ class FitController:
             return
         if self._planning is not None or self._last_resort is not None:
             return
-        problem = self._with_measured_times()
-        if problem is self._problem:
+        if not self._note_cost(plan):
             return
         self._repriced += 1
-        self._measured_s = problem.added_s(plan)
+        self._measured_s = self._cost_s(plan)
         if self._asked.limit_bytes is None:
             return  # measured steps say how much time is left
         self._timed.append(plan)
@@ -320,9 +342,25 @@ class FitController:
             self._compares = True
             self._begin_planning()
             return
-        best = min(self._timed, key=problem.added_s)
-        if self._is_better(best, problem.added_s(best)):
-            self._obey(best, problem.added_s(best))
+        best = min(self._timed, key=self._cost_s)
+        if self._is_better(best, self._cost_s(best)):
+            self._obey(best, self._cost_s(best))
+
+    def _note_cost(self, plan: FitPlan) -> bool:
+        # Whether the seconds that a plan adds have been measured. A GPU's steps are timed as wholes.
+        if self._chooser.link is None:
+            return self._with_measured_times() is not self._problem
+        step_s = self._pace.step_s
+        if step_s is not None:
+            self._steps_s.append((plan, step_s))
+        return step_s is not None
+
+    def _cost_s(self, plan: FitPlan) -> float:
+        # Measured seconds that a plan adds.
+        if self._chooser.link is None:
+            return self._with_measured_times().added_s(plan)
+        steps_s = [step_s for one, step_s in self._steps_s if one is plan]
+        return min(steps_s, default=math.inf) - (self._pace.plain_s or 0.0)
 
     def _with_measured_times(self) -> Problem:
         assert self._problem is not None  # a plan has been made
@@ -335,17 +373,41 @@ class FitController:
 
     def _explore(self) -> None:
         self._engine.renumber()
+        self._engine.plan_copies(0)
         self._phase, self._since, self._pace.share = "exploring", 0, 1.0
         self._correction = Correction(self._margin)
         self._planning, self._repriced, self._smallest_bytes = None, 0, None
-        self._compares, self._measured_s, self._timed = False, None, []
+        self._compares, self._measured_s, self._timed, self._steps_s = False, None, [], []
         self._exploration = Exploration(self._chooser)
 
     def _pose(self, exploration: Exploration) -> None:
-        if exploration.problem is not None:
-            self._problem, self._pace.plain_s = exploration.problem, exploration.plain_s
-            self._exploration, self._phase = None, "planning"
+        problem = exploration.problem
+        if problem is None:
+            return
+        self._problem, self._pace.plain_s = problem, exploration.plain_s
+        self._exploration, self._phase = None, "planning"
+        if problem.over_link is not None and self._may_be_plain(problem):
+            self._phase, self._since = "timing", 0
+            self._engine.sit_out(sits_out=True)
+        else:
             self._begin_planning()
+
+    def _may_be_plain(self, problem: Problem) -> bool:
+        # Whether a step without cswap has room on the GPU, and is within what was asked for.
+        limit = self._asked.limit_bytes
+        if limit is not None and not self._asked.of_device:
+            return False
+        room = PLAIN_SHARE * usable_bytes(self._device)
+        return problem.raw_peak_bytes + self._other < room
+
+    def _time_plain(self, step: Step) -> None:
+        self._since += 1
+        if self._since < PLAIN_STEPS:
+            return
+        self._pace.note_plain(step)
+        self._phase = "planning"
+        self._engine.sit_out(sits_out=False)
+        self._begin_planning()
 
     def _room(self) -> float:
         # Bytes that the goal leaves for saved tensors.
@@ -356,6 +418,7 @@ class FitController:
         problem, room, limit_s = self._problem, self._room(), math.inf
         if problem is None or self._planning is not None:
             return
+        problem = problem.taking(self._pace.plain_s)
         if self._asked.limit_bytes is None:
             limit_s = self._pace.allowed_s(self._asked.slowdown or 1.0)
         else:
@@ -394,9 +457,10 @@ class FitController:
             self._phase = "obeying"
         self._plan, self._since, self._measured = plan, 0, None
         self._drift.begin_plan()
-        self._pace.begin_plan()
+        self._pace.begin_plan(plan.added_s)
         self._measured_s = measured_s
         self._chooser.obey(plan.decided)
+        self._engine.plan_copies(plan.under_way_bytes)
         self._engine.renumber()  # tensors that stay have no position
         log.info("fit: %s", self.goal)
 
@@ -414,9 +478,16 @@ class FitController:
         raise GoalError(limit_bytes, self._smallest_bytes, why)
 
     def _give_up(self, why: str) -> None:
-        log.warning("fit: %s; cswap decides as without a goal from here on.", why)
+        say = log.info if self._asked.by_default else log.warning
+        say("fit: %s; cswap decides as without a goal from here on.", why)
         self._phase = "given up"
         self.remove()
+
+
+def _clock_and_link(device: torch.device) -> tuple[Stopwatch, LinkRates | None]:
+    if device.type != "cuda":
+        return HOST, None
+    return CudaStopwatch(device.index or 0), link_rates()
 
 
 def _check_floor(limit_bytes: int | None, resident: Resident) -> None:

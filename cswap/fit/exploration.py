@@ -12,11 +12,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from cswap.fit.problem import Problem
+import numpy as np
+
+from cswap.fit.problem import OverLink, Problem
 
 if TYPE_CHECKING:
     from cswap.fit.goal_chooser import GoalChooser
-    from cswap.fit.problem import Key
+    from cswap.fit.problem import Key, Saved
     from cswap.fit.seen import Step
 
 EXPLORED: Final = 3
@@ -47,12 +49,25 @@ class Exploration:
         if not saved:
             return
         if len(self._steps) < EXPLORED:
-            problem = Problem(saved, in_line=self._chooser.unified)
+            problem = Problem(saved, self._over_link(step, saved))
             self._chooser.stored = problem.in_the_way(room_bytes, self._again)
             self._again = problem.computed_again()
             return
         later = self._steps[1:]
-        fullest = self._chooser.saved(max(later, key=lambda step: step.raw_bytes))
-        self.problem = Problem(fullest, in_line=self._chooser.unified)
+        fullest = max(later, key=lambda step: step.raw_bytes)
+        saved = self._chooser.saved(fullest)
+        self.problem = Problem(saved, self._over_link(fullest, saved))
         self.plain_s = min(max(s.step_s - s.hooks_s, 1e-9) for s in later)
         self._steps.clear()
+
+    def _over_link(self, step: Step, saved: list[Saved]) -> OverLink | None:
+        link = self._chooser.link
+        if link is None:
+            return None
+        other = step.other_bytes()
+        least = other.min()
+        for one in saved:  # in use, it was the program's
+            other[one.first_use : one.last + 1] -= one.nbytes
+        return OverLink(
+            link, step.durations(), max(0.0, step.host_ahead_s), np.maximum(0.0, other - least)
+        )

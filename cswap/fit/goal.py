@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Literal
 
+from cswap.advisor.time_limit import decided_by
 from cswap.config import DEVICE, LEAST
 from cswap.errors import ConfigError
 from cswap.fit.whole_device import usable_bytes
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from cswap.config import SwapConfig
 
-Phase = Literal["exploring", "planning", "obeying", "changing", "unreachable", "given up"]
+Phase = Literal["exploring", "timing", "planning", "obeying", "changing", "unreachable", "given up"]
 
 SLOWDOWN: Final = 1.1
 """Default of ``slowdown``."""
@@ -41,11 +42,13 @@ class Asked:
         limit_bytes: of device memory in a step; None: as few as the slowdown allows.
         slowdown: longest step over that without cswap; None: as short as the limit allows.
         of_device: the limit is what the device has.
+        by_default: nobody has asked.
     """
 
     limit_bytes: int | None
     slowdown: float | None
     of_device: bool = False
+    by_default: bool = False
 
     def on(self, device: torch.device) -> Asked:
         """The goal of a model on this device.
@@ -54,6 +57,18 @@ class Asked:
             ConfigError: the device's memory is asked for, and it is not a GPU.
         """
         return replace(self, limit_bytes=usable_bytes(device)) if self.of_device else self
+
+    @staticmethod
+    def without_fit(config: SwapConfig) -> Asked | None:
+        """The goal of a GPU without ``fit``; None: the options say what has to leave.
+
+        As on a CPU, a lossy codec without ``slowdown`` says that bytes matter more than time.
+        """
+        names = [name for name in _EXCLUDED_BY_FIT if getattr(config, name) != _EXCLUDED_BY_FIT[name]]
+        bytes_first = config.lossy != "off" and config.slowdown is None
+        if config.fit is not None or names or bytes_first or decided_by(config) is not None:
+            return None
+        return Asked(None, config.slowdown or SLOWDOWN, by_default=True)
 
     @staticmethod
     def of(config: SwapConfig, *, has_model: bool) -> Asked | None:
@@ -94,8 +109,8 @@ class Goal:
     Attributes:
         asked_bytes: the limit; None: the least memory.
         asked_slowdown: the limit of time; None: the least time.
-        phase: "exploring" (steps with every tensor in its smallest form), "planning" (the same,
-            until the plan is there), "obeying", "changing" (the same, but steps save other
+        phase: "exploring" (steps with every tensor in its smallest form), "timing" (steps without
+            cswap), "planning" (as exploring, until the plan is there), "obeying", "changing" (the same, but steps save other
             tensors again and again, which was logged: no plan knows them all), "unreachable"
             (the error has been raised, or logged if the limit is the device's; the plan of the
             least memory is obeyed), "given up" (cswap decides as without a goal; the log has the

@@ -9,11 +9,10 @@ can be reached is nearly held from the first step on, and every way is measured 
 from __future__ import annotations
 
 import threading
-import time
 import weakref
 from collections import Counter
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
@@ -25,16 +24,21 @@ from cswap.engine.order.chooser import Choice
 from cswap.engine.saved.packed import Kept, PackedView
 from cswap.engine.transfer.handle import State
 from cswap.fit.problem import DWELL, Key, Need, Saved, Way
-from cswap.fit.seen import SeenFormula, SeenTensor, Step, WayNotes
+from cswap.fit.seen import Lap, SeenFormula, SeenTensor, Step, WayNotes
 from cswap.fit.way_times import WayTimes
 from cswap.pool import size_class
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from typing import TypeAlias
+
+    Entered: TypeAlias = tuple[int, int, Any]
 
     from cswap.advisor.cost import Candidate
     from cswap.engine.engine import SwapEngine
+    from cswap.devices.stopwatch import Stopwatch
     from cswap.engine.transfer.handle import Handle
+    from cswap.fit.link_rates import LinkRates
     from cswap.fit.problem import Decided
     from cswap.fit.used_bytes import UsedBytes
 
@@ -44,6 +48,14 @@ FIRST_LOOKS: Final = 4
 LOOK_EVERY: Final = 8
 """Later, every so many steps are looked at; so many in a row after a step that was another one than
 the step before. In as many, tensors that are too small to swap are counted: most never change."""
+
+HOST_S: Final = 1e-4
+"""Seconds that the host of a GPU takes for a tensor that leaves and comes back, or is computed again:
+assumed, of 26 to 40 calls (tests/devices/test_link_slots.py)."""
+
+MOST_BETWEEN: Final = 64
+"""The same on a GPU, where a look takes its host twice as long as the step. There, the first ones
+come after 8, 16 and 32 steps."""
 
 LEAST_RATIO: Final = 1.02
 """A codec that takes off less is no way to hold a tensor, where host memory is device memory."""
@@ -72,7 +84,7 @@ class GoalChooser:
         exploring: whether each tensor is held in its smallest way.
         stored: meanwhile, first saves of tensors that are not computed again.
         decided: else, how to hold each tensor; others are held in their smallest way.
-        unified: whether host memory is device memory.
+        link: the device's; None: host memory is device memory.
         several_forwards: whether a step has several forwards: then no place in it has one choice.
         times: that tensors took in the steps without a look.
     """
@@ -82,8 +94,9 @@ class GoalChooser:
         on_step: Callable[[], None],
         used: UsedBytes,
         engine: SwapEngine,
-        *,
-        unified: bool,
+        watch: Stopwatch,
+        link: LinkRates | None,
+        lap_bytes: Callable[[], int],
     ) -> None:
         """See the steps from the next one on.
 
@@ -92,22 +105,26 @@ class GoalChooser:
             used: counts the tensors that autograd uses.
             engine: asks; knows which module runs, what the model owns, and which lossy codecs the
                 guard has forbidden.
-            unified: see above.
+            watch: of the device.
+            link: see above.
+            lap_bytes: most bytes of a GPU since it was called last.
         """
         self.begin_step, self.settle = on_step, used.settle
         self._used, self._scopes = used, engine.scopes
+        self._counters, self._lap_bytes = engine.counters, lap_bytes
         self._look = engine.look
         self._owned, self._milder = engine.owned, engine.advisor.milder
         self._by_address: dict[int, SeenTensor] = {}
         used.on_gone = self._note_gone
         self._using: dict[int, SeenTensor] = {}
         self._leaving: dict[int, SeenTensor] = {}
-        self.unified, self._hooks_s = unified, HOOKS_S["cpu" if unified else "cuda"]
+        self._watch, self.link, self.unified = watch, link, link is None
+        self._hooks_s = HOOKS_S["cpu" if self.unified else "cuda"]
         self.exploring = True
         self.stored: frozenset[Key] = frozenset()
         self.decided: Mapping[Key, Decided] = {}
         self.several_forwards = False
-        self.step = Step(explored=True)
+        self.step = Step(explored=True, watch=watch, began=watch.mark())
         self._thread = threading.get_ident()
         self._count: Counter[tuple[str, torch.dtype]] = Counter()
         self._ways: dict[Key, _Ways] = {}
@@ -121,13 +138,19 @@ class GoalChooser:
         self.times = WayTimes()
         self.took = self.times.took
 
+    def end_step(self) -> None:
+        """Another forward begins, in this thread: the step may have come to its end."""
+        if not self.unified:
+            self.step.ended = self._watch.mark()
+
     def look(self) -> None:
         """A new step begins, in this thread: look at it, if a look is due."""
         n, before = self._n_steps, self.step
         if before.changed:
             self._looks_until = n + LOOK_EVERY
         looks = self._is_due()
-        self.step = Step(explored=self.exploring, looked=looks)
+        watch = self._watch
+        self.step = Step(explored=self.exploring, looked=looks, watch=watch, began=watch.mark())
         if not before.explored and not before.changed:
             self.times.settle(before, self.decided)
         self._look(looks=looks)
@@ -145,7 +168,11 @@ class GoalChooser:
         # A second forward in backward saves tensors that have no place in the step.
         if self.exploring or self.several_forwards:
             return True
-        return self._n_steps < self._looks_until or self._n_steps % LOOK_EVERY == 0
+        n = self._n_steps
+        often = LOOK_EVERY
+        if not self.unified and n > LOOK_EVERY:
+            often = min(MOST_BETWEEN, 1 << (n.bit_length() - 1))
+        return n < self._looks_until or n % often == 0
 
     def obey(self, decided: Mapping[Key, Decided]) -> None:
         """Hold tensors in these ways from the next step on."""
@@ -226,19 +253,34 @@ class GoalChooser:
                 self._note_formula(key, handle)
             ways = self._ways_now(key, handle, candidates)
             if again is not None and REMAT not in ways:
-                ways[REMAT] = Way(REMAT, 0, again + self._hooks_s)
+                ways[REMAT] = self._way(REMAT, again)
             action = self._smallest(key, handle, again=again is not None)
         if action in (KEEP, REMAT):
             return Choice(action)
         notes = self._notes.setdefault((key, action), WayNotes(action))
         return Choice(action, notes)
 
-    def packed(self, tensor: torch.Tensor, packed: Kept | PackedView, took_s: float) -> None:
+    def enter(self) -> Entered:
+        """See `Chooser`."""
+        step, other_bytes = self.step, 0
+        if step.explored and not self.unified:
+            other_bytes = self._lap_bytes() - self._counters.device_bytes
+        return step.n_moments, other_bytes, self._watch.mark()
+
+    def _leave(self, entered: Entered) -> Any:
+        # Returns the mark.
+        step, mark = self.step, self._watch.mark()
+        step.laps.append(Lap(*entered, mark))
+        if step.explored and not self.unified:
+            self._lap_bytes()
+        return mark
+
+    def packed(self, tensor: torch.Tensor, packed: Kept | PackedView, entered: Entered) -> None:
         """See `Chooser`."""
         step = self.step
         if threading.get_ident() != self._thread:
             return
-        step.hooks_s += took_s
+        self._leave(entered)
         step.last = weakref.ref(packed)
         if isinstance(packed, Kept):
             kept, self._kept = self._kept, None
@@ -270,20 +312,22 @@ class GoalChooser:
     def used(self) -> None:
         """See `Chooser`."""
         self.step.n_uses += 1
-        self.step.ended_s = time.perf_counter()
+        if self.unified:
+            self.step.ended = self._watch.mark()
 
     def saved_at(self, address: int) -> SeenTensor | None:
         """The tensor of this step whose storage was at this address when it was saved."""
         return self._by_address.get(address)
 
-    def unpacked(self, packed: PackedView, tensor: torch.Tensor, took_s: float) -> None:
+    def unpacked(self, packed: PackedView, tensor: torch.Tensor, entered: Entered) -> None:
         """See `Chooser`."""
         step, handle = self.step, packed.token.handle
         # On a GPU, backward runs in a thread of autograd's.
         if self.unified and threading.get_ident() != self._thread:
             step.stranger = True
-        step.hooks_s += took_s
-        step.ended_s = time.perf_counter()
+        left = self._leave(entered)
+        if self.unified:
+            step.ended = left
         step.n_uses += 1
         one = step.seen.get((handle.step, handle.position))
         if one is not None:
@@ -347,7 +391,8 @@ class GoalChooser:
             if one.codec == KEEP:
                 continue
             if not self.unified:
-                found[one.codec] = Way(one.codec, 0, one.cost_s)
+                device_s = max(0.0, one.device_s - self._hooks_s)
+                found[one.codec] = self._way(one.codec, device_s, int(one.nbytes))
             elif one.ratio >= LEAST_RATIO:  # raw bytes that move there gain nothing
                 found[one.codec] = Way(one.codec, size_class(int(one.nbytes)), one.device_s)
         return found
@@ -360,7 +405,7 @@ class GoalChooser:
             for way in self._measured(key)
             if self._may(way.action, handle) and (again or way.action != REMAT)
         ]
-        return min(ways, key=lambda w: (w.held_bytes, w.added_s)).action
+        return min(ways, key=lambda w: (w.held_bytes, w.alone_s(self.link))).action
 
     def _measured(self, key: Key) -> tuple[Way, ...]:
         return tuple(self._corrected(key, way) for way in self._ways[key].ways.values())
@@ -369,11 +414,18 @@ class GoalChooser:
         notes = self._notes.get((key, way.action))
         if notes is None or not notes.nbytes:
             return way
-        # The store's buffers have fixed sizes.
-        held_bytes = size_class(notes.nbytes) if self.unified else way.held_bytes
-        if self.unified and notes.device_s > 0:
+        if not self.unified:
+            return way._replace(link_bytes=notes.nbytes)
+        held_bytes = size_class(notes.nbytes)  # the store's buffers have fixed sizes
+        if notes.device_s > 0:
             return Way(way.action, held_bytes, notes.device_s + self._hooks_s, in_step=True)
         return Way(way.action, held_bytes, way.added_s)
+
+    def _way(self, action: str, device_s: float, link_bytes: int = 0) -> Way:
+        # That holds no bytes of the device. A CPU's own time is the step's; a GPU's host is ahead.
+        if self.unified:
+            return Way(action, 0, device_s + self._hooks_s)
+        return Way(action, 0, device_s, link_bytes=link_bytes, host_s=HOST_S)
 
     def _name(self, tensor: torch.Tensor, scope: str) -> Key:
         # Of the save that is under way.

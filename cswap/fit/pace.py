@@ -4,7 +4,9 @@ Note [a step's time and the plain one's]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 A busy machine slows both down, so both are measured in the same steps. A step that is looked at
 says how long it took without the hooks; its own time is longer than that of the others, which are
-the steps that the slowdown is of. Where they are too slow, the next plan gets a smaller share of
+the steps that the slowdown is of. A GPU stands still while its host is in the hooks, and for a
+while after them. So a step without cswap says how long that takes, where there is memory for one;
+else it takes as long as the others less the time that the plan adds, at the most. Where they are too slow, the next plan gets a smaller share of
 the time; where they are fast for a while, a larger one again. Each time that this was too much, it
 waits longer.
 """
@@ -42,32 +44,44 @@ class Pace:
 
     Attributes:
         plain_s: without cswap; None: not known yet.
+        was_plain: whether a step without cswap has said so.
         share: of the allowed time, for the next plan.
     """
 
     def __init__(self) -> None:
         self.plain_s: float | None = None
+        self.was_plain = False
+        self._added_s = 0.0
         self.share = 1.0
         self._patience = self._wait = 0  # decisions before a plan gets more time again
-        self._steps_s: deque[float] = deque(maxlen=TIMED)
+        self._steps: deque[Step] = deque(maxlen=TIMED)
         self._quotients: deque[float] = deque(maxlen=ROUNDS)  # of those and a plain step
 
     @property
     def step_s(self) -> float | None:
         """Median of the last steps; None: there was none since the plan changed."""
-        return statistics.median(self._steps_s) if self._steps_s else None
+        return statistics.median(step.step_s for step in self._steps) if self._steps else None
 
     def note(self, step: Step, *, obeys: bool) -> None:
         """A step has ended. Args: step: it; obeys: whether by a plan."""
         if not step.looked or step.changed or not obeys:
-            self._steps_s.append(step.step_s)
-        if step.looked and obeys and len(self._steps_s) == TIMED:
-            self.plain_s = max(step.step_s - step.hooks_s, 1e-9)
-            self._quotients.append(statistics.median(self._steps_s) / self.plain_s)
+            self._steps.append(step)  # a GPU may not have come to its end yet
+        if step.looked and obeys and len(self._steps) == TIMED:
+            took_s, plain_s = self.step_s or 0.0, step.step_s - step.hooks_s
+            if not step.on_host:
+                plain_s = min(plain_s, self.plain_s or plain_s, took_s - self._added_s)
+            if not self.was_plain:
+                self.plain_s = max(plain_s, 1e-9)
+            self._quotients.append(took_s / (self.plain_s or took_s))
 
-    def begin_plan(self) -> None:
-        """The next steps obey another plan."""
-        self._steps_s.clear()
+    def note_plain(self, step: Step) -> None:
+        """A step without cswap has ended. Args: step: it."""
+        self.plain_s, self.was_plain = max(step.step_s, 1e-9), True
+
+    def begin_plan(self, added_s: float) -> None:
+        """The next steps obey another plan. Args: added_s: seconds that it adds to a step."""
+        self._added_s = added_s
+        self._steps.clear()
         self._quotients.clear()
 
     def grow(self, factor: float) -> None:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
+    from cswap.fit.link_rates import LinkRates
+
 LAG: Final = 2
 """Moments after its save for which a tensor that is encoded is still there."""
 
@@ -66,12 +68,22 @@ class Way(NamedTuple):
         held_bytes: of device memory.
         added_s: seconds that it adds to a step.
         in_step: whether these were measured in a step; else in a trial, or by a calibration.
+        link_bytes: that go over the link, out and back.
+        host_s: seconds of the host, where it is ahead of the device; on a CPU, part of ``added_s``.
     """
 
     action: str
     held_bytes: int
     added_s: float
     in_step: bool = False
+    link_bytes: int = 0
+    host_s: float = 0.0
+
+    def alone_s(self, link: LinkRates | None) -> float:
+        """Seconds if nothing else is done meanwhile."""
+        if link is None:
+            return self.added_s
+        return self.added_s + self.link_bytes * (1 / link.out + 1 / link.back)
 
 
 class Need(NamedTuple):
@@ -123,7 +135,11 @@ class Saved:
         """The tensor with so many raw bytes: its ways take bytes and seconds in proportion."""
         factor = nbytes / max(1, self.nbytes)
         ways = (
-            way._replace(held_bytes=int(factor * way.held_bytes), added_s=factor * way.added_s)
+            way._replace(
+                held_bytes=int(factor * way.held_bytes),
+                added_s=factor * way.added_s,
+                link_bytes=int(factor * way.link_bytes),
+            )
             for way in self.ways
         )
         return replace(self, nbytes=nbytes, ways=tuple(ways)) if factor != 1 else self
@@ -148,15 +164,46 @@ class Decided(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class OverLink:
+    """A device with a link, and the computation of a step that can hide its copies.
+
+    Attributes:
+        link: its rates.
+        durations: [moments] seconds of the computation in front of each moment.
+        host_ahead_s: by which the host is faster than the device, in a step.
+        other_bytes: [moments] that the program holds besides, beyond the least that it holds.
+    """
+
+    link: LinkRates
+    durations: NDArray[np.float64]
+    host_ahead_s: float
+    other_bytes: NDArray[np.float64]
+
+
+class Moves(NamedTuple):
+    """Copies over a link beside a step's computation.
+
+    Attributes:
+        nbytes: [slots] that are under way.
+        added_s: seconds that the plan adds to a step.
+    """
+
+    nbytes: NDArray[np.float64]
+    added_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class FitPlan:
     """A decision for each tensor of a step.
 
     Attributes:
         decided: by save.
-        peak_bytes: predicted most bytes of saved tensors at a moment.
+        peak_bytes: predicted most bytes at a moment, of saved tensors and `Problem.other_bytes`.
         added_s: predicted seconds that it adds to a step.
         raw_bytes: of the tensors that it decides about.
         counts: of these tensors by action.
+        under_way_bytes: of the tensors that are on their way at a moment, out or back, by the
+            solver; one of these may have been copied in part.
     """
 
     decided: Mapping[Key, Decided]
@@ -164,6 +211,7 @@ class FitPlan:
     added_s: float
     raw_bytes: int
     counts: Counter[str]
+    under_way_bytes: int = 0
 
 
 class Problem:
@@ -171,19 +219,16 @@ class Problem:
 
     Attributes:
         saved: the tensors.
+        over_link: what the link and the host can hide; None: encodes run where a tensor is saved,
+            and nothing is decoded ahead.
         too_deep: indices of tensors that cannot all be computed again: one needs the next, and
             together they are more than `GOAL_DEPTH` operators in a row.
     """
 
-    def __init__(self, saved: Collection[Saved], *, in_line: bool) -> None:
-        """A problem.
-
-        Args:
-            saved: at least one tensor.
-            in_line: whether encodes run where a tensor is saved, and nothing is decoded ahead.
-        """
-        self.saved = tuple(saved)
-        self._lag, self._ahead = (0, 0) if in_line else (LAG, AHEAD)
+    def __init__(self, saved: Collection[Saved], over_link: OverLink | None = None) -> None:
+        """A problem. Args: saved: at least one tensor; over_link: see above."""
+        self.saved, self.over_link = tuple(saved), over_link
+        self._lag, self._ahead = (0, 0) if over_link is None else (LAG, AHEAD)
         self.n_moments = 1 + max(s.last for s in self.saved)
         self.too_deep = tuple(self._too_deep())
 
@@ -245,6 +290,24 @@ class Problem:
                 return frozenset(self.saved[i].names[0] for i in found)
         return frozenset()
 
+    def taking(self, plain_s: float | None) -> Problem:
+        """The problem of a step that takes so long without cswap. Args: plain_s: None: as it is."""
+        over = self.over_link
+        if over is None or not plain_s or not over.durations.sum():
+            return self
+        found = copy(self)
+        faster = plain_s / float(over.durations.sum())
+        found.over_link = replace(over, durations=faster * over.durations)
+        return found
+
+    @property
+    def raw_peak_bytes(self) -> int:
+        """Most bytes at a moment if all tensors stay."""
+        total = self.other_bytes()
+        for one in self.saved:
+            total[one.born : one.last + 1] += one.nbytes
+        return int(total.max())
+
     def grown(self, nbytes: Mapping[int, int]) -> Problem:
         """The problem with larger tensors. Args: nbytes: their raw bytes, by index."""
         saved = enumerate(self.saved)
@@ -257,19 +320,39 @@ class Problem:
     def added_s(self, plan: FitPlan) -> float:
         """Seconds that a plan adds to a step, at this problem's prices."""
         return sum(
-            way.added_s
+            self.alone_s(way)
             for saved in self.saved
             for way in saved.ways
             if way.action == plan.decided[saved.names[0]].action
         )
 
-    def bytes_of(self, index: int, way: Way) -> NDArray[np.float64]:
-        """Bytes at each moment of one tensor, held that way."""
+    def alone_s(self, way: Way) -> float:
+        """Seconds that a way adds to a step, if no computation hides its copies."""
+        return way.alone_s(None if self.over_link is None else self.over_link.link)
+
+    def other_bytes(self) -> NDArray[np.float64]:
+        """Bytes at each moment that are no saved tensors', if that is known; a copy."""
+        found = np.zeros(self.n_moments)
+        if self.over_link is not None:
+            other = self.over_link.other_bytes[: self.n_moments]
+            found[: len(other)] = other
+        return found
+
+    def bytes_of(self, index: int, way: Way, *, moves: bool = True) -> NDArray[np.float64]:
+        """Bytes at each moment of one tensor, held that way.
+
+        Args:
+            index: of the tensor.
+            way: its way.
+            moves: whether it takes time to leave and to come back; else that is counted apart.
+        """
         one, found = self.saved[index], np.zeros(self.n_moments)
         end = one.last + 1
         found[one.born : end] = way.held_bytes
         if way.action != KEEP:
-            lag, ahead = (0, 0) if way.action == REMAT else (self._lag, self._ahead)
+            lag, ahead = self._lag, self._ahead
+            if way.action == REMAT or not moves:
+                lag = ahead = 0
             out = min(max(one.born + lag, one.left), one.last)
             before = max(out + 1, one.first_use - ahead)
             encoded = way.held_bytes if way.action != REMAT else 0
@@ -278,12 +361,21 @@ class Problem:
             found[before:end] = one.nbytes + encoded
         return found
 
-    def plan(self, ways: Mapping[int, Way]) -> FitPlan:
-        """The plan that holds tensors in these ways. Args: ways: by index of the tensor."""
-        total = np.zeros(self.n_moments)
+    def plan(self, ways: Mapping[int, Way], moves: Moves | None = None) -> FitPlan:
+        """The plan that holds tensors in these ways.
+
+        Args:
+            ways: by index of the tensor.
+            moves: what the solver knows of copies; default: as if no computation hid them.
+        """
+        total = self.other_bytes()
         raw_bytes = sum(self.saved[i].nbytes for i in ways)
+        most_moved = max((way.link_bytes for way in ways.values()), default=0)
         for index, way in ways.items():
-            total += self.bytes_of(index, way)
+            total += self.bytes_of(index, way, moves=moves is None)
+        if moves is not None:
+            starts = slots(self.n_moments)
+            total += np.repeat(moves.nbytes, np.diff(starts, append=self.n_moments))
         return FitPlan(
             {
                 name: Decided(way.action, i, self.saved[i].nbytes)
@@ -291,17 +383,20 @@ class Problem:
                 for name in self.saved[i].names
             },
             int(total.max()),
-            sum(w.added_s for w in ways.values()),
+            sum(map(self.alone_s, ways.values())) if moves is None else moves.added_s,
             raw_bytes,
             Counter(way.action for way in ways.values()),
+            0 if moves is None else int(moves.nbytes.max()) + most_moved,
         )
 
 
+def slots(n_moments: int) -> NDArray[np.intp]:
+    """First moments of no more than `MOST_MOMENTS` slots, each of as many moments."""
+    n_slots = min(n_moments, MOST_MOMENTS)
+    return np.linspace(0, n_moments, n_slots, endpoint=False).astype(np.intp)
+
+
 def thinned(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Bytes [..., moments] at no more than MOST_MOMENTS: the most of neighbouring ones."""
-    n_moments = rows.shape[-1]
-    if n_moments <= MOST_MOMENTS:
-        return rows
-    starts = np.linspace(0, n_moments, MOST_MOMENTS, endpoint=False).astype(int)
-    found: NDArray[np.float64] = np.maximum.reduceat(rows, starts, axis=-1)
+    """Bytes [..., moments] by slot: the most of its moments."""
+    found: NDArray[np.float64] = np.maximum.reduceat(rows, slots(rows.shape[-1]), axis=-1)
     return found

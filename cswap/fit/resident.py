@@ -112,6 +112,10 @@ class Meter(Protocol):
         """
         ...
 
+    def lap(self) -> int:
+        """Most bytes since this or `take` was called last; 0 where that is not known."""
+        ...
+
 
 class CountedMeter:
     """Saved and resident bytes: for a CPU, where torch has no peak to ask for."""
@@ -126,6 +130,10 @@ class CountedMeter:
         """See `Meter`."""
         return self._resident.nbytes + saved_bytes
 
+    def lap(self) -> int:
+        """See `Meter`."""
+        return 0
+
 
 class AllocatorMeter:
     """The peak of torch's CUDA allocator. Its statistics begin anew with every step."""
@@ -135,11 +143,18 @@ class AllocatorMeter:
     def __init__(self, device: torch.device) -> None:
         """Args: device: of the model."""
         self._device = device
+        self._most = 0  # of the laps
 
     def take(self, saved_bytes: int) -> int:
         """See `Meter`; saved tensors are part of the peak."""
+        most, self._most = max(self.lap(), self._most), 0
+        return most
+
+    def lap(self) -> int:
+        """See `Meter`."""
         peak = int(torch.cuda.max_memory_allocated(self._device))
         torch.cuda.reset_peak_memory_stats(self._device)
+        self._most = max(self._most, peak)
         return peak
 
 

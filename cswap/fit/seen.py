@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from cswap.devices.stopwatch import HOST
 
 if TYPE_CHECKING:
     import weakref
 
+    from numpy.typing import NDArray
+
+    from cswap.devices.stopwatch import Stopwatch
     from cswap.engine.saved.packed import Kept, PackedView
     from cswap.fit.problem import Key
 
@@ -80,6 +86,21 @@ class SeenTensor:
     left: int = 0
 
 
+class Lap(NamedTuple):
+    """One tensor's time in the engine; marks are the step's stopwatch's.
+
+    Attributes:
+        moment: of the step, that came next when the engine was entered.
+        other_bytes: at most that the program held since the lap before, besides the engine's.
+        entered, left: marks.
+    """
+
+    moment: int
+    other_bytes: int
+    entered: Any
+    left: Any
+
+
 @dataclass(slots=True)
 class Step:
     """The record of a step, from one forward to the next.
@@ -96,9 +117,11 @@ class Step:
         unknown_bytes: raw bytes of tensors that the plan does not know.
         grown: raw bytes of tensors that are larger than the plan knows them, by their number there.
         changed: it saved another tensor than the step before.
-        hooks_s: seconds of this thread in the engine.
-        began_s: when its forward began.
-        ended_s: when its last tensor was used.
+        watch: of its marks.
+        laps: in the engine, if it was looked at.
+        began: mark of the beginning of its forward.
+        ended: mark of its end; None: not yet. On a CPU, of the use of its last tensor; on a GPU,
+            whose host is ahead, of the beginning of the next forward.
         stranger: another thread saved tensors, too.
         last: the object that autograd holds for the tensor that was saved last.
     """
@@ -113,9 +136,10 @@ class Step:
     unknown_bytes: int = 0
     grown: dict[int, int] = field(default_factory=dict)
     changed: bool = False
-    hooks_s: float = 0.0
-    began_s: float = field(default_factory=time.perf_counter)
-    ended_s: float = 0.0
+    watch: Stopwatch = HOST
+    laps: list[Lap] = field(default_factory=list)
+    began: Any = None
+    ended: Any = None
     stranger: bool = False
     last: weakref.ref[Kept | PackedView] | None = None
 
@@ -131,5 +155,39 @@ class Step:
 
     @property
     def step_s(self) -> float:
-        """Seconds of forward and backward."""
-        return max(0.0, self.ended_s - self.began_s)
+        """Seconds from its beginning to its end. A GPU's are waited for."""
+        return 0.0 if self.ended is None else self.watch.seconds(self.began, self.ended)
+
+    @property
+    def on_host(self) -> bool:
+        """Whether the host computes itself."""
+        return self.watch is HOST
+
+    @property
+    def hooks_s(self) -> float:
+        """Seconds of these in the engine: on a GPU, in which its computation stood still."""
+        return sum(self.watch.seconds(lap.entered, lap.left) for lap in self.laps)
+
+    def durations(self) -> NDArray[np.float64]:
+        """[moments] seconds of the program's own computation in front of each moment."""
+        found = np.zeros(self.n_moments)
+        for before, lap in zip([None, *self.laps], self.laps, strict=False):
+            since = self.began if before is None else before.left
+            moment = min(lap.moment, self.n_moments - 1)
+            found[moment] += self.watch.seconds(since, lap.entered)
+        return found
+
+    def other_bytes(self) -> NDArray[np.float64]:
+        """[moments] at most that the program held after each moment, besides the engine's."""
+        found = np.zeros(self.n_moments)
+        for lap in self.laps:
+            after = max(0, lap.moment - 1)
+            found[after] = max(found[after], lap.other_bytes)
+        return found
+
+    @property
+    def host_ahead_s(self) -> float:
+        """Seconds by which the host issues the same computation faster than the device runs it."""
+        laps, watch = self.laps, self.watch
+        gaps = [(a.left, b.entered) for a, b in zip(laps, laps[1:], strict=False)]
+        return sum(watch.seconds(*gap) - watch.host_seconds(*gap) for gap in gaps)

@@ -1,7 +1,8 @@
 """Finds the plan of a goal: the least time within bytes, or the fewest bytes within a time.
 
 Both are mixed-integer linear programs, solved by HiGHS (`scipy.optimize.milp`): one of its ways
-for each tensor. Where scipy is missing, or HiGHS finds nothing in its time, a greedy search takes,
+for each tensor; over a link, the bytes that move in each slot of the step, too
+(link_program.py). Where scipy is missing, or HiGHS finds nothing in its time, a greedy search takes,
 at the fullest moment, the change that adds the least time per byte.
 """
 
@@ -16,7 +17,8 @@ import numpy as np
 
 from cswap.advisor.live_costs import KEEP, REMAT
 from cswap.fit.background import is_ending
-from cswap.fit.problem import FitPlan, Problem, Way, thinned
+from cswap.fit.link_program import LinkProgram
+from cswap.fit.problem import FitPlan, Moves, Problem, Way, thinned
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -158,48 +160,66 @@ class _Table:
             return None
         try:
             from scipy.optimize import Bounds, LinearConstraint, milp
-            from scipy.sparse import csr_matrix
+            from scipy.sparse import csr_array, hstack
         except ImportError:
             return None
         n = len(self._variables)
-        nbytes, once, apart = self._bytes(), self._once(), self._apart()
+        (nbytes, other), once, apart = self._bytes(), self._once(), self._apart()
         added = MS * np.array([v.way.added_s for v in self._variables])
         least_bytes = math.isinf(limit_bytes)
-        # The last variable is the peak in MiB.
-        peak = np.full((len(nbytes), 1), -1.0)
+        # Columns: ways; the peak in MiB; the time that is added in ms; those of the link.
+        link, n_columns = None, n + 2
+        if self._problem.over_link is not None:
+            link = LinkProgram(self._problem, [(v.index, v.way) for v in self._variables])
+            n_columns += link.n_columns
         most = np.inf if least_bytes else limit_bytes / MIB
 
-        def ones(cells: list[tuple[int, int]]) -> Any:
-            rows, columns = zip(*cells, strict=True)
-            return csr_matrix((np.ones(len(cells)), (rows, columns)), (max(rows) + 1, n + 1))
+        def rows(*blocks: Any, below: Any, above: Any = -np.inf) -> Any:
+            # The first columns; the others are 0.
+            made = hstack([csr_array(block) for block in blocks], format="csr")
+            made.resize(made.shape[0], n_columns)
+            return LinearConstraint(made, above, below)
 
+        def ones(cells: list[tuple[int, int]]) -> Any:
+            row, column = zip(*cells, strict=True)
+            return csr_array((np.ones(len(cells)), (row, column)), (max(row) + 1, n))
+
+        peak = np.full((len(nbytes), 1), -1.0)
+        under_way = [] if link is None else [np.zeros_like(peak), link.under_way()]
         constraints = [
-            LinearConstraint(csr_matrix(np.hstack([nbytes, peak])), -np.inf, 0.0),
-            LinearConstraint(ones(once), 1.0, 1.0),
+            rows(nbytes, peak, *under_way, below=-other),
+            rows(ones(once), below=1.0, above=1.0),
         ]
         if apart:
             cells = [(row, column) for row, columns in enumerate(apart) for column in columns]
             most_of = np.array([len(columns) - 1.0 for columns in apart])
-            constraints.append(LinearConstraint(ones(cells), -np.inf, most_of))
-        if math.isfinite(limit_s):
-            row = np.append(added, 0.0)[None, :]
-            constraints.append(LinearConstraint(row, -np.inf, MS * limit_s))
+            constraints.append(rows(ones(cells), below=most_of))
+        if link is None:
+            constraints.append(rows(np.append(added, [0.0, -1.0])[None, :], below=0.0))
+        else:
+            constraints += [LinearConstraint(*row) for row in link.rows()]
         tiny = 1e-4 / (1.0 + added.sum())  # of equal peaks, the fastest
-        cost = np.append(tiny * added, 1.0) if least_bytes else np.append(added, 0.0)
+        upper = np.concatenate([np.ones(n), [most, MS * limit_s]])
+        cost = np.zeros(n_columns)
+        cost[n : n + 2] = (1.0, tiny) if least_bytes else (0.0, 1.0)
         solution = milp(
             cost,
             constraints=constraints,
-            integrality=np.append(np.ones(n), 0.0),
-            bounds=Bounds(np.zeros(n + 1), np.append(np.ones(n), most)),
+            integrality=np.arange(n_columns) < n,
+            bounds=Bounds(0.0, upper if link is None else np.append(upper, link.upper)),
             options={"time_limit": TIME_LIMIT_S, "mip_rel_gap": GAP},
         )
         return None if solution.x is None else self._plan(solution.x)
 
-    def _bytes(self) -> NDArray[np.float64]:
-        # [moments, variables] in MiB; moments that repeat one before are left out.
-        rows = [thinned(self._problem.bytes_of(v.index, v.way)) for v in self._variables]
-        found: NDArray[np.float64] = np.unique(np.array(rows) / MIB, axis=1).T
-        return found
+    def _bytes(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        # [slots, variables] and the others' [slots], in MiB. Without a link, slots that repeat one
+        # before are left out.
+        problem = self._problem
+        alone = problem.over_link is None
+        rows = [problem.bytes_of(v.index, v.way, moves=alone) for v in self._variables]
+        found = thinned(np.array([*rows, problem.other_bytes()])) / MIB
+        found = (np.unique(found, axis=1) if alone else found).T
+        return found[:, :-1], found[:, -1]
 
     def _once(self) -> list[tuple[int, int]]:
         # (tensor, variable) where the variable decides about the tensor: one of them does.
@@ -212,8 +232,13 @@ class _Table:
         return [[again[i] for i in chain] for chain in self._problem.too_deep]
 
     def _plan(self, x: NDArray[np.float64]) -> FitPlan:
-        chosen = [v for v, value in zip(self._variables, x[:-1], strict=True) if value > 0.5]
-        return self._problem.plan({v.index: v.way for v in chosen})
+        n = len(self._variables)
+        chosen = [v for v, value in zip(self._variables, x[:n], strict=True) if value > 0.5]
+        ways = {v.index: v.way for v in chosen}
+        if self._problem.over_link is None:
+            return self._problem.plan(ways)
+        waits, early = x[n + 2 :].reshape(5, -1)[2:4]
+        return self._problem.plan(ways, Moves(MIB * (waits + early), float(x[n + 1]) / MS))
 
 
 class _Search:
@@ -224,9 +249,9 @@ class _Search:
         self.ways = {i: _kept(s.ways) for i, s in enumerate(problem.saved)}
         self._left: set[tuple[int, Way]] = set()  # no tensor returns to a way: the search ends
         self.total = sum(
-            (problem.bytes_of(i, w) for i, w in self.ways.items()), np.zeros(problem.n_moments)
+            (problem.bytes_of(i, w) for i, w in self.ways.items()), problem.other_bytes()
         )
-        self.added_s = sum(w.added_s for w in self.ways.values())
+        self.added_s = sum(map(problem.alone_s, self.ways.values()))
 
     def changes(self) -> list[_Change]:
         """Every change: seconds that it adds, bytes at each moment, index, way."""
@@ -236,7 +261,7 @@ class _Search:
         for i, now in self.ways.items():
             before = problem.bytes_of(i, now)
             found += [
-                (w.added_s - now.added_s, problem.bytes_of(i, w) - before, i, w)
+                (problem.alone_s(w) - problem.alone_s(now), problem.bytes_of(i, w) - before, i, w)
                 for w in problem.saved[i].ways
                 if w is not now and (i, w) not in self._left
                 if w.action != REMAT or self._may_run(i, again)

@@ -14,6 +14,12 @@ RESERVE: Final = 0.1
 that allocate beside torch."""
 
 
+def is_on_one_gpu(model: torch.nn.Module) -> bool:
+    """Whether all parameters and buffers of a model are on one GPU."""
+    devices = {x.device for x in (*model.parameters(), *model.buffers())}
+    return len(devices) == 1 and next(iter(devices)).type == "cuda"
+
+
 def device_of(model: torch.nn.Module) -> torch.device:
     """The device of a model's parameters and buffers.
 

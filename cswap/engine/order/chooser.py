@@ -81,8 +81,12 @@ class Chooser(Protocol):
         """
         ...
 
-    def packed(self, tensor: torch.Tensor, packed: Kept | PackedView, took_s: float) -> None:
-        """A tensor was packed, which took this thread so long."""
+    def enter(self) -> object:
+        """The engine is about to pack or to unpack a tensor; `packed` or `unpacked` get this."""
+        ...
+
+    def packed(self, tensor: torch.Tensor, packed: Kept | PackedView, entered: object) -> None:
+        """A tensor was packed. Args: entered: of `enter`."""
         ...
 
     def settle(self) -> None:
@@ -93,8 +97,8 @@ class Chooser(Protocol):
         """A tensor that stays was unpacked, or a backward is over."""
         ...
 
-    def unpacked(self, packed: PackedView, tensor: torch.Tensor, took_s: float) -> None:
-        """A tensor was unpacked, as ``tensor``, which took this thread so long."""
+    def unpacked(self, packed: PackedView, tensor: torch.Tensor, entered: object) -> None:
+        """A tensor was unpacked, as ``tensor``. Args: entered: of `enter`."""
         ...
 
     def missed(self) -> None:

@@ -62,6 +62,7 @@ class Link:
         out, back: the ways.
         sources: on the way out.
         alive: regions whose tensor may be asked for, as far as is known.
+        planned_bytes: that may be under way, each way, whatever the device's own bounds are.
         is_capturing, prepare_thread: see `SideStreams`.
     """
 
@@ -77,7 +78,7 @@ class Link:
         self.prepare_thread = streams.prepare_thread
         self._slots: set[RegionSlot] = set()  # with regions
         self._order = BackwardOrder()
-        self._ahead_bytes = self._most_ahead = 0
+        self._ahead_bytes = self._most_ahead = self.planned_bytes = 0
 
     # --------------------------------------------------------------------- back
 
@@ -260,8 +261,8 @@ class Link:
                 bound = max(bound, slot.cuts[0][2])
                 payload = max(payload, *slot.reserves)
         most = max(most, total // STEP_SHARE)
-        self._most_ahead = min(most, self._device.ready_bytes)
-        self.sources.most_bytes = min(most, self._device.backlog_bytes)
+        self._most_ahead = max(min(most, self._device.ready_bytes), self.planned_bytes)
+        self.sources.most_bytes = max(min(most, self._device.backlog_bytes), self.planned_bytes)
         self.out.ring.nbytes, self.back.ring.nbytes = AT_A_TIME * bound, AT_A_TIME * payload
         self.release_dead()
         for slot in self._slots.difference(slots):

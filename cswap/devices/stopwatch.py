@@ -1,0 +1,79 @@
+"""Marks in the computation of a device, and the seconds between two of them: `Stopwatch`."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+from cswap import cuda_streams
+from cswap.devices.cuda_events import cuda_event
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Stopwatch(Protocol):
+    """Takes marks that are its own, and of use to it alone."""
+
+    def mark(self) -> Any:
+        """Mark the computation that this thread has issued so far."""
+        ...
+
+    def seconds(self, earlier: Any, later: Any) -> float:
+        """Seconds of the device from one mark to another; waits until it has come to the later."""
+        ...
+
+    def host_seconds(self, earlier: Any, later: Any) -> float:
+        """Seconds of the host from one mark to another."""
+        ...
+
+
+class HostStopwatch:
+    """Of a CPU: a mark is the moment at which it was made."""
+
+    mark = staticmethod(time.perf_counter)
+
+    @staticmethod
+    def seconds(earlier: float, later: float) -> float:
+        """See `Stopwatch`."""
+        return later - earlier
+
+    host_seconds = seconds
+
+
+class _Mark(NamedTuple):
+    event: torch.cuda.Event | None  # None: a CUDA graph is captured, in which time means nothing
+    host_s: float
+
+
+class CudaStopwatch:
+    """Of a GPU, which runs behind the host: a mark is an event of the current stream."""
+
+    def __init__(self, index: int) -> None:
+        """Args: index: of the device."""
+        self._index = index
+
+    def mark(self) -> _Mark:
+        """See `Stopwatch`."""
+        event = None
+        if not cuda_streams.is_capturing():
+            event = cuda_event(timing=True)
+            event.record(cuda_streams.current(self._index))
+        return _Mark(event, time.perf_counter())
+
+    @staticmethod
+    def seconds(earlier: _Mark, later: _Mark) -> float:
+        """See `Stopwatch`; 0.0 if a CUDA graph was captured at one of them."""
+        if earlier.event is None or later.event is None:
+            return 0.0
+        later.event.synchronize()
+        return earlier.event.elapsed_time(later.event) / 1e3
+
+    @staticmethod
+    def host_seconds(earlier: _Mark, later: _Mark) -> float:
+        """See `Stopwatch`."""
+        return later.host_s - earlier.host_s
+
+
+HOST: Final = HostStopwatch()
+"""The CPU's."""

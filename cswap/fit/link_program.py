@@ -1,0 +1,112 @@
+"""The part of a goal's linear program that knows the link: `LinkProgram`.
+
+Note [a link and the computation that hides it]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+A step is cut into slots. In each, so many bytes go out and come back as the link carries in the
+slot's time: of the program's own computation, of operators that run again and of kernels of
+codecs, and of the stall that the plan allows there. What is saved in a slot may leave in later
+ones, what is needed in a slot has come back in it or before. Few bytes wait to leave, or are back
+early: beyond that, the engine stalls the computation (replay/link.py). The step takes longer by
+what runs besides and by the stalls, or by the work of the host, which is ahead of the device so
+far, whichever is longer.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from cswap.advisor.live_costs import REMAT
+from cswap.fit.problem import slots
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from cswap.fit.problem import Problem, Way
+
+UNDER_WAY: Final = 2
+"""Tensors of the largest size that may be under way, each way."""
+
+MIB: Final = float(1 << 20)
+MS: Final = 1e3
+
+
+class LinkProgram:
+    """Columns and rows beside those of the ways, in MiB and milliseconds.
+
+    Attributes:
+        n_columns: by slot: bytes that go out, that come back, that wait, that are back early, and
+            the stall.
+        upper: [n_columns] bounds.
+    """
+
+    def __init__(self, problem: Problem, ways: Sequence[tuple[int, Way]]) -> None:
+        """The program of a problem. Args: ways: index of the tensor, and way, by column."""
+        over = problem.over_link
+        assert over is not None  # or there is no program
+        self._link, self._ways, self._saved = over.link, ways, problem.saved
+        self._starts = slots(problem.n_moments)
+        durations = np.resize(over.durations, problem.n_moments)
+        self._slot_ms = MS * np.add.reduceat(durations, self._starts)
+        self._host_ahead_ms = MS * over.host_ahead_s
+        n = len(self._starts)
+        under_way = UNDER_WAY * max(s.nbytes for s in problem.saved) / MIB
+        self.n_columns = 5 * n
+        self.upper = np.repeat([np.inf, np.inf, under_way, under_way, np.inf], n)
+
+    def under_way(self) -> Any:
+        """[slots, n_columns] 1 for the bytes that wait or are early: the device holds them."""
+        from scipy.sparse import csr_array, eye_array, hstack
+
+        n = len(self._slot_ms)
+        nothing, one = csr_array((n, n)), eye_array(n)
+        return hstack([nothing, nothing, one, one, nothing], format="csr")
+
+    def rows(self) -> Iterator[tuple[Any, Any, Any]]:
+        """Matrix over all columns, lower and upper bounds; see `scipy.optimize.LinearConstraint`."""
+        from scipy.sparse import block_array, csr_array, eye_array
+
+        n_slots, n_ways = len(self._slot_ms), len(self._ways)
+        one = eye_array(n_slots)
+        step = one - eye_array(n_slots, k=-1)
+        late = eye_array(n_slots, k=-1)
+        out, back, both = (MS / (rate / MIB) for rate in self._link)
+        saved, used = self._by_slot(lambda i: self._saved[i].born), self._by_slot(self._use)
+        moved = np.array([way.link_bytes / MIB for _, way in self._ways])
+        first, last = np.array([_halves(way) for _, way in self._ways]).T
+        takes = saved * first + used * last
+        nothing = csr_array((n_slots, 2))
+        alike = np.zeros(n_slots)
+
+        def row(ways: Any, *blocks: Any) -> Any:
+            return block_array([[csr_array(ways), nothing, *blocks]], format="csr")
+
+        zero = csr_array((n_slots, n_slots))
+        yield row(late @ (saved * moved), -one, zero, -step, zero, zero), alike, alike
+        yield row(used * moved, zero, -one, zero, step, zero), alike, alike
+        for n_out, n_back in ((out, both - out), (both - back, back)):
+            flows = row(-takes, n_out * one, n_back * one, zero, zero, -one)
+            yield flows, -np.inf, self._slot_ms
+        longer = np.zeros((2, n_ways + 2 + self.n_columns))
+        longer[0, :n_ways], longer[0, -n_slots:] = first + last, 1.0
+        longer[1, :n_ways] = [MS * way.host_s for _, way in self._ways]
+        longer[:, n_ways + 1] = -1.0
+        yield csr_array(longer), -np.inf, np.array([0.0, self._host_ahead_ms])
+
+    def _by_slot(self, moment: Any) -> Any:
+        # [slots, ways] 1 where the tensor's moment lies.
+        at = [np.searchsorted(self._starts, moment(i), "right") - 1 for i, _ in self._ways]
+        found = np.zeros((len(self._starts), len(at)))
+        found[at, np.arange(len(at))] = 1.0
+        return found
+
+    def _use(self, index: int) -> int:
+        return self._saved[index].first_use
+
+
+def _halves(way: Way) -> tuple[float, float]:
+    # Milliseconds where a tensor is saved, and where it is needed.
+    if way.action == REMAT:
+        return 0.0, MS * way.added_s
+    return MS * way.added_s / 2, MS * way.added_s / 2
