@@ -394,11 +394,12 @@ class FitController:
 
     def _may_be_plain(self, problem: Problem) -> bool:
         # Whether a step without cswap has room on the GPU, and is within what was asked for.
-        limit = self._asked.limit_bytes
-        if limit is not None and not self._asked.of_device:
+        usable = self._asked.limit_bytes
+        if usable is None:
+            usable = usable_bytes(self._device)
+        elif not self._asked.of_device:
             return False
-        room = PLAIN_SHARE * usable_bytes(self._device)
-        return problem.raw_peak_bytes + self._other < room
+        return problem.raw_peak_bytes + self._other < PLAIN_SHARE * usable
 
     def _time_plain(self, step: Step) -> None:
         self._since += 1

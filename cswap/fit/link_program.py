@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 UNDER_WAY: Final = 2
 """Tensors of the largest size that may be under way, each way."""
 
+N_BLOCKS: Final = 6
+"""Of columns, each with one for a slot."""
+
 MIB: Final = float(1 << 20)
 MS: Final = 1e3
 
@@ -36,8 +39,8 @@ class LinkProgram:
     """Columns and rows beside those of the ways, in MiB and milliseconds.
 
     Attributes:
-        n_columns: by slot: bytes that go out, that come back, that wait, that are back early, and
-            the stall.
+        n_columns: by slot: bytes that go out, that come back, that wait, that are back early, that
+            are away, and the stall.
         upper: [n_columns] bounds.
     """
 
@@ -52,8 +55,8 @@ class LinkProgram:
         self._host_ahead_ms = MS * over.host_ahead_s
         n = len(self._starts)
         under_way = UNDER_WAY * max(s.nbytes for s in problem.saved) / MIB
-        self.n_columns = 5 * n
-        self.upper = np.repeat([np.inf, np.inf, under_way, under_way, np.inf], n)
+        self.n_columns = N_BLOCKS * n
+        self.upper = np.repeat([np.inf, np.inf, under_way, under_way, np.inf, np.inf], n)
 
     def under_way(self) -> Any:
         """[slots, n_columns] 1 for the bytes that wait or are early: the device holds them."""
@@ -61,7 +64,7 @@ class LinkProgram:
 
         n = len(self._slot_ms)
         nothing, one = csr_array((n, n)), eye_array(n)
-        return hstack([nothing, nothing, one, one, nothing], format="csr")
+        return hstack([nothing, nothing, one, one, nothing, nothing], format="csr")
 
     def rows(self) -> Iterator[tuple[Any, Any, Any]]:
         """Matrix over all columns, lower and upper bounds; see `scipy.optimize.LinearConstraint`."""
@@ -83,10 +86,12 @@ class LinkProgram:
             return block_array([[csr_array(ways), nothing, *blocks]], format="csr")
 
         zero = csr_array((n_slots, n_slots))
-        yield row(late @ (saved * moved), -one, zero, -step, zero, zero), alike, alike
-        yield row(used * moved, zero, -one, zero, step, zero), alike, alike
+        nobody = csr_array((n_slots, n_ways))
+        yield row(late @ (saved * moved), -one, zero, -step, zero, zero, zero), alike, alike
+        yield row(used * moved, zero, -one, zero, step, zero, zero), alike, alike
+        yield row(nobody, one, -one, zero, zero, -step, zero), alike, alike
         for n_out, n_back in ((out, both - out), (both - back, back)):
-            flows = row(-takes, n_out * one, n_back * one, zero, zero, -one)
+            flows = row(-takes, n_out * one, n_back * one, zero, zero, zero, -one)
             yield flows, -np.inf, self._slot_ms
         longer = np.zeros((2, n_ways + 2 + self.n_columns))
         longer[0, :n_ways], longer[0, -n_slots:] = first + last, 1.0

@@ -17,7 +17,7 @@ import numpy as np
 
 from cswap.advisor.live_costs import KEEP, REMAT
 from cswap.fit.background import is_ending
-from cswap.fit.link_program import LinkProgram
+from cswap.fit.link_program import N_BLOCKS, LinkProgram
 from cswap.fit.problem import FitPlan, Moves, Problem, Way, thinned
 
 if TYPE_CHECKING:
@@ -237,7 +237,7 @@ class _Table:
         ways = {v.index: v.way for v in chosen}
         if self._problem.over_link is None:
             return self._problem.plan(ways)
-        waits, early = x[n + 2 :].reshape(5, -1)[2:4]
+        waits, early = x[n + 2 :].reshape(N_BLOCKS, -1)[2:4]
         return self._problem.plan(ways, Moves(MIB * (waits + early), float(x[n + 1]) / MS))
 
 

@@ -67,7 +67,7 @@ class _Entered(threading.local):
 
 def installed(cuda: LaggingCuda, patch: Any) -> Iterator[Any]:
     """Make `CudaDevice` run on the stand-in, and yield one. ``patch``: pytest's monkeypatch."""
-    from cswap.devices import base, cuda_callbacks, cuda_events
+    from cswap.devices import base, cuda_callbacks, cuda_events, stopwatch
     from cswap.devices import cuda as module
     from cswap.engine.transfer import link_back, link_out
 
@@ -87,7 +87,8 @@ def installed(cuda: LaggingCuda, patch: Any) -> Iterator[Any]:
 
     for user in (module, cuda_callbacks, cuda_events):
         patch.setattr(user, "torch", stand_in)
-    patch.setattr(module, "cuda_streams", streams_of(cuda))
+    for streams_user in (module, stopwatch):
+        patch.setattr(streams_user, "cuda_streams", streams_of(cuda))
 
     def memcpy(target: int, source: int, nbytes: int, _direction: int, stream: int) -> None:
         on = next(s for s in cuda.streams if s.cuda_stream == stream)

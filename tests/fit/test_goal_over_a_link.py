@@ -14,6 +14,7 @@ import cswap
 from cswap.engine.order.step_order import NO_BACKWARD
 from cswap.engine.transfer import device_lanes
 from cswap.fit import controller, goal, goal_chooser, resident, whole_device
+from cswap.fit.link_rates import LinkRates
 from cswap.testing.lagging_machine import LaggingMachine
 
 WIDTH, ROWS, N_BLOCKS = 64, 1024, 4
@@ -39,9 +40,10 @@ def machine(monkeypatch):
         in_backward = torch._C._current_graph_task_id() != NO_BACKWARD
         return -1 if in_backward else threading.get_ident()
 
-    device: Any = types.SimpleNamespace(type="cuda")
+    device: Any = types.SimpleNamespace(type="cuda", index=0)
     monkeypatch.setattr(device_lanes, "cpu_device", lambda _workers: made.device)
     monkeypatch.setattr(controller, "device_of", lambda _model: device)
+    monkeypatch.setattr(controller, "link_rates", lambda: LinkRates(1e9, 1e9, 0.8e9))
     monkeypatch.setattr(controller, "meter_for", lambda _, found: resident.CountedMeter(found))
     monkeypatch.setattr(goal_chooser, "threading", types.SimpleNamespace(get_ident=ident))
     yield made

@@ -72,7 +72,7 @@ def problem():
         )
         return Saved((key(i),), MIB, ways, i, 9 - i, 9 - i)
 
-    return Problem([saved(i) for i in range(3)], in_line=True)
+    return Problem([saved(i) for i in range(3)])
 
 
 def prices(problem, action):

@@ -1,0 +1,118 @@
+"""Plans over a link, against cases done by hand and exhaustive search."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from cswap.fit.problem import Key, Problem, Saved, Way
+from cswap.fit.solve import within_bytes, within_time
+from tests.fit.test_solve import LINK, chosen, over_link, random_problem
+
+pytest.importorskip("scipy")
+
+MIB = 1 << 20
+MOMENTS = 20
+
+
+def saved(i, nbytes, born, use, *ways):
+    return Saved((Key(f"m{i}", torch.float32, 0),), nbytes, ways, born, use, use)
+
+
+def tensor_that_has_to_leave(seconds, *, host_s=0.0, limit=100 * MIB, **options):
+    """The plan of one tensor, 64 MiB at moments 0 to 19, that has no room in the middle."""
+    other = np.zeros(MOMENTS)
+    other[10] = 100 * MIB
+    ways = Way("keep", 64 * MIB, 0.0), Way("raw", 0, 0.0, link_bytes=64 * MIB, host_s=host_s)
+    over = over_link(MOMENTS, seconds, other_bytes=other, **options)
+    return within_bytes(Problem([saved(0, 64 * MIB, 0, 19, *ways)], over), limit)
+
+
+OUT_S, BACK_S = 64 * MIB / LINK.out, 64 * MIB / LINK.back
+
+
+@pytest.mark.parametrize(
+    ("seconds", "added_s"),
+    [
+        (0.01, 0.0),
+        # It leaves in ten slots, and comes back in the nine after the tenth.
+        (0.001, OUT_S + BACK_S - 0.019),
+    ],
+)
+def test_computation_hides_as_much_as_the_link_carries_in_its_time(seconds, added_s):
+    plan = tensor_that_has_to_leave(seconds)
+    assert plan.counts == {"raw": 1}
+    assert plan.added_s == pytest.approx(added_s, abs=0.003)
+    assert plan.peak_bytes <= 100 * MIB * 1.001
+
+
+def test_the_host_counts_where_it_is_no_longer_ahead():
+    hidden = tensor_that_has_to_leave(0.01, host_s=0.03, host_ahead_s=0.05)
+    assert hidden.added_s == pytest.approx(0.0, abs=1e-6)
+    shown = tensor_that_has_to_leave(0.01, host_s=0.03, host_ahead_s=0.01)
+    assert shown.added_s == pytest.approx(0.02, abs=1e-6)
+
+
+def test_nothing_leaves_where_all_fits():
+    plan = tensor_that_has_to_leave(0.01, limit=200 * MIB)
+    assert (plan.counts, plan.added_s, plan.under_way_bytes) == ({"keep": 1}, 0.0, 0)
+
+
+def test_no_more_leaves_than_the_time_allows():
+    ways = Way("keep", 64 * MIB, 0.0), Way("raw", 0, 0.0, link_bytes=64 * MIB)
+    ten = [saved(i, 64 * MIB, i, 39 - i, *ways) for i in range(10)]
+    n_moments = 40
+
+    def most(seconds, limit_s):
+        return within_time(Problem(ten, over_link(n_moments, seconds)), limit_s)
+
+    assert most(2 * OUT_S, 0.0).counts["raw"] == 9  # the last is needed at once
+    assert most(0.0, 0.0).counts["keep"] == 10
+    few = most(OUT_S / 20, 0.0)
+    assert 0 < few.counts["raw"] < 4
+    assert few.counts["raw"] < most(OUT_S / 20, 2 * OUT_S).counts["raw"] < 9
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_solver_finds_the_best_plan_of_all(seed):
+    problem, too_large = random_problem(seed, n=4, linked=True), Way("keep", 1 << 40, 0.0)
+
+    def alone(ways):
+        # A problem in which these ways have to be chosen.
+        pairs = zip(problem.saved, ways, strict=True)
+        few = [replace(o, ways=(w,) if w.action == "keep" else (w, too_large)) for o, w in pairs]
+        return Problem(few, problem.over_link)
+
+    every = [alone(ways) for ways in itertools.product(*(one.ways for one in problem.saved))]
+    every = [one for one in every if not one.too_deep]
+    fewest = min(within_time(one, math.inf).peak_bytes for one in every)
+    assert within_time(problem, math.inf).peak_bytes <= 1.006 * fewest
+    most = problem.raw_peak_bytes
+    seen = 0
+    for share in (0.05, 0.4, 0.8):
+        limit = math.ceil(fewest + share * (most - fewest))
+        best = [plan.added_s for one in every if (plan := within_bytes(one, limit)) is not None]
+        found = within_bytes(problem, limit)
+        assert found is not None
+        assert found.peak_bytes <= limit * 1.0001
+        assert found.added_s <= 1.006 * min(best) + 1e-6
+        limit_s = found.added_s + 1e-6
+        again = within_time(problem, limit_s)
+        assert again.added_s <= limit_s * 1.0001
+        assert again.peak_bytes <= limit * 1.006
+        seen += found.counts["zvc"] + found.counts["remat"]
+        assert chosen(problem, found).keys() == set(range(len(problem.saved)))
+    assert seen  # or nothing was tried
+
+
+def test_a_problem_takes_the_time_of_a_plain_step():
+    problem = random_problem(0, linked=True)
+    shorter = problem.taking(0.5)
+    assert shorter.over_link.durations.sum() == pytest.approx(0.5)
+    assert problem.over_link.durations.sum() != pytest.approx(0.5)
+    assert problem.taking(None) is problem
