@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -40,9 +40,7 @@ class _Part:
     stays: bool
     n_places: int = 0
     sizes: list[int] = field(default_factory=list)
-    parameters: list[int] = field(default_factory=list)
-    small: list[int] = field(default_factory=list)
-    by_goal: list[int] = field(default_factory=list)
+    kept_sizes: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     resting: list[int] = field(default_factory=list)
     kept: list[int] = field(default_factory=list)  # ids of objects that autograd holds
 
@@ -51,8 +49,7 @@ class _Part:
         saved = Saved(
             self.first, self.n_places, tuple(self.sizes), self.arguments, self.training, ends
         )
-        found = {"parameter": self.parameters, "small": self.small, "goal": self.by_goal}
-        unseen = {why: (len(sizes), sum(sizes)) for why, sizes in found.items() if sizes}
+        unseen = {why: (len(sizes), sum(sizes)) for why, sizes in self.kept_sizes.items()}
         stretch = Stretch(saved, tuple(unseen.items()), tuple(self.resting))
         self.begins.learn(saved, stretch if self.stays else None)
 
@@ -61,9 +58,8 @@ class _Part:
         self.stays = self.stays and later.stays
         self.n_places = later.first + later.n_places - self.first
         self.sizes += later.sizes
-        self.parameters += later.parameters
-        self.small += later.small
-        self.by_goal += later.by_goal
+        for why, sizes in later.kept_sizes.items():
+            self.kept_sizes[why] += sizes
         self.resting += later.resting
         self.kept += later.kept
 
@@ -136,15 +132,17 @@ class Learner:
         nbytes = bytes_of(tensor)
         part.sizes.append(nbytes)
         if isinstance(packed, KeptParameter):
-            part.parameters.append(nbytes)
+            part.kept_sizes["parameter"].append(nbytes)
         elif place is not None and place.rest is not None and isinstance(packed, _RESTING):
             part.resting.append(book.position - 1)
         elif not isinstance(packed, Kept):
             part.stays = False
+        elif place is not None and place.recipe.keep is not None:
+            part.kept_sizes[place.recipe.keep].append(nbytes)
         elif place is not None and place.choice is STAYS:
-            part.by_goal.append(nbytes)
+            part.kept_sizes["goal"].append(nbytes)
         elif not has_place and self._packer.is_small(tensor):
-            part.small.append(nbytes)
+            part.kept_sizes["small"].append(nbytes)
         else:
             part.stays = False
         part.n_places = book.position - part.first
