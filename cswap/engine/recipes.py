@@ -116,7 +116,7 @@ class RecipeBook:
         self._known: Recent[tuple[object, ...], Recipe] = Recent(MOST_RECIPES)
         self._here = _Here()
         self.begun = self._here.sequence
-        self.slots: Sequence[Slot | None] | None = None
+        self.slots: Sequence[Slot | Place | None] | None = None
 
     def begin_step(self) -> None:
         """Expect the first tensor of a step in this thread."""

@@ -129,7 +129,7 @@ class FitController:
         self._other = 0.0
         self._margin = MARGIN if device.type == "cuda" else COUNTED_MARGIN
         self._correction = Correction(self._margin)
-        self._pace = Pace()
+        self._pace = Pace("cuda" if device.type == "cuda" else "cpu")
         load_solver()
         self._measured: int | None = None
         self._drift = Drift()
@@ -384,7 +384,8 @@ class FitController:
         problem = exploration.problem
         if problem is None:
             return
-        self._problem, self._pace.plain_s = problem, exploration.plain_s
+        self._problem = problem
+        self._pace.plain_s, self._pace.was_plain = exploration.plain_s, False
         self._exploration, self._phase = None, "planning"
         if problem.over_link is not None and self._may_be_plain(problem):
             self._phase, self._since = "timing", 0

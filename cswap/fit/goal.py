@@ -128,7 +128,7 @@ class Goal:
             grown since.
         plain_s: seconds of forward and backward without cswap: measured steps less cswap's time.
         predicted_slowdown: of forward and backward, by the plan.
-        step_s: seconds of forward and backward, the median of the last steps.
+        step_s: seconds of forward and backward, the second fastest of the last four steps.
         plans: how many have been made.
         actions: of the plan: tensors by "keep", "remat" and codec.
     """

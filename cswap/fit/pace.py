@@ -21,13 +21,14 @@ if TYPE_CHECKING:
     from cswap.fit.seen import Step
 
 TIMED: Final = 4
-"""Steps whose median is the time of a step."""
+"""Steps of which the second fastest is the time of a step: in some, the engine learns."""
 
-ROUNDS: Final = 3
-"""Looks at a step whose quotients with the steps before decide about the time of the next plan."""
+ROUNDS: Final = {"cpu": 3, "cuda": 1}
+"""Looks at a step whose quotients with the steps before decide about the time of the next plan, by
+kind of device: other programs disturb a CPU."""
 
 LESS_TIME: Final = 0.7
-"""Factor of the time for plans after steps that were too slow."""
+"""Largest factor of the time for plans after steps that were too slow."""
 
 LEAST_SHARE: Final = 0.1
 """Share of the allowed time below which plans get no less: cswap is not what makes steps slow."""
@@ -48,19 +49,22 @@ class Pace:
         share: of the allowed time, for the next plan.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str) -> None:
+        """Args: kind: of device, "cpu" or "cuda"."""
         self.plain_s: float | None = None
         self.was_plain = False
         self._added_s = 0.0
         self.share = 1.0
         self._patience = self._wait = 0  # decisions before a plan gets more time again
         self._steps: deque[Step] = deque(maxlen=TIMED)
-        self._quotients: deque[float] = deque(maxlen=ROUNDS)  # of those and a plain step
+        self._kind = kind
+        self._quotients: deque[float] = deque(maxlen=ROUNDS[kind])  # of those and a plain step
 
     @property
     def step_s(self) -> float | None:
-        """Median of the last steps; None: there was none since the plan changed."""
-        return statistics.median(step.step_s for step in self._steps) if self._steps else None
+        """Of the last `TIMED` steps; None: there was none since the plan changed."""
+        times = sorted(step.step_s for step in self._steps)
+        return times[len(times) // TIMED] if times else None
 
     def note(self, step: Step, *, obeys: bool) -> None:
         """A step has ended. Args: step: it; obeys: whether by a plan."""
@@ -68,7 +72,7 @@ class Pace:
             self._steps.append(step)  # a GPU may not have come to its end yet
         if step.looked and obeys and len(self._steps) == TIMED:
             took_s, plain_s = self.step_s or 0.0, step.step_s - step.hooks_s
-            if not step.on_host:
+            if self._kind == "cuda":
                 plain_s = min(plain_s, self.plain_s or plain_s, took_s - self._added_s)
             if not self.was_plain:
                 self.plain_s = max(plain_s, 1e-9)
@@ -98,13 +102,14 @@ class Pace:
         Args:
             slowdown: longest step over that without cswap.
         """
-        if len(self._quotients) < ROUNDS:
+        if len(self._quotients) < ROUNDS[self._kind]:
             return False
         took = statistics.median(self._quotients)
         self._quotients.clear()
         if took > slowdown and self.share > LEAST_SHARE:
             self._wait, self._patience = self._patience, min(2 * self._patience + 1, MOST_PATIENCE)
-            self.share *= LESS_TIME
+            excess = (took - slowdown) / max(slowdown - 1, 1e-9)
+            self.share = max(LEAST_SHARE, min(LESS_TIME * self.share, self.share - excess))
             return True
         if self.share < 1 and took < 1 + NEAR * (slowdown - 1):
             self._wait -= 1

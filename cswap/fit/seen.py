@@ -159,11 +159,6 @@ class Step:
         return 0.0 if self.ended is None else self.watch.seconds(self.began, self.ended)
 
     @property
-    def on_host(self) -> bool:
-        """Whether the host computes itself."""
-        return self.watch is HOST
-
-    @property
     def hooks_s(self) -> float:
         """Seconds of these in the engine: on a GPU, in which its computation stood still."""
         return sum(self.watch.seconds(lap.entered, lap.left) for lap in self.laps)

@@ -137,8 +137,8 @@ class Learner:
             part.resting.append(book.position - 1)
         elif not isinstance(packed, Kept):
             part.stays = False
-        elif place is not None and place.recipe.keep is not None:
-            part.kept_sizes[place.recipe.keep].append(nbytes)
+        elif place is not None and (reason := place.recipe.keep) in ("parameter", "small"):
+            part.kept_sizes[reason].append(nbytes)
         elif place is not None and place.choice is STAYS:
             part.kept_sizes["goal"].append(nbytes)
         elif not has_place and self._packer.is_small(tensor):

@@ -29,8 +29,11 @@ class Told:
     def choose(self, tensor, handle, again_s, candidates):
         return self._choice
 
-    def packed(self, tensor, packed, took_s):
-        pass
+    def enter(self):
+        return None
+
+    def packed(self, tensor, packed, entered):
+        assert entered is None
 
     def settle(self):
         pass
@@ -38,8 +41,8 @@ class Told:
     def used(self):
         pass
 
-    def unpacked(self, packed, tensor, took_s):
-        pass
+    def unpacked(self, packed, tensor, entered):
+        assert entered is None
 
     def missed(self):
         pass

@@ -9,6 +9,9 @@ torch's compares its type, dtype, layout and device. Where something may be loss
 that made it and that save it have to be the same, too. Any other tensor goes the general way, so a
 slot is a guess about time, never about values.
 
+Most tensors stay: parameters, small ones, and those of places where the last tensor stayed by a
+goal or is a parameter's. They need no slot, and nothing is wrong if another tensor stays instead.
+
 A slot takes tensors until the next step begins. Where anything else is wanted (a choice of codecs,
 a report, a look at every tensor, a timeline), none does, and all tensors go the general way. So do
 those of every `STEPS`-th step: a second tensor that begins to use the same memory is seen there.
@@ -22,14 +25,17 @@ from threading import get_ident
 from typing import TYPE_CHECKING
 
 import torch
+from torch.nn import Parameter
 
 from cswap.advisor.site_history import Advice
 from cswap.dynamo import leave_alone
 from cswap.engine import short_way
-from cswap.engine.recipes import producer
+from cswap.engine.order.chooser import STAYS
+from cswap.engine.recipes import Place, producer
 from cswap.engine.replay.link_slot import LinkSlot
 from cswap.engine.saved.away import Away
 from cswap.engine.saved.encoded import Encoded
+from cswap.engine.saved.packed import Kept, KeptParameter
 from cswap.engine.saved.reclaim import MOST_LATER
 from cswap.engine.short_way import WORD
 
@@ -37,16 +43,17 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cswap.engine.packer import Packer
-    from cswap.engine.recipes import Place
     from cswap.engine.replay.slot import Slot
-    from cswap.engine.saved.packed import Kept, PackedView
+    from cswap.engine.saved.packed import PackedView
     from cswap.engine.saved.without_handle import WithoutHandle
     from cswap.engine.state import EngineState
     from cswap.engine.unpacker import Unpacker
 
 _now = time.perf_counter
-_Tensor = torch.Tensor
+_new = object.__new__
+_Tensor, _strided = torch.Tensor, torch.strided
 _is_tracing = torch._C._is_tracing  # noqa: SLF001
+_len_dispatch_modes = torch._C._len_torch_dispatch_stack  # noqa: SLF001
 _current_backward = torch._C._current_graph_task_id  # noqa: SLF001
 
 
@@ -60,13 +67,18 @@ class Replay:
         "_counters",
         "_deaths",
         "_hits",
+        "_is_plain",
         "_later",
         "_limit",
+        "_min_bytes",
         "_notes",
         "_pack",
+        "_parameters",
         "_reclaimer",
         "_reports",
         "_scopes",
+        "_sizes_by_reason",
+        "_small",
         "_state",
         "_steps",
         "_thread",
@@ -83,6 +95,14 @@ class Replay:
         self._reclaimer, self._advisor = state.reclaimer, state.advisor
         self._deaths, self._later = state.reclaimer.deaths, state.reclaimer.later
         self._hits = state.counters.hits
+        self._parameters, self._small = state.counters.parameters, state.counters.small
+        # Of places where the tensor stays, by the reason of their recipe; None: of their choice.
+        self._sizes_by_reason = {
+            "parameter": self._parameters,
+            "small": self._small,
+            None: state.counters.by_goal,
+        }
+        self._min_bytes, self._is_plain = max(1, state.lanes.min_bytes), False
         self._limit = state.advisor.limit
         self._reports = None if self._limit is None else self._limit.reports
         self._by_role = state.advisor.may_use_lossy
@@ -91,8 +111,10 @@ class Replay:
 
     # ---------------------------------------------------------------- each step
 
-    def review(self, *, saving: bool = False) -> Sequence[Slot | None]:
+    def review(self, *, saving: bool = False) -> Sequence[Slot | Place | None]:
         """See which slots take tensors in the step that has begun, in this thread.
+
+        A place without a slot is one where the tensor stays.
 
         Args:
             saving: a tensor is being saved, so the step's forward has begun. Else it begins if
@@ -100,13 +122,25 @@ class Replay:
         """
         book = self._book
         places = book.begun.places
-        slots: Sequence[Slot | None] = ()
+        slots: Sequence[Slot | Place | None] = ()
         self.tell()
-        if (saving or torch.is_grad_enabled()) and any(place.slot is not None for place in places):
-            self._notes.begin()  # it may want another kind of step
-            if not self._is_special():
-                self._thread = get_ident()
-                slots = [self._standing(place) for place in places]
+        self._is_plain = False
+        if saving or torch.is_grad_enabled():
+            has_slots = any([place.slot is not None for place in places])  # noqa: C419 - no calls
+            if has_slots:
+                self._notes.begin()  # it may want another kind of step
+            self._is_plain = not self._is_special()
+            if self._is_plain:
+                self._thread, reasons = get_ident(), self._sizes_by_reason
+                slots = [
+                    self._standing(place)
+                    if place.slot is not None
+                    else place
+                    if place.choice is STAYS or (place.recipe.keep is not None and place.recipe.keep in reasons)
+                    else None
+                    for place in places
+                ]
+            if self._is_plain and has_slots:
                 self._reclaimer.wake()
         for link in self._state.lanes.links:
             mine = [slot for slot in slots if type(slot) is LinkSlot and slot.link is link]
@@ -177,14 +211,50 @@ class Replay:
         n, slots = book.begun.next, book.slots
         if slots is None:
             slots = self.review(saving=True)  # operators switch gradients off while they save
+        steps, kind = self._steps, type(tensor)
+        if (
+            self._is_plain
+            and (kind is _Tensor or kind is Parameter)
+            and not _is_tracing()
+            and tensor.layout is _strided
+        ):
+            nbytes, sizes, kept_kind, after = tensor.nbytes, None, Kept, n
+            if kind is Parameter or type(tensor._base) is Parameter:  # noqa: SLF001
+                sizes, kept_kind = self._parameters, KeptParameter
+            elif nbytes < self._min_bytes:
+                sizes = self._small
+            elif n < len(slots) and type(place := slots[n]) is Place:
+                if (
+                    place.nbytes == nbytes
+                    and place.recipe.scope is self._scopes.stack[-1]
+                    and not steps.asked_since_pack
+                    and get_ident() == self._thread
+                    and not self._deaths
+                    and not tensor.is_nested
+                ):
+                    sizes = self._sizes_by_reason[place.recipe.keep]
+                    after = n + 1
+                else:
+                    return self._other(tensor, n)
+            if sizes is not None and not _len_dispatch_modes():
+                try:
+                    held = tensor if tensor.is_leaf else tensor.detach()
+                    version = tensor._version  # noqa: SLF001
+                except RuntimeError:  # of inference mode
+                    return self._pack(tensor)
+                sizes.append(nbytes)
+                book.begun.next = after
+                kept = _new(kept_kind)  # without a call of Python
+                kept.tensor, kept.version = held, version
+                return kept
         if n >= len(slots):
             return self._pack(tensor)
         slot = slots[n]
-        if slot is None:
+        if slot is None or type(slot) is Place:
             return self._pack(tensor)
-        start_s, steps = _now(), self._steps
+        start_s = _now()
         try:
-            address = tensor.data_ptr() if type(tensor) is _Tensor else 0
+            address = tensor.data_ptr() if kind is _Tensor else 0
         except RuntimeError:  # sparse, say: it has no storage
             address = 0
         if (
@@ -237,9 +307,18 @@ class Replay:
     @leave_alone
     def unpack(self, packed: Kept | PackedView | WithoutHandle) -> torch.Tensor:
         """See `SwapEngine.unpack`."""
-        if type(packed) is not Encoded and type(packed) is not Away:
+        state, kind = self._state, type(packed)
+        if kind is Kept or kind is KeptParameter:
+            version = packed.version
+            if (
+                state.chooser is None
+                and not state.backward_is_next
+                and (version < 0 or packed.tensor._version == version)  # noqa: SLF001
+            ):
+                return packed.tensor
+        if kind is not Encoded and kind is not Away:
             return self._unpack(packed)
-        start_s, state, reports = _now(), self._state, self._reports
+        start_s, reports = _now(), self._reports
         if (
             packed.uses
             or packed.users > 1
