@@ -63,9 +63,7 @@ def measure_rates() -> tuple[float, float, float]:
     Takes some hundredths of a second, and 256 MiB of the device, which are given back.
     """
     copies, nbytes = _CudaCopies(), SIZES["cuda"][-1]
-    out, back = (
-        nbytes / _median(partial(copies.seconds, nbytes, way)) for way in ("out", "back")
-    )
+    out, back = (nbytes / _median(partial(copies.seconds, nbytes, way)) for way in ("out", "back"))
     return out, back, REPEATS * nbytes / _median(lambda: copies.many_s(nbytes, both=True))
 
 

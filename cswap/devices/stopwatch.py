@@ -67,7 +67,7 @@ class CudaStopwatch:
         if earlier.event is None or later.event is None:
             return 0.0
         later.event.synchronize()
-        return earlier.event.elapsed_time(later.event) / 1e3
+        return float(earlier.event.elapsed_time(later.event)) / 1e3
 
     @staticmethod
     def host_seconds(earlier: _Mark, later: _Mark) -> float:

@@ -23,7 +23,7 @@ from cswap.stats.step_trace import Timeline
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from cswap.advisor.site_history import Explanation
     from cswap.config import SwapConfig

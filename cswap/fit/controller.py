@@ -41,8 +41,8 @@ from cswap.fit.drift import DRIFT, Drift
 from cswap.fit.exploration import Exploration
 from cswap.fit.goal import Asked, Goal, Phase
 from cswap.fit.goal_chooser import LOOK_EVERY, GoalChooser
-from cswap.fit.link_rates import link_rates
 from cswap.fit.last_resort import LastResort, reachable
+from cswap.fit.link_rates import link_rates
 from cswap.fit.pace import Pace
 from cswap.fit.resident import Resident, meter_for
 from cswap.fit.solve import found_for, load_solver
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from cswap.fit.solve import Found
 
 PLAIN_STEPS: Final = 2
-"""Steps without cswap, of which the last is timed: torch's allocator finds its blocks in the first."""
+"""Steps without cswap, of which the last is timed: in the first, torch's allocator makes blocks."""
 
 PLAIN_SHARE: Final = 0.9
 """Share of a GPU's usable memory that a step without cswap may be expected to take."""
@@ -347,7 +347,7 @@ class FitController:
             self._obey(best, self._cost_s(best))
 
     def _note_cost(self, plan: FitPlan) -> bool:
-        # Whether the seconds that a plan adds have been measured. A GPU's steps are timed as wholes.
+        # Whether the seconds that a plan adds have been measured. A GPU's steps are timed whole.
         if self._chooser.link is None:
             return self._with_measured_times() is not self._problem
         step_s = self._pace.step_s

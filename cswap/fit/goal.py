@@ -64,7 +64,9 @@ class Asked:
 
         As on a CPU, a lossy codec without ``slowdown`` says that bytes matter more than time.
         """
-        names = [name for name in _EXCLUDED_BY_FIT if getattr(config, name) != _EXCLUDED_BY_FIT[name]]
+        names = [
+            name for name in _EXCLUDED_BY_FIT if getattr(config, name) != _EXCLUDED_BY_FIT[name]
+        ]
         bytes_first = config.lossy != "off" and config.slowdown is None
         if config.fit is not None or names or bytes_first or decided_by(config) is not None:
             return None
@@ -110,11 +112,11 @@ class Goal:
         asked_bytes: the limit; None: the least memory.
         asked_slowdown: the limit of time; None: the least time.
         phase: "exploring" (steps with every tensor in its smallest form), "timing" (steps without
-            cswap), "planning" (as exploring, until the plan is there), "obeying", "changing" (the same, but steps save other
-            tensors again and again, which was logged: no plan knows them all), "unreachable"
-            (the error has been raised, or logged if the limit is the device's; the plan of the
-            least memory is obeyed), "given up" (cswap decides as without a goal; the log has the
-            reason).
+            cswap), "planning" (as exploring, until the plan is there), "obeying", "changing" (the
+            same, but steps save other tensors again and again, which was logged: no plan knows them
+            all), "unreachable" (the error has been raised, or logged if the limit is the device's;
+            the plan of the least memory is obeyed), "given up" (cswap decides as without a goal;
+            the log has the reason).
         predicted_bytes: peak of a step by the plan; None: there is none yet.
         measured_bytes: highest peak of the steps under this plan, its first one left out; before a
             plan, of the last step. None: no step yet.

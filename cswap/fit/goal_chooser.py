@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     Entered: TypeAlias = tuple[int, int, Any]
 
     from cswap.advisor.cost import Candidate
-    from cswap.engine.engine import SwapEngine
     from cswap.devices.stopwatch import Stopwatch
+    from cswap.engine.engine import SwapEngine
     from cswap.engine.transfer.handle import Handle
     from cswap.fit.link_rates import LinkRates
     from cswap.fit.problem import Decided
@@ -50,8 +50,8 @@ LOOK_EVERY: Final = 8
 the step before. In as many, tensors that are too small to swap are counted: most never change."""
 
 HOST_S: Final = 1e-4
-"""Seconds that the host of a GPU takes for a tensor that leaves and comes back, or is computed again:
-assumed, of 26 to 40 calls (tests/devices/test_link_slots.py)."""
+"""Seconds that the host of a GPU takes for a tensor that leaves and comes back, or is computed
+again: assumed, of 26 to 40 calls (tests/devices/test_link_slots.py)."""
 
 MOST_BETWEEN: Final = 64
 """The same on a GPU, where a look takes its host twice as long as the step. There, the first ones

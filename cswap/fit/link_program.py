@@ -67,7 +67,7 @@ class LinkProgram:
         return hstack([nothing, nothing, one, one, nothing, nothing], format="csr")
 
     def rows(self) -> Iterator[tuple[Any, Any, Any]]:
-        """Matrix over all columns, lower and upper bounds; see `scipy.optimize.LinearConstraint`."""
+        """Matrix over all columns, lower, upper bounds; see `scipy.optimize.LinearConstraint`."""
         from scipy.sparse import block_array, csr_array, eye_array
 
         n_slots, n_ways = len(self._slot_ms), len(self._ways)

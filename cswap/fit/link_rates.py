@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
-import torch
-
 from cswap.advisor.calibration import stored
 from cswap.advisor.link import measure_rates
 from cswap.advisor.rates import LINK_BYTES_PER_S

@@ -6,9 +6,11 @@ A busy machine slows both down, so both are measured in the same steps. A step t
 says how long it took without the hooks; its own time is longer than that of the others, which are
 the steps that the slowdown is of. A GPU stands still while its host is in the hooks, and for a
 while after them. So a step without cswap says how long that takes, where there is memory for one;
-else it takes as long as the others less the time that the plan adds, at the most. Where they are too slow, the next plan gets a smaller share of
-the time; where they are fast for a while, a larger one again. Each time that this was too much, it
-waits longer.
+else it takes as long as the others less the time that the plan adds, at the most.
+
+Where the steps are too slow, the next plan gets a smaller share of the time: by the excess, since
+hooks take their time whatever the plan is, and by `LESS_TIME` at least. Where they are fast for a
+while, a larger one again. Each time that this was too much, it waits longer.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -184,5 +185,5 @@ class Step:
     def host_ahead_s(self) -> float:
         """Seconds by which the host issues the same computation faster than the device runs it."""
         laps, watch = self.laps, self.watch
-        gaps = [(a.left, b.entered) for a, b in zip(laps, laps[1:], strict=False)]
+        gaps = [(a.left, b.entered) for a, b in pairwise(laps)]
         return sum(watch.seconds(*gap) - watch.host_seconds(*gap) for gap in gaps)

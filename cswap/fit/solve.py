@@ -2,8 +2,8 @@
 
 Both are mixed-integer linear programs, solved by HiGHS (`scipy.optimize.milp`): one of its ways
 for each tensor; over a link, the bytes that move in each slot of the step, too
-(link_program.py). Where scipy is missing, or HiGHS finds nothing in its time, a greedy search takes,
-at the fullest moment, the change that adds the least time per byte.
+(link_program.py). Where scipy is missing, or HiGHS finds nothing in its time, a greedy search
+takes, at the fullest moment, the change that adds the least time per byte.
 """
 
 from __future__ import annotations

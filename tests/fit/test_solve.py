@@ -20,7 +20,6 @@ from cswap.fit.link_rates import LinkRates
 from cswap.fit.problem import MOST_MOMENTS, Key, Need, OverLink, Problem, Saved, Way, thinned
 from cswap.fit.solve import GAP, smallest, within_bytes, within_time
 
-
 LINK = LinkRates(1e9, 2e9, 0.8e9)
 
 

@@ -14,7 +14,7 @@ decides, the chooser is told (`Chooser.missed`), and it looks at the next step.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,11 +81,11 @@ class Chooser(Protocol):
         """
         ...
 
-    def enter(self) -> object:
+    def enter(self) -> Any:
         """The engine is about to pack or to unpack a tensor; `packed` or `unpacked` get this."""
         ...
 
-    def packed(self, tensor: torch.Tensor, packed: Kept | PackedView, entered: object) -> None:
+    def packed(self, tensor: torch.Tensor, packed: Kept | PackedView, entered: Any) -> None:
         """A tensor was packed. Args: entered: of `enter`."""
         ...
 
@@ -97,7 +97,7 @@ class Chooser(Protocol):
         """A tensor that stays was unpacked, or a backward is over."""
         ...
 
-    def unpacked(self, packed: PackedView, tensor: torch.Tensor, entered: object) -> None:
+    def unpacked(self, packed: PackedView, tensor: torch.Tensor, entered: Any) -> None:
         """A tensor was unpacked, as ``tensor``. Args: entered: of `enter`."""
         ...
 

@@ -131,12 +131,13 @@ class Replay:
                 self._notes.begin()  # it may want another kind of step
             self._is_plain = not self._is_special()
             if self._is_plain:
-                self._thread, reasons = get_ident(), self._sizes_by_reason
+                self._thread = get_ident()
+                reasons = self._sizes_by_reason.keys() - {None}
                 slots = [
                     self._standing(place)
                     if place.slot is not None
                     else place
-                    if place.choice is STAYS or (place.recipe.keep is not None and place.recipe.keep in reasons)
+                    if place.choice is STAYS or place.recipe.keep in reasons
                     else None
                     for place in places
                 ]
@@ -250,7 +251,7 @@ class Replay:
         if n >= len(slots):
             return self._pack(tensor)
         slot = slots[n]
-        if slot is None or type(slot) is Place:
+        if slot is None or isinstance(slot, Place):
             return self._pack(tensor)
         start_s = _now()
         try:
@@ -307,8 +308,8 @@ class Replay:
     @leave_alone
     def unpack(self, packed: Kept | PackedView | WithoutHandle) -> torch.Tensor:
         """See `SwapEngine.unpack`."""
-        state, kind = self._state, type(packed)
-        if kind is Kept or kind is KeptParameter:
+        state = self._state
+        if type(packed) is Kept or type(packed) is KeptParameter:
             version = packed.version
             if (
                 state.chooser is None
@@ -316,7 +317,7 @@ class Replay:
                 and (version < 0 or packed.tensor._version == version)  # noqa: SLF001
             ):
                 return packed.tensor
-        if kind is not Encoded and kind is not Away:
+        if type(packed) is not Encoded and type(packed) is not Away:
             return self._unpack(packed)
         start_s, reports = _now(), self._reports
         if (

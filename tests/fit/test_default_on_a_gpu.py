@@ -1,0 +1,151 @@
+"""Without options, a model on a GPU has the goal of the least memory at a tenth more time."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import cswap
+from cswap import SwapConfig, api
+from cswap.fit import controller
+from cswap.fit.goal import Asked
+from tests.fit.test_goal_over_a_link import N_BLOCKS, ROWS, WIDTH, Block, machine, step
+
+__all__ = ["machine"]
+
+USABLE = 1 << 30
+
+
+@pytest.fixture
+def gpu(machine, monkeypatch):
+    """A stand-in for a GPU with memory for a plain step; a model is on it once it says so."""
+    monkeypatch.setattr(api, "is_on_one_gpu", lambda model: model.is_there)
+    monkeypatch.setattr(controller, "usable_bytes", lambda _device: USABLE)
+    return machine
+
+
+def made():
+    torch.manual_seed(0)
+    net: Any = nn.Sequential(*(Block() for _ in range(N_BLOCKS)))
+    x = torch.randn(ROWS, WIDTH)
+    net.is_there = True
+    return net, x, step(net, x)
+
+
+def train(gpu, handle, net, x, expected, n):
+    """Steps, with the phase and the number of packed tensors after each."""
+    seen = []
+    for _ in range(n):
+        assert all(map(torch.equal, step(net, x), expected))
+        gpu.cuda.synchronize()
+        seen.append((handle.goal.phase, handle.stats.packed))
+    return seen
+
+
+def test_a_goal_is_planned_after_steps_without_cswap(gpu):
+    net, x, expected = made()
+    with cswap.install(net, min_bytes=0) as handle:
+        assert handle.goal is None  # nobody knows yet where the model is
+        seen = train(gpu, handle, net, x, expected, 24)
+        goal: Any = handle.goal
+        assert (goal.asked_bytes, goal.asked_slowdown, goal.phase) == (None, 1.1, "obeying")
+        assert handle.stats.fallbacks == 0, handle.stats.fallbacks_by_reason
+        timed = [i for i, (phase, _) in enumerate(seen) if phase == "timing"]
+        assert len(timed) == controller.PLAIN_STEPS
+        assert seen[timed[0] - 1][1] == seen[timed[-1]][1]  # the hooks were off
+        assert seen[timed[-1] + 1][1] > seen[timed[-1]][1]
+        fit: Any = handle._fit
+        assert fit._pace.was_plain
+        assert goal.predicted_slowdown <= 1.1
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_no_step_is_plain_where_there_may_be_no_room(gpu, monkeypatch, share):
+    net, x, expected = made()
+    usable = [0]
+    monkeypatch.setattr(controller, "usable_bytes", lambda _device: usable[0])
+    with cswap.install(net, min_bytes=0, slowdown=1.5) as handle:
+        train(gpu, handle, net, x, expected, 2)
+        usable[0] = int(share * sum(p.nbytes for p in net.parameters()))
+        seen = train(gpu, handle, net, x, expected, 22)
+        packed = [n for _, n in seen]
+        assert {phase for phase, _ in seen} <= {"exploring", "planning", "obeying"}
+        assert all(a < b for a, b in itertools.pairwise(packed))
+        goal: Any = handle.goal
+        assert (goal.phase, goal.plain_s > 0) == ("obeying", True)
+
+
+def test_a_model_that_comes_to_the_gpu_later_has_it_then(gpu):
+    net, x, expected = made()
+    net.is_there = False
+    handle = cswap.install(net, min_bytes=0)
+    net.is_there = True
+    step(net, x)
+    gpu.cuda.synchronize()
+    assert handle.goal is not None
+    handle.remove()
+    assert all(map(torch.equal, step(net, x), expected))
+
+
+def test_a_model_elsewhere_has_none(gpu):
+    net, x, expected = made()
+    net.is_there = False
+    with cswap.install(net, min_bytes=0) as handle:
+        for _ in range(3):
+            assert all(map(torch.equal, step(net, x), expected))
+        assert handle.goal is None
+
+
+def test_several_forwards_before_a_backward_end_it_quietly(gpu, caplog):
+    net, x, _ = made()
+    net.zero_grad(set_to_none=True)
+    (net(x).square().mean() + net(2 * x).square().mean()).backward()
+    expected = [p.grad.clone() for p in net.parameters()]
+    with cswap.install(net, min_bytes=0) as handle:
+        for _ in range(4):
+            net.zero_grad(set_to_none=True)
+            (net(x).square().mean() + net(2 * x).square().mean()).backward()
+            gpu.cuda.synchronize()
+            assert all(map(torch.equal, [p.grad for p in net.parameters()], expected))
+        goal: Any = handle.goal
+        assert goal.phase == "given up"
+        assert handle.stats.swapped > 0
+    assert not [r for r in caplog.records if r.levelname == "WARNING"]
+
+
+def test_removing_it_while_the_hooks_are_off_leaves_nothing(gpu):
+    net, x, expected = made()
+    handle = cswap.install(net, min_bytes=0)
+    while handle.goal is None or handle.goal.phase != "timing":
+        step(net, x)
+        gpu.cuda.synchronize()
+    handle.remove()
+    with cswap.install(net, min_bytes=0, codec="raw") as other:
+        assert all(map(torch.equal, step(net, x), expected))
+        assert other.goal is None
+        assert other.stats.packed > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "slowdown"),
+    [
+        ({}, 1.1),
+        ({"slowdown": 1.3}, 1.3),
+        ({"lossy": "int8", "slowdown": 1.3}, 1.3),
+        ({"lossy": "int8"}, None),  # bytes matter more than time
+        ({"codec": "raw"}, None),
+        ({"policy": "raw"}, None),
+        ({"budget": 1 << 20}, None),
+        ({"host_limit": 1 << 20}, None),
+        ({"keep_last": 1}, None),
+        ({"verify": True}, None),
+        ({"fit": "min"}, None),  # which is a goal of its own
+    ],
+)
+def test_options_that_say_what_has_to_leave_come_first(options, slowdown):
+    found = Asked.without_fit(SwapConfig(**options))
+    assert (found and found.slowdown) == slowdown
