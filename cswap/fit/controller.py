@@ -3,8 +3,9 @@
 Note [phases]
 ~~~~~~~~~~~~~
 exploring   `EXPLORED` steps with each tensor in its smallest form (exploration.py).
-timing      two steps without cswap, on a GPU that has memory for them, if no limit of bytes was
-            asked for: they say how long a plain step takes.
+timing      two steps without cswap, on a GPU that has memory for them, which a limit of bytes
+            may not allow: they say how long a plain step takes. The allocator gives back its blocks
+            after them.
 planning    as exploring, until a thread beside the training has made the plan (solve.py).
 obeying     the plan; each step is measured, and the next plan corrected by that (correction.py). A
             step of other tensors (drift) is explored again; if its tensors are larger, the next
@@ -40,7 +41,7 @@ from cswap.fit.correction import COUNTED_MARGIN, MARGIN, Correction, Look
 from cswap.fit.drift import DRIFT, Drift
 from cswap.fit.exploration import Exploration
 from cswap.fit.goal import Asked, Goal, Phase
-from cswap.fit.goal_chooser import LOOK_EVERY, GoalChooser
+from cswap.fit.goal_chooser import FIRST_LOOKS, LOOK_EVERY, GoalChooser
 from cswap.fit.last_resort import LastResort, reachable
 from cswap.fit.link_rates import link_rates
 from cswap.fit.pace import Pace
@@ -285,6 +286,8 @@ class FitController:
     def _keep_limit(self, limit_bytes: int, plan: FitPlan) -> None:
         if self._measured is None:
             return
+        if not self._chooser.unified and self._since <= FIRST_LOOKS:
+            return  # looks hold other memory than the steps between them
         look = Look(plan, self._measured, limit_bytes, self._other)
         over = look.measured > limit_bytes
         if not over and self._smallest_bytes is not None:
@@ -348,7 +351,7 @@ class FitController:
 
     def _note_cost(self, plan: FitPlan) -> bool:
         # Whether the seconds that a plan adds have been measured. A GPU's steps are timed whole.
-        if self._chooser.link is None:
+        if self._chooser.unified:
             return self._with_measured_times() is not self._problem
         step_s = self._pace.step_s
         if step_s is not None:
@@ -357,13 +360,15 @@ class FitController:
 
     def _cost_s(self, plan: FitPlan) -> float:
         # Measured seconds that a plan adds.
-        if self._chooser.link is None:
+        if self._chooser.unified:
             return self._with_measured_times().added_s(plan)
         steps_s = [step_s for one, step_s in self._steps_s if one is plan]
         return min(steps_s, default=math.inf) - (self._pace.plain_s or 0.0)
 
     def _with_measured_times(self) -> Problem:
         assert self._problem is not None  # a plan has been made
+        if not self._chooser.unified:  # times in the hooks are not the device's
+            return self._problem
         return self._chooser.times.repriced(self._problem) or self._problem
 
     def _predicted(self, plan: FitPlan) -> float:
@@ -394,12 +399,10 @@ class FitController:
             self._begin_planning()
 
     def _may_be_plain(self, problem: Problem) -> bool:
-        # Whether a step without cswap has room on the GPU, and is within what was asked for.
-        usable = self._asked.limit_bytes
+        # Whether a step without cswap has room on the GPU.
+        usable = self._asked.limit_bytes if self._asked.of_device else None
         if usable is None:
             usable = usable_bytes(self._device)
-        elif not self._asked.of_device:
-            return False
         return problem.raw_peak_bytes + self._other < PLAIN_SHARE * usable
 
     def _time_plain(self, step: Step) -> None:
@@ -409,6 +412,8 @@ class FitController:
         self._pace.note_plain(step)
         self._phase = "planning"
         self._engine.sit_out(sits_out=False)
+        if self._asked.limit_bytes is not None:
+            torch.cuda.empty_cache()
         self._begin_planning()
 
     def _room(self) -> float:
@@ -420,11 +425,11 @@ class FitController:
         problem, room, limit_s = self._problem, self._room(), math.inf
         if problem is None or self._planning is not None:
             return
-        problem = problem.taking(self._pace.plain_s)
         if self._asked.limit_bytes is None:
             limit_s = self._pace.allowed_s(self._asked.slowdown or 1.0)
         else:
             problem = self._with_measured_times()
+        problem = problem.taking(self._pace.plain_s)
         self._planning = Background(lambda: found_for(problem, room, limit_s))
 
     def _take_plan(self) -> None:

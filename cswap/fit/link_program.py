@@ -6,7 +6,8 @@ A step is cut into slots. In each, so many bytes go out and come back as the lin
 slot's time: of the program's own computation, of operators that run again and of kernels of
 codecs, and of the stall that the plan allows there. What is saved in a slot may leave in later
 ones, what is needed in a slot has come back in it or before. Few bytes wait to leave, or are back
-early: beyond that, the engine stalls the computation (replay/link.py). The step takes longer by
+early: beyond that, the engine stalls the computation (replay/link.py). A tensor that was copied in
+part is held as a whole, so the largest one that moves counts besides. The step takes longer by
 what runs besides and by the stalls, or by the work of the host, which is ahead of the device so
 far, whichever is longer.
 """
@@ -22,6 +23,8 @@ from cswap.fit.problem import slots
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
 
     from cswap.fit.problem import Problem, Way
 
@@ -40,7 +43,7 @@ class LinkProgram:
 
     Attributes:
         n_columns: by slot: bytes that go out, that come back, that wait, that are back early, that
-            are away, and the stall.
+            are away, and the stall; the largest tensor that moves.
         upper: [n_columns] bounds.
     """
 
@@ -55,16 +58,18 @@ class LinkProgram:
         self._host_ahead_ms = MS * over.host_ahead_s
         n = len(self._starts)
         under_way = UNDER_WAY * max(s.nbytes for s in problem.saved) / MIB
-        self.n_columns = N_BLOCKS * n
+        self.n_columns = N_BLOCKS * n + 1
         self.upper = np.repeat([np.inf, np.inf, under_way, under_way, np.inf, np.inf], n)
+        self.upper = np.append(self.upper, np.inf)
 
     def under_way(self) -> Any:
-        """[slots, n_columns] 1 for the bytes that wait or are early: the device holds them."""
+        """[slots, n_columns] 1 for the bytes under way that the device holds."""
         from scipy.sparse import csr_array, eye_array, hstack
 
         n = len(self._slot_ms)
         nothing, one = csr_array((n, n)), eye_array(n)
-        return hstack([nothing, nothing, one, one, nothing, nothing], format="csr")
+        largest = np.ones((n, 1))
+        return hstack([nothing, nothing, one, one, nothing, nothing, largest], format="csr")
 
     def rows(self) -> Iterator[tuple[Any, Any, Any]]:
         """Matrix over all columns, lower, upper bounds; see `scipy.optimize.LinearConstraint`."""
@@ -83,7 +88,7 @@ class LinkProgram:
         alike = np.zeros(n_slots)
 
         def row(ways: Any, *blocks: Any) -> Any:
-            return block_array([[csr_array(ways), nothing, *blocks]], format="csr")
+            return block_array([[csr_array(ways), nothing, *blocks, csr_array((n_slots, 1))]])
 
         zero = csr_array((n_slots, n_slots))
         nobody = csr_array((n_slots, n_ways))
@@ -93,11 +98,22 @@ class LinkProgram:
         for n_out, n_back in ((out, both - out), (both - back, back)):
             flows = row(-takes, n_out * one, n_back * one, zero, zero, zero, -one)
             yield flows, -np.inf, self._slot_ms
+        yield self._largest(moved), -np.inf, 0.0
         longer = np.zeros((2, n_ways + 2 + self.n_columns))
-        longer[0, :n_ways], longer[0, -n_slots:] = first + last, 1.0
+        longer[0, :n_ways], longer[0, -n_slots - 1 : -1] = first + last, 1.0
         longer[1, :n_ways] = [MS * way.host_s for _, way in self._ways]
         longer[:, n_ways + 1] = -1.0
         yield csr_array(longer), -np.inf, np.array([0.0, self._host_ahead_ms])
+
+    def _largest(self, moved: NDArray[np.float64]) -> Any:
+        # A row for each way over the link: the last column is no less than its bytes.
+        from scipy.sparse import csr_array
+
+        at = np.flatnonzero(moved)
+        rows, n_columns = np.arange(len(at)), len(moved) + 2 + self.n_columns
+        values = np.concatenate([moved[at], np.full(len(at), -1.0)])
+        columns = np.concatenate([at, np.full(len(at), n_columns - 1)])
+        return csr_array((values, (np.tile(rows, 2), columns)), (len(at), n_columns))
 
     def _by_slot(self, moment: Any) -> Any:
         # [slots, ways] 1 where the tensor's moment lies.

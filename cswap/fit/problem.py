@@ -184,7 +184,7 @@ class Moves(NamedTuple):
     """Copies over a link beside a step's computation.
 
     Attributes:
-        nbytes: [slots] that are under way.
+        nbytes: [slots] of the tensors that are under way.
         added_s: seconds that the plan adds to a step.
     """
 
@@ -202,8 +202,8 @@ class FitPlan:
         added_s: predicted seconds that it adds to a step.
         raw_bytes: of the tensors that it decides about.
         counts: of these tensors by action.
-        under_way_bytes: of the tensors that are on their way at a moment, out or back, by the
-            solver; one of these may have been copied in part.
+        under_way_bytes: most bytes of tensors that are on their way at a moment, out or back, by
+            the solver.
     """
 
     decided: Mapping[Key, Decided]
@@ -370,7 +370,6 @@ class Problem:
         """
         total = self.other_bytes()
         raw_bytes = sum(self.saved[i].nbytes for i in ways)
-        most_moved = max((way.link_bytes for way in ways.values()), default=0)
         for index, way in ways.items():
             total += self.bytes_of(index, way, moves=moves is None)
         if moves is not None:
@@ -386,7 +385,7 @@ class Problem:
             sum(map(self.alone_s, ways.values())) if moves is None else moves.added_s,
             raw_bytes,
             Counter(way.action for way in ways.values()),
-            0 if moves is None else int(moves.nbytes.max()) + most_moved,
+            0 if moves is None else int(moves.nbytes.max()),
         )
 
 

@@ -175,10 +175,12 @@ class Step:
 
     def other_bytes(self) -> NDArray[np.float64]:
         """[moments] at most that the program held after each moment, besides the engine's."""
-        found = np.zeros(self.n_moments)
+        found = np.full(self.n_moments, -1.0)
         for lap in self.laps:
             after = max(0, lap.moment - 1)
             found[after] = max(found[after], lap.other_bytes)
+        for i in np.flatnonzero(found < 0):  # between two tensors that leave together
+            found[i] = found[i - 1] if i else max(0.0, found[1:].max(initial=0.0))
         return found
 
     @property

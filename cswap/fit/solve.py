@@ -237,8 +237,9 @@ class _Table:
         ways = {v.index: v.way for v in chosen}
         if self._problem.over_link is None:
             return self._problem.plan(ways)
-        waits, early = x[n + 2 :].reshape(N_BLOCKS, -1)[2:4]
-        return self._problem.plan(ways, Moves(MIB * (waits + early), float(x[n + 1]) / MS))
+        waits, early = x[n + 2 : -1].reshape(N_BLOCKS, -1)[2:4]
+        under_way = MIB * (waits + early + x[-1])
+        return self._problem.plan(ways, Moves(under_way, float(x[n + 1]) / MS))
 
 
 class _Search:
