@@ -43,6 +43,7 @@ def machine(monkeypatch):
     device: Any = types.SimpleNamespace(type="cuda", index=0)
     monkeypatch.setattr(device_lanes, "cpu_device", lambda _workers: made.device)
     monkeypatch.setattr(controller, "device_of", lambda _model: device)
+    monkeypatch.setattr(controller, "usable_bytes", lambda _device: 0)  # for no plain step
     monkeypatch.setattr(controller, "link_rates", lambda: LinkRates(1e9, 1e9, 0.8e9))
     monkeypatch.setattr(controller, "meter_for", lambda _, found: resident.CountedMeter(found))
     monkeypatch.setattr(goal_chooser, "threading", types.SimpleNamespace(get_ident=ident))
@@ -129,7 +130,7 @@ def test_a_smaller_batch_fits_the_device_again(machine, monkeypatch):
     monkeypatch.setattr(goal, "usable_bytes", lambda _device: usable)
     phases = []
     with cswap.install(net, fit="device", min_bytes=0) as handle:
-        for x, n in ((large, 24), (small, 40)):
+        for x, n in ((large, 48), (small, 40)):
             for _ in range(n):
                 step(net, x)
                 machine.cuda.synchronize()
