@@ -286,10 +286,11 @@ class SwapConfig:
             time; ``"min"``: the least memory; ``"device"``: that of the GPU, so nothing moves while
             all fits. Needs a model (docs/fit.md).
         slowdown: longest step, over that without cswap; default 1.1. With ``fit="min"``: the goal's
-            limit. Alone: of swapping on a CPU, if no ``policy``, ``codec``, ``plan``, ``budget``,
-            ``host_limit`` or ``spill_dir`` says what has to leave; with ``lossy``, there is no
-            limit by default. A higher limit is also a higher price of a byte: codecs that take more
-            time for fewer bytes are chosen.
+            limit, as it is of a model on a GPU without ``fit`` (docs/fit.md). On a CPU alone: of
+            swapping. If ``policy``, ``codec``, ``plan``, ``budget``, ``host_limit`` or
+            ``spill_dir`` says what has to leave, there is none; nor with ``lossy`` by default. On a
+            CPU, a higher limit is also a higher price of a byte: codecs that take more time for
+            fewer bytes are chosen.
 
     Raises:
         ConfigError: an option has a wrong value.

@@ -67,7 +67,8 @@ def test_an_activation_of_rectified_numbers_takes_half_of_its_bytes(options, hea
     assert max(found["between"]) < 0.65 * max(plain["between"])
 
 
-@pytest.mark.parametrize("options", [SLOW, pytest.param(SLOW_BESIDE, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [SLOW, SLOW_BESIDE])
 def test_the_peak_of_a_backward_is_no_higher_than_without(options, heap):
     plain, found = heap("Points", "null"), heap("Points", options)
     ahead = CpuDevice.ready_bytes / MIB if options == SLOW_BESIDE else 0

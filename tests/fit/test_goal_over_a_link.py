@@ -122,6 +122,7 @@ def test_a_device_that_is_too_small_is_no_error(machine, monkeypatch, caplog):
     assert sum("The device has 1 B for it" in record.message for record in caplog.records) == 1
 
 
+@pytest.mark.slow
 def test_a_smaller_batch_fits_the_device_again(machine, monkeypatch):
     torch.manual_seed(0)
     net = nn.Sequential(*(Block() for _ in range(N_BLOCKS)))

@@ -78,7 +78,7 @@ def saved_bytes(model, x):
     return sum(found.values())
 
 
-@pytest.mark.parametrize("kind", [Mlp, Experts])
+@pytest.mark.parametrize("kind", [Mlp, pytest.param(Experts, marks=pytest.mark.slow)])
 def test_a_goal_is_held_without_exploring_again(kind, install):
     torch.manual_seed(0)
     plain = nn.Sequential(*(kind() for _ in range(3)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pytest
 import torch
@@ -155,8 +155,16 @@ def assert_holds(start):
     return check
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-@pytest.mark.parametrize("kind", NETS)
+USUAL: Final = {("transformer", 0), ("residual", 0)}
+
+CASES: Final = [
+    pytest.param(kind, seed, marks=() if (kind, seed) in USUAL else pytest.mark.slow)
+    for kind in NETS
+    for seed in (0, 1)
+]
+
+
+@pytest.mark.parametrize(("kind", "seed"), CASES)
 def test_the_smallest_goal_of_an_easy_one_is_held(start, assert_holds, kind, seed):
     run, handle = start(kind, seed, "1TiB")
     run.train_steps(8)
@@ -171,8 +179,7 @@ def test_the_smallest_goal_of_an_easy_one_is_held(start, assert_holds, kind, see
         assert_holds(kind, seed, handle.goal.smallest_bytes)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-@pytest.mark.parametrize("kind", NETS)
+@pytest.mark.parametrize(("kind", "seed"), CASES)
 def test_the_smallest_goal_that_an_error_names_is_held(start, assert_holds, kind, seed):
     run, handle = start(kind, seed, "1TiB")
     run.train_steps(1)
@@ -184,7 +191,10 @@ def test_the_smallest_goal_that_an_error_names_is_held(start, assert_holds, kind
     assert_holds(kind, seed, e.value.smallest_bytes)
 
 
-@pytest.mark.parametrize("kind", ["unet", "transformer", "residual"])
+@pytest.mark.parametrize(
+    "kind",
+    ["residual", *(pytest.param(n, marks=pytest.mark.slow) for n in ("unet", "transformer"))],
+)
 def test_a_plan_that_is_larger_than_predicted_gives_way_to_the_next_one(
     start, assert_holds, monkeypatch, kind
 ):
