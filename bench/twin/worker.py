@@ -26,7 +26,7 @@ N_TIMED: Final = 10
 N_STEPS: Final = 13
 """As in `bench gpu`."""
 
-N_STEPS_FIT: Final = 44
+N_STEPS_FIT: Final = 60
 """The same with a goal, as by default: it explores, plans, and settles."""
 
 

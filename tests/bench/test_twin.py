@@ -87,7 +87,7 @@ def test_a_slow_link_takes_its_time():
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_trains(method):
-    options: dict[str, Any] = {"n_steps": 44} if method.startswith("fit=") else {}
+    options: dict[str, Any] = {"n_steps": 60} if method.startswith("fit=") else {}
     if method == FIT:
         options["fit"] = (_row("checkpoint")["peak_bytes"] + _row("plain")["peak_bytes"]) // 2
     found = _row(method, **options)
