@@ -19,7 +19,8 @@ from bench.twin.models import TINY
 from bench.twin.profiles import H200
 from bench.twin.runs import ROOT, FailedError, call, rows
 
-N_STEPS = 5
+N_STEPS = 8
+"""By default, the last two obey a plan."""
 FREE_HOST = dict.fromkeys(("operator_s", "view_s", "python_s", "cuda_s", "launch_s", "wake_s"), 0.0)
 NOTHING_COSTS = {
     "out": 1e18,

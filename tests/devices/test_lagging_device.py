@@ -139,6 +139,25 @@ def test_a_step_of_many_small_tensors_has_a_share_of_its_bytes_under_way(
         assert bound() == staging.FEWEST * 4096
 
 
+def test_a_plan_lets_more_be_under_way_than_the_device_does_itself(machine):
+    engine = machine.engine("raw")
+    link = engine._state.lanes.of(machine.tensor(1).device).executor.link
+    bounds, most_held = [], []
+    for planned in (0, 0, 8 * MIB, 0):  # the first tensors have no slots
+        engine.plan_copies(planned)
+        engine.begin_step()
+        machine.cuda.peak_bytes = machine.cuda.allocated_bytes
+        packed, values = machine.save(engine, N_TENSORS, MIB // 4)
+        most_held.append(machine.cuda.peak_bytes)
+        bounds.append((link.sources.most_bytes, link._most_ahead))
+        while packed:
+            assert machine.same(engine.unpack(packed.pop()), values.pop())
+        machine.cuda.synchronize()
+        engine._end_backward()
+    assert bounds[1] == bounds[3] < bounds[2] == (8 * MIB, 8 * MIB)
+    assert most_held[1] == most_held[3] < most_held[2]  # or the bound does nothing
+
+
 @pytest.mark.parametrize("codec", ["zvc", "int8"])
 def test_a_tensor_that_dies_while_its_copy_is_ordered_leaves_no_host_memory(machine, codec):
     engine = machine.engine(codec)
