@@ -6,12 +6,17 @@ import weakref
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch.compiler import is_compiling
+
 from cswap.config import SwapConfig
+from cswap.devices.stopwatch import CudaStopwatch
 from cswap.engine.engine import SwapEngine
 from cswap.engine.saved.module_stack import Scope
 from cswap.errors import ConfigError
 from cswap.fit.controller import FitController
 from cswap.fit.goal import Asked
+from cswap.fit.solve import has_solver
 from cswap.fit.whole_device import is_on_one_gpu
 from cswap.hooks import HookPair, ModuleHooks, Swapping, check_model, installed_on
 from cswap.log import log
@@ -25,8 +30,6 @@ from cswap.selectors import Globs, Selectors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import torch
 
     from cswap.fit.goal import Goal
     from cswap.removable import Removable
@@ -126,12 +129,8 @@ def _install_on(
     if model is None:
         return InstallHandle(engine, (_Everything(engine),))
     fit = None if asked is None else FitController(model, engine, asked)
-    if fit is not None and engine.advisor.may_use_lossy and are_several():
-        log.warning(
-            "fit with lossy codecs on several ranks: each rank plans by its own times, so ranks "
-            "that hold equal tensors may round them differently. With tensor parallelism, leave "
-            "one of the two out."
-        )
+    if fit is not None:
+        _warn_of_ranks(engine)
     earlier = installed_on(model)
     if earlier is not None:
         log.warning("install: this model was installed before; that is removed.")
@@ -148,10 +147,38 @@ def _install_on(
     return handle
 
 
-def _aim(handle: InstallHandle | None, model: torch.nn.Module | None, asked: Asked) -> None:
-    # Now it is known where the model is.
-    if handle is not None and model is not None and is_on_one_gpu(model):
+def _aim(handle: InstallHandle | None, model: torch.nn.Module | None, asked: Asked) -> bool:
+    # Now it is known where the model is, if it trains. Returns whether that is decided.
+    if handle is None or model is None:
+        return True
+    if not torch.is_grad_enabled() or is_compiling():
+        return False
+    if not is_on_one_gpu(model):
+        return True
+    if not CudaStopwatch.is_on():
+        return False
+    if not has_solver():
+        log.warning(
+            "No scipy >= 1.12: so no plan limits the time of a step, and every tensor leaves that "
+            "may. Remedy: pip install scipy."
+        )
+        return True
+    try:
         handle.hold(FitController(model, handle.engine, asked))
+    except Exception as error:
+        log.warning("No goal by default (%s): every tensor leaves that may.", error)
+        return True
+    _warn_of_ranks(handle.engine)
+    return True
+
+
+def _warn_of_ranks(engine: SwapEngine) -> None:
+    if engine.advisor.may_use_lossy and are_several():
+        log.warning(
+            "A goal with lossy codecs on several ranks: each rank plans by its own times, so ranks "
+            "that hold equal tensors may round them differently. With tensor parallelism, leave "
+            "one of the two out."
+        )
 
 
 class _Everything:

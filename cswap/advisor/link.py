@@ -60,7 +60,8 @@ class Link:
 def measure_rates() -> tuple[float, float, float]:
     """Bytes/s of a GPU's link: out, back, and each way while both are busy.
 
-    Takes some hundredths of a second, and 256 MiB of the device, which are given back.
+    Takes some tenths of a second, and 128 MiB of the device and of pinned memory, which torch's
+    allocators keep for the next tensors.
     """
     copies, nbytes = _CudaCopies(), SIZES["cuda"][-1]
     out, back = (nbytes / _median(partial(copies.seconds, nbytes, way)) for way in ("out", "back"))

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 class Stopwatch(Protocol):
     """Takes marks that are its own, and of use to it alone."""
 
+    def is_on(self) -> bool:
+        """Whether time passes: not while a CUDA graph is captured."""
+        ...
+
     def mark(self) -> Any:
         """Mark the computation that this thread has issued so far."""
         ...
@@ -34,6 +38,11 @@ class HostStopwatch:
     mark = staticmethod(time.perf_counter)
 
     @staticmethod
+    def is_on() -> bool:
+        """See `Stopwatch`."""
+        return True
+
+    @staticmethod
     def seconds(earlier: float, later: float) -> float:
         """See `Stopwatch`."""
         return later - earlier
@@ -42,7 +51,7 @@ class HostStopwatch:
 
 
 class _Mark(NamedTuple):
-    event: torch.cuda.Event | None  # None: a CUDA graph is captured, in which time means nothing
+    event: torch.cuda.Event | None  # None: the watch was off
     host_s: float
 
 
@@ -53,21 +62,27 @@ class CudaStopwatch:
         """Args: index: of the device."""
         self._index = index
 
+    @staticmethod
+    def is_on() -> bool:
+        """See `Stopwatch`."""
+        return not cuda_streams.is_capturing()
+
     def mark(self) -> _Mark:
         """See `Stopwatch`."""
         event = None
-        if not cuda_streams.is_capturing():
+        if self.is_on():
             event = cuda_event(timing=True)
             event.record(cuda_streams.current(self._index))
         return _Mark(event, time.perf_counter())
 
     @staticmethod
     def seconds(earlier: _Mark, later: _Mark) -> float:
-        """See `Stopwatch`; 0.0 if a CUDA graph was captured at one of them."""
+        """See `Stopwatch`; 0.0 if it was off at one of them, or if their streams ran otherwise."""
         if earlier.event is None or later.event is None:
             return 0.0
+        earlier.event.synchronize()
         later.event.synchronize()
-        return float(earlier.event.elapsed_time(later.event)) / 1e3
+        return max(0.0, float(earlier.event.elapsed_time(later.event)) / 1e3)
 
     @staticmethod
     def host_seconds(earlier: _Mark, later: _Mark) -> float:

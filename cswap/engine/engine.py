@@ -83,7 +83,7 @@ class SwapEngine:
         self.pack, self.unpack = self._replay.pack, self._replay.unpack
         self.pass_through = Packer.pass_through
         self.sits_out = False
-        self.at_first_step: Callable[[], object] | None = None
+        self.at_first_step: Callable[[], bool] | None = None  # until it says that it is done
 
     # ----------------------------------------------------------------- hooks
 
@@ -94,9 +94,8 @@ class SwapEngine:
 
     def begin_step(self) -> None:
         """A forward of the model begins."""
-        if self.at_first_step is not None:
-            begin, self.at_first_step = self.at_first_step, None
-            begin()
+        if self.at_first_step is not None and self.at_first_step():
+            self.at_first_step = None
         self._state.tidy()
         self._state.results.clear()  # of a backward that has raised
         self.counters.count_kept()

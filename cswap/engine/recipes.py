@@ -181,9 +181,9 @@ class RecipeBook:
         """This recipe is the one to be expected where the last tensor was, of so many bytes."""
         here, place = self._here.sequence, Place(recipe, nbytes)
         n = here.next - 1
-        if n < len(here.places):
+        if 0 <= n < len(here.places):
             here.places[n] = place
-        elif n == len(here.places) and n < MOST_PLACES:
+        elif n >= 0 and n == len(here.places) and n < MOST_PLACES:
             here.places.append(place)
         return place
 

@@ -4,8 +4,8 @@ Note [phases]
 ~~~~~~~~~~~~~
 exploring   `EXPLORED` steps with each tensor in its smallest form (exploration.py).
 timing      two steps without cswap, on a GPU that has memory for them, which a limit of bytes
-            may not allow: they say how long a plain step takes. The allocator gives back its blocks
-            after them.
+            may not allow: they say how long a plain step takes. With such a limit, the allocator
+            gives back its blocks after them.
 planning    as exploring, until a thread beside the training has made the plan (solve.py).
 obeying     the plan; each step is measured, and the next plan corrected by that (correction.py). A
             step of other tensors (drift) is explored again; if its tensors are larger, the next
@@ -39,7 +39,7 @@ from cswap.errors import GoalError
 from cswap.fit.background import Background
 from cswap.fit.correction import COUNTED_MARGIN, MARGIN, Correction, Look
 from cswap.fit.drift import DRIFT, Drift
-from cswap.fit.exploration import Exploration
+from cswap.fit.exploration import EXPLORED, Exploration
 from cswap.fit.goal import Asked, Goal, Phase
 from cswap.fit.goal_chooser import FIRST_LOOKS, LOOK_EVERY, GoalChooser
 from cswap.fit.last_resort import LastResort, reachable
@@ -63,8 +63,14 @@ if TYPE_CHECKING:
 PLAIN_STEPS: Final = 2
 """Steps without cswap, of which the last is timed: in the first, torch's allocator makes blocks."""
 
-PLAIN_SHARE: Final = 0.9
+MOST_PLAIN: Final = 6
+"""The same, if none of them looks like a plain step: a program may pause, or have no backward."""
+
+PLAIN_SHARE: Final = 0.8
 """Share of a GPU's usable memory that a step without cswap may be expected to take."""
+
+MOST_WAITED: Final = 3
+"""Forwards without a backward before the next one, after which nobody holds a goal by default."""
 
 SETTLING: Final = 1
 """Steps after a change of plan whose peak does not count: half of it is of the plan before."""
@@ -106,6 +112,7 @@ class FitController:
         """
         device = device_of(model)
         self._asked = asked = asked.on(device)
+        watch, link = _clock_and_link(device)  # which may fail, where nothing is to be undone yet
         self._model, self._engine, self._device = weakref.ref(model), engine, device
         self._resident = Resident(model)
         if not asked.of_device:
@@ -113,7 +120,7 @@ class FitController:
         self._meter = meter_for(device, self._resident)
         self.used = UsedBytes(engine.counters)
         self._chooser = GoalChooser(
-            self._begin_step, self.used, engine, *_clock_and_link(device), self._meter.lap
+            self._begin_step, self.used, engine, watch, link, self._meter.lap
         )
         self._phase: Phase = "exploring"
         self._exploration: Exploration | None = None
@@ -122,7 +129,7 @@ class FitController:
         self._plan: FitPlan | None = None
         self._smallest_bytes: int | None = None
         self._last_resort: LastResort | None = None
-        self._plans = self._since = self._repriced = self._drifts = 0
+        self._plans = self._since = self._repriced = self._drifts = self._waited = 0
         self._compares = False  # the plan that is being made with the one that is obeyed
         self._timed: list[FitPlan] = []
         self._steps_s: list[tuple[FitPlan, float]] = []  # of a GPU, that obeyed these plans
@@ -177,14 +184,20 @@ class FitController:
         model = self._model()
         if model is None or not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return
-        step = self._chooser.step
-        self._chooser.end_step()
-        self.used.settle()
-        if step.waits and self._asked.by_default:
-            self._give_up("several forwards come before a backward")
+        chooser, step = self._chooser, self._chooser.step
+        if not chooser.is_on:
+            chooser.skip()
             return
+        if step.began is None:  # it was skipped
+            chooser.look()
+            return
+        chooser.end_step()
+        self.used.settle()
         if step.waits:  # the next forward belongs to the same step
-            self._chooser.several_forwards = True
+            chooser.several_forwards = True
+            self._waited += 1
+            if self._asked.by_default and self._waited >= MOST_WAITED:
+                self._give_up("several forwards come before a backward")
             return
         self._note(step)
         if self._phase == "timing":
@@ -197,12 +210,13 @@ class FitController:
             self._explore_if_drifted(step)
         if self._phase == "given up":
             return
-        self._chooser.look()
+        chooser.look()
 
     def _note(self, step: Step) -> None:
         # The memory and the time of a step that has ended.
-        saved = self._engine.counters.take_peak()
-        total = self._meter.take(saved + step.small_bytes)
+        saved, total = self._engine.counters.take_peak(), self._measured or 0
+        if step.explored or not self._asked.by_default:  # a user may have a meter, too
+            total = self._meter.take(saved + step.small_bytes)
         if not step.n_uses:
             return
         self._since += 1
@@ -211,7 +225,7 @@ class FitController:
             if self._chooser.unified:
                 self._other = float(max(0, total - saved))
             else:
-                self._other = float(step.other_bytes().min())
+                self._other = float(step.other_bytes().min(initial=total))
             self._measured = total
             if self._since > SETTLING:  # the first one holds tensors that trials have made
                 fullest = self._smallest_bytes or 0
@@ -225,6 +239,9 @@ class FitController:
             self._give_up("several threads save tensors of this model")
         elif step.n_uses and self._exploration is not None:
             self._exploration.add(step, self._room())
+            if self._asked.by_default and self._exploration.n_empty >= EXPLORED:
+                self._give_up("no tensor can be held otherwise")
+                return
             self._pose(self._exploration)
         if self._planning is not None and self._planning.done:
             self._take_plan()
@@ -392,7 +409,8 @@ class FitController:
         self._problem = problem
         self._pace.plain_s, self._pace.was_plain = exploration.plain_s, False
         self._exploration, self._phase = None, "planning"
-        if problem.over_link is not None and self._may_be_plain(problem):
+        may_time = problem.over_link is not None and not self._chooser.several_forwards
+        if may_time and self._may_be_plain(problem):
             self._phase, self._since = "timing", 0
             self._engine.sit_out(sits_out=True)
         else:
@@ -409,7 +427,8 @@ class FitController:
         self._since += 1
         if self._since < PLAIN_STEPS:
             return
-        self._pace.note_plain(step)
+        if not self._pace.note_plain(step.step_s) and self._since < MOST_PLAIN:
+            return
         self._phase = "planning"
         self._engine.sit_out(sits_out=False)
         if self._asked.limit_bytes is not None:
@@ -455,9 +474,9 @@ class FitController:
     def _is_better(self, plan: FitPlan, added_s: float) -> bool:
         # Than the plan that is obeyed, which holds the limit.
         assert self._measured_s is not None  # before another plan was made
-        return plan is not self._plan and self._measured_s - added_s > GAIN * (
-            self._pace.plain_s or 0.0
-        )
+        if self._plan is None or plan.decided == self._plan.decided:
+            return False
+        return self._measured_s - added_s > GAIN * (self._pace.plain_s or 0.0)
 
     def _obey(self, plan: FitPlan, measured_s: float | None = None) -> None:
         if self._phase != "changing":
@@ -494,7 +513,7 @@ class FitController:
 def _clock_and_link(device: torch.device) -> tuple[Stopwatch, LinkRates | None]:
     if device.type != "cuda":
         return HOST, None
-    return CudaStopwatch(device.index or 0), link_rates()
+    return CudaStopwatch(device.index or 0), link_rates(device.index or 0)
 
 
 def _check_floor(limit_bytes: int | None, resident: Resident) -> None:

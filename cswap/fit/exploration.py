@@ -30,13 +30,14 @@ class Exploration:
 
     Attributes:
         problem: of the fullest step but the first; None: there were too few.
-        plain_s: seconds of forward and backward without cswap.
+        plain_s: seconds of a step without cswap, at the most: on a GPU, its host was slow.
+        n_empty: steps that saved nothing that could be held otherwise.
     """
 
     def __init__(self, chooser: GoalChooser) -> None:
         """Begin with the next step. Args: chooser: decides in these steps."""
         self.problem: Problem | None = None
-        self.plain_s = 0.0
+        self.plain_s, self.n_empty = 0.0, 0
         self._chooser = chooser
         self._steps: list[Step] = []
         self._again: frozenset[Key] | None = None  # tensors that can be computed again, so far
@@ -44,10 +45,11 @@ class Exploration:
 
     def add(self, step: Step, room_bytes: float) -> None:
         """A step has ended. Args: step: it; room_bytes: that the goal leaves for saved tensors."""
-        self._steps.append(step)
         saved = self._chooser.saved(step)
         if not saved:
+            self.n_empty += 1
             return
+        self._steps.append(step)
         if len(self._steps) < EXPLORED:
             problem = Problem(saved, self._over_link(step, saved))
             self._chooser.stored = problem.in_the_way(room_bytes, self._again)
@@ -69,5 +71,9 @@ class Exploration:
         for one in saved:  # in use, it was the program's
             other[one.first_use : one.last + 1] -= one.nbytes
         return OverLink(
-            link, step.durations(), max(0.0, step.host_ahead_s), np.maximum(0.0, other - least)
+            link,
+            step.durations(),
+            max(step.step_s - step.hooks_s, 1e-9),
+            max(0.0, step.host_ahead_s),
+            np.maximum(0.0, other - least),
         )

@@ -128,9 +128,10 @@ class Goal:
             steps; smaller ones may be possible, and the error of a limit that is out of reach
             names the least (phase "unreachable"). None: nothing was measured yet, or tensors have
             grown since.
-        plain_s: seconds of forward and backward without cswap: measured steps less cswap's time.
+        plain_s: the same without cswap: of measured steps less cswap's time, or of a plain step.
         predicted_slowdown: of forward and backward, by the plan.
-        step_s: seconds of forward and backward, the second fastest of the last four steps.
+        step_s: seconds of a step: on a CPU of forward and backward, the median of the last four;
+            on a GPU from one forward to the next, the second fastest of four.
         plans: how many have been made.
         actions: of the plan: tensors by "keep", "remat" and codec.
     """

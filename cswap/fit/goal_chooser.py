@@ -138,6 +138,16 @@ class GoalChooser:
         self.times = WayTimes()
         self.took = self.times.took
 
+    @property
+    def is_on(self) -> bool:
+        """Whether the step that begins can be seen: not while a CUDA graph is captured."""
+        return self._watch.is_on()
+
+    def skip(self) -> None:
+        """A step begins that cannot be seen."""
+        self.step = Step(explored=self.exploring, looked=False, watch=self._watch)
+        self._look(looks=False)
+
     def end_step(self) -> None:
         """Another forward begins, in this thread: the step may have come to its end."""
         if not self.unified:

@@ -53,7 +53,9 @@ class LinkProgram:
         assert over is not None  # or there is no program
         self._link, self._ways, self._saved = over.link, ways, problem.saved
         self._starts = slots(problem.n_moments)
-        durations = np.resize(over.durations, problem.n_moments)
+        durations = np.zeros(problem.n_moments)
+        known = over.durations[: problem.n_moments]
+        durations[: len(known)] = known
         self._slot_ms = MS * np.add.reduceat(durations, self._starts)
         self._host_ahead_ms = MS * over.host_ahead_s
         n = len(self._starts)

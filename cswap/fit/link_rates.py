@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
+import torch
+
 from cswap.advisor.calibration import stored
 from cswap.advisor.link import measure_rates
 from cswap.advisor.rates import LINK_BYTES_PER_S
@@ -28,15 +30,20 @@ class LinkRates(NamedTuple):
 
 
 @functools.cache
-def link_rates() -> LinkRates:
-    """Of this machine: by its calibration (`cswap calibrate`), else measured, once in a process."""
+def link_rates(index: int) -> LinkRates:
+    """Of a GPU: by this machine's calibration (`cswap calibrate`), else measured, once.
+
+    Args:
+        index: of the device.
+    """
     known = stored(KIND)
     if known is not None and known.link is not None:
         link = known.link
         out, back = link.d2h_bytes_per_s, link.h2d_bytes_per_s
         return LinkRates(out, back, link.duplex_factor * min(out, back))
     try:
-        return LinkRates(*measure_rates())
+        with torch.cuda.device(index):
+            return LinkRates(*measure_rates())
     except (RuntimeError, CswapError) as error:
         rates = LINK_BYTES_PER_S[KIND]
         assert rates is not None  # a GPU's link has some

@@ -8,13 +8,14 @@ the steps that the slowdown is of. A GPU stands still while its host is in the h
 while after them. So a step without cswap says how long that takes, where there is memory for one;
 else it takes as long as the others less the time that the plan adds, at the most.
 
-Where the steps are too slow, the next plan gets a smaller share of the time: by the excess, since
-hooks take their time whatever the plan is, and by `LESS_TIME` at least. Where they are fast for a
-while, a larger one again. Each time that this was too much, it waits longer.
+Where the steps are too slow, the next plan gets a smaller share of the time: by `LESS_TIME` at
+least, and on a GPU by the excess, since hooks take their time whatever the plan is. Where they are
+fast for a while, a larger one again. Each time that this was too much, it waits longer.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from typing import TYPE_CHECKING, Final
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from cswap.fit.seen import Step
 
 TIMED: Final = 4
-"""Steps of which the second fastest is the time of a step: in some, the engine learns."""
+"""Steps whose median is the time of a step; on a GPU, where the engine learns in some, the second
+fastest."""
 
 ROUNDS: Final = {"cpu": 3, "cuda": 1}
 """Looks at a step whose quotients with the steps before decide about the time of the next plan, by
@@ -31,6 +33,12 @@ kind of device: other programs disturb a CPU."""
 
 LESS_TIME: Final = 0.7
 """Largest factor of the time for plans after steps that were too slow."""
+
+NOT_PLAIN: Final = 0.3
+"""Share of the time of an explored step without the hooks, below which no plain step is."""
+
+LONGEST_PLAIN: Final = 1.1
+"""The same, above which none is."""
 
 LEAST_SHARE: Final = 0.1
 """Share of the allowed time below which plans get no less: cswap is not what makes steps slow."""
@@ -66,6 +74,8 @@ class Pace:
     def step_s(self) -> float | None:
         """Of the last `TIMED` steps; None: there was none since the plan changed."""
         times = sorted(step.step_s for step in self._steps)
+        if self._kind == "cpu":
+            return statistics.median(times) if times else None
         return times[len(times) // TIMED] if times else None
 
     def note(self, step: Step, *, obeys: bool) -> None:
@@ -75,14 +85,26 @@ class Pace:
         if step.looked and obeys and len(self._steps) == TIMED:
             took_s, plain_s = self.step_s or 0.0, step.step_s - step.hooks_s
             if self._kind == "cuda":
-                plain_s = min(plain_s, self.plain_s or plain_s, took_s - self._added_s)
+                least_s, most_s = NOT_PLAIN * plain_s, min(plain_s, self.plain_s or plain_s)
+                plain_s = max(least_s, min(most_s, took_s - self._added_s))
             if not self.was_plain:
                 self.plain_s = max(plain_s, 1e-9)
             self._quotients.append(took_s / (self.plain_s or took_s))
 
-    def note_plain(self, step: Step) -> None:
-        """A step without cswap has ended. Args: step: it."""
-        self.plain_s, self.was_plain = max(step.step_s, 1e-9), True
+    def note_plain(self, step_s: float) -> bool:
+        """A step without cswap has ended; whether it counts.
+
+        It may have had no backward, or a pause. So it has to be near what is known: the time of an
+        explored step without the hooks is no less than a plain one's, and not much more.
+
+        Args:
+            step_s: its seconds.
+        """
+        most_s = self.plain_s or math.inf
+        if not NOT_PLAIN * most_s <= step_s <= LONGEST_PLAIN * most_s:
+            return False
+        self.plain_s, self.was_plain = step_s, True
+        return True
 
     def begin_plan(self, added_s: float) -> None:
         """The next steps obey another plan. Args: added_s: seconds that it adds to a step."""
@@ -110,8 +132,10 @@ class Pace:
         self._quotients.clear()
         if took > slowdown and self.share > LEAST_SHARE:
             self._wait, self._patience = self._patience, min(2 * self._patience + 1, MOST_PATIENCE)
-            excess = (took - slowdown) / max(slowdown - 1, 1e-9)
-            self.share = max(LEAST_SHARE, min(LESS_TIME * self.share, self.share - excess))
+            share = LESS_TIME * self.share
+            if self._kind == "cuda":
+                share = min(share, self.share - (took - slowdown) / max(slowdown - 1, 1e-9))
+            self.share = max(LEAST_SHARE, share)
             return True
         if self.share < 1 and took < 1 + NEAR * (slowdown - 1):
             self._wait -= 1

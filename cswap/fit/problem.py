@@ -170,12 +170,14 @@ class OverLink:
     Attributes:
         link: its rates.
         durations: [moments] seconds of the computation in front of each moment.
+        step_s: of the whole step, what comes after the last moment included.
         host_ahead_s: by which the host is faster than the device, in a step.
         other_bytes: [moments] that the program holds besides, beyond the least that it holds.
     """
 
     link: LinkRates
     durations: NDArray[np.float64]
+    step_s: float
     host_ahead_s: float
     other_bytes: NDArray[np.float64]
 
@@ -185,10 +187,12 @@ class Moves(NamedTuple):
 
     Attributes:
         nbytes: [slots] of the tensors that are under way.
+        most_bytes: most of them, each way.
         added_s: seconds that the plan adds to a step.
     """
 
     nbytes: NDArray[np.float64]
+    most_bytes: int
     added_s: float
 
 
@@ -202,8 +206,7 @@ class FitPlan:
         added_s: predicted seconds that it adds to a step.
         raw_bytes: of the tensors that it decides about.
         counts: of these tensors by action.
-        under_way_bytes: most bytes of tensors that are on their way at a moment, out or back, by
-            the solver.
+        under_way_bytes: most bytes of tensors that are on their way, out or back, by the solver.
     """
 
     decided: Mapping[Key, Decided]
@@ -293,11 +296,10 @@ class Problem:
     def taking(self, plain_s: float | None) -> Problem:
         """The problem of a step that takes so long without cswap. Args: plain_s: None: as it is."""
         over = self.over_link
-        if over is None or not plain_s or not over.durations.sum():
+        if over is None or not plain_s:
             return self
-        found = copy(self)
-        faster = plain_s / float(over.durations.sum())
-        found.over_link = replace(over, durations=faster * over.durations)
+        found, faster = copy(self), plain_s / over.step_s
+        found.over_link = replace(over, durations=faster * over.durations, step_s=plain_s)
         return found
 
     @property
@@ -385,7 +387,7 @@ class Problem:
             sum(map(self.alone_s, ways.values())) if moves is None else moves.added_s,
             raw_bytes,
             Counter(way.action for way in ways.values()),
-            0 if moves is None else int(moves.nbytes.max()),
+            0 if moves is None else moves.most_bytes,
         )
 
 

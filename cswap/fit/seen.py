@@ -167,6 +167,8 @@ class Step:
     def durations(self) -> NDArray[np.float64]:
         """[moments] seconds of the program's own computation in front of each moment."""
         found = np.zeros(self.n_moments)
+        if not self.n_moments:
+            return found
         for before, lap in zip([None, *self.laps], self.laps, strict=False):
             since = self.began if before is None else before.left
             moment = min(lap.moment, self.n_moments - 1)
@@ -176,7 +178,7 @@ class Step:
     def other_bytes(self) -> NDArray[np.float64]:
         """[moments] at most that the program held after each moment, besides the engine's."""
         found = np.full(self.n_moments, -1.0)
-        for lap in self.laps:
+        for lap in self.laps if self.n_moments else ():
             after = max(0, lap.moment - 1)
             found[after] = max(found[after], lap.other_bytes)
         for i in np.flatnonzero(found < 0):  # between two tensors that leave together

@@ -59,6 +59,17 @@ def load_solver() -> None:
         filters.remove(added)
 
 
+def has_solver() -> bool:
+    """Whether HiGHS is there, and what the program of a link is built with."""
+    load_solver()
+    try:
+        from scipy.optimize import milp  # noqa: F401
+        from scipy.sparse import block_array, eye_array  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
 class Found(NamedTuple):
     """The planner's result.
 
@@ -160,7 +171,7 @@ class _Table:
             return None
         try:
             from scipy.optimize import Bounds, LinearConstraint, milp
-            from scipy.sparse import csr_array, hstack
+            from scipy.sparse import block_array, csr_array, eye_array, hstack  # noqa: F401
         except ImportError:
             return None
         n = len(self._variables)
@@ -238,8 +249,9 @@ class _Table:
         if self._problem.over_link is None:
             return self._problem.plan(ways)
         waits, early = x[n + 2 : -1].reshape(N_BLOCKS, -1)[2:4]
-        under_way = MIB * (waits + early + x[-1])
-        return self._problem.plan(ways, Moves(under_way, float(x[n + 1]) / MS))
+        under_way, most = waits + early + x[-1], max(waits.max(), early.max()) + x[-1]
+        moves = Moves(MIB * under_way, int(MIB * most), float(x[n + 1]) / MS)
+        return self._problem.plan(ways, moves)
 
 
 class _Search:

@@ -13,6 +13,7 @@ import cswap
 from cswap import SwapConfig, api
 from cswap.fit import controller
 from cswap.fit.goal import Asked
+from cswap.fit.pace import Pace
 from tests.fit.test_goal_over_a_link import N_BLOCKS, ROWS, WIDTH, Block, machine, step
 
 __all__ = ["machine"]
@@ -25,6 +26,9 @@ def gpu(machine, monkeypatch):
     """A stand-in for a GPU with memory for a plain step; a model is on it once it says so."""
     monkeypatch.setattr(api, "is_on_one_gpu", lambda model: model.is_there)
     monkeypatch.setattr(controller, "usable_bytes", lambda _device: USABLE)
+    # Between two events of the stand-in are always 2 ms.
+    monkeypatch.setattr("cswap.fit.pace.NOT_PLAIN", 0.0)
+    monkeypatch.setattr("cswap.fit.pace.LONGEST_PLAIN", 1e12)
     return machine
 
 
@@ -98,6 +102,94 @@ def test_a_model_elsewhere_has_none(gpu):
         for _ in range(3):
             assert all(map(torch.equal, step(net, x), expected))
         assert handle.goal is None
+
+
+def test_a_model_that_saves_nothing_large_has_none(gpu):
+    torch.manual_seed(0)
+    net: Any = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    net.is_there, x = True, torch.randn(3, 4)
+    expected = step(net, x)
+    with cswap.install(net, min_bytes=1 << 20) as handle:
+        seen = train(gpu, handle, net, x, expected, 8)
+        assert seen[-1][0] == "given up"
+        fit: Any = handle._fit
+        assert not fit._exploration._steps
+
+
+def test_a_forward_without_gradients_decides_nothing(gpu):
+    net, x, _ = made()
+    with cswap.install(net, min_bytes=0) as handle:
+        with torch.no_grad():
+            net(x)
+        assert handle.goal is None
+        step(net, x)
+        gpu.cuda.synchronize()
+        goal: Any = handle.goal
+        assert goal.phase == "exploring"
+
+
+def test_steps_that_are_captured_are_not_seen(gpu, monkeypatch):
+    from cswap.devices.stopwatch import CudaStopwatch
+
+    net, x, expected = made()
+    captured = [True]
+    monkeypatch.setattr(CudaStopwatch, "is_on", staticmethod(lambda: not captured[0]))
+    with cswap.install(net, min_bytes=0) as handle:
+        step(net, x)
+        gpu.cuda.synchronize()
+        assert handle.goal is None
+        captured[0] = False
+        train(gpu, handle, net, x, expected, 2)
+        captured[0] = True
+        packed = handle.stats.packed
+        train(gpu, handle, net, x, expected, 2)
+        assert handle.stats.packed > packed
+        captured[0] = False
+        assert train(gpu, handle, net, x, expected, 24)[-1][0] == "obeying"
+
+
+def test_without_a_solver_all_leave_and_it_is_said(gpu, monkeypatch, caplog):
+    monkeypatch.setitem(__import__("sys").modules, "scipy.optimize", None)
+    net, x, expected = made()
+    with cswap.install(net, min_bytes=0) as handle:
+        for _ in range(3):
+            assert all(map(torch.equal, step(net, x), expected))
+            gpu.cuda.synchronize()
+        assert handle.goal is None
+        assert handle.stats.swapped > 0
+    assert sum("pip install scipy" in record.message for record in caplog.records) == 1
+
+
+def test_a_goal_that_cannot_begin_is_no_error(gpu, monkeypatch, caplog):
+    def broken(_index):
+        raise ValueError("no link")
+
+    monkeypatch.setattr(controller, "link_rates", broken)
+    net, x, expected = made()
+    with cswap.install(net, min_bytes=0) as handle:
+        for _ in range(3):
+            assert all(map(torch.equal, step(net, x), expected))
+            gpu.cuda.synchronize()
+        assert handle.goal is None
+    assert sum("no link" in record.message for record in caplog.records) == 1
+
+
+def test_an_evaluation_after_a_plain_step_does_not_count(gpu, monkeypatch):
+    net, x, expected = made()
+    seconds = iter([9.0, 0.001, 0.5])
+    noted = []
+    note = Pace.note_plain
+
+    def said(pace, _seconds):
+        pace.plain_s = 1.0
+        noted.append(note(pace, next(seconds)))
+        return noted[-1]
+
+    monkeypatch.setattr(Pace, "note_plain", said)
+    with cswap.install(net, min_bytes=0) as handle:
+        train(gpu, handle, net, x, expected, 24)
+        goal: Any = handle.goal
+        assert (noted, goal.plain_s) == ([False, False, True], 0.5)
 
 
 def test_several_forwards_before_a_backward_end_it_quietly(gpu, caplog):

@@ -44,7 +44,7 @@ def machine(monkeypatch):
     monkeypatch.setattr(device_lanes, "cpu_device", lambda _workers: made.device)
     monkeypatch.setattr(controller, "device_of", lambda _model: device)
     monkeypatch.setattr(controller, "usable_bytes", lambda _device: 0)  # for no plain step
-    monkeypatch.setattr(controller, "link_rates", lambda: LinkRates(1e9, 1e9, 0.8e9))
+    monkeypatch.setattr(controller, "link_rates", lambda _: LinkRates(1e9, 1e9, 0.8e9))
     monkeypatch.setattr(controller, "meter_for", lambda _, found: resident.CountedMeter(found))
     monkeypatch.setattr(goal_chooser, "threading", types.SimpleNamespace(get_ident=ident))
     yield made

@@ -26,7 +26,8 @@ LINK = LinkRates(1e9, 2e9, 0.8e9)
 def over_link(n_moments, seconds=1e-3, **options):
     """A link beside moments that each take so long."""
     options = {"host_ahead_s": 1.0, "other_bytes": np.zeros(n_moments), **options}
-    return OverLink(LINK, np.full(n_moments, seconds), **options)
+    durations = np.full(n_moments, seconds)
+    return OverLink(LINK, durations, 1.5 * seconds * n_moments + 1e-9, **options)
 
 
 def random_problem(seed, n=5, *, linked=False):

@@ -219,7 +219,7 @@ class Replay:
             and not _is_tracing()
             and tensor.layout is _strided
         ):
-            nbytes, sizes, kept_kind, after = tensor.nbytes, None, Kept, n
+            nbytes, sizes, kept_kind, after = tensor.nbytes, None, Kept, 0
             if kind is Parameter or type(tensor._base) is Parameter:  # noqa: SLF001
                 sizes, kept_kind = self._parameters, KeptParameter
             elif nbytes < self._min_bytes:
@@ -244,7 +244,8 @@ class Replay:
                 except RuntimeError:  # of inference mode
                     return self._pack(tensor)
                 sizes.append(nbytes)
-                book.begun.next = after
+                if after:
+                    book.begun.next = after
                 kept = _new(kept_kind)  # without a call of Python
                 kept.tensor, kept.version = held, version
                 return kept
