@@ -186,6 +186,8 @@ def test_an_evaluation_after_a_plain_step_does_not_count(gpu, monkeypatch):
         return noted[-1]
 
     monkeypatch.setattr(Pace, "note_plain", said)
+    monkeypatch.setattr("cswap.fit.pace.NOT_PLAIN", 0.3)
+    monkeypatch.setattr("cswap.fit.pace.LONGEST_PLAIN", 1.1)
     with cswap.install(net, min_bytes=0) as handle:
         train(gpu, handle, net, x, expected, 24)
         goal: Any = handle.goal
