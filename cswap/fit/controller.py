@@ -214,13 +214,15 @@ class FitController:
 
     def _note(self, step: Step) -> None:
         # The memory and the time of a step that has ended.
-        saved, total = self._engine.counters.take_peak(), self._measured or 0
+        saved, total = self._engine.counters.take_peak(), None
         if step.explored or not self._asked.by_default:  # a user may have a meter, too
             total = self._meter.take(saved + step.small_bytes)
         if not step.n_uses:
             return
         self._since += 1
         self._pace.note(step, obeys=self._phase in _OBEYS)
+        if total is None:
+            return
         if step.explored:
             if self._chooser.unified:
                 self._other = float(max(0, total - saved))

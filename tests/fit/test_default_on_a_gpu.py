@@ -65,6 +65,7 @@ def test_a_goal_is_planned_after_steps_without_cswap(gpu):
         fit: Any = handle._fit
         assert fit._pace.was_plain
         assert goal.predicted_slowdown <= 1.1
+        assert goal.measured_bytes is None  # the meter is the user's
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5])
