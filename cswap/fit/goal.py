@@ -119,8 +119,8 @@ class Goal:
             the log has the reason).
         predicted_bytes: peak of a step by the plan; None: there is none yet.
         measured_bytes: highest peak of the steps under this plan, its first one left out; before a
-            plan, of the last step. None: no step yet, or under a plan that nobody has asked for: the
-            allocator's statistics are the user's.
+            plan, of the last step. None: no step yet, or a plan that nobody has asked for, since
+            the allocator's statistics are the user's.
         measured_by: how, in words.
         resident_bytes: of these, the others: parameters, buffers, gradients, optimizer
             state. Measured on a CPU, part of the allocator's peak on a GPU.

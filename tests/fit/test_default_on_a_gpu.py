@@ -68,6 +68,19 @@ def test_a_goal_is_planned_after_steps_without_cswap(gpu):
         assert goal.measured_bytes is None  # the meter is the user's
 
 
+def test_bytes_that_are_not_the_engines_are_seen_in_explored_steps(gpu, monkeypatch):
+    net, x, expected = made()
+    with cswap.install(net, min_bytes=0) as handle:
+        counters = handle.engine.counters
+        monkeypatch.setattr(
+            "cswap.fit.resident.CountedMeter.lap", lambda _meter: (1 << 40) + counters.device_bytes
+        )
+        train(gpu, handle, net, x, expected, 24)
+        fit: Any = handle._fit
+        assert fit._other == 1 << 40
+        assert not fit._problem.over_link.other_bytes.any()
+
+
 @pytest.mark.parametrize("share", [0.0, 0.5])
 def test_no_step_is_plain_where_there_may_be_no_room(gpu, monkeypatch, share):
     net, x, expected = made()

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import types
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import torch
 
+from cswap.fit.exploration import Exploration
+from cswap.fit.link_rates import LinkRates
 from cswap.fit.pace import LEAST_SHARE, TIMED, Pace
+from cswap.fit.problem import Key, Saved
 from cswap.fit.seen import Lap, Step
 
 
@@ -71,6 +76,15 @@ def test_bytes_of_others_are_those_after_a_moment():
     assert list(step.other_bytes()) == [200.0, 300.0, 400.0, 400.0]
     del step.laps[2]  # the third moment had no lap of its own
     assert list(step.other_bytes()) == [200.0, 200.0, 400.0, 400.0]
+
+
+def test_tensors_in_use_are_no_others():
+    # 300 bytes at the second moment, of which a tensor that is used then has 60.
+    used = Saved((Key("a", torch.float32, 0),), 60, (), 0, 1, 1)
+    chooser: Any = types.SimpleNamespace(link=LinkRates(1.0, 1.0, 1.0), explore=lambda: None)
+    over: Any = Exploration(chooser)._over_link(a_step(), [used])
+    assert list(over.other_bytes) == [0.0, 40.0, 200.0, 200.0]  # beyond the least, which is 200
+    assert (list(over.durations), over.step_s) == ([1.0, 2.0, 4.0, 8.0], 31.0)
 
 
 def test_a_step_that_has_not_ended_takes_no_time():
