@@ -227,7 +227,8 @@ class FitController:
             if self._chooser.unified:
                 self._other = float(max(0, total - saved))
             else:
-                self._other = float(step.other_bytes().min(initial=total))
+                other = step.other_bytes()
+                self._other = float(other.min()) if len(other) else 0.0
             self._measured = total
             if self._since > SETTLING:  # the first one holds tensors that trials have made
                 fullest = self._smallest_bytes or 0
