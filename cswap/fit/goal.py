@@ -132,7 +132,7 @@ class Goal:
         plain_s: the same without cswap: of measured steps less cswap's time, or of a plain step.
         predicted_slowdown: of forward and backward, by the plan.
         step_s: seconds of a step: on a CPU of forward and backward, the median of the last four;
-            on a GPU from one forward to the next, the second fastest of four.
+            on a GPU from one forward to the next, the lower quartile of the last sixteen.
         plans: how many have been made.
         actions: of the plan: tensors by "keep", "remat" and codec.
     """

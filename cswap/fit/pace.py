@@ -23,9 +23,15 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from cswap.fit.seen import Step
 
-TIMED: Final = 4
-"""Steps whose median is the time of a step; on a GPU, where the engine learns in some, the second
-fastest."""
+TIMED: Final = {"cpu": 4, "cuda": 16}
+"""Latest steps that are timed, by kind of device. On a CPU their median is the time of a step. On a
+GPU it is their lower quartile: in some, the engine learns, which doubles the host's time."""
+
+LEAST_TIMED: Final = 4
+"""Steps before there is a time that decides."""
+
+TOO_SLOW: Final = {"cpu": 1.0, "cuda": 1.05}
+"""Share of the slowdown that steps may take, by kind of device: another plan takes some steps."""
 
 ROUNDS: Final = {"cpu": 3, "cuda": 1}
 """Looks at a step whose quotients with the steps before decide about the time of the next plan, by
@@ -66,23 +72,23 @@ class Pace:
         self._added_s = 0.0
         self.share = 1.0
         self._patience = self._wait = 0  # decisions before a plan gets more time again
-        self._steps: deque[Step] = deque(maxlen=TIMED)
+        self._steps: deque[Step] = deque(maxlen=TIMED[kind])
         self._kind = kind
         self._quotients: deque[float] = deque(maxlen=ROUNDS[kind])  # of those and a plain step
 
     @property
     def step_s(self) -> float | None:
-        """Of the last `TIMED` steps; None: there was none since the plan changed."""
+        """Of the latest steps, see `TIMED`; None: there was none since the plan changed."""
         times = sorted(step.step_s for step in self._steps)
-        if self._kind == "cpu":
-            return statistics.median(times) if times else None
-        return times[len(times) // TIMED] if times else None
+        if not times:
+            return None
+        return statistics.median(times) if self._kind == "cpu" else times[len(times) // 4]
 
     def note(self, step: Step, *, obeys: bool) -> None:
         """A step has ended. Args: step: it; obeys: whether by a plan."""
         if not step.looked or step.changed or not obeys:
             self._steps.append(step)  # a GPU may not have come to its end yet
-        if step.looked and obeys and len(self._steps) == TIMED:
+        if step.looked and obeys and len(self._steps) >= LEAST_TIMED:
             took_s, plain_s = self.step_s or 0.0, step.step_s - step.hooks_s
             if self._kind == "cuda":
                 least_s, most_s = NOT_PLAIN * plain_s, min(plain_s, self.plain_s or plain_s)
@@ -130,7 +136,8 @@ class Pace:
             return False
         took = statistics.median(self._quotients)
         self._quotients.clear()
-        if took > slowdown and self.share > LEAST_SHARE:
+        too_slow = 1 + TOO_SLOW[self._kind] * (slowdown - 1)
+        if took > too_slow and self.share > LEAST_SHARE:
             self._wait, self._patience = self._patience, min(2 * self._patience + 1, MOST_PATIENCE)
             share = LESS_TIME * self.share
             if self._kind == "cuda":

@@ -11,7 +11,7 @@ import torch
 
 from cswap.fit.exploration import Exploration
 from cswap.fit.link_rates import LinkRates
-from cswap.fit.pace import LEAST_SHARE, TIMED, Pace
+from cswap.fit.pace import LEAST_SHARE, LEAST_TIMED, TIMED, Pace
 from cswap.fit.problem import Key, Saved
 from cswap.fit.seen import Lap, Step
 
@@ -109,7 +109,7 @@ def pace_after(kind, step_s, *, plain=None, looked_s=2.0, hooks_s=0.5, added_s=0
         pace.plain_s = plain
         assert pace.note_plain(plain)
     pace.begin_plan(added_s)
-    for _ in range(TIMED):
+    for _ in range(LEAST_TIMED):
         pace.note(timed(step_s), obeys=True)
     pace.note(timed(looked_s, looked=True, hooks_s=hooks_s), obeys=True)
     return pace
@@ -146,9 +146,14 @@ def test_a_cpu_is_asked_several_times():
 
 def test_steps_in_which_the_engine_learns_do_not_count():
     pace = Pace("cuda")
-    for seconds in (1.0, 5.0, 1.0, 5.0):
-        pace.note(timed(seconds), obeys=True)
+    for n in range(2 * TIMED["cuda"]):
+        pace.note(timed(1.0 if n % 2 else 5.0), obeys=True)
     assert pace.step_s == 1.0
+
+
+def test_a_step_that_is_hardly_too_slow_is_worth_no_other_plan():
+    assert not pace_after("cuda", 1.104, plain=1.0).changes(1.1)
+    assert pace_after("cuda", 1.106, plain=1.0).changes(1.1)
 
 
 @pytest.mark.parametrize(
