@@ -399,7 +399,8 @@ class FitController:
     def _explore(self) -> None:
         self._engine.renumber()
         self._engine.plan_copies(0)
-        self._phase, self._since, self._pace.share = "exploring", 0, 1.0
+        self._phase, self._since = "exploring", 0
+        self._pace.explore()
         self._correction = Correction(self._margin)
         self._planning, self._repriced, self._smallest_bytes = None, 0, None
         self._compares, self._measured_s, self._timed, self._steps_s = False, None, [], []

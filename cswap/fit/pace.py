@@ -9,7 +9,8 @@ while after them. So a step without cswap says how long that takes, where there 
 else it takes as long as the others less the time that the plan adds, at the most.
 
 Where the steps are too slow, the next plan gets a smaller share of the time: by `LESS_TIME` at
-least, and on a GPU by the excess, since hooks take their time whatever the plan is. Where they are
+least, and on a GPU by the excess, since hooks take their time whatever the plan is, or down to the
+share that was fast enough before. Where they are
 fast for a while, a larger one again. Each time that this was too much, it waits longer.
 """
 
@@ -72,6 +73,7 @@ class Pace:
         self._added_s = 0.0
         self.share = 1.0
         self._patience = self._wait = 0  # decisions before a plan gets more time again
+        self._fine = 0.0  # share that was fast enough on a GPU, which is nobody else's
         self._steps: deque[Step] = deque(maxlen=TIMED[kind])
         self._kind = kind
         self._quotients: deque[float] = deque(maxlen=ROUNDS[kind])  # of those and a plain step
@@ -112,6 +114,10 @@ class Pace:
         self.plain_s, self.was_plain = step_s, True
         return True
 
+    def explore(self) -> None:
+        """The next steps are explored: of their times, nothing is known."""
+        self.share, self._fine = 1.0, 0.0
+
     def begin_plan(self, added_s: float) -> None:
         """The next steps obey another plan. Args: added_s: seconds that it adds to a step."""
         self._added_s = added_s
@@ -141,9 +147,13 @@ class Pace:
             self._wait, self._patience = self._patience, min(2 * self._patience + 1, MOST_PATIENCE)
             share = LESS_TIME * self.share
             if self._kind == "cuda":
-                share = min(share, self.share - (took - slowdown) / max(slowdown - 1, 1e-9))
+                fine, self._fine = self._fine, 0.0
+                excess = (took - slowdown) / max(slowdown - 1, 1e-9)
+                share = fine if 0 < fine < self.share else min(share, self.share - excess)
             self.share = max(LEAST_SHARE, share)
             return True
+        if self._kind == "cuda" and took <= too_slow:
+            self._fine = self.share
         if self.share < 1 and took < 1 + NEAR * (slowdown - 1):
             self._wait -= 1
             if self._wait < 0:

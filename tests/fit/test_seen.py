@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -130,6 +131,29 @@ def test_too_slow_a_step_takes_the_excess_off_the_next_plan():
     mild = pace_after("cuda", 1.11, plain=1.0)
     assert mild.changes(1.1)
     assert mild.share == pytest.approx(0.7)
+
+
+@pytest.mark.parametrize(
+    "longer",
+    [
+        lambda share: 1.05 + share / 6,  # the hooks take 5 %
+        lambda share: 1.02 + share / 5 if share < 0.3 else 1.17,  # the host is slower from there on
+    ],
+)
+def test_the_share_of_a_gpu_comes_to_rest_below_the_one_that_was_too_slow(longer):
+    pace, shares = pace_after("cuda", longer(1.0), plain=1.0), []
+    for _ in range(200):
+        shares.append(pace.share)
+        if pace.changes(1.1):
+            pace.begin_plan(0.1)
+        for _ in range(LEAST_TIMED):
+            pace.note(timed(longer(pace.share)), obeys=True)
+        pace.note(timed(2.0, looked=True, hooks_s=0.5), obeys=True)
+    settled = shares[100:]
+    assert sum(a != b for a, b in pairwise(settled)) <= 4
+    good = [share for share in settled if longer(share) <= 1.105]
+    assert len(good) >= 98
+    assert min(good) > 0.2
 
 
 def test_without_one_a_plain_step_takes_no_longer_than_the_others_less_the_plan():
