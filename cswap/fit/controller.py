@@ -3,9 +3,8 @@
 Note [phases]
 ~~~~~~~~~~~~~
 exploring   `EXPLORED` steps with each tensor in its smallest form (exploration.py).
-timing      two steps without cswap, on a GPU that has memory for them, which a limit of bytes
-            may not allow: they say how long a plain step takes. With such a limit, the allocator
-            gives back its blocks after them.
+timing      two steps without cswap, on a GPU that has memory for them (plain_steps.py). With a
+            limit of bytes, the allocator gives back its blocks after them.
 planning    as exploring, until a thread beside the training has made the plan (solve.py).
 obeying     the plan; each step is measured, and the next plan corrected by that (correction.py). A
             step of other tensors (drift) is explored again; if its tensors are larger, the next
@@ -45,6 +44,7 @@ from cswap.fit.goal_chooser import FIRST_LOOKS, LOOK_EVERY, GoalChooser
 from cswap.fit.last_resort import LastResort, reachable
 from cswap.fit.link_rates import link_rates
 from cswap.fit.pace import Pace
+from cswap.fit.plain_steps import PlainSteps
 from cswap.fit.resident import Resident, meter_for
 from cswap.fit.solve import found_for, load_solver
 from cswap.fit.used_bytes import UsedBytes
@@ -59,15 +59,6 @@ if TYPE_CHECKING:
     from cswap.fit.problem import FitPlan, Problem
     from cswap.fit.seen import Step
     from cswap.fit.solve import Found
-
-PLAIN_STEPS: Final = 2
-"""Steps without cswap, of which the last is timed: in the first, torch's allocator makes blocks."""
-
-MOST_PLAIN: Final = 6
-"""The same, if none of them looks like a plain step: a program may pause, or have no backward."""
-
-PLAIN_SHARE: Final = 0.8
-"""Share of a GPU's usable memory that a step without cswap may be expected to take."""
 
 MOST_WAITED: Final = 3
 """Forwards without a backward before the next one, after which nobody holds a goal by default."""
@@ -138,6 +129,7 @@ class FitController:
         self._margin = MARGIN if device.type == "cuda" else COUNTED_MARGIN
         self._correction = Correction(self._margin)
         self._pace = Pace("cuda" if device.type == "cuda" else "cpu")
+        self._plain = PlainSteps(engine, self._pace)
         load_solver()
         self._measured: int | None = None
         self._drift = Drift()
@@ -201,7 +193,8 @@ class FitController:
             return
         self._note(step)
         if self._phase == "timing":
-            self._time_plain(step)
+            if self._plain.note(step):
+                self._end_timing()
         elif self._phase in ("exploring", "planning"):
             self._go_on_exploring(step)
         elif self._phase in _OBEYS:
@@ -240,7 +233,8 @@ class FitController:
     def _go_on_exploring(self, step: Step) -> None:
         if step.stranger:
             self._give_up("several threads save tensors of this model")
-        elif step.n_uses and self._exploration is not None:
+            return
+        if step.n_uses and self._exploration is not None:
             self._exploration.add(step, self._room())
             if self._asked.by_default and self._exploration.n_empty >= EXPLORED:
                 self._give_up("no tensor can be held otherwise")
@@ -413,28 +407,19 @@ class FitController:
         self._problem = problem
         self._pace.plain_s, self._pace.was_plain = exploration.plain_s, False
         self._exploration, self._phase = None, "planning"
-        may_time = problem.over_link is not None and not self._chooser.several_forwards
-        if may_time and self._may_be_plain(problem):
-            self._phase, self._since = "timing", 0
-            self._engine.sit_out(sits_out=True)
-        else:
+        if problem.over_link is None or self._chooser.several_forwards:
             self._begin_planning()
-
-    def _may_be_plain(self, problem: Problem) -> bool:
-        # Whether a step without cswap has room on the GPU.
+            return
         usable = self._asked.limit_bytes if self._asked.of_device else None
         if usable is None:
             usable = usable_bytes(self._device)
-        return problem.raw_peak_bytes + self._other < PLAIN_SHARE * usable
+        if self._plain.begin(problem.raw_peak_bytes + self._other, usable):
+            self._phase = "timing"
+        else:
+            self._begin_planning()
 
-    def _time_plain(self, step: Step) -> None:
-        self._since += 1
-        if self._since < PLAIN_STEPS:
-            return
-        if not self._pace.note_plain(step.step_s) and self._since < MOST_PLAIN:
-            return
+    def _end_timing(self) -> None:
         self._phase = "planning"
-        self._engine.sit_out(sits_out=False)
         if self._asked.limit_bytes is not None:
             torch.cuda.empty_cache()
         self._begin_planning()

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from typing import TypeAlias
 
-    Entered: TypeAlias = tuple[int, int, Any]
-
     from cswap.advisor.cost import Candidate
     from cswap.devices.stopwatch import Stopwatch
     from cswap.engine.engine import SwapEngine
@@ -42,6 +40,8 @@ if TYPE_CHECKING:
     from cswap.fit.problem import Decided
     from cswap.fit.used_bytes import UsedBytes
 
+    Entered: TypeAlias = tuple[int, int, Any]  # a `Lap` without its end
+
 FIRST_LOOKS: Final = 4
 """Steps of a new plan that are all looked at: corrections follow soon, or never."""
 
@@ -49,13 +49,13 @@ LOOK_EVERY: Final = 8
 """Later, every so many steps are looked at; so many in a row after a step that was another one than
 the step before. In as many, tensors that are too small to swap are counted: most never change."""
 
-HOST_S: Final = 1e-4
-"""Seconds that the host of a GPU takes for a tensor that leaves and comes back, or is computed
-again: assumed, of 26 to 40 calls (tests/devices/test_link_slots.py)."""
-
 MOST_BETWEEN: Final = 64
 """The same on a GPU, where a look takes its host twice as long as the step. There, the first ones
 come after 8, 16 and 32 steps."""
+
+HOST_S: Final = 1e-4
+"""Seconds that the host of a GPU takes for a tensor that leaves and comes back, or is computed
+again: assumed, of 26 to 40 calls (tests/devices/test_link_slots.py)."""
 
 LEAST_RATIO: Final = 1.02
 """A codec that takes off less is no way to hold a tensor, where host memory is device memory."""

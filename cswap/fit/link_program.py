@@ -4,12 +4,12 @@ Note [a link and the computation that hides it]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 A step is cut into slots. In each, so many bytes go out and come back as the link carries in the
 slot's time: of the program's own computation, of operators that run again and of kernels of
-codecs, and of the stall that the plan allows there. What is saved in a slot may leave in later
-ones, what is needed in a slot has come back in it or before. Few bytes wait to leave, or are back
-early: beyond that, the engine stalls the computation (replay/link.py). A tensor that was copied in
-part is held as a whole, so the largest one that moves counts besides. The step takes longer by
-what runs besides and by the stalls, or by the work of the host, which is ahead of the device so
-far, whichever is longer.
+codecs, and of the stall that the plan allows there. A tensor leaves in later slots than the one in
+which it is saved, and is back in the slot in which it is needed, or before. Few bytes wait to
+leave, or are back early: beyond that, the engine stalls the computation (replay/link.py). A tensor
+that was copied in part is held as a whole, so the largest one that moves counts besides. The step
+takes longer by these operators, kernels and stalls, or by the host's work beyond its lead over the
+device, whichever is longer.
 """
 
 from __future__ import annotations

@@ -102,8 +102,8 @@ class Pace:
     def note_plain(self, step_s: float) -> bool:
         """A step without cswap has ended; whether it counts.
 
-        It may have had no backward, or a pause. So it has to be near what is known: the time of an
-        explored step without the hooks is no less than a plain one's, and not much more.
+        It may have had no backward, or a pause. So its time has to be near the one that is known:
+        an explored step without the hooks takes no less time than a plain one, and not much more.
 
         Args:
             step_s: its seconds.

@@ -170,7 +170,7 @@ class OverLink:
     Attributes:
         link: its rates.
         durations: [moments] seconds of the computation in front of each moment.
-        step_s: of the whole step, what comes after the last moment included.
+        step_s: of the whole step, up to the next one (the optimizer's time, say, is in it).
         host_ahead_s: by which the host is faster than the device, in a step.
         other_bytes: [moments] that the program holds besides, beyond the least that it holds.
     """
@@ -222,8 +222,8 @@ class Problem:
 
     Attributes:
         saved: the tensors.
-        over_link: what the link and the host can hide; None: encodes run where a tensor is saved,
-            and nothing is decoded ahead.
+        over_link: the link, and the computation beside it; None: encodes run where a tensor is
+            saved, and nothing is decoded ahead.
         too_deep: indices of tensors that cannot all be computed again: one needs the next, and
             together they are more than `GOAL_DEPTH` operators in a row.
     """
@@ -368,7 +368,7 @@ class Problem:
 
         Args:
             ways: by index of the tensor.
-            moves: what the solver knows of copies; default: as if no computation hid them.
+            moves: copies, as the solver expects them; default: as if no computation hid them.
         """
         total = self.other_bytes()
         raw_bytes = sum(self.saved[i].nbytes for i in ways)

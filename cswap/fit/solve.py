@@ -60,7 +60,7 @@ def load_solver() -> None:
 
 
 def has_solver() -> bool:
-    """Whether HiGHS is there, and what the program of a link is built with."""
+    """Whether scipy is there, with HiGHS and the sparse arrays of a link's program."""
     load_solver()
     try:
         from scipy.optimize import milp  # noqa: F401

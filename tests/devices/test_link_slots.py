@@ -670,6 +670,7 @@ def test_a_second_stream_waits_for_memory_that_the_first_was_given(
         with machine.cuda.stream(stream):
             machine.use(engine.unpack(one))
     machine.cuda.synchronize()
+    assert not machine.cuda.faults  # the fixture asks again, once all is gone
 
 
 # ------------------------------------------------------------------------- cost

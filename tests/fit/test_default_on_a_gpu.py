@@ -11,7 +11,7 @@ from torch import nn
 
 import cswap
 from cswap import SwapConfig, api
-from cswap.fit import controller
+from cswap.fit import controller, plain_steps
 from cswap.fit.goal import Asked
 from cswap.fit.pace import Pace
 from tests.fit.test_goal_over_a_link import N_BLOCKS, ROWS, WIDTH, Block, machine, step
@@ -59,7 +59,7 @@ def test_a_goal_is_planned_after_steps_without_cswap(gpu):
         assert (goal.asked_bytes, goal.asked_slowdown, goal.phase) == (None, 1.1, "obeying")
         assert handle.stats.fallbacks == 0, handle.stats.fallbacks_by_reason
         timed = [i for i, (phase, _) in enumerate(seen) if phase == "timing"]
-        assert len(timed) == controller.PLAIN_STEPS
+        assert len(timed) == plain_steps.PLAIN_STEPS
         assert seen[timed[0] - 1][1] == seen[timed[-1]][1]  # the hooks were off
         assert seen[timed[-1] + 1][1] > seen[timed[-1]][1]
         fit: Any = handle._fit
@@ -162,8 +162,8 @@ def test_steps_that_are_captured_are_not_seen(gpu, monkeypatch):
         assert train(gpu, handle, net, x, expected, 24)[-1][0] == "obeying"
 
 
-def test_without_a_solver_all_leave_and_it_is_said(gpu, monkeypatch, caplog):
-    monkeypatch.setitem(__import__("sys").modules, "scipy.optimize", None)
+def assert_all_leave(gpu, caplog, message):
+    """Without a goal, which a warning says once."""
     net, x, expected = made()
     with cswap.install(net, min_bytes=0) as handle:
         for _ in range(3):
@@ -171,7 +171,12 @@ def test_without_a_solver_all_leave_and_it_is_said(gpu, monkeypatch, caplog):
             gpu.cuda.synchronize()
         assert handle.goal is None
         assert handle.stats.swapped > 0
-    assert sum("pip install scipy" in record.message for record in caplog.records) == 1
+    assert sum(message in record.message for record in caplog.records) == 1
+
+
+def test_without_a_solver_all_leave_and_it_is_said(gpu, monkeypatch, caplog):
+    monkeypatch.setitem(__import__("sys").modules, "scipy.optimize", None)
+    assert_all_leave(gpu, caplog, "pip install scipy")
 
 
 def test_a_goal_that_cannot_begin_is_no_error(gpu, monkeypatch, caplog):
@@ -179,13 +184,28 @@ def test_a_goal_that_cannot_begin_is_no_error(gpu, monkeypatch, caplog):
         raise ValueError("no link")
 
     monkeypatch.setattr(controller, "link_rates", broken)
+    assert_all_leave(gpu, caplog, "no link")
+
+
+class Later:
+    """In place of `Background`: done when the test says so."""
+
+    done = False
+
+    def __init__(self, work):
+        self.result = work
+
+
+def test_a_plan_that_comes_after_the_goal_was_given_up_is_not_obeyed(gpu, monkeypatch):
+    monkeypatch.setattr("cswap.fit.controller.Background", Later)
+    monkeypatch.setattr(Later, "done", False)
     net, x, expected = made()
     with cswap.install(net, min_bytes=0) as handle:
-        for _ in range(3):
-            assert all(map(torch.equal, step(net, x), expected))
-            gpu.cuda.synchronize()
-        assert handle.goal is None
-    assert sum("no link" in record.message for record in caplog.records) == 1
+        seen = train(gpu, handle, net, x, expected, 8)
+        assert seen[-1][0] == "planning"
+        fit: Any = handle._fit
+        fit._chooser.step.stranger = Later.done = True
+        assert train(gpu, handle, net, x, expected, 3)[-1][0] == "given up"
 
 
 def test_an_evaluation_after_a_plain_step_does_not_count(gpu, monkeypatch):
