@@ -5,7 +5,8 @@ Note [predicted and measured times]
 Predicted times are of warm caches, and too short by a factor that depends on the machine and the
 operator. So the hooks of each tensor are timed as well, and the prediction counts only until the
 tensor has left once. Tensors that are alike share their measured time: on one that happens to get
-fresh pages from the system, the same operator takes twice as long.
+fresh pages from the system, the same operator takes twice as long. A time that nobody measures any
+more is doubted (`Gains.doubt`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from cswap.recent import Recent
 
 if TYPE_CHECKING:
     from collections import deque
-    from collections.abc import Hashable, Iterable
+    from collections.abc import Collection, Hashable, Iterable
 
 Key: TypeAlias = tuple[int, int]
 """Position of a tensor in its step, and its bytes: steps of several sizes may take turns."""
@@ -28,6 +29,9 @@ may append."""
 
 GROWTH: Final = 1.1
 """Largest factor by which a measured time grows at once. It may fall by any."""
+
+DOUBT: Final = 0.75
+"""Factor of a measured time, each time that it is doubted."""
 
 UNUSED: Final = 130
 """Steps after which a tensor that did not come is forgotten: twice as long as places rest."""
@@ -128,6 +132,14 @@ class Gains:
         gain = self._gains.get(key)
         if gain is not None and self.step != 1:  # kernels are compiled in the first step
             gain.measured.add(seconds)
+
+    def doubt(self, staying: Collection[Key]) -> None:
+        """These stay by times that may be of a busy machine. Those of kinds that leave are true."""
+        leaving = {id(gain.measured) for key, gain in self._gains.items() if key not in staying}
+        kinds = {id(gain.measured): gain.measured for key in staying if (gain := self._gains.get(key))}
+        for kind, measured in kinds.items():
+            if kind not in leaving and measured.seconds is not None:
+                measured.seconds *= DOUBT
 
     def use(self, key: Key) -> None:
         """A tensor could leave now."""

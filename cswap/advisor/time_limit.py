@@ -9,7 +9,10 @@ If it exceeds the limit, the tensors that save the fewest bytes for a second sta
 fit into the limit. If it is far below, some of them leave again.
 
 Note [predicted and measured times] in gains.py says how long one tensor takes. The factor between
-the measured sum and that over all tensors corrects the rest.
+the measured sum and that over all tensors corrects the rest. Nobody measures a tensor that stays,
+and the machine may have been busy when it left last. So while there is room, its measured time
+counts for less and less, until it leaves again. If it takes too long, it waits twice as long for
+the next time.
 
 Note [tensors that would leave for nothing]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -77,6 +80,10 @@ CORRECTIONS: Final = (1.0, 10.0)
 
 MOST_PATIENCE: Final = 64
 """Most look-backs before tensors that had to stay may leave again."""
+
+REST: Final = 4
+"""Look-backs until the next choice, where there was room and the last one changed nothing: a choice
+takes a millisecond."""
 
 NO_TIME: Final = "slowdown"
 NO_LOWER_PEAK: Final = "peak"
@@ -147,7 +154,6 @@ class TimeLimit:
         self._chosen_for: Look | None = None
         self._factor = 1.0  # the measured sum over the expected one
         self._patience = self._wait = 0  # look-backs before tensors may leave again
-        self._next_wait = 0  # look-backs to wait for if the next choice changes nothing
         self._began: Moment | None = None
         self._steps: deque[tuple[float, float, float]] = deque(maxlen=STEPS)
         self._last_step_s = 0.0
@@ -247,16 +253,17 @@ class TimeLimit:
         elif look is None or not look.differs(self._chosen_for):
             return
         self.gains.forget_unused()
+        if has_room:
+            self.gains.doubt(self.staying - self._needless)
         self._correct(leaving_s, exceeds=exceeds)
         staying = self._choose(look, limit_s / self._factor)
         if staying != self.staying:
-            self.staying, self._next_wait = staying, 0
+            self.staying = staying
             # The step that begins makes its choices anew, which takes time of its own.
             self._steps.clear()
             self._began = None
-        elif has_room:  # a choice takes a millisecond
-            self._wait = self._next_wait
-            self._next_wait = min(2 * self._wait + 1, MOST_PATIENCE)
+        elif has_room:
+            self._wait = REST
 
     def forget(self) -> None:
         """No tensor has to stay, until steps are looked back at again."""

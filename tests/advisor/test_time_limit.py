@@ -212,6 +212,22 @@ def test_a_busy_machine_in_the_first_steps_does_not_stop_swapping_for_ever():
     assert len(steps.leaving) == 6
 
 
+@pytest.mark.parametrize(("load", "busy_steps"), [(4.0, 8), (4.0, 40), (2.0, 160)])
+def test_times_of_a_busy_machine_are_not_believed_for_ever(load, busy_steps):
+    # Kinds of which none leaves any more: nobody measures how long they take on a calm machine.
+    steps = Steps([Gain(LIMIT_S / 12 * (1 + n % 5 / 16), MIB, alike=n % 3) for n in range(10)])
+    leaving = []
+    for step in range(40 + busy_steps + 240):
+        steps.factors = [load if 40 <= step < 40 + busy_steps else 1.0] * 10
+        for n in steps.leaving:
+            steps.limit.took.append((n, MIB, steps.factors[n] * steps.gains[n].seconds))
+        steps.run(1)
+        leaving.append(len(steps.leaving))
+    assert leaving[39] == 10
+    assert min(leaving) < 8
+    assert leaving[-1] >= 9
+
+
 def test_tensors_that_take_too_long_again_wait_longer_each_time():
     steps = Steps(alike(2, LIMIT_S / 3))
     steps.factors = [1.2, 2.4]  # of the one alone, and of both: far below the limit, and above
