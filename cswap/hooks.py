@@ -84,13 +84,15 @@ class HookPair(hook_stack.Owner):
         active: whether the engine gets the tensors that are saved.
     """
 
-    __slots__ = ("__weakref__", "_engine", "_pack", "_recorder")
+    __slots__ = ("__weakref__", "_engine", "_pack", "_recorder", "_unpack")
 
     def __init__(self, engine: SwapEngine) -> None:
         """Args: engine: packs and unpacks."""
         self.active = True
         self._engine = engine
-        self._pack: Callable[[torch.Tensor], object] = engine.pack
+        hooks = engine.stand_in or engine
+        self._pack: Callable[[torch.Tensor], object] = hooks.pack
+        self._unpack: Callable[[Any], torch.Tensor] = hooks.unpack
         self._recorder = OperatorRecorder(engine.scopes) if engine.wants_operators else None
 
     def pack_by(self, pack: Callable[[torch.Tensor], object]) -> None:
@@ -99,7 +101,7 @@ class HookPair(hook_stack.Owner):
 
     def push(self) -> None:
         """Put the pair on this thread's stack: now, or when hooks are enabled again."""
-        hook_stack.push(self.pack, self._engine.unpack)
+        hook_stack.push(self.pack, self._unpack)
         if self._recorder is not None:
             self._recorder.__enter__()  # type: ignore[no-untyped-call]
 
@@ -308,7 +310,7 @@ class _ModelCall:
         scopes = self._engine.scopes
         before, run_before = scopes.stack, scopes.run
         pair = HookPair(self._engine)
-        run = self._quiet.run(pair, args, kwargs)
+        run = None if self._engine.stand_in else self._quiet.run(pair, args, kwargs)
         try:
             self._engine.review_slots()
             scopes.stack, scopes.run = [OUTSIDE, self._scope], run

@@ -166,6 +166,7 @@ class ClockedCuda(LaggingCuda):
         self._costs = {
             "operator": profile.host.operator_s,
             "view": profile.host.view_s,
+            "detach": profile.host.detach_s,
             "python": profile.host.python_s,
             "cuda": profile.host.cuda_s,
             "launch": profile.host.launch_s,

@@ -54,7 +54,7 @@ class Operators(TorchDispatchMode):
         finally:
             sys.setprofile(counts)
             cuda.counting, cuda.in_operator = counting, inside
-        cuda.cost("view" if func.is_view else "operator")
+        cuda.cost("detach" if name == "detach" else "view" if func.is_view else "operator")
         return found
 
     def _run(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

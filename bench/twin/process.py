@@ -47,6 +47,11 @@ FREE: Final = (
     "_meta_registrations",
     "flop_counter",
     "_python_dispatch",
+    # Around every operator that a dispatch mode sees.
+    "torch/_library/simple_registry",
+    "torch/_compile.py",
+    "torch/_dynamo/eval_frame",
+    "torch/compiler/",
 )
 """Parts of those whose calls only the twin makes."""
 

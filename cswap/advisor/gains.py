@@ -136,7 +136,8 @@ class Gains:
     def doubt(self, staying: Collection[Key]) -> None:
         """These stay by times that may be of a busy machine. Those of kinds that leave are true."""
         leaving = {id(gain.measured) for key, gain in self._gains.items() if key not in staying}
-        kinds = {id(gain.measured): gain.measured for key in staying if (gain := self._gains.get(key))}
+        stay = (gain.measured for key in staying if (gain := self._gains.get(key)))
+        kinds = {id(measured): measured for measured in stay}
         for kind, measured in kinds.items():
             if kind not in leaving and measured.seconds is not None:
                 measured.seconds *= DOUBT

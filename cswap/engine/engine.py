@@ -6,7 +6,7 @@ import json
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
 
@@ -36,6 +36,18 @@ IDLE_BYTES: Final = 2 << 20
 """Memory that a pool may keep for reuse after a backward: `optimizer.step` wants it, too."""
 
 
+class Hooks(Protocol):
+    """A pair of autograd's hooks."""
+
+    def pack(self, tensor: torch.Tensor, /) -> Any:
+        """Returns what autograd is to hold instead of a saved tensor."""
+        ...
+
+    def unpack(self, packed: Any, /) -> torch.Tensor:
+        """Returns the tensor."""
+        ...
+
+
 class SwapEngine:
     """Packs and unpacks saved tensors; may outlive its hooks.
 
@@ -52,6 +64,8 @@ class SwapEngine:
         unpack: the hook that takes this object and returns the tensor. It raises a RuntimeError,
             autograd's own, if the tensor was modified in place since it was packed, and a
             `CorruptEncodingError` if the stored bytes were damaged.
+        sits_out: whether the model's calls that begin from here on run without hooks.
+        stand_in: hooks that these calls have in the place of the engine's; None: the engine's.
     """
 
     def __init__(
@@ -83,6 +97,7 @@ class SwapEngine:
         self.pack, self.unpack = self._replay.pack, self._replay.unpack
         self.pass_through = Packer.pass_through
         self.sits_out = False
+        self.stand_in: Hooks | None = None
         self.at_first_step: Callable[[], bool] | None = None  # until it says that it is done
 
     # ----------------------------------------------------------------- hooks
@@ -124,10 +139,6 @@ class SwapEngine:
         """Let so many bytes be under way over a link, each way; 0: by the device's own bounds."""
         for link in self._state.lanes.links:
             link.planned_bytes = most_bytes
-
-    def sit_out(self, *, sits_out: bool) -> None:
-        """Whether the model's calls that begin from here on run without the hooks."""
-        self.sits_out = sits_out
 
     def run_in_line(self, *, in_line: bool) -> None:
         """Whether a CPU encodes where a tensor is saved, and decodes nothing ahead.

@@ -12,12 +12,12 @@ whenever the tensor has rested (Note [a tensor that rests]), and the shorter tim
 
 from __future__ import annotations
 
-import time
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import torch
-
 from cswap.codecs.tolerance import EXACT
+from cswap.devices.memory_rate import memory_rate
+from cswap.devices.stopwatch import stopwatch_of
 from cswap.errors import CswapError
 from cswap.ranks import must_agree
 from cswap.recent import Recent
@@ -26,21 +26,21 @@ from cswap.remat.record import Layout, same_bits
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import torch
+
     from cswap.engine.saved.packed import Token
     from cswap.remat.record import Remat
     from cswap.stats.counters import Counters
 
-PASS_BYTES_PER_S: Final = {"cpu": 4e9, "cuda": 1.5e12}
-"""Rate at which an elementwise operator reads or writes memory: assumed, not measured."""
-
-OPERATOR_S: Final = 1e-5
-"""Time of calling an operator: assumed, not measured."""
+OPERATOR_S: Final = {"cpu": 1e-5, "cuda": 2e-6}
+"""Time of calling an operator, or on a GPU between two kernels: assumed, not measured."""
 
 NEAR: Final = 0.2
 """Relative error up to which a result of rounded inputs counts as the tensor; int4's is 0.12."""
 
 N_RUNS: Final = 2
-"""Runs of a chain that are timed, of which the shorter counts: a busy machine delays some."""
+"""Runs of a chain that are timed, of which the shorter counts: a busy machine delays some. A GPU is
+idle before the first, and has to wait for its host."""
 
 MOST_TRIALS: Final = 1 << 12
 """Trials that are remembered: another shape may run other kernels, so it has a trial of its own."""
@@ -119,7 +119,7 @@ class Trials:
             if estimated and not remat.formula.product:
                 seconds = _estimated(remat, token)
             else:
-                seconds = min(_timed(remat, inputs, exact) for _ in range(N_RUNS))
+                seconds = _timed(remat, inputs, exact)
         except (RuntimeError, CswapError) as error:
             self._counters.fall_back("remat", error)
             return Trial(agrees=False, seconds=0.0)
@@ -135,21 +135,18 @@ def _is_near(result: torch.Tensor, source: torch.Tensor) -> bool:
 def _estimated(remat: Remat, token: Token) -> float:
     # Where the host has only issued the work, and where a choice changes values: those are not to
     # depend on how busy the machine is, unless a goal decides, by measured times.
-    nbytes = remat.formula.passes * token.handle.raw_nbytes
-    return nbytes / PASS_BYTES_PER_S[token.lane.device.kind] + OPERATOR_S * len(remat.formula.steps)
+    formula, kind = remat.formula, token.lane.device.kind
+    nbytes = formula.passes * token.handle.raw_nbytes
+    return nbytes / memory_rate(formula.layout.device) + OPERATOR_S[kind] * len(formula.steps)
 
 
 def _timed(remat: Remat, inputs: list[torch.Tensor], exact: bool) -> float:
-    start = _now(remat)
-    remat.run(inputs, exact)
-    return _now(remat) - start
-
-
-def _now(remat: Remat) -> float:
-    # A GPU runs behind the host: it is waited for, where a product is met first.
-    if remat.formula.layout.device.type == "cuda":
-        torch.cuda.synchronize(remat.formula.layout.device)
-    return time.perf_counter()
+    watch = stopwatch_of(remat.formula.layout.device)
+    marks = [watch.mark()]
+    for _ in range(N_RUNS):
+        remat.run(inputs, exact)
+        marks.append(watch.mark())
+    return min(watch.seconds(*between) for between in pairwise(marks))
 
 
 def _flat(x: torch.Tensor) -> torch.Tensor:

@@ -3,8 +3,8 @@
 Note [phases]
 ~~~~~~~~~~~~~
 exploring   `EXPLORED` steps with each tensor in its smallest form (exploration.py).
-timing      two steps without cswap, on a GPU that has memory for them (plain_steps.py). With a
-            limit of bytes, the allocator gives back its blocks after them.
+timing      two steps without cswap, and one with marks, on a GPU that has memory for them
+            (plain_steps.py). With a limit of bytes, the allocator gives back its blocks after them.
 planning    as exploring, until a thread beside the training has made the plan (solve.py).
 obeying     the plan; each step is measured, and the next plan corrected by that (correction.py). A
             step of other tensors (drift) is explored again; if its tensors are larger, the next
@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from cswap.devices.stopwatch import HOST, CudaStopwatch
+from cswap.devices.stopwatch import stopwatch_of
 from cswap.errors import GoalError
 from cswap.fit.background import Background
 from cswap.fit.correction import COUNTED_MARGIN, MARGIN, Correction, Look
@@ -53,9 +53,7 @@ from cswap.log import log
 from cswap.units import show_bytes
 
 if TYPE_CHECKING:
-    from cswap.devices.stopwatch import Stopwatch
     from cswap.engine.engine import SwapEngine
-    from cswap.fit.link_rates import LinkRates
     from cswap.fit.problem import FitPlan, Problem
     from cswap.fit.seen import Step
     from cswap.fit.solve import Found
@@ -103,7 +101,9 @@ class FitController:
         """
         device = device_of(model)
         self._asked = asked = asked.on(device)
-        watch, link = _clock_and_link(device)  # which may fail, where nothing is to be undone yet
+        # This may fail: nothing is to be undone yet.
+        link = link_rates(device.index or 0) if device.type == "cuda" else None
+        watch = stopwatch_of(device)
         self._model, self._engine, self._device = weakref.ref(model), engine, device
         self._resident = Resident(model)
         if not asked.of_device:
@@ -129,7 +129,7 @@ class FitController:
         self._margin = MARGIN if device.type == "cuda" else COUNTED_MARGIN
         self._correction = Correction(self._margin)
         self._pace = Pace("cuda" if device.type == "cuda" else "cpu")
-        self._plain = PlainSteps(engine, self._pace)
+        self._plain = PlainSteps(engine, self._pace, watch)
         load_solver()
         self._measured: int | None = None
         self._drift = Drift()
@@ -166,7 +166,7 @@ class FitController:
         """Let go of the model; the engine's advisor decides again."""
         self._engine.choose_by(None)
         self._engine.plan_copies(0)
-        self._engine.sit_out(sits_out=False)
+        self._plain.end()
         self._engine.run_in_line(in_line=False)
         self._resident.remove()
 
@@ -381,8 +381,6 @@ class FitController:
 
     def _with_measured_times(self) -> Problem:
         assert self._problem is not None  # a plan has been made
-        if not self._chooser.unified:  # times in the hooks are not the device's
-            return self._problem
         return self._chooser.times.repriced(self._problem) or self._problem
 
     def _predicted(self, plan: FitPlan) -> float:
@@ -401,8 +399,8 @@ class FitController:
         self._exploration = Exploration(self._chooser)
 
     def _pose(self, exploration: Exploration) -> None:
-        problem = exploration.problem
-        if problem is None:
+        problem, explored = exploration.problem, exploration.fullest
+        if problem is None or explored is None:
             return
         self._problem = problem
         self._pace.plain_s, self._pace.was_plain = exploration.plain_s, False
@@ -413,13 +411,15 @@ class FitController:
         usable = self._asked.limit_bytes if self._asked.of_device else None
         if usable is None:
             usable = usable_bytes(self._device)
-        if self._plain.begin(problem.raw_peak_bytes + self._other, usable):
+        if self._plain.begin(explored, problem.raw_peak_bytes + self._other, usable):
             self._phase = "timing"
         else:
             self._begin_planning()
 
     def _end_timing(self) -> None:
         self._phase = "planning"
+        if self._problem is not None and self._plain.times is not None:
+            self._problem = self._problem.timed_by(self._plain.times)
         if self._asked.limit_bytes is not None:
             torch.cuda.empty_cache()
         self._begin_planning()
@@ -435,7 +435,7 @@ class FitController:
             return
         if self._asked.limit_bytes is None:
             limit_s = self._pace.allowed_s(self._asked.slowdown or 1.0)
-        else:
+        if self._asked.limit_bytes is not None or not self._chooser.unified:
             problem = self._with_measured_times()
         problem = problem.taking(self._pace.plain_s)
         self._planning = Background(lambda: found_for(problem, room, limit_s))
@@ -497,12 +497,6 @@ class FitController:
         say("fit: %s; cswap decides as without a goal from here on.", why)
         self._phase = "given up"
         self.remove()
-
-
-def _clock_and_link(device: torch.device) -> tuple[Stopwatch, LinkRates | None]:
-    if device.type != "cuda":
-        return HOST, None
-    return CudaStopwatch(device.index or 0), link_rates(device.index or 0)
 
 
 def _check_floor(limit_bytes: int | None, resident: Resident) -> None:

@@ -30,6 +30,7 @@ class Exploration:
 
     Attributes:
         problem: of the fullest step but the first; None: there were too few.
+        fullest: that step.
         plain_s: seconds of a step without cswap, at the most: on a GPU, its host was slow.
         n_empty: steps that saved nothing that could be held otherwise.
     """
@@ -37,6 +38,7 @@ class Exploration:
     def __init__(self, chooser: GoalChooser) -> None:
         """Begin with the next step. Args: chooser: decides in these steps."""
         self.problem: Problem | None = None
+        self.fullest: Step | None = None
         self.plain_s, self.n_empty = 0.0, 0
         self._chooser = chooser
         self._steps: list[Step] = []
@@ -56,7 +58,7 @@ class Exploration:
             self._again = problem.computed_again()
             return
         later = self._steps[1:]
-        fullest = max(later, key=lambda step: step.raw_bytes)
+        self.fullest = fullest = max(later, key=lambda step: step.raw_bytes)
         saved = self._chooser.saved(fullest)
         self.problem = Problem(saved, self._over_link(fullest, saved))
         self.plain_s = min(max(s.step_s - s.hooks_s, 1e-9) for s in later)
@@ -74,6 +76,6 @@ class Exploration:
             link,
             step.durations(),
             max(step.step_s - step.hooks_s, 1e-9),
-            max(0.0, step.host_ahead_s),
+            step.host_ahead(),
             np.maximum(0.0, other - least),
         )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
+from cswap.advisor.candidates import RAW
 from cswap.advisor.live_costs import KEEP, REMAT
 from cswap.advisor.rates import HOOKS_S
 from cswap.codecs.registry import get_codec
@@ -277,10 +278,10 @@ class GoalChooser:
             other_bytes = self._lap_bytes() - self._counters.device_bytes
         return step.n_moments, other_bytes, self._watch.mark()
 
-    def _leave(self, entered: Entered) -> Any:
+    def _leave(self, entered: Entered, *, is_use: bool = False, stays: bool = False) -> Any:
         # Returns the mark.
         step, mark = self.step, self._watch.mark()
-        step.laps.append(Lap(*entered, mark))
+        step.laps.append(Lap(*entered, mark, is_use, stays))
         if step.explored and not self.unified:
             self._lap_bytes()
         return mark
@@ -290,7 +291,7 @@ class GoalChooser:
         step = self.step
         if threading.get_ident() != self._thread:
             return
-        self._leave(entered)
+        self._leave(entered, stays=isinstance(packed, Kept))
         step.last = weakref.ref(packed)
         if isinstance(packed, Kept):
             kept, self._kept = self._kept, None
@@ -335,7 +336,7 @@ class GoalChooser:
         # On a GPU, backward runs in a thread of autograd's.
         if self.unified and threading.get_ident() != self._thread:
             step.stranger = True
-        left = self._leave(entered)
+        left = self._leave(entered, is_use=True)
         if self.unified:
             step.ended = left
         step.n_uses += 1
@@ -401,7 +402,8 @@ class GoalChooser:
             if one.codec == KEEP:
                 continue
             if not self.unified:
-                device_s = max(0.0, one.device_s - self._hooks_s)
+                # Copies take nothing of the computation.
+                device_s = 0.0 if one.codec == RAW else max(0.0, one.device_s - self._hooks_s)
                 found[one.codec] = self._way(one.codec, device_s, int(one.nbytes))
             elif one.ratio >= LEAST_RATIO:  # raw bytes that move there gain nothing
                 found[one.codec] = Way(one.codec, size_class(int(one.nbytes)), one.device_s)

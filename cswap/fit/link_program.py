@@ -7,9 +7,9 @@ slot's time: of the program's own computation, of operators that run again and o
 codecs, and of the stall that the plan allows there. A tensor leaves in later slots than the one in
 which it is saved, and is back in the slot in which it is needed, or before. Few bytes wait to
 leave, or are back early: beyond that, the engine stalls the computation (replay/link.py). A tensor
-that was copied in part is held as a whole, so the largest one that moves counts besides. The step
-takes longer by these operators, kernels and stalls, or by the host's work beyond its lead over the
-device, whichever is longer.
+that was copied in part is held as a whole, so the largest one that moves counts besides. The host
+leads by some time in each slot: its work for tensors makes that shorter, and whatever makes the
+computation longer makes it longer. Where it would be negative, the computation stalls.
 """
 
 from __future__ import annotations
@@ -31,8 +31,11 @@ if TYPE_CHECKING:
 UNDER_WAY: Final = 2
 """Tensors of the largest size that may be under way, each way."""
 
-N_BLOCKS: Final = 6
+N_BLOCKS: Final = 7
 """Of columns, each with one for a slot."""
+
+STALL: Final = 5
+"""Index of the block of stalls."""
 
 MIB: Final = float(1 << 20)
 MS: Final = 1e3
@@ -43,7 +46,7 @@ class LinkProgram:
 
     Attributes:
         n_columns: by slot: bytes that go out, that come back, that wait, that are back early, that
-            are away, and the stall; the largest tensor that moves.
+            are away, the stall, and the host's lead; the largest tensor that moves.
         upper: [n_columns] bounds.
     """
 
@@ -57,11 +60,15 @@ class LinkProgram:
         known = over.durations[: problem.n_moments]
         durations[: len(known)] = known
         self._slot_ms = MS * np.add.reduceat(durations, self._starts)
-        self._host_ahead_ms = MS * over.host_ahead_s
         n = len(self._starts)
+        ahead = over.host_ahead[: problem.n_moments]
+        ends = np.append(self._starts[1:], problem.n_moments) - 1
+        self._ahead_ms = MS * (
+            ahead[np.minimum(ends, len(ahead) - 1)] if len(ahead) else np.zeros(n)
+        )
         under_way = UNDER_WAY * max(s.nbytes for s in problem.saved) / MIB
         self.n_columns = N_BLOCKS * n + 1
-        self.upper = np.repeat([np.inf, np.inf, under_way, under_way, np.inf, np.inf], n)
+        self.upper = np.repeat([*[np.inf] * 2, *[under_way] * 2, *[np.inf] * 3], n)
         self.upper = np.append(self.upper, np.inf)
 
     def under_way(self) -> Any:
@@ -71,7 +78,7 @@ class LinkProgram:
         n = len(self._slot_ms)
         nothing, one = csr_array((n, n)), eye_array(n)
         largest = np.ones((n, 1))
-        return hstack([nothing, nothing, one, one, nothing, nothing, largest], format="csr")
+        return hstack([*[nothing] * 2, *[one] * 2, *[nothing] * 3, largest], format="csr")
 
     def rows(self) -> Iterator[tuple[Any, Any, Any]]:
         """Matrix over all columns, lower, upper bounds; see `scipy.optimize.LinearConstraint`."""
@@ -86,6 +93,7 @@ class LinkProgram:
         moved = np.array([way.link_bytes / MIB for _, way in self._ways])
         first, last = np.array([_halves(way) for _, way in self._ways]).T
         takes = saved * first + used * last
+        host = (saved + used) * np.array([MS * way.host_s / 2 for _, way in self._ways])
         nothing = csr_array((n_slots, 2))
         alike = np.zeros(n_slots)
 
@@ -94,18 +102,19 @@ class LinkProgram:
 
         zero = csr_array((n_slots, n_slots))
         nobody = csr_array((n_slots, n_ways))
-        yield row(late @ (saved * moved), -one, zero, -step, zero, zero, zero), alike, alike
-        yield row(used * moved, zero, -one, zero, step, zero, zero), alike, alike
-        yield row(nobody, one, -one, zero, zero, -step, zero), alike, alike
+        yield row(late @ (saved * moved), -one, zero, -step, zero, zero, zero, zero), alike, alike
+        yield row(used * moved, zero, -one, zero, step, zero, zero, zero), alike, alike
+        yield row(nobody, one, -one, zero, zero, -step, zero, zero), alike, alike
         for n_out, n_back in ((out, both - out), (both - back, back)):
-            flows = row(-takes, n_out * one, n_back * one, zero, zero, zero, -one)
+            flows = row(-takes, n_out * one, n_back * one, zero, zero, zero, -one, zero)
             yield flows, -np.inf, self._slot_ms
+        lead = np.diff(self._ahead_ms, prepend=0.0)
+        yield row(takes - host, zero, zero, zero, zero, zero, one, -step), -lead, -lead
         yield self._largest(moved), -np.inf, 0.0
-        longer = np.zeros((2, n_ways + 2 + self.n_columns))
-        longer[0, :n_ways], longer[0, -n_slots - 1 : -1] = first + last, 1.0
-        longer[1, :n_ways] = [MS * way.host_s for _, way in self._ways]
-        longer[:, n_ways + 1] = -1.0
-        yield csr_array(longer), -np.inf, np.array([0.0, self._host_ahead_ms])
+        longer = np.zeros((1, n_ways + 2 + self.n_columns))
+        stalls = slice(n_ways + 2 + STALL * n_slots, n_ways + 2 + (STALL + 1) * n_slots)
+        longer[0, :n_ways], longer[0, n_ways + 1], longer[0, stalls] = first + last, -1.0, 1.0
+        yield csr_array(longer), -np.inf, 0.0
 
     def _largest(self, moved: NDArray[np.float64]) -> Any:
         # A row for each way over the link: the last column is no less than its bytes.

@@ -148,8 +148,8 @@ class Pace:
             share = LESS_TIME * self.share
             if self._kind == "cuda":
                 fine, self._fine = self._fine, 0.0
-                excess = (took - slowdown) / max(slowdown - 1, 1e-9)
-                share = fine if 0 < fine < self.share else min(share, self.share - excess)
+                less = self.share * (slowdown - 1) / (took - 1)
+                share = fine if 0 < fine < self.share else min(share, less)
             self.share = max(LEAST_SHARE, share)
             return True
         if self._kind == "cuda" and took <= too_slow:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from cswap.fit.marked_step import MarkedStep
+
 if TYPE_CHECKING:
+    from cswap.devices.stopwatch import Stopwatch
     from cswap.engine.engine import SwapEngine
+    from cswap.fit.marked_step import Times
     from cswap.fit.pace import Pace
     from cswap.fit.seen import Step
 
@@ -20,31 +24,55 @@ PLAIN_SHARE: Final = 0.8
 
 
 class PlainSteps:
-    """Takes the hooks off for some steps, and tells a pace how long these take."""
+    """Takes the hooks off for some steps, and tells a pace how long these take.
 
-    def __init__(self, engine: SwapEngine, pace: Pace) -> None:
-        """Args: engine: whose hooks go off; pace: is told."""
-        self._engine, self._pace, self._n = engine, pace, 0
+    After them, one step has hooks that mark its times (marked_step.py).
 
-    def begin(self, peak_bytes: float, usable_bytes: int) -> bool:
+    Attributes:
+        times: of a plain step, at the moments of the explored one; None: not known.
+    """
+
+    def __init__(self, engine: SwapEngine, pace: Pace, watch: Stopwatch) -> None:
+        """Args: engine: whose hooks go off; pace: is told; watch: of the device."""
+        self._engine, self._pace, self._watch, self._n = engine, pace, watch, 0
+        self._explored: Step | None = None
+        self._marked: MarkedStep | None = None
+        self.times: Times | None = None
+
+    def begin(self, explored: Step, peak_bytes: float, usable_bytes: int) -> bool:
         """The next steps are to run without cswap; whether there is room for that.
 
         Args:
+            explored: a step before them.
             peak_bytes: expected of such a step.
             usable_bytes: that it could take.
         """
         if peak_bytes >= PLAIN_SHARE * usable_bytes:
             return False
-        self._n = 0
-        self._engine.sit_out(sits_out=True)
+        self._n, self._explored, self.times = 0, explored, None
+        self._engine.sits_out = True
         return True
 
     def note(self, step: Step) -> bool:
         """One of them has ended; whether it was the last, so that the hooks are on again."""
+        if self._marked is not None:
+            if self._explored is not None:
+                self.times = self._marked.times(self._explored, step)
+            self.end()
+            return True
         self._n += 1
         if self._n < PLAIN_STEPS:
             return False
-        if not self._pace.note_plain(step.step_s) and self._n < MOST_PLAIN:
+        if self._pace.note_plain(step.step_s):
+            self._engine.sits_out = False
+            self._engine.stand_in = self._marked = MarkedStep(self._engine, self._watch)
             return False
-        self._engine.sit_out(sits_out=False)
+        if self._n < MOST_PLAIN:
+            return False
+        self.end()
         return True
+
+    def end(self) -> None:
+        """The hooks are on from the next step on."""
+        self._engine.sits_out, self._engine.stand_in = False, None
+        self._explored = self._marked = None

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from cswap.fit.link_rates import LinkRates
+    from cswap.fit.marked_step import Times
 
 LAG: Final = 2
 """Moments after its save for which a tensor that is encoded is still there."""
@@ -171,14 +172,14 @@ class OverLink:
         link: its rates.
         durations: [moments] seconds of the computation in front of each moment.
         step_s: of the whole step, up to the next one (the optimizer's time, say, is in it).
-        host_ahead_s: by which the host is faster than the device, in a step.
+        host_ahead: [moments] seconds by which the host is ahead of the device.
         other_bytes: [moments] that the program holds besides, beyond the least that it holds.
     """
 
     link: LinkRates
     durations: NDArray[np.float64]
     step_s: float
-    host_ahead_s: float
+    host_ahead: NDArray[np.float64]
     other_bytes: NDArray[np.float64]
 
 
@@ -299,7 +300,18 @@ class Problem:
         if over is None or not plain_s:
             return self
         found, faster = copy(self), plain_s / over.step_s
-        found.over_link = replace(over, durations=faster * over.durations, step_s=plain_s)
+        durations = faster * over.durations
+        more_s = np.zeros(self.n_moments)  # that the device takes until then
+        more_s[: len(durations)] = durations - over.durations
+        ahead = np.maximum(0.0, over.host_ahead + more_s.cumsum()[: len(over.host_ahead)])
+        found.over_link = replace(over, durations=durations, host_ahead=ahead, step_s=plain_s)
+        return found
+
+    def timed_by(self, times: Times) -> Problem:
+        """The problem with the times of a plain step. Args: times: at the same moments."""
+        found = copy(self)
+        if self.over_link is not None:
+            found.over_link = replace(self.over_link, **times._asdict())
         return found
 
     @property

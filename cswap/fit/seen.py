@@ -92,6 +92,8 @@ class Lap(NamedTuple):
 
     Attributes:
         moment: of the step, that came next when the engine was entered.
+        is_use: whether a tensor was asked for; else one was saved.
+        stays: whether it is no tensor that the engine decides about, when it is saved.
         other_bytes: at most that the program held since the lap before, besides the engine's.
         entered, left: marks.
     """
@@ -100,6 +102,8 @@ class Lap(NamedTuple):
     other_bytes: int
     entered: Any
     left: Any
+    is_use: bool = False
+    stays: bool = False
 
 
 @dataclass(slots=True)
@@ -185,9 +189,12 @@ class Step:
             found[i] = found[i - 1] if i else max(0.0, found[1:].max(initial=0.0))
         return found
 
-    @property
-    def host_ahead_s(self) -> float:
-        """Seconds by which the host issues the same computation faster than the device runs it."""
-        laps, watch = self.laps, self.watch
-        gaps = [(a.left, b.entered) for a, b in pairwise(laps)]
-        return sum(watch.seconds(*gap) - watch.host_seconds(*gap) for gap in gaps)
+    def host_ahead(self) -> NDArray[np.float64]:
+        """[moments] seconds by which the host is ahead of the device since the first of them."""
+        found, watch = np.zeros(self.n_moments), self.watch
+        for a, b in pairwise(self.laps) if self.n_moments else ():
+            gap = a.left, b.entered
+            moment = min(b.moment, self.n_moments - 1)
+            found[moment] += watch.seconds(*gap) - watch.host_seconds(*gap)
+        ahead: NDArray[np.float64] = np.maximum(0.0, found.cumsum())
+        return ahead

@@ -9,6 +9,8 @@ steps without a look, from its pack to its last unpack. Where a way was not meas
 grows by the excess of those that were and had a price of the same kind: computed again, encoded in
 a step that was explored, or foretold. Where there are none of its kind, the first price stands:
 if the next plan takes that way, it will be measured.
+
+On a GPU these are seconds of the host, which is ahead of the device: `Way.host_s`.
 """
 
 from __future__ import annotations
@@ -87,6 +89,8 @@ class WayTimes:
         }
         if not measured:
             return None
+        if problem.over_link is not None:
+            return _with_host_times(problem, measured)
         excess_s = _excess(problem, measured)
 
         def price(i: int, way: Way) -> Way:
@@ -108,6 +112,28 @@ class WayTimes:
             for (_, position), one in step.seen.items()
             if (decision := decided.get(one.names[0])) is not None
         }
+
+
+def _with_host_times(problem: Problem, measured: Mapping[tuple[int, str], float]) -> Problem:
+    # A GPU's host is in the hooks for so long. Where that was not measured, it is the median of the
+    # tensors that are computed again, or of the others.
+    found: defaultdict[bool, list[float]] = defaultdict(list)
+    for (_, action), seconds in measured.items():
+        found[action == REMAT].append(seconds)
+    medians = {again: statistics.median(some) for again, some in found.items()}
+
+    def price(i: int, way: Way) -> Way:
+        if way.action == KEEP:
+            return way
+        typical_s = medians.get(way.action == REMAT, way.host_s)
+        return way._replace(host_s=measured.get((i, way.action), typical_s))
+
+    return problem.having(
+        [
+            replace(s, ways=tuple(price(i, way) for way in s.ways))
+            for i, s in enumerate(problem.saved)
+        ]
+    )
 
 
 def _kind(way: Way) -> tuple[bool, bool]:

@@ -1,0 +1,114 @@
+"""A step in which every tensor stays, and every hook leaves a mark: `MarkedStep`.
+
+Note [times of a host that is ahead]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+In an explored step the host is slow, and a GPU waits for it between any two tensors. So what its
+events say there is the host's time. A marked step has the same hooks, which do next to nothing: the
+host is ahead as in a plain step, and the events tell the time of the computation. It needs the
+memory of a plain step. Where the host is not ahead, the device has waited for the mark, too: that
+time is taken out.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from cswap.dynamo import leave_alone
+
+if TYPE_CHECKING:
+    import torch
+    from numpy.typing import NDArray
+
+    from cswap.devices.stopwatch import Stopwatch
+    from cswap.engine.engine import SwapEngine
+    from cswap.engine.saved.packed import Kept
+    from cswap.fit.seen import Step
+
+LEAST_AHEAD_S: Final = 3e-5
+"""The host is ahead of the device if it is by so much: by two or three operators."""
+
+
+class Marked(NamedTuple):
+    """What autograd holds. Attributes: number: of the save; kept: its tensor."""
+
+    number: int
+    kept: Kept
+
+
+class Times(NamedTuple):
+    """The times of a plain step.
+
+    Attributes:
+        durations: [moments] seconds of the computation in front of each moment.
+        host_ahead: [moments] seconds by which the host is ahead of the device.
+        step_s: of the whole step.
+    """
+
+    durations: NDArray[np.float64]
+    host_ahead: NDArray[np.float64]
+    step_s: float
+
+
+class MarkedStep:
+    """The hooks of one step, in the place of the engine's. See the Note."""
+
+    def __init__(self, engine: SwapEngine, watch: Stopwatch) -> None:
+        """Args: engine: whose hooks these are not; watch: of its device."""
+        self._engine, self._watch = engine, watch
+        self._n_saved = 0
+        self._marks: list[tuple[int, bool, Any]] = []  # number of the save, whether it is its use
+
+    def pack(self, tensor: torch.Tensor) -> Marked:
+        """The tensor stays."""
+        number = self._n_saved
+        self._n_saved += 1
+        self._marks.append((number, False, self._watch.mark()))
+        return Marked(number, self._engine.pass_through(tensor))
+
+    @leave_alone
+    def unpack(self, marked: Marked) -> torch.Tensor:
+        """The tensor.
+
+        Raises:
+            RuntimeError: autograd's own: it was modified in place since it was saved.
+        """
+        self._marks.append((marked.number, True, self._watch.mark()))
+        return marked.kept.unpack()
+
+    def times(self, explored: Step, step: Step) -> Times | None:
+        """The times at the moments of an explored step.
+
+        Args:
+            explored: the other step.
+            step: the record of this one, which has ended.
+
+        Returns:
+            None: they did not save and use the same tensors in the same order.
+        """
+        stays = [lap.stays for lap in explored.laps if not lap.is_use]
+        if len(stays) != self._n_saved or not stays:
+            return None
+        # Nobody sees the use of a tensor that stays in an explored step.
+        marks = [(is_use, mark) for n, is_use, mark in self._marks if not (is_use and stays[n])]
+        if [lap.is_use for lap in explored.laps] != [is_use for is_use, _ in marks]:
+            return None
+        n_moments, watch = explored.n_moments, self._watch
+        durations, ahead = np.zeros(n_moments), np.zeros(n_moments)
+        moments = [min(lap.moment, n_moments - 1) for lap in explored.laps]
+        durations[moments[0]] = watch.seconds(step.began, marks[0][1])
+        lead_s = marked_lead_s = waited_s = 0.0  # of the host, without the marks and with them
+        for moment, ((_, a), (_, b)) in zip(moments[1:], pairwise(marks), strict=True):
+            device_s, host_s = watch.seconds(a, b), watch.host_seconds(a, b)
+            mark_s = -watch.host_seconds(a, a)  # it ends before it begins
+            marked_lead_s = max(0.0, marked_lead_s + device_s - host_s - mark_s)
+            if marked_lead_s < LEAST_AHEAD_S:
+                mark_s = min(mark_s, device_s)
+                device_s -= mark_s
+                waited_s += mark_s
+            lead_s = max(0.0, lead_s + device_s - host_s)
+            durations[moment] += device_s
+            ahead[moment:] = lead_s
+        return Times(durations, ahead, max(step.step_s - waited_s, 1e-9))
