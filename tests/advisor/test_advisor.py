@@ -171,14 +171,14 @@ def test_samples_that_confirm_the_choice_become_rare(samples):
 def test_another_ratio_makes_samples_frequent_again(samples):
     uses = []
     advisor = Advisor(SwapConfig(), None)
-    for use in range(400):
-        x, n = relu(0.6 if use < 200 else 0.9), len(samples)
+    for use in range(230):
+        x, n = relu(0.6 if use < 100 else 0.9), len(samples)
         advice = advisor.choose(x, Site(), 0, tolerance=EXACT, may_keep=False)
         assert advice.codec is not None
         advice.note_encoded(advice.codec.name, x.nbytes, advice.codec.encode(x).nbytes)
         uses += [use] * (len(samples) - n)
-    assert 201 in uses  # the encoding's size said so
-    later = [b - a for a, b in itertools.pairwise(uses) if a > 200]
+    assert 101 in uses  # the encoding's size said so
+    later = [b - a for a, b in itertools.pairwise(uses) if a > 100]
     assert later[:4] == [8, 16, 32, 64]
 
 

@@ -420,7 +420,18 @@ def test_regret_is_what_the_choice_cost_above_the_best_other():
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"lossy": "int8"}, {"policy": "cswap+"}, {"policy": "static:zvc"}, {"codec": "zvc"}],
+    [
+        {},
+        *(
+            pytest.param(o, marks=pytest.mark.slow)
+            for o in (
+                {"lossy": "int8"},
+                {"policy": "cswap+"},
+                {"policy": "static:zvc"},
+                {"codec": "zvc"},
+            )
+        ),
+    ],
     ids=str,
 )
 def test_an_advice_stands_as_long_as_it_is_settled(options, monkeypatch):

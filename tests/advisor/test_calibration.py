@@ -205,7 +205,9 @@ def test_an_interrupted_run_is_gone_on_with(quick, monkeypatch):
     assert len(measured) == 7
 
 
-@pytest.mark.parametrize("absurd", [0.0, -1.0, math.nan, 1e9])
+@pytest.mark.parametrize(
+    "absurd", [0.0, math.nan, *(pytest.param(s, marks=pytest.mark.slow) for s in (-1.0, 1e9))]
+)
 def test_a_codec_whose_times_cannot_be_is_left_out_with_a_notice(
     quick, absurd, monkeypatch, caplog
 ):

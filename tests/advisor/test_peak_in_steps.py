@@ -153,7 +153,7 @@ def kept_bytes(besides):
     return sum(found.values())
 
 
-@pytest.mark.parametrize("lossy", ["off", "int8"])
+@pytest.mark.parametrize("lossy", ["off", pytest.param("int8", marks=pytest.mark.slow)])
 def test_an_engine_leaves_the_tensor_that_was_saved_last(lossy, monkeypatch):
     monkeypatch.setattr("cswap.advisor.time_limit.LEAST_S", 1e3)
     monkeypatch.setattr("cswap.quiet_modules.quiet_modules.FIRST_LEARNED", 100)  # none is unseen
@@ -243,7 +243,7 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="mallinfo2 is glibc's
 
 
 @LINUX
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_tensors_that_one_node_asks_for_at_once_do_not_come_back_beside_their_encodings(workers):
     plain = peaks_of_nodes(1, 12, 2, None)[-1]
     peaks = peaks_of_nodes(1, 12, 4 * LOOK_EVERY, {"lossy": "int8", "workers": workers})
@@ -251,6 +251,7 @@ def test_tensors_that_one_node_asks_for_at_once_do_not_come_back_beside_their_en
     assert max(peaks[-LOOK_EVERY:]) < plain + 0.5
 
 
+@pytest.mark.slow
 @LINUX
 def test_of_several_nodes_the_last_one_keeps_its_tensors_and_the_others_do_not():
     plain = peaks_of_nodes(3, 12, 2, None)[-1]

@@ -46,6 +46,7 @@ def random_step(rng, *, nodes):
     return held, leavers
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("nodes", [False, True])
 @pytest.mark.parametrize("limited", [False, True])
 def test_close_to_the_best_of_all_choices(limited, nodes):

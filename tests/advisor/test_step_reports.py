@@ -84,7 +84,7 @@ def test_one_thread_begins_a_step_while_another_is_in_backward(threads_switch_of
     thread = threading.Thread(target=backward)
     thread.start()
     try:
-        for _ in range(200):
+        for _ in range(100):
             step.reports.wanted = True
             while not step.reports._asked:
                 pass  # the other thread is about to note a tensor

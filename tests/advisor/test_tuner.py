@@ -27,8 +27,8 @@ def surface(shape):
 
 
 def test_a_guided_search_does_better_than_a_random_one():
-    guided = [tuner.search(surface, SPACE, DEFAULT, 35, seed)[1] for seed in range(8)]
-    random = [tuner.search(surface, SPACE, DEFAULT, 35, seed, guided=False)[1] for seed in range(8)]
+    guided = [tuner.search(surface, SPACE, DEFAULT, 35, seed)[1] for seed in range(5)]
+    random = [tuner.search(surface, SPACE, DEFAULT, 35, seed, guided=False)[1] for seed in range(5)]
     assert statistics.median(guided) < statistics.median(random)
     assert statistics.median(guided) < 1.1
     assert max(guided) <= surface(DEFAULT)

@@ -23,7 +23,7 @@ from cswap.advisor import calibrate, link
 @pytest.mark.parametrize(
     ("models", "codecs"),
     [
-        pytest.param(("cnn",), ("raw", "zvc"), id="few"),
+        pytest.param(("cnn",), ("raw", "zvc"), id="few", marks=pytest.mark.slow),
         pytest.param(("cnn", "gpt"), LOSSLESS, id="all", marks=pytest.mark.slow),
     ],
 )

@@ -37,6 +37,7 @@ def found(tmp_path_factory):
     return fit(tmp_path_factory.mktemp("fit"), settling=40, shares=(0.75, 0.5, 0.01))
 
 
+@pytest.mark.slow
 def test_every_share_and_method_has_a_row(tmp_path):
     _, _, document = fit(tmp_path, settling=40, shares=(0.75, 0.01))
     assert document["complete"]

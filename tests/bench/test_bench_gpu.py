@@ -190,8 +190,13 @@ def test_models_have_the_published_number_of_parameters(build, published):
 
 @pytest.mark.parametrize(
     ("build", "n_blocks"),
-    [(models.vgg16, 5), (models.resnet50, 16), (lambda: models.gpt2(*models.GPT2_SMALL), 12)],
-    ids=["VGG-16", "ResNet-50", "GPT-2 small"],
+    [
+        pytest.param(models.vgg16, 5, id="VGG-16"),
+        pytest.param(models.resnet50, 16, id="ResNet-50", marks=pytest.mark.slow),
+        pytest.param(
+            lambda: models.gpt2(*models.GPT2_SMALL), 12, id="GPT-2 small", marks=pytest.mark.slow
+        ),
+    ],
 )
 def test_checkpointed_models_run_each_block_once(build, n_blocks, monkeypatch):
     run = []
@@ -506,7 +511,10 @@ def test_tables_have_a_line_per_row(results, part):
     assert tables.markdown({**document, "complete": False}).endswith("cut short.")
 
 
-@pytest.mark.parametrize("part", ["codecs", "link", "swap", "training"])
+@pytest.mark.parametrize(
+    "part",
+    ["link", *(pytest.param(p, marks=pytest.mark.slow) for p in ("codecs", "swap", "training"))],
+)
 def test_pictures_are_drawn_where_matplotlib_is_installed(results, part, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     path = tmp_path / f"{part}.png"

@@ -188,6 +188,7 @@ def accuracy(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_the_accuracy_report_needs_nothing_else(accuracy):
     page = check((accuracy / "report.html").read_text(encoding="utf-8"))
     assert len(page.images) >= 3

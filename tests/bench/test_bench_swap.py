@@ -54,6 +54,7 @@ def rows_of(document):
     return {row["method"]: row for row in document["rows"]}
 
 
+@pytest.mark.slow
 def test_every_way_has_a_row_and_what_cannot_run_says_why(found):
     _, output, document = found
     assert (document["kind"], document["version"], document["complete"]) == ("swap", 1, True)
@@ -74,6 +75,7 @@ def test_every_way_has_a_row_and_what_cannot_run_says_why(found):
     assert rows[MEMCPY]["time_of_off"] < 1.0
 
 
+@pytest.mark.slow
 def test_gradients_have_the_bits_of_off_unless_lossy(found):
     rows = rows_of(found[2])
     assert [rows[name]["bit_equal"] for name in LOSSLESS] == [True] * len(LOSSLESS)
@@ -81,6 +83,7 @@ def test_gradients_have_the_bits_of_off_unless_lossy(found):
     assert rows["cswap int8"]["max_grad_diff"] > 0
 
 
+@pytest.mark.slow
 def test_bytes_are_those_of_the_stack(found):
     rows = rows_of(found[2])
     off, moved = rows["off"]["peak_saved_bytes"], rows["off"]["moved_bytes"]
@@ -96,6 +99,7 @@ def test_bytes_are_those_of_the_stack(found):
     assert rows[MEMCPY]["moved_bytes"] == moved
 
 
+@pytest.mark.slow
 def test_the_picture_and_the_table_are_there(found):
     out, output, document = found
     assert out.with_suffix(".png").read_bytes()[:4] == b"\x89PNG"
@@ -221,6 +225,7 @@ def test_methods_change_a_model_as_they_say():
     assert isinstance(model, nn.Module)
 
 
+@pytest.mark.slow
 def test_overhead_measures_peers_beside_cswap(tmp_path, monkeypatch):
     from bench.overhead import command as overhead
     from bench.overhead import hook_costs, in_models

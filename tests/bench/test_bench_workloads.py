@@ -93,6 +93,7 @@ def workloads(monkeypatch):
     return use
 
 
+@pytest.mark.slow
 def test_every_way_has_a_row_with_what_is_held(workloads, tmp_path):
     out = tmp_path / "w.json"
     result = run(out, *workloads(mlp=stand_in), "--sites", "1")
@@ -116,6 +117,7 @@ def test_every_way_has_a_row_with_what_is_held(workloads, tmp_path):
     assert report.summary(document) in result.output
 
 
+@pytest.mark.slow
 def test_short_steps_are_counted_more_often(workloads, tmp_path):
     out = tmp_path / "w.json"
     options = workloads(mlp=stand_in)
@@ -126,6 +128,7 @@ def test_short_steps_are_counted_more_often(workloads, tmp_path):
     assert plain["time_of_plain_spread"] is not None
 
 
+@pytest.mark.slow
 def test_bits_are_not_compared_where_plain_does_not_repeat_its_own(workloads, tmp_path):
     class Noisy(Layers):
         calls = 0
@@ -171,6 +174,7 @@ def test_what_cannot_run_says_why(workloads, tmp_path):
     assert "no_such_package is not installed" in result.output
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on(workloads, tmp_path, monkeypatch):
     out, options = tmp_path / "w.json", workloads(a=stand_in, b=stand_in)
     whole = measure

@@ -162,6 +162,7 @@ def test_curves_environment_and_picture_are_there(demo):
         assert words in last
 
 
+@pytest.mark.slow
 def test_interrupted_run_writes_what_it_has(tmp_path, monkeypatch):
     look = Lockstep._look
 

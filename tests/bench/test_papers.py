@@ -217,7 +217,10 @@ def test_epochs_that_stand_for_others_have_their_rates_and_the_oracles():
     assert any(ours != oracles for ours, oracles in stand_in)
 
 
-@pytest.mark.parametrize("model", published.MODELS)
+@pytest.mark.parametrize(
+    "model",
+    [pytest.param(m, marks=() if m == "alexnet" else pytest.mark.slow) for m in published.MODELS],
+)
 def test_every_network_has_a_step_with_feature_maps_that_move(model):
     trace = step(model, "cifar10", 4, load_hardware(published.GPUS["v100"]), min_bytes=0)
     moved = [d for d in sc.solve(Problem(trace, MACHINE, 1 << 40)).decisions.values() if d.codec]

@@ -170,6 +170,7 @@ def test_bench_runs_what_python_m_bench_runs(run, monkeypatch, tmp_path):
     assert run("bench", "nonsuch")[0] == 2
 
 
+@pytest.mark.slow
 def test_bench_writes_into_the_current_folder(run, monkeypatch, tmp_path):
     pytest.importorskip("sklearn")
     monkeypatch.chdir(tmp_path)

@@ -32,7 +32,14 @@ ON_A_CPU = sorted(set(list_codecs()) - set(registry.NVCOMP))
 """Where nvCOMP's codecs can run, they are listed, but take nothing on a CPU."""
 
 
-@pytest.mark.parametrize("name", ON_A_CPU)
+LIKE_OTHERS = ("fp16", "lz4", "zvc+fp8")
+"""Left to the slow tests: they share their code with bf16, zstd, and zvc+int8."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow if n in LIKE_OTHERS else ()) for n in ON_A_CPU],
+)
 def test_codec_keeps_the_contract(name, shortened):
     shortened(ON_A_CPU.index(name))
     keeps_the_contract(name, examples=8)

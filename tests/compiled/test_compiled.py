@@ -85,7 +85,13 @@ def worst(found, wanted):
     return max(float((a - b).norm() / (b.norm() + 1e-30)) for a, b in pairs)
 
 
-@pytest.mark.parametrize(("lossy", "less", "most"), [("int8", 2.5, 0.03), ("bf16", 1.6, 0.01)])
+@pytest.mark.parametrize(
+    ("lossy", "less", "most"),
+    [
+        ("int8", 2.5, 0.03),
+        pytest.param("bf16", 1.6, 0.01, marks=pytest.mark.slow),
+    ],
+)
 def test_graphs_save_less_and_gradients_are_near(lossy, less, most):
     plain = Block()
     model, x = compiled(plain), torch.randn(4, 128, 64)
@@ -154,7 +160,8 @@ def small():
 
 
 # Tracing the whole Block with symbols for sizes takes 20 s.
-@pytest.mark.parametrize("make", [small, pytest.param(Block, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [small, Block])
 def test_shapes_that_change_are_traced_once(make):
     plain = make()
     model = compiled(plain, dynamic=True)

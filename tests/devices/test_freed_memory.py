@@ -1,8 +1,6 @@
 """The C library keeps freed memory while a CPU's tensors are swapped: no step takes fresh pages."""
 
 import gc
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -61,10 +59,9 @@ print((held - resident()) // MIB)
 
 
 @pytest.mark.skipif(freed_memory._libc() is None, reason="glibc alone is told")
-def test_steps_take_no_fresh_pages_and_the_memory_goes_back_at_the_end():
-    ran = subprocess.run(
-        [sys.executable, "-c", TRAINING], capture_output=True, text=True, check=True
-    )
+def test_steps_take_no_fresh_pages_and_the_memory_goes_back_at_the_end(forked):
+    ran = forked.run(TRAINING)
+    assert ran.returncode == 0, ran.stderr
     faults_per_step, given_back_mib = map(int, ran.stdout.split())
     assert faults_per_step < 1000  # 48 MiB are 12288 pages
     assert given_back_mib > 24

@@ -23,7 +23,7 @@ NUMEL = 1024
 NEVER = ("with ", "finally", "try:")
 """Lines at which CPython looks for no signals."""
 
-STRIDE = 83
+STRIDE = 199
 """Every so manieth line is interrupted, unless the test is slow."""
 
 

@@ -42,6 +42,9 @@ def machine(monkeypatch):
     assert not made.cuda.faults, made.cuda.faults[:5]
 
 
+pytestmark = pytest.mark.sampled
+
+
 @pytest.fixture(params=["raw", "zvc"])
 def codec(request):
     return request.param
@@ -524,6 +527,7 @@ def test_statistics_are_those_of_the_whole_way(monkeypatch):
 # ------------------------------------------------------------- bounds of memory
 
 
+@pytest.mark.parametrize("codec", [pytest.param("raw", marks=pytest.mark.slow), "zvc"])
 def test_sources_under_way_are_bounded_while_the_device_stands_still(small, codec):
     engine = small.engine(codec)
     warm_up(small, engine, 48)
@@ -554,6 +558,7 @@ def test_memory_goes_when_it_has_been_read_and_nobody_saves_any_more(machine, co
     assert_nothing_is_held(machine, engine)
 
 
+@pytest.mark.parametrize("codec", [pytest.param("raw", marks=pytest.mark.slow), "zvc"])
 def test_in_backward_memory_is_bounded_and_the_host_waits_for_nothing(small, codec):
     engine = small.engine(codec)
     warm_up(small, engine, 48)

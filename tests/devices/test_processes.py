@@ -79,7 +79,11 @@ y = net(x)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-@pytest.mark.parametrize("program", [CHILD, GRAPH_ACROSS_A_FORK], ids=["steps", "one graph"])
+@pytest.mark.parametrize(
+    "program",
+    [pytest.param(CHILD, marks=pytest.mark.slow), GRAPH_ACROSS_A_FORK],
+    ids=["steps", "one graph"],
+)
 def test_a_forked_child_swaps_and_leaks_nothing(program, forked):
     done = forked.run(program)
     assert (done.returncode, done.stderr) == (0, "")
@@ -91,7 +95,7 @@ ALL, DEFAULTS = "min_bytes=0, codec='zvc', workers=2", "workers=1"
 @pytest.mark.parametrize(
     ("options", "last"),
     [
-        (ALL, "raise SystemExit"),
+        pytest.param(ALL, "raise SystemExit", marks=pytest.mark.slow),
         (DEFAULTS, "y.sum().backward()"),
         pytest.param(ALL, "del y", marks=pytest.mark.slow),
         pytest.param(ALL, "y.sum().backward()", marks=pytest.mark.slow),

@@ -95,6 +95,7 @@ def gradients(model, x):
     return [p.grad.clone() for p in model.parameters()]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("n", [2, 64])
 @pytest.mark.parametrize("options", OPTIONS)
 def test_attention_whose_arguments_are_one(options, n):
@@ -115,6 +116,7 @@ def test_hooks_on_a_thread(around):
         assert all(map(torch.equal, gradients(mine, x), wanted))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("kind", [*SAME, *OTHERS])
 def test_a_function_takes_the_branch_of_its_first_forward(kind, options):

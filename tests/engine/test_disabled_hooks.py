@@ -161,6 +161,7 @@ def test_a_model_inside_of_a_region_without_hooks(way):
     assert hook_stack.top(True) is None
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", ["disables", "differentiates"])
 @pytest.mark.parametrize("way", WAYS)
 def test_regions_inside_of_a_model_for_many_steps(way, kind):

@@ -1,8 +1,9 @@
 """Every differentiable operator: gradients with swapping are the gradients without, bit for bit.
 
-``make test`` runs each operator in one of the dtypes of `QUICK`, in turn over the operators. Each
-sample meets one codec, and one of the first two "auto", too; the codecs rotate over samples and
-operators. `test_opinfo_sweeps.py` has the other combinations, and a test for each operator.
+``make test`` runs every second operator in one of the dtypes of `QUICK`, in turn over the
+operators; the slow tests run the others, too. Each sample meets one codec, and one of the first two
+"auto", too; the codecs rotate over samples and operators. `test_opinfo_sweeps.py` has the other
+combinations, and a test for each operator.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ def cases():
     return operators.one_case_each("cpu", QUICK)
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize(
+    "part", [pytest.param(n, marks=pytest.mark.slow if n % 2 else ()) for n in range(PARTS)]
+)
 def test_gradients_are_bit_equal(part):
     swept = operators.Swapped()
     for number in range(part, len(cases()), PARTS):

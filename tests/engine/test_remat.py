@@ -62,6 +62,7 @@ def gradients(model, x):
     return [p.grad.clone() for p in model.parameters()]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("codec", ["auto", "zvc"])
 def test_gradients_are_bit_equal_and_less_is_held(workers, codec):

@@ -44,7 +44,13 @@ def training(options):
 
 
 @pytest.mark.usefixtures("deterministic")
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(o, id=n, marks=() if n in ("int8", "chosen") else pytest.mark.slow)
+        for n, o in OPTIONS.items()
+    ],
+)
 def test_under_deterministic_algorithms_values_depend_on_the_steps_alone(options, monkeypatch):
     jitter, run = random.Random(0), CpuDevice._run_job
 

@@ -420,8 +420,13 @@ def with_weights(layer):
 @pytest.mark.usefixtures("no_limit")
 @pytest.mark.parametrize(
     "net",
-    [Sines(), with_weights(lambda: nn.Linear(256, 256)), with_weights(lambda: nn.LayerNorm(256))],
-    ids=["none", "weights", "small tensors"],
+    [
+        pytest.param(Sines(), id="none", marks=pytest.mark.slow),
+        pytest.param(with_weights(lambda: nn.Linear(256, 256)), id="weights"),
+        pytest.param(
+            with_weights(lambda: nn.LayerNorm(256)), id="small tensors", marks=pytest.mark.slow
+        ),
+    ],
 )
 def test_the_advisor_learns_of_tensors_that_go_by_order(monkeypatch, net):
     # It is told when the next step begins, and when somebody asks for its notes.

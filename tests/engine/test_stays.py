@@ -97,7 +97,7 @@ def test_a_tensor_that_stays_takes_a_call_in_each_hook(general):
         assert not general
 
 
-@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [None, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
 def test_gradients_and_counts_are_those_of_the_general_way(monkeypatch, general, dtype):
     monkeypatch.setattr("cswap.quiet_modules.quiet_modules.QuietModules.run", lambda *_: None)
     x = torch.randn(ROWS, WIDTH)

@@ -57,6 +57,7 @@ def run_of(policy, seed, loss, *, same_bits=False):
     }
 
 
+@pytest.mark.slow
 def test_policies_are_trained_compared_and_reported(tmp_path):
     result = run(tmp_path, "--policies", "lossless,int8")
     assert result.exit_code == 0, result.output
@@ -78,6 +79,7 @@ def test_policies_are_trained_compared_and_reported(tmp_path):
     assert "int8" in (tmp_path / "table.md").read_text()
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_is_gone_on_with(tmp_path, monkeypatch):
     from cswap.experiments.accuracy import sweep
 
@@ -235,6 +237,7 @@ def test_the_schedules_have_the_same_mean_rate():
     assert (down[0], down[-1]) == (schedule.TOP, schedule.BOTTOM)
 
 
+@pytest.mark.slow
 def test_the_schedule_experiment_runs_and_its_quick_run_decides_nothing(tmp_path, monkeypatch):
     pytest.importorskip("zfpy")
     rates = {"off": (), "sliding down": (11, 7, 3), "constant": (7,) * 3, "sliding up": (3, 7, 11)}

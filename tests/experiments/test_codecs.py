@@ -88,6 +88,7 @@ def test_sizes_reach_from_4_kib_to_1_gib():
     assert max(sizes) == 1 << 30
 
 
+@pytest.mark.slow
 def test_families_are_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(families, "record", lambda nbytes, *, quick: [])
     monkeypatch.setattr(families, "SHARES", (0.5,))

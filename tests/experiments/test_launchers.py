@@ -24,6 +24,7 @@ from typer.testing import CliRunner
 from cswap import cli
 from cswap.errors import ConfigError, UnsupportedError
 from cswap.experiments import launchers
+from cswap.experiments.accuracy import report
 from cswap.experiments.accuracy.own_task import OwnTask
 from cswap.experiments.launchers import Launcher
 
@@ -55,6 +56,8 @@ def train_here(folder, *options):
         with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             patch.setenv("OMP_NUM_THREADS", "1")
+            # It draws, which takes seconds.
+            patch.setattr(report, "write", lambda _document, out: [out / "results.json"])
             done = CliRunner().invoke(cli.app, command_of(folder, *options))
     finally:
         torch.set_num_threads(n_threads)
@@ -139,6 +142,7 @@ def test_every_launcher_writes_the_same_losses(options, by, in_one_process, tmp_
     assert json.dumps(found) == json.dumps(found_in(in_one_process))
 
 
+@pytest.mark.slow
 def test_results_come_as_parts_end_and_an_error_reaches_the_command():
     assert sorted(Launcher(jobs=2).run(abs, [-3, 2, -1])) == [(-3, 3), (-1, 1), (2, 2)]
     with pytest.raises(ZeroDivisionError):

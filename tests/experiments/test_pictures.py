@@ -113,7 +113,7 @@ def drawn(monkeypatch):
 @pytest.mark.parametrize(
     "dtypes",
     [
-        pytest.param(("float32",), id="float32"),
+        pytest.param(("float32",), id="float32", marks=pytest.mark.slow),
         pytest.param(("float32", "bfloat16"), id="all", marks=pytest.mark.slow),
     ],
 )

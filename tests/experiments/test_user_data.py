@@ -252,7 +252,10 @@ def test_models_that_do_not_fit_and_results_without_a_folder_are_refused(tmp_pat
         assert message in result.output
 
 
-@pytest.mark.parametrize(("spec", "model"), [("torchvision:CIFAR10", "vit"), ("hf:imdb", "gpt")])
+@pytest.mark.parametrize(
+    ("spec", "model"),
+    [("torchvision:CIFAR10", "vit"), pytest.param("hf:imdb", "gpt", marks=pytest.mark.slow)],
+)
 def test_data_of_ones_own_are_trained_on(tmp_path, spec, model):
     options = ["--quick", "--models", model, "--policies", "off", "--seeds", "1", "--steps", "5"]
     arguments = ["accuracy", "--data", spec, "--out", str(tmp_path), *options]

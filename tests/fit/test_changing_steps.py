@@ -24,7 +24,7 @@ from cswap.errors import GoalError
 
 STEPS = 20
 WIDTH = 32
-DEFAULT_SEEDS = 10
+DEFAULT_SEEDS = 5
 SLOW_SEEDS = 80
 
 

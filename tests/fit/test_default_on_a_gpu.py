@@ -81,7 +81,7 @@ def test_bytes_that_are_not_the_engines_are_seen_in_explored_steps(gpu, monkeypa
         assert not fit._problem.over_link.other_bytes.any()
 
 
-@pytest.mark.parametrize("share", [0.0, 0.5])
+@pytest.mark.parametrize("share", [0.0, pytest.param(0.5, marks=pytest.mark.slow)])
 def test_no_step_is_plain_where_there_may_be_no_room(gpu, monkeypatch, share):
     net, x, expected = made()
     usable = [0]

@@ -46,7 +46,9 @@ def test_sums_of_blocks_can_be_computed_again_where_convolutions_need_not(explor
     assert "convolution" not in handle.goal.actions
 
 
-@pytest.mark.parametrize("share", [0.9, 0.8, 0.65, 0.5, 0.4])
+@pytest.mark.parametrize(
+    "share", [0.9, *(pytest.param(s, marks=pytest.mark.slow) for s in (0.8, 0.65, 0.5)), 0.4]
+)
 def test_a_plan_of_these_ways_can_be_kept(explored, share):
     mine, handle = explored(share)
     fit = handle._fit

@@ -49,7 +49,7 @@ def until_a_look(training, looks):
     raise AssertionError(looks)
 
 
-@pytest.mark.parametrize("share", [0.75, 0.5])
+@pytest.mark.parametrize("share", [pytest.param(0.75, marks=pytest.mark.slow), 0.5])
 def test_a_step_without_a_look_takes_as_many_bytes(make_training, install, looks, share):
     pytest.importorskip("sklearn")
     from bench.fit.models import WithLoss
@@ -113,7 +113,7 @@ def test_two_forwards_of_a_step_are_always_looked_at(make_training, sizes, insta
     mine, plain = make_training("blocks"), make_training("blocks")
     resident, saved = sizes(mine)
     handle = install(mine.model, fit=int(resident + 1.2 * saved))
-    for n in range(2 * SETTLED):
+    for n in range(SETTLED + LOOK_EVERY):
         for one in (mine, plain):
             torch.manual_seed(n)
             one.optimizer.zero_grad()
@@ -128,7 +128,7 @@ def test_two_forwards_of_a_step_are_always_looked_at(make_training, sizes, insta
     assert handle.goal.held
 
 
-@pytest.mark.parametrize("share", [0.75, 0.5])
+@pytest.mark.parametrize("share", [pytest.param(0.75, marks=pytest.mark.slow), 0.5])
 def test_gradients_keep_their_bits_for_many_steps(training, sizes, install, make_training, share):
     resident, saved = sizes(training)
     mine, plain = (make_training(training.kind) for _ in range(2))

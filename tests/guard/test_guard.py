@@ -236,6 +236,7 @@ def test_what_failed_is_looked_at_again_at_once():
     assert len(handle.stats.guard_fallbacks) == 4
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("lossy", ["int8", "bf16", "fp8"])
 @pytest.mark.parametrize(("make", "x"), [(cnn, IMAGES), (Block, TOKENS)], ids=["cnn", "gpt"])
 def test_usual_codecs_pass_with_a_small_error(make, x, lossy):
@@ -259,6 +260,7 @@ def test_every_class_has_its_turn(caplog):
 # ------------------------------------------------------------------- it disturbs nothing
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("codec", ["zvc", "int8"])
 @pytest.mark.parametrize(("make", "x"), [(cnn, IMAGES), (Block, TOKENS)], ids=["cnn", "gpt"])
 def test_training_is_bit_equal_with_and_without(make, x, codec, monkeypatch):

@@ -90,6 +90,7 @@ def gradients(net, call, x):
     return [p.grad.clone() for p in net.parameters()]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("make", [Block, sequential])
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_compiled_model_swaps_in_one_graph_and_keeps_its_gradients(make, order, caplog):

@@ -107,8 +107,11 @@ def own_graphs():
     return {name for file, name in found if file.startswith(package)} - {"_call"}
 
 
+# A goal is made of compiled parts in another test: here it takes seconds.
 @pytest.mark.sampled
-@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize(
+    "options", [*OPTIONS[:2], pytest.param(OPTIONS[2], marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize(("part", "compile_"), CASES)
 def test_compiled_parts_keep_their_gradients_and_their_graphs(part, compile_, backend, options):

@@ -10,7 +10,7 @@ from torch import nn
 
 import cswap
 
-STEPS = 40
+STEPS = 20
 
 
 class Graph(nn.Module):

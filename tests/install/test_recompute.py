@@ -301,6 +301,7 @@ MODELS = {
 """Models, and the modules of them that may be recomputed."""
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("goal", [False, True])
 @pytest.mark.parametrize("named", [False, True])

@@ -6,7 +6,6 @@ import json
 import re
 import runpy
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -52,7 +51,16 @@ def cells_of(notebook):
             yield "\n".join(f"shell({line[1:]!r})" if line[:1] == "!" else line for line in lines)
 
 
-def test_the_notebook_goes_from_stats_to_explain_to_report(monkeypatch, tmp_path, capsys):
+AS_A_MODULE = """
+import os, runpy, sys
+os.chdir(sys.argv[1])
+sys.argv[:] = sys.argv[2:]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+"""As `python -m`, in a process that has imported torch."""
+
+
+def test_the_notebook_goes_from_stats_to_explain_to_report(monkeypatch, tmp_path, capsys, forked):
     pytest.importorskip("typer")
     pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
@@ -60,9 +68,7 @@ def test_the_notebook_goes_from_stats_to_explain_to_report(monkeypatch, tmp_path
     said: list[str] = []
 
     def shell(line):
-        program, *rest = shlex.split(line)
-        command = [sys.executable, "-m", program, *rest]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        done = forked.run(AS_A_MODULE, tmp_path, *shlex.split(line))
         assert done.returncode == 0, done.stderr
         said.append(done.stdout)
 

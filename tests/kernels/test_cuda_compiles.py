@@ -20,20 +20,17 @@ KERNELS = [
 ]
 
 COMPOSED = [(name, row.words) for name, row in formats.FORMATS.items() if "+" in name]
-QUICK = "zvc+mxfp8"
-"""The one that compiles fastest, for `make test`."""
-
 ONE_KERNEL = [
     pytest.param(
         *(name, words[i % len(words)], ("decode", "encode")[i % 2]),
         id=name,
-        marks=() if name == QUICK else pytest.mark.slow,
+        marks=pytest.mark.slow,
     )
     for i, (name, words) in enumerate(COMPOSED)
 ]
 """One kernel per composition, word sizes and directions in turn: a kernel takes seconds to compile.
-tests/ptx compiles and runs the formats that compositions are made of. The slow tests compile every
-kernel of all formats.
+tests/ptx compiles and runs the formats that compositions are made of, one of them in `make test`.
+The slow tests compile every kernel of all formats.
 """
 
 BY_RECIPROCAL = ("fp8", "zvc+fp8")

@@ -286,7 +286,10 @@ def test_model_that_looks_at_values_is_refused():
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow if n == "mobilenet" else ()) for n in SMALL],
+)
 @pytest.mark.parametrize("min_bytes", [0, 4096, 65536])
 def test_positions_and_bytes_are_the_engines(name, min_bytes):
     # Note [positions are the engine's]
@@ -418,7 +421,13 @@ MULTIPLICATIONS = {
 }
 
 
-@pytest.mark.parametrize("name", MULTIPLICATIONS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=() if n in ("alexnet", "squeezenet1.1") else pytest.mark.slow)
+        for n in MULTIPLICATIONS
+    ],
+)
 def test_arithmetic_is_the_published_amount(name):
     x, target = catalogue.example(name, 8)
     trace = estimate(catalogue.build(name), x, catalogue.loss, target, hardware=MACHINE)

@@ -50,6 +50,7 @@ def gradients(model, x):
     return [torch.clone(p.grad) for p in model.parameters() if p.grad is not None]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ["cnn", "gpt"])
 @pytest.mark.parametrize("share", [0.3, 0.7])
 def test_the_peak_is_what_the_simulator_said(name, share):

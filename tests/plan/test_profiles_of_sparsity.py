@@ -150,6 +150,7 @@ def test_the_committed_runs_cover_every_network(activation):
         assert (ratio > 1.1) == (activation == "relu")
 
 
+@pytest.mark.slow
 def test_the_command_resumes_and_refuses_nonsense(tmp_path, monkeypatch):
     tiny = dataclasses.replace(training.RUNS["plain20"], steps=3, batch=2)
     monkeypatch.setattr("bench.sparsity.command.RUNS", {"plain20": tiny})

@@ -332,7 +332,9 @@ def replayed(simulator, action, codec, prefetch):
     ).run()  # fmt: skip
 
 
-@pytest.mark.parametrize("block", range(10))
+@pytest.mark.parametrize(
+    "block", [pytest.param(n, marks=pytest.mark.slow if n > 2 else ()) for n in range(10)]
+)
 def test_equals_the_exact_replay_on_random_traces(block):
     feasible = swaps = 0
     for seed in range(100 * block, 100 * block + 100):
@@ -379,7 +381,7 @@ def test_smallest_budget_runs_and_one_byte_less_never_does():
 def test_early_prefetches_keep_a_feasible_plan_feasible():
     """In raw, where no encode needs room of its own: what runs on demand runs prefetched."""
     sooner = 0
-    for seed in range(300):
+    for seed in range(150):
         simulator, action, codec, _ = random_case(seed)
         codec[:] = 0
         demand = simulator.run(action, codec, simulator.backward)

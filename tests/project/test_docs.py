@@ -281,6 +281,7 @@ def test_the_codec_of_the_page_is_the_tested_file_and_short():
     assert len(file.read_text("utf-8").splitlines()) <= 60
 
 
+@pytest.mark.slow
 def test_adding_a_codec_runs(run_page):
     names = run_page("add-a-codec.md")  # check_codec, and a step with bit-equal gradients
     stats = names["handle"].stats.by_codec["copies"]

@@ -35,10 +35,15 @@ def files_by_module():
 
 
 @cache
+def parsed(file):
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+@cache
 def imports_of(module, file, in_functions):
     """Full names of all that a file imports: modules, and names in modules."""
     found: set[str] = set()
-    waiting: list[ast.AST] = [ast.parse(file.read_text(encoding="utf-8"))]
+    waiting: list[ast.AST] = [parsed(file)]
     while waiting:
         node = waiting.pop()
         if isinstance(node, ast.Import):

@@ -163,6 +163,7 @@ def test_constraints_pin_every_direct_dependency():
     assert names - set(pins) == set()
 
 
+@pytest.mark.slow
 def test_wheel_holds_two_packages_and_nothing_else(tmp_path):
     pytest.importorskip("setuptools", minversion="77")
     pytest.importorskip("pip")

@@ -32,7 +32,7 @@ raise SystemExit(pytest.main(sys.argv[2:]))
 """
 
 
-@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize("broken", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_run_is_recorded_if_it_passed(tmp_path, broken, forked):
     file, more = tmp_path / "versions.json", tmp_path / "test_more.py"
     more.write_text(f"def test_x():\n    assert {not broken}\n")

@@ -24,7 +24,7 @@ ALONE = [name for name in TARGETS if "+" not in name and ":" not in name]
 TOGETHER = "zvc+int8"
 """Its kernels compile faster than those of zvc+expk. The slow tests run all compositions."""
 
-QUICK = ("bitpack", TOGETHER)
+QUICK = ("bitpack",)
 """Formats that `make test` runs; two kernels of each of the others take seconds to compile."""
 
 USUALLY = [

@@ -69,7 +69,9 @@ def floating(ptx, architecture):
     return Counter(op for op in ops if op in FLOATING)
 
 
-@pytest.mark.parametrize("architecture", [75, 90, 120])
+@pytest.mark.parametrize(
+    "architecture", [90, *(pytest.param(a, marks=pytest.mark.slow) for a in (75, 120))]
+)
 def test_the_linker_fuses_nothing(architecture):
     assert floating(SUM_OF_PRODUCT, architecture) == {"FMUL": 1, "FADD": 1}
 

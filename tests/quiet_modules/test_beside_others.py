@@ -46,7 +46,9 @@ def test_an_error_before_our_hook_leaves_out_the_modules_around_it(install, pack
     assert hooks_are_off()
 
 
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize(
+    "error", [ValueError, pytest.param(KeyboardInterrupt, marks=pytest.mark.slow)]
+)
 def test_an_error_in_a_quiet_module_leaves_no_hooks(install, packs, error):
     class Raises(nn.Module):
         error: type[BaseException] | None = None
@@ -208,7 +210,7 @@ def test_hooks_that_begin_in_one_module_and_end_in_another(install):
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
-@pytest.mark.parametrize("min_bytes", [0, LARGE])
+@pytest.mark.parametrize("min_bytes", [pytest.param(0, marks=pytest.mark.slow), LARGE])
 def test_a_compiled_module_inside_is_compiled_once(install, min_bytes):
     torch._dynamo.reset()
     training, plain = Training(), Training()

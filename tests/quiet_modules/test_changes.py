@@ -76,7 +76,14 @@ def test_a_module_that_was_left_out_has_to_be_learned_again(install, packs):
     assert packs[4]
 
 
-@pytest.mark.parametrize("how", ["positional", "keyword", "dict"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param("positional", marks=pytest.mark.slow),
+        pytest.param("keyword", marks=pytest.mark.slow),
+        "dict",
+    ],
+)
 def test_a_larger_input_is_seen_at_once_wherever_it_is_used(install, how):
     class TwoInputs(nn.Module):
         def __init__(self):
@@ -101,7 +108,10 @@ def test_a_larger_input_is_seen_at_once_wherever_it_is_used(install, how):
     assert handle.stats.swapped > 4
 
 
-@pytest.mark.parametrize("grow_at", [2, 5, 12])
+@pytest.mark.parametrize(
+    "grow_at",
+    [2, pytest.param(5, marks=pytest.mark.slow), pytest.param(12, marks=pytest.mark.slow)],
+)
 def test_a_larger_batch_is_seen_at_once(install, grow_at):
     training = Training()
     handle = install(training.model, remat=False, codec="raw", min_bytes=16 * 64 * 4 + 1)
@@ -170,7 +180,9 @@ def test_a_new_plan_is_learned_anew(install, packs):
     assert packs.total() > 2 * quiet
 
 
-@pytest.mark.parametrize("period", [3, 5, 17, 34])
+@pytest.mark.parametrize(
+    "period", [5, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 17, 34))]
+)
 def test_a_module_that_has_changed_is_quiet_later_and_later(install, period):
     class Now(nn.Module):
         large, n_calls = 0, 0

@@ -49,7 +49,11 @@ def test_where_nothing_leaves_no_tensor_comes_to_the_hooks(install, packs):
 
 @pytest.mark.parametrize(
     "options",
-    [{"codec": "raw", "remat": False}, {"min_bytes": LARGE}, {"codec": "zvc"}, {"remat": False}],
+    [
+        {"codec": "raw", "remat": False},
+        {"min_bytes": LARGE},
+        *(pytest.param(o, marks=pytest.mark.slow) for o in ({"codec": "zvc"}, {"remat": False})),
+    ],
 )
 def test_the_counts_are_those_of_steps_with_all_hooks(install, monkeypatch, packs, options):
     def trained():

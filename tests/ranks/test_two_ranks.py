@@ -14,25 +14,20 @@ pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available(), reason="this torch has no torch.distributed"
 )
 
-QUICK = (
-    "ddp",
-    "fsdp2",
-    "tensor parallel",
-    "pipeline, 1f1b",
-    "lossy, forced",
-    "guarded",
-    "gathered",
-)
-"""Cases that share the one pair of processes of `make test`."""
+QUICK = ("ddp", "lossy, forced", "guarded", "gathered")
+"""Cases that share the one pair of processes of `make test`; they import no other wrappers."""
 
 SLOW = (
     "ddp, installed before",
     "ddp, accumulated",
     "ddp, static graph",
     "ddp, unused parameters",
+    "fsdp2",
     "fsdp2, installed before",
     "fsdp2, not resharded",
+    "tensor parallel",
     "tensor parallel, installed before",
+    "pipeline, 1f1b",
     "pipeline, gpipe",
     "lossy, chosen",
     "rounded alike",
