@@ -29,14 +29,14 @@ def memory_rate(device: torch.device) -> float:
     if device.type != "cuda":
         return CPU_BYTES_PER_S
     index = device.index or 0
-    if index not in _measured:
+    if not _measured.get(index):  # there was no memory, or a CUDA graph was being captured
         with suppress(torch.OutOfMemoryError):
             _measured[index] = _measure(index)
     return _measured.get(index) or CUDA_BYTES_PER_S
 
 
 def _measure(index: int) -> float:
-    # 0.0: while a CUDA graph is captured, say.
+    # 0.0: no time has passed.
     watch = CudaStopwatch(index)
     source = torch.empty(PROBE_BYTES, dtype=torch.uint8, device=torch.device("cuda", index))
     target = torch.empty_like(source)

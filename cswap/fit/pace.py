@@ -8,10 +8,10 @@ the steps that the slowdown is of. A GPU stands still while its host is in the h
 while after them. So a step without cswap says how long that takes, where there is memory for one;
 else it takes as long as the others less the time that the plan adds, at the most.
 
-Where the steps are too slow, the next plan gets a smaller share of the time: by `LESS_TIME` at
-least, and on a GPU by the excess, since hooks take their time whatever the plan is, or down to the
-share that was fast enough before. Where they are
-fast for a while, a larger one again. Each time that this was too much, it waits longer.
+Where the steps are too slow, the next plan gets a smaller share of the time. Where they are fast
+for a while, a larger one again. Each time that this was too much, it waits longer. On a CPU the
+share changes by `LESS_TIME`. A GPU's steps repeat, so there it changes by as much as the time that
+they took is off (`AIM`).
 """
 
 from __future__ import annotations
@@ -40,6 +40,9 @@ kind of device: other programs disturb a CPU."""
 
 LESS_TIME: Final = 0.7
 """Largest factor of the time for plans after steps that were too slow."""
+
+AIM: Final = 0.98
+"""Share of the allowed time that a GPU's next plan is to take, by the time of the last one."""
 
 NOT_PLAIN: Final = 0.3
 """Share of the time of an explored step without the hooks, below which no plain step is."""
@@ -73,7 +76,6 @@ class Pace:
         self._added_s = 0.0
         self.share = 1.0
         self._patience = self._wait = 0  # decisions before a plan gets more time again
-        self._fine = 0.0  # share that was fast enough on a GPU, which is nobody else's
         self._steps: deque[Step] = deque(maxlen=TIMED[kind])
         self._kind = kind
         self._quotients: deque[float] = deque(maxlen=ROUNDS[kind])  # of those and a plain step
@@ -116,7 +118,7 @@ class Pace:
 
     def explore(self) -> None:
         """The next steps are explored: of their times, nothing is known."""
-        self.share, self._fine = 1.0, 0.0
+        self.share = 1.0
 
     def begin_plan(self, added_s: float) -> None:
         """The next steps obey another plan. Args: added_s: seconds that it adds to a step."""
@@ -145,18 +147,21 @@ class Pace:
         too_slow = 1 + TOO_SLOW[self._kind] * (slowdown - 1)
         if took > too_slow and self.share > LEAST_SHARE:
             self._wait, self._patience = self._patience, min(2 * self._patience + 1, MOST_PATIENCE)
-            share = LESS_TIME * self.share
-            if self._kind == "cuda":
-                fine, self._fine = self._fine, 0.0
-                less = self.share * (slowdown - 1) / (took - 1)
-                share = fine if 0 < fine < self.share else min(share, less)
-            self.share = max(LEAST_SHARE, share)
+            self.share = max(LEAST_SHARE, self._less(slowdown, took) * self.share)
             return True
-        if self._kind == "cuda" and took <= too_slow:
-            self._fine = self.share
         if self.share < 1 and took < 1 + NEAR * (slowdown - 1):
             self._wait -= 1
             if self._wait < 0:
-                self.share = min(1.0, self.share / LESS_TIME)
+                self.share = min(1.0, self._more(slowdown, took) * self.share)
                 return True
         return False
+
+    def _less(self, slowdown: float, took: float) -> float:
+        # Factor of the share, where steps took so many times the plain one.
+        return LESS_TIME if self._kind == "cpu" else AIM * (slowdown - 1) / (took - 1)
+
+    def _more(self, slowdown: float, took: float) -> float:
+        most = 1 / LESS_TIME
+        return (
+            most if self._kind == "cpu" else min(most, AIM * (slowdown - 1) / max(took - 1, 1e-9))
+        )

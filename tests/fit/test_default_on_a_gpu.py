@@ -59,11 +59,13 @@ def test_a_goal_is_planned_after_steps_without_cswap(gpu):
         assert (goal.asked_bytes, goal.asked_slowdown, goal.phase) == (None, 1.1, "obeying")
         assert handle.stats.fallbacks == 0, handle.stats.fallbacks_by_reason
         timed = [i for i, (phase, _) in enumerate(seen) if phase == "timing"]
-        assert len(timed) == plain_steps.PLAIN_STEPS
-        assert seen[timed[0] - 1][1] == seen[timed[-1]][1]  # the hooks were off
+        assert len(timed) == plain_steps.PLAIN_STEPS + 1
+        assert seen[timed[0] - 1][1] == seen[timed[-1]][1]  # the engine's hooks were off
         assert seen[timed[-1] + 1][1] > seen[timed[-1]][1]
         fit: Any = handle._fit
         assert fit._pace.was_plain
+        assert fit._plain.times is not None  # the marked step was like the explored ones
+        assert handle.engine.stand_in is None
         assert goal.predicted_slowdown <= 1.1
         assert goal.measured_bytes is None  # the meter is the user's
 

@@ -13,7 +13,7 @@ import torch
 
 from cswap.fit.link_rates import LinkRates
 from cswap.fit.problem import Key, Problem, Saved, Way
-from cswap.fit.solve import _Table, within_bytes, within_time
+from cswap.fit.solve import _Table, _useful, within_bytes, within_time
 from tests.fit.test_solve import LINK, chosen, over_link, random_problem
 
 pytest.importorskip("scipy")
@@ -26,7 +26,7 @@ def saved(i, nbytes, born, use, *ways):
     return Saved((Key(f"m{i}", torch.float32, 0),), nbytes, ways, born, use, use)
 
 
-def tensors_that_have_to_leave(seconds, *, host_s=0.0, limit=200 * MIB, **options):
+def tensors_that_have_to_leave(seconds, *, host_s=0.0, limit=200 * MIB, ahead=None, **options):
     """The plan of two tensors, 64 MiB each at moments 0 to 19, that have no room in the middle.
 
     A tensor that was copied in part is held as a whole: so the limit has room for another one.
@@ -35,6 +35,8 @@ def tensors_that_have_to_leave(seconds, *, host_s=0.0, limit=200 * MIB, **option
     held[10] = 136 * MIB
     ways = Way("keep", 64 * MIB, 0.0), Way("raw", 0, 0.0, link_bytes=64 * MIB, host_s=host_s)
     over = over_link(MOMENTS, seconds, other_bytes=held, **options)
+    if ahead is not None:
+        over = replace(over, host_ahead=np.array(ahead))
     return within_bytes(Problem([saved(i, 64 * MIB, 0, 19, *ways) for i in (0, 1)], over), limit)
 
 
@@ -62,6 +64,22 @@ def test_the_host_counts_where_it_is_no_longer_ahead():
     assert hidden.added_s == pytest.approx(0.0, abs=1e-6)
     shown = tensors_that_have_to_leave(0.02, host_s=0.02, host_ahead_s=0.01)
     assert shown.added_s == pytest.approx(0.03, abs=1e-6)
+
+
+def test_a_host_that_is_ahead_later_is_late_before():
+    # Half of its work for a tensor is done where the tensor is saved: at the first moment.
+    plan = tensors_that_have_to_leave(0.02, host_s=0.02, ahead=[0.005, *[1.0] * (MOMENTS - 1)])
+    assert plan.added_s == pytest.approx(0.02 - 0.005, abs=1e-6)
+
+
+def test_operators_that_run_again_give_the_host_time():
+    held = np.zeros(MOMENTS)
+    held[10] = 136 * MIB
+    ways = Way("keep", 64 * MIB, 0.0), Way("remat", 0, 0.03, host_s=0.02)
+    over = over_link(MOMENTS, 0.02, other_bytes=held, host_ahead_s=0.01)
+    plan: Any = within_bytes(Problem([saved(0, 64 * MIB, 0, 19, *ways)], over), 150 * MIB)
+    assert plan.counts == {"remat": 1}
+    assert plan.added_s == pytest.approx(0.03, abs=1e-6)  # and not 0.03 + 0.02 - 0.01
 
 
 def test_copies_out_and_back_at_a_time_slow_each_other_down():
@@ -150,3 +168,32 @@ def test_a_problem_takes_the_time_of_a_plain_step():
     assert shorter.durations.sum() == pytest.approx(before.durations.sum() / 2)
     assert before.durations.sum() < before.step_s
     assert problem.taking(None) is problem
+
+
+def test_a_host_is_less_ahead_of_a_faster_device():
+    problem = random_problem(0, linked=True)
+    n = problem.n_moments
+    over = replace(problem.over_link, host_ahead=np.full(n, 2e-3))  # moments of 1 ms each
+    faster: Any = Problem(problem.saved, over).taking(0.75 * over.step_s).over_link
+    ahead = [max(0.0, 2e-3 - 0.25e-3 * (i + 1)) for i in range(n)]
+    assert faster.host_ahead == pytest.approx(ahead)
+
+
+def test_a_codec_that_is_worse_in_everything_is_no_choice():
+    keep, best, again = Way("keep", 9, 0.0), Way("zvc", 2, 0.1, host_s=1.0), Way("remat", 0, 0.0)
+    worse, like_it, less_host = Way("rle", 3, 0.1, host_s=1.0), best._replace(action="csr"), best
+    less_host = Way("bitpack", 5, 0.5, host_s=0.5)
+    ways = (keep, worse, best, like_it, less_host, again)
+    assert list(_useful(ways)) == [keep, best, less_host, again]
+    # What runs again may be forbidden: no codec is worse than that.
+    assert list(_useful((keep, again, worse))) == [keep, again, worse]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_plan_of_the_relaxation_is_near_that_of_the_whole_program(seed, monkeypatch):
+    problem = random_problem(seed, n=40, linked=True)
+    limit_s = 0.2 * sum(max(w.added_s for w in one.ways) for one in problem.saved)
+    found = within_time(problem, limit_s)
+    monkeypatch.setattr(_Table, "_decided", lambda _table, shares: np.zeros(len(shares), bool))
+    assert found.peak_bytes <= 1.04 * within_time(problem, limit_s).peak_bytes
+    assert found.added_s <= 1.001 * limit_s

@@ -12,7 +12,7 @@ import torch
 
 from cswap.fit.exploration import Exploration
 from cswap.fit.link_rates import LinkRates
-from cswap.fit.pace import LEAST_SHARE, LEAST_TIMED, TIMED, Pace
+from cswap.fit.pace import AIM, LEAST_SHARE, LEAST_TIMED, TIMED, Pace
 from cswap.fit.problem import Key, Saved
 from cswap.fit.seen import Lap, Step
 
@@ -69,7 +69,14 @@ def test_tensors_that_stay_belong_to_the_next_moment():
 
 def test_the_host_is_ahead_by_the_difference_between_hooks():
     # Not before the first hook, where the host may have waited for the last step.
-    assert a_step().host_ahead_s == pytest.approx((2.0 + 4.0 + 8.0) / 2)
+    assert list(a_step().host_ahead()) == [0.0, 1.0, 3.0, 7.0]
+
+
+def test_a_host_that_is_slower_is_not_ahead():
+    step = a_step()
+    slow = step.laps[1].entered
+    step.laps[1] = step.laps[1]._replace(entered=slow._replace(host_s=4.0))
+    assert list(step.host_ahead()) == [0.0, 0.0, 0.0, 4.0]
 
 
 def test_bytes_of_others_are_those_after_a_moment():
@@ -120,17 +127,21 @@ def test_a_plain_step_says_how_long_one_takes():
     pace = pace_after("cuda", 1.2, plain=1.0)
     assert pace.plain_s == 1.0
     assert pace.changes(1.1)  # at the first look: a GPU is nobody else's
-    assert pace.share == pytest.approx(max(LEAST_SHARE, 1 - (1.2 - 1.1) / 0.1))
+    assert pace.share == pytest.approx(AIM * 0.1 / 0.2)
+    assert pace.allowed_s(1.1) == pytest.approx(0.1 * AIM * 0.1 / 0.2)
 
 
-def test_too_slow_a_step_takes_the_excess_off_the_next_plan():
-    pace = pace_after("cuda", 1.14, plain=1.0)
+def test_a_gpu_that_is_far_too_slow_does_not_give_up():
+    pace = pace_after("cuda", 9.0, plain=1.0)
     assert pace.changes(1.1)
-    assert pace.share == pytest.approx(0.6)
-    assert pace.allowed_s(1.1) == pytest.approx(0.06)
-    mild = pace_after("cuda", 1.11, plain=1.0)
-    assert mild.changes(1.1)
-    assert mild.share == pytest.approx(0.7)
+    assert pace.share == LEAST_SHARE
+
+
+def test_the_share_of_a_gpu_rises_by_what_was_missed():
+    pace = pace_after("cuda", 1.08, plain=1.0)
+    pace.share = 0.5
+    assert pace.changes(1.1)
+    assert pace.share == pytest.approx(0.5 * AIM * 0.1 / 0.08)
 
 
 @pytest.mark.parametrize(

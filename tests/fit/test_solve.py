@@ -23,11 +23,15 @@ from cswap.fit.solve import GAP, smallest, within_bytes, within_time
 LINK = LinkRates(1e9, 2e9, 0.8e9)
 
 
-def over_link(n_moments, seconds=1e-3, **options):
-    """A link beside moments that each take so long."""
-    options = {"host_ahead_s": 1.0, "other_bytes": np.zeros(n_moments), **options}
-    durations = np.full(n_moments, seconds)
-    return OverLink(LINK, durations, 1.5 * seconds * n_moments + 1e-9, **options)
+def over_link(n_moments, seconds=1e-3, *, host_ahead_s=1.0, other_bytes=None):
+    """A link beside moments that each take so long; the host is ahead by so much at all of them."""
+    return OverLink(
+        LINK,
+        np.full(n_moments, seconds),
+        1.5 * seconds * n_moments + 1e-9,
+        np.full(n_moments, host_ahead_s),
+        np.zeros(n_moments) if other_bytes is None else other_bytes,
+    )
 
 
 def random_problem(seed, n=5, *, linked=False):

@@ -1,0 +1,138 @@
+"""A step whose hooks only mark their times: `cswap.fit.marked_step`."""
+
+from __future__ import annotations
+
+import types
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from cswap.engine.packer import Packer
+from cswap.fit.marked_step import MarkedStep
+from cswap.fit.seen import Lap, Step
+
+MARK_S = 0.25
+"""Seconds of the host for a mark."""
+
+
+class Mark(NamedTuple):
+    device_s: float
+    came_s: float
+    left_s: float
+
+
+class Watch:
+    """Marks at moments that a test sets."""
+
+    def __init__(self):
+        self.device_s = self.host_s = 0.0
+
+    @staticmethod
+    def is_on():
+        return True
+
+    def mark(self):
+        came_s = self.host_s
+        self.host_s += MARK_S
+        return Mark(self.device_s, came_s, self.host_s)
+
+    @staticmethod
+    def seconds(earlier, later):
+        return later.device_s - earlier.device_s
+
+    @staticmethod
+    def host_seconds(earlier, later):
+        return later.came_s - earlier.left_s
+
+
+ENGINE: Any = types.SimpleNamespace(pass_through=Packer.pass_through)
+
+
+def explored(kinds):
+    """A step with such laps: "s" a save, "k" a save that stays, "u" a use."""
+    laps, moment = [], 0
+    for kind in kinds:
+        laps.append(Lap(moment, 0, None, None, is_use=kind == "u", stays=kind == "k"))
+        moment += kind != "k"
+    step = Step(explored=True, laps=laps)
+    step.n_moments = moment
+    return step
+
+
+def marked(intervals):
+    """A marked step: two saves, one that stays in between; all are used in the reverse order.
+
+    Args:
+        intervals: seconds of the device and of the host in front of each hook.
+    """
+    watch, held = Watch(), []
+    step = MarkedStep(ENGINE, watch)
+    began = watch.mark()
+    watch.host_s = 0.0
+
+    def advance(device_s, host_s):
+        watch.device_s += device_s
+        watch.host_s += host_s
+
+    for interval in intervals[:3]:
+        advance(*interval)
+        held.append(step.pack(torch.ones(3)))
+    for interval, one in zip(intervals[3:], reversed(held), strict=True):
+        advance(*interval)
+        assert torch.equal(step.unpack(one), torch.ones(3))
+    return step, Step(explored=False, began=began, ended=watch.mark(), watch=watch)
+
+
+def test_a_host_that_is_ahead_leaves_the_devices_times():
+    step, record = marked([(1.0, 0.1)] * 6)
+    times: Any = step.times(explored("sksuu"), record)
+    # The use of the tensor that stays has no moment; what stays has that of the next one.
+    assert list(times.durations) == [1.0, 2.0, 1.0, 2.0]
+    assert times.host_ahead == pytest.approx([0.0, 1.8, 2.7, 4.25])
+    assert times.step_s == 6.0
+
+
+def test_where_the_host_is_behind_its_marks_are_no_computation():
+    # The device waits for each hook: 0.5 s of the program's host, and the mark before it.
+    step, record = marked([(0.5 + MARK_S, 0.5)] * 6)
+    times: Any = step.times(explored("sksuu"), record)
+    assert times.durations == pytest.approx([0.75, 1.0, 0.5, 1.25])
+    assert not times.host_ahead.any()
+    assert times.step_s == pytest.approx(6 * 0.75 - 4 * MARK_S)
+
+
+@pytest.mark.parametrize("kinds", ["", "ss", "skuu", "sksu", "sksuuu", "skusu", "ssksuuu"])
+def test_another_step_has_no_times(kinds):
+    step, record = marked([(1.0, 0.1)] * 6)
+    assert step.times(explored(kinds), record) is None
+
+
+def test_a_step_without_a_backward_has_none():
+    step = MarkedStep(ENGINE, Watch())
+    step.pack(torch.ones(3))
+    assert step.times(explored("su"), Step(explored=False)) is None
+
+
+def test_a_tensor_that_was_modified_in_place_raises():
+    step = MarkedStep(ENGINE, Watch())
+    x = torch.ones(3)
+    held = step.pack(x)
+    x += 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        step.unpack(held)
+
+
+def test_a_problem_takes_its_times():
+    from tests.fit.test_solve import random_problem
+
+    problem = random_problem(0, linked=True)
+    step, record = marked([(1.0, 0.1)] * 6)
+    times: Any = step.times(explored("sksuu"), record)
+    over: Any = problem.timed_by(times).over_link
+    assert (over.durations is times.durations, over.step_s) == (True, times.step_s)
+    assert over.host_ahead is times.host_ahead
+    before: Any = problem.over_link
+    assert over.link == before.link
+    alone = random_problem(0)
+    assert alone.timed_by(times).over_link is None
