@@ -11,7 +11,7 @@ else it takes as long as the others less the time that the plan adds, at the mos
 Where the steps are too slow, the next plan gets a smaller share of the time. Where they are fast
 for a while, a larger one again. Each time that this was too much, it waits longer. On a CPU the
 share changes by `LESS_TIME`. A GPU's steps repeat, so there it changes by as much as the time that
-they took is off (`AIM`).
+they took is off (`AIM`), and comes to rest near the smallest share that was too much.
 """
 
 from __future__ import annotations
@@ -43,6 +43,12 @@ LESS_TIME: Final = 0.7
 
 AIM: Final = 0.98
 """Share of the allowed time that a GPU's next plan is to take, by the time of the last one."""
+
+WORTH_A_PLAN: Final = 1.15
+"""Least factor of a GPU's share: another plan takes some slow steps."""
+
+FORGETS: Final = 1.002
+"""Factor by which the share of a GPU that was too much grows, each time that it decides."""
 
 NOT_PLAIN: Final = 0.3
 """Share of the time of an explored step without the hooks, below which no plain step is."""
@@ -78,6 +84,7 @@ class Pace:
         self._patience = self._wait = 0  # decisions before a plan gets more time again
         self._steps: deque[Step] = deque(maxlen=TIMED[kind])
         self._kind = kind
+        self._too_much = math.inf  # the smallest share that was, on a GPU
         self._quotients: deque[float] = deque(maxlen=ROUNDS[kind])  # of those and a plain step
 
     @property
@@ -118,7 +125,7 @@ class Pace:
 
     def explore(self) -> None:
         """The next steps are explored: of their times, nothing is known."""
-        self.share = 1.0
+        self.share, self._too_much = 1.0, math.inf
 
     def begin_plan(self, added_s: float) -> None:
         """The next steps obey another plan. Args: added_s: seconds that it adds to a step."""
@@ -147,12 +154,14 @@ class Pace:
         too_slow = 1 + TOO_SLOW[self._kind] * (slowdown - 1)
         if took > too_slow and self.share > LEAST_SHARE:
             self._wait, self._patience = self._patience, min(2 * self._patience + 1, MOST_PATIENCE)
+            self._too_much = min(self._too_much, self.share)
             self.share = max(LEAST_SHARE, self._less(slowdown, took) * self.share)
             return True
         if self.share < 1 and took < 1 + NEAR * (slowdown - 1):
             self._wait -= 1
-            if self._wait < 0:
-                self.share = min(1.0, self._more(slowdown, took) * self.share)
+            more = self._more(slowdown, took)
+            if self._wait < 0 and more >= WORTH_A_PLAN:
+                self.share = min(1.0, more * self.share)
                 return True
         return False
 
@@ -162,6 +171,8 @@ class Pace:
 
     def _more(self, slowdown: float, took: float) -> float:
         most = 1 / LESS_TIME
-        return (
-            most if self._kind == "cpu" else min(most, AIM * (slowdown - 1) / max(took - 1, 1e-9))
-        )
+        if self._kind == "cpu":
+            return most
+        between = (self.share + self._too_much) / 2 / self.share
+        self._too_much *= FORGETS
+        return min(most, between, AIM * (slowdown - 1) / max(took - 1, 1e-9))
