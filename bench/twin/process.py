@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -193,7 +194,6 @@ def _replace_engine(cuda: ClockedCuda) -> None:
     from cswap.devices import cuda as device_module
     from cswap.devices import cuda_callbacks
     from cswap.engine import packer
-    from cswap.engine.replay import replay
     from cswap.engine.saved import reclaim
     from cswap.fit import controller
     from cswap.remat import search
@@ -215,8 +215,11 @@ def _replace_engine(cuda: ClockedCuda) -> None:
     _put(reclaim._thread, awake=True)  # noqa: SLF001 - so nobody wakes it
     _put(controller, Background=_AtOnce)
     _put(gpu, missing=lambda: None, damage=lambda _: (), has_kernels=lambda _name, _word: True)
-    for module in (packer, replay):
-        _put(module, _len_dispatch_modes=int)  # 0: the one is the GPU
+    _put(packer, _len_dispatch_modes=int)  # 0: the one is the GPU
+    with suppress(ImportError):  # of the engine that was measured on an H200
+        from cswap.engine.replay import replay
+
+        _put(replay, _len_dispatch_modes=int)
     _put(advisor, LateProfile=values.late_profile(cuda))
     # Autograd's nodes say that all is on the CPU.
     _put(search.Search, _device_below=lambda _search, _node: DEVICE)

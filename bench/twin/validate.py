@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MEASURED: Final = ROOT / "bench" / "results" / "nvidia-h200"
+N_STEPS: Final = 13
+"""Steps of a measured row."""
+
 ENGINE: Final = "6d79033"
 """Commit whose engine was measured."""
 
@@ -94,7 +97,12 @@ def _residual(row: str, figure: str, measured: float, simulated: float, bound: f
 def _training(root: Path) -> Iterator[Residual]:
     measured = read_object(MEASURED / "training.json", "file")["rows"]
     wanted = [
-        {"model": MODELS[m["model"]], "method": METHODS[m["method"]], "profile": H200.name}
+        {
+            "model": MODELS[m["model"]],
+            "method": METHODS[m["method"]],
+            "profile": H200.name,
+            "n_steps": N_STEPS,  # so many were measured: today's default would run more
+        }
         for m in measured
     ]
     for m, mine in zip(measured, rows(wanted, root), strict=True):

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from cswap.dynamo import leave_alone
+from cswap.fit.problem import Times
 
 if TYPE_CHECKING:
     import torch
-    from numpy.typing import NDArray
 
     from cswap.devices.stopwatch import Stopwatch
     from cswap.engine.engine import SwapEngine
@@ -36,20 +36,6 @@ class Marked(NamedTuple):
 
     number: int
     kept: Kept
-
-
-class Times(NamedTuple):
-    """The times of a plain step.
-
-    Attributes:
-        durations: [moments] seconds of the computation in front of each moment.
-        host_ahead: [moments] seconds by which the host is ahead of the device.
-        step_s: of the whole step.
-    """
-
-    durations: NDArray[np.float64]
-    host_ahead: NDArray[np.float64]
-    step_s: float
 
 
 class MarkedStep:

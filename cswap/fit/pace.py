@@ -85,6 +85,7 @@ class Pace:
         self._steps: deque[Step] = deque(maxlen=TIMED[kind])
         self._kind = kind
         self._too_much = math.inf  # the smallest share that was, on a GPU
+        self._fine = 0.0  # the latest that was not
         self._quotients: deque[float] = deque(maxlen=ROUNDS[kind])  # of those and a plain step
 
     @property
@@ -125,7 +126,7 @@ class Pace:
 
     def explore(self) -> None:
         """The next steps are explored: of their times, nothing is known."""
-        self.share, self._too_much = 1.0, math.inf
+        self.share, self._too_much, self._fine = 1.0, math.inf, 0.0
 
     def begin_plan(self, added_s: float) -> None:
         """The next steps obey another plan. Args: added_s: seconds that it adds to a step."""
@@ -154,9 +155,9 @@ class Pace:
         too_slow = 1 + TOO_SLOW[self._kind] * (slowdown - 1)
         if took > too_slow and self.share > LEAST_SHARE:
             self._wait, self._patience = self._patience, min(2 * self._patience + 1, MOST_PATIENCE)
-            self._too_much = min(self._too_much, self.share)
             self.share = max(LEAST_SHARE, self._less(slowdown, took) * self.share)
             return True
+        self._fine = self.share
         if self.share < 1 and took < 1 + NEAR * (slowdown - 1):
             self._wait -= 1
             more = self._more(slowdown, took)
@@ -167,7 +168,12 @@ class Pace:
 
     def _less(self, slowdown: float, took: float) -> float:
         # Factor of the share, where steps took so many times the plain one.
-        return LESS_TIME if self._kind == "cpu" else AIM * (slowdown - 1) / (took - 1)
+        if self._kind == "cpu":
+            return LESS_TIME
+        self._too_much = min(self._too_much, self.share)
+        fine, self._fine = self._fine, 0.0
+        less = AIM * (slowdown - 1) / (took - 1)
+        return max(less, fine / self.share) if fine < self.share else less
 
     def _more(self, slowdown: float, took: float) -> float:
         most = 1 / LESS_TIME

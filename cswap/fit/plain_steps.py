@@ -9,8 +9,8 @@ from cswap.fit.marked_step import MarkedStep
 if TYPE_CHECKING:
     from cswap.devices.stopwatch import Stopwatch
     from cswap.engine.engine import SwapEngine
-    from cswap.fit.marked_step import Times
     from cswap.fit.pace import Pace
+    from cswap.fit.problem import Times
     from cswap.fit.seen import Step
 
 PLAIN_STEPS: Final = 2

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from cswap.fit.link_rates import LinkRates
-    from cswap.fit.marked_step import Times
 
 LAG: Final = 2
 """Moments after its save for which a tensor that is encoded is still there."""
@@ -181,6 +180,20 @@ class OverLink:
     step_s: float
     host_ahead: NDArray[np.float64]
     other_bytes: NDArray[np.float64]
+
+
+class Times(NamedTuple):
+    """The times of a plain step.
+
+    Attributes:
+        durations: [moments] seconds of the computation in front of each moment.
+        host_ahead: [moments] seconds by which the host is ahead of the device.
+        step_s: of the whole step.
+    """
+
+    durations: NDArray[np.float64]
+    host_ahead: NDArray[np.float64]
+    step_s: float
 
 
 class Moves(NamedTuple):

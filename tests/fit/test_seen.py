@@ -164,7 +164,7 @@ def test_the_share_of_a_gpu_comes_to_rest_below_the_one_that_was_too_slow(longer
     assert sum(a != b for a, b in pairwise(settled)) <= 4
     good = [share for share in settled if longer(share) <= 1.105]
     assert len(good) >= 98
-    assert sum(share > 0.2 for share in good) >= 95  # it falls lower where it has tried more
+    assert min(good) > 0.2
 
 
 def test_without_one_a_plain_step_takes_no_longer_than_the_others_less_the_plan():
