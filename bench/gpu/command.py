@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 import torch
 import typer
 
-from bench.gpu import build, codecs, link, pictures, swap, tables, targets, training
+from bench.gpu import build, codecs, link, pictures, swap, tables, targets, trace, training
 from bench.gpu.archive import ARCHIVE, pack, unpack
 from bench.gpu.meter import CudaMeter, Meter
 from bench.gpu.report import (
@@ -40,6 +40,7 @@ class Part(str, Enum):
     LINK = "link"
     SWAP = "swap"
     TRAINING = "training"
+    TRACE = "trace"
     ALL = "all"
     BUILD = "build"
     STATIC = "static"
@@ -163,6 +164,8 @@ def _run(report: Report, meter: Meter, *, first: bool) -> None:
         link.run(meter, report, link.FIRST if first else link.Plan())
     elif report.part == "swap":
         swap.run(meter, report, swap.FIRST if first else swap.Plan())
+    elif report.part == "trace":
+        trace.run(meter, report)
     else:
         for plan in training.FIRST if first else (training.Plan(),):
             training.run(meter, report, plan)

@@ -162,4 +162,5 @@ _PANELS: Final = {
     "link": _link_panels,
     "swap": _swap_panels,
     "training": _training_panels,
+    "trace": lambda _rows: [],
 }

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from bench.gpu.meter import Meter
 
-EXPECTED_S: Final = {"codecs": 10.0, "link": 5.0, "swap": 20.0, "training": 60.0}
+EXPECTED_S: Final = {"codecs": 10.0, "link": 5.0, "swap": 20.0, "training": 60.0, "trace": 60.0}
 """The parts in their order, and the seconds that a measurement may need while none was made."""
 
 MARGIN: Final = 1.5

@@ -116,4 +116,24 @@ def _number(value: float | None, form: str, unit: int = 1) -> str:
     return UNKNOWN if value is None else form.format(value / unit)
 
 
-_TABLES: Final = {"codecs": _codecs, "link": _link, "swap": _swap, "training": _training}
+def _trace(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    return ["model", "method", "operator", "calls", "host us", "device us"], [
+        [
+            r["model"],
+            r["method"],
+            r["name"],
+            str(r["count"]),
+            f"{r['host_us']:.0f}",
+            f"{r['device_us']:.0f}",
+        ]
+        for r in rows
+    ]
+
+
+_TABLES: Final = {
+    "codecs": _codecs,
+    "link": _link,
+    "swap": _swap,
+    "training": _training,
+    "trace": _trace,
+}

@@ -28,8 +28,8 @@ GIB: Final = 1 << 30
 N_WARM: Final = 3
 """Steps before the timed ones: kernels compile, memory is pinned, orders of tensors are learned."""
 
-N_WARM_FIT: Final = 24
-"""The same with a goal: it explores, plans, and settles."""
+N_WARM_FIT: Final = 40
+"""The same with a goal, as without options: it explores, plans, and settles."""
 
 HOST_SHARE: Final = 0.25
 """Share of the host memory that a batch's saved tensors may need: rounded up to powers of 2,
@@ -209,8 +209,13 @@ def _rows(
         return [oracle]
     if method.name == FIT.name:
         method = _within_checkpoints_peak(report, task)
-    n_warm = N_WARM_FIT if "fit" in (method.options or {}) else N_WARM
-    return [train(task, method, meter, n_steps, oracle.step_ms, n_warm=n_warm)]
+    return [train(task, method, meter, n_steps, oracle.step_ms, n_warm=n_warm(method))]
+
+
+def n_warm(method: Method) -> int:
+    """Steps before those that count."""
+    options = method.options
+    return N_WARM_FIT if options is not None and (not options or "fit" in options) else N_WARM
 
 
 def _within_checkpoints_peak(report: Report, task: Task) -> Method:
@@ -227,14 +232,14 @@ def _fitting(task: Task, meter: Meter, report: Report, n_steps: int) -> tuple[Ta
 
     Every run has its own oracle, because a share of its time holds for times of one run.
     """
-    batch = report.fact(f"{task.name}, batch", partial(_batch, task, meter))
+    batch = report.fact(f"{task.name}, batch", partial(fitting_batch, task, meter))
     if not batch:
         raise RuntimeError(f"no batch of {task.batch} or less can be trained")
     task = replace(task, batch=batch)
     return task, train(task, METHODS[0], meter, n_steps, None)
 
 
-def _batch(task: Task, meter: Meter) -> int:
+def fitting_batch(task: Task, meter: Meter) -> int:
     """The task's batch, halved until a step fits the device's and the host's memory; 0 if none."""
     while task.batch:
         row = train(task, METHODS[0], meter, 1, None)
@@ -279,28 +284,16 @@ def _train(
     task: Task, method: Method, meter: Meter, n_steps: tuple[int, int], row: Row, rss_before: int
 ) -> Row:
     # n_steps: before the timed ones, and timed.
-    torch.manual_seed(0)
-    with meter.device:
-        model = task.build().to(task.weights)
-    inputs, targets = task.inputs(meter.device)
-    optimizer = task.optimizer(model)
-    handle = method.switch_on(model, pins=meter.pins)
-    seconds, rss, allocated, loss = [], [], [], torch.zeros(())
+    run = Run(task, method, meter)
+    seconds, rss, allocated = [], [], []
     try:
         for _ in range(sum(n_steps)):
-            meter.synchronize()
-            start_s = time.perf_counter()
-            optimizer.zero_grad(set_to_none=True)
-            loss = _forward(task, method, model, inputs, targets, pins=meter.pins)
-            rss.append(rss_bytes())
-            loss.backward()
-            optimizer.step()
-            meter.synchronize()
-            seconds.append(time.perf_counter() - start_s)
+            step_s, rss_after_forward = run.step()
+            seconds.append(step_s)
+            rss.append(rss_after_forward)
             allocated.append(meter.memory().allocated)  # a goal begins the peak anew in each step
     finally:
-        if handle is not None:
-            handle.remove()
+        run.close()
     step, memory = timing_of(seconds[n_steps[0] :]), meter.memory()
     return replace(
         row,
@@ -311,9 +304,49 @@ def _train(
         host_rss_bytes=max(rss),
         host_rss_growth_bytes=max(rss) - rss_before,
         host_pinned_bytes=memory.pinned,
-        loss=float(loss.detach()),
-        cswap=None if handle is None else handle.stats.to_dict(),
+        loss=float(run.loss),
+        cswap=None if run.handle is None else run.handle.stats.to_dict(),
     )
+
+
+class Run:
+    """A model in training, in one way.
+
+    Attributes:
+        handle: of cswap; None: it is not installed.
+        loss: of the last step.
+    """
+
+    def __init__(self, task: Task, method: Method, meter: Meter) -> None:
+        """Args: task, method: what is trained, and how; meter: of the device."""
+        torch.manual_seed(0)
+        with meter.device:
+            self._model = task.build().to(task.weights)
+        self._task, self._method, self._meter = task, method, meter
+        self._inputs, self._targets = task.inputs(meter.device)
+        self._optimizer = task.optimizer(self._model)
+        self.handle = method.switch_on(self._model, pins=meter.pins)
+        self.loss = torch.zeros(())
+
+    def step(self) -> tuple[float, int]:
+        """Train a step. Returns its seconds, and the host's RSS after its forward."""
+        meter = self._meter
+        meter.synchronize()
+        start_s = time.perf_counter()
+        self._optimizer.zero_grad(set_to_none=True)
+        model, inputs, targets = self._model, self._inputs, self._targets
+        loss = _forward(self._task, self._method, model, inputs, targets, pins=meter.pins)
+        rss = rss_bytes()
+        loss.backward()
+        self._optimizer.step()
+        meter.synchronize()
+        self.loss = loss.detach()
+        return time.perf_counter() - start_s, rss
+
+    def close(self) -> None:
+        """Take cswap off."""
+        if self.handle is not None:
+            self.handle.remove()
 
 
 def _forward(

@@ -40,13 +40,14 @@ with pytest.MonkeyPatch.context() as patch:  # the root is not on the path that 
         swap,
         tables,
         targets,
+        trace,
         training,
     )
     from bench.gpu.meter import CudaMeter, Memory, Meter, rss_bytes
     from bench.gpu.peers import PEERS
     from bench.gpu.report import Report, driver_version
     from bench.workloads import large_models as models
-    from bench.workloads.methods import METHODS, ORACLE
+    from bench.workloads.methods import METHODS, ORACLE, Method
     from cswap.experiments.host_memory import host_available_bytes
     from cswap.experiments.meters.timing import timing_of
 
@@ -371,6 +372,29 @@ def test_every_method_trains_to_the_same_loss_and_says_what_it_took(tmp_path, mo
         assert row["host_rss_bytes"] >= row["host_rss_growth_bytes"]
         assert (row["cswap"] is not None) == name.startswith("cswap")
     assert rows["cswap int8"]["cswap"]["by_codec"]["int8"]["count"] > 0
+
+
+def test_a_trace_has_the_operators_of_a_step(tmp_path, monkeypatch):
+    monkeypatch.setenv("CSWAP_MIN_BYTES", "1KiB")
+    report = report_of(tmp_path, "trace")
+    methods = METHODS[0], Method("cswap raw", options={"codec": "raw"})
+    trace.run(HostMeter(), report, TINY, methods)
+    document = finished(report)
+    for method in methods:
+        rows = [r for r in document["rows"] if r["method"] == method.name]
+        whole, *others = rows
+        assert (whole["name"], whole["count"], whole["device_us"]) == (trace.WHOLE, 1, 0.0)
+        counts = {r["name"]: r["count"] for r in others}
+        assert counts["aten::addmm"] == 4  # the products of one step, and of no other
+        assert 0 < sum(r["host_us"] for r in others) < 2 * whole["host_us"]
+    assert "| tiny | cswap raw | aten::addmm | 4 |" in tables.markdown(document)
+
+
+def test_without_options_a_gpu_needs_time_to_settle():
+    assert training.n_warm(METHODS[0]) == training.N_WARM
+    assert training.n_warm(Method("raw", options={"codec": "raw"})) == training.N_WARM
+    assert training.n_warm(Method("lossless", options={})) == training.N_WARM_FIT
+    assert training.n_warm(training.FIT) == training.N_WARM_FIT
 
 
 def test_a_goal_is_the_peak_of_checkpointing(tmp_path, monkeypatch):
