@@ -18,7 +18,8 @@ from cswap.recent import Recent
 
 if TYPE_CHECKING:
     from collections import deque
-    from collections.abc import Collection, Hashable, Iterable
+    from collections.abc import Hashable, Iterable
+    from collections.abc import Set as AbstractSet
 
 Key: TypeAlias = tuple[int, int]
 """Position of a tensor in its step, and its bytes: steps of several sizes may take turns."""
@@ -133,10 +134,16 @@ class Gains:
         if gain is not None and self.step != 1:  # kernels are compiled in the first step
             gain.measured.add(seconds)
 
-    def doubt(self, staying: Collection[Key]) -> None:
-        """These stay by times that may be of a busy machine. Those of kinds that leave are true."""
+    def doubt(self, staying: AbstractSet[Key], needless: AbstractSet[Key]) -> None:
+        """Doubt times that may be of a busy machine. Those of kinds that leave are true.
+
+        Args:
+            staying: tensors that stay.
+            needless: those of them that would leave for nothing.
+        """
         leaving = {id(gain.measured) for key, gain in self._gains.items() if key not in staying}
-        stay = (gain.measured for key in staying if (gain := self._gains.get(key)))
+        slow = staying - needless
+        stay = (gain.measured for key in slow if (gain := self._gains.get(key)))
         kinds = {id(measured): measured for measured in stay}
         for kind, measured in kinds.items():
             if kind not in leaving and measured.seconds is not None:

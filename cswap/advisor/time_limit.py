@@ -254,7 +254,7 @@ class TimeLimit:
             return
         self.gains.forget_unused()
         if has_room:
-            self.gains.doubt(self.staying - self._needless)
+            self.gains.doubt(self.staying, self._needless)
         self._correct(leaving_s, exceeds=exceeds)
         staying = self._choose(look, limit_s / self._factor)
         if staying != self.staying:

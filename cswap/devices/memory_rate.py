@@ -24,19 +24,24 @@ N_PROBES: Final = 4
 _measured: dict[int, float] = {}
 
 
-def memory_rate(device: torch.device) -> float:
-    """Bytes/s that elementwise operators read and write. A GPU's is measured once."""
+def memory_rate(device: torch.device, *, assumed: bool = False) -> float:
+    """Bytes/s that elementwise operators read and write. A GPU's is measured once.
+
+    Args:
+        device: of the memory.
+        assumed: whether no measured rate may count, since all ranks have to decide alike, say.
+    """
     if device.type != "cuda":
         return CPU_BYTES_PER_S
     index = device.index or 0
-    if not _measured.get(index):  # there was no memory, or a CUDA graph was being captured
+    if not assumed and index not in _measured and CudaStopwatch(index).is_on():
+        _measured[index] = CUDA_BYTES_PER_S  # it is asked once, even if there is no memory
         with suppress(torch.OutOfMemoryError):
             _measured[index] = _measure(index)
-    return _measured.get(index) or CUDA_BYTES_PER_S
+    return CUDA_BYTES_PER_S if assumed else _measured.get(index, CUDA_BYTES_PER_S)
 
 
 def _measure(index: int) -> float:
-    # 0.0: no time has passed.
     watch = CudaStopwatch(index)
     source = torch.empty(PROBE_BYTES, dtype=torch.uint8, device=torch.device("cuda", index))
     target = torch.empty_like(source)
@@ -45,4 +50,4 @@ def _measure(index: int) -> float:
     for _ in range(N_PROBES):
         target.copy_(source)
     seconds = watch.seconds(began, watch.mark())
-    return 2 * N_PROBES * PROBE_BYTES / seconds if seconds else 0.0
+    return 2 * N_PROBES * PROBE_BYTES / seconds if seconds else CUDA_BYTES_PER_S

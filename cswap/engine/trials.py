@@ -113,11 +113,9 @@ class Trials:
             result = _flat(remat.run(inputs, exact))
             source = token.handle.elements(source)
             agrees = same_bits(result, source) or (not exact and _is_near(result, source))
-            estimated = (
-                source.is_cuda or not exact or must_agree(lossy=token.handle.tolerance != EXACT)
-            )
-            if estimated and not remat.formula.product:
-                seconds = _estimated(remat, token)
+            agree = must_agree(lossy=token.handle.tolerance != EXACT)
+            if (source.is_cuda or not exact or agree) and not remat.formula.product:
+                seconds = _estimated(remat, token, assumed=agree)
             else:
                 seconds = _timed(remat, inputs, exact)
         except (RuntimeError, CswapError) as error:
@@ -132,12 +130,13 @@ def _is_near(result: torch.Tensor, source: torch.Tensor) -> bool:
     return bool(error <= NEAR * source.double().norm())
 
 
-def _estimated(remat: Remat, token: Token) -> float:
+def _estimated(remat: Remat, token: Token, *, assumed: bool) -> float:
     # Where the host has only issued the work, and where a choice changes values: those are not to
     # depend on how busy the machine is, unless a goal decides, by measured times.
     formula, kind = remat.formula, token.lane.device.kind
     nbytes = formula.passes * token.handle.raw_nbytes
-    return nbytes / memory_rate(formula.layout.device) + OPERATOR_S[kind] * len(formula.steps)
+    bytes_per_s = memory_rate(formula.layout.device, assumed=assumed)
+    return nbytes / bytes_per_s + OPERATOR_S[kind] * len(formula.steps)
 
 
 def _timed(remat: Remat, inputs: list[torch.Tensor], exact: bool) -> float:

@@ -242,6 +242,8 @@ class FitController:
             self._pose(self._exploration)
         if self._planning is not None and self._planning.done:
             self._take_plan()
+        elif self._exploration is None and self._planning is None and self._phase == "planning":
+            self._begin_planning()  # something was raised where it was to begin
 
     def _look_back(self, step: Step) -> None:
         # On a step that obeyed the plan.

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from cswap.dynamo import leave_alone
+from cswap.engine.saved.packed import Kept
 from cswap.fit.problem import Times
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
     from cswap.devices.stopwatch import Stopwatch
     from cswap.engine.engine import SwapEngine
-    from cswap.engine.saved.packed import Kept
     from cswap.fit.seen import Step
 
 LEAST_AHEAD_S: Final = 3e-5
@@ -44,25 +44,34 @@ class MarkedStep:
     def __init__(self, engine: SwapEngine, watch: Stopwatch) -> None:
         """Args: engine: whose hooks these are not; watch: of its device."""
         self._engine, self._watch = engine, watch
-        self._n_saved = 0
+        self._n_saved, self._is_on = 0, True
         self._marks: list[tuple[int, bool, Any]] = []  # number of the save, whether it is its use
 
     def pack(self, tensor: torch.Tensor) -> Marked:
         """The tensor stays."""
         number = self._n_saved
         self._n_saved += 1
-        self._marks.append((number, False, self._watch.mark()))
+        if self._is_on:
+            self._marks.append((number, False, self._watch.mark()))
         return Marked(number, self._engine.pass_through(tensor))
 
     @leave_alone
-    def unpack(self, marked: Marked) -> torch.Tensor:
-        """The tensor.
+    def unpack(self, marked: Marked | Kept) -> torch.Tensor:
+        """The tensor. Args: marked: `Kept` by hooks that an interrupt has left on the stack.
 
         Raises:
             RuntimeError: autograd's own: it was modified in place since it was saved.
         """
-        self._marks.append((marked.number, True, self._watch.mark()))
+        if isinstance(marked, Kept):
+            return marked.unpack()
+        if self._is_on:
+            self._marks.append((marked.number, True, self._watch.mark()))
         return marked.kept.unpack()
+
+    def stop(self) -> None:
+        """Mark nothing more: the step's graph may live on."""
+        self._is_on = False
+        self._marks.clear()
 
     def times(self, explored: Step, step: Step) -> Times | None:
         """The times at the moments of an explored step.

@@ -48,7 +48,7 @@ WORTH_A_PLAN: Final = 1.15
 """Least factor of a GPU's share: another plan takes some slow steps."""
 
 FORGETS: Final = 1.002
-"""Factor by which the share of a GPU that was too much grows, each time that it decides."""
+"""Factor by which the share of a GPU that was too much grows, each time that there is time left."""
 
 NOT_PLAIN: Final = 0.3
 """Share of the time of an explored step without the hooks, below which no plain step is."""
@@ -118,11 +118,15 @@ class Pace:
         Args:
             step_s: its seconds.
         """
-        most_s = self.plain_s or math.inf
-        if not NOT_PLAIN * most_s <= step_s <= LONGEST_PLAIN * most_s:
+        if not self.is_plain(step_s):
             return False
         self.plain_s, self.was_plain = step_s, True
         return True
+
+    def is_plain(self, step_s: float) -> bool:
+        """Whether a step that took so many seconds may have been one without cswap."""
+        known_s = self.plain_s or math.inf
+        return NOT_PLAIN * known_s <= step_s <= LONGEST_PLAIN * known_s
 
     def explore(self) -> None:
         """The next steps are explored: of their times, nothing is known."""
@@ -157,7 +161,8 @@ class Pace:
             self._wait, self._patience = self._patience, min(2 * self._patience + 1, MOST_PATIENCE)
             self.share = max(LEAST_SHARE, self._less(slowdown, took) * self.share)
             return True
-        self._fine = self.share
+        if took <= too_slow:
+            self._fine = self.share
         if self.share < 1 and took < 1 + NEAR * (slowdown - 1):
             self._wait -= 1
             more = self._more(slowdown, took)

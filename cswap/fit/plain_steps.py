@@ -17,7 +17,8 @@ PLAIN_STEPS: Final = 2
 """Steps without cswap, of which the last is timed: in the first, torch's allocator makes blocks."""
 
 MOST_PLAIN: Final = 6
-"""The same, if none of them looks like a plain step: a program may pause, or have no backward."""
+"""All of these steps, where some do not look like plain ones: a program may pause, or have no
+backward."""
 
 PLAIN_SHARE: Final = 0.8
 """Share of a GPU's usable memory that a step without cswap may be expected to take."""
@@ -55,24 +56,36 @@ class PlainSteps:
 
     def note(self, step: Step) -> bool:
         """One of them has ended; whether it was the last, so that the hooks are on again."""
-        if self._marked is not None:
-            if self._explored is not None:
-                self.times = self._marked.times(self._explored, step)
-            self.end()
+        if self._explored is None:  # an interrupt came where they ended
             return True
         self._n += 1
-        if self._n < PLAIN_STEPS:
+        if self._marked is not None:
+            times = self._marked.times(self._explored, step)
+            if times is not None and self._pace.is_plain(times.step_s):
+                self.times = times
+        elif self._n < PLAIN_STEPS:
             return False
-        if self._pace.note_plain(step.step_s):
-            self._engine.sits_out = False
-            self._engine.stand_in = self._marked = MarkedStep(self._engine, self._watch)
-            return False
-        if self._n < MOST_PLAIN:
+        elif not self._pace.note_plain(step.step_s):
+            if self._n < MOST_PLAIN:
+                return False
+            self.end()
+            return True
+        if self.times is None and self._n < MOST_PLAIN:
+            self._mark()
             return False
         self.end()
         return True
 
+    def _mark(self) -> None:
+        # The next step.
+        if self._marked is not None:
+            self._marked.stop()
+        self._engine.sits_out = False
+        self._engine.stand_in = self._marked = MarkedStep(self._engine, self._watch)
+
     def end(self) -> None:
         """The hooks are on from the next step on."""
         self._engine.sits_out, self._engine.stand_in = False, None
+        if self._marked is not None:
+            self._marked.stop()
         self._explored = self._marked = None

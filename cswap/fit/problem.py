@@ -312,12 +312,16 @@ class Problem:
         over = self.over_link
         if over is None or not plain_s:
             return self
-        found, faster = copy(self), plain_s / over.step_s
-        durations = faster * over.durations
-        more_s = np.zeros(self.n_moments)  # that the device takes until then
-        more_s[: len(durations)] = durations - over.durations
-        ahead = np.maximum(0.0, over.host_ahead + more_s.cumsum()[: len(over.host_ahead)])
-        found.over_link = replace(over, durations=durations, host_ahead=ahead, step_s=plain_s)
+        found, n = copy(self), self.n_moments
+        before, ahead = _long(over.durations, n), _long(over.host_ahead, n)
+        durations = plain_s / over.step_s * before
+        lead, leads = 0.0, []
+        for more_s in np.diff(ahead, prepend=0.0) + durations - before:
+            lead = max(0.0, lead + more_s)
+            leads.append(lead)
+        found.over_link = replace(
+            over, durations=durations, host_ahead=np.array(leads), step_s=plain_s
+        )
         return found
 
     def timed_by(self, times: Times) -> Problem:
@@ -414,6 +418,14 @@ class Problem:
             Counter(way.action for way in ways.values()),
             0 if moves is None else moves.most_bytes,
         )
+
+
+def _long(values: NDArray[np.float64], n_moments: int) -> NDArray[np.float64]:
+    # A step may have fewer moments than the problem, or more: of tensors that nobody uses.
+    found = np.zeros(n_moments)
+    n = min(n_moments, len(values))
+    found[:n] = values[:n]
+    return found
 
 
 def slots(n_moments: int) -> NDArray[np.intp]:

@@ -115,25 +115,23 @@ class WayTimes:
 
 
 def _with_host_times(problem: Problem, measured: Mapping[tuple[int, str], float]) -> Problem:
-    # A GPU's host is in the hooks for so long. Where that was not measured, it is the median of the
-    # tensors that are computed again, or of the others.
-    found: defaultdict[bool, list[float]] = defaultdict(list)
+    # A GPU's host is in the hooks for so long, and takes as long for all tensors of a kind. In some
+    # it waits for the device, so the lower quartile counts. A codec that was not measured takes as
+    # long as the others.
+    found: defaultdict[str, list[float]] = defaultdict(list)
     for (_, action), seconds in measured.items():
-        found[action == REMAT].append(seconds)
-    medians = {again: statistics.median(some) for again, some in found.items()}
+        found[action].append(seconds)
+        if action != REMAT:
+            found[""].append(seconds)
+    typical_s = {kind: sorted(some)[len(some) // 4] for kind, some in found.items()}
 
-    def price(i: int, way: Way) -> Way:
+    def price(way: Way) -> Way:
         if way.action == KEEP:
             return way
-        typical_s = medians.get(way.action == REMAT, way.host_s)
-        return way._replace(host_s=measured.get((i, way.action), typical_s))
+        others_s = way.host_s if way.action == REMAT else typical_s.get("", way.host_s)
+        return way._replace(host_s=typical_s.get(way.action, others_s))
 
-    return problem.having(
-        [
-            replace(s, ways=tuple(price(i, way) for way in s.ways))
-            for i, s in enumerate(problem.saved)
-        ]
-    )
+    return problem.having([replace(s, ways=tuple(map(price, s.ways))) for s in problem.saved])
 
 
 def _kind(way: Way) -> tuple[bool, bool]:

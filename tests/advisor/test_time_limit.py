@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import cswap
 from cswap.advisor.advisor import WHY_KEPT, Advisor
 from cswap.advisor.call_site import Site
-from cswap.advisor.gains import GROWTH, Gain
+from cswap.advisor.gains import DOUBT, GROWTH, Gain
 from cswap.advisor.live_costs import KEEP
 from cswap.advisor.step_peak import ALIKE
 from cswap.advisor.step_reports import LOOK_EVERY
@@ -226,6 +226,19 @@ def test_times_of_a_busy_machine_are_not_believed_for_ever(load, busy_steps):
     assert leaving[39] == 10
     assert min(leaving) < 8
     assert leaving[-1] >= 9
+
+
+def test_a_time_is_doubted_where_no_tensor_of_its_kind_leaves():
+    gains = TimeLimit(SLOWDOWN).gains
+    kinds = [Gain(1.0, MIB, kind) for kind in ("a", "a", "b", "c", "c")]
+    for position, gain in enumerate(kinds):
+        gains.note((position, MIB), gain)
+        gains.took((position, MIB), 1.0)
+    stay = [(n, MIB) for n in (0, 1, 2, 3)]  # one of "c" leaves; one of "a" stays for nothing
+    gains.doubt(frozenset(stay), frozenset(stay[1:2]))
+    assert [gain.expected_s for gain in kinds] == [DOUBT, DOUBT, DOUBT, 1.0, 1.0]
+    gains.doubt(frozenset(stay), frozenset(stay))  # they would leave for nothing, all of them
+    assert [gain.expected_s for gain in kinds] == [DOUBT, DOUBT, DOUBT, 1.0, 1.0]
 
 
 def test_tensors_that_take_too_long_again_wait_longer_each_time():

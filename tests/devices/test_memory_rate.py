@@ -9,6 +9,7 @@ import torch
 
 from cswap.devices import memory_rate as module
 from cswap.devices.memory_rate import CPU_BYTES_PER_S, CUDA_BYTES_PER_S, memory_rate
+from cswap.devices.stopwatch import CudaStopwatch
 
 CUDA = torch.device("cuda", 3)
 
@@ -28,6 +29,7 @@ def measures(monkeypatch):
 
     monkeypatch.setattr(module, "_measured", {})
     monkeypatch.setattr(module, "_measure", measure)
+    monkeypatch.setattr(CudaStopwatch, "is_on", lambda _watch: True)
     return answers, asked
 
 
@@ -42,10 +44,26 @@ def test_a_gpus_is_measured_once(measures):
     assert asked == [3]
 
 
-@pytest.mark.parametrize("answer", [torch.OutOfMemoryError(), 0.0])
-def test_without_memory_it_is_assumed_and_asked_for_again(measures, answer):
+def test_without_memory_it_is_assumed_and_not_asked_for_again(measures):
     answers, asked = measures
-    answers += [answer, 2e12]
-    assert memory_rate(CUDA) == CUDA_BYTES_PER_S
-    assert memory_rate(CUDA) == 2e12
-    assert asked == [3, 3]
+    answers.append(torch.OutOfMemoryError())
+    assert memory_rate(CUDA) == memory_rate(CUDA) == CUDA_BYTES_PER_S
+    assert asked == [3]
+
+
+def test_a_captured_graph_gets_no_copies(measures, monkeypatch):
+    answers, asked = measures
+    answers.append(3e12)
+    with monkeypatch.context() as patch:
+        patch.setattr(CudaStopwatch, "is_on", lambda _watch: False)
+        assert memory_rate(CUDA) == CUDA_BYTES_PER_S
+    assert not asked
+    assert memory_rate(CUDA) == 3e12
+
+
+def test_ranks_that_decide_alike_ask_nobody(measures):
+    answers, asked = measures
+    answers.append(3e12)
+    assert memory_rate(CUDA) == 3e12
+    assert memory_rate(CUDA, assumed=True) == CUDA_BYTES_PER_S
+    assert asked == [3]

@@ -177,6 +177,22 @@ def test_a_host_is_less_ahead_of_a_faster_device():
     faster: Any = Problem(problem.saved, over).taking(0.75 * over.step_s).over_link
     ahead = [max(0.0, 2e-3 - 0.25e-3 * (i + 1)) for i in range(n)]
     assert faster.host_ahead == pytest.approx(ahead)
+    # It gains again where it was behind: what was lost before is gone.
+    late = replace(over, host_ahead=np.array([0.0] * (n - 1) + [5e-3]))
+    again: Any = Problem(problem.saved, late).taking(0.75 * over.step_s).over_link
+    assert again.host_ahead[-1] == pytest.approx(5e-3 - 0.25e-3)
+
+
+@pytest.mark.parametrize("more", [-2, 3])
+def test_a_step_may_have_more_or_fewer_moments_than_its_problem(more):
+    problem = random_problem(0, linked=True)
+    n = problem.n_moments
+    long = over_link(n + more, 1e-3, host_ahead_s=2e-3)
+    over: Any = Problem(problem.saved, long).taking(2 * long.step_s).over_link
+    assert len(over.durations) == len(over.host_ahead) == n
+    assert list(over.durations) == pytest.approx([2e-3] * min(n, n + more) + [0.0] * max(0, -more))
+    found = within_time(Problem(problem.saved, long), 1.0)
+    assert found.peak_bytes <= problem.raw_peak_bytes
 
 
 def test_a_codec_that_is_worse_in_everything_is_no_choice():

@@ -5,11 +5,14 @@ from __future__ import annotations
 import types
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 
 from cswap.engine.packer import Packer
 from cswap.fit.marked_step import MarkedStep
+from cswap.fit.plain_steps import PlainSteps
+from cswap.fit.problem import Times
 from cswap.fit.seen import Lap, Step
 
 MARK_S = 0.25
@@ -121,6 +124,63 @@ def test_a_tensor_that_was_modified_in_place_raises():
     x += 1
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         step.unpack(held)
+
+
+def test_hooks_that_an_interrupt_left_give_it_what_they_kept():
+    # An inactive pair packs by `pass_through`, and has this step's unpack.
+    step = MarkedStep(ENGINE, Watch())
+    x = torch.ones(3)
+    assert step.unpack(Packer.pass_through(x)) is x
+
+
+def test_a_graph_that_lives_on_is_marked_no_more():
+    watch = Watch()
+    step = MarkedStep(ENGINE, watch)
+    held = step.pack(torch.ones(3))
+    step.stop()
+    for _ in range(9):
+        assert torch.equal(step.unpack(held), torch.ones(3))
+    assert watch.host_s == MARK_S  # of the one mark before
+    assert not step._marks
+
+
+class Paces:
+    """Says of each step whether it looks like a plain one."""
+
+    def __init__(self, answers):
+        self.answers = list(answers)
+
+    def is_plain(self, _step_s):
+        return self.answers.pop(0)
+
+    note_plain = is_plain
+
+
+@pytest.mark.parametrize(
+    ("answers", "n_steps", "is_known"),
+    [
+        ([True, True], 3, True),
+        ([False, False, True, True], 5, True),
+        ([True, False, True], 4, True),  # somebody paused in the marked step
+        ([True, False, False, False, False], 6, False),
+        ([False] * 5, 6, False),
+    ],
+)
+def test_steps_that_are_not_plain_are_repeated(monkeypatch, answers, n_steps, is_known):
+    engine: Any = types.SimpleNamespace(sits_out=False, stand_in=None)
+    paces: Any = Paces(answers)
+    plain = PlainSteps(engine, paces, Watch())
+    monkeypatch.setattr(MarkedStep, "times", lambda *_: Times(np.ones(1), np.ones(1), 1.0))
+    step = Step(explored=True, watch=Watch())
+    step.began = step.ended = Mark(0.0, 0.0, 0.0)
+    assert plain.begin(step, 1.0, 10)
+    n = 1
+    while not plain.note(step):
+        assert engine.sits_out is (engine.stand_in is None)
+        n += 1
+    assert (n, plain.times is not None) == (n_steps, is_known)
+    assert (engine.sits_out, engine.stand_in, paces.answers) == (False, None, [])
+    assert plain.note(step)  # after an interrupt: they have ended
 
 
 def test_a_problem_takes_its_times():
