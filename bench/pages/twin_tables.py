@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 FOLDER: Final = ROOT / "bench" / "results" / "twin"
 
+MORE_MODELS: Final = "h200-more-models"
+"""File of the models that the first profile's own file has not."""
+
 
 def validation_table() -> str:
     """The twin against the measured rows."""
@@ -28,12 +31,14 @@ def steps_tables() -> str:
 
 
 def _steps() -> Iterator[str]:
-    for profile in PROFILES:
-        path = FOLDER / f"{profile}.json"
+    first, *others = PROFILES
+    for name in (first, MORE_MODELS, *others):
+        path = FOLDER / f"{name}.json"
         if not path.exists():
             continue
         data = read_object(path, "file")
         table = as_markdown(report.HEADINGS, report.cells(data))
+        profile = data["settings"]["profile"]
         yield f"**{profile}, simulated**\n\n{table}\n\n{_where(data, path.name)}"
 
 
