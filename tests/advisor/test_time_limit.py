@@ -212,7 +212,7 @@ def test_a_busy_machine_in_the_first_steps_does_not_stop_swapping_for_ever():
     assert len(steps.leaving) == 6
 
 
-@pytest.mark.parametrize(("load", "busy_steps"), [(4.0, 8), (4.0, 40), (2.0, 160)])
+@pytest.mark.parametrize(("load", "busy_steps"), [(4.0, 8), (8.0, 16), (8.0, 40), (2.0, 160)])
 def test_times_of_a_busy_machine_are_not_believed_for_ever(load, busy_steps):
     # Kinds of which none leaves any more: nobody measures how long they take on a calm machine.
     steps = Steps([Gain(LIMIT_S / 12 * (1 + n % 5 / 16), MIB, alike=n % 3) for n in range(10)])

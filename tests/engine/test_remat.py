@@ -335,3 +335,19 @@ def test_each_call_site_of_a_chain_is_tried_by_itself():
                 assert mine.grad is not None
                 assert other.grad is not None
                 assert torch.equal(mine.grad, other.grad)
+
+
+def test_where_all_have_to_decide_alike_no_measured_rate_counts(monkeypatch):
+    asked = []
+
+    def rate(_device, *, assumed):
+        asked.append(assumed)
+        return 1e12
+
+    monkeypatch.setattr("cswap.engine.trials.memory_rate", rate)
+    monkeypatch.setattr("cswap.engine.trials.must_agree", lambda *, lossy: not lossy)
+    model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64))
+    with cswap.install(model, min_bytes=0):
+        model(torch.randn(64, 64)).sum().backward()
+    assert asked
+    assert all(asked)

@@ -105,6 +105,13 @@ def test_where_the_host_is_behind_its_marks_are_no_computation():
     assert times.step_s == pytest.approx(6 * 0.75 - 4 * MARK_S)
 
 
+def test_a_lead_that_was_lost_is_not_owed():
+    step, record = marked([(1.0, 1.0), (0.1, 0.5), *[(1.0, 0.1)] * 4])
+    times: Any = step.times(explored("sksuu"), record)
+    # The second hook finds the host behind by 0.5 s, which the device has waited for.
+    assert times.host_ahead == pytest.approx([0.0, 0.9, 1.8, 3.35])
+
+
 @pytest.mark.parametrize("kinds", ["", "ss", "skuu", "sksu", "sksuuu", "skusu", "ssksuuu"])
 def test_another_step_has_no_times(kinds):
     step, record = marked([(1.0, 0.1)] * 6)

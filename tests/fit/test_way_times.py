@@ -11,6 +11,7 @@ from cswap.fit.problem import Decided, Key, Problem, Saved, Way
 from cswap.fit.seen import SeenTensor, Step
 from cswap.fit.way_times import LEAST_RUNS, RUNS, WayTimes
 from tests.fit.test_goal import is_held
+from tests.fit.test_solve import over_link
 
 MIB = 1 << 20
 
@@ -96,6 +97,24 @@ def test_ways_that_were_not_measured_grow_by_the_excess_of_their_kind():
     assert found.added_s(plan) == pytest.approx(0.016)
     times.forget()
     assert times.repriced(problem()) is None
+
+
+def test_on_a_gpu_the_times_of_a_kind_are_its_hosts():
+    # Of four copies one waits for the device in each step; what is computed again takes longer.
+    keep = Way("keep", MIB, 0.0)
+    ways = (keep, *(Way(a, 0, 0.5, host_s=9.0) for a in ("raw", "zvc", "remat")))
+    saved = [Saved((key(i),), MIB, ways, i, 19 - i, 19 - i) for i in range(6)]
+    linked = Problem(saved, over_link(20))
+    times = WayTimes()
+    times.settle(looked_step(6), decided(*["raw"] * 4, "remat", "keep"))
+    for position, seconds in enumerate((5.0, 0.1, 0.2, 0.2, 0.4)):
+        run(times, *[seconds] * LEAST_RUNS, position=position)
+    found = times.repriced(linked)
+    assert found is not None
+    for one in found.saved:
+        host_s = {way.action: way.host_s for way in one.ways}
+        assert host_s == {"keep": 0.0, "raw": 0.2, "zvc": 0.2, "remat": 0.4}
+        assert [way.added_s for way in one.ways] == [0.0, 0.5, 0.5, 0.5]
 
 
 @pytest.fixture
