@@ -167,6 +167,18 @@ def test_the_share_of_a_gpu_comes_to_rest_below_the_one_that_was_too_slow(longer
     assert min(good) > 0.2
 
 
+def test_a_gpu_takes_no_other_plan_for_a_little_more_time():
+    pace = pace_after("cuda", 1.14, plain=1.0)
+    assert pace.changes(1.1)  # a share of 1 was too much
+    pace.begin_plan(0.1)
+    pace.share, pace._wait = 0.9, 0
+    for _ in range(LEAST_TIMED):
+        pace.note(timed(1.08), obeys=True)
+    pace.note(timed(2.0, looked=True, hooks_s=0.5), obeys=True)
+    assert not pace.changes(1.1)
+    assert pace.share == 0.9
+
+
 def test_without_one_a_plain_step_takes_no_longer_than_the_others_less_the_plan():
     assert pace_after("cuda", 1.2).plain_s == pytest.approx(1.1)
     assert pace_after("cuda", 1.2, looked_s=1.5).plain_s == pytest.approx(1.0)
