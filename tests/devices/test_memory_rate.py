@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from cswap.devices import memory_rate as module
+from cswap.devices import stopwatch
 from cswap.devices.memory_rate import CPU_BYTES_PER_S, CUDA_BYTES_PER_S, memory_rate
 from cswap.devices.stopwatch import CudaStopwatch
 
@@ -67,3 +68,12 @@ def test_ranks_that_decide_alike_ask_nobody(measures):
     assert memory_rate(CUDA) == 3e12
     assert memory_rate(CUDA, assumed=True) == CUDA_BYTES_PER_S
     assert asked == [3]
+
+
+def test_to_mark_takes_time_that_is_not_the_programs():
+    def mark(came_s, left_s):
+        return stopwatch._Mark(None, came_s, left_s)
+
+    assert CudaStopwatch.host_seconds(mark(1.0, 3.0), mark(7.0, 8.0)) == 4.0
+    assert CudaStopwatch.host_seconds(mark(1.0, 3.0), mark(1.0, 3.0)) == -2.0  # the mark's own
+    assert CudaStopwatch.seconds(mark(1.0, 3.0), mark(7.0, 8.0)) == 0.0  # it was off
