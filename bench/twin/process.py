@@ -48,13 +48,22 @@ FREE: Final = (
     "_meta_registrations",
     "flop_counter",
     "_python_dispatch",
-    # Around every operator that a dispatch mode sees.
+)
+"""Parts of those whose calls only the twin makes."""
+
+OF_MODES: Final = (
     "torch/_library/simple_registry",
     "torch/_compile.py",
     "torch/_dynamo/eval_frame",
     "torch/compiler/",
 )
-"""Parts of those whose calls only the twin makes."""
+"""Parts of those that torch calls around each operator that a dispatch mode sees, with that mode
+off. They count for a mode of the program, as selective checkpointing has one, and not for the
+twin's."""
+
+
+MANY: Final = 1 << 30
+"""More modes than there ever are."""
 
 
 def become(profile: Profile) -> ClockedCuda:
@@ -240,17 +249,20 @@ class _AtOnce:
 
 
 def _count_calls(cuda: ClockedCuda) -> None:
-    known: dict[str, bool] = {}
+    known: dict[str, int] = {}  # least number of other dispatch modes with which calls count
     main = threading.get_ident()
+    n_modes = torch._C._len_torch_dispatch_stack  # noqa: SLF001
 
     def count(frame: Any, event: str, _argument: Any) -> None:
         if event != "call" or not cuda.counting:
             return
         path = frame.f_code.co_filename
-        counted = known.get(path)
-        if counted is None:
-            counted = known[path] = path.startswith(COUNTED) and not any(p in path for p in FREE)
-        if counted and threading.get_ident() == main:
+        least = known.get(path)
+        if least is None:
+            counts = path.startswith(COUNTED) and not any(p in path for p in FREE)
+            least = (1 if any(p in path for p in OF_MODES) else 0) if counts else MANY
+            known[path] = least
+        if (not least or n_modes() >= least) and threading.get_ident() == main:
             cuda.cost("python")
 
     sys.setprofile(count)
