@@ -118,15 +118,11 @@ class Pace:
         Args:
             step_s: its seconds.
         """
-        if not self.is_plain(step_s):
+        most_s = self.plain_s or math.inf
+        if not NOT_PLAIN * most_s <= step_s <= LONGEST_PLAIN * most_s:
             return False
         self.plain_s, self.was_plain = step_s, True
         return True
-
-    def is_plain(self, step_s: float) -> bool:
-        """Whether a step that took so many seconds may have been one without cswap."""
-        known_s = self.plain_s or math.inf
-        return NOT_PLAIN * known_s <= step_s <= LONGEST_PLAIN * known_s
 
     def explore(self) -> None:
         """The next steps are explored: of their times, nothing is known."""

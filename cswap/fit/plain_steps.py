@@ -20,6 +20,10 @@ MOST_PLAIN: Final = 6
 """All of these steps, where some do not look like plain ones: a program may pause, or have no
 backward."""
 
+LONGEST_MARKED: Final = 1.5
+"""Most seconds of a marked step over a plain one: marks take time where the host is not ahead. A
+longer one had a pause."""
+
 PLAIN_SHARE: Final = 0.8
 """Share of a GPU's usable memory that a step without cswap may be expected to take."""
 
@@ -61,7 +65,7 @@ class PlainSteps:
         self._n += 1
         if self._marked is not None:
             times = self._marked.times(self._explored, step)
-            if times is not None and self._pace.is_plain(times.step_s):
+            if times is not None and times.step_s <= LONGEST_MARKED * (self._pace.plain_s or 0.0):
                 self.times = times
         elif self._n < PLAIN_STEPS:
             return False

@@ -152,32 +152,33 @@ def test_a_graph_that_lives_on_is_marked_no_more():
 
 
 class Paces:
-    """Says of each step whether it looks like a plain one."""
+    """Says of each step whether it looks like a plain one, which takes a second."""
+
+    plain_s = 1.0
 
     def __init__(self, answers):
         self.answers = list(answers)
 
-    def is_plain(self, _step_s):
+    def note_plain(self, _step_s):
         return self.answers.pop(0)
-
-    note_plain = is_plain
 
 
 @pytest.mark.parametrize(
-    ("answers", "n_steps", "is_known"),
+    ("answers", "marked_s", "n_steps", "is_known"),
     [
-        ([True, True], 3, True),
-        ([False, False, True, True], 5, True),
-        ([True, False, True], 4, True),  # somebody paused in the marked step
-        ([True, False, False, False, False], 6, False),
-        ([False] * 5, 6, False),
+        ([True], [1.4], 3, True),  # marks take time
+        ([False, False, True], [1.0], 5, True),
+        ([True], [1.6, 1.0], 4, True),  # somebody paused in the marked step
+        ([True], [1.6] * 4, 6, False),
+        ([False] * 5, [], 6, False),
     ],
 )
-def test_steps_that_are_not_plain_are_repeated(monkeypatch, answers, n_steps, is_known):
+def test_steps_that_are_not_plain_are_repeated(monkeypatch, answers, marked_s, n_steps, is_known):
     engine: Any = types.SimpleNamespace(sits_out=False, stand_in=None)
     paces: Any = Paces(answers)
     plain = PlainSteps(engine, paces, Watch())
-    monkeypatch.setattr(MarkedStep, "times", lambda *_: Times(np.ones(1), np.ones(1), 1.0))
+    left = list(marked_s)
+    monkeypatch.setattr(MarkedStep, "times", lambda *_: Times(np.ones(1), np.ones(1), left.pop(0)))
     step = Step(explored=True, watch=Watch())
     step.began = step.ended = Mark(0.0, 0.0, 0.0)
     assert plain.begin(step, 1.0, 10)
@@ -186,7 +187,7 @@ def test_steps_that_are_not_plain_are_repeated(monkeypatch, answers, n_steps, is
         assert engine.sits_out is (engine.stand_in is None)
         n += 1
     assert (n, plain.times is not None) == (n_steps, is_known)
-    assert (engine.sits_out, engine.stand_in, paces.answers) == (False, None, [])
+    assert (engine.sits_out, engine.stand_in, paces.answers, left) == (False, None, [], [])
     assert plain.note(step)  # after an interrupt: they have ended
 
 
