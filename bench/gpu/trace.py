@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from torch.profiler import ProfilerActivity, profile
 
@@ -83,16 +83,12 @@ def _rows(task: training.Task, method: Method, meter: Meter) -> list[Row]:
         run.close()
     row = partial(Row, task.name, method.name, batch)
     events = [
-        row(str(e.key), int(e.count), float(e.self_cpu_time_total), _device_us(e))
+        row(str(e.key), int(e.count), float(e.self_cpu_time_total), float(e.self_device_time_total))
         for e in profiler.key_averages()
     ]
     events.sort(key=lambda e: -max(e.host_us, e.device_us))
     device_us = sum(e.device_us for e in events)
     return [row(WHOLE, 1, 1e6 * seconds, device_us), *events[:MOST_ROWS]]
-
-
-def _device_us(event: Any) -> float:
-    return float(event.self_device_time_total)
 
 
 def _line(row: Row) -> str:

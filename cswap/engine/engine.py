@@ -40,7 +40,7 @@ class Hooks(Protocol):
     """A pair of autograd's hooks."""
 
     def pack(self, tensor: torch.Tensor, /) -> Any:
-        """Returns what autograd is to hold instead of a saved tensor."""
+        """Returns the object that autograd is to hold instead of a saved tensor."""
         ...
 
     def unpack(self, packed: Any, /) -> torch.Tensor:

@@ -56,16 +56,10 @@ class LinkProgram:
         assert over is not None  # or there is no program
         self._link, self._ways, self._saved = over.link, ways, problem.saved
         self._starts = slots(problem.n_moments)
-        durations = np.zeros(problem.n_moments)
-        known = over.durations[: problem.n_moments]
-        durations[: len(known)] = known
-        self._slot_ms = MS * np.add.reduceat(durations, self._starts)
-        n = len(self._starts)
-        ahead = over.host_ahead[: problem.n_moments]
+        self._slot_ms = MS * np.add.reduceat(over.durations, self._starts)
         ends = np.append(self._starts[1:], problem.n_moments) - 1
-        self._ahead_ms = MS * (
-            ahead[np.minimum(ends, len(ahead) - 1)] if len(ahead) else np.zeros(n)
-        )
+        self._ahead_ms = MS * over.host_ahead[ends]
+        n = len(self._starts)
         under_way = UNDER_WAY * max(s.nbytes for s in problem.saved) / MIB
         self.n_columns = N_BLOCKS * n + 1
         self.upper = np.repeat([*[np.inf] * 2, *[under_way] * 2, *[np.inf] * 3], n)

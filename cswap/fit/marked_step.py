@@ -2,9 +2,9 @@
 
 Note [times of a host that is ahead]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-In an explored step the host is slow, and a GPU waits for it between any two tensors. So what its
-events say there is the host's time. A marked step has the same hooks, which do next to nothing: the
-host is ahead as in a plain step, and the events tell the time of the computation. It needs the
+In an explored step the host is slow, and a GPU waits for it between any two tensors. So the time
+between its events there is the host's. A marked step has the same hooks, which do next to nothing:
+the host is ahead as in a plain step, and the events tell the time of the computation. It needs the
 memory of a plain step. Where the host is not ahead, the device has waited for the mark, too: that
 time is taken out.
 """
@@ -32,7 +32,7 @@ LEAST_AHEAD_S: Final = 3e-5
 
 
 class Marked(NamedTuple):
-    """What autograd holds. Attributes: number: of the save; kept: its tensor."""
+    """The object that autograd holds. Attributes: number: of the save; kept: its tensor."""
 
     number: int
     kept: Kept

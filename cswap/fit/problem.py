@@ -15,7 +15,7 @@ import itertools
 from collections import Counter
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -181,6 +181,19 @@ class OverLink:
     host_ahead: NDArray[np.float64]
     other_bytes: NDArray[np.float64]
 
+    def at(self, n_moments: int) -> OverLink:
+        """The same at so many moments.
+
+        A step may have more than its problem: of tensors that nobody uses. Or fewer: after its last
+        use a tensor is still held. No computation is left then, and the host stays ahead.
+        """
+        return replace(
+            self,
+            durations=_long(self.durations, n_moments),
+            host_ahead=_long(self.host_ahead, n_moments, mode="edge"),
+            other_bytes=_long(self.other_bytes, n_moments),
+        )
+
 
 class Times(NamedTuple):
     """The times of a plain step.
@@ -244,9 +257,10 @@ class Problem:
 
     def __init__(self, saved: Collection[Saved], over_link: OverLink | None = None) -> None:
         """A problem. Args: saved: at least one tensor; over_link: see above."""
-        self.saved, self.over_link = tuple(saved), over_link
+        self.saved = tuple(saved)
         self._lag, self._ahead = (0, 0) if over_link is None else (LAG, AHEAD)
         self.n_moments = 1 + max(s.last for s in self.saved)
+        self.over_link = None if over_link is None else over_link.at(self.n_moments)
         self.too_deep = tuple(self._too_deep())
 
     def having(self, saved: Collection[Saved]) -> Problem:
@@ -312,11 +326,10 @@ class Problem:
         over = self.over_link
         if over is None or not plain_s:
             return self
-        found, n = copy(self), self.n_moments
-        before, ahead = _long(over.durations, n), _long(over.host_ahead, n)
-        durations = plain_s / over.step_s * before
+        found = copy(self)
+        durations = plain_s / over.step_s * over.durations
         lead, leads = 0.0, []
-        for more_s in np.diff(ahead, prepend=0.0) + durations - before:
+        for more_s in np.diff(over.host_ahead, prepend=0.0) + durations - over.durations:
             lead = max(0.0, lead + more_s)
             leads.append(lead)
         found.over_link = replace(
@@ -328,7 +341,7 @@ class Problem:
         """The problem with the times of a plain step. Args: times: at the same moments."""
         found = copy(self)
         if self.over_link is not None:
-            found.over_link = replace(self.over_link, **times._asdict())
+            found.over_link = replace(self.over_link, **times._asdict()).at(self.n_moments)
         return found
 
     @property
@@ -363,11 +376,8 @@ class Problem:
 
     def other_bytes(self) -> NDArray[np.float64]:
         """Bytes at each moment that are no saved tensors', if that is known; a copy."""
-        found = np.zeros(self.n_moments)
-        if self.over_link is not None:
-            other = self.over_link.other_bytes[: self.n_moments]
-            found[: len(other)] = other
-        return found
+        over = self.over_link
+        return np.zeros(self.n_moments) if over is None else over.other_bytes.copy()
 
     def bytes_of(self, index: int, way: Way, *, moves: bool = True) -> NDArray[np.float64]:
         """Bytes at each moment of one tensor, held that way.
@@ -420,12 +430,13 @@ class Problem:
         )
 
 
-def _long(values: NDArray[np.float64], n_moments: int) -> NDArray[np.float64]:
-    # A step may have fewer moments than the problem, or more: of tensors that nobody uses.
-    found = np.zeros(n_moments)
-    n = min(n_moments, len(values))
-    found[:n] = values[:n]
-    return found
+def _long(
+    values: NDArray[np.float64], n_moments: int, mode: Literal["constant", "edge"] = "constant"
+) -> NDArray[np.float64]:
+    # mode: of `np.pad`; zeros by default.
+    if not len(values):
+        return np.zeros(n_moments)
+    return np.pad(values[:n_moments], (0, max(0, n_moments - len(values))), mode)
 
 
 def slots(n_moments: int) -> NDArray[np.intp]:

@@ -17,7 +17,7 @@ CUDA = torch.device("cuda", 3)
 
 @pytest.fixture
 def measures(monkeypatch):
-    """What a device says, one after the other; and of which device it was asked."""
+    """A device's answers, one after the other; and the indices that it was asked with."""
     answers: list[Any] = []
     asked: list[int] = []
 

@@ -195,6 +195,22 @@ def test_a_step_may_have_more_or_fewer_moments_than_its_problem(more):
     assert found.peak_bytes <= problem.raw_peak_bytes
 
 
+def test_a_host_that_is_ahead_stays_so_after_the_last_moment_of_its_step():
+    # A tensor is held for a moment after its last use, which no step has.
+    held = np.zeros(MOMENTS - 1)
+    held[10] = 136 * MIB
+    short = over_link(MOMENTS - 1, 0.02, other_bytes=held, host_ahead_s=0.05)
+    ways = Way("keep", 64 * MIB, 0.0), Way("raw", 0, 0.0, link_bytes=64 * MIB, host_s=0.02)
+    problem = Problem([saved(i, 64 * MIB, 0, 19, *ways) for i in (0, 1)], short)
+    for one in (problem, problem.taking(short.step_s)):
+        over: Any = one.over_link
+        assert list(over.host_ahead) == pytest.approx([0.05] * MOMENTS)
+        assert len(over.durations) == len(over.other_bytes) == MOMENTS
+        plan: Any = within_bytes(one, 200 * MIB)
+        assert plan.counts == {"raw": 2}
+        assert plan.added_s == pytest.approx(0.0, abs=1e-6)
+
+
 def test_a_codec_that_is_worse_in_everything_is_no_choice():
     keep, best, again = Way("keep", 9, 0.0), Way("zvc", 2, 0.1, host_s=1.0), Way("remat", 0, 0.0)
     worse, like_it, less_host = Way("rle", 3, 0.1, host_s=1.0), best._replace(action="csr"), best
