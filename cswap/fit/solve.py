@@ -10,7 +10,8 @@ Note [most tensors are decided by the relaxation]
 With a link, the program of a large model takes HiGHS minutes. Its relaxation, in which a tensor may
 have a share of several ways, takes less than 0.1 s, and gives most tensors one way. So these are
 fixed, and the solver decides about the others. On five models the plan was within 2 % of the
-relaxation's bytes, which no plan can be below.
+relaxation's bytes, which no plan can be below. A plan further away than `FAR` is compared with that
+of the whole program, and a program of `FEW` variables is solved whole at once.
 """
 
 from __future__ import annotations
@@ -43,6 +44,12 @@ GAP: Final = 0.005
 
 GAP_OVER_LINK: Final = 0.015
 """The same with a link: it is there within two seconds, and so ends at the same plan always."""
+
+FEW: Final = 200
+"""Ways of all tensors up to which HiGHS solves the whole program in a second."""
+
+FAR: Final = 0.03
+"""Relative distance of a plan from the relaxation."""
 
 WHOLE: Final = 1e-6
 """Distance from 0 or 1 up to which a share is taken for that."""
@@ -248,26 +255,27 @@ class _Table:
         if link is not None:
             upper = np.append(upper, link.upper)
 
+        relaxes = link is not None and n > FEW
+
         def best(lower: Any, upper: Any, whole: Any) -> Any:
+            gap = GAP_OVER_LINK if relaxes else GAP
             return milp(
                 cost,
                 constraints=constraints,
                 integrality=whole,
                 bounds=Bounds(lower, upper),
-                options={
-                    "time_limit": TIME_LIMIT_S,
-                    "mip_rel_gap": GAP if link is None else GAP_OVER_LINK,
-                },
+                options={"time_limit": TIME_LIMIT_S, "mip_rel_gap": gap},
             ).x
 
-        found = None
-        if link is not None and (shares := best(lower, upper, np.zeros(n_columns))) is not None:
+        plans, bound = [], -math.inf
+        if relaxes and (shares := best(lower, upper, np.zeros(n_columns))) is not None:
             decided = self._decided(shares[:n])
             low, high = lower.copy(), upper.copy()
             low[:n][decided] = high[:n][decided] = np.round(shares[:n][decided])
-            found = best(low, high, whole)
-        if found is None:
-            found = best(lower, upper, whole)
+            plans, bound = [best(low, high, whole)], (1 + FAR) * cost @ shares
+        if not plans or plans[0] is None or cost @ plans[0] > bound:
+            plans.append(best(lower, upper, whole))
+        found = min((x for x in plans if x is not None), key=lambda x: cost @ x, default=None)
         return None if found is None else self._plan(found)
 
     def _decided(self, shares: NDArray[np.float64]) -> NDArray[np.bool_]:
