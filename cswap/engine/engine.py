@@ -12,10 +12,9 @@ import torch
 
 from cswap.dynamo import leave_alone
 from cswap.engine.packer import Packer
-from cswap.engine.replay.replay import Replay
+from cswap.engine.replay.replay import STEPS, Replay
 from cswap.engine.saved.eligibility import is_tracing
 from cswap.engine.saved.packed import Token
-from cswap.engine.short_way import STEPS, ShortWay
 from cswap.engine.state import EngineState
 from cswap.engine.unpacker import Unpacker
 from cswap.stats.stats_file import make_record
@@ -89,9 +88,8 @@ class SwapEngine:
         self._state = state = EngineState(config, plan, device, unseen)
         self.config, self.scopes, self.advisor = config, state.scopes, state.advisor
         self.counters, self.observer, self.owned = state.counters, state.observer, state.owned
-        short_way = ShortWay(state)
-        self.packer = Packer(state, short_way)
-        self._unpacker = Unpacker(state, short_way, self._end_backward)
+        self.packer = Packer(state)
+        self._unpacker = Unpacker(state, self._end_backward)
         self._replay = Replay(state, self.packer, self._unpacker)
         # Attributes, not methods: a call less for each saved tensor.
         self.pack, self.unpack = self._replay.pack, self._replay.unpack

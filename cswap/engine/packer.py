@@ -19,12 +19,11 @@ from cswap.engine.order.chooser import STAYS
 from cswap.engine.order.step_order import NO_BACKWARD
 from cswap.engine.recipe import Recipe
 from cswap.engine.recipes import Place, RecipeBook, producer
-from cswap.engine.replay.link_slot import LinkSlot
+from cswap.engine.replay.slot_maker import SlotMaker
 from cswap.engine.saved.aliases import make_token
 from cswap.engine.saved.eligibility import bytes_of, is_tracing, is_wrapped, reason_to_keep
 from cswap.engine.saved.packed import Kept, KeptParameter, PackedView
 from cswap.engine.saved.reclaim import MOST_LATER
-from cswap.engine.saved.tensor_check import check_of
 from cswap.engine.saved.without_handle import WithoutHandle
 from cswap.engine.sender import Sender
 from cswap.engine.sharing import Sharing
@@ -34,11 +33,9 @@ from cswap.log import log
 from cswap.ranks import local_part
 
 if TYPE_CHECKING:
-    from cswap.engine.replay.link import Link
     from cswap.engine.saved.module_stack import Scope
     from cswap.engine.saved.packed import Token
     from cswap.engine.saved.rest import Rest
-    from cswap.engine.short_way import ShortWay
     from cswap.engine.state import EngineState
     from cswap.schema.plan import Decision
 
@@ -79,8 +76,8 @@ class Packer:
         notes: what the advisor is told of its steps.
     """
 
-    def __init__(self, state: EngineState, short_way: ShortWay) -> None:
-        """Args: state, short_way: the engine's."""
+    def __init__(self, state: EngineState) -> None:
+        """Args: state: the engine's."""
         self._state = state
         self._scopes, self._counters, self._lock = state.scopes, state.counters, state.lock
         self._aliases, self._order, self._window = state.aliases, state.order, state.window
@@ -94,7 +91,7 @@ class Packer:
         self._recomputer = state.recomputer
         self._sender = Sender(state)
         self._remat = self._sender.remat
-        self._short = short_way
+        self._slots = SlotMaker(state)
         self._follower = state.follower
         self._limit = state.advisor.limit
         self.notes = StepNotes(state, self.book)
@@ -171,19 +168,9 @@ class Packer:
         if chooser is not None:
             place.choice = place.shared_use = place.saved_by = None
             if chooser.keeps(tensor, scope.path):
-                place.choice = STAYS
+                place.choice, place.slot = STAYS, None
                 self._counters.by_goal.append(nbytes)
                 return _kept(tensor)
-        if settled and place.shared_use is not None:
-            short = self._short.pack(tensor, place)
-            if short is not None:
-                if short.position == 0:
-                    self.notes.begin()
-                return short
-        elif settled and place.saved_by is not None:
-            again = self._short.pack_again(tensor, place)
-            if again is not None:
-                return again
         return self._take_whole_way(tensor, place, scope)
 
     def _take_whole_way(
@@ -331,8 +318,9 @@ class Packer:
             place.rest, place.shares = found.rest, True
             place.shared_use = place.choice = None
             place.saved_by = self._sharing.use_of(found, tensor)
+            self._slots.learn_shared(found, tensor, place)
             return self._sharing.pack(found, tensor)
-        place.saved_by = None
+        place.saved_by = place.shared_use = None
         if position == 0:
             self.notes.begin()
         try:
@@ -375,23 +363,7 @@ class Packer:
             self._sender.hold_in_window(token)
         elif not obeys or not self._sender.obey(token, tensor, place):
             self._sender.send(token, place)
-        if token.lane.executor.link is not None and place.codec is not None:
-            self._learn_slot(token, tensor, place, token.lane.executor.link)
-
-    def _learn_slot(self, token: Token, tensor: torch.Tensor, place: Place, link: Link) -> None:
-        # The next tensor of this place may leave by a slot.
-        slot, shared_use = place.slot, place.shared_use
-        if shared_use is None:
-            return
-        if tensor.is_conj() or tensor.is_neg():  # other numbers than those in memory
-            place.slot = None
-            return
-        if isinstance(slot, LinkSlot) and slot.is_for(token.handle, place):
-            slot.renew(shared_use, place.notes)
-            slot.sections = token.handle.sections
-            return
-        check = check_of(tensor)
-        place.slot = None if check is None else LinkSlot(token.handle, place, link, check)
+        self._slots.learn(token, tensor, place)
 
     def _keep_in_graph(self, tensor: torch.Tensor) -> Kept:
         # A CUDA graph replays kernels at fixed addresses: the tensors that it uses cannot go away.

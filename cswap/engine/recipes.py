@@ -52,7 +52,7 @@ class Place:
         formula: by which the tensor could be computed again; None: it could not.
         worth_at: position, least price of a byte and number of refused trials at which that is
             worth its time; None: it was not.
-        shared_use: of the last tensor, if the next one may do without a handle (short_way.py).
+        shared_use: of the last tensor, if the next one may do without a handle.
         codec: that encoded that tensor; None: it was computed again.
         notes: that were taken of its encoding.
         saved_by: of the place that saves this place's tensors first, if they have no handles.

@@ -117,7 +117,7 @@ class Sender:
                 token.lane.executor.recompute_later(handle)
                 self._state.reclaimer.release_later(token)
                 if place is not None:
-                    _goes_short(place, token)
+                    _may_have_slot(place, token)
                 return None
             token.remat = None
         x = handle.elements(source)
@@ -144,7 +144,7 @@ class Sender:
             self._counters.compiled(warm(codec, x.dtype, x.device))
         lane.executor.swap_out(handle, x, codec)
         if place is not None and _is_alone(handle, lane, codec, x.dtype):
-            _goes_short(place, token, codec)
+            _may_have_slot(place, token, codec)
 
     def obey(self, token: Token, tensor: torch.Tensor, place: Place) -> bool:
         """Do what a goal decides for a tensor, or decided for the last one of its place.
@@ -170,7 +170,7 @@ class Sender:
         if choice.action == REMAT and token.remat is not None:
             token.lane.executor.recompute_later(handle)
             self._state.reclaimer.release_later(token)
-            _goes_short(place, token)
+            _may_have_slot(place, token)
             return True
         token.remat = None
         if choice.action in (KEEP, REMAT):
@@ -233,11 +233,11 @@ def _refusal(codec: Codec, x: torch.Tensor, tolerance: int) -> str | None:
     return None
 
 
-def _goes_short(place: Place, token: Token, codec: Codec | None = None) -> None:
-    # The next tensor of this place may do without a handle (short_way.py), if nobody asks for that
-    # of this one. codec: that has encoded it; None: it is computed again.
+def _may_have_slot(place: Place, token: Token, codec: Codec | None = None) -> None:
+    # The next tensor of this place may do without a handle, by a slot (replay/replay.py), if nobody
+    # asks for that of this one. codec: that has encoded it; None: it is computed again.
     place.shared_use = token.shared_use = SharedUse()
-    place.codec, place.notes = codec, token.handle.advice
+    place.codec, place.notes = codec, None if codec is None else token.handle.advice
 
 
 def _is_alone(handle: Handle, lane: Lane, codec: Codec, dtype: torch.dtype) -> bool:

@@ -12,6 +12,7 @@ import torch
 
 from cswap.engine.order.lookahead import Lookahead
 from cswap.engine.order.step_order import NO_BACKWARD
+from cswap.engine.saved.away import Away
 from cswap.engine.saved.packed import Kept, PackedView
 from cswap.engine.saved.reclaim import MOST_LATER
 from cswap.engine.saved.without_handle import WithoutHandle
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from cswap.advisor.step_reports import StepReports
     from cswap.engine.order.step_order import Saved
     from cswap.engine.saved.packed import Token
-    from cswap.engine.short_way import ShortWay
     from cswap.engine.state import EngineState
 
 WAITING: Final = (State.LEAVING, State.STORED)
@@ -42,16 +42,15 @@ class Unpacker:
         backward: torch's number of the one that has asked last.
     """
 
-    def __init__(self, state: EngineState, short_way: ShortWay, at_end: Callable[[], None]) -> None:
-        """Args: state, short_way: the engine's; at_end: called at the end of every backward."""
+    def __init__(self, state: EngineState, at_end: Callable[[], None]) -> None:
+        """Args: state: the engine's; at_end: called at the end of every backward."""
         self._state = state
         self._lock, self._order, self._follower = state.lock, state.order, state.follower
         self._deaths, self._later = state.reclaimer.deaths, state.reclaimer.later
         self._counters, self._outliving = state.counters, state.outliving
         self._lookahead = Lookahead(state.order)
         self._at_end = at_end
-        self._short = short_way
-        self._recomputer = state.recomputer
+        self._recomputer, self._results = state.recomputer, state.results
         self._recomputer.note_ready = self._note_ready
         self.backward = NO_BACKWARD
         limit = state.advisor.limit
@@ -81,7 +80,7 @@ class Unpacker:
             if _current_backward() != self.backward:
                 self._note_backward()
             if isinstance(packed, WithoutHandle):
-                return self._compute(packed, start_s)
+                return self._bring_without_handle(packed, start_s)
             self._recomputer.inputs_s = 0.0
             tensor = self._bring(packed)
             took_s = _now() - start_s
@@ -96,16 +95,34 @@ class Unpacker:
             raise
         return tensor
 
-    def _compute(self, packed: WithoutHandle, start_s: float) -> torch.Tensor:
+    def _bring_without_handle(self, packed: WithoutHandle, start_s: float) -> torch.Tensor:
         first = packed.first or packed
         if not first.uses:
             self._order.asked(first)
             if self._reports is not None and self._reports.wanted:
                 _note_asked(self._reports, (first.position, first.nbytes))
-        lane = packed.lane
+        lane, recomputer = packed.lane, self._recomputer
         if lane.overlaps and (lane.ahead or self._follower.depth):
             self._prefetch_after(first, lane.ahead)
-        return self._short.unpack(packed, start_s)
+        recomputer.inputs_s = 0.0
+        packed.check()
+        if not first.uses and not isinstance(first, Away):  # those count for themselves
+            self._counters.hits.append(False)
+        waited = first.result is not None
+        memory = first.waiting()
+        if memory is None:
+            memory = recomputer.memory(first)
+        first.uses += 1
+        shared = (first.users > 1 or waited) and _current_backward() != NO_BACKWARD
+        if shared and not (isinstance(first, Away) and first.region.source is not None):
+            self._results.asked(first, memory)
+        took_s = _now() - start_s
+        first.took_s += took_s - recomputer.inputs_s
+        self._counters.leaving_s += took_s
+        took = self._state.took
+        if took is not None and first.uses == first.users:
+            took.append((first.position, first.nbytes, first.took_s))
+        return packed.view_of(memory)
 
     def _bring(self, packed: PackedView) -> torch.Tensor:
         token = packed.token

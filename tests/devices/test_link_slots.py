@@ -13,7 +13,7 @@ import torch
 
 from cswap.config import SwapConfig
 from cswap.devices.sim import SimDevice
-from cswap.engine import short_way
+from cswap.engine.replay import replay
 from cswap.engine.engine import SwapEngine
 from cswap.engine.replay import link, way_out
 from cswap.engine.replay.link_slot import LinkSlot
@@ -32,7 +32,7 @@ NUMEL = MIB // 4
 """Elements of one MiB."""
 
 WHOLE_WAY, SHORT_WAY = 1, 64
-"""Values of `short_way.STEPS`."""
+"""Values of `replay.STEPS`."""
 
 
 @pytest.fixture
@@ -403,7 +403,7 @@ def test_a_tensor_is_rounded_as_on_the_whole_way(monkeypatch, section_bytes):
     """By its position, its part and the step."""
     found = []
     for steps in (WHOLE_WAY, SHORT_WAY):
-        monkeypatch.setattr(short_way, "STEPS", steps)
+        monkeypatch.setattr(replay, "STEPS", steps)
         with monkeypatch.context() as patch:
             machine = LaggingMachine(patch)
             machine.device.section_bytes = section_bytes
@@ -504,7 +504,7 @@ def test_a_traced_step_and_a_captured_one_go_the_whole_way(machine):
 def test_statistics_are_those_of_the_whole_way(monkeypatch):
     found = []
     for steps in (WHOLE_WAY, SHORT_WAY):
-        monkeypatch.setattr(short_way, "STEPS", steps)
+        monkeypatch.setattr(replay, "STEPS", steps)
         with monkeypatch.context() as patch:
             machine = LaggingMachine(patch)
             machine.device.backlog_bytes = machine.device.ready_bytes = 4 * MIB
@@ -643,8 +643,8 @@ def test_the_memory_that_a_plan_was_made_for_is_held_after_the_model_has_changed
 def test_a_second_stream_waits_for_memory_that_the_first_was_given(
     machine, monkeypatch, ahead, steps, codec
 ):
-    monkeypatch.setattr(short_way, "STEPS", steps)
-    monkeypatch.setattr(short_way, "_current_backward", lambda: 7)  # one runs
+    monkeypatch.setattr(replay, "STEPS", steps)
+    monkeypatch.setattr(replay, "_current_backward", lambda: 7)  # one runs
     engine = machine.engine(codec)
 
     def forward():

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from cswap.engine.recomputer import Recomputer
-from cswap.engine.short_way import ShortWay
+from cswap.engine.replay.again_slot import AgainSlot
 
 
 @pytest.fixture
@@ -20,17 +20,22 @@ def _chains_take_no_time(monkeypatch):
 
 @pytest.fixture
 def taken(monkeypatch):
-    """Per tensor computed again that has tried the short way: whether it took it."""
-    found, pack = [], ShortWay.pack
+    """Per tensor whose place has a slot to compute it again: whether the slot took it."""
+    found, stands, take = [], AgainSlot.stands, AgainSlot.take
 
-    def noted(self, tensor, place):
-        encoded = place.codec is not None
-        packed = pack(self, tensor, place)
-        if not encoded:
-            found.append(packed is not None)
+    def noted_stands(self, *args):
+        does = stands(self, *args)
+        if not does:
+            found.append(False)
+        return does
+
+    def noted_take(self, *args):
+        packed = take(self, *args)
+        found.append(packed is not None)
         return packed
 
-    monkeypatch.setattr(ShortWay, "pack", noted)
+    monkeypatch.setattr(AgainSlot, "stands", noted_stands)
+    monkeypatch.setattr(AgainSlot, "take", noted_take)
     return found
 
 

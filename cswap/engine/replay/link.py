@@ -255,6 +255,8 @@ class Link:
         self.begin_backward()
         most = total = bound = payload = 0
         for slot in slots:
+            if not slot.verbatim:
+                slot.prepare()
             total += slot.nbytes
             most = max(most, AT_A_TIME * slot.nbytes if slot.verbatim else slot.nbytes)
             if not slot.verbatim:

@@ -8,7 +8,7 @@ from cswap.codecs.base import checked_bound
 from cswap.codecs.tolerance import EXACT, needed_tolerance
 from cswap.devices.base import FLAT
 from cswap.engine.replay.region import Region, no_owner
-from cswap.engine.replay.slot import Slot
+from cswap.engine.replay.slot import CodecSlot
 from cswap.engine.saved.aliases import ALIGNMENT
 from cswap.engine.saved.away import Away
 from cswap.engine.transfer.section import with_margin
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from cswap.engine.transfer.handle import Handle
 
 
-class LinkSlot(Slot):
+class LinkSlot(CodecSlot):
     """See the top, and `Slot`.
 
     Attributes:
@@ -64,22 +64,11 @@ class LinkSlot(Slot):
     )
 
     def __init__(
-        self, handle: Handle, place: Place, link: Link, check: Callable[[torch.Tensor], bool]
+        self, handle: Handle, place: Place, check: Callable[[torch.Tensor], bool], link: Link
     ) -> None:
-        """The slot of a place, whose last tensor had a handle.
-
-        Args:
-            handle: of that tensor, which may go without one.
-            place: where in the step.
-            link: of the place's lane.
-            check: see `Slot`.
-        """
-        recipe, codec, shared_use = place.recipe, place.codec, place.shared_use
-        assert codec is not None  # of a tensor that has left
-        assert shared_use is not None
-        super().__init__(
-            recipe, shared_use, handle.position, handle.raw_nbytes, codec, place.notes, check
-        )
+        """See the attributes, and `CodecSlot`. Args: link: of the place's lane."""
+        super().__init__(handle, place, check)
+        recipe, codec = place.recipe, self.codec
         self.link, self.verbatim = link, codec.verbatim
         self.dtype = recipe.dtype
         numel = self.nbytes // recipe.dtype.itemsize
@@ -100,13 +89,9 @@ class LinkSlot(Slot):
         self.turn = -1
 
     def is_for(self, handle: Handle, place: Place) -> bool:
-        """Whether the next tensor is like this one, which had a handle. Args: place: of both."""
-        return (
-            self.recipe is place.recipe
-            and self.codec is place.codec
-            and (self.position, self.nbytes) == (handle.position, handle.raw_nbytes)
-            and (self.verbatim or len(self.cuts) == len(handle.sections))
-        )
+        """See `Slot.is_for`."""
+        same_parts = self.verbatim or len(self.cuts) == len(handle.sections)
+        return same_parts and super().is_for(handle, place)
 
     def prepare(self) -> None:
         """A step begins: reserve host memory by the sizes of the last encodings."""

@@ -44,7 +44,8 @@ class RegionSlot(Protocol):
     regions: list[Region]
     region: Region | None
 
-    def reserve(self, sizes: Sequence[int]) -> None: ...  # noqa: D102 - see `LinkSlot`
+    def prepare(self) -> None: ...  # noqa: D102 - see `LinkSlot`
+    def reserve(self, sizes: Sequence[int]) -> None: ...  # noqa: D102
     def region_of(self, step: int) -> Region | None: ...  # noqa: D102
 
 

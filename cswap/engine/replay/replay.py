@@ -14,7 +14,9 @@ goal or is a parameter's. They need no slot, and nothing is wrong if another ten
 
 A slot takes tensors until the next step begins. Where anything else is wanted (a choice of codecs,
 a report, a look at every tensor, a timeline), none does, and all tensors go the general way. So do
-those of every `STEPS`-th step: a second tensor that begins to use the same memory is seen there.
+those of every `STEPS`-th step. If another tensor begins to use the same memory, the slot of the
+first does not notice: both are held, each in its own way, and each comes back with its own values.
+In such a step the second use is seen.
 """
 
 from __future__ import annotations
@@ -22,22 +24,22 @@ from __future__ import annotations
 import time
 from collections import deque
 from threading import get_ident
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch.nn import Parameter
 
 from cswap.advisor.site_history import Advice
 from cswap.dynamo import leave_alone
-from cswap.engine import short_way
 from cswap.engine.order.chooser import STAYS
 from cswap.engine.recipes import Place, producer
 from cswap.engine.replay.link_slot import LinkSlot
+from cswap.engine.replay.slot import CodecSlot
 from cswap.engine.saved.away import Away
 from cswap.engine.saved.encoded import Encoded
 from cswap.engine.saved.packed import Kept, KeptParameter
 from cswap.engine.saved.reclaim import MOST_LATER
-from cswap.engine.short_way import WORD
+from cswap.engine.saved.recomputed import Recomputed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,6 +50,12 @@ if TYPE_CHECKING:
     from cswap.engine.saved.without_handle import WithoutHandle
     from cswap.engine.state import EngineState
     from cswap.engine.unpacker import Unpacker
+
+WORD: Final = 8
+"""Bytes of the largest word. Memory of other libraries may begin anywhere."""
+
+STEPS: Final = 64
+"""In steps whose number is a multiple, all tensors go the general way."""
 
 _now = time.perf_counter
 _new = object.__new__
@@ -75,6 +83,7 @@ class Replay:
         "_pack",
         "_parameters",
         "_reclaimer",
+        "_recomputer",
         "_reports",
         "_scopes",
         "_sizes_by_reason",
@@ -107,7 +116,8 @@ class Replay:
         self._reports = None if self._limit is None else self._limit.reports
         self._by_role = state.advisor.may_use_lossy
         self._thread = 0
-        self._used: deque[Slot] = deque()  # since the advisor was told
+        self._recomputer = state.recomputer
+        self._used: deque[CodecSlot] = deque()  # since the advisor was told
 
     # ---------------------------------------------------------------- each step
 
@@ -132,10 +142,10 @@ class Replay:
             self._is_plain = not self._is_special()
             if self._is_plain:
                 self._thread = get_ident()
-                reasons = self._sizes_by_reason.keys() - {None}
+                reasons, advisor = self._sizes_by_reason.keys() - {None}, self._advisor
                 slots = [
-                    self._standing(place)
-                    if place.slot is not None
+                    (slot if slot.stands(place, advisor) else None)
+                    if (slot := place.slot) is not None
                     else place
                     if place.choice is STAYS or place.recipe.keep in reasons
                     else None
@@ -164,44 +174,15 @@ class Replay:
 
     def _is_special(self) -> bool:
         # Whether something else than the tensors' way is wanted in this step.
-        state, reports = self._state, self._reports
+        state = self._state
         return (
             state.chooser is not None
             or state.observer.seen is not None
             or state.follower.follows
             or state.counters.timeline is not None
-            or (reports is not None and reports.wanted)
-            or not self._steps.step % short_way.STEPS
+            or not self._steps.step % STEPS
             or _is_tracing()
         )
-
-    def _standing(self, place: Place) -> Slot | None:
-        slot = place.slot
-        if slot is None:
-            return None
-        shared_use, notes, lane = place.shared_use, place.notes, slot.lane
-        if (
-            shared_use is not slot.shared_use
-            or place.codec is not slot.codec
-            or notes is not slot.notes
-            or slot.shared_use.seen
-        ):
-            place.slot = None
-            return None
-        if type(slot) is LinkSlot:
-            if not slot.verbatim:
-                slot.prepare()
-        elif lane.executor.in_line is not None and lane.overlaps:
-            return None
-        kind = slot.recipe.site.kind
-        if place.choice is not None:
-            allowed = slot.codec.lossless or self._advisor.milder.allows(kind, slot.codec.name)
-            return slot if allowed else None
-        limit = self._limit if lane.may_keep else None
-        if limit is not None and limit.keeps(slot.position, slot.nbytes):
-            return None
-        stands = isinstance(notes, Advice) and self._advisor.stands(notes, kind, use=False)
-        return slot if stands else None
 
     # -------------------------------------------------------------- each tensor
 
@@ -284,14 +265,20 @@ class Replay:
                 return self._pack(tensor)
             # Without the lock: other threads save no tensors of this step, as a rule, and all that
             # depends on a position is a guess.
-            steps.position, book.begun.next = slot.position + 1, n + 1
-            if not slot.is_used:
-                slot.is_used = True
-                self._used.append(slot)
-            if slot.shared_use.again:
-                packed.expect_others(tensor)
-            packed.took_s = took_s = _now() - start_s
+            steps.position, book.begun.next = slot.after, n + 1
+            owner = packed.first
+            if owner is None:
+                owner = packed
+                if isinstance(slot, CodecSlot) and not slot.is_used:
+                    slot.is_used = True
+                    self._used.append(slot)
+                if slot.shared_use.again:
+                    packed.expect_others(tensor)
+            took_s = _now() - start_s
+            owner.took_s += took_s
             self._counters.leaving_s += took_s
+            if self._reports is not None and self._reports.wanted:
+                self._notes.saved(packed)
         except BaseException:
             self._state.interrupted = True
             raise
@@ -318,13 +305,18 @@ class Replay:
                 and (version < 0 or packed.tensor._version == version)  # noqa: SLF001
             ):
                 return packed.tensor
-        if type(packed) is not Encoded and type(packed) is not Away:
+        if not isinstance(packed, (Encoded, Away, Recomputed)):
             return self._unpack(packed)
-        start_s, reports = _now(), self._reports
+        start_s, reports, recomputer, inputs_s = _now(), self._reports, self._recomputer, 0.0
         if (
             packed.uses
             or packed.users > 1
             or packed.result is not None
+            or (
+                isinstance(packed, Recomputed)  # inputs may have to be decoded ahead
+                and packed.lane.overlaps
+                and packed.lane.executor.link is None
+            )
             or state.chooser is not None
             or (reports is not None and reports.wanted)
             or _current_backward() != self._unpacker.backward
@@ -346,12 +338,17 @@ class Replay:
             if isinstance(packed, Encoded):
                 self._hits.append(False)
                 found = packed.in_line.decode(packed)
+            elif isinstance(packed, Recomputed):
+                self._hits.append(False)
+                recomputer.inputs_s = 0.0
+                found = packed.view_of(recomputer.run(packed.remat))
+                inputs_s = recomputer.inputs_s
             else:
                 memory = packed.link.bring(packed)
                 found = memory if packed.region.slot.as_it_is else packed.view_of(memory)
             packed.uses = 1
             took_s = _now() - start_s
-            packed.took_s += took_s
+            packed.took_s += took_s - inputs_s
             self._counters.leaving_s += took_s
             took = state.took
             if took is not None:

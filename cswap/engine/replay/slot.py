@@ -5,55 +5,39 @@
 
 from __future__ import annotations
 
-import abc
 from typing import TYPE_CHECKING
 
 from cswap.advisor.site_history import Advice
-from cswap.codecs.tolerance import EXACT
-from cswap.engine.saved.aliases import ALIGNMENT
-from cswap.engine.saved.encoded import Encoded
-from cswap.engine.saved.tensor_check import check_of
-from cswap.stats.counters import SAVED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
 
-    from cswap.codecs.base import ByAddress, Codec
+    from cswap.advisor.advisor import Advisor
+    from cswap.codecs.base import Codec
     from cswap.engine.recipe import Recipe
-    from cswap.engine.saved.reclaim import Reclaimer
+    from cswap.engine.recipes import Place
     from cswap.engine.saved.without_handle import SharedUse, WithoutHandle
+    from cswap.engine.transfer.handle import Handle
     from cswap.engine.transfer.notes import Notes
-    from cswap.stats.counters import Counters, Moved
 
 
-class Slot(abc.ABC):
+class Slot:
     """What the next tensor of one place needs, if it looks like the last one.
 
     Attributes:
         check: whether it does.
-        codec: that brings it out.
-        notes: that are taken of that.
         scope, recipe, shared_use, lane, nbytes: of the last one.
         position: of that one among the tensors that were saved in its step.
-        is_used: whether a tensor has gone by it since the advisor was told.
-        advice: the notes, if the advisor takes them: these wait until the next step begins, since
-            with cold caches they take as long as a small encode.
-        encoded_bytes: of the last tensor of which the advisor was not told; 0: there is none.
-        device_s: seconds that encode and decode of it took.
+        after: position of the next tensor.
     """
 
     __slots__ = (
-        "advice",
+        "after",
         "check",
-        "codec",
-        "device_s",
-        "encoded_bytes",
-        "is_used",
         "lane",
         "nbytes",
-        "notes",
         "position",
         "recipe",
         "scope",
@@ -66,23 +50,113 @@ class Slot(abc.ABC):
         shared_use: SharedUse,
         position: int,
         nbytes: int,
-        codec: Codec,
-        notes: Notes | None,
         check: Callable[[torch.Tensor], bool],
     ) -> None:
         """See the attributes."""
         assert recipe.lane is not None  # or such tensors would stay
-        self.check, self.codec = check, codec
+        self.check = check
         self.recipe, self.scope, self.lane = recipe, recipe.scope, recipe.lane
-        self.nbytes, self.position = nbytes, position
-        self.is_used = False
-        self.encoded_bytes, self.device_s = 0, 0.0
-        self.renew(shared_use, notes)
+        self.shared_use = shared_use
+        self.nbytes, self.position, self.after = nbytes, position, position + 1
+
+    def is_for(self, handle: Handle, place: Place) -> bool:
+        """Whether the next tensor of the place is like the last one, which had a handle."""
+        raise NotImplementedError
 
     def renew(self, shared_use: SharedUse, notes: Notes | None) -> None:
-        """The last tensor of the place has gone another way, with the same result. Args: its."""
+        """The last tensor of the place had a handle, and the next one is like it.
+
+        Args:
+            shared_use: of that tensor.
+            notes: that were taken of it.
+        """
+        self.shared_use = shared_use
+
+    def stands(self, place: Place, advisor: Advisor) -> bool:
+        """Whether what was decided for the last tensor holds in the step that begins.
+
+        No, if that one has gone another way than this slot.
+
+        Args:
+            place: of the slot.
+            advisor: of the engine.
+        """
+        raise NotImplementedError
+
+    def take(self, tensor: torch.Tensor, address: int, step: int) -> WithoutHandle | None:
+        """The packed object of a tensor; None: it has to go another way.
+
+        Args:
+            tensor: as autograd saves it; it looks like the last one, and is at this position.
+            address: of its memory.
+            step: number of the step.
+        """
+        raise NotImplementedError
+
+
+class CodecSlot(Slot):
+    """Of tensors that a codec brings out.
+
+    Attributes:
+        codec: it.
+        notes: that are taken of that.
+        advice: the notes, if the advisor takes them: these wait until the next step begins, since
+            with cold caches they take as long as a small encode.
+        is_used: whether a tensor has gone by it since the advisor was told.
+        encoded_bytes: of the last tensor of which the advisor was not told; 0: there is none.
+        device_s: seconds that encode and decode of it took.
+    """
+
+    __slots__ = ("advice", "codec", "device_s", "encoded_bytes", "is_used", "notes")
+
+    def __init__(self, handle: Handle, place: Place, check: Callable[[torch.Tensor], bool]) -> None:
+        """The slot of a place, whose last tensor had a handle.
+
+        Args:
+            handle: of that tensor, which may go without one.
+            place: where in the step.
+            check: see `Slot`.
+        """
+        shared_use, codec = place.shared_use, place.codec
+        assert shared_use is not None  # the caller has looked
+        assert codec is not None  # of a tensor that has left
+        super().__init__(place.recipe, shared_use, handle.position, handle.raw_nbytes, check)
+        self.codec: Codec = codec
+        self.is_used = False
+        self.encoded_bytes, self.device_s = 0, 0.0
+        self.renew(shared_use, place.notes)
+
+    def renew(self, shared_use: SharedUse, notes: Notes | None) -> None:
+        """See `Slot.renew`."""
         self.shared_use, self.notes = shared_use, notes
         self.advice = notes if isinstance(notes, Advice) and notes.learns else None
+
+    def is_for(self, handle: Handle, place: Place) -> bool:
+        """See `Slot.is_for`."""
+        return (
+            self.recipe is place.recipe
+            and self.codec is place.codec
+            and (self.position, self.nbytes) == (handle.position, handle.raw_nbytes)
+        )
+
+    def stands(self, place: Place, advisor: Advisor) -> bool:
+        """See `Slot.stands`."""
+        shared_use = self.shared_use
+        if (
+            place.shared_use is not shared_use
+            or shared_use.seen
+            or place.codec is not self.codec
+            or place.notes is not self.notes
+        ):
+            return False
+        kind = self.recipe.site.kind
+        if place.choice is not None:
+            return self.codec.lossless or advisor.milder.allows(kind, self.codec.name)
+        limit = advisor.limit if self.lane.may_keep else None
+        if limit is not None and limit.keeps(self.position, self.nbytes):
+            return False
+        notes = self.notes
+        return isinstance(notes, Advice) and advisor.stands(notes, kind, use=False)
 
     def note_round_trip(self, codec: str, device_s: float) -> None:
         """See `TripNotes`."""
@@ -96,98 +170,3 @@ class Slot(abc.ABC):
             advice.note_encoded(self.codec.name, self.nbytes, encoded_bytes)
             if device_s:
                 advice.note_round_trip(self.codec.name, device_s)
-
-    @abc.abstractmethod
-    def take(self, tensor: torch.Tensor, address: int, step: int) -> WithoutHandle | None:
-        """The packed object of a tensor; None: it has to go another way.
-
-        Args:
-            tensor: as autograd saves it; it looks like the last one, and is at this position.
-            address: of its memory.
-            step: number of the step.
-        """
-
-
-class InLineSlot(Slot):
-    """Of tensors that are encoded in the thread that saves them.
-
-    Attributes:
-        in_line: encodes them.
-        way: of the codec for such tensors, by address.
-        moved: counts one that has been saved and not encoded yet.
-        moves: see `Counters`.
-        reclaimer: of the engine.
-        shelf: on which the last one's memory lay.
-    """
-
-    __slots__ = ("in_line", "moved", "moves", "reclaimer", "shelf", "way")
-
-    def __init__(
-        self,
-        last: Encoded,
-        notes: Notes | None,
-        check: Callable[[torch.Tensor], bool],
-        way: ByAddress,
-        counters: Counters,
-        reclaimer: Reclaimer,
-    ) -> None:
-        """See the attributes, and `Slot`. Args: last: tensor of the place."""
-        super().__init__(
-            last.recipe, last.shared_use, last.position, last.nbytes, last.codec, notes, check
-        )
-        self.in_line, self.way, self.shelf = last.in_line, way, last.encoding[0].known.shelf
-        self.moved: Moved = (self.nbytes, 0, *SAVED)
-        self.moves, self.reclaimer = counters.moves, reclaimer
-
-    @classmethod
-    def of(
-        cls,
-        tensor: torch.Tensor,
-        last: Encoded,
-        notes: Notes | None,
-        counters: Counters,
-        reclaimer: Reclaimer,
-    ) -> InLineSlot | None:
-        """The slot of a place; None: its tensors need all questions.
-
-        Args:
-            tensor: the last one of the place, as autograd saves it.
-            last: packed object of the tensor, with its position.
-            notes: that are taken of its encoding.
-            counters: the engine's.
-            reclaimer: the engine's.
-        """
-        way = last.encoding[3]
-        if way is None or not last.codec.lossless:
-            return None
-        check = check_of(tensor)
-        return None if check is None else cls(last, notes, check, way, counters, reclaimer)
-
-    def take(self, tensor: torch.Tensor, address: int, step: int) -> Encoded | None:
-        """See `Slot.take`."""
-        in_line, way, nbytes, codec = self.in_line, self.way, self.nbytes, self.codec
-        try:
-            encoding = in_line.encode_at(address, way, self.shelf)
-        except Exception:  # the whole way meets it again, and counts it
-            return None
-        if encoding is None:
-            return None
-        loan, used, seconds, _ = encoding
-        known = loan.known
-        self.shelf = known.shelf
-        packed = Encoded(tensor, self.recipe, self.lane, self.shared_use, nbytes, tolerance=EXACT)
-        packed.codec, packed.encoding, packed.notes = codec, encoding, None
-        packed.in_line = in_line
-        packed.aligned = not address % ALIGNMENT
-        packed.position, packed.step = self.position, step
-        moves = self.moves
-        moves.append(self.moved)  # until it was encoded
-        moves.append((-nbytes, known.size, 0, codec.name, nbytes, used, seconds))
-        self.reclaimer.watch_encoding(packed, loan, in_line.host)
-        notes = self.notes
-        if self.advice is not None:
-            self.encoded_bytes, packed.notes = used, self
-        elif notes is not None and notes.learns:
-            notes.note_encoded(codec.name, nbytes, used)
-            packed.notes = notes
-        return packed

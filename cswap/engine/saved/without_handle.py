@@ -1,4 +1,4 @@
-"""`WithoutHandle`: a saved tensor that is held without a handle (see short_way.py).
+"""`WithoutHandle`: a saved tensor that is held without a handle (see replay/).
 
 Note [saved again without a handle]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class SharedUse:
-    """Other users of the memory of a saved tensor at a known place (see short_way.py).
+    """Other users of the memory of a saved tensor at a known place (see replay/).
 
     Attributes:
         seen: one of them needs the tensor's handle.

@@ -1,4 +1,4 @@
-"""Encodes and decodes in the thread that calls, without a handle (see short_way.py).
+"""Encodes and decodes in the thread that calls, without a handle (see replay/).
 
 For devices whose memory is the host's.
 """

@@ -1,0 +1,135 @@
+"""`AgainSlot`: one saved tensor of each step that is computed again.
+
+Note [computed again without a handle]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+A tensor that is computed again holds no bytes: nothing is to be given back when it goes. Its handle
+serves other tensors that use the same memory, and the decision between ways to hold the tensor. So
+where the last tensor of a place was computed again, and nobody else needed its handle, the next one
+gets a `Recomputed`. The graph around it is compared with that of the last one (Note [a formula is
+recognised] in recognition.py). If it differs, if a byte has become cheaper than the tensor's time,
+or if the limit of the step's time keeps the tensor, it goes the general way.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cswap.engine.recomputer import are_aligned
+from cswap.engine.replay.slot import Slot
+from cswap.engine.saved.packed import PackedView
+from cswap.engine.saved.recomputed import Recomputed
+from cswap.engine.transfer.handle import State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+    from cswap.advisor.advisor import Advisor
+    from cswap.engine.recipes import Place
+    from cswap.engine.state import EngineState
+    from cswap.engine.transfer.handle import Handle
+    from cswap.remat.record import Remat
+
+
+class AgainSlot(Slot):
+    """See the top, and `Slot`.
+
+    Attributes:
+        formula: of the last tensor.
+        for_goal: whether a goal has chosen it.
+        finder: recognises the formula.
+        trials: of chains.
+        refused: number of trials that had been refused when a step began.
+        again: see `Counters`.
+    """
+
+    __slots__ = ("again", "finder", "for_goal", "formula", "refused", "trials")
+
+    def __init__(
+        self,
+        handle: Handle,
+        place: Place,
+        check: Callable[[torch.Tensor], bool],
+        state: EngineState,
+    ) -> None:
+        """The slot of a place, whose last tensor had a handle.
+
+        Args:
+            handle: of that tensor.
+            place: where in the step.
+            check: see `Slot`.
+            state: the engine's.
+        """
+        shared_use, formula, recomputer = place.shared_use, place.formula, state.recomputer
+        assert shared_use is not None  # the caller has looked
+        assert formula is not None  # of a tensor that is computed again
+        super().__init__(place.recipe, shared_use, handle.position, handle.raw_nbytes, check)
+        self.formula, self.for_goal = formula, place.choice is not None
+        self.finder = recomputer.finder(tolerance=handle.tolerance, for_goal=self.for_goal)
+        self.trials, self.again = recomputer.trials, state.counters.again
+        self.refused = self.trials.refused
+
+    def is_for(self, handle: Handle, place: Place) -> bool:
+        """See `Slot.is_for`."""
+        return (
+            self.recipe is place.recipe
+            and self.formula is place.formula
+            and self.for_goal is (place.choice is not None)
+            and self.position == handle.position
+            and place.codec is None
+        )
+
+    def stands(self, place: Place, advisor: Advisor) -> bool:
+        """See `Slot.stands`."""
+        self.refused, shared_use = self.trials.refused, self.shared_use
+        if (
+            place.shared_use is not shared_use
+            or shared_use.seen
+            or place.codec is not None
+            or place.formula is not self.formula
+            or (place.choice is not None) is not self.for_goal
+        ):
+            return False
+        if self.for_goal:
+            return True
+        if place.worth_at is None:
+            return False
+        position, least_price, refused = place.worth_at
+        if (
+            position != self.position  # the limit knows the tensor by another one
+            or refused != self.refused
+            or advisor.price(self.lane.device.kind) < least_price
+        ):
+            return False
+        limit = advisor.limit if self.lane.may_keep else None
+        return limit is None or (position, self.nbytes) not in limit.staying
+
+    def take(self, tensor: torch.Tensor, address: int, step: int) -> Recomputed | None:
+        """See `Slot.take`."""
+        lane, formula, recipe = self.lane, self.formula, self.recipe
+        if self.trials.refused != self.refused or (lane.may_capture and lane.device.is_capturing()):
+            return None
+        remat = self.finder.recognised(tensor, formula)
+        if (
+            remat is None
+            or (lane.ahead and not _are_at_hand(remat))
+            or (formula.product and not are_aligned(remat))
+        ):
+            return None
+        packed = Recomputed(
+            tensor, recipe, remat, lane, self.shared_use, tolerance=recipe.tolerance
+        )
+        packed.position, packed.step = self.position, step
+        self.again.append(self.nbytes)
+        return packed
+
+
+def _are_at_hand(remat: Remat) -> bool:
+    # Whether no input has to be decoded ahead: its user would need a handle.
+    for packed in remat.inputs:
+        if isinstance(packed, PackedView):
+            handle = packed.token.handle
+            if handle.state is not State.KEPT and not handle.recomputed:
+                return False
+    return True
