@@ -106,7 +106,13 @@ def _tell_virtual_time(cuda: ClockedCuda) -> None:
         cuda.wait_until(cuda.now_s + seconds)
 
     clocks = dict.fromkeys(("perf_counter", "monotonic", "thread_time", "process_time"), now)
+    own = [getattr(time, name) for name in clocks]
     _put(time, sleep=sleep, **clocks)
+    # Modules that were imported before have names of their own for the clock.
+    for path, module in list(sys.modules.items()):
+        if path.startswith("cswap."):
+            names = [n for n, value in vars(module).items() if any(value is one for one in own)]
+            _put(module, **dict.fromkeys(names, now))
 
 
 def _put(owner: Any, **functions: Any) -> None:

@@ -223,8 +223,9 @@ class Recomputer:
     def _bring_back(self, packed: WithoutHandle, *, again: bool) -> torch.Tensor:
         # See Note [inputs of a chain].
         first = packed.first or packed
-        packed.check()
-        memory = first.waiting()
+        if packed.counter._version != packed.version:  # noqa: SLF001 - without a call
+            packed.check()  # which raises
+        memory = None if first.result is None else first.waiting()
         if memory is None:
             memory = self.memory(first, expected=again)
             if again and not (isinstance(first, Away) and first.region.source is not None):

@@ -104,10 +104,10 @@ class EngineState:
         """See `SwapEngine.choose_by`."""
         self.goal = self.chooser = goal
         limit = self.advisor.limit
-        if limit is not None:
-            self.took = limit.took
+        if goal is not None:
+            self.took = goal.took
         else:
-            self.took = None if goal is None else goal.took
+            self.took = None if limit is None else limit.took
 
     def _release(self, handle: Handle, lane: Lane) -> None:
         with self.lock:

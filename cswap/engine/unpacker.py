@@ -102,14 +102,16 @@ class Unpacker:
             if self._reports is not None and self._reports.wanted:
                 _note_asked(self._reports, (first.position, first.nbytes))
         lane, recomputer = packed.lane, self._recomputer
-        if lane.overlaps and (lane.ahead or self._follower.depth):
-            self._prefetch_after(first, lane.ahead)
+        # Over a link, slots have an order of their own (replay/backward_order.py).
+        ahead = lane.ahead if lane.executor.link is None else 0
+        if lane.overlaps and (ahead or self._follower.depth):
+            self._prefetch_after(first, ahead)
         recomputer.inputs_s = 0.0
         packed.check()
         if not first.uses and not isinstance(first, Away):  # those count for themselves
             self._counters.hits.append(False)
         waited = first.result is not None
-        memory = first.waiting()
+        memory = first.waiting() if waited else None
         if memory is None:
             memory = recomputer.memory(first)
         first.uses += 1

@@ -67,10 +67,17 @@ NO_FORMULA: Final = SeenFormula()
 
 
 class _Ways(NamedTuple):
-    """The ways to hold a tensor of so many bytes, by action."""
+    """The ways to hold a tensor of so many bytes, by action.
+
+    Attributes:
+        nbytes: of the tensor.
+        ways: see above.
+        complete: whether the advisor had seen its values: a sample of a GPU's tensor comes late.
+    """
 
     nbytes: int
     ways: dict[str, Way]
+    complete: bool = True
 
 
 def _kept(nbytes: int) -> dict[str, Way]:
@@ -307,7 +314,8 @@ class GoalChooser:
         if one is None:
             # The engine has decided itself: it is a leaf that is saved again, for example.
             one = self._see(handle, name)
-            self._ways.setdefault(name, _Ways(handle.raw_nbytes, _kept(handle.raw_nbytes)))
+            nbytes = handle.raw_nbytes
+            self._ways.setdefault(name, _Ways(nbytes, _kept(nbytes), complete=False))
         elif handle is not self._decided:
             one.names.append(name)
         self._decided = None
@@ -388,10 +396,11 @@ class GoalChooser:
         self, key: Key, handle: Handle, candidates: Callable[[], tuple[Candidate, ...]]
     ) -> dict[str, Way]:
         # While a step is explored, those of another size than the last one are found anew.
-        known = self._ways.get(key)
-        if known is None or (self.exploring and known.nbytes != handle.raw_nbytes):
-            found = self._ways_of(handle.raw_nbytes, candidates())
-            known = self._ways[key] = _Ways(handle.raw_nbytes, found)
+        known, nbytes = self._ways.get(key), handle.raw_nbytes
+        if known is None or not known.complete or (self.exploring and known.nbytes != nbytes):
+            offered = candidates()
+            found = self._ways_of(nbytes, offered)
+            known = self._ways[key] = _Ways(nbytes, found, complete=bool(offered))
             for action in found:
                 self._notes.pop((key, action), None)
         return known.ways

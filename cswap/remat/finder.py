@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from cswap.remat.reads import NotFoundError
 from cswap.remat.record import Remat
@@ -111,8 +111,12 @@ class Finder:
         ):
             return None
         try:
-            if not (has_own_memory(base) and self._is_result(base, node)):
+            if not has_own_memory(base):
                 return None
+            if base._version or base.output_nr:  # noqa: SLF001 - neither is, as a rule
+                row = self._limits.rows.of(node)
+                if row is None or not is_result(base, node, row):
+                    return None
             settings = Settings.current(product=formula.product)
             found = formula.recognition.again(
                 node, formula.nbytes, self._held, self._depth_of, self._keep
@@ -122,9 +126,3 @@ class Finder:
         if found is None:
             return None
         return Remat(formula, *found, settings)
-
-    def _is_result(self, base: torch.Tensor, node: Any) -> bool:
-        if not base._version:  # noqa: SLF001 - as most are
-            return not base.output_nr
-        row = self._limits.rows.of(node)
-        return row is not None and is_result(base, node, row)

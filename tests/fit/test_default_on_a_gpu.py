@@ -64,6 +64,7 @@ def test_a_goal_is_planned_after_steps_without_cswap(gpu):
         assert seen[timed[-1] + 1][1] > seen[timed[-1]][1]
         fit: Any = handle._fit
         assert fit._pace.was_plain
+        assert fit._chooser.times.repriced(fit._problem) is not None  # the hooks' times came to it
         assert fit._plain.times is not None  # the marked step was like the explored ones
         assert handle.engine.stand_in is None
         assert goal.predicted_slowdown <= 1.1

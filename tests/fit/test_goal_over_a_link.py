@@ -11,10 +11,12 @@ import torch
 from torch import nn
 
 import cswap
+from cswap.advisor import advisor
 from cswap.engine.order.step_order import NO_BACKWARD
 from cswap.engine.transfer import device_lanes
 from cswap.fit import controller, goal, goal_chooser, resident, whole_device
 from cswap.fit.link_rates import LinkRates
+from cswap.profiler import LateProfile
 from cswap.testing.lagging_machine import LaggingMachine
 
 WIDTH, ROWS, N_BLOCKS = 64, 1024, 4
@@ -85,6 +87,28 @@ def test_a_goal_is_planned_and_obeyed(machine, share):
         assert found.phase == "obeying", str(found)
         assert found.actions.total() > 0
         assert handle.stats.fallbacks == 0, handle.stats.fallbacks_by_reason
+
+
+def test_tensors_whose_values_come_late_have_all_their_ways(machine, monkeypatch):
+    # A GPU's sample arrives after the tensor was saved: in the first step nobody knows its values.
+    late, get = set(), LateProfile.get
+
+    def arrives_late(self):
+        is_new = self not in late
+        late.add(self)
+        return None if is_new else get(self)
+
+    monkeypatch.setattr(advisor, "_is_far", lambda _: True)
+    monkeypatch.setattr(LateProfile, "get", arrives_late)
+    torch.manual_seed(0)
+    net, x = nn.Sequential(*(Block() for _ in range(N_BLOCKS))), torch.randn(ROWS, WIDTH)
+    with cswap.install(net, fit=saved_bytes(net, x), min_bytes=0) as handle:
+        for _ in range(20):
+            step(net, x)
+            machine.cuda.synchronize()
+        fit: Any = handle._fit
+        assert len(late) > N_BLOCKS
+        assert all(len(one.ways) > 2 for one in fit._problem.saved if one.nbytes > MIB // 8)
 
 
 def test_nothing_moves_while_all_fits_the_device(machine, monkeypatch):

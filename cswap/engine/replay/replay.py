@@ -341,7 +341,9 @@ class Replay:
             elif isinstance(packed, Recomputed):
                 self._hits.append(False)
                 recomputer.inputs_s = 0.0
-                found = packed.view_of(recomputer.run(packed.remat))
+                found = recomputer.run(packed.remat)
+                if not packed.is_memory:
+                    found = packed.view_of(found)
                 inputs_s = recomputer.inputs_s
             else:
                 memory = packed.link.bring(packed)
