@@ -31,7 +31,7 @@ GPU it is their lower quartile: in some, the engine learns, which doubles the ho
 LEAST_TIMED: Final = 4
 """Steps before there is a time that decides."""
 
-TOO_SLOW: Final = {"cpu": 1.0, "cuda": 1.05}
+TOO_SLOW: Final = {"cpu": 1.0, "cuda": 1.02}
 """Share of the slowdown that steps may take, by kind of device: another plan takes some steps."""
 
 ROUNDS: Final = {"cpu": 3, "cuda": 1}
