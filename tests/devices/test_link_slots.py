@@ -13,9 +13,8 @@ import torch
 
 from cswap.config import SwapConfig
 from cswap.devices.sim import SimDevice
-from cswap.engine.replay import replay
 from cswap.engine.engine import SwapEngine
-from cswap.engine.replay import link, way_out
+from cswap.engine.replay import link, replay, way_out
 from cswap.engine.replay.link_slot import LinkSlot
 from cswap.engine.saved.away import Away
 from cswap.engine.saved.packed import PackedView

@@ -9,7 +9,7 @@ import torch
 from cswap.config import SwapConfig
 from cswap.engine.engine import SwapEngine
 
-MOST_CALLS_AGAIN = 21
+MOST_CALLS_AGAIN = 23
 """Of pack, unpack and release of a tensor that is computed again at a known place."""
 
 N = 8

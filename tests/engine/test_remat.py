@@ -16,8 +16,8 @@ from torch.nn import functional
 import cswap
 from cswap.advisor.call_site import Site
 from cswap.codecs.tolerance import EXACT
-from cswap.engine.replay import replay
 from cswap.engine.recipes import Place
+from cswap.engine.replay import replay
 from cswap.engine.saved.packed import Token
 from cswap.engine.saved.reclaim import MOST_LATER
 from cswap.engine.saved.rest import FIRST_STEPS

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import torch
 
     from cswap.advisor.advisor import Advisor
-    from cswap.engine.recipes import Place
+    from cswap.engine.replay.slot import SlotPlace
     from cswap.engine.state import EngineState
     from cswap.engine.transfer.handle import Handle
     from cswap.remat.record import Remat
@@ -49,7 +49,7 @@ class AgainSlot(Slot):
     def __init__(
         self,
         handle: Handle,
-        place: Place,
+        place: SlotPlace,
         check: Callable[[torch.Tensor], bool],
         state: EngineState,
     ) -> None:
@@ -70,7 +70,7 @@ class AgainSlot(Slot):
         self.trials, self.again = recomputer.trials, state.counters.again
         self.refused = self.trials.refused
 
-    def is_for(self, handle: Handle, place: Place) -> bool:
+    def is_for(self, handle: Handle, place: SlotPlace) -> bool:
         """See `Slot.is_for`."""
         return (
             self.recipe is place.recipe
@@ -80,7 +80,7 @@ class AgainSlot(Slot):
             and place.codec is None
         )
 
-    def stands(self, place: Place, advisor: Advisor) -> bool:
+    def stands(self, place: SlotPlace, advisor: Advisor) -> bool:
         """See `Slot.stands`."""
         self.refused, shared_use = self.trials.refused, self.shared_use
         if (

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from cswap.engine.recipes import Place
+    from cswap.engine.replay.slot import SlotPlace
     from cswap.engine.state import EngineState
     from cswap.engine.transfer.handle import Handle
     from cswap.engine.transfer.in_line import InLine
@@ -49,7 +49,7 @@ class InLineSlot(CodecSlot):
     def __init__(
         self,
         handle: Handle,
-        place: Place,
+        place: SlotPlace,
         check: Callable[[torch.Tensor], bool],
         in_line: InLine,
         state: EngineState,

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     import torch
 
-    from cswap.engine.recipes import Place
     from cswap.engine.replay.link import Link
+    from cswap.engine.replay.slot import SlotPlace
     from cswap.engine.transfer.handle import Handle
 
 
@@ -64,7 +64,7 @@ class LinkSlot(CodecSlot):
     )
 
     def __init__(
-        self, handle: Handle, place: Place, check: Callable[[torch.Tensor], bool], link: Link
+        self, handle: Handle, place: SlotPlace, check: Callable[[torch.Tensor], bool], link: Link
     ) -> None:
         """See the attributes, and `CodecSlot`. Args: link: of the place's lane."""
         super().__init__(handle, place, check)
@@ -88,7 +88,7 @@ class LinkSlot(CodecSlot):
         self.region: Region | None = None
         self.turn = -1
 
-    def is_for(self, handle: Handle, place: Place) -> bool:
+    def is_for(self, handle: Handle, place: SlotPlace) -> bool:
         """See `Slot.is_for`."""
         same_parts = self.verbatim or len(self.cuts) == len(handle.sections)
         return same_parts and super().is_for(handle, place)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from cswap.advisor.advisor import Advisor
-    from cswap.engine.recipes import Place
+    from cswap.engine.replay.slot import SlotPlace
     from cswap.engine.saved.without_handle import SharedUse
     from cswap.engine.transfer.handle import Handle
     from cswap.stats.counters import Counters
@@ -35,7 +35,7 @@ class SharedSlot(Slot):
     def __init__(
         self,
         shared_use: SharedUse,
-        place: Place,
+        place: SlotPlace,
         position: int,
         nbytes: int,
         check: Callable[[torch.Tensor], bool],
@@ -54,11 +54,11 @@ class SharedSlot(Slot):
         super().__init__(place.recipe, shared_use, position, nbytes, check)
         self.after, self.counters = position, counters
 
-    def is_for(self, handle: Handle, place: Place) -> bool:
+    def is_for(self, handle: Handle, place: SlotPlace) -> bool:
         """See `Slot.is_for`."""
         return False  # that tensor is not a shared one
 
-    def stands(self, place: Place, advisor: Advisor) -> bool:
+    def stands(self, place: SlotPlace, advisor: Advisor) -> bool:
         """See `Slot.stands`."""
         return place.saved_by is self.shared_use and not self.shared_use.seen
 

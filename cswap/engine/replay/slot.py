@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from cswap.advisor.site_history import Advice
 
@@ -16,11 +16,25 @@ if TYPE_CHECKING:
 
     from cswap.advisor.advisor import Advisor
     from cswap.codecs.base import Codec
+    from cswap.engine.order.chooser import Choice
     from cswap.engine.recipe import Recipe
-    from cswap.engine.recipes import Place
     from cswap.engine.saved.without_handle import SharedUse, WithoutHandle
     from cswap.engine.transfer.handle import Handle
     from cswap.engine.transfer.notes import Notes
+    from cswap.remat.record import Formula
+
+
+class SlotPlace(Protocol):
+    """The part of a `Place` that its slot asks for."""
+
+    recipe: Recipe
+    shared_use: SharedUse | None
+    saved_by: SharedUse | None
+    codec: Codec | None
+    notes: Notes | None
+    choice: Choice | None
+    formula: Formula | None
+    worth_at: tuple[int, float, int] | None
 
 
 class Slot:
@@ -59,7 +73,7 @@ class Slot:
         self.shared_use = shared_use
         self.nbytes, self.position, self.after = nbytes, position, position + 1
 
-    def is_for(self, handle: Handle, place: Place) -> bool:
+    def is_for(self, handle: Handle, place: SlotPlace) -> bool:
         """Whether the next tensor of the place is like the last one, which had a handle."""
         raise NotImplementedError
 
@@ -72,7 +86,7 @@ class Slot:
         """
         self.shared_use = shared_use
 
-    def stands(self, place: Place, advisor: Advisor) -> bool:
+    def stands(self, place: SlotPlace, advisor: Advisor) -> bool:
         """Whether what was decided for the last tensor holds in the step that begins.
 
         No, if that one has gone another way than this slot.
@@ -109,7 +123,9 @@ class CodecSlot(Slot):
 
     __slots__ = ("advice", "codec", "device_s", "encoded_bytes", "is_used", "notes")
 
-    def __init__(self, handle: Handle, place: Place, check: Callable[[torch.Tensor], bool]) -> None:
+    def __init__(
+        self, handle: Handle, place: SlotPlace, check: Callable[[torch.Tensor], bool]
+    ) -> None:
         """The slot of a place, whose last tensor had a handle.
 
         Args:
@@ -131,7 +147,7 @@ class CodecSlot(Slot):
         self.shared_use, self.notes = shared_use, notes
         self.advice = notes if isinstance(notes, Advice) and notes.learns else None
 
-    def is_for(self, handle: Handle, place: Place) -> bool:
+    def is_for(self, handle: Handle, place: SlotPlace) -> bool:
         """See `Slot.is_for`."""
         return (
             self.recipe is place.recipe
@@ -139,7 +155,7 @@ class CodecSlot(Slot):
             and (self.position, self.nbytes) == (handle.position, handle.raw_nbytes)
         )
 
-    def stands(self, place: Place, advisor: Advisor) -> bool:
+    def stands(self, place: SlotPlace, advisor: Advisor) -> bool:
         """See `Slot.stands`."""
         shared_use = self.shared_use
         if (
