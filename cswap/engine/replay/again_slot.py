@@ -40,11 +40,10 @@ class AgainSlot(Slot):
         for_goal: whether a goal has chosen it.
         finder: recognises the formula.
         trials: of chains.
-        refused: number of trials that had been refused when a step began.
         again: see `Counters`.
     """
 
-    __slots__ = ("again", "finder", "for_goal", "formula", "refused", "trials")
+    __slots__ = ("again", "finder", "for_goal", "formula", "trials")
 
     def __init__(
         self,
@@ -68,7 +67,6 @@ class AgainSlot(Slot):
         self.formula, self.for_goal = formula, place.choice is not None
         self.finder = recomputer.finder(tolerance=handle.tolerance, for_goal=self.for_goal)
         self.trials, self.again = recomputer.trials, state.counters.again
-        self.refused = self.trials.refused
 
     def is_for(self, handle: Handle, place: SlotPlace) -> bool:
         """See `Slot.is_for`."""
@@ -82,7 +80,7 @@ class AgainSlot(Slot):
 
     def stands(self, place: SlotPlace, advisor: Advisor) -> bool:
         """See `Slot.stands`."""
-        self.refused, shared_use = self.trials.refused, self.shared_use
+        shared_use = self.shared_use
         if (
             place.shared_use is not shared_use
             or shared_use.seen
@@ -98,7 +96,7 @@ class AgainSlot(Slot):
         position, least_price, refused = place.worth_at
         if (
             position != self.position  # the limit knows the tensor by another one
-            or refused != self.refused
+            or refused != self.trials.refused
             or advisor.price(self.lane.device.kind) < least_price
         ):
             return False
@@ -108,7 +106,7 @@ class AgainSlot(Slot):
     def take(self, tensor: torch.Tensor, address: int, step: int) -> Recomputed | None:
         """See `Slot.take`."""
         lane, formula, recipe = self.lane, self.formula, self.recipe
-        if self.trials.refused != self.refused or (lane.may_capture and lane.device.is_capturing()):
+        if lane.may_capture and lane.device.is_capturing():
             return None
         remat = self.finder.recognised(tensor, formula)
         if (
