@@ -288,6 +288,28 @@ def test_a_second_save_that_begins_later_is_right_and_is_seen_after_some_steps(m
     assert taken == [*4 * [True], *3 * [True], *3 * [True]]
 
 
+def test_a_second_save_after_a_write_gets_the_new_values():
+    # The first user is never asked, so nobody else would see that the tensor was written.
+    h, w = leaves()
+
+    def loss(*, writes):
+        y = functional.gelu(h)
+        unused = y @ w
+        if writes:
+            with torch.no_grad():
+                y.mul_(2)
+        return (y @ w.t()).square().sum(), unused
+
+    with swapping() as engine:
+        for writes in (False, False, False, True):
+            engine.begin_step()
+            found, unused = loss(writes=writes)
+            (gradient,) = torch.autograd.grad(found, w)
+            del unused
+    (wanted,) = torch.autograd.grad(loss(writes=True)[0], w)
+    assert torch.equal(gradient, wanted)
+
+
 def test_an_input_without_a_handle_is_computed_for_its_user(monkeypatch, taken):
     # As above, but the tensor was used by no other when its place became known.
     def also(h, w):

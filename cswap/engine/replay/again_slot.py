@@ -39,11 +39,10 @@ class AgainSlot(Slot):
         formula: of the last tensor.
         for_goal: whether a goal has chosen it.
         finder: recognises the formula.
-        trials: of chains.
         again: see `Counters`.
     """
 
-    __slots__ = ("again", "finder", "for_goal", "formula", "trials")
+    __slots__ = ("again", "finder", "for_goal", "formula")
 
     def __init__(
         self,
@@ -66,7 +65,7 @@ class AgainSlot(Slot):
         super().__init__(place.recipe, shared_use, handle.position, handle.raw_nbytes, check)
         self.formula, self.for_goal = formula, place.choice is not None
         self.finder = recomputer.finder(tolerance=handle.tolerance, for_goal=self.for_goal)
-        self.trials, self.again = recomputer.trials, state.counters.again
+        self.again = state.counters.again
 
     def is_for(self, handle: Handle, place: SlotPlace) -> bool:
         """See `Slot.is_for`."""
@@ -80,25 +79,15 @@ class AgainSlot(Slot):
 
     def stands(self, place: SlotPlace, advisor: Advisor) -> bool:
         """See `Slot.stands`."""
-        shared_use = self.shared_use
-        if (
-            place.shared_use is not shared_use
-            or shared_use.seen
-            or place.codec is not None
-            or place.formula is not self.formula
-            or (place.choice is not None) is not self.for_goal
-        ):
+        if not self.is_last_of(place):
             return False
         if self.for_goal:
             return True
         if place.worth_at is None:
             return False
-        position, least_price, refused = place.worth_at
-        if (
-            position != self.position  # the limit knows the tensor by another one
-            or refused != self.trials.refused
-            or advisor.price(self.lane.device.kind) < least_price
-        ):
+        position, least_price, _ = place.worth_at
+        # The limit may know the tensor by another position.
+        if position != self.position or advisor.price(self.lane.device.kind) < least_price:
             return False
         limit = advisor.limit if self.lane.may_keep else None
         return limit is None or (position, self.nbytes) not in limit.staying

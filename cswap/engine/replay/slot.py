@@ -73,6 +73,13 @@ class Slot:
         self.shared_use = shared_use
         self.nbytes, self.position, self.after = nbytes, position, position + 1
 
+    def is_last_of(self, place: SlotPlace) -> bool:
+        """Whether the place's last tensor went this way, and nobody else asked for its memory.
+
+        A tensor that goes another way gives its place another shared use, or none.
+        """
+        return place.shared_use is self.shared_use and not self.shared_use.seen
+
     def is_for(self, handle: Handle, place: SlotPlace) -> bool:
         """Whether the next tensor of the place is like the last one, which had a handle."""
         raise NotImplementedError
@@ -157,13 +164,7 @@ class CodecSlot(Slot):
 
     def stands(self, place: SlotPlace, advisor: Advisor) -> bool:
         """See `Slot.stands`."""
-        shared_use = self.shared_use
-        if (
-            place.shared_use is not shared_use
-            or shared_use.seen
-            or place.codec is not self.codec
-            or place.notes is not self.notes
-        ):
+        if not self.is_last_of(place):
             return False
         kind = self.recipe.site.kind
         if place.choice is not None:
