@@ -304,7 +304,7 @@ class FitController:
             return
         if not self._chooser.unified and self._since <= FIRST_LOOKS:
             return  # looks hold other memory than the steps between them
-        look = Look(plan, self._measured, limit_bytes, self._other)
+        look = Look(plan, self._measured, limit_bytes, self._other, self._besides)
         over = look.measured > limit_bytes
         if not over and self._smallest_bytes is not None:
             self._smallest_bytes = min(self._smallest_bytes, limit_bytes)
@@ -429,7 +429,14 @@ class FitController:
     def _room(self) -> float:
         # Bytes that the goal leaves for saved tensors.
         limit = self._asked.limit_bytes
-        return math.inf if limit is None else self._correction.room(limit, self._other)
+        if limit is None:
+            return math.inf
+        return self._correction.room(limit, self._other, self._besides)
+
+    @property
+    def _besides(self) -> float:
+        # Most bytes that the program holds at a moment, beyond those that it holds at all of them.
+        return 0.0 if self._problem is None else float(self._problem.other_bytes().max())
 
     def _begin_planning(self) -> None:
         problem, room, limit_s = self._problem, self._room(), math.inf

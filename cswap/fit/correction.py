@@ -32,18 +32,20 @@ class Look(NamedTuple):
         plan: that the step obeyed.
         measured: its peak in bytes.
         limit: the goal in bytes.
-        other: bytes of it that are no saved tensors'.
+        other: bytes of it that are no saved tensors', at every moment.
+        besides: most of such bytes at a moment, beyond these.
     """
 
     plan: FitPlan
     measured: int
     limit: int
     other: float
+    besides: float = 0.0
 
     @property
     def room(self) -> float:
-        """Bytes that the limit leaves for saved tensors."""
-        return max(self.limit - self.other, 1.0)
+        """Bytes that the limit leaves for saved tensors, where it leaves the fewest."""
+        return max(self.limit - self.other - self.besides, 1.0)
 
 
 class Correction:
@@ -61,9 +63,10 @@ class Correction:
         self._made = 0
         self._held: tuple[FitPlan, float] | None = None
 
-    def room(self, limit: int, other: float) -> float:
-        """Bytes that a plan may take for saved tensors."""
-        return (limit - other) * (1 - self.margin) - self.bias
+    def room(self, limit: int, other: float, besides: float = 0.0) -> float:
+        """Bytes that a plan may take at a moment. Args: see `Look`."""
+        room = limit - other
+        return room - self.margin * max(0.0, room - besides) - self.bias
 
     def too_much(self, look: Look) -> FitPlan | None:
         """After a peak above the limit: the plan to go back to; None: another is to be made."""

@@ -25,6 +25,17 @@ def test_a_peak_above_the_limit_leaves_less_room_by_the_excess():
     assert correction.room(1000, 200.0) < 800 * (1 - MARGIN) - (1050 - 980)
 
 
+def test_bytes_that_the_program_holds_at_a_moment_need_no_margin():
+    # The logits of a language model, say: the plan leaves a share of the rest free, and a peak is
+    # far below the limit if it is so by a share of the rest.
+    correction = Correction(MARGIN)
+    assert correction.room(1000, 200.0, 700.0) == pytest.approx(800 - 100 * MARGIN)
+    assert correction.room(1000, 200.0, 900.0) == 800  # which is above the limit
+    below = Look(plan(775), measured=970, limit=1000, other=200.0, besides=700.0)
+    assert not correction.may_loosen(below._replace(besides=0.0))
+    assert correction.may_loosen(below)
+
+
 def test_a_peak_far_below_the_limit_gives_room_a_few_times():
     correction = Correction(MARGIN)
     for _ in range(MOST_LOOSENED):

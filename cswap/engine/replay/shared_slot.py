@@ -60,7 +60,7 @@ class SharedSlot(Slot):
 
     def stands(self, place: SlotPlace, advisor: Advisor) -> bool:
         """See `Slot.stands`."""
-        return place.saved_by is self.shared_use and not self.shared_use.seen
+        return place.saved_by is self.shared_use
 
     def take(self, tensor: torch.Tensor, address: int, step: int) -> Again | None:
         """See `Slot.take`."""
