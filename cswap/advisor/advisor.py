@@ -215,13 +215,14 @@ class Advisor:
         )
         return self._remember(key, memory, explanation, costs, sampled=sampled)
 
-    def stands(self, advice: Advice, kind: str, *, use: bool = True) -> bool:
-        """Whether an advice is that of the next tensor of its call site, too: then it is used.
+    def stands(self, advice: Advice, kind: str) -> bool:
+        """Whether an advice is that of the next tensor of its call site, too.
+
+        If it is used, `has_used` is to be told.
 
         Args:
             advice: that `choose` gave for the last one.
             kind: of module.
-            use: whether to count the use; else `has_used` is to be told later.
         """
         memory, costs, codec = advice.memory, advice.costs, advice.codec
         with self._lock:
@@ -229,20 +230,15 @@ class Advisor:
                 return False
             memory.uses += 1
             # First without calls, since this is asked for each tensor that leaves.
-            if (
+            found = (
                 memory.uses <= memory.good_for
                 and memory.version == costs.version
                 and not memory.stale
                 and memory.pending is None
                 and (codec is None or codec.lossless)
-            ) or self._is_settled(memory, costs, kind):
-                if use:
-                    self._used.append(memory)
-                else:
-                    memory.uses -= 1
-                return True
-            memory.uses -= 1  # `choose` counts it
-        return False
+            ) or self._is_settled(memory, costs, kind)
+            memory.uses -= 1
+        return found
 
     def has_used(self, advices: Iterable[Advice]) -> None:
         """Count one more use of each of these advices, which stood."""

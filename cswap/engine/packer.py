@@ -24,7 +24,6 @@ from cswap.engine.saved.aliases import make_token
 from cswap.engine.saved.eligibility import bytes_of, is_tracing, is_wrapped, reason_to_keep
 from cswap.engine.saved.packed import Kept, KeptParameter, PackedView
 from cswap.engine.saved.reclaim import MOST_LATER
-from cswap.engine.saved.without_handle import WithoutHandle
 from cswap.engine.sender import Sender
 from cswap.engine.sharing import Sharing
 from cswap.engine.step_notes import StepNotes
@@ -99,14 +98,14 @@ class Packer:
         self._rested = state.counters.rested
         self._warned_of_capture = False
 
-    def pack(self, tensor: torch.Tensor) -> Kept | PackedView | WithoutHandle:
+    def pack(self, tensor: torch.Tensor) -> Kept | PackedView:
         """See `SwapEngine.pack`."""
         # Most tensors stay: parameters and small ones take a way with few calls.
         chooser = self._state.chooser
         try:
             entered = None if chooser is None else chooser.enter()
             kind = type(tensor)
-            packed: Kept | PackedView | WithoutHandle
+            packed: Kept | PackedView
             if (kind is not _Tensor and kind is not Parameter) or _is_tracing():
                 packed = self._keep_special(tensor)
             elif tensor.layout is not _strided:  # has no nbytes, or another meaning of it
@@ -130,14 +129,14 @@ class Packer:
                     packed = self._take(tensor, nbytes)
                     if self._reports is not None and self._reports.wanted:
                         self.notes.saved(packed)
-            if chooser is not None and not isinstance(packed, WithoutHandle):
+            if chooser is not None:
                 chooser.packed(tensor, packed, entered)
         except BaseException:
             self._state.interrupted = True
             raise
         return packed
 
-    def _take(self, tensor: torch.Tensor, nbytes: int) -> Kept | PackedView | WithoutHandle:
+    def _take(self, tensor: torch.Tensor, nbytes: int) -> Kept | PackedView:
         # A strided tensor of no special class, which is large enough to leave.
         state, order = self._state, self._order
         if self._deaths or len(self._later) > MOST_LATER or state.interrupted:

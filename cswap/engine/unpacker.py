@@ -102,7 +102,8 @@ class Unpacker:
             if self._reports is not None and self._reports.wanted:
                 _note_asked(self._reports, (first.position, first.nbytes))
         lane, recomputer = packed.lane, self._recomputer
-        # Over a link, slots have an order of their own (replay/backward_order.py).
+        # Over a link, slots have an order of their own (replay/backward_order.py), and the next
+        # handle that is asked for begins those after it.
         ahead = lane.ahead if lane.executor.link is None else 0
         if lane.overlaps and (ahead or self._follower.depth):
             self._prefetch_after(first, ahead)

@@ -436,7 +436,9 @@ class FitController:
     @property
     def _besides(self) -> float:
         # Most bytes that the program holds at a moment, beyond those that it holds at all of them.
-        return 0.0 if self._problem is None else float(self._problem.other_bytes().max())
+        if self._problem is None or self._exploration is not None:
+            return 0.0
+        return float(self._problem.other_bytes().max())
 
     def _begin_planning(self) -> None:
         problem, room, limit_s = self._problem, self._room(), math.inf

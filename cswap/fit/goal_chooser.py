@@ -72,7 +72,7 @@ class _Ways(NamedTuple):
     Attributes:
         nbytes: of the tensor.
         ways: see above.
-        complete: whether the advisor had seen its values: a sample of a GPU's tensor comes late.
+        complete: whether the advisor has offered codecs: a sample of a GPU's tensor comes late.
     """
 
     nbytes: int

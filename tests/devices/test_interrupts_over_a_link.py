@@ -121,7 +121,7 @@ def interrupt():
 @pytest.mark.parametrize(
     ("codec", "steps"),
     [("raw", 1), ("raw", 64), ("zvc", 1), ("zvc", 64)],
-    ids=["raw", "short raw", "zvc", "short zvc"],
+    ids=["raw", "slots raw", "zvc", "slots zvc"],
 )
 def test_a_ctrl_c_at_any_line_leaves_nothing_wrong_or_held(codec, steps, stride, monkeypatch):
     monkeypatch.setattr(replay, "STEPS", steps)

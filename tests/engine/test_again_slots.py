@@ -288,6 +288,32 @@ def test_a_second_save_that_begins_later_is_right_and_is_seen_after_some_steps(m
     assert taken == [*4 * [True], *3 * [True], *3 * [True]]
 
 
+def complex_pairs(y):
+    return torch.view_as_complex(y.view(-1, 32, 2))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (lambda y: y.square().sum(), lambda y: complex_pairs(y).square().real.sum()),
+        (
+            lambda y: (c := complex_pairs(y) * 1j).mul(c.cos()).square().abs().sum(),
+            lambda y: torch.view_as_real((c := complex_pairs(y) * 1j) * c.cos()).square().sum(),
+        ),
+    ],
+    ids=["as complex numbers", "as real numbers"],
+)
+def test_a_view_of_another_dtype_at_a_known_place_is_not_computed_again(before, after):
+    h, _ = leaves()
+    with swapping() as engine:
+        for loss in [before] * 3 + [after] * 4:
+            engine.begin_step()
+            (found,) = torch.autograd.grad(loss(functional.gelu(h)), h)
+            with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+                (wanted,) = torch.autograd.grad(loss(functional.gelu(h)), h)
+            assert torch.equal(found, wanted)
+
+
 def test_a_second_save_after_a_write_gets_the_new_values():
     # The first user is never asked, so nobody else would see that the tensor was written.
     h, w = leaves()

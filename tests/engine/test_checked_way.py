@@ -77,7 +77,7 @@ def test_an_impossible_size_is_not_read(nbytes):
 
 @pytest.fixture
 def made(monkeypatch):
-    """Dtype and packed object of each tensor that went the short way."""
+    """Dtype and packed object of each tensor that went by a slot."""
     found, init = [], Encoded.__init__
 
     def noted(self, tensor, *args, **named):
@@ -117,7 +117,7 @@ def test_indices_at_a_known_place_have_no_handle(made):
     assert [dtype for dtype, _ in made].count(torch.int64) >= 3
 
 
-@pytest.mark.parametrize("n_steps", [3, 5])  # the last one by the short way, and by order
+@pytest.mark.parametrize("n_steps", [3, 5])  # the last one by a slot
 def test_indices_without_a_handle_are_verified(made, n_steps):
     x = image()
     with swapping() as engine:

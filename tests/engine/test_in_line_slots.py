@@ -23,7 +23,7 @@ from cswap.testing.engines import assert_empty
 
 MODIFIED = "modified by an inplace operation"
 
-WHOLE_WAY, SHORT_WAY = 1, 64
+WHOLE_WAY, BY_SLOTS = 1, 64
 """Values of `replay.STEPS`."""
 
 
@@ -38,7 +38,7 @@ def _same_numbers():
 
 @pytest.fixture
 def made(monkeypatch):
-    """The number of tensors that went the short way, in a list of one."""
+    """The number of tensors that went by a slot, in a list of one."""
     found, init = [0], Encoded.__init__
 
     def counted(self, *args, **named):
@@ -109,7 +109,7 @@ def test_gradients_are_bit_equal_and_nothing_stays(codec, name, made):
 @pytest.mark.parametrize("codec", ["raw", "zvc", "int8"])
 def test_statistics_and_values_are_those_of_the_whole_way(codec, monkeypatch, made):
     found = []
-    for n in (WHOLE_WAY, SHORT_WAY):
+    for n in (WHOLE_WAY, BY_SLOTS):
         monkeypatch.setattr(replay, "STEPS", n)
         torch.manual_seed(0)
         given = leaves()

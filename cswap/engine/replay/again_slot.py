@@ -39,10 +39,11 @@ class AgainSlot(Slot):
         formula: of the last tensor.
         for_goal: whether a goal has chosen it.
         finder: recognises the formula.
+        trials: of chains.
         again: see `Counters`.
     """
 
-    __slots__ = ("again", "finder", "for_goal", "formula")
+    __slots__ = ("again", "finder", "for_goal", "formula", "trials")
 
     def __init__(
         self,
@@ -65,7 +66,7 @@ class AgainSlot(Slot):
         super().__init__(place.recipe, shared_use, handle.position, handle.raw_nbytes, check)
         self.formula, self.for_goal = formula, place.choice is not None
         self.finder = recomputer.finder(tolerance=handle.tolerance, for_goal=self.for_goal)
-        self.again = state.counters.again
+        self.trials, self.again = recomputer.trials, state.counters.again
 
     def is_for(self, handle: Handle, place: SlotPlace) -> bool:
         """See `Slot.is_for`."""
@@ -85,9 +86,12 @@ class AgainSlot(Slot):
             return True
         if place.worth_at is None:
             return False
-        position, least_price, _ = place.worth_at
-        # The limit may know the tensor by another position.
-        if position != self.position or advisor.price(self.lane.device.kind) < least_price:
+        position, least_price, refused = place.worth_at
+        if (
+            position != self.position  # the limit knows the tensor by another one
+            or refused != self.trials.refused
+            or advisor.price(self.lane.device.kind) < least_price
+        ):
             return False
         limit = advisor.limit if self.lane.may_keep else None
         return limit is None or (position, self.nbytes) not in limit.staying

@@ -13,7 +13,7 @@ Most tensors stay: parameters, small ones, and those of places where the last te
 goal or is a parameter's. They need no slot, and nothing is wrong if another tensor stays instead.
 
 A slot takes tensors until the next step begins. Where anything else is wanted (a choice of codecs,
-a report, a look at every tensor, a timeline), none does, and all tensors go the general way. So do
+a look at every tensor, a timeline), none does, and all tensors go the general way. So do
 those of every `STEPS`-th step. If another tensor begins to use the same memory, the slot of the
 first does not notice: both are held, each in its own way, and each comes back with its own values.
 In such a step the second use is seen.
@@ -250,6 +250,8 @@ class Replay:
         ):
             return self._other(tensor, n)
         base = tensor._base  # noqa: SLF001
+        if self._deaths:
+            self._reclaimer.collect_encodings()
         if (
             steps.asked_since_pack
             or get_ident() != self._thread
@@ -288,9 +290,12 @@ class Replay:
         # Another tensor than the slot of the n-th place is for. If it is at no place, as weights
         # and small tensors are, the slot waits for the next one.
         begun = self._book.begun
+        before = self._book.slots
         packed = self._pack(tensor)
         if n < begun.next <= len(begun.places):
-            begun.places[n].slot = None  # it is made anew for the tensor that comes here now
+            place = begun.places[n]
+            if before is not None and place.slot is before[n]:
+                place.slot = None  # it would refuse the tensor that comes here now
         return packed
 
     @leave_alone

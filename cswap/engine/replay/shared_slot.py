@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from cswap.advisor.advisor import Advisor
+    from cswap.engine.recipe import Recipe
     from cswap.engine.replay.slot import SlotPlace
     from cswap.engine.saved.without_handle import SharedUse
     from cswap.engine.transfer.handle import Handle
@@ -35,7 +36,7 @@ class SharedSlot(Slot):
     def __init__(
         self,
         shared_use: SharedUse,
-        place: SlotPlace,
+        recipe: Recipe,
         position: int,
         nbytes: int,
         check: Callable[[torch.Tensor], bool],
@@ -45,13 +46,13 @@ class SharedSlot(Slot):
 
         Args:
             shared_use: of the place that has saved the last tensor before.
-            place: where in the step.
+            recipe: of the place.
             position: of the next tensor that is no shared one.
             nbytes: of the memory.
             check: see `Slot`.
             counters: the engine's.
         """
-        super().__init__(place.recipe, shared_use, position, nbytes, check)
+        super().__init__(recipe, shared_use, position, nbytes, check)
         self.after, self.counters = position, counters
 
     def is_for(self, handle: Handle, place: SlotPlace) -> bool:

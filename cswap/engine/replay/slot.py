@@ -173,7 +173,7 @@ class CodecSlot(Slot):
         if limit is not None and limit.keeps(self.position, self.nbytes):
             return False
         notes = self.notes
-        return isinstance(notes, Advice) and advisor.stands(notes, kind, use=False)
+        return isinstance(notes, Advice) and advisor.stands(notes, kind)
 
     def note_round_trip(self, codec: str, device_s: float) -> None:
         """See `TripNotes`."""

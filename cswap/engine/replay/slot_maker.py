@@ -37,8 +37,8 @@ class SlotMaker:
         """
         shared_use, slot = token.shared_use, place.slot
         if shared_use is None:
-            return
-        if slot is not None and slot.is_for(token.handle, place):
+            place.slot = None
+        elif slot is not None and slot.is_for(token.handle, place):
             slot.renew(shared_use, place.notes)
             if isinstance(slot, LinkSlot):
                 slot.sections = token.handle.sections
@@ -48,16 +48,12 @@ class SlotMaker:
     def learn_shared(self, first: Token, tensor: torch.Tensor, place: Place) -> None:
         """The same for a tensor that another place has saved before. Args: first: of that one."""
         place.slot, shared_use = None, place.saved_by
-        check = None if shared_use is None else check_of(tensor)
-        if check is not None and shared_use is not None:
-            place.slot = SharedSlot(
-                shared_use,
-                place,
-                self._state.order.position,
-                first.handle.raw_nbytes,
-                check,
-                self._state.counters,
-            )
+        if shared_use is None or (check := check_of(tensor)) is None:
+            return
+        state, nbytes = self._state, first.handle.raw_nbytes
+        place.slot = SharedSlot(
+            shared_use, place.recipe, state.order.position, nbytes, check, state.counters
+        )
 
     def _made(self, token: Token, tensor: torch.Tensor, place: Place) -> Slot | None:
         # Where a tensor is conjugated or negated, its memory has other numbers.
@@ -66,6 +62,9 @@ class SlotMaker:
             return None
         handle, executor = token.handle, token.lane.executor
         if place.codec is None:
+            formula = place.formula
+            if formula is None or tensor.dtype is not formula.layout.dtype:
+                return None  # a view of another dtype than its memory
             return AgainSlot(handle, place, check, self._state)
         if executor.link is not None:
             return LinkSlot(handle, place, check, executor.link)
