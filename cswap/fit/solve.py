@@ -37,7 +37,11 @@ if TYPE_CHECKING:
     _Change: TypeAlias = tuple[float, NDArray[np.float64], int, Way]
 
 TIME_LIMIT_S: Final = 5.0
-"""Of one call of the solver."""
+"""Of one call of the solver for a whole program."""
+
+FEWER_LIMIT_S: Final = 20.0
+"""The same where the relaxation has decided about most tensors. That takes two seconds, and on a
+busy machine it must not end with another plan."""
 
 GAP: Final = 0.005
 """Relative distance from the optimum at which the solver stops."""
@@ -257,14 +261,14 @@ class _Table:
 
         relaxes = link is not None and n > FEW
 
-        def best(lower: Any, upper: Any, whole: Any) -> Any:
+        def best(lower: Any, upper: Any, whole: Any, limit_s: float = TIME_LIMIT_S) -> Any:
             gap = GAP_OVER_LINK if relaxes else GAP
             return milp(
                 cost,
                 constraints=constraints,
                 integrality=whole,
                 bounds=Bounds(lower, upper),
-                options={"time_limit": TIME_LIMIT_S, "mip_rel_gap": gap},
+                options={"time_limit": limit_s, "mip_rel_gap": gap},
             ).x
 
         plans, bound = [], -math.inf
@@ -272,7 +276,7 @@ class _Table:
             decided = self._decided(shares[:n])
             low, high = lower.copy(), upper.copy()
             low[:n][decided] = high[:n][decided] = np.round(shares[:n][decided])
-            plans, bound = [best(low, high, whole)], (1 + FAR) * cost @ shares
+            plans, bound = [best(low, high, whole, FEWER_LIMIT_S)], (1 + FAR) * cost @ shares
         if not plans or plans[0] is None or cost @ plans[0] > bound:
             plans.append(best(lower, upper, whole))
         found = min((x for x in plans if x is not None), key=lambda x: cost @ x, default=None)
