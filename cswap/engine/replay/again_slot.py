@@ -80,7 +80,7 @@ class AgainSlot(Slot):
 
     def stands(self, place: SlotPlace, advisor: Advisor) -> bool:
         """See `Slot.stands`."""
-        if not self.is_last_of(place):
+        if place.shared_use is not self.shared_use or self.shared_use.seen:
             return False
         if self.for_goal:
             return True

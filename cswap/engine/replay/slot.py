@@ -73,13 +73,6 @@ class Slot:
         self.shared_use = shared_use
         self.nbytes, self.position, self.after = nbytes, position, position + 1
 
-    def is_last_of(self, place: SlotPlace) -> bool:
-        """Whether the place's last tensor went this way, and nobody else asked for its memory.
-
-        A tensor that goes another way gives its place another shared use, or none.
-        """
-        return place.shared_use is self.shared_use and not self.shared_use.seen
-
     def is_for(self, handle: Handle, place: SlotPlace) -> bool:
         """Whether the next tensor of the place is like the last one, which had a handle."""
         raise NotImplementedError
@@ -96,7 +89,8 @@ class Slot:
     def stands(self, place: SlotPlace, advisor: Advisor) -> bool:
         """Whether what was decided for the last tensor holds in the step that begins.
 
-        No, if that one has gone another way than this slot.
+        No, if that one has gone another way than this slot, which gives its place another shared
+        use, or none; or if somebody else asked for its memory.
 
         Args:
             place: of the slot.
@@ -164,7 +158,7 @@ class CodecSlot(Slot):
 
     def stands(self, place: SlotPlace, advisor: Advisor) -> bool:
         """See `Slot.stands`."""
-        if not self.is_last_of(place):
+        if place.shared_use is not self.shared_use or self.shared_use.seen:
             return False
         kind = self.recipe.site.kind
         if place.choice is not None:
