@@ -170,9 +170,9 @@ class Packer:
                 place.choice, place.slot = STAYS, None
                 self._counters.by_goal.append(nbytes)
                 return _kept(tensor)
-        return self._take_whole_way(tensor, place, scope)
+        return self._take_general_way(tensor, place, scope)
 
-    def _take_whole_way(
+    def _take_general_way(
         self, tensor: torch.Tensor, place: Place, scope: Scope
     ) -> Kept | PackedView:
         start_s = _now()

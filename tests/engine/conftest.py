@@ -8,14 +8,18 @@ from cswap.engine.replay.again_slot import AgainSlot
 
 
 @pytest.fixture
-def _chains_take_no_time(monkeypatch):
-    # A busy machine may take longer than a tensor is worth.
-    monkeypatch.setattr("cswap.engine.trials._timed", lambda *_: 1e-5)
+def _same_numbers():
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def _chains_take_no_time(monkeypatch, _same_numbers):
+    # A busy machine may take longer than a tensor is worth.
+    monkeypatch.setattr("cswap.engine.trials._timed", lambda *_: 1e-5)
 
 
 @pytest.fixture

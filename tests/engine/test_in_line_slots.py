@@ -27,13 +27,7 @@ WHOLE_WAY, BY_SLOTS = 1, 64
 """Values of `replay.STEPS`."""
 
 
-@pytest.fixture(autouse=True)
-def _same_numbers():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("_same_numbers")
 
 
 @pytest.fixture

@@ -79,7 +79,7 @@ class InLineSlot(CodecSlot):
                 if not codec.lossless:
                     key = EncodeKey(in_line.seed, self.position, step)
                 encoding = in_line.encode(flat_whole(tensor), codec, key)
-        except Exception:  # the whole way meets it again, and counts it
+        except Exception:  # the general way meets it again, and counts it
             return None
         if encoding is None:
             return None

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from cswap.engine.recipe import Recipe
     from cswap.engine.replay.slot import SlotPlace
     from cswap.engine.saved.without_handle import SharedUse
-    from cswap.engine.transfer.handle import Handle
     from cswap.stats.counters import Counters
 
 
@@ -54,10 +53,6 @@ class SharedSlot(Slot):
         """
         super().__init__(recipe, shared_use, position, nbytes, check)
         self.after, self.counters = position, counters
-
-    def is_for(self, handle: Handle, place: SlotPlace) -> bool:
-        """See `Slot.is_for`."""
-        return False  # that tensor is not a shared one
 
     def stands(self, place: SlotPlace, advisor: Advisor) -> bool:
         """See `Slot.stands`."""

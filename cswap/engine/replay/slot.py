@@ -40,6 +40,8 @@ class SlotPlace(Protocol):
 class Slot:
     """What the next tensor of one place needs, if it looks like the last one.
 
+    No abstract base class: `isinstance` would take a Python call for each tensor.
+
     Attributes:
         check: whether it does.
         scope, recipe, shared_use, lane, nbytes: of the last one.
@@ -74,8 +76,13 @@ class Slot:
         self.nbytes, self.position, self.after = nbytes, position, position + 1
 
     def is_for(self, handle: Handle, place: SlotPlace) -> bool:
-        """Whether the next tensor of the place is like the last one, which had a handle."""
-        raise NotImplementedError
+        """Whether the slot is for the next tensor, too, after one that had a handle of its own.
+
+        Args:
+            handle: of that one.
+            place: where in the step.
+        """
+        return False
 
     def renew(self, shared_use: SharedUse, notes: Notes | None) -> None:
         """The last tensor of the place had a handle, and the next one is like it.

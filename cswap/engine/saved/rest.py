@@ -5,10 +5,10 @@ Note [a tensor that rests]
 Where the advisor or the limit of a step's time leaves a tensor in place, it will do so in the next
 steps, too: values, prices and times change slowly. So the place in the step where it was saved
 rests. The tensor that is saved there in the next steps gets no handle, which could be swapped, and
-the advisor is not asked. It is counted, and that is all. After `FIRST_STEPS` it goes the whole way
-again, with a new sample of its values; if it stays then, too, the place rests for `GROWTH` times
-as many steps, up to `MOST_STEPS`. A tensor that the limit no longer keeps ends its rest at once:
-in the first thirty steps, a rest would be most of the time.
+the advisor is not asked. It is counted, and that is all. After `FIRST_STEPS` it goes the general
+way again, with a new sample of its values; if it stays then, too, the place rests for `GROWTH`
+times as many steps, up to `MOST_STEPS`. A tensor that the limit no longer keeps ends its rest at
+once: in the first thirty steps, a rest would be most of the time.
 
 A tensor that shares the memory of one that rests has to rest as long: the memory stays for one of
 them, so nothing is gained by swapping the other.
