@@ -115,13 +115,16 @@ def test_no_more_leaves_than_the_time_allows():
     ways = Way("keep", 64 * MIB, 0.0), Way("raw", 0, 0.0, link_bytes=64 * MIB)
     ten = [saved(i, 64 * MIB, i, 39 - i, *ways) for i in range(10)]
 
-    def most(seconds, limit_s):
-        return within_time(Problem(ten, over_link(40, seconds)), limit_s).counts["raw"]
+    def plan(seconds, limit_s):
+        return within_time(Problem(ten, over_link(40, seconds)), limit_s)
 
-    assert most(2 * OUT_S, 0.0) == 9  # the last is needed at once
-    assert most(0.0, 0.0) == 0
-    few = most(OUT_S / 8, 0.0)
-    assert 0 < few < most(OUT_S / 8, 2 * OUT_S) < 9
+    everything, nothing = plan(2 * OUT_S, 0.0), plan(0.0, 0.0)
+    assert everything.counts["raw"] == 9  # the last is needed at once
+    assert nothing.counts["raw"] == 0
+    hidden, stalled = plan(OUT_S / 8, 0.0), plan(OUT_S / 8, 2 * OUT_S)
+    peaks = [found.peak_bytes for found in (nothing, hidden, stalled, everything)]
+    assert peaks == sorted(set(peaks), reverse=True)
+    assert 0 < hidden.counts["raw"] < 9
 
 
 # Seed 4 is the quickest.
