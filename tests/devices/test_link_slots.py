@@ -30,7 +30,7 @@ N = 12
 NUMEL = MIB // 4
 """Elements of one MiB."""
 
-WHOLE_WAY, BY_SLOTS = 1, 64
+GENERAL_WAY, BY_SLOTS = 1, 64
 """Values of `replay.STEPS`."""
 
 
@@ -401,7 +401,7 @@ def test_a_tensor_of_another_role_at_the_same_place_is_not_rounded(machine):
 def test_a_tensor_is_rounded_as_on_the_whole_way(monkeypatch, section_bytes):
     """By its position, its part and the step."""
     found = []
-    for steps in (WHOLE_WAY, BY_SLOTS):
+    for steps in (GENERAL_WAY, BY_SLOTS):
         monkeypatch.setattr(replay, "STEPS", steps)
         with monkeypatch.context() as patch:
             machine = LaggingMachine(patch)
@@ -417,7 +417,7 @@ def test_a_tensor_is_rounded_as_on_the_whole_way(monkeypatch, section_bytes):
                 packed.clear()
                 machine.cuda.synchronize()
                 engine._end_backward()
-            assert kind is (PackedView if steps == WHOLE_WAY else Away)
+            assert kind is (PackedView if steps == GENERAL_WAY else Away)
             found.append(backs)
     assert all(map(torch.equal, *found))
 
@@ -502,7 +502,7 @@ def test_a_traced_step_and_a_captured_one_go_the_whole_way(machine):
 
 def test_statistics_are_those_of_the_whole_way(monkeypatch):
     found = []
-    for steps in (WHOLE_WAY, BY_SLOTS):
+    for steps in (GENERAL_WAY, BY_SLOTS):
         monkeypatch.setattr(replay, "STEPS", steps)
         with monkeypatch.context() as patch:
             machine = LaggingMachine(patch)
@@ -637,7 +637,7 @@ def test_the_memory_that_a_plan_was_made_for_is_held_after_the_model_has_changed
     assert machine.cuda.peak_bytes <= 6 * MIB + MIB
 
 
-@pytest.mark.parametrize("steps", [WHOLE_WAY, BY_SLOTS])
+@pytest.mark.parametrize("steps", [GENERAL_WAY, BY_SLOTS])
 @pytest.mark.parametrize("ahead", [0, 2])
 def test_a_second_stream_waits_for_memory_that_the_first_was_given(
     machine, monkeypatch, ahead, steps, codec

@@ -20,7 +20,7 @@ MOST_CALLS = {"raw": 21, "zvc": 26}
 
 Lower these when the way gets shorter."""
 
-MOST_CALLS_WHOLE_WAY = {"raw": 104, "zvc": 118}
+MOST_CALLS_GENERAL_WAY = {"raw": 104, "zvc": 118}
 """The same with a handle."""
 
 
@@ -40,10 +40,10 @@ def counted(run):
         sys.setprofile(before)
 
 
-@pytest.mark.parametrize("most", [MOST_CALLS, MOST_CALLS_WHOLE_WAY], ids=["short", "whole"])
+@pytest.mark.parametrize("most", [MOST_CALLS, MOST_CALLS_GENERAL_WAY], ids=["slots", "general"])
 @pytest.mark.parametrize("codec", MOST_CALLS)
 def test_python_calls_of_a_swapped_tensor(codec, most, monkeypatch):
-    if most is MOST_CALLS_WHOLE_WAY:
+    if most is MOST_CALLS_GENERAL_WAY:
         monkeypatch.setattr("cswap.engine.replay.replay.STEPS", 1)
     engine = SwapEngine(SwapConfig(codec=codec, min_bytes=0, workers=0, remat=False))
     x = torch.relu(torch.randn(1 << 10, generator=torch.Generator().manual_seed(0)))

@@ -23,7 +23,7 @@ from cswap.testing.engines import assert_empty
 
 MODIFIED = "modified by an inplace operation"
 
-WHOLE_WAY, BY_SLOTS = 1, 64
+GENERAL_WAY, BY_SLOTS = 1, 64
 """Values of `replay.STEPS`."""
 
 
@@ -103,7 +103,7 @@ def test_gradients_are_bit_equal_and_nothing_stays(codec, name, made):
 @pytest.mark.parametrize("codec", ["raw", "zvc", "int8"])
 def test_statistics_and_values_are_those_of_the_whole_way(codec, monkeypatch, made):
     found = []
-    for n in (WHOLE_WAY, BY_SLOTS):
+    for n in (GENERAL_WAY, BY_SLOTS):
         monkeypatch.setattr(replay, "STEPS", n)
         torch.manual_seed(0)
         given = leaves()
@@ -394,7 +394,7 @@ def test_memory_that_does_not_begin_at_a_word_goes_the_general_way(made, monkeyp
 
     w = torch.randn(64, 64, requires_grad=True)
     wanted = torch.autograd.grad((odd @ w).sum(), w)
-    monkeypatch.setattr(InLine, "encode_at", None)  # would raise, and take the whole way
+    monkeypatch.setattr(InLine, "encode_at", None)  # would raise, and take the general way
     with swapping("zvc") as engine:
         monkeypatch.setattr(OneThread, "encode", noted)
         assert equal(steps(engine, lambda v: (odd @ v).sum(), [w]), wanted)

@@ -83,7 +83,7 @@ def test_gradients_are_bit_equal_and_less_is_held(workers, codec):
 
 
 def test_handles_without_bytes_are_released_in_groups(monkeypatch):
-    monkeypatch.setattr(replay, "STEPS", 1)  # the whole way in every step
+    monkeypatch.setattr(replay, "STEPS", 1)  # the general way in every step
     model, x = torch.nn.Sequential(*(Block(64, 4) for _ in range(9))), torch.randn(8, 64, 64)
     waiting = []
     with cswap.install(model, min_bytes=0, workers=0) as handle:
