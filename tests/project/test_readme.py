@@ -51,9 +51,9 @@ def test_a_stale_picture_is_noticed(tmp_path, monkeypatch):
     assert shown.read_bytes() == b"new"
 
 
-def marked(page):
+def marked(text):
     """Names of the blocks in a page that stand between ``<!-- NAME -->`` and ``<!-- /NAME -->``."""
-    return re.findall(r"<!-- ([a-z][\w ]*) -->\n.*?<!-- /\1 -->", page.read_text("utf-8"), re.S)
+    return re.findall(r"<!-- ([a-z][\w ]*) -->\n.*?<!-- /\1 -->", text, re.S)
 
 
 def unmarked_tables(page):
@@ -68,11 +68,13 @@ def test_every_marked_block_is_filled_and_every_table_is_shown_once():
     from bench.pages.readme import PAGES, TABLES
 
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    blocks = {page: marked(page) for page in pages}
+    texts = {page: page.read_text("utf-8") for page in pages}
+    blocks = {page: marked(text) for page, text in texts.items()}
     assert {page for page, names in blocks.items() if names} == set(PAGES)
     assert sorted(name for names in blocks.values() for name in names) == sorted(TABLES)
-    ends = [end for page in pages for end in re.findall(r"<!-- /([\w ]+) -->", page.read_text())]
-    assert sorted(ends) == sorted(TABLES)  # a misspelt mark would have an end without a block
+    # A misspelt mark would have an end without a block.
+    ends = {page: re.findall(r"<!-- /([\w ]+) -->", text) for page, text in texts.items()}
+    assert ends == blocks
 
 
 def test_long_tables_are_folded_and_short_ones_are_not():
