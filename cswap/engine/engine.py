@@ -12,7 +12,7 @@ import torch
 
 from cswap.dynamo import leave_alone
 from cswap.engine.packer import Packer
-from cswap.engine.replay.replay import STEPS, Replay
+from cswap.engine.replay.replay import Replay
 from cswap.engine.saved.eligibility import is_tracing
 from cswap.engine.saved.packed import Token
 from cswap.engine.state import EngineState
@@ -173,8 +173,7 @@ class SwapEngine:
     @property
     def looks(self) -> bool:
         """Whether each tensor of the step that has begun is looked at."""
-        step = self.packer.step
-        return self._state.chooser is not None or (step > 0 and not step % STEPS)
+        return self._state.looks
 
     @property
     def wants_owned(self) -> bool:

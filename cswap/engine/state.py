@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from cswap.advisor.advisor import Advisor
 from cswap.engine.order.budget_window import BudgetWindow
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from cswap.engine.transfer.device_lanes import Lane
     from cswap.engine.transfer.handle import Handle
     from cswap.schema.plan import Plan
+
+GENERAL_EVERY: Final = 64
+"""Steps between two that are looked at. A goal has a measure of its own."""
 
 
 class EngineState:
@@ -108,6 +111,14 @@ class EngineState:
             self.took = goal.took
         else:
             self.took = None if limit is None else limit.took
+
+    @property
+    def looks(self) -> bool:
+        """Whether each tensor of the step that has begun is looked at, and goes the general way."""
+        if self.goal is not None:
+            return self.chooser is not None
+        step = self.order.step
+        return step > 0 and not step % GENERAL_EVERY
 
     def _release(self, handle: Handle, lane: Lane) -> None:
         with self.lock:

@@ -50,7 +50,7 @@ LOOK_EVERY: Final = 8
 """Later, every so many steps are looked at; so many in a row after a step that was another one than
 the step before. In as many, tensors that are too small to swap are counted: most never change."""
 
-MOST_BETWEEN: Final = 64
+MOST_BETWEEN: Final = 256
 """The same on a GPU, where a look takes its host twice as long as the step. There, the first ones
 come after 8, 16 and 32 steps."""
 

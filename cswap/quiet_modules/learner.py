@@ -44,14 +44,15 @@ class _Part:
     resting: list[int] = field(default_factory=list)
     kept: list[int] = field(default_factory=list)  # ids of objects that autograd holds
 
-    def learn(self, ends: Boundary | None) -> None:
-        # Tell the boundary where this part begins. Args: ends: the one where it ends.
+    def learn(self, ends: Boundary | None) -> bool:
+        # Tell the boundary where this part begins; whether nothing is new. Args: ends: the one
+        # where it ends.
         saved = Saved(
             self.first, self.n_places, tuple(self.sizes), self.arguments, self.training, ends
         )
         unseen = {why: (len(sizes), sum(sizes)) for why, sizes in self.kept_sizes.items()}
         stretch = Stretch(saved, tuple(unseen.items()), tuple(self.resting))
-        self.begins.learn(saved, stretch if self.stays else None)
+        return self.begins.learn(saved, stretch if self.stays else None)
 
     def take(self, later: _Part) -> None:
         # The part after this one, where no boundary can be told from others.
@@ -65,9 +66,14 @@ class _Part:
 
 
 class Learner:
-    """One call of the model with all hooks on: notes the tensors between boundaries."""
+    """One call of the model with all hooks on: notes the tensors between boundaries.
+
+    Attributes:
+        repeats: whether the call was like those before, once it has ended.
+    """
 
     learns: Final = True
+    repeats = False
 
     def __init__(self, engine: SwapEngine, pair: Pair) -> None:
         """Args: engine: swaps; pair: the hooks, which are to call `pack`."""
@@ -100,9 +106,10 @@ class Learner:
         self._close()
         parts = self._told_apart()
         ends: list[Boundary | None] = [part.begins for part in parts[1:]]
-        for part, end in zip(parts, [*ends, None], strict=True):
+        for part in parts:
             part.stays = part.stays and self._needed.isdisjoint(part.kept)
-            part.learn(end)
+        learned = [part.learn(end) for part, end in zip(parts, [*ends, None], strict=True)]
+        self.repeats = all(learned)
         return [part.begins for part in parts]
 
     def _close(self) -> bool:

@@ -12,7 +12,8 @@ agree, and all of these tensors stay, the stretch is quiet. Quiet stretches in a
 the hooks go off where the first one begins, and come back where the last one ends (spans.py,
 run.py). A stretch in which a tensor is due to be looked at (Note [a tensor that rests] in rest.py)
 is not quiet in that step. Models may take turns (the generator of a GAN does), so pairs of calls
-learn, at uneven intervals. A stretch that was not like before needs more such calls each time.
+learn, at uneven intervals, which grow while nothing changes. A stretch that was not like before
+needs more such calls each time.
 
 A tensor that is computed again needs the tensors in the slots of autograd's nodes. In a span these
 are no objects of ours, but the tensors themselves: see `Finder`.
@@ -59,6 +60,9 @@ FIRST_LEARNED: Final = 4
 INTERVALS: Final = (14, 19, 16, 23, 11, 17, 21, 13)
 """Calls between the beginnings of two pairs that learn, in turns: see the Note."""
 
+LONGEST: Final = 8
+"""Most times an interval, after so many calls that were like those before."""
+
 _requires_grad, _training = attrgetter("requires_grad"), attrgetter("training")
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled  # noqa: SLF001
 
@@ -80,7 +84,7 @@ class QuietModules:
         self._n_calls = 0
         self._next = 0  # call that begins to learn
         self._run: Run | None = None  # the last one
-        self._intervals = cycle(INTERVALS)
+        self._intervals, self._times = cycle(INTERVALS), 1
 
     def run(
         self, pair: Pair, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -131,6 +135,7 @@ class QuietModules:
         """A call of the model has ended well."""
         if isinstance(run, Learner):
             self._spans.learned(run.end())
+            self._times = min(self._times + 1, LONGEST) if run.repeats else 1
         else:
             run.end()
 
@@ -138,7 +143,7 @@ class QuietModules:
         n = self._n_calls
         self._n_calls = n + 1
         if n > self._next + 1:
-            self._next += next(self._intervals)
+            self._next += self._times * next(self._intervals)
         return n < FIRST_LEARNED or n >= self._next
 
     def _settings_now(self) -> object:

@@ -102,14 +102,15 @@ class Boundary:
         self.span: Span | None = None
         self.wakes, self.turns = -1, False
 
-    def learn(self, saved: Saved, stretch: Stretch | None) -> None:
-        """Note what was saved from here on.
+    def learn(self, saved: Saved, stretch: Stretch | None) -> bool:
+        """Note what was saved from here on; whether that is as before.
 
         Args:
             saved: the tensors.
             stretch: the same, if all of them stay; else None.
         """
-        if saved == self._last:
+        before, alike = self.stretch, saved == self._last
+        if alike:
             self._like += 1
         else:
             if self._like:
@@ -117,6 +118,7 @@ class Boundary:
             self._like = 0
         self._last = saved
         self.stretch = stretch if self._like >= self._wanted else None
+        return alike and (before is None) == (self.stretch is None)
 
     def forget(self) -> None:
         """The step has changed."""

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from cswap.engine.replay import replay
+from cswap.engine import state
 from cswap.testing.lagging_machine import LaggingMachine
 
 N = 6
@@ -124,7 +124,7 @@ def interrupt():
     ids=["raw", "slots raw", "zvc", "slots zvc"],
 )
 def test_a_ctrl_c_at_any_line_leaves_nothing_wrong_or_held(codec, steps, stride, monkeypatch):
-    monkeypatch.setattr(replay, "STEPS", steps)
+    monkeypatch.setattr(state, "GENERAL_EVERY", steps)
     line = 1
     while True:
         with monkeypatch.context() as patch:

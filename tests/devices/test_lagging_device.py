@@ -117,7 +117,7 @@ def test_a_large_device_holds_no_more_of_a_small_step(machine, codec):
 def test_a_step_of_many_small_tensors_has_a_share_of_its_bytes_under_way(
     machine, monkeypatch, steps, share
 ):
-    monkeypatch.setattr("cswap.engine.replay.replay.STEPS", steps)  # 1: all have handles
+    monkeypatch.setattr("cswap.engine.state.GENERAL_EVERY", steps)  # 1: all have handles
     machine.device.backlog_bytes = machine.device.ready_bytes = 1 << 30
     engine = machine.engine("raw")
     executor = engine._state.lanes.of(machine.tensor(1).device).executor

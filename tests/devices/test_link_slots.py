@@ -13,8 +13,9 @@ import torch
 
 from cswap.config import SwapConfig
 from cswap.devices.sim import SimDevice
+from cswap.engine import state
 from cswap.engine.engine import SwapEngine
-from cswap.engine.replay import link, replay, way_out
+from cswap.engine.replay import link, way_out
 from cswap.engine.replay.link_slot import LinkSlot
 from cswap.engine.saved.away import Away
 from cswap.engine.saved.packed import PackedView
@@ -31,7 +32,7 @@ NUMEL = MIB // 4
 """Elements of one MiB."""
 
 GENERAL_WAY, BY_SLOTS = 1, 64
-"""Values of `replay.STEPS`."""
+"""Values of `state.GENERAL_EVERY`."""
 
 
 @pytest.fixture
@@ -402,7 +403,7 @@ def test_a_tensor_is_rounded_as_on_the_whole_way(monkeypatch, section_bytes):
     """By its position, its part and the step."""
     found = []
     for steps in (GENERAL_WAY, BY_SLOTS):
-        monkeypatch.setattr(replay, "STEPS", steps)
+        monkeypatch.setattr(state, "GENERAL_EVERY", steps)
         with monkeypatch.context() as patch:
             machine = LaggingMachine(patch)
             machine.device.section_bytes = section_bytes
@@ -503,7 +504,7 @@ def test_a_traced_step_and_a_captured_one_go_the_whole_way(machine):
 def test_statistics_are_those_of_the_whole_way(monkeypatch):
     found = []
     for steps in (GENERAL_WAY, BY_SLOTS):
-        monkeypatch.setattr(replay, "STEPS", steps)
+        monkeypatch.setattr(state, "GENERAL_EVERY", steps)
         with monkeypatch.context() as patch:
             machine = LaggingMachine(patch)
             machine.device.backlog_bytes = machine.device.ready_bytes = 4 * MIB
@@ -642,7 +643,7 @@ def test_the_memory_that_a_plan_was_made_for_is_held_after_the_model_has_changed
 def test_a_second_stream_waits_for_memory_that_the_first_was_given(
     machine, monkeypatch, ahead, steps, codec
 ):
-    monkeypatch.setattr(replay, "STEPS", steps)
+    monkeypatch.setattr(state, "GENERAL_EVERY", steps)
     monkeypatch.setattr("cswap.engine.unpacker._current_backward", lambda: 7)  # one runs
     engine = machine.engine(codec)
     engine._unpacker.backward = 7

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import cswap
 from cswap.advisor.time_limit import TimeLimit
-from cswap.engine.replay import replay
+from cswap.engine import state
 from cswap.engine.saved.results import MOST
 from cswap.remat.record import Remat
 from cswap.testing.engines import assert_empty
@@ -91,7 +91,7 @@ def test_nothing_holds_the_memory_between_forward_and_backward(taken):
 def test_statistics_are_those_of_the_whole_way(monkeypatch, taken):
     counts = []
     for steps in (1, 64):
-        monkeypatch.setattr(replay, "STEPS", steps)
+        monkeypatch.setattr(state, "GENERAL_EVERY", steps)
         given = leaves()
         with swapping() as engine:
             for _ in range(3):
@@ -277,7 +277,7 @@ def test_one_of_two_users_is_never_asked(taken):
 
 
 def test_a_second_save_that_begins_later_is_right_and_is_seen_after_some_steps(monkeypatch, taken):
-    monkeypatch.setattr(replay, "STEPS", 4)
+    monkeypatch.setattr(state, "GENERAL_EVERY", 4)
     given = leaves()
     wanted = {loss: torch.autograd.grad(loss(*given), given) for loss in (one, twice)}
     with swapping() as engine:

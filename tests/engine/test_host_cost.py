@@ -44,7 +44,7 @@ def counted(run):
 @pytest.mark.parametrize("codec", MOST_CALLS)
 def test_python_calls_of_a_swapped_tensor(codec, most, monkeypatch):
     if most is MOST_CALLS_GENERAL_WAY:
-        monkeypatch.setattr("cswap.engine.replay.replay.STEPS", 1)
+        monkeypatch.setattr("cswap.engine.state.GENERAL_EVERY", 1)
     engine = SwapEngine(SwapConfig(codec=codec, min_bytes=0, workers=0, remat=False))
     x = torch.relu(torch.randn(1 << 10, generator=torch.Generator().manual_seed(0)))
 

@@ -16,8 +16,8 @@ from torch.nn import functional
 import cswap
 from cswap.advisor.call_site import Site
 from cswap.codecs.tolerance import EXACT
+from cswap.engine import state
 from cswap.engine.recipes import Place
-from cswap.engine.replay import replay
 from cswap.engine.saved.packed import Token
 from cswap.engine.saved.reclaim import MOST_LATER
 from cswap.engine.saved.rest import FIRST_STEPS
@@ -83,7 +83,7 @@ def test_gradients_are_bit_equal_and_less_is_held(workers, codec):
 
 
 def test_handles_without_bytes_are_released_in_groups(monkeypatch):
-    monkeypatch.setattr(replay, "STEPS", 1)  # the general way in every step
+    monkeypatch.setattr(state, "GENERAL_EVERY", 1)  # the general way in every step
     model, x = torch.nn.Sequential(*(Block(64, 4) for _ in range(9))), torch.randn(8, 64, 64)
     waiting = []
     with cswap.install(model, min_bytes=0, workers=0) as handle:

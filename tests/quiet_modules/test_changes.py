@@ -10,6 +10,7 @@ from cswap.advisor.time_limit import TimeLimit
 from cswap.quiet_modules.learner import Learner
 from tests.quiet_modules.training import (
     LARGE,
+    OFTEN,
     STEPS,
     Net,
     Training,
@@ -57,7 +58,9 @@ def test_after_another_tensor_hooks_stay_on(install, packs):
     assert handle.stats.swapped - before == 2 * swapped + 1
 
 
-def test_a_module_that_was_left_out_has_to_be_learned_again(install, packs):
+def test_a_module_that_was_left_out_has_to_be_learned_again(install, monkeypatch, packs):
+    monkeypatch.setattr(OFTEN, 1)
+
     class LeavesOut(Net):
         all = True
 
@@ -238,6 +241,7 @@ def test_a_tensor_that_leaves_again_is_no_reason_to_learn(install, monkeypatch):
             super().__init__(*args)
 
     monkeypatch.setattr("cswap.quiet_modules.quiet_modules.Learner", Counted)
+    monkeypatch.setattr(OFTEN, 1)
     training = Training()
     handle = install(training.model, min_bytes=64, remat=False)
     settle(training, rows=64)

@@ -15,6 +15,7 @@ from cswap.config import SwapConfig
 from cswap.engine.engine import SwapEngine
 from cswap.engine.saved.rest import Rest
 from cswap.quiet_modules.learner import Learner
+from cswap.quiet_modules.quiet_modules import INTERVALS, LONGEST
 from cswap.remat.reads import CAN_TELL
 from tests.quiet_modules.training import (
     LARGE,
@@ -27,7 +28,7 @@ from tests.quiet_modules.training import (
 
 needs_unpack_hook = pytest.mark.skipif(not CAN_TELL, reason="needs torch 2.11")
 
-LEARN = [0, 1, 2, 3, 14, 15, 33, 34]
+LEARN = [0, 1, 2, 3, 14, 15]
 """Calls of a model that learn, of the first STEPS."""
 
 
@@ -45,6 +46,26 @@ def test_where_nothing_leaves_no_tensor_comes_to_the_hooks(install, packs):
     later = [count for n, count in enumerate(counts) if n not in LEARN]
     assert set(later) == {later[0]}
     assert later[0] < learned / 10  # the loss is no module
+
+
+def test_calls_learn_more_rarely_while_nothing_changes(install, packs):
+    training, at = Training(), []
+    install(training.model, min_bytes=LARGE)
+    for n in range(500):
+        packs.clear()
+        training.step()
+        at += [n] if packs.total() > 30 else []
+    pairs = at[4::2]
+    assert [b - a for a, b in pairwise(at[4:])][::2] == [1] * len(pairs)
+    gaps = [b - a for a, b in pairwise(pairs)]
+    assert gaps[0] == 5 * INTERVALS[1]
+    assert gaps[-1] == LONGEST * INTERVALS[len(gaps)]
+    training.model.small[0].eval()  # then as often as at first
+    for n in range(60):
+        packs.clear()
+        training.step()
+        at += [500 + n] if packs.total() > 30 else []
+    assert sum(n >= 500 for n in at) > 4
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,9 @@ STEPS = 36
 """Of training, after which many calls do not learn."""
 
 
+OFTEN = "cswap.quiet_modules.quiet_modules.LONGEST"
+"""At 1, intervals between calls that learn do not grow."""
+
 LARGE = 1 << 40
 
 

@@ -13,10 +13,10 @@ Most tensors stay: parameters, small ones, and those of places where the last te
 goal or is a parameter's. They need no slot, and nothing is wrong if another tensor stays instead.
 
 A slot takes tensors until the next step begins. Where anything else is wanted (a choice of codecs,
-a look at every tensor, a timeline), none does, and all tensors go the general way. So do
-those of every `STEPS`-th step. If another tensor begins to use the same memory, the slot of the
-first does not notice: both are held, each in its own way, and each comes back with its own values.
-In such a step the second use is seen.
+a look at every tensor, a timeline), none does, and all tensors go the general way. Now and then
+there is a look at least (`EngineState.looks`). If another tensor begins to use the same memory, the
+slot of the first does not notice: both are held, each in its own way, and each comes back with its
+own values. In such a step the second use is seen.
 """
 
 from __future__ import annotations
@@ -53,9 +53,6 @@ if TYPE_CHECKING:
 
 WORD: Final = 8
 """Bytes of the largest word. Memory of other libraries may begin anywhere."""
-
-STEPS: Final = 64
-"""In steps whose number is a multiple, all tensors go the general way."""
 
 _now = time.perf_counter
 _new = object.__new__
@@ -176,11 +173,10 @@ class Replay:
         # Whether something else than the tensors' way is wanted in this step.
         state = self._state
         return (
-            state.chooser is not None
+            state.looks
             or state.observer.seen is not None
             or state.follower.follows
             or state.counters.timeline is not None
-            or not self._steps.step % STEPS
             or _is_tracing()
         )
 
