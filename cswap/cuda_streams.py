@@ -14,6 +14,9 @@ import torch
 if TYPE_CHECKING:
     Identity = tuple[int, int, int]
 
+CYCLES_PER_S: Final = 2e9
+"""Of a GPU's clock, at the most."""
+
 _known: Final[dict[Identity, torch.cuda.Stream]] = {}
 
 
@@ -72,6 +75,11 @@ def leave(before: Before) -> None:
 def is_capturing() -> bool:
     """Whether the current stream's work is being recorded as a CUDA graph."""
     return bool(torch._C._cuda_isCurrentStreamCapturing())  # noqa: SLF001
+
+
+def spin(seconds: float) -> None:
+    """Keep the current stream busy at least so long, so that the host gets ahead of it."""
+    torch.cuda._sleep(int(CYCLES_PER_S * seconds))  # type: ignore[no-untyped-call] # noqa: SLF001
 
 
 def _set(identity: Identity) -> None:

@@ -309,6 +309,11 @@ class ClockedCuda(LaggingCuda):
         assert isinstance(self.default, ClockedStream)
         return self.default
 
+    def spin(self, seconds: float) -> None:
+        """See `cswap.cuda_streams.spin`."""
+        self.cost("cuda")
+        self.stream_now().work(seconds, "spin")
+
     def stream_now(self) -> ClockedStream:
         """The current stream."""
         found = self.current_stream()

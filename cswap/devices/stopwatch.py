@@ -31,6 +31,10 @@ class Stopwatch(Protocol):
         """Seconds of the host from one mark to another."""
         ...
 
+    def get_ahead(self, seconds: float) -> None:
+        """Let the host be ahead of the device by so much, where it can be."""
+        ...
+
 
 class HostStopwatch:
     """Of a CPU: a mark is the moment at which it was made."""
@@ -48,6 +52,10 @@ class HostStopwatch:
         return later - earlier
 
     host_seconds = seconds
+
+    @staticmethod
+    def get_ahead(seconds: float) -> None:
+        """See `Stopwatch`."""
 
 
 class _Mark(NamedTuple):
@@ -89,6 +97,12 @@ class CudaStopwatch:
     def host_seconds(earlier: _Mark, later: _Mark) -> float:
         """See `Stopwatch`. To mark takes microseconds, which are not the program's."""
         return later.came_s - earlier.left_s
+
+    @staticmethod
+    def get_ahead(seconds: float) -> None:
+        """See `Stopwatch`."""
+        if not cuda_streams.is_capturing():
+            cuda_streams.spin(seconds)
 
 
 HOST: Final = HostStopwatch()

@@ -12,8 +12,7 @@ whenever the tensor has rested (Note [a tensor that rests]), and the shorter tim
 
 from __future__ import annotations
 
-from itertools import pairwise
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cswap.codecs.tolerance import EXACT
 from cswap.devices.memory_rate import memory_rate
@@ -37,10 +36,6 @@ OPERATOR_S: Final = {"cpu": 1e-5, "cuda": 2e-6}
 
 NEAR: Final = 0.2
 """Relative error up to which a result of rounded inputs counts as the tensor; int4's is 0.12."""
-
-N_RUNS: Final = 2
-"""Runs of a chain that are timed, of which the shorter counts: a busy machine delays some. A GPU is
-idle before the first, and has to wait for its host."""
 
 MOST_TRIALS: Final = 1 << 12
 """Trials that are remembered: another shape may run other kernels, so it has a trial of its own."""
@@ -140,12 +135,16 @@ def _estimated(remat: Remat, token: Token, *, assumed: bool) -> float:
 
 
 def _timed(remat: Remat, inputs: list[torch.Tensor], exact: bool) -> float:
+    # Of two runs: a busy machine delays some. A GPU waits for its host in the first.
     watch = stopwatch_of(remat.formula.layout.device)
-    marks = [watch.mark()]
-    for _ in range(N_RUNS):
+    spans: list[tuple[Any, Any]] = []
+    for _ in range(2):
+        if spans:
+            watch.get_ahead(watch.host_seconds(*spans[0]))
+        began = watch.mark()
         remat.run(inputs, exact)
-        marks.append(watch.mark())
-    return min(watch.seconds(*between) for between in pairwise(marks))
+        spans.append((began, watch.mark()))
+    return min(watch.seconds(*span) for span in spans)
 
 
 def _flat(x: torch.Tensor) -> torch.Tensor:

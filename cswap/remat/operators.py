@@ -8,8 +8,14 @@ not run again.
 Matrix products and convolutions are in a table of their own: only a goal asks for them.
 
 In no table: random draws, writes in place (except of operators that save their result), and
-operators that are not deterministic on a GPU. Also in no table is `native_dropout` (used on GPUs),
-for which another kernel would run than before.
+operators that are not deterministic on a GPU.
+
+Note [dropout runs again with its mask]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+`native_dropout` (used on GPUs) saves its mask, so nothing is drawn again: on a GPU, its backward
+multiplies with the mask and the scale as its forward does. The node does not say whether it
+trained. If it did not, the mask is full, and the result is the argument. A mask that was drawn is
+never full if it is expected to drop `LEAST_DROPPED` elements: that has a probability of exp(-64).
 """
 
 from __future__ import annotations
@@ -72,6 +78,7 @@ class Operator:
         saves_result: whether the node saves its result, and so may have written in place.
         rounds_statistics: whether it is a norm whose statistics have the weights' dtype on a CPU.
         trains: whether it runs again only if it ran in training mode.
+        drops: whether it is dropout: see the Note.
         inexact: replaces ``function`` if inputs come from a lossy codec.
         in_place: by operand, the same as ``function``, written into that operand, which nobody else
             uses.
@@ -86,6 +93,7 @@ class Operator:
     saves_result: bool = False
     rounds_statistics: bool = False
     trains: bool = False
+    drops: bool = False
     inexact: Callable[..., torch.Tensor] | None = None
     in_place: tuple[Callable[..., torch.Tensor], ...] = ()
 
@@ -119,6 +127,15 @@ def _sub(
 
 def _addcmul(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, value: float) -> torch.Tensor:
     return torch.addcmul(x, a, b, value=value)
+
+
+def _dropout(x: torch.Tensor, mask: torch.Tensor, p: float) -> torch.Tensor:
+    scale = 0.0 if p == 1 else 1 / (1 - p)
+    if x.device.type == "cpu":  # its forward rounds the scale, too
+        found = x.mul(mask).mul_(torch.tensor(scale, dtype=x.dtype))
+    else:
+        found = _aten.native_dropout_backward(x, mask, scale)
+    return torch.where(mask.all(), x, found)
 
 
 def _addmm(
@@ -254,6 +271,9 @@ _ROWS: Final[dict[str, Operator]] = {
     "WhereBackward0": Operator(
         "where", torch.where, (Operand("condition"), Operand(None, 0), Operand(None, 1))
     ),
+    "NativeDropoutBackward0": Operator(
+        "dropout", _dropout, (Operand(None, 0), Operand("result1")), ("p",), drops=True
+    ),
     # Copies.
     "ToCopyBackward0": Operator("cast", copy_with_strides, _UNSAVED, (), "copy", "layout"),
     "CloneBackward0": Operator("clone", copy_with_strides, _UNSAVED, (), "copy", "layout"),
@@ -305,6 +325,9 @@ _WITHOUT_EPS: Final[dict[str, Operator]] = {
     ),
 }
 """Rows of nodes that do not save epsilon: see Note [the epsilon of a norm] in norms.py."""
+
+LEAST_DROPPED: Final = 64.0
+"""See Note [dropout runs again with its mask]."""
 
 NO_SIZES: Final = (None, (0,))
 """Sizes of an argument that was not given."""

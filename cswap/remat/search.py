@@ -9,12 +9,14 @@ like any other. A tensor is the result of its node if three conditions hold:
 * No unknown write came after the node: the tensor's version is 0, or its node is saving it at this
   moment. An address proves nothing, because it is reused after a tensor is freed.
 * The inputs have their values of that time. For saved inputs this holds, because their unpack
-  compares versions. Unsaved inputs are computed again themselves, and `Formula.unseen` counts them.
+  compares versions. So it does for a result that another node has saved (``value_of`` of `Finder`).
+  Unsaved inputs are computed again themselves, and `Formula.unseen` counts them.
 * The result has memory of its own, from the first byte of a storage to the last.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,7 +24,7 @@ import torch
 
 from cswap.remat.chain import Chain, PlannedStep, Value
 from cswap.remat.norms import FULL
-from cswap.remat.operators import NO_SIZES, RESULT_SLOTS, Operator, operator_of
+from cswap.remat.operators import LEAST_DROPPED, NO_SIZES, RESULT_SLOTS, Operator, operator_of
 from cswap.remat.reads import NotFoundError, Reader, is_number
 from cswap.remat.recognition import Recognition
 from cswap.remat.record import VIEW, Formula, Layout, Remat
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from cswap.remat.operators import Operand
-    from cswap.remat.reads import Keep
+    from cswap.remat.reads import Keep, ValueOf
 
 REDUCTION_PASSES: Final = 4
 """Number of passes of a reduction: over its input three times, and over its result. Weights and
@@ -47,6 +49,7 @@ class Limits:
     rows: Rows
     depth_of: Callable[[object], int | None]
     keep: Keep | None
+    value_of: ValueOf
     max_depth: int
     max_passes: int
     through_unsaved: bool
@@ -55,9 +58,9 @@ class Limits:
 class Rows:
     """The rows of nodes in the tables of operators and of views."""
 
-    def __init__(self, *, products: bool) -> None:
-        """Args: products: see `operator_of`."""
-        self._products = products
+    def __init__(self, value_of: ValueOf, *, products: bool) -> None:
+        """Args: value_of: see `Finder`; products: see `operator_of`."""
+        self._value_of, self._products = value_of, products
         self._rows: dict[type, Operator | View | None] = {}
 
     def of(self, node: Any) -> Operator | View | None:
@@ -90,12 +93,13 @@ class Rows:
 
     def _is_lost(self, node: Any) -> bool:
         while node is not None:
-            row = self.of(node)
-            if row is None:
-                name = type(node).__name__
-                return name != "AccumulateGrad" and name not in RESULT_SLOTS
-            if isinstance(row, Operator):
+            row, name = self.of(node), type(node).__name__
+            if isinstance(row, Operator) or name == "AccumulateGrad" or name in RESULT_SLOTS:
                 return False
+            if self._value_of(node.metadata) is not None:
+                return False
+            if row is None:
+                return True
             node = node.next_functions[0][0]
         return True  # without a history
 
@@ -164,6 +168,8 @@ class Search:
         below = strides if row.keeps_strides else None
         operands = tuple([self._operand(node, o, below, level) for o in row.operands])
         constants = tuple([self._read.argument(node, name) for name in row.constants])
+        if row.drops:
+            self._check_dropped(node, number)
         if row.kind == "product":
             self._product = True
             if self._layout.device.type == "cuda" and torch.backends.cudnn.benchmark:
@@ -222,6 +228,13 @@ class Search:
             packed = self._read.slot(node, slot)
             if packed is not None:
                 return self._held(node, slot, packed)
+        if not number:
+            packed = self._limits.value_of(node.metadata)
+            depth = None if packed is None else self._limits.depth_of(packed)
+            if depth is not None:
+                value = self._chain.add_input(packed, depth)
+                self._read.take_value(node, depth, value.index)
+                return value
         row = self._limits.rows.of(node)
         if row is None or (number and isinstance(row, Operator)):
             raise NotFoundError
@@ -271,6 +284,13 @@ class Search:
             return None
         leaf = self._read.variable(below)
         return self._read.output(below, number)[1] if leaf is None else leaf[1]
+
+    def _check_dropped(self, node: Any, number: int) -> None:
+        # See Note [dropout runs again with its mask].
+        share = self._read.argument(node, "p")
+        sizes = self._read.output(node, number)[2]
+        if not isinstance(share, float) or share * math.prod(sizes) < LEAST_DROPPED:
+            raise NotFoundError
 
     def _check_statistics(self, node: Any, number: int, level: int) -> None:
         # See Note [the epsilon of a norm].

@@ -216,6 +216,9 @@ class LaggingCuda:
     def set_device(self, _index: int) -> None:
         """See `torch.cuda.set_device`."""
 
+    def spin(self, _seconds: float) -> None:
+        """See `cswap.cuda_streams.spin`; here the host is always ahead."""
+
     def is_current_stream_capturing(self) -> bool:
         """See `torch.cuda.is_current_stream_capturing`."""
         return self.capturing

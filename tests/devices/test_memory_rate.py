@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from cswap.devices import memory_rate as module
 from cswap.devices import stopwatch
 from cswap.devices.memory_rate import CPU_BYTES_PER_S, CUDA_BYTES_PER_S, memory_rate
 from cswap.devices.stopwatch import CudaStopwatch
+from cswap.engine.trials import _timed
 
 CUDA = torch.device("cuda", 3)
 
@@ -68,6 +70,34 @@ def test_ranks_that_decide_alike_ask_nobody(measures):
     assert memory_rate(CUDA) == 3e12
     assert memory_rate(CUDA, assumed=True) == CUDA_BYTES_PER_S
     assert asked == [3]
+
+
+def test_a_chain_is_timed_while_the_host_is_ahead(monkeypatch):
+    class Watch:
+        """A host that takes 3 s to issue 1 s of work, and the work of the device."""
+
+        host_s = device_s = 0.0
+
+        def mark(self):
+            return self.host_s, self.device_s
+
+        def seconds(self, earlier, later):
+            return later[1] - earlier[1]
+
+        def host_seconds(self, earlier, later):
+            return later[0] - earlier[0]
+
+        def get_ahead(self, seconds):
+            self.device_s += seconds
+
+        def run(self, _inputs, _exact):
+            self.host_s += 3.0
+            self.device_s = max(self.device_s + 1.0, self.host_s)
+
+    watch: Any = Watch()
+    watch.formula = SimpleNamespace(layout=SimpleNamespace(device=CUDA))
+    monkeypatch.setattr("cswap.engine.trials.stopwatch_of", lambda _: watch)
+    assert _timed(watch, [], True) == 1.0
 
 
 def test_to_mark_takes_time_that_is_not_the_programs():

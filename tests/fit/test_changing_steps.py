@@ -25,6 +25,7 @@ from cswap.engine.replay.again_slot import AgainSlot
 from cswap.engine.replay.in_line_slot import InLineSlot
 from cswap.engine.replay.link_slot import LinkSlot
 from cswap.engine.replay.shared_slot import SharedSlot
+from cswap.engine.saved.values import SavedValues
 from cswap.errors import GoalError
 from tests.fit.test_goal_over_a_link import machine
 
@@ -199,6 +200,37 @@ class Lately(nn.Module):
         return x + y
 
 
+class ByHand(nn.Module):
+    """Multiplies a tensor that another operator saves, or nobody, by a number."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.back = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x, step):
+        x = self.linear(x)
+        cube = x if step.branch % 3 == 0 else torch.pow(x, 3.0)
+        return self.back(0.5 * x * (1.0 + torch.tanh(0.8 * (x + 0.044715 * cube))))
+
+
+class Residual(nn.Module):
+    """A sum with what a norm has saved, or with another tensor; dropout as on a GPU."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.linear, self.last = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.ReLU()
+
+    def forward(self, x, step):
+        share = 0.3 if step.branch % 2 else 0.6
+        y = torch.native_dropout(self.linear(self.norm(x)), share, step.branch % 5 > 0)[0]
+        if step.branch % 4 == 3:
+            x = x * 1.5
+        return self.norm(x + y) + y.sin()
+
+
+VALUES = (ByHand, Residual)
+"""Blocks of which tensors are computed again from values that other operators save."""
+
 KINDS = (
     *(Where, Gather, Where, Gather, Gather, Mlp, Attention, Same, Lstm),
     *(FusedNorm, Observed, Draws, Softmax, Lately),
@@ -297,11 +329,11 @@ def assert_equal_bits(ours, plain):
             assert ours[name] == value or repr(ours[name]) == repr(value), name  # NaN, too
 
 
-def run_program(seed, after_step=lambda: None):
+def run_program(seed, after_step=lambda: None, kinds=KINDS):
     """One program: counts of the steps' ways, so that a test can say what it has reached."""
     draw = random.Random(seed)
     seed_all(seed)
-    plain = Model([draw.choice(KINDS) for _ in range(draw.randint(2, 5))])
+    plain = Model([draw.choice(kinds) for _ in range(draw.randint(2, 5))])
     ours = copy.deepcopy(plain)
     options = options_of(draw)
     changes_from, share = draw.choice((0, 6, 12, 20)), draw.choice((1.0, 0.2))
@@ -361,6 +393,23 @@ def taken(monkeypatch):
 def test_changing_steps_have_the_bits_of_plain_torch(taken):
     reaches_all(sum((run_program(seed) for seed in DEFAULT_SEEDS), Counter()))
     assert min(taken[kind] for kind in (AgainSlot, SharedSlot, InLineSlot)) > 10, taken
+
+
+@pytest.mark.parametrize("seeds", [range(4), pytest.param(range(4, 60), marks=pytest.mark.slow)])
+def test_values_that_others_save_in_changing_steps(seeds, taken, monkeypatch):
+    found: Counter[str] = Counter()
+    of = SavedValues.of
+
+    def noted(*args):
+        packed = of(*args)
+        found["there" if packed is not None else "not there"] += 1
+        return packed
+
+    monkeypatch.setattr(SavedValues, "of", noted)
+    for seed in seeds:
+        run_program(seed, kinds=VALUES)
+    assert min(found.values()) > 20 * len(seeds), found
+    assert taken[AgainSlot] > 20 * len(seeds)
 
 
 @pytest.mark.slow

@@ -178,7 +178,34 @@ def test_conjugated_arguments(engine: Engine, storing: Engine) -> None:
     check(engine, storing, "mul", lambda x, y: held(x).conj() * held(y), x, y)
 
 
-def test_native_dropout_is_stored(engine: Engine) -> None:
+@pytest.mark.parametrize("dtype", REAL, ids=str)
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.9, 1.0])
+def test_native_dropout_runs_again_with_its_mask(
+    engine: Engine, storing: Engine, share: float, dtype: torch.dtype
+) -> None:
+    x = leaf(LAYOUTS["odd"](dtype))
+
+    def dropped(x: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(3)
+        return torch.native_dropout(held(x), share, True)[0]
+
+    check(engine, storing, "dropout", dropped, x)
+
+
+def test_native_dropout_that_does_not_train_gives_its_argument(
+    engine: Engine, storing: Engine
+) -> None:
     x = leaf(LAYOUTS["odd"](torch.float32))
-    gradients(engine, lambda x: torch.native_dropout(held(x), 0.3, True)[0], x)
-    assert engine.found == ["mul"]  # which is the saver's
+    for trains in (True, False):  # the node does not say which
+        with engine.hooks():
+            y = torch.native_dropout(held(x), 0.3, trains)[0]
+            torch.autograd.grad(saver(y).sum(), x)  # the engine compares bits
+    assert engine.found.count("dropout") == 2
+
+
+def test_native_dropout_that_may_drop_nothing_is_stored(engine: Engine) -> None:
+    x = leaf(torch.randn(1000))
+    gradients(engine, lambda x: torch.native_dropout(held(x), 0.06, True)[0], x)
+    assert "dropout" not in engine.found
+    gradients(engine, lambda x: torch.native_dropout(held(x), 0.07, True)[0], x)
+    assert "dropout" in engine.found
