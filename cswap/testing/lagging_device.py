@@ -56,7 +56,7 @@ def streams_of(cuda: Any) -> types.SimpleNamespace:
         enter=enter,
         leave=leave,
         is_capturing=cuda.is_current_stream_capturing,
-        spin=cuda.spin,
+        spin=lambda seconds: cuda.spin(seconds),
     )
 
 
