@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from bench.twin.profiles import LINE_BYTES
-from cswap.testing.lagging_cuda import (
+from bench.twin.lagging_cuda import (
     LaggingCuda,
     LaggingEvent,
     LaggingStream,
     LateSize,
     memory_at,
 )
+from bench.twin.profiles import LINE_BYTES
 
 if TYPE_CHECKING:
     from bench.twin.profiles import Profile

@@ -43,7 +43,6 @@ COUNTED: Final = (
 """Beginnings of paths of Python code whose calls take the host's time."""
 
 FREE: Final = (
-    "/cswap/testing/",
     "/_pytree",
     "_meta_registrations",
     "flop_counter",
@@ -203,6 +202,7 @@ class _LogSoftmax(torch.autograd.Function):
 def _replace_engine(cuda: ClockedCuda) -> None:
     # The parts of cswap's engine that are not torch: copies, kernels, values, threads.
     from bench.twin import values
+    from bench.twin.lagging_device import streams_of
     from cswap import cuda_streams
     from cswap.advisor import advisor
     from cswap.codecs import gpu
@@ -212,7 +212,6 @@ def _replace_engine(cuda: ClockedCuda) -> None:
     from cswap.engine.saved import reclaim
     from cswap.fit import controller
     from cswap.remat import search
-    from cswap.testing.lagging_device import streams_of
 
     _put(cuda_streams, **vars(streams_of(cuda)))
 

@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 import torch
 
+from bench.twin.lagging_device import streams_of
 from cswap.codecs import launcher as launcher_module
 from cswap.codecs.launcher import SHAPES, LaunchShape
 from cswap.config import SwapConfig
 from cswap.engine.engine import SwapEngine
 from cswap.errors import ConfigError, CorruptEncodingError, InternalError, UnsupportedError
-from cswap.testing.lagging_device import streams_of
 
 
 class FakeStream:

@@ -12,7 +12,7 @@ from cswap.codecs.pinned_sizes import SizePool
 from cswap.engine.transfer.staging import Staging
 from cswap.engine.transfer.unsized import Unsized
 from cswap.stats.counters import Counters
-from cswap.testing.lagging_machine import LaggingMachine
+from tests.devices.lagging_machine import LaggingMachine
 
 N, NUMEL = 6, 1 << 14
 

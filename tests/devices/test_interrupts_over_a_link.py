@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from cswap.engine import state
-from cswap.testing.lagging_machine import LaggingMachine
+from tests.devices.lagging_machine import LaggingMachine
 
 N = 6
 NUMEL = 1024

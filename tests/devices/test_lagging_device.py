@@ -1,6 +1,6 @@
 """The engine on a device that runs only when the test, or a wait of the host, lets it run.
 
-`cswap.testing.lagging_cuda` watches that no memory is used again, read or written too early.
+`bench.twin.lagging_cuda` watches that no memory is used again, read or written too early.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cswap.engine.replay import link
 from cswap.engine.transfer import staging
 from cswap.schema.plan import Decision, Plan
 from cswap.stores.disk import DiskStore
-from cswap.testing.lagging_machine import LaggingMachine
+from tests.devices.lagging_machine import LaggingMachine
 
 MIB = 1 << 20
 N_TENSORS = 48

@@ -1,6 +1,6 @@
 """Saved tensors that are copied over a link at a known place: they have no handle.
 
-They run on `cswap.testing.lagging_cuda`, which finds memory that is used too early.
+They run on `bench.twin.lagging_cuda`, which finds memory that is used too early.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from cswap.config import SwapConfig
-from cswap.devices.sim import SimDevice
 from cswap.engine import state
 from cswap.engine.engine import SwapEngine
 from cswap.engine.replay import link, way_out
@@ -22,9 +21,10 @@ from cswap.engine.saved.packed import PackedView
 from cswap.engine.saved.without_handle import Again
 from cswap.errors import CorruptEncodingError
 from cswap.schema.plan import Decision, Plan
-from cswap.testing.engines import assert_empty
-from cswap.testing.lagging_machine import LaggingMachine
+from tests.devices.lagging_machine import LaggingMachine
 from tests.devices.saved import assert_nothing_is_held, result
+from tests.devices.sim import SimDevice
+from tests.engine.engines import assert_empty
 
 MIB = 1 << 20
 N = 12

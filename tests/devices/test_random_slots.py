@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 
+from bench.twin.lagging_cuda import LaggingStream
 from cswap.engine.replay.link_slot import LinkSlot
 from cswap.engine.saved.away import Away
-from cswap.testing.lagging_cuda import LaggingStream
-from cswap.testing.lagging_machine import LaggingMachine
+from tests.devices.lagging_machine import LaggingMachine
 from tests.devices.saved import assert_nothing_is_held, result
 
 MIB = 1 << 20

@@ -12,7 +12,7 @@ from cswap.engine.saved.packed import PackedView
 from cswap.engine.transfer import link_out
 from cswap.engine.transfer.handle import State
 from cswap.engine.transfer.link_back import LinkBack
-from cswap.testing.lagging_machine import LaggingMachine
+from tests.devices.lagging_machine import LaggingMachine
 
 MIB = 1 << 20
 NUMEL = 1 << 16

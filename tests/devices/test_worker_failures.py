@@ -19,7 +19,7 @@ from cswap.devices.cpu import CpuDevice
 from cswap.engine.engine import SwapEngine
 from cswap.errors import InternalError, UnsupportedError, to_raise, without_frames
 from cswap.hooks import Swapping
-from cswap.testing.engines import assert_empty
+from tests.engine.engines import assert_empty
 
 N = 1 << 14
 

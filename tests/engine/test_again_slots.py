@@ -16,7 +16,7 @@ from cswap.advisor.time_limit import TimeLimit
 from cswap.engine import state
 from cswap.engine.saved.results import MOST
 from cswap.remat.record import Remat
-from cswap.testing.engines import assert_empty
+from tests.engine.engines import assert_empty
 
 if TYPE_CHECKING:
     from cswap.advisor.gains import Took

@@ -13,7 +13,7 @@ from cswap.codecs.registry import get_codec
 from cswap.engine.saved.encoded import Encoded
 from cswap.engine.transfer.checked_way import CHECKSUM_BYTES, CheckedByAddress
 from cswap.errors import CorruptEncodingError
-from cswap.testing.engines import assert_empty
+from tests.engine.engines import assert_empty
 
 N = 5000
 

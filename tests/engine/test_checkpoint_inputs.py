@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import cswap
 from cswap import checkpoint_inputs
-from cswap.testing.engines import assert_empty
+from tests.engine.engines import assert_empty
 
 N = 64
 OPTIONS: list[dict[str, Any]] = [

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 from cswap.config import SwapConfig
-from cswap.devices.sim import SimDevice
 from cswap.engine.engine import SwapEngine
 from cswap.engine.saved import reclaim
 from cswap.engine.transfer import section as section_module
+from tests.devices.sim import SimDevice
 
 CODECS = ("raw", "zvc", "expk", "auto")
 

@@ -16,9 +16,7 @@ import torch
 
 from cswap.codecs.base import Codec
 from cswap.codecs.registry import get_codec
-from cswap.devices import sim as sim_module
 from cswap.devices.cpu import CpuDevice
-from cswap.devices.sim import SimDevice, SimEvent, poisoned
 from cswap.engine.saved.aliases import make_token
 from cswap.engine.transfer import section as section_module
 from cswap.engine.transfer.device_lanes import make_executor
@@ -30,6 +28,8 @@ from cswap.stats.counters import Counters
 from cswap.stats.stats import CodecStats
 from cswap.stores.disk import DiskStore
 from cswap.stores.host import HostStore
+from tests.devices import sim as sim_module
+from tests.devices.sim import SimDevice, SimEvent, poisoned
 
 SEEDS = range(12)
 SECTION_BYTES = 4096

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import cswap
 from cswap import hook_stack
 from cswap.errors import CswapError
-from cswap.testing.engines import assert_empty
+from tests.engine.engines import assert_empty
 
 ALL: dict[str, Any] = {"min_bytes": 0, "codec": "zvc"}
 MODIFIED = "has been modified by an inplace operation"

@@ -19,7 +19,7 @@ from cswap.engine.saved import reclaim
 from cswap.engine.saved.encoded import Encoded
 from cswap.engine.saved.packed import PackedView
 from cswap.engine.transfer.in_line import MOST_KEPT, InLine
-from cswap.testing.engines import assert_empty
+from tests.engine.engines import assert_empty
 
 MODIFIED = "modified by an inplace operation"
 

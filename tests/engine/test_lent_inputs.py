@@ -8,7 +8,7 @@ from torch.nn import functional
 
 import cswap
 from cswap.engine.transfer.in_line import InLine
-from cswap.testing.engines import assert_empty
+from tests.engine.engines import assert_empty
 from tests.engine.test_again_slots import equal, gradients, leaves, swapping, twice
 
 pytestmark = pytest.mark.usefixtures("_chains_take_no_time", "no_limit")

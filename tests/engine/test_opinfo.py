@@ -13,7 +13,7 @@ from functools import cache
 import pytest
 import torch
 
-from cswap.testing import operators
+from tests.engine import operators
 
 pytest.importorskip("expecttest", reason="PyTorch's operator tests need expecttest")
 

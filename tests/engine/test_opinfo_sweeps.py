@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from cswap.advisor.advisor import Advisor
-from cswap.testing import operators
+from tests.engine import operators
 
 pytest.importorskip("expecttest", reason="PyTorch's operator tests need expecttest")
 

@@ -22,7 +22,7 @@ from cswap.engine.saved.packed import Token
 from cswap.engine.saved.reclaim import MOST_LATER
 from cswap.engine.saved.rest import FIRST_STEPS
 from cswap.engine.trials import Trial
-from cswap.testing.engines import assert_empty
+from tests.engine.engines import assert_empty
 
 N = 1 << 15
 

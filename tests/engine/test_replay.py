@@ -19,7 +19,7 @@ from cswap.engine.replay.in_line_slot import InLineSlot
 from cswap.engine.saved import reclaim, tensor_check
 from cswap.engine.saved.encoded import Encoded
 from cswap.engine.saved.packed import PackedView
-from cswap.testing.engines import assert_empty
+from tests.engine.engines import assert_empty
 
 STEPS = 6
 """By the third step a place has an order."""

@@ -14,7 +14,7 @@ from cswap.advisor.live_costs import KEEP, REMAT
 from cswap.engine.saved.values import SavedValues
 from cswap.fit.solve import Found
 from cswap.remat.reads import CAN_TELL
-from cswap.testing.engines import assert_empty
+from tests.engine.engines import assert_empty
 from tests.engine.test_again_slots import equal, gradients, leaves, swapping
 
 pytestmark = pytest.mark.usefixtures("_chains_take_no_time", "no_limit")

@@ -14,7 +14,7 @@ from torch import nn
 import cswap
 from cswap.devices.cpu import CpuDevice
 from cswap.engine.saved import aliases
-from cswap.testing.engines import assert_empty
+from tests.engine.engines import assert_empty
 
 ALL: dict[str, Any] = {"min_bytes": 0, "codec": "zvc"}
 N = 1 << 12

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 import cswap
 from cswap.engine import state
-from cswap.testing.engines import assert_empty
+from tests.engine.engines import assert_empty
 
 if TYPE_CHECKING:
     from collections.abc import Callable

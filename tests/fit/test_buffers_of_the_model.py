@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 import cswap
-from cswap.testing.engines import assert_empty
+from tests.engine.engines import assert_empty
 
 N_STEPS = 30
 

@@ -17,7 +17,7 @@ from cswap.engine.transfer import device_lanes
 from cswap.fit import controller, goal, goal_chooser, resident, whole_device
 from cswap.fit.link_rates import LinkRates
 from cswap.profiler import LateProfile
-from cswap.testing.lagging_machine import LaggingMachine
+from tests.devices.lagging_machine import LaggingMachine
 
 WIDTH, ROWS, N_BLOCKS = 64, 1024, 4
 MIB = 1 << 20

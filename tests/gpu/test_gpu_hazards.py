@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import cswap
-from cswap.testing.engines import assert_empty
+from tests.engine.engines import assert_empty
 
 pytestmark = pytest.mark.gpu
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import cswap
-from cswap.testing.engines import assert_empty
+from tests.engine.engines import assert_empty
 
 pytestmark = pytest.mark.gpu
 

@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from cswap.testing import operators
+from tests.engine import operators
 
 pytest.importorskip("expecttest", reason="PyTorch's operator tests need expecttest")
 

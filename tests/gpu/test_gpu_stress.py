@@ -13,8 +13,8 @@ import torch
 import cswap
 from cswap.codecs.registry import get_codec
 from cswap.devices.cuda import CudaDevice
-from cswap.testing.engines import assert_empty
-from cswap.testing.operators import lossless_codecs
+from tests.engine.engines import assert_empty
+from tests.engine.operators import lossless_codecs
 
 pytestmark = pytest.mark.gpu
 

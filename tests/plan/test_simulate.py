@@ -15,7 +15,7 @@ from cswap.plan.simulator import state
 from cswap.plan.simulator.lifetimes import live_bytes, with_positions
 from cswap.schema.plan import Decision, Plan
 from cswap.schema.trace import Trace, TraceOperator, TraceTensor
-from cswap.testing.exact_simulator import Replay
+from tests.plan.exact_simulator import Replay
 
 BIG = 1 << 50
 

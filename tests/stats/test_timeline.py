@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import cswap
-from cswap.devices.sim import SimDevice
 from cswap.engine.engine import SwapEngine
 from cswap.errors import ConfigError
 from cswap.report import timeline as report
 from cswap.stats.step_trace import TRACKS, SavedTensor, Timeline
+from tests.devices.sim import SimDevice
 
 pytest.importorskip("typer")
 pytest.importorskip("matplotlib")

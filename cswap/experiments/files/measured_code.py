@@ -100,13 +100,7 @@ MEASURED: Final[dict[str, tuple[str, ...]]] = {
     ),
     "twin": (
         *(path for path in _ENGINE if path not in _NOT_ON_A_CPU),
-        *(
-            "cswap/fit",
-            "cswap/testing/lagging_cuda.py",
-            "cswap/testing/lagging_device.py",
-            "bench/twin",
-            "!bench/twin/report.py",
-        ),
+        *("cswap/fit", "bench/twin", "!bench/twin/report.py"),
         *("bench/gpu/training.py", "bench/workloads/large_models.py", "bench/workloads/zoo"),
     ),
     "gpu build": ("kernels/cswap_kernels", f"!{_LOOPS}", "bench/gpu/build.py"),

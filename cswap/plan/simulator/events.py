@@ -1,6 +1,6 @@
 """The simulator's events: compute, codec, two link directions and memory.
 
-`state` defines the fields of ``s`` and the tables of ``g``. `cswap.testing.exact_simulator`
+`state` defines the fields of ``s`` and the tables of ``g``. `tests/plan/exact_simulator.py`
 implements the same rules slowly, in plain Python.
 
 Note [the meaning of a plan]

@@ -1,6 +1,6 @@
 """The simulator of many candidates for one trace, machine and budget. Candidates are arrays.
 
-`events.py` defines the meaning of a plan. `cswap.testing.exact_simulator` implements it again in
+`events.py` defines the meaning of a plan. `tests/plan/exact_simulator.py` implements it again in
 plain Python, slowly.
 """
 

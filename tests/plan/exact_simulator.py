@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from cswap.errors import InternalError
 from cswap.plan.simulator.lifetimes import Lifetimes, lifetimes
-from cswap.testing.exact_records import Item, Job, Replayed
+from tests.plan.exact_records import Item, Job, Replayed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

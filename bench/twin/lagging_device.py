@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cswap.testing.lagging_cuda import LaggingCuda, LateSize, memory_at
+from bench.twin.lagging_cuda import LaggingCuda, LateSize, memory_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from bench.twin.lagging_cuda import LaggingCuda
+from bench.twin.lagging_device import installed, watched
 from cswap.config import SwapConfig
 from cswap.engine.engine import SwapEngine
 from cswap.engine.sender import Sender
-from cswap.testing.lagging_cuda import LaggingCuda
-from cswap.testing.lagging_device import installed, watched
 
 if TYPE_CHECKING:
-    from cswap.testing.lagging_cuda import LaggingStream
+    from bench.twin.lagging_cuda import LaggingStream
 
 
 class LaggingMachine:
@@ -38,7 +38,7 @@ class LaggingMachine:
         plan = options.pop("plan", None)
         config = SwapConfig(codec=codec, min_bytes=0, **options)
         engine = SwapEngine(config, plan, device=self.device)
-        choose = Sender._choose  # noqa: SLF001
+        choose = Sender._choose
 
         def chosen(packer: Any, handle: Any, x: torch.Tensor, **options: Any) -> Any:
             return watched(self.cuda, choose(packer, handle, x, **options))
@@ -60,7 +60,7 @@ class LaggingMachine:
 
     def drop_in_take(self, engine: SwapEngine, packed: list[Any]) -> None:
         """Let these packed objects die when memory of the host is next taken, as if in a thread."""
-        lane: Any = engine._state.lanes._only  # noqa: SLF001
+        lane: Any = engine._state.lanes._only
         take = lane.host.take
 
         def dies(nbytes: int) -> Any:

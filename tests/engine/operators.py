@@ -139,7 +139,7 @@ def check_operator(
     from torch.testing._internal.common_utils import set_rng_seed
 
     done = Swapped()
-    set_rng_seed(0)  # type: ignore[no-untyped-call]
+    set_rng_seed(0)
     # Not op.sample_inputs, which searches the interpreter's stack for a unittest. The search would
     # take three quarters of a sweep's time.
     samples = case.op.sample_inputs_func(case.op, device, case.dtype, True)
@@ -190,7 +190,7 @@ def _gradients(op: Any, sample: Any) -> _Gradients | None:
 def _seed() -> None:
     # Not torch.manual_seed, which records the stack for every kind of device that is missing.
     torch.default_generator.manual_seed(0)
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(0)
 
 
