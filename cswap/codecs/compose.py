@@ -125,7 +125,8 @@ def survivors(profile: TensorProfile) -> TensorProfile:
     """Profile of the nonzero words, derived from the profile of all words.
 
     Fractions become shares of the survivors. Repeated words count as zeros as far as the number of
-    zeros allows.
+    zeros allows. Where all nonzero words may be the same, as those of dropout's noise are, zeros
+    may lie anywhere: two neighbours in such a tensor are the same with ``z² + (1 - z)²``.
 
     >>> from cswap.schema.tensor import TensorProfile
     >>> found = survivors(TensorProfile("float32", 1000, 64, zero_fraction=0.75))
@@ -134,11 +135,14 @@ def survivors(profile: TensorProfile) -> TensorProfile:
     """
     zeros = profile.zero_fraction
     left = max(1 - zeros, 1e-9)
+    repeats = _share(profile.repeat_fraction - zeros, left)
+    if profile.dtype == "bool" or profile.spread_nonzero[:1] == (1.0,):
+        repeats = _share(profile.repeat_fraction - zeros**2, left**2)
     return replace(
         profile,
         nbytes=round(profile.nbytes * (1 - zeros)),
         zero_fraction=0.0,
-        repeat_fraction=_share(profile.repeat_fraction - zeros, left),
+        repeat_fraction=repeats,
         spread=profile.spread_nonzero,
         zero_exponent=_share(profile.zero_exponent - zeros, left),
     )

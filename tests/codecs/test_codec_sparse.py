@@ -20,6 +20,7 @@ from cswap.codecs.compose import composed_traits, survivors
 from cswap.codecs.registry import compositions, get_codec, installed_codecs
 from cswap.codecs.traits import CodecRate, CodecTraits
 from cswap.errors import ConfigError, CorruptEncodingError
+from cswap.profiler import profile
 from cswap.schema.tensor import DTYPES, TensorProfile
 from cswap.testing import check_codec
 from cswap_kernels.rle import rle_decode_reference, rle_encode_reference
@@ -392,18 +393,40 @@ def test_the_rate_of_a_composition_is_that_of_its_parts_one_after_the_other():
 )
 def test_the_predicted_ratio_of_a_composition(zeros, alone, ratio):
     composed = composed_traits(CodecTraits(), CodecTraits(predicted_ratio=lambda _: alone))
-    profile = TensorProfile("float32", 1000, 64, zero_fraction=zeros)
+    given = TensorProfile("float32", 1000, 64, zero_fraction=zeros)
     assert composed.predicted_ratio is not None
-    assert composed.predicted_ratio(profile) == ratio
+    assert composed.predicted_ratio(given) == ratio
 
 
 def test_fractions_of_a_profile_become_shares_of_the_survivors():
-    profile = TensorProfile(
+    given = TensorProfile(
         "float32", 1000, 64, zero_fraction=0.5, repeat_fraction=0.75, zero_exponent=0.625
     )
-    found = survivors(profile)
+    found = survivors(given)
     assert (found.nbytes, found.zero_fraction) == (500, 0.0)
     assert (found.repeat_fraction, found.zero_exponent) == (0.5, 0.25)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool], ids=str)
+@pytest.mark.parametrize("share", [0.05, 0.1, 0.3, 0.5, 0.7, 0.9])
+def test_the_ratio_of_dropouts_noise_is_foreseen(share, dtype):
+    torch.manual_seed(0)
+    noise = torch.empty(1 << 18).bernoulli_(1 - share).div_(1 - share).to(dtype)
+    codec, alone = get_codec("zvc+rle"), get_codec("rle")
+    assert codec.traits.predicted_ratio is not None
+    predicted = codec.traits.predicted_ratio(profile(noise))
+    actual = noise.nbytes / codec.encode(noise).payload.nbytes
+    assert 0.6 * actual < predicted < 1.15 * actual
+    assert actual > 1.5 * noise.nbytes / alone.encode(noise).payload.nbytes
+
+
+@pytest.mark.parametrize("zeros", [0.1, 0.5, 0.9])
+def test_repeats_of_zeros_are_none_of_the_survivors(zeros):
+    x = torch.rand(1 << 18, generator=torch.Generator().manual_seed(0))
+    x[: int(zeros * x.numel())] = 0.0  # in a row
+    assert survivors(profile(x)).repeat_fraction < 0.01
+    x = x[torch.randperm(x.numel())]
+    assert survivors(profile(x)).repeat_fraction < 0.01
 
 
 def test_survivors_that_the_second_codec_refuses_are_stored_as_they_are():
