@@ -16,6 +16,7 @@ from cswap.engine.saved.module_stack import Scope
 from cswap.errors import ConfigError
 from cswap.fit.controller import FitController
 from cswap.fit.goal import Asked
+from cswap.fit.schedule import Schedule
 from cswap.fit.solve import has_solver
 from cswap.fit.whole_device import is_on_one_gpu
 from cswap.hooks import HookPair, ModuleHooks, Swapping, check_model, installed_on
@@ -61,6 +62,11 @@ class InstallHandle(RemovedAtExit):
     def goal(self) -> Goal | None:
         """The memory goal as it stands; None without ``fit``, unless the model is on a GPU."""
         return None if self._fit is None else self._fit.goal
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """The goal's plan, to be saved for the next run; None: there is no plan yet."""
+        return None if self._fit is None else self._fit.schedule
 
     def hold(self, fit: FitController) -> None:
         """Follow a goal from now on."""
@@ -125,10 +131,12 @@ def _install_on(
 ) -> InstallHandle:
     resolved = _resolved(config, options)
     asked = Asked.of(resolved, has_model=model is not None)
+    planned = resolved.schedule
+    schedule = None if planned is None else Schedule.read(planned, resolved)
     engine, recompute = _engine(resolved, model)
     if model is None:
         return InstallHandle(engine, (_Everything(engine),))
-    fit = None if asked is None else FitController(model, engine, asked)
+    fit = None if asked is None else FitController(model, engine, asked, schedule)
     if fit is not None:
         _warn_of_ranks(engine)
     earlier = installed_on(model)
@@ -143,17 +151,24 @@ def _install_on(
     hooks.handle = handle = InstallHandle(engine, installed, fit)
     if asked is None and (otherwise := Asked.without_fit(resolved)) is not None:
         ours, theirs = weakref.ref(handle), weakref.ref(model)
-        engine.at_first_step = lambda: _aim(ours(), theirs(), otherwise)
+        engine.at_first_step = lambda: _aim(ours(), theirs(), otherwise, schedule)
     return handle
 
 
-def _aim(handle: InstallHandle | None, model: torch.nn.Module | None, asked: Asked) -> bool:
+def _aim(
+    handle: InstallHandle | None,
+    model: torch.nn.Module | None,
+    asked: Asked,
+    schedule: Schedule | None,
+) -> bool:
     # Now it is known where the model is, if it trains. Returns whether that is decided.
     if handle is None or model is None:
         return True
     if not torch.is_grad_enabled() or is_compiling():
         return False
     if not is_on_one_gpu(model):
+        if schedule is not None:
+            log.warning("schedule: without fit=, only a model on one GPU has a goal.")
         return True
     if not CudaStopwatch.is_on():
         return False
@@ -164,7 +179,7 @@ def _aim(handle: InstallHandle | None, model: torch.nn.Module | None, asked: Ask
         )
         return True
     try:
-        handle.hold(FitController(model, handle.engine, asked))
+        handle.hold(FitController(model, handle.engine, asked, schedule))
     except Exception as error:
         log.warning("No goal by default (%s): every tensor leaves that may.", error)
         return True

@@ -205,7 +205,7 @@ def _parse_policy(value: Any, name: str) -> str:
 
 
 def _parse_plan(value: Any, _name: str) -> Any:
-    return value  # read by cswap.schema.plan, a layer that knows the format
+    return value  # read by cswap.schema.plan and cswap.fit.schedule, which know the formats
 
 
 _PARSERS: Final[dict[str, Callable[[Any, str], Any]]] = {
@@ -229,6 +229,7 @@ _PARSERS: Final[dict[str, Callable[[Any, str], Any]]] = {
     "policy": _parse_policy,
     "plan": _parse_plan,
     "fit": _parse_fit,
+    "schedule": _parse_plan,
     "slowdown": _parse_slowdown,
 }
 
@@ -285,6 +286,8 @@ class SwapConfig:
             each tensor is kept, encoded or computed again, as that asks for and with the least
             time; ``"min"``: the least memory; ``"device"``: that of the GPU, so nothing moves while
             all fits. Needs a model (docs/fit.md).
+        schedule: path or text of a schedule that a run with the same goal has saved (docs/fit.md):
+            it is obeyed from the first step on, and no step is explored. Needs a goal.
         slowdown: longest step, over that without cswap; default 1.1. With ``fit="min"``: the goal's
             limit, as it is of a model on a GPU without ``fit`` (docs/fit.md). On a CPU alone: of
             swapping. If ``policy``, ``codec``, ``plan``, ``budget``, ``host_limit`` or
@@ -316,6 +319,7 @@ class SwapConfig:
     policy: str = "auto"
     plan: Any = None
     fit: Size | None = None
+    schedule: Any = None
     slowdown: float | None = None
 
     def __post_init__(self) -> None:

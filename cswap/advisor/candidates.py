@@ -65,6 +65,11 @@ class LossyCandidates:
         self._coarse = lossy_candidates(lossy)
         self._fine = self._among_fine(lossy)
 
+    @property
+    def names(self) -> frozenset[str]:
+        """Of all of them."""
+        return frozenset((*self._coarse, *self._fine))
+
     def of(self, tolerance: int, profile: TensorProfile) -> tuple[str, ...]:
         """Names of those that a tensor may take.
 

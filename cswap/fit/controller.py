@@ -46,6 +46,7 @@ from cswap.fit.link_rates import link_rates
 from cswap.fit.pace import Pace
 from cswap.fit.plain_steps import PlainSteps
 from cswap.fit.resident import Resident, meter_for
+from cswap.fit.schedule import Schedule, made_for
 from cswap.fit.solve import found_for, load_solver
 from cswap.fit.used_bytes import UsedBytes
 from cswap.fit.whole_device import device_of, usable_bytes
@@ -87,19 +88,27 @@ class FitController:
         used: counts the tensors that second forwards save.
     """
 
-    def __init__(self, model: torch.nn.Module, engine: SwapEngine, asked: Asked) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        engine: SwapEngine,
+        asked: Asked,
+        schedule: Schedule | None = None,
+    ) -> None:
         """Begin with the next step.
 
         Args:
             model: whose forward is a step.
             engine: that swaps for it.
             asked: the goal.
+            schedule: is obeyed from the first step on, if it was made for this goal.
 
         Raises:
             ConfigError: the model is on several devices, or on one whose memory is no goal.
             GoalError: the limit is below the bytes of parameters, buffers and gradients.
         """
         device = device_of(model)
+        self._made_for = made_for(asked, device.type, engine.config)
         self._asked = asked = asked.on(device)
         # This may fail: nothing is to be undone yet.
         link = link_rates(device.index or 0) if device.type == "cuda" else None
@@ -137,6 +146,15 @@ class FitController:
         engine.choose_by(self._chooser)
         # On a CPU: beside the computation, a tensor would be there in both forms for a while.
         engine.run_in_line(in_line=True)
+        if schedule is not None:
+            self._begin_with(schedule)
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """The plan that is obeyed, to be saved; None: there is none yet."""
+        if self._plan is None or self._phase not in _OBEYS:
+            return None
+        return Schedule(self._made_for, self._plan, int(self._other), self._pace.plain_s)
 
     @property
     def goal(self) -> Goal:
@@ -290,7 +308,9 @@ class FitController:
     def _plan_for_larger(self, step: Step, plan: FitPlan) -> bool:
         # Tensors have grown beyond the plan: whether another one is made for the new sizes.
         more = sum(step.grown.values()) > DRIFT * max(plan.raw_bytes, 1)
-        if more and self._problem is not None:
+        if more and self._problem is None:
+            self._explore()
+        elif more and self._problem is not None:
             before = sum(one.nbytes for one in self._problem.saved)
             self._problem, self._smallest_bytes = self._problem.grown(step.grown), None
             self._pace.grow(sum(one.nbytes for one in self._problem.saved) / before)
@@ -320,7 +340,11 @@ class FitController:
                 else:
                     self._obey(before)
             self._timed.clear()
-        elif self._since > SETTLING + 1 and self._correction.may_loosen(look):
+        elif (
+            self._problem is not None
+            and self._since > SETTLING + 1
+            and self._correction.may_loosen(look)
+        ):
             self._begin_planning()
 
     def _obey_smaller(self, resort: LastResort, limit_bytes: int) -> None:
@@ -348,7 +372,7 @@ class FitController:
         # See Note [prices from steps that obey] in way_times.py. A first round of looks is over.
         if self._since <= LOOK_EVERY or self._repriced >= MOST_REPRICED:
             return
-        if self._planning is not None or self._last_resort is not None:
+        if self._planning is not None or self._last_resort is not None or self._problem is None:
             return
         if not self._note_cost(plan):
             return
@@ -389,6 +413,17 @@ class FitController:
         return plan.peak_bytes + self._other + self._correction.bias
 
     # -------------------------------------------------------------------- plans
+
+    def _begin_with(self, schedule: Schedule) -> None:
+        # Where a plan from a file has to be another one, steps are explored for it.
+        other = schedule.other_than(self._made_for)
+        if other is not None:
+            log.warning("schedule: it was made for %s. Steps are explored.", other)
+            return
+        self._exploration, self._other = None, float(schedule.other_bytes)
+        self._pace.plain_s = schedule.plain_s
+        self._pace.was_plain = schedule.plain_s is not None and not self._chooser.unified
+        self._obey(schedule.plan)
 
     def _explore(self) -> None:
         self._engine.renumber()
@@ -442,7 +477,11 @@ class FitController:
 
     def _begin_planning(self) -> None:
         problem, room, limit_s = self._problem, self._room(), math.inf
-        if problem is None or self._planning is not None:
+        if self._planning is not None:
+            return
+        if problem is None:
+            if self._phase in _OBEYS:
+                self._explore()
             return
         if self._asked.limit_bytes is None:
             limit_s = self._pace.allowed_s(self._asked.slowdown or 1.0)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from cswap.advisor.time_limit import decided_by
 from cswap.config import DEVICE, LEAST
+from cswap.display import shown
 from cswap.errors import ConfigError
 from cswap.fit.whole_device import usable_bytes
 from cswap.units import show_bytes
@@ -79,6 +80,13 @@ class Asked:
         Raises:
             ConfigError: options contradict each other.
         """
+        if config.schedule is not None and (
+            not has_model or (config.fit is None and Asked.without_fit(config) is None)
+        ):
+            raise ConfigError(
+                f"schedule={shown(config.schedule)}: needs a model and a goal. Use "
+                "cswap.install(model, fit=..., schedule=...)."
+            )
         if config.fit is None:
             return None
         if not has_model:
