@@ -40,7 +40,7 @@ from cswap.fit.correction import COUNTED_MARGIN, MARGIN, Correction, Look
 from cswap.fit.drift import DRIFT, Drift
 from cswap.fit.exploration import EXPLORED, Exploration
 from cswap.fit.goal import Asked, Goal, Phase
-from cswap.fit.goal_chooser import FIRST_LOOKS, LOOK_EVERY, GoalChooser
+from cswap.fit.goal_chooser import LOOK_EVERY, GoalChooser
 from cswap.fit.last_resort import LastResort, reachable
 from cswap.fit.link_rates import link_rates
 from cswap.fit.pace import Pace
@@ -322,7 +322,7 @@ class FitController:
     def _keep_limit(self, limit_bytes: int, plan: FitPlan) -> None:
         if self._measured is None:
             return
-        if not self._chooser.unified and self._since <= FIRST_LOOKS:
+        if not self._chooser.unified and self._since <= self._chooser.first_looks:
             return  # looks hold other memory than the steps between them
         look = Look(plan, self._measured, limit_bytes, self._other, self._besides)
         over = look.measured > limit_bytes

@@ -11,7 +11,9 @@ else it takes as long as the others less the time that the plan adds, at the mos
 Where the steps are too slow, the next plan gets a smaller share of the time. Where they are fast
 for a while, a larger one again. Each time that this was too much, it waits longer. On a CPU the
 share changes by `LESS_TIME`. A GPU's steps repeat, so there it changes by as much as the time that
-they took is off (`AIM`), and comes to rest near the smallest share that was too much.
+they took is off (`AIM`), and comes to rest near the smallest share that was too much. Hooks of
+tensors that stay are in no plan: so a smaller share lies between that by which the steps would be
+shorter in proportion and that by which only the plan's own time would.
 """
 
 from __future__ import annotations
@@ -173,13 +175,14 @@ class Pace:
             return LESS_TIME
         self._too_much = min(self._too_much, self.share)
         fine, self._fine = self._fine, 0.0
-        less = AIM * (slowdown - 1) / (took - 1)
+        # Either the plan takes a multiple of its time, or something besides it takes some.
+        too_long = (took - 1) / (slowdown - 1)
+        less = (AIM / too_long + max(0.0, 1 - (too_long - AIM) / self.share)) / 2
         return max(less, fine / self.share) if fine < self.share else less
 
     def _more(self, slowdown: float, took: float) -> float:
-        most = 1 / LESS_TIME
         if self._kind == "cpu":
-            return most
+            return 1 / LESS_TIME
         between = (self.share + self._too_much) / 2 / self.share
         self._too_much *= FORGETS
-        return min(most, between, AIM * (slowdown - 1) / max(took - 1, 1e-9))
+        return min(between, AIM * (slowdown - 1) / max(took - 1, 1e-9))

@@ -131,8 +131,14 @@ def test_a_plain_step_says_how_long_one_takes():
     pace = pace_after("cuda", 1.2, plain=1.0)
     assert pace.plain_s == 1.0
     assert pace.changes(1.1)  # at the first look: a GPU is nobody else's
-    assert pace.share == pytest.approx(AIM * 0.1 / 0.2)
-    assert pace.allowed_s(1.1) == pytest.approx(0.1 * AIM * 0.1 / 0.2)
+    assert pace.share == pytest.approx(AIM * 0.1 / 0.2 / 2)  # the rest would be none
+    assert pace.allowed_s(1.1) == pytest.approx(0.1 * AIM * 0.1 / 0.2 / 2)
+
+
+def test_a_smaller_share_lies_between_two_explanations():
+    pace = pace_after("cuda", 1.14, plain=1.0)
+    assert pace.changes(1.1)
+    assert pace.share == pytest.approx((AIM * 0.1 / 0.14 + 1 - (1.4 - AIM)) / 2)
 
 
 def test_a_gpu_that_is_far_too_slow_does_not_give_up():
