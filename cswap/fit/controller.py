@@ -345,6 +345,8 @@ class FitController:
             and self._since > SETTLING + 1
             and self._correction.may_loosen(look)
         ):
+            if self._note_cost(plan):  # else the new plan is obeyed without a comparison
+                self._compare_with(plan)
             self._begin_planning()
 
     def _obey_smaller(self, resort: LastResort, limit_bytes: int) -> None:
@@ -377,17 +379,23 @@ class FitController:
         if not self._note_cost(plan):
             return
         self._repriced += 1
-        self._measured_s = self._cost_s(plan)
         if self._asked.limit_bytes is None:
+            self._measured_s = self._cost_s(plan)
             return  # measured steps say how much time is left
-        self._timed.append(plan)
+        self._compare_with(plan)
         if self._repriced < MOST_REPRICED:
-            self._compares = True
             self._begin_planning()
             return
+        self._compares = False
         best = min(self._timed, key=self._cost_s)
         if self._is_better(best, self._cost_s(best)):
             self._obey(best, self._cost_s(best))
+
+    def _compare_with(self, plan: FitPlan) -> None:
+        # The next plan is obeyed if it takes less time than this one was measured to take.
+        self._measured_s = self._cost_s(plan)
+        self._timed.append(plan)
+        self._compares = True
 
     def _note_cost(self, plan: FitPlan) -> bool:
         # Whether the seconds that a plan adds have been measured. A GPU's steps are timed whole.
