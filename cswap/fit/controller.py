@@ -343,9 +343,10 @@ class FitController:
         elif (
             self._problem is not None
             and self._since > SETTLING + 1
+            and (self._chooser.unified or self._pace.step_s is not None)
             and self._correction.may_loosen(look)
         ):
-            if self._note_cost(plan):  # else the new plan is obeyed without a comparison
+            if self._note_cost(plan):  # else no tensor has been timed on this CPU
                 self._compare_with(plan)
             self._begin_planning()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import types
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,8 +15,10 @@ import cswap
 from cswap.advisor import advisor
 from cswap.engine.order.step_order import NO_BACKWARD
 from cswap.engine.transfer import device_lanes
-from cswap.fit import controller, goal, goal_chooser, resident, whole_device
+from cswap.fit import controller, goal, goal_chooser, resident, solve, whole_device
+from cswap.fit.correction import Correction
 from cswap.fit.link_rates import LinkRates
+from cswap.fit.solve import Found
 from cswap.profiler import LateProfile
 from tests.devices.lagging_machine import LaggingMachine
 
@@ -87,6 +90,35 @@ def test_a_goal_is_planned_and_obeyed(machine, share):
         assert found.phase == "obeying", str(found)
         assert found.actions.total() > 0
         assert handle.stats.fallbacks == 0, handle.stats.fallbacks_by_reason
+
+
+@pytest.mark.parametrize("added_s", [-1e9, 1e9])
+def test_a_looser_plan_is_obeyed_only_if_it_takes_less_time(machine, monkeypatch, added_s):
+    made: list[Any] = []
+    found_for = solve.found_for
+
+    def noted(*arguments):
+        plan: Any = found_for(*arguments).plan
+        if made:  # another one, that says so of itself
+            others = {key: d._replace(action="keep") for key, d in plan.decided.items()}
+            plan = replace(plan, decided=others, added_s=added_s)
+        made.append(plan)
+        return Found(plan)
+
+    monkeypatch.setattr(controller, "found_for", noted)
+    monkeypatch.setattr(Correction, "may_loosen", lambda *_: len(made) == 1)
+    torch.manual_seed(0)
+    net, x = nn.Sequential(*(Block() for _ in range(N_BLOCKS))), torch.randn(ROWS, WIDTH)
+    weights = sum(p.nbytes for p in net.parameters())
+    limit = int(2 * weights + 0.5 * saved_bytes(net, x))
+    monkeypatch.setattr(resident.CountedMeter, "take", lambda *_: limit - 1)
+    with cswap.install(net, fit=limit, min_bytes=0) as handle:
+        for _ in range(40):
+            step(net, x)
+            machine.cuda.synchronize()
+        fit: Any = handle._fit
+        assert len(made) > 1
+        assert fit._plan is made[1 if added_s < 0 else 0]
 
 
 def test_tensors_whose_values_come_late_have_all_their_ways(machine, monkeypatch):
