@@ -121,12 +121,16 @@ def _ratio_after_zvc(
     return ratio
 
 
+SCATTERED: Final = 0.05
+"""Error of the fraction of equal neighbours in a sample, up to which zeros may lie anywhere."""
+
+
 def survivors(profile: TensorProfile) -> TensorProfile:
     """Profile of the nonzero words, derived from the profile of all words.
 
     Fractions become shares of the survivors. Repeated words count as zeros as far as the number of
-    zeros allows. Where all nonzero words may be the same, as those of dropout's noise are, zeros
-    may lie anywhere: two neighbours in such a tensor are the same with ``z² + (1 - z)²``.
+    zeros allows. Where all nonzero words may be the same, as those of dropout's noise are, and
+    as many neighbours are the same as if the zeros lay anywhere (``z² + (1 - z)²``), they are.
 
     >>> from cswap.schema.tensor import TensorProfile
     >>> found = survivors(TensorProfile("float32", 1000, 64, zero_fraction=0.75))
@@ -136,7 +140,8 @@ def survivors(profile: TensorProfile) -> TensorProfile:
     zeros = profile.zero_fraction
     left = max(1 - zeros, 1e-9)
     repeats = _share(profile.repeat_fraction - zeros, left)
-    if profile.dtype == "bool" or profile.spread_nonzero[:1] == (1.0,):
+    scattered = abs(profile.repeat_fraction - zeros**2 - left**2) < SCATTERED
+    if profile.dtype == "bool" or (profile.spread_nonzero[:1] == (1.0,) and scattered):
         repeats = _share(profile.repeat_fraction - zeros**2, left**2)
     return replace(
         profile,

@@ -90,7 +90,6 @@ class Packer:
         self._recomputer = state.recomputer
         self._sender = Sender(state)
         self._remat = self._sender.remat
-        self._values = state.values
         self._slots = SlotMaker(state)
         self._follower = state.follower
         self._limit = state.advisor.limit
@@ -128,8 +127,6 @@ class Packer:
                     packed = self._keep(tensor, "layout")
                 else:
                     packed = self._take(tensor, nbytes)
-                    if self._remat:
-                        self._values.note(tensor, packed, self.book.last_place)
                     if self._reports is not None and self._reports.wanted:
                         self.notes.saved(packed)
             if chooser is not None:

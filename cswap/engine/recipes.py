@@ -58,8 +58,6 @@ class Place:
         saved_by: of the place that saves this place's tensors first, if they have no handles.
         choice: of a goal, for the last tensor; None: there is none.
         slot: that may take the next tensor (replay/replay.py).
-        is_value: whether another tensor is computed from this one, and does not save it: see
-            values.py.
     """
 
     recipe: Recipe
@@ -74,7 +72,6 @@ class Place:
     saved_by: SharedUse | None = None
     choice: Choice | None = None
     slot: Slot | None = None
-    is_value: bool = False
 
     def note(self, remat: Remat | None) -> None:
         """The tensor that is saved here now can be computed again like this; None: it cannot."""

@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from cswap.engine.saved.eligibility import OwnedStorages
     from cswap.engine.saved.packed import Token
     from cswap.engine.saved.results import Results
-    from cswap.engine.saved.values import SavedValues
     from cswap.engine.transfer.device_lanes import Lane
     from cswap.engine.transfer.handle import Handle
     from cswap.remat.record import Remat
@@ -75,23 +74,17 @@ class Recomputer:
     """
 
     def __init__(
-        self,
-        counters: Counters,
-        advisor: Advisor,
-        owned: OwnedStorages,
-        results: Results,
-        values: SavedValues,
+        self, counters: Counters, advisor: Advisor, owned: OwnedStorages, results: Results
     ) -> None:
-        """Args: counters, advisor, owned, results, values: the engine's."""
+        """Args: counters, advisor, owned, results: the engine's."""
         self._counters, self._advisor, self._owned = counters, advisor, owned
         self._results = results
         kept = frozenset({Kept, KeptParameter})
         goal: dict[str, Any] = {"max_depth": GOAL_DEPTH, "products": True}
         keep = _keep if CAN_TELL else None
         depths = (_depth_of_exact, _depth_of_fine, _depth_of)  # by tolerance
-        held: dict[str, Any] = {"held": kept, "keep": keep, "value_of": values.of}
-        self._finders = tuple(Finder(depth, **held) for depth in depths)
-        self._goal_finders = tuple(Finder(depth, **held, **goal) for depth in depths)
+        self._finders = tuple(Finder(depth, held=kept, keep=keep) for depth in depths)
+        self._goal_finders = tuple(Finder(depth, held=kept, keep=keep, **goal) for depth in depths)
         self.trials = Trials(counters, lambda remat: self._bring(remat, again=False))
         self.inputs_s = 0.0
         self.note_ready: Callable[[Token], None] = lambda _: None

@@ -17,7 +17,6 @@ from cswap.engine.saved.observer import Observer
 from cswap.engine.saved.outliving import Outliving
 from cswap.engine.saved.reclaim import Reclaimer
 from cswap.engine.saved.results import Results
-from cswap.engine.saved.values import SavedValues
 from cswap.engine.transfer.device_lanes import Lanes, disk_store, optional_int
 from cswap.engine.transfer.handle import State
 from cswap.stats.counters import Counters
@@ -57,7 +56,6 @@ class EngineState:
         reclaimer: handles that nobody can ask for any more.
         outliving: tensors that the program holds itself.
         results: memory that was computed again, for tensors without handles.
-        values: results that other operators than their own save.
         recomputer: computes tensors again.
         goal: decides instead of the advisor; None: the advisor decides.
         chooser: the same, in steps that it looks at; None: each place in the step keeps the choice
@@ -80,10 +78,7 @@ class EngineState:
         self.counters = Counters()
         self.owned = OwnedStorages()
         self.results = Results(self.counters)
-        self.values = SavedValues()
-        self.recomputer = Recomputer(
-            self.counters, self.advisor, self.owned, self.results, self.values
-        )
+        self.recomputer = Recomputer(self.counters, self.advisor, self.owned, self.results)
         self.disk = disk_store(config, self.counters)
         budget = None if plan is None else plan.budget_bytes
         self.lanes = Lanes(

@@ -347,7 +347,8 @@ class FitController:
             and self._correction.may_loosen(look)
         ):
             if self._note_cost(plan):  # else no tensor has been timed on this CPU
-                self._compare_with(plan)
+                # The next plan is obeyed if it takes less time than this one was measured to take.
+                self._measured_s, self._compares = self._cost_s(plan), True
             self._begin_planning()
 
     def _obey_smaller(self, resort: LastResort, limit_bytes: int) -> None:
@@ -380,23 +381,17 @@ class FitController:
         if not self._note_cost(plan):
             return
         self._repriced += 1
+        self._measured_s = self._cost_s(plan)
         if self._asked.limit_bytes is None:
-            self._measured_s = self._cost_s(plan)
             return  # measured steps say how much time is left
-        self._compare_with(plan)
+        self._timed.append(plan)
         if self._repriced < MOST_REPRICED:
+            self._compares = True
             self._begin_planning()
             return
-        self._compares = False
         best = min(self._timed, key=self._cost_s)
         if self._is_better(best, self._cost_s(best)):
             self._obey(best, self._cost_s(best))
-
-    def _compare_with(self, plan: FitPlan) -> None:
-        # The next plan is obeyed if it takes less time than this one was measured to take.
-        self._measured_s = self._cost_s(plan)
-        self._timed.append(plan)
-        self._compares = True
 
     def _note_cost(self, plan: FitPlan) -> bool:
         # Whether the seconds that a plan adds have been measured. A GPU's steps are timed whole.
@@ -430,8 +425,7 @@ class FitController:
             log.warning("schedule: it was made for %s. Steps are explored.", other)
             return
         self._exploration, self._other = None, float(schedule.other_bytes)
-        self._pace.plain_s = schedule.plain_s
-        self._pace.was_plain = schedule.plain_s is not None and not self._chooser.unified
+        self._pace.plain_s = schedule.plain_s  # until steps say it anew
         self._obey(schedule.plan)
 
     def _explore(self) -> None:

@@ -6,8 +6,7 @@ A moment is a tensor's save or a tensor's use. From its save to its last use a t
 bytes of the way in which it is held, and from its first use on its raw bytes. Where workers encode
 beside the computation, it takes its raw bytes for some moments more: an encode has to end first
 (`LAG`), and a decode begins before the use (`AHEAD`). An operator holds its inputs until it has
-run (`DWELL`). With a link, an input of a tensor that is computed again waits for its own use from
-that tensor's use on; else it rarely does (Note [inputs of a chain] in recomputer.py).
+run (`DWELL`).
 """
 
 from __future__ import annotations
@@ -262,7 +261,6 @@ class Problem:
         self._lag, self._ahead = (0, 0) if over_link is None else (LAG, AHEAD)
         self.n_moments = 1 + max(s.last for s in self.saved)
         self.over_link = None if over_link is None else over_link.at(self.n_moments)
-        self._numbers = {name: i for i, s in enumerate(self.saved) for name in s.names}
         self.too_deep = tuple(self._too_deep())
 
     def having(self, saved: Collection[Saved]) -> Problem:
@@ -276,7 +274,7 @@ class Problem:
         return found
 
     def _too_deep(self) -> Iterator[frozenset[int]]:
-        numbers = self._numbers
+        numbers = {name: i for i, s in enumerate(self.saved) for name in s.names}
 
         def deeper(chain: tuple[int, ...], depth: int) -> Iterator[frozenset[int]]:
             for name, more in self.saved[chain[-1]].needs:
@@ -384,39 +382,11 @@ class Problem:
     def bytes_of(self, index: int, way: Way, *, moves: bool = True) -> NDArray[np.float64]:
         """Bytes at each moment of one tensor, held that way.
 
-        If it is computed again, its inputs count from its use to theirs, as if they did not stay.
-
         Args:
             index: of the tensor.
             way: its way.
             moves: whether it takes time to leave and to come back; else that is counted apart.
         """
-        one = self.saved[index]
-        found = self._bytes_of(index, way, one.first_use, moves=moves)
-        if way.action == REMAT:
-            for other in self._inputs(one):
-                found[one.first_use : self.saved[other].first_use] += self.saved[other].nbytes
-        return found
-
-    def _inputs(self, one: Saved) -> set[int]:
-        # Those that wait.
-        if self.over_link is None:
-            return set()
-        return {self._numbers[need.name] for need in one.needs if need.name in self._numbers}
-
-    def _first_uses(self, ways: Mapping[int, Way]) -> list[int]:
-        # By tensor: of its own, or of one that is computed again from it.
-        found = [one.first_use for one in self.saved]
-        for index, way in ways.items():
-            if way.action == REMAT:
-                one = self.saved[index]
-                for other in self._inputs(one):
-                    found[other] = min(found[other], one.first_use)
-        return found
-
-    def _bytes_of(
-        self, index: int, way: Way, first_use: int, *, moves: bool
-    ) -> NDArray[np.float64]:
         one, found = self.saved[index], np.zeros(self.n_moments)
         end = one.last + 1
         found[one.born : end] = way.held_bytes
@@ -425,7 +395,7 @@ class Problem:
             if way.action == REMAT or not moves:
                 lag = ahead = 0
             out = min(max(one.born + lag, one.left), one.last)
-            before = max(out + 1, first_use - ahead)
+            before = max(out + 1, one.first_use - ahead)
             encoded = way.held_bytes if way.action != REMAT else 0
             found[one.born : out + 1] = one.nbytes
             found[one.born + lag + 1 : out + 1] += encoded
@@ -441,9 +411,8 @@ class Problem:
         """
         total = self.other_bytes()
         raw_bytes = sum(self.saved[i].nbytes for i in ways)
-        first_uses = self._first_uses(ways)
         for index, way in ways.items():
-            total += self._bytes_of(index, way, first_uses[index], moves=moves is None)
+            total += self.bytes_of(index, way, moves=moves is None)
         if moves is not None:
             starts = slots(self.n_moments)
             total += np.repeat(moves.nbytes, np.diff(starts, append=self.n_moments))

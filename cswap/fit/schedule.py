@@ -22,7 +22,7 @@ from cswap.codecs.registry import get_codec
 from cswap.display import shown
 from cswap.errors import ConfigError
 from cswap.fit.problem import Decided, FitPlan, Key
-from cswap.schema.checks import MOST_BYTES, Checks
+from cswap.schema.checks import MOST_BYTES, MOST_SECONDS, Checks
 from cswap.schema.reading import read_object
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class Schedule:
             _check_codecs(source.plan, config)
             return source
         data = read_object(source, "schedule")
-        if data.get("kind") != KIND or data.get("version") != VERSION:
+        if data.get("kind") != KIND or data.get("version") is not VERSION:
             raise ConfigError(
                 f"schedule={shown(source)}: is no schedule of version {VERSION}. Remedy: "
                 "handle.schedule.save(path) writes one."
@@ -115,7 +115,7 @@ class Schedule:
         }
         plain_s = data.get("plain_s")
         if plain_s is not None:
-            plain_s = _CHECK.seconds("schedule.plain_s", plain_s)
+            plain_s = _CHECK.number("schedule.plain_s", plain_s, 1e-9, MOST_SECONDS)
         added_s = _CHECK.seconds("schedule.added_s", data.get("added_s"))
         decided, counts = _tensors(data.get("tensors"))
         other_bytes = nbytes.pop("other_bytes")

@@ -138,8 +138,6 @@ class Learner:
         place = book.last_place if has_place else None
         nbytes = bytes_of(tensor)
         part.sizes.append(nbytes)
-        if place is not None and place.is_value:
-            part.stays = False  # another tensor is computed from the object
         if isinstance(packed, KeptParameter):
             part.kept_sizes["parameter"].append(nbytes)
         elif place is not None and place.rest is not None and isinstance(packed, _RESTING):

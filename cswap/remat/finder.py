@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from cswap.remat.reads import Keep, ValueOf
+    from cswap.remat.reads import Keep
     from cswap.remat.record import Formula
 
 DEFAULT_DEPTH: Final = 3
@@ -22,10 +22,6 @@ DEFAULT_DEPTH: Final = 3
 
 DEFAULT_PASSES: Final = 24
 """Largest number of reads and writes of memory of the result's size."""
-
-
-def no_value(_notes: object) -> None:
-    """Nobody has saved a node's result but the node: a `ValueOf`."""
 
 
 class Finder:
@@ -41,7 +37,6 @@ class Finder:
         products: bool = False,
         held: frozenset[type] = frozenset(),
         keep: Keep | None = None,
-        value_of: ValueOf = no_value,
     ) -> None:
         """A finder for one engine.
 
@@ -56,13 +51,10 @@ class Finder:
             held: types of packed objects for which ``depth_of`` returns 0, whatever they hold.
             keep: makes such an object of a tensor that autograd holds itself, saved while no hooks
                 were on; None: such tensors are no inputs.
-            value_of: gives the packed object of a result that another operator has saved.
         """
-        rows = Rows(value_of, products=products)
-        self._limits = Limits(
-            rows, depth_of, keep, value_of, max_depth, max_passes, through_unsaved
-        )
-        self._depth_of, self._held, self._keep, self._value_of = depth_of, held, keep, value_of
+        rows = Rows(products=products)
+        self._limits = Limits(rows, depth_of, keep, max_depth, max_passes, through_unsaved)
+        self._depth_of, self._held, self._keep = depth_of, held, keep
 
     def find(self, tensor: torch.Tensor, expected: Formula | None = None) -> Remat | None:
         """Find the operators that compute again the memory of a tensor that autograd is saving.
@@ -127,7 +119,7 @@ class Finder:
                     return None
             settings = Settings.current(product=formula.product)
             found = formula.recognition.again(
-                node, formula.nbytes, self._held, self._depth_of, self._keep, self._value_of
+                node, formula.nbytes, self._held, self._depth_of, self._keep
             )
         except (NotFoundError, AttributeError):
             return None

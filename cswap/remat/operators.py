@@ -134,6 +134,8 @@ def _dropout(x: torch.Tensor, mask: torch.Tensor, p: float) -> torch.Tensor:
     if x.device.type == "cpu":  # its forward rounds the scale, too
         found = x.mul(mask).mul_(torch.tensor(scale, dtype=x.dtype))
     else:
+        if x.dtype is not torch.float64 and p != 1:  # divided in float32
+            scale = float(torch.tensor(1 - p, dtype=torch.float32).reciprocal())
         found = _aten.native_dropout_backward(x, mask, scale)
     return torch.where(mask.all(), x, found)
 

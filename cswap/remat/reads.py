@@ -35,12 +35,6 @@ PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter})
 Keep: TypeAlias = "Callable[[torch.Tensor], object]"
 """Makes the packed object of a tensor that autograd holds itself, and that stays."""
 
-NOTES: Final = "metadata"
-"""Name of a node's dictionary for notes."""
-
-ValueOf: TypeAlias = "Callable[[dict[Any, Any]], object | None]"
-"""Gives the packed object of a node's first result by the node's `NOTES`; None: there is none."""
-
 
 class NotFoundError(Exception):
     """The tensor cannot be computed again and has to be stored."""
@@ -57,7 +51,6 @@ class What(enum.Enum):
     INPUT = "slot with a packed object"
     CONSTANT = "slot with a number that torch has wrapped"
     LEAF = "leaf that is copied"
-    VALUE = "packed object of a result that another node has saved"
 
 
 class Read(NamedTuple):
@@ -67,7 +60,7 @@ class Read(NamedTuple):
         what: its kind.
         node: number of the node: the root is 0, then every `What.BELOW` adds one.
         name: of the attribute, or number of the edge or the output.
-        found: by the search. Of an input or a value: its depth, and its index among the inputs.
+        found: by the search. Of an input: its depth, and its index among the inputs.
     """
 
     what: What
@@ -125,10 +118,6 @@ class Reader:
     def take_input(self, node: Any, name: str, depth: int, index: int) -> None:
         """Note that the object in a slot is an input, at this depth."""
         self._note(What.INPUT, node, f"_raw_saved_{name}", (depth, index))
-
-    def take_value(self, node: Any, depth: int, index: int) -> None:
-        """Note that an object that holds the node's result is an input, at this depth."""
-        self._note(What.VALUE, node, NOTES, (depth, index))
 
     def plain(self, node: Any, name: str, keep: Keep) -> object:
         """The packed object of the tensor in a slot that no hook has packed; see `plain`."""

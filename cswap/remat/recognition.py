@@ -16,18 +16,16 @@ from __future__ import annotations
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
-from cswap.remat.reads import LOOKS, NOTES, PLAIN, What, constant, leaf, saved_name
+from cswap.remat.reads import LOOKS, PLAIN, What, constant, leaf, saved_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from cswap.remat.reads import Constant, Keep, Read, ValueOf
+    from cswap.remat.reads import Constant, Keep, Read
 
     _Get: TypeAlias = Callable[[Any], tuple[Any, ...]]
 
 _BELOW: Final = "next_functions"
-
-_INPUTS: Final = frozenset({What.INPUT, What.VALUE})
 
 _IN_SLOTS: Final = frozenset({What.INPUT, What.CONSTANT, What.EMPTY})
 
@@ -58,7 +56,6 @@ class _Node(NamedTuple):
         hook: returns the unpack hook of a slot with an input; None: there is no input.
         get_own: as ``get``, with the tensors of inputs that autograd holds itself.
         inputs: their numbers.
-        notes: number of the attribute by which a value is found; None: none is.
     """
 
     number: int
@@ -67,7 +64,6 @@ class _Node(NamedTuple):
     hook: Callable[[Any], object] | None
     get_own: _Get
     inputs: tuple[int, ...]
-    notes: int | None
 
 
 class Recognition:
@@ -77,7 +73,7 @@ class Recognition:
         """Args: reads: of the search, in their order."""
         self._n_nodes = 1 + sum(read.what is What.BELOW for read in reads)
         self._nodes, places = _by_node(reads, self._n_nodes)
-        inputs = [(i, *_pair(r)) for i, r in enumerate(reads) if r.what in _INPUTS]
+        inputs = [(i, *_pair(r)) for i, r in enumerate(reads) if r.what is What.INPUT]
         firsts = {index: (places[i], depth) for i, depth, index in reversed(inputs)}
         self._inputs = _items([firsts[index][0] for index in range(len(firsts))])
         self._depths = tuple(firsts[index][1] for index in range(len(firsts)))
@@ -103,7 +99,6 @@ class Recognition:
         held: frozenset[type],
         depth_of: Callable[[object], int | None],
         keep: Keep | None,
-        value_of: ValueOf,
     ) -> tuple[tuple[object, ...], tuple[Constant, ...]] | None:
         """The inputs and constants of another tensor of the same call site; None: a read differs.
 
@@ -113,7 +108,6 @@ class Recognition:
             held: see `Finder`.
             depth_of: see `Finder`.
             keep: see `Finder`.
-            value_of: see `Finder`.
 
         Raises:
             NotFoundError: a number or a leaf is not of the kind that can be copied.
@@ -122,7 +116,7 @@ class Recognition:
         nodes = [root] * self._n_nodes
         found: tuple[Any, ...] = ()
         own: tuple[int, ...] = ()
-        for at, get, edges, hook, get_own, numbers, notes in self._nodes:
+        for at, get, edges, hook, get_own, numbers in self._nodes:
             node = nodes[at]
             # A node's tensors are all saved under the same hooks.
             if hook is None or keep is None or hook(node) is not None:
@@ -133,8 +127,6 @@ class Recognition:
                 except RuntimeError:  # one was modified in place, or all were freed
                     return None
                 own += numbers
-            if notes is not None:
-                values = (*values[:notes], value_of(values[notes]), *values[notes + 1 :])
             found += values
             for number, below, expected in edges:
                 node, output = values[0][number]
@@ -203,7 +195,7 @@ def _by_node(reads: Sequence[Read], n_nodes: int) -> tuple[list[_Node], dict[int
             edges[node].append(_Edge(name, below, found))  # type: ignore[arg-type] # see `Read`
         elif what in _IN_SLOTS:
             attributes[node].append((i, f"{name}.data"))
-        elif what in (What.ARGUMENT, What.VALUE):
+        elif what is What.ARGUMENT:
             attributes[node].append((i, name))
     nodes: list[_Node] = []
     places: dict[int, int] = {}
@@ -227,8 +219,7 @@ def _node(number: int, names: list[str], edges: list[_Edge], slots: list[Read]) 
     hook = attrgetter(f"{slots[0].name}.unpack_hook") if slots else None
     get_own = _getter([own.get(name, name) for name in names])
     inputs = tuple(dict.fromkeys(_pair(slot)[1] for slot in slots))
-    notes = names.index(NOTES) if NOTES in names else None
-    return _Node(number, _getter(names), tuple(edges), hook, get_own, inputs, notes)
+    return _Node(number, _getter(names), tuple(edges), hook, get_own, inputs)
 
 
 def _getter(names: list[str]) -> _Get:

@@ -9,8 +9,7 @@ like any other. A tensor is the result of its node if three conditions hold:
 * No unknown write came after the node: the tensor's version is 0, or its node is saving it at this
   moment. An address proves nothing, because it is reused after a tensor is freed.
 * The inputs have their values of that time. For saved inputs this holds, because their unpack
-  compares versions. So it does for a result that another node has saved (``value_of`` of `Finder`).
-  Unsaved inputs are computed again themselves, and `Formula.unseen` counts them.
+  compares versions. Unsaved inputs are computed again themselves, and `Formula.unseen` counts them.
 * The result has memory of its own, from the first byte of a storage to the last.
 """
 
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from cswap.remat.operators import Operand
-    from cswap.remat.reads import Keep, ValueOf
+    from cswap.remat.reads import Keep
 
 REDUCTION_PASSES: Final = 4
 """Number of passes of a reduction: over its input three times, and over its result. Weights and
@@ -49,7 +48,6 @@ class Limits:
     rows: Rows
     depth_of: Callable[[object], int | None]
     keep: Keep | None
-    value_of: ValueOf
     max_depth: int
     max_passes: int
     through_unsaved: bool
@@ -58,9 +56,9 @@ class Limits:
 class Rows:
     """The rows of nodes in the tables of operators and of views."""
 
-    def __init__(self, value_of: ValueOf, *, products: bool) -> None:
-        """Args: value_of: see `Finder`; products: see `operator_of`."""
-        self._value_of, self._products = value_of, products
+    def __init__(self, *, products: bool) -> None:
+        """Args: products: see `operator_of`."""
+        self._products = products
         self._rows: dict[type, Operator | View | None] = {}
 
     def of(self, node: Any) -> Operator | View | None:
@@ -95,8 +93,6 @@ class Rows:
         while node is not None:
             row, name = self.of(node), type(node).__name__
             if isinstance(row, Operator) or name == "AccumulateGrad" or name in RESULT_SLOTS:
-                return False
-            if self._value_of(node.metadata) is not None:
                 return False
             if row is None:
                 return True
@@ -228,13 +224,6 @@ class Search:
             packed = self._read.slot(node, slot)
             if packed is not None:
                 return self._held(node, slot, packed)
-        if not number:
-            packed = self._limits.value_of(node.metadata)
-            depth = None if packed is None else self._limits.depth_of(packed)
-            if depth is not None:
-                value = self._chain.add_input(packed, depth)
-                self._read.take_value(node, depth, value.index)
-                return value
         row = self._limits.rows.of(node)
         if row is None or (number and isinstance(row, Operator)):
             raise NotFoundError

@@ -25,7 +25,6 @@ from cswap.engine.replay.again_slot import AgainSlot
 from cswap.engine.replay.in_line_slot import InLineSlot
 from cswap.engine.replay.link_slot import LinkSlot
 from cswap.engine.replay.shared_slot import SharedSlot
-from cswap.engine.saved.values import SavedValues
 from cswap.errors import GoalError
 from tests.fit.test_goal_over_a_link import machine
 
@@ -228,8 +227,8 @@ class Residual(nn.Module):
         return self.norm(x + y) + y.sin()
 
 
-VALUES = (ByHand, Residual)
-"""Blocks of which tensors are computed again from values that other operators save."""
+RESIDUAL = (ByHand, Residual)
+"""Blocks whose sums and factors other operators save, or nobody."""
 
 KINDS = (
     *(Where, Gather, Where, Gather, Gather, Mlp, Attention, Same, Lstm),
@@ -396,20 +395,10 @@ def test_changing_steps_have_the_bits_of_plain_torch(taken):
 
 
 @pytest.mark.parametrize("seeds", [range(4), pytest.param(range(4, 60), marks=pytest.mark.slow)])
-def test_values_that_others_save_in_changing_steps(seeds, taken, monkeypatch):
-    found: Counter[str] = Counter()
-    of = SavedValues.of
-
-    def noted(*args):
-        packed = of(*args)
-        found["there" if packed is not None else "not there"] += 1
-        return packed
-
-    monkeypatch.setattr(SavedValues, "of", noted)
+def test_sums_and_dropout_in_changing_steps(seeds, taken):
     for seed in seeds:
-        run_program(seed, kinds=VALUES)
-    assert min(found.values()) > 20 * len(seeds), found
-    assert taken[AgainSlot] > 20 * len(seeds)
+        run_program(seed, kinds=RESIDUAL)
+    assert taken[AgainSlot] > 10 * len(seeds)
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ import torch
 
 from cswap.engine.recomputer import GOAL_DEPTH
 from cswap.fit.link_rates import LinkRates
-from cswap.fit.problem import MOST_MOMENTS, Key, Moves, Need, OverLink, Problem, Saved, Way, thinned
+from cswap.fit.problem import MOST_MOMENTS, Key, Need, OverLink, Problem, Saved, Way, thinned
 from cswap.fit.solve import GAP, smallest, within_bytes, within_time
 
 LINK = LinkRates(1e9, 2e9, 0.8e9)
@@ -178,25 +178,6 @@ def test_an_encoded_tensor_takes_both_forms_while_it_is_used():
     assert list(inline.bytes_of(0, way)) == [100, *[10] * 6, 110, 110]
     assert list(beside.bytes_of(0, way)) == [100] * 3 + [10, 10] + [110] * 4
     assert list(beside.bytes_of(0, way, moves=False)) == [100, *[10] * 6, 110, 110]
-
-
-def test_an_input_waits_for_its_own_use_over_a_link():
-    keep, raw = Way("keep", 100, 0.0), Way("raw", 0, 0.0, link_bytes=100)
-    first = Saved((Key("a", torch.float32, 0),), 100, (keep, raw), 0, 8, 8)
-    again = Way("remat", 0, 1.0)
-    needs = (Need(first.names[0], 1), Need(Key("elsewhere", torch.float32, 0), 1))
-    second = Saved((Key("b", torch.float32, 0),), 40, (again,), 1, 5, 5, needs)
-    inline, beside = Problem([first, second]), Problem([first, second], over_link(9))
-    alone = [0, 40, 0, 0, 0, 40, 0, 0, 0]
-    assert list(inline.bytes_of(1, again)) == alone
-    # The solver does not know yet whether the input stays.
-    assert list(beside.bytes_of(1, again)) == [0, 40, 0, 0, 0, 140, 100, 100, 0]
-    moves = Moves(np.zeros(9), 0, 0.0)
-    assert beside.plan({0: keep, 1: again}, moves).peak_bytes == 140
-    held = np.array([0.0] * 6 + [500.0, 0.0, 0.0])
-    tight = Problem([first, second], over_link(9, other_bytes=held))
-    assert tight.plan({0: raw, 1: again}, moves).peak_bytes == 600
-    assert tight.plan({0: raw}, moves).peak_bytes == 500
 
 
 def test_long_steps_are_shortened_to_their_fullest_moments():

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from cswap.engine.saved.values import SavedValues
 from cswap.remat.finder import Finder
 from cswap.remat.record import Layout, Remat, same_bits
 
@@ -60,7 +59,7 @@ class Again:
         return out
 
 
-FORMULAS: Final[defaultdict[tuple[int, int, bool, bool, bool], deque[Formula]]] = defaultdict(
+FORMULAS: Final[defaultdict[tuple[int, int, bool, bool], deque[Formula]]] = defaultdict(
     lambda: deque(maxlen=8)
 )
 """What was found last within the same limits, by this test and by others: every tensor is looked
@@ -100,7 +99,6 @@ class Engine:
         packed: what autograd holds.
         again: what is computed again, by storage, version and layout.
         identities: keep a storage's number from being used for another one.
-        values: results that other operators than their own save; None: the finder knows of none.
     """
 
     finder: Finder | None = None
@@ -110,7 +108,6 @@ class Engine:
     packed: list[Held | Again] = field(default_factory=list)
     again: dict[tuple[object, ...], Again] = field(default_factory=dict)
     identities: list[StorageWeakRef] = field(default_factory=list)
-    values: SavedValues | None = None
 
     def pack(self, tensor: torch.Tensor) -> Held | Again:
         storage = tensor.untyped_storage()
@@ -130,8 +127,6 @@ class Engine:
         self.saved.append("-" if remat is None else remat.formula.operator)
         packed = Held(tensor) if remat is None else Again(remat, tensor)
         self.packed.append(packed)
-        if self.values is not None:
-            self.values.note(tensor, packed, None)
         if isinstance(packed, Again):
             self.again[key] = packed
             self.identities.append(StorageWeakRef(storage))
@@ -142,8 +137,7 @@ class Engine:
         assert self.finder is not None
         limits = self.finder._limits
         products = limits.rows._products
-        through, values = limits.through_unsaved, self.values is not None
-        known = FORMULAS[limits.max_depth, limits.max_passes, through, products, values]
+        known = FORMULAS[limits.max_depth, limits.max_passes, limits.through_unsaved, products]
         if remat is not None:
             known.append(remat.formula)
         for formula in known:
@@ -205,10 +199,7 @@ def make_engine() -> Callable[..., Engine]:
 
     def make(**limits: Any) -> Engine:
         least_numel = limits.pop("least_numel", 1)
-        values = SavedValues() if limits.pop("values", False) else None
-        if values is not None:
-            limits["value_of"] = values.of
-        return Engine(Finder(depth_of, **limits), least_numel=least_numel, values=values)
+        return Engine(Finder(depth_of, **limits), least_numel=least_numel)
 
     return make
 

@@ -91,7 +91,6 @@ class Replay:
         "_unpack",
         "_unpacker",
         "_used",
-        "_values",
     )
 
     def __init__(self, state: EngineState, packer: Packer, unpacker: Unpacker) -> None:
@@ -114,7 +113,7 @@ class Replay:
         self._reports = None if self._limit is None else self._limit.reports
         self._by_role = state.advisor.may_use_lossy
         self._thread = 0
-        self._recomputer, self._values = state.recomputer, state.values
+        self._recomputer = state.recomputer
         self._used: deque[CodecSlot] = deque()  # since the advisor was told
 
     # ---------------------------------------------------------------- each step
@@ -197,7 +196,7 @@ class Replay:
             and not _is_tracing()
             and tensor.layout is _strided
         ):
-            nbytes, sizes, kept_kind, stays = tensor.nbytes, None, Kept, None
+            nbytes, sizes, kept_kind, after = tensor.nbytes, None, Kept, 0
             if kind is Parameter or type(tensor._base) is Parameter:  # noqa: SLF001
                 sizes, kept_kind = self._parameters, KeptParameter
             elif nbytes < self._min_bytes:
@@ -212,7 +211,7 @@ class Replay:
                     and not tensor.is_nested
                 ):
                     sizes = self._sizes_by_reason[place.recipe.keep]
-                    stays = place
+                    after = n + 1
                 else:
                     return self._other(tensor, n)
             if sizes is not None and not _len_dispatch_modes():
@@ -222,12 +221,10 @@ class Replay:
                 except RuntimeError:  # of inference mode
                     return self._pack(tensor)
                 sizes.append(nbytes)
-                if stays is not None:
-                    book.begun.next = n + 1
+                if after:
+                    book.begun.next = after
                 kept = _new(kept_kind)  # without a call of Python
                 kept.tensor, kept.version = held, version
-                if stays is not None and stays.is_value:
-                    self._values.note(tensor, kept, stays)
                 return kept
         if n >= len(slots):
             return self._pack(tensor)
@@ -275,9 +272,6 @@ class Replay:
                     self._used.append(slot)
                 if slot.shared_use.again:
                     packed.expect_others(tensor)
-            place = book.begun.places[n]
-            if place.is_value:
-                self._values.note(tensor, packed, place)
             took_s = _now() - start_s
             owner.took_s += took_s
             self._counters.leaving_s += took_s
