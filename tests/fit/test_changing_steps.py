@@ -398,7 +398,7 @@ def test_changing_steps_have_the_bits_of_plain_torch(taken):
 def test_sums_and_dropout_in_changing_steps(seeds, taken):
     for seed in seeds:
         run_program(seed, kinds=RESIDUAL)
-    assert taken[AgainSlot] > 10 * len(seeds)
+    assert taken[AgainSlot] > 40
 
 
 @pytest.mark.slow
