@@ -27,6 +27,9 @@ FIRST: Final = "zvc"
 SURVIVING: Final = 0.5
 """Share of words that are assumed not to be zero where the rate of a composition is derived."""
 
+SCATTERED: Final = 0.05
+"""Error of the fraction of equal neighbours in a sample, up to which zeros may lie anywhere."""
+
 
 class ZvcPlus(TiledCodec):
     """Zeros come back exactly, also with a lossy X. The codec is lossless if X is lossless.
@@ -119,10 +122,6 @@ def _ratio_after_zvc(
         return word / (bitmap + (1 - profile.zero_fraction) * word / of_survivors)
 
     return ratio
-
-
-SCATTERED: Final = 0.05
-"""Error of the fraction of equal neighbours in a sample, up to which zeros may lie anywhere."""
 
 
 def survivors(profile: TensorProfile) -> TensorProfile:

@@ -39,12 +39,12 @@ _OPTIONS: Final = ("codec", "lossy", "min_bytes", "exclude", "include", "recompu
 """Options that decide which ways a tensor has."""
 
 _CHECK: Final = Checks(ConfigError)
-_BYTES: Final = ("peak_bytes", "raw_bytes", "under_way_bytes", "other_bytes")
+_BYTES: Final = ("peak_bytes", "under_way_bytes", "other_bytes")
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A plan, and what it was made for.
+    """A plan, and the goal, the device and the options that it was made for.
 
     Attributes:
         made_for: the goal, the kind of device, and options, each as text.
@@ -101,7 +101,8 @@ class Schedule:
             _check_codecs(source.plan, config)
             return source
         data = read_object(source, "schedule")
-        if data.get("kind") != KIND or data.get("version") is not VERSION:
+        version = data.get("version")
+        if data.get("kind") != KIND or isinstance(version, bool) or version != VERSION:
             raise ConfigError(
                 f"schedule={shown(source)}: is no schedule of version {VERSION}. Remedy: "
                 "handle.schedule.save(path) writes one."
@@ -117,11 +118,18 @@ class Schedule:
         if plain_s is not None:
             plain_s = _CHECK.number("schedule.plain_s", plain_s, 1e-9, MOST_SECONDS)
         added_s = _CHECK.seconds("schedule.added_s", data.get("added_s"))
-        decided, counts = _tensors(data.get("tensors"))
-        other_bytes = nbytes.pop("other_bytes")
-        plan = FitPlan(decided, added_s=added_s, counts=counts, **nbytes)
+        decided = _tensors(data.get("tensors"))
+        tensors = {one.number: one for one in decided.values()}.values()
+        plan = FitPlan(
+            decided,
+            nbytes["peak_bytes"],
+            added_s,
+            sum(one.nbytes for one in tensors),
+            Counter(one.action for one in tensors),
+            nbytes["under_way_bytes"],
+        )
         _check_codecs(plan, config)
-        return Schedule(made_for, plan, other_bytes, plain_s)
+        return Schedule(made_for, plan, nbytes["other_bytes"], plain_s)
 
     def other_than(self, made_for: Mapping[str, str]) -> str | None:
         """The first thing, in words, for which it was not made; None: it was made for this."""
@@ -164,9 +172,8 @@ def _check_codecs(plan: FitPlan, config: SwapConfig) -> None:
             )
 
 
-def _tensors(value: Any) -> tuple[dict[Key, Decided], Counter[str]]:
+def _tensors(value: Any) -> dict[Key, Decided]:
     decided: dict[Key, Decided] = {}
-    counts: Counter[str] = Counter()
     entries = _CHECK.mapping("schedule.tensors", value, "tensors")
     for n, (number, found) in enumerate(entries.items()):
         where = f"schedule.tensors[{shown(number)}]"
@@ -175,13 +182,12 @@ def _tensors(value: Any) -> tuple[dict[Key, Decided], Counter[str]]:
         if action not in (KEEP, REMAT):
             get_codec(action)  # an error names the codecs that there are
         nbytes = _CHECK.count(f"{where}.nbytes", entry.get("nbytes"), most=MOST_BYTES)
-        counts[action] += 1
         for save in _CHECK.items(f"{where}.saves", entry.get("saves")):
             key = _key(f"{where}.saves", save)
             if key in decided:
                 raise ConfigError(f"{where}.saves: {shown(save)} is saved twice.")
             decided[key] = Decided(action, n, nbytes)
-    return decided, counts
+    return decided
 
 
 def _key(where: str, save: Any) -> Key:

@@ -105,7 +105,8 @@ class QuietModules:
         if version != self._version or settings != self._settings:
             self._version = version
             self._spans.forget()
-            self._next, self._times = self._n_calls, 1
+            if self._times > 1:  # calls were alike; where settings change in turns, none are
+                self._next, self._times = self._n_calls, 1
         before, self._run = self._run, None
         self._spans.lay_out()
         if before is not None and before.changed:

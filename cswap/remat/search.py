@@ -40,6 +40,9 @@ REDUCTION_PASSES: Final = 4
 """Number of passes of a reduction: over its input three times, and over its result. Weights and
 statistics are small."""
 
+DROPOUT_PASSES: Final = 4
+"""Passes of dropout, besides those of a product: over the mask, and a choice of two tensors."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -91,11 +94,12 @@ class Rows:
 
     def _is_lost(self, node: Any) -> bool:
         while node is not None:
-            row, name = self.of(node), type(node).__name__
-            if isinstance(row, Operator) or name == "AccumulateGrad" or name in RESULT_SLOTS:
-                return False
+            row = self.of(node)
             if row is None:
-                return True
+                name = type(node).__name__
+                return name != "AccumulateGrad" and name not in RESULT_SLOTS
+            if isinstance(row, Operator):
+                return False
             node = node.next_functions[0][0]
         return True  # without a history
 
@@ -165,7 +169,8 @@ class Search:
         operands = tuple([self._operand(node, o, below, level) for o in row.operands])
         constants = tuple([self._read.argument(node, name) for name in row.constants])
         if row.drops:
-            self._check_dropped(node, number)
+            self._check_dropped(node, number, *constants)
+            self._passes += DROPOUT_PASSES
         if row.kind == "product":
             self._product = True
             if self._layout.device.type == "cuda" and torch.backends.cudnn.benchmark:
@@ -274,11 +279,10 @@ class Search:
         leaf = self._read.variable(below)
         return self._read.output(below, number)[1] if leaf is None else leaf[1]
 
-    def _check_dropped(self, node: Any, number: int) -> None:
+    def _check_dropped(self, node: Any, number: int, share: Any) -> None:
         # See Note [dropout runs again with its mask].
-        share = self._read.argument(node, "p")
         sizes = self._read.output(node, number)[2]
-        if not isinstance(share, float) or share * math.prod(sizes) < LEAST_DROPPED:
+        if share * math.prod(sizes) < LEAST_DROPPED:
             raise NotFoundError
 
     def _check_statistics(self, node: Any, number: int, level: int) -> None:

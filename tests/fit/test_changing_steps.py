@@ -213,7 +213,7 @@ class ByHand(nn.Module):
 
 
 class Residual(nn.Module):
-    """A sum with what a norm has saved, or with another tensor; dropout as on a GPU."""
+    """A sum with a tensor that a norm has saved, or with another one; dropout as on a GPU."""
 
     def __init__(self):
         super().__init__()

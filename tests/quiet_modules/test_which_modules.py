@@ -69,6 +69,21 @@ def test_calls_learn_more_rarely_while_nothing_changes(install, packs):
     assert sum(n >= 500 for n in at) >= 4
 
 
+def test_settings_that_change_in_turns_do_not_make_each_call_learn(install, packs):
+    training, n_learned = Training(), 0
+    install(training.model, min_bytes=LARGE)
+    for n in range(120):  # as a discriminator is frozen while its generator learns
+        training.model.small.requires_grad_(n % 3 > 0)
+        packs.clear()
+        learns: list[bool] = []
+        at = Learner.at
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Learner, "at", lambda *args, at=at, n=learns: (n.append(True), at(*args)))
+            training.step()
+        n_learned += bool(learns)
+    assert 2 < n_learned < 30
+
+
 @pytest.mark.parametrize(
     "options",
     [
