@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
 
+from cswap.codecs.base import checked_bound
+from cswap.codecs.registry import get_codec
 from cswap.dynamo import leave_alone
 from cswap.engine.packer import Packer
+from cswap.engine.replay.link import AT_A_TIME
 from cswap.engine.replay.replay import Replay
 from cswap.engine.saved.eligibility import is_tracing
 from cswap.engine.saved.packed import Token
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from cswap.config import SwapConfig
     from cswap.devices.base import Device
     from cswap.engine.order.chooser import Chooser
+    from cswap.engine.transfer.handle import Handle
     from cswap.schema.plan import Plan
     from cswap.stats.stats import Stats
 
@@ -137,6 +141,21 @@ class SwapEngine:
         """Let so many bytes be under way over a link, each way; 0: by the device's own bounds."""
         for link in self._state.lanes.links:
             link.planned_bytes = most_bytes
+
+    def ring_bytes(self, handle: Handle, codec: str) -> int:
+        """Bytes of device memory that encodings like this one pass through on their way out.
+
+        Args:
+            handle: of a tensor that may go over a link.
+            codec: name of the codec.
+        """
+        owner, source = handle.token(), handle.source
+        chosen = get_codec(codec)
+        if chosen.verbatim or source is None or not isinstance(owner, Token):
+            return 0
+        most, itemsize = owner.lane.device.section_bytes, source.element_size()
+        numel = min(handle.raw_nbytes, most or handle.raw_nbytes) // itemsize
+        return AT_A_TIME * checked_bound(chosen, source.dtype, numel)
 
     def run_in_line(self, *, in_line: bool) -> None:
         """Whether a CPU encodes where a tensor is saved, and decodes nothing ahead.

@@ -333,6 +333,7 @@ class Packer:
         if handle.raw_nbytes < lane.min_bytes:
             return self._keep(tensor, "small")
         handle.position, handle.step, handle.site = position, step, recipe.site
+        handle.place = place.number
         handle.tolerance, handle.views = recipe.tolerance, 1
         handle.section_bytes = None if decision is None else decision.section_bytes
         packed = PackedView(token, tensor)

@@ -47,6 +47,7 @@ class Place:
     Attributes:
         recipe: of the tensor that was saved here last.
         nbytes: of that tensor.
+        number: of the place.
         rest: see Note [a tensor that rests] in rest.py; None: the tensor does not rest.
         shares: it rests because the tensor rests whose memory it shares.
         formula: by which the tensor could be computed again; None: it could not.
@@ -62,6 +63,7 @@ class Place:
 
     recipe: Recipe
     nbytes: int
+    number: int = -1
     rest: Rest | None = None
     shares: bool = False
     formula: Formula | None = None
@@ -179,8 +181,9 @@ class RecipeBook:
 
     def place(self, recipe: Recipe, nbytes: int) -> Place:
         """This recipe is the one to be expected where the last tensor was, of so many bytes."""
-        here, place = self._here.sequence, Place(recipe, nbytes)
+        here = self._here.sequence
         n = here.next - 1
+        place = Place(recipe, nbytes, n)
         if 0 <= n < len(here.places):
             here.places[n] = place
         elif n >= 0 and n == len(here.places) and n < MOST_PLACES:

@@ -8,8 +8,9 @@ An input is a packed object: it comes back as it does for its own operator. That
 backward a little later and asks for it again, so an input that was decoded or computed waits for
 that, within the bounds of memory decoded ahead. On a CPU a larger one waits only where that does
 not raise the step's peak: when backward begins, everything is held, and an input that waits beside
-its own encoding would come on top. An input serves only tensors that forgive as large
-an error as it does (Note [three tolerances] in cswap/codecs/tolerance.py).
+its own encoding would come on top. A trial, in forward, reads an input in its own memory, and that
+goes on leaving. An input serves only tensors that forgive as large an error as it does (Note [three
+tolerances] in cswap/codecs/tolerance.py).
 
 Note [products are for goals]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -250,6 +251,8 @@ class Recomputer:
         if token.handle.modified():
             packed.raise_modified()
         executor, handle = token.lane.executor, token.handle
+        if not again and (source := executor.own_memory(handle)) is not None:
+            return packed.rebuild(source, own=True)
         was_ready = handle.state is State.READY
         waits = again and self._may_wait(token.lane, handle.raw_nbytes)
         memory, own = executor.memory(handle, again=waits)

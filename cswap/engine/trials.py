@@ -60,7 +60,7 @@ class Trials:
 
     Attributes:
         refused: number of trials that disagreed where one had agreed.
-        by_site: by module, operators, layout of the result, and position in the step: a module may
+        by_site: by module, operators, layout of the result, and place in the step: a module may
             write into the result of one of several such chains.
     """
 
@@ -88,7 +88,7 @@ class Trials:
         if remat is None or handle.site is None:
             return None
         formula = remat.formula
-        key = handle.site.scope, formula.operator, formula.layout, handle.position
+        key = handle.site.scope, formula.operator, formula.layout, handle.place
         trial = self.by_site.get(key)
         if trial is None:
             trial = self.by_site[key] = self._try(token, remat)

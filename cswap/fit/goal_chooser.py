@@ -122,7 +122,7 @@ class GoalChooser:
         self.begin_step, self.settle = on_step, used.settle
         self._used, self._scopes = used, engine.scopes
         self._counters, self._lap_bytes = engine.counters, lap_bytes
-        self._look = engine.look
+        self._look, self._ring_bytes = engine.look, engine.ring_bytes
         self._owned, self._milder = engine.owned, engine.advisor.milder
         self._by_address: dict[int, SeenTensor] = {}
         used.on_gone = self._note_gone
@@ -402,21 +402,22 @@ class GoalChooser:
         known, nbytes = self._ways.get(key), handle.raw_nbytes
         if known is None or not known.complete or (self.exploring and known.nbytes != nbytes):
             offered = candidates()
-            found = self._ways_of(nbytes, offered)
+            found = self._ways_of(handle, offered)
             known = self._ways[key] = _Ways(nbytes, found, complete=bool(offered))
             for action in found:
                 self._notes.pop((key, action), None)
         return known.ways
 
-    def _ways_of(self, nbytes: int, candidates: tuple[Candidate, ...]) -> dict[str, Way]:
-        found = _kept(nbytes)
+    def _ways_of(self, handle: Handle, candidates: tuple[Candidate, ...]) -> dict[str, Way]:
+        found = _kept(handle.raw_nbytes)
         for one in candidates:
             if one.codec == KEEP:
                 continue
             if not self.unified:
                 # Copies take nothing of the computation.
                 device_s = 0.0 if one.codec == RAW else max(0.0, one.device_s - self._hooks_s)
-                found[one.codec] = self._way(one.codec, device_s, int(one.nbytes))
+                way = self._way(one.codec, device_s, int(one.nbytes))
+                found[one.codec] = way._replace(passing_bytes=self._ring_bytes(handle, one.codec))
             elif one.ratio >= LEAST_RATIO:  # raw bytes that move there gain nothing
                 found[one.codec] = Way(one.codec, size_class(int(one.nbytes)), one.device_s)
         return found

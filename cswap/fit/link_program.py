@@ -7,9 +7,10 @@ slot's time: of the program's own computation, of operators that run again and o
 codecs, and of the stall that the plan allows there. A tensor leaves in later slots than the one in
 which it is saved, and is back in the slot in which it is needed, or before. Few bytes wait to
 leave, or are back early: beyond that, the engine stalls the computation (replay/link.py). A tensor
-that was copied in part is held as a whole, so the largest one that moves counts besides. The host
-leads by some time in each slot: its work for tensors makes that shorter, and whatever makes the
-computation longer makes it longer. Where it would be negative, the computation stalls.
+that was copied in part is held as a whole, so the largest one that moves counts besides. So does
+the memory that encodings pass through: as much as the largest of them needs. The host leads by some
+time in each slot: its work for tensors makes that shorter, and whatever makes the computation
+longer makes it longer. Where it would be negative, the computation stalls.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ UNDER_WAY: Final = 2
 N_BLOCKS: Final = 7
 """Of columns, each with one for a slot."""
 
+N_LARGEST: Final = 2
+"""Of columns behind these: see `LinkProgram`."""
+
 STALL: Final = 5
 """Index of the block of stalls."""
 
@@ -46,7 +50,8 @@ class LinkProgram:
 
     Attributes:
         n_columns: by slot: bytes that go out, that come back, that wait, that are back early, that
-            are away, the stall, and the host's lead; the largest tensor that moves.
+            are away, the stall, and the host's lead; the largest tensor that moves, and the memory
+            that encodings pass through.
         upper: [n_columns] bounds.
     """
 
@@ -61,17 +66,17 @@ class LinkProgram:
         self._ahead_ms = MS * over.host_ahead[ends]
         n = len(self._starts)
         under_way = UNDER_WAY * max(s.nbytes for s in problem.saved) / MIB
-        self.n_columns = N_BLOCKS * n + 1
+        self.n_columns = N_BLOCKS * n + N_LARGEST
         self.upper = np.repeat([*[np.inf] * 2, *[under_way] * 2, *[np.inf] * 3], n)
-        self.upper = np.append(self.upper, np.inf)
+        self.upper = np.append(self.upper, [np.inf] * N_LARGEST)
 
     def under_way(self) -> Any:
-        """[slots, n_columns] 1 for the bytes under way that the device holds."""
+        """[slots, n_columns] 1 for the bytes that the device holds for tensors that move."""
         from scipy.sparse import csr_array, eye_array, hstack
 
         n = len(self._slot_ms)
         nothing, one = csr_array((n, n)), eye_array(n)
-        largest = np.ones((n, 1))
+        largest = np.ones((n, N_LARGEST))
         return hstack([*[nothing] * 2, *[one] * 2, *[nothing] * 3, largest], format="csr")
 
     def rows(self) -> Iterator[tuple[Any, Any, Any]]:
@@ -92,7 +97,9 @@ class LinkProgram:
         alike = np.zeros(n_slots)
 
         def row(ways: Any, *blocks: Any) -> Any:
-            return block_array([[csr_array(ways), nothing, *blocks, csr_array((n_slots, 1))]])
+            return block_array(
+                [[csr_array(ways), nothing, *blocks, csr_array((n_slots, N_LARGEST))]]
+            )
 
         zero = csr_array((n_slots, n_slots))
         nobody = csr_array((n_slots, n_ways))
@@ -104,21 +111,23 @@ class LinkProgram:
             yield flows, -np.inf, self._slot_ms
         lead = np.diff(self._ahead_ms, prepend=0.0)
         yield row(takes - host, zero, zero, zero, zero, zero, one, -step), -lead, -lead
-        yield self._largest(moved), -np.inf, 0.0
+        yield self._largest(moved, self.n_columns - N_LARGEST), -np.inf, 0.0
+        passing = np.array([way.passing_bytes / MIB for _, way in self._ways])
+        yield self._largest(passing, self.n_columns - N_LARGEST + 1), -np.inf, 0.0
         longer = np.zeros((1, n_ways + 2 + self.n_columns))
         stalls = slice(n_ways + 2 + STALL * n_slots, n_ways + 2 + (STALL + 1) * n_slots)
         longer[0, :n_ways], longer[0, n_ways + 1], longer[0, stalls] = first + last, -1.0, 1.0
         yield csr_array(longer), -np.inf, 0.0
 
-    def _largest(self, moved: NDArray[np.float64]) -> Any:
-        # A row for each way over the link: the last column is no less than its bytes.
+    def _largest(self, nbytes: NDArray[np.float64], column: int) -> Any:
+        # A row for each way that takes such bytes: this column of ours is no less than these.
         from scipy.sparse import csr_array
 
-        at = np.flatnonzero(moved)
-        rows, n_columns = np.arange(len(at)), len(moved) + 2 + self.n_columns
-        values = np.concatenate([moved[at], np.full(len(at), -1.0)])
-        columns = np.concatenate([at, np.full(len(at), n_columns - 1)])
-        return csr_array((values, (np.tile(rows, 2), columns)), (len(at), n_columns))
+        at, n = np.flatnonzero(nbytes), len(nbytes) + 2
+        values = np.concatenate([nbytes[at], np.full(len(at), -1.0)])
+        columns = np.concatenate([at, np.full(len(at), n + column)])
+        cells = np.tile(np.arange(len(at)), 2), columns
+        return csr_array((values, cells), (len(at), n + self.n_columns))
 
     def _by_slot(self, moment: Any) -> Any:
         # [slots, ways] 1 where the tensor's moment lies.

@@ -70,6 +70,7 @@ class Way(NamedTuple):
         in_step: whether these were measured in a step; else in a trial, or by a calibration.
         link_bytes: that go over the link, out and back.
         host_s: seconds of the host, where it is ahead of the device; on a CPU, part of ``added_s``.
+        passing_bytes: of device memory that its encoding passes through, with others.
     """
 
     action: str
@@ -78,6 +79,7 @@ class Way(NamedTuple):
     in_step: bool = False
     link_bytes: int = 0
     host_s: float = 0.0
+    passing_bytes: int = 0
 
     def alone_s(self, link: LinkRates | None) -> float:
         """Seconds if nothing else is done meanwhile."""
@@ -139,6 +141,7 @@ class Saved:
                 held_bytes=int(factor * way.held_bytes),
                 added_s=factor * way.added_s,
                 link_bytes=int(factor * way.link_bytes),
+                passing_bytes=int(factor * way.passing_bytes),
             )
             for way in self.ways
         )
@@ -213,7 +216,7 @@ class Moves(NamedTuple):
     """Copies over a link beside a step's computation.
 
     Attributes:
-        nbytes: [slots] of the tensors that are under way.
+        nbytes: [slots] of the tensors under way, and of memory that encodings pass through.
         most_bytes: most of them, each way.
         added_s: seconds that the plan adds to a step.
     """
@@ -413,7 +416,9 @@ class Problem:
         raw_bytes = sum(self.saved[i].nbytes for i in ways)
         for index, way in ways.items():
             total += self.bytes_of(index, way, moves=moves is None)
-        if moves is not None:
+        if moves is None:
+            total += max((way.passing_bytes for way in ways.values()), default=0)
+        else:
             starts = slots(self.n_moments)
             total += np.repeat(moves.nbytes, np.diff(starts, append=self.n_moments))
         return FitPlan(

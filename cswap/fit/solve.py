@@ -25,7 +25,7 @@ import numpy as np
 
 from cswap.advisor.live_costs import KEEP, REMAT
 from cswap.fit.background import is_ending
-from cswap.fit.link_program import N_BLOCKS, LinkProgram
+from cswap.fit.link_program import N_BLOCKS, N_LARGEST, LinkProgram
 from cswap.fit.problem import FitPlan, Moves, Problem, Way, thinned
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def _useful(ways: tuple[Way, ...]) -> Iterator[Way]:
     # Without those than which another codec is better in everything. An operator may be forbidden
     # to run again, so it is better than none.
     def costs(way: Way) -> tuple[float, ...]:
-        return way.held_bytes, way.added_s, way.link_bytes, way.host_s
+        return way.held_bytes, way.added_s, way.link_bytes, way.host_s, way.passing_bytes
 
     better = [way for way in ways if way.action not in (KEEP, REMAT)]
     for way in ways:
@@ -314,9 +314,10 @@ class _Table:
         ways = {v.index: v.way for v in chosen}
         if self._problem.over_link is None:
             return self._problem.plan(ways)
-        waits, early = x[n + 2 : -1].reshape(N_BLOCKS, -1)[2:4]
-        under_way, most = waits + early + x[-1], max(waits.max(), early.max()) + x[-1]
-        moves = Moves(MIB * under_way, int(MIB * most), float(x[n + 1]) / MS)
+        waits, early = x[n + 2 : -N_LARGEST].reshape(N_BLOCKS, -1)[2:4]
+        largest, passing = x[-N_LARGEST:]
+        held, most = waits + early + largest + passing, max(waits.max(), early.max()) + largest
+        moves = Moves(MIB * held, int(MIB * most), float(x[n + 1]) / MS)
         return self._problem.plan(ways, moves)
 
 

@@ -14,7 +14,10 @@ from torch import nn
 import cswap
 from cswap.advisor import advisor
 from cswap.engine.order.step_order import NO_BACKWARD
+from cswap.engine.saved.packed import PackedView
 from cswap.engine.transfer import device_lanes
+from cswap.engine.transfer.handle import State
+from cswap.engine.trials import Trials
 from cswap.fit import controller, goal, goal_chooser, resident, solve, whole_device
 from cswap.fit.correction import Correction
 from cswap.fit.link_rates import LinkRates
@@ -90,6 +93,35 @@ def test_a_goal_is_planned_and_obeyed(machine, share):
         assert found.phase == "obeying", str(found)
         assert found.actions.total() > 0
         assert handle.stats.fallbacks == 0, handle.stats.fallbacks_by_reason
+
+
+def test_chains_are_tried_in_explored_steps_alone_and_let_their_inputs_leave(machine, monkeypatch):
+    tried, inputs_stay, phases, try_chain = [], [], [], Trials._try
+
+    def noted(self, token, remat):
+        others = [packed for packed in remat.inputs if isinstance(packed, PackedView)]
+        left = [one.token.handle.state is State.LEAVING for one in others]
+        found = try_chain(self, token, remat)
+        after = [one.token.handle.state is State.LEAVING for one in others]
+        tried.append(sum(left))
+        inputs_stay.append(left != after)
+        return found
+
+    monkeypatch.setattr(Trials, "_try", noted)
+    torch.manual_seed(0)
+    net, x = nn.Sequential(*(Block() for _ in range(N_BLOCKS))), torch.randn(ROWS, WIDTH)
+    limit = int(2 * sum(p.nbytes for p in net.parameters()) + 0.7 * saved_bytes(net, x))
+    with cswap.install(net, fit=limit, min_bytes=0) as handle:
+        for _ in range(16):
+            step(net, x)
+            machine.cuda.synchronize()
+            found = handle.goal
+            assert found is not None
+            phases.append((found.phase, found.plans, len(tried)))
+    assert sum(tried) > 0  # inputs that were on their way out
+    assert not any(inputs_stay)
+    explored = [n for phase, _, n in phases if phase != "obeying"]
+    assert phases[-1] == ("obeying", phases[-1][1], explored[-1]), phases
 
 
 @pytest.mark.parametrize("added_s", [-1e9, 1e9])

@@ -191,6 +191,18 @@ class Executor(abc.ABC):
             patience = patience or Patience()
             patience.pause(handle.state.value)
 
+    def own_memory(self, handle: Handle) -> torch.Tensor | None:
+        """The tensor's own memory, which may be leaving, and goes on doing so; None: it has left.
+
+        Computation that this thread issues from here on may read it.
+        """
+        with self._lock:
+            owner = handle.token()
+            source = None if owner is None or handle.must_round_trip else owner.source
+        if source is not None:
+            self._device.share(source)
+        return source
+
     def _at_hand(self, handle: Handle) -> Memory | None:
         # Under the lock: memory that can be had without waiting.
         owner = handle.token()
