@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any, Final
 
 from bench.gpu import tables, targets
-from cswap.experiments.files.committed import as_markdown, load
+from cswap.experiments.files.committed import load
 
 FOLDER: Final = "nvidia-h200"
 """Below bench/results."""
-
-GIB: Final = 1 << 30
 
 
 def codecs_table() -> str:
@@ -31,24 +29,6 @@ def swap_table() -> str:
 def training_table() -> str:
     """Steps of models, by method."""
     return _table("training")
-
-
-def short_training_table() -> str:
-    """Memory and time of each model and method."""
-    data = _load("training")
-    rows = [
-        [
-            f"{r['model']}, batch {r['batch']}",
-            r["method"],
-            f"{r['peak_allocated_bytes'] / GIB:.2f}",
-            f"{r['step_ms']:.0f}",
-            f"{r['time_of_oracle']:.2f}",
-        ]
-        for r in data["rows"]
-        if r["step_ms"] is not None
-    ]
-    headings = ["model", "method", "peak allocated, GiB", "step, ms", "of the plain step's time"]
-    return f"{as_markdown(headings, rows)}\n\n{_where(data, 'training')}"
 
 
 def targets_table() -> str:

@@ -38,7 +38,7 @@ PAGES: Final = (
             "planning",
             "fit",
             "compile",
-            *("gpu-first-run", "getting-started", "twin"),
+            *("gpu-first-run", "versions", "twin"),
         )
     ),
 )
@@ -174,7 +174,6 @@ TABLES: Final = {
     "gpu link": gpu_tables.link_table,
     "gpu swap": gpu_tables.swap_table,
     "gpu training": gpu_tables.training_table,
-    "short gpu training": gpu_tables.short_training_table,
     "gpu targets": gpu_tables.targets_table,
     "twin": twin_tables.steps_tables,
     "twin validation": twin_tables.validation_table,
@@ -190,7 +189,6 @@ TABLES: Final = {
     "prediction": decision_tables.prediction_table,
     "forced": decision_tables.forced_table,
     "demo": step_tables.demo_table,
-    "short demo": step_tables.short_demo_table,
     "transformer": step_tables.transformer_table,
     "codec pictures": codec_pictures,
     "sparsity pictures": sparsity_pictures,

@@ -13,7 +13,7 @@ from bench.swap import report as swap_report
 from cswap.experiments.files.committed import RESULTS, as_markdown, is_given, load, where
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
 
 class _Report(Protocol):
@@ -27,12 +27,11 @@ class _Report(Protocol):
 
 
 _WAYS: Final = {
-    "remat": "`cswap.install(model)`",
-    "lossless": "`cswap.install(model, remat=False)`",
-    "int8": '`cswap.install(model, lossy="int8")`',
-    "checkpoint": "`torch.utils.checkpoint`",
+    "off": "plain",
+    "remat": "cswap, the one line: `cswap.install(model)`",
+    "checkpoint": "`torch.utils.checkpoint`, every block",
 }
-"""The demo's ways, as a reader would write them."""
+"""The demo's ways that the first table has, as a reader would write them."""
 
 TRANSFORMER: Final = "gpt6"
 """The model of the first table, in the demo's results and in those of memory goals."""
@@ -59,69 +58,42 @@ def demo_table() -> str:
     return as_markdown(headings, rows) + "\n\n" + where(data, "demo.json")
 
 
-def short_demo_table() -> str:
-    """The same for the home page: bytes and time beside those without cswap."""
-    data = load("demo.json")
-    off = {r["model"]: r for r in data["rows"] if r["mode"] == "off"}
-    rows = [
-        [
-            f"{r['model']}, {_WAYS.get(r['mode'], r['mode'])}",
-            f"{r['peak_saved_bytes'] / off[r['model']]['peak_saved_bytes']:.0%}",
-            f"{r['step_time_rel']:.2f}",
-            f"{r['final_loss']:.4f}",
-            _bits(r["bit_equal"]),
-        ]
-        for r in data["rows"]
-        if r["mode"] != "off"
-    ]
-    headings = ["model, way", "saved bytes at peak, of off's", "step time / off's", "val. loss"]
-    table = as_markdown([*headings, "bits of off"], rows)
-    return f"{table}\n\n{where(data, 'demo.json')}"
-
-
 def transformer_table() -> str:
-    """The demo's GPT, with and without cswap, and with checkpointing: the first table of README."""
+    """The demo's GPT: plain, with cswap, and with checkpointing. The table of README and home."""
     demo, fit = load("demo.json"), load("fit.json")
-    rows = [_demo_way(r) for r in demo["rows"] if r["model"] == TRANSFORMER]
-    rows += _fit_ways([r for r in fit["rows"] if r["model"] == TRANSFORMER])
+    rows = [
+        (_WAYS[r["mode"]], r["peak_saved_bytes"], r["step_time_rel"], r["bit_equal"])
+        for r in demo["rows"]
+        if r["model"] == TRANSFORMER and r["mode"] in _WAYS
+    ]
+    rows.append(_smallest_goal([r for r in fit["rows"] if r["model"] == TRANSFORMER]))
     plain_bytes = rows[0][1]
     cells = [
-        [way, f"{nbytes / MIB:.1f}", f"{nbytes / plain_bytes:.0%}", f"{time:.2f}", bits]
+        [
+            way,
+            f"{nbytes / MIB:.1f}",
+            f"{nbytes / plain_bytes:.0%}",
+            f"{time:.2f}",
+            "equal" if bits else "differ",
+        ]
         for way, nbytes, time, bits in sorted(rows, key=lambda row: -row[1])
     ]
     headings = ["training step", "saved MiB at peak", "of plain's", "time / plain's", "gradients"]
-    goals = where(fit, "fit.json").removesuffix(".")
-    files = f"{where(demo, 'demo.json')} {goals} (goals, and checkpointing of some blocks)."
+    goal = where(fit, "fit.json").removesuffix(".")
+    files = f"{where(demo, 'demo.json')} {goal} (the goal)."
     return f"{as_markdown(headings, cells)}\n\n{files}"
 
 
-def _demo_way(row: dict[str, Any]) -> tuple[str, float, float, str]:
-    # How, saved bytes at the peak, time over plain's, bits.
-    way = _WAYS.get(row["mode"], "plain")
-    blocks = ", every block" if row["mode"] == "checkpoint" else ""
-    return way + blocks, row["peak_saved_bytes"], row["step_time_rel"], _bits(row["bit_equal"])
-
-
-def _fit_ways(rows: list[dict[str, Any]]) -> Iterator[tuple[str, float, float, str]]:
-    # Likewise of the goals that were held. Their peaks include parameters and optimizer state.
-    goals = {r["share"]: r["goal_bytes"] for r in rows if r["method"] == "fit"}
-    (small, small_bytes), (large, large_bytes) = min(goals.items()), max(goals.items())
-    saved_bytes = (large_bytes - small_bytes) / (large - small)
-    resident_bytes = large_bytes - large * saved_bytes
-    seen = set()  # as many blocks may hold several goals
-    for r in rows:
-        if r["method"] == "fit":
-            way = f"`cswap.install(model, fit=...)`: {r['share']:.0%} of the saved bytes"
-        else:
-            way = f"{_WAYS['checkpoint']}, {r['how']}"
-        if not r["held"] or way in seen:
-            continue
-        seen.add(way)
-        yield way, r["peak_bytes"] - resident_bytes, r["time_of_off"], _bits(r["bit_equal"])
-
-
-def _bits(equal: bool) -> str:
-    return "equal" if equal else "differ"
+def _smallest_goal(rows: list[dict[str, Any]]) -> tuple[str, float, float, bool]:
+    # Of the goals that were held: how, saved bytes at the peak, time over plain's, and bits. Its
+    # peak includes parameters and optimizer state, which two goals tell.
+    goals = [r for r in rows if r["method"] == "fit"]
+    small, large = (f(goals, key=lambda r: r["share"]) for f in (min, max))
+    saved_bytes = (large["goal_bytes"] - small["goal_bytes"]) / (large["share"] - small["share"])
+    resident_bytes = large["goal_bytes"] - large["share"] * saved_bytes
+    r = min((r for r in goals if r["held"]), key=lambda r: r["share"])
+    way = f"cswap, a goal of {r['share']:.0%}: `cswap.install(model, fit=...)`"
+    return way, r["peak_bytes"] - resident_bytes, r["time_of_off"], r["bit_equal"]
 
 
 def swap_table() -> str:

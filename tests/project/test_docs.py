@@ -108,7 +108,9 @@ def test_every_page_is_in_the_navigation():
 
 @named
 def test_linked_files_exist(path):
-    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", path.read_text("utf-8")):
+    text = path.read_text("utf-8")
+    targets = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text)
+    for target in [*targets, *re.findall(r'<img src="([^"]+)"', text)]:
         if "://" not in target:
             assert (path.parent / target).exists(), target
 
@@ -262,6 +264,22 @@ def test_getting_started_runs(run_page, capsys):
     assert "kept: parameter" in capsys.readouterr().out
     assert Path("stats.json").is_file()
     assert Path("step.json").is_file()
+
+
+def test_which_should_i_use_runs(run_page, capsys):
+    import torch
+
+    names = run_page("which.md")
+    model, moved = names["model"], names["offloaded"]
+    plain = names["Model"]()
+    plain.load_state_dict(model.state_dict())
+    plain(names["x"]).square().mean().backward()
+    for ours, theirs, p in zip(*(m.parameters() for m in (model, moved, plain)), strict=True):
+        assert torch.equal(ours.grad, p.grad)
+        assert torch.equal(theirs.grad, p.grad)
+    stats = names["handle"].stats
+    assert stats.packed == stats.swapped == len(plain.blocks)  # the inputs alone
+    assert "codec raw" in capsys.readouterr().out
 
 
 def test_planning_runs(run_page):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -18,6 +20,7 @@ from bench.drawing.steps import MIB
 from bench.pages import step_tables
 
 ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "README.md"
 
 
 def test_tables_are_made_from_the_committed_results():
@@ -26,14 +29,14 @@ def test_tables_are_made_from_the_committed_results():
 
 
 def test_a_stale_table_is_noticed_and_made_anew(tmp_path, monkeypatch):
-    page, text = tmp_path / "README.md", (ROOT / "README.md").read_text()
+    page, text = tmp_path / "README.md", README.read_text()
     monkeypatch.setattr(bench.pages.readme, "PAGES", (page,))
     monkeypatch.setattr(bench.pages.readme, "PICTURES", {})
-    page.write_text(text.replace("| cnn off |", "| cnn of |", 1))
+    page.write_text(text.replace("| plain |", "| plane |", 1))
     done = CliRunner().invoke(app, ["readme", "--check"])
     assert done.exit_code == 1
     assert "README.md is stale" in done.output
-    assert "| cnn of |" in page.read_text()  # a check changes nothing
+    assert "| plane |" in page.read_text()  # a check changes nothing
     assert CliRunner().invoke(app, ["readme"]).exit_code == 0
     assert page.read_text() == text
 
@@ -64,14 +67,21 @@ def unmarked_tables(page):
     return [line for line in text.splitlines() if line.startswith("|")]
 
 
+IN_README: Final = "transformer"
+"""The table of the README and of the home page: a reader sees one of them."""
+
+
 def test_every_marked_block_is_filled_and_every_table_is_shown_once():
     from bench.pages.readme import PAGES, TABLES
 
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    pages = [README, *sorted((ROOT / "docs").rglob("*.md"))]
     texts = {page: page.read_text("utf-8") for page in pages}
     blocks = {page: marked(text) for page, text in texts.items()}
     assert {page for page, names in blocks.items() if names} == set(PAGES)
-    assert sorted(name for names in blocks.values() for name in names) == sorted(TABLES)
+    in_docs = [name for page, names in blocks.items() if page != README for name in names]
+    assert sorted(in_docs) == sorted(TABLES)
+    assert blocks[README] == [IN_README]
+    assert IN_README in blocks[ROOT / "docs" / "index.md"]
     # A misspelt mark would have an end without a block.
     ends = {page: re.findall(r"<!-- /([\w ]+) -->", text) for page, text in texts.items()}
     assert ends == blocks
@@ -101,10 +111,10 @@ def test_a_part_of_a_page_shows_its_picture_before_its_tables():
 
 def test_a_table_by_hand_holds_no_measured_figure():
     allowed = {
-        ("README.md", "| `guard_error` | 0.25 |"),  # a default: see below
+        ("options.md", "| `guard_error` | 0.25 |"),  # a default: see below
         *(("lossy.md", f"| `{name}` |") for name in ("bf16", "int8", "fp8")),  # see test_docs.py
     }
-    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+    for page in [README, *(ROOT / "docs").glob("*.md")]:
         if page.name == "format.md":  # numbers there are of the format
             continue
         for row in unmarked_tables(page):
@@ -117,7 +127,7 @@ def test_the_defaults_in_the_table_of_options_are_those_of_the_code():
 
     from cswap.config import SwapConfig
 
-    options = (ROOT / "README.md").read_text("utf-8").split("## Options\n")[1].split("\n<!--")[0]
+    options = (ROOT / "docs" / "options.md").read_text("utf-8")
     rows = [row.split("|")[1:3] for row in options.splitlines() if row.startswith("|")]
     shown = {n: cell.strip() for names, cell in rows for n in re.findall(r"`(\w+)`", names)}
     defaults = {field.name: field.default for field in fields(SwapConfig)}
@@ -137,18 +147,62 @@ def test_the_defaults_in_the_table_of_options_are_those_of_the_code():
     }
 
 
-def test_the_first_table_counts_saved_bytes_alone(monkeypatch):
+def test_the_readme_is_short():
+    text = README.read_text("utf-8")
+    assert len(text.splitlines()) <= 120
+    assert len(re.findall(r"^\| ?---", text, re.MULTILINE)) <= 2
+
+
+def test_what_the_readme_says_of_the_h200_is_so():
+    text = " ".join(README.read_text("utf-8").split())
+    data = json.loads((ROOT / "bench/results/nvidia-h200/training.json").read_text("utf-8"))
+    rows: dict[str, dict[str, tuple[float, float]]] = {}
+    for r in data["rows"]:
+        if r["step_ms"] is not None:
+            rows.setdefault(r["model"], {})[r["method"]] = r["peak_allocated_bytes"], r["step_ms"]
+    plain_ms = {model: ways.pop("no swapping")[1] for model, ways in rows.items()}
+    ours, others = (
+        {
+            model: [v for k, v in ways.items() if k.startswith("cswap") == own]
+            for model, ways in rows.items()
+        }
+        for own in (True, False)
+    )
+    checkpoint_ms = rows["GPT-2 small"]["checkpoint"][1]
+    assert "On GPT-2 small, cswap's peak was then the highest of all ways to save memory" in text
+    assert min(ours["GPT-2 small"])[0] > max(others["GPT-2 small"])[0]
+    assert (
+        "its step was longer than checkpointing's, though shorter than that of other ways to"
+        in text
+    )
+    ours_ms = [ms for _, ms in ours["GPT-2 small"]]
+    assert min(ours_ms) > checkpoint_ms
+    assert all(ms > max(ours_ms) or ms == checkpoint_ms for _, ms in others["GPT-2 small"])
+    assert "On an H200, a step of GPT-2 small took more than twice its time when all that" in text
+    assert min(ours_ms) > 2 * plain_ms["GPT-2 small"]
+    assert "On ResNet-50, its peak was the lowest and its step by far the longest" in text
+    (peak, ms), (other_peak, other_ms) = (max(r["ResNet-50"]) for r in (ours, others))
+    assert peak < other_peak
+    assert ms > 3 * other_ms
+    which = " ".join((ROOT / "docs" / "which.md").read_text("utf-8").split())
+    assert "A step of ResNet-50 took five times as long" in which
+    assert round(ms / plain_ms["ResNet-50"]) == 5
+
+
+def test_the_first_table_has_four_ways_and_counts_saved_bytes_alone(monkeypatch):
     made_by = {"command": "c", "cpu": "x", "n_cpus": 2, "versions": {"torch": "2"}}
     demo = [
         {"mode": mode, "peak_saved_bytes": MIB * saved, "step_time_rel": 1.0, "bit_equal": True}
-        for mode, saved in (("off", 40), ("remat", 25))
+        for mode, saved in (("off", 40), ("remat", 25), ("int8", 8), ("checkpoint", 10))
     ]
-    # Beside 100 MiB that are resident, 40 % of 40 MiB.
+    # Beside 100 MiB that are resident, 40 % of 40 MiB. A goal that was not held is none.
     held = {"held": True, "time_of_off": 1.2, "bit_equal": True, "how": "2 of 4 blocks"}
+    missed = {**held, "held": False}
     fit = [
         {"share": None, "method": "off", "goal_bytes": None, **held, "held": None},
         {"share": 0.5, "method": "fit", "goal_bytes": 120 * MIB, "peak_bytes": 116 * MIB, **held},
-        {"share": 0.25, "method": "fit", "goal_bytes": 110 * MIB, "peak_bytes": 109 * MIB, **held},
+        {"share": 0.5, "method": "checkpoint", "goal_bytes": 120 * MIB, "peak_bytes": 0, **held},
+        {"share": 0.25, "method": "fit", "goal_bytes": 110 * MIB, "peak_bytes": 0, **missed},
     ]
     files = {"demo.json": demo, "fit.json": fit}
     monkeypatch.setattr(
@@ -160,9 +214,11 @@ def test_the_first_table_counts_saved_bytes_alone(monkeypatch):
         },
     )
     _, _, *rows = step_tables.transformer_table().split("\n\n")[0].splitlines()
-    assert [row.split(" | ")[1:3] for row in rows] == [
-        ["40.0", "100%"],
-        ["25.0", "62%"],
-        ["16.0", "40%"],
-        ["9.0", "22%"],
+    cells = [row.strip("| ").split(" | ") for row in rows]
+    assert [(c[0].split()[0], *c[1:3]) for c in cells] == [
+        ("plain", "40.0", "100%"),
+        ("cswap,", "25.0", "62%"),
+        ("cswap,", "16.0", "40%"),
+        ("`torch.utils.checkpoint`,", "10.0", "25%"),
     ]
+    assert "a goal of 50%" in cells[2][0]

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 TITLE: Final = "cswap: benchmarks"
 OUTPUTS: Final = ("report.html", "report.md")
-SHORTENED: Final = {"codecs", "short accuracy", "short demo"}
-"""Tables of the README and the home page that show a part of others."""
 
 _ROW: Final = re.compile(r"^\|(.*)\|\s*$")
 _LINK: Final = re.compile(r"!\[[^\]]*\]\([^)]*\)")
@@ -121,8 +119,6 @@ def _tables(result: Result, makers: Makers) -> tuple[list[Grid], list[str]]:
             return [], [str(error)]
     tables, notes = [], []
     for name, make in makers.tables.items():
-        if name in SHORTENED:
-            continue
         with reading({result.canonical: result.path}) as read:
             try:
                 with understood(result.path):

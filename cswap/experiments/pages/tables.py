@@ -4,23 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from cswap.experiments.accuracy.report import markdown, number
-from cswap.experiments.accuracy.summary import current
+from cswap.experiments.accuracy.report import markdown
 from cswap.experiments.codecs import tables as codec_report
 from cswap.experiments.codecs.cases import OWN
 from cswap.experiments.files.committed import NotReadError, is_given
 from cswap.experiments.files.committed import as_markdown as _markdown
 from cswap.experiments.files.committed import load as _load
 from cswap.experiments.files.committed import where as _where
-
-_SHOWN: Final = {
-    "relu": ("zvc", "zvc+expk", "int8", "zvc+int8", "lz4", "zstd", "blosc2"),
-    "gelu": ("expk", "int8", "fp8", "int4", "lz4", "zstd", "blosc2"),
-    "mask": ("bitpack", "lz4", "zstd", "blosc2"),
-    "index": ("bitpack", "lz4", "zstd", "blosc2"),
-    "token": ("bitpack", "lz4", "zstd", "blosc2"),
-}
-"""Codecs in the README's table, by kind of data; docs/benchmarks.md has all."""
 
 
 def _codec_rows(rows: list[dict[str, Any]]) -> list[list[str]]:
@@ -58,17 +48,6 @@ def _of_families(*families: str) -> dict[str, Any]:
     if not rows:
         raise NotReadError(", ".join(families))
     return {**data, "rows": rows}
-
-
-def codec_table() -> str:
-    """The codecs that matter on each kind of data."""
-    data = _of_families("recorded")
-    shown = [
-        r
-        for r in data["rows"]
-        if r["codec"] in _SHOWN.get(r["data"], ()) and r["dtype"] != "bfloat16"
-    ]
-    return _markdown(_CODEC_HEADINGS, _codec_rows(shown)) + "\n\n" + _where(data, "codecs.json")
 
 
 def all_codecs_table() -> str:
@@ -131,27 +110,8 @@ def accuracy_table() -> str:
     return markdown(data) + "\n" + _where(data, "accuracy/results.json")
 
 
-def short_accuracy_table() -> str:
-    """The same for the README: change of the loss, verdict, bytes."""
-    data = current(_load("accuracy/results.json"))
-    rows = [
-        [
-            f"{r['model']} {r['policy']}",
-            number(r["loss"]["mean"], "+.4f"),
-            r["verdict"],
-            f"{r['eligible_bytes'] / r['held_bytes']:.2f}",
-        ]
-        for r in data["summary"]
-        if r["policy"] != "off"
-    ]
-    headings = ["model, policy", "change of validation loss", "verdict", "raw / held bytes"]
-    return _markdown(headings, rows) + "\n\n" + _where(data, "accuracy/results.json")
-
-
 TABLES: Final = {
     "accuracy": accuracy_table,
-    "short accuracy": short_accuracy_table,
-    "codecs": codec_table,
     "all codecs": all_codecs_table,
     "peers": peers_table,
     "crossovers": crossovers_table,
