@@ -236,7 +236,7 @@ class FitController:
             return
         if step.explored:
             if self._chooser.unified:
-                self._other = float(max(0, total - saved))
+                self._other = float(max(0, total - saved) + self.used.most_bytes)
             else:
                 other = step.other_bytes()
                 self._other = float(other.min()) if len(other) else 0.0
@@ -434,6 +434,7 @@ class FitController:
         self._phase, self._since = "exploring", 0
         self._pace.explore()
         self._correction = Correction(self._margin)
+        self.used.most_bytes = 0
         self._planning, self._repriced, self._smallest_bytes = None, 0, None
         self._compares, self._measured_s, self._timed, self._steps_s = False, None, [], []
         self._exploration = Exploration(self._chooser)
@@ -537,9 +538,10 @@ class FitController:
         self._smallest_bytes = reachable(measured, self._other)
         why = (
             f"a step takes {show_bytes(measured)} at least, {show_bytes(self._other)} of it for "
-            "what is no saved tensor. Modules that are run again hold less: recompute=(...) names "
-            "them."
+            "what is no saved tensor."
         )
+        if not self._engine.config.recompute:
+            why += " Modules that are run again hold less: recompute=(...) names them."
         if self._asked.of_device:  # steps go on: that much fits, if barely
             log.warning("fit: %s The device has %s for it.", why, show_bytes(limit_bytes))
             return

@@ -36,11 +36,13 @@ class UsedBytes:
 
     Attributes:
         on_gone: told the name of each storage that is gone.
+        most_bytes: of a second forward.
     """
 
     def __init__(self, counters: Counters) -> None:
         """Args: counters: of the engine."""
         self.on_gone: Callable[[int], object] = lambda _: None
+        self.most_bytes = 0
         self._counters = counters
         self._gone: deque[weakref.ref[torch.UntypedStorage]] = deque()
         self._known: dict[int, _Storage] = {}
@@ -71,16 +73,22 @@ class UsedBytes:
         plain = (torch.Tensor, torch.nn.Parameter)
         known = {x.untyped_storage().data_ptr() for x in outside if type(x) in plain}
         pack_below, unpack_below = below
+        nbytes = 0
 
         def pack(x: torch.Tensor) -> Any:
+            nonlocal nbytes
             storage = storage_of(x)
             if storage is not None and storage.data_ptr() not in known:
                 known.add(storage.data_ptr())
+                nbytes += storage.nbytes()
                 self.add(storage)
             return pack_below(x)
 
-        with saved_tensors_hooks(pack, unpack_below):
-            yield
+        try:
+            with saved_tensors_hooks(pack, unpack_below):
+                yield
+        finally:  # torch ends it by an exception once all is there that is needed
+            self.most_bytes = max(self.most_bytes, nbytes)
 
     def settle(self) -> None:
         """Take off those that are gone."""
