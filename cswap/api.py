@@ -28,6 +28,7 @@ from cswap.removable import RemovedAtExit
 from cswap.schema.executable import obstacles
 from cswap.schema.plan import Plan
 from cswap.selectors import Globs, Selectors
+from cswap.units import show_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,6 +53,16 @@ class InstallHandle(RemovedAtExit):
         """
         self.engine = engine
         self._installed, self._fit = installed, fit
+
+    def __str__(self) -> str:
+        """What the last step has gained, the goal, and the reasons if little was saved."""
+        stats, goal = self.stats, self.goal
+        lines = [f"cswap: {show_bytes(stats.step_gained_bytes)} less held by the last step"]
+        if goal is not None:
+            lines.append(str(goal))
+        if stats.fallbacks:
+            lines.append(f"{stats.fallbacks} times a slower path: see stats.fallbacks_by_reason")
+        return "\n".join([*lines, *stats.notes()])
 
     @property
     def stats(self) -> Stats:

@@ -190,6 +190,7 @@ class Packer:
 
     def begin_step(self) -> None:
         """A step begins, in this thread."""
+        self._counters.begin_step()
         self.book.begin_step()
         self._state.lanes.begin_step()
         self._state.backward_is_next = True

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from cswap.api import install_on
 from cswap.log import log
-from cswap.stats.stats import Stats, gained_bytes
+from cswap.stats.stats import Stats
 
 if TYPE_CHECKING:
     from torch import nn
@@ -74,21 +74,18 @@ class Session:
 
         Returns:
             ``cswap/held_mib``: most MiB that saved tensors have held at a time, encodings included,
-            since the start; ``cswap/saved_mib``: MiB that were gained; ``cswap/ratio``: raw over
-            encoded bytes; ``cswap/remat_mib``: MiB that are computed again instead of stored;
+            since the start; ``cswap/saved_mib``: MiB that the last step has gained;
+            ``cswap/ratio``: raw over encoded bytes, since the start. Since the last call:
+            ``cswap/remat_mib``: MiB that are computed again instead of stored;
             ``cswap/exposed_s``: seconds that the training waited for cswap;
-            ``cswap/fallbacks``: slower paths that were taken. All but the first since the last
-            call.
+            ``cswap/fallbacks``: slower paths that were taken.
         """
         now, before = self.stats, self._seen
         self._seen = now
-        raw, encoded = (
-            getattr(now, name) - getattr(before, name) for name in ("raw_bytes", "encoded_bytes")
-        )
         return {
             "cswap/held_mib": now.peak_saved_bytes / MIB,
-            "cswap/saved_mib": (gained_bytes(now) - gained_bytes(before)) / MIB,
-            "cswap/ratio": raw / encoded if encoded else 1.0,
+            "cswap/saved_mib": now.step_gained_bytes / MIB,
+            "cswap/ratio": now.ratio,
             "cswap/remat_mib": (_recomputed_bytes(now) - _recomputed_bytes(before)) / MIB,
             "cswap/exposed_s": now.exposed_s - before.exposed_s,
             "cswap/fallbacks": float(now.fallbacks - before.fallbacks),

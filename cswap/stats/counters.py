@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from cswap.advisor.live_costs import REMAT
 from cswap.log import log
-from cswap.stats.stats import CodecStats, Stats
+from cswap.stats.stats import CodecStats, Stats, gained_bytes
 
 if TYPE_CHECKING:
     from cswap.stats.step_trace import Timeline
@@ -102,6 +102,7 @@ class Counters:
         self._peak_host = 0
         self._peak_saved = 0
         self._peak_since = 0
+        self._gained = (0, 0)  # when the last two steps began
         # Since tensors that rest were counted: at the beginning of the step, or at its end.
         self._step_peak_device = self._step_peak_saved = 0
 
@@ -112,6 +113,20 @@ class Counters:
             entry = self.kept[reason]
             entry[0] += 1
             entry[1] += nbytes
+
+    def begin_step(self) -> None:
+        """A step begins: what was gained since the last one began is that step's."""
+        self.count_kept()
+        with self._lock:
+            self._gained = self._gained[1], self._gain()
+
+    def _gain(self) -> int:
+        raw, encoded = self._totals()
+        return gained_bytes(raw, encoded, host_is_device=self.host_is_device)
+
+    def _totals(self) -> tuple[int, int]:
+        codecs = self.by_codec.values()
+        return sum(one.raw for one in codecs), sum(one.encoded for one in codecs)
 
     def count_kept(self) -> None:
         """Count the tensors that were saved since the last call without being counted then."""
@@ -371,20 +386,22 @@ class Counters:
         """A snapshot of the current counts."""
         self.count_kept()
         with self._lock:
+            raw, encoded = self._totals()
             return Stats(
                 packed=self.packed,
                 swapped=self.swapped,
                 deduplicated=self.deduplicated,
                 kept_by_reason={why: n for why, (n, _) in self.kept.items() if n},
                 kept_bytes_by_reason={why: nbytes for why, (n, nbytes) in self.kept.items() if n},
-                raw_bytes=sum(c.raw for c in self.by_codec.values()),
-                encoded_bytes=sum(c.encoded for c in self.by_codec.values()),
+                raw_bytes=raw,
+                encoded_bytes=encoded,
                 by_codec={name: dataclasses.replace(c) for name, c in self.by_codec.items()},
                 device_bytes=self._device_bytes,
                 host_bytes=self._host_bytes,
                 peak_device_bytes=self._peak_device,
                 peak_host_bytes=self._peak_host,
                 peak_saved_bytes=self._peak_saved,
+                step_gained_bytes=(self._gained[1] or self._gain()) - self._gained[0],
                 disk_bytes=disk_bytes,
                 host_is_device=self.host_is_device,
                 prefetch_hits=self.prefetch_hits,

@@ -58,7 +58,10 @@ class Stats:
         host_bytes: bytes of host memory held now for encodings.
         peak_device_bytes: maximum of ``device_bytes``, and of the tensors that stay as before.
         peak_host_bytes: maximum of ``host_bytes``.
-        peak_saved_bytes: maximum of their sum, likewise.
+        peak_saved_bytes: maximum of their sum, likewise, over all steps: the first ones, in which
+            choices are learned, may hold more than a step without cswap.
+        step_gained_bytes: of the last whole step: bytes by which its saved tensors take less device
+            memory than without cswap, between forward and backward.
         disk_bytes: bytes on disk now.
         host_is_device: whether tensors were swapped on a CPU, where host memory is also the
             device's memory. There the gain is only the bytes that codecs remove.
@@ -89,6 +92,7 @@ class Stats:
     peak_device_bytes: int = 0
     peak_host_bytes: int = 0
     peak_saved_bytes: int = 0
+    step_gained_bytes: int = 0
     disk_bytes: int = 0
     host_is_device: bool = False
     prefetch_hits: int = 0
@@ -149,13 +153,18 @@ WORTH_SAYING: Final = 0.05
 """A reason for less than this share of the bytes is not named."""
 
 
-def gained_bytes(stats: Stats) -> int:
-    """Bytes by which swapping reduced device memory, summed over all steps.
+def gained_bytes(raw: int, encoded: int, *, host_is_device: bool) -> int:
+    """Bytes by which swapping reduces device memory.
 
     On a CPU, host memory is device memory: only the bytes that codecs removed count. Elsewhere all
     bytes that were moved out count.
+
+    Args:
+        raw: bytes of the swapped tensors.
+        encoded: bytes of their encodings.
+        host_is_device: see `Stats`.
     """
-    return stats.raw_bytes - (stats.encoded_bytes if stats.host_is_device else 0)
+    return raw - encoded if host_is_device else raw
 
 
 def notes(stats: Stats) -> list[str]:
@@ -172,7 +181,7 @@ def notes(stats: Stats) -> list[str]:
         return [NOTHING]
     kept = stats.kept_bytes_by_reason
     whole = stats.raw_bytes + sum(kept.values()) - kept.get("parameter", 0)
-    gained = gained_bytes(stats)
+    gained = gained_bytes(stats.raw_bytes, stats.encoded_bytes, host_is_device=stats.host_is_device)
     if whole and gained >= LITTLE * whole:
         return []
     share = gained / whole if whole else 0.0

@@ -14,6 +14,7 @@ from cswap.report import explain
 from cswap.stats.counters import Counters
 from cswap.stats.keep_reasons import REASONS
 from cswap.stats.stats import CodecStats, Stats, notes
+from cswap.units import show_bytes
 
 MIB = 1 << 20
 SOURCES = [
@@ -221,3 +222,26 @@ def test_a_peak_of_both_is_seen_though_neither_is_at_its_own():
     counters.hold(device=3)
     found = counters.snapshot()
     assert (found.peak_device_bytes, found.peak_host_bytes, found.peak_saved_bytes) == (4, 4, 5)
+
+
+@pytest.mark.parametrize("by_a_model", [True, False])
+def test_the_gain_of_a_step_is_that_of_one_step(by_a_model):
+    model, x = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.ReLU()), torch.randn(256, 8)
+    options = {"min_bytes": 0, "codec": "zvc", "workers": 0, "remat": False}
+
+    def gains(stats, n):
+        found = []
+        for _ in range(n):
+            model(x).sum().backward()
+            found.append(stats().step_gained_bytes)
+        return found
+
+    if by_a_model:
+        with cswap.install(model, **options) as handle:
+            first, *others = gains(lambda: handle.stats, 5)
+            assert str(handle).startswith(f"cswap: {show_bytes(first)} less held by the last step")
+    else:
+        with cswap.swapping(**options) as engine:
+            first, *others = gains(lambda: engine.stats, 5)
+    assert first > 0.3 * 256 * 64 * 4
+    assert others == 4 * [first]
