@@ -240,6 +240,7 @@ class SwapEngine:
         finally:
             self.synchronize()
             self.counters.timeline = None
+            timeline.end()
         if path is not None:
             timeline.save(path)
 
