@@ -199,7 +199,8 @@ class SwapEngine:
         state.tidy()
         if state.goal is not None:
             state.goal.settle()
-        found = self.counters.snapshot(state.disk.in_use_bytes if state.disk else 0)
+        disk = state.disk
+        found = self.counters.snapshot(*((disk.in_use_bytes, disk.peak_bytes) if disk else ()))
         lost = state.lanes.lost_jobs
         if lost:
             reasons = {**found.fallbacks_by_reason, "worker": lost}

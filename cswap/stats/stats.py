@@ -60,6 +60,7 @@ class Stats:
         peak_host_bytes: maximum of ``host_bytes``.
         peak_saved_bytes: maximum of their sum, likewise.
         disk_bytes: bytes on disk now.
+        peak_disk_bytes: maximum of ``disk_bytes``.
         host_is_device: whether tensors were swapped on a CPU, where host memory is also the
             device's memory. There the gain is only the bytes that codecs remove.
         prefetch_hits: unpacks whose tensor was already decoded, or on its way.
@@ -90,6 +91,7 @@ class Stats:
     peak_host_bytes: int = 0
     peak_saved_bytes: int = 0
     disk_bytes: int = 0
+    peak_disk_bytes: int = 0
     host_is_device: bool = False
     prefetch_hits: int = 0
     prefetch_misses: int = 0
