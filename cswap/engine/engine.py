@@ -199,8 +199,9 @@ class SwapEngine:
         state.tidy()
         if state.goal is not None:
             state.goal.settle()
-        disk = state.disk
-        found = self.counters.snapshot(*((disk.in_use_bytes, disk.peak_bytes) if disk else ()))
+        found = self.counters.snapshot()
+        if (disk := state.disk) is not None:
+            found = replace(found, disk_bytes=disk.in_use_bytes, peak_disk_bytes=disk.peak_bytes)
         lost = state.lanes.lost_jobs
         if lost:
             reasons = {**found.fallbacks_by_reason, "worker": lost}

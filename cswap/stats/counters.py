@@ -367,8 +367,8 @@ class Counters:
         with self._lock:
             self.exposed_s += seconds
 
-    def snapshot(self, disk_bytes: int = 0, peak_disk_bytes: int = 0) -> Stats:
-        """A snapshot of the current counts. Args: the disk store's bytes, now and at most."""
+    def snapshot(self) -> Stats:
+        """A snapshot of the current counts."""
         self.count_kept()
         with self._lock:
             return Stats(
@@ -385,8 +385,6 @@ class Counters:
                 peak_device_bytes=self._peak_device,
                 peak_host_bytes=self._peak_host,
                 peak_saved_bytes=self._peak_saved,
-                disk_bytes=disk_bytes,
-                peak_disk_bytes=peak_disk_bytes,
                 host_is_device=self.host_is_device,
                 prefetch_hits=self.prefetch_hits,
                 prefetch_misses=self.prefetch_misses,
