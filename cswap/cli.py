@@ -15,13 +15,15 @@ from cswap import doctor as doctor_module
 from cswap.commands import experiments, planning
 from cswap.commands.output import AsJson, Form, chosen, emit
 from cswap.display import shown, visible
-from cswap.errors import ConfigError, CswapError
+from cswap.errors import ConfigError, CswapError, UnsupportedError
 from cswap.report import terminal
 from cswap.report.files import check_writable, writing
 from cswap.report.terminal import Format
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
+
+    from cswap.report.timeline import Recording
 
 app = typer.Typer(
     help="Compressed swapping of the tensors that PyTorch's autograd saves for backward.",
@@ -258,31 +260,49 @@ def explain(
 def report(
     file: Annotated[str, typer.Argument(help="Written by SwapEngine.trace().")],
     out: Annotated[
-        str, typer.Option(help="Picture (.png) or page (.html); default: FILE with .html.")
+        str,
+        typer.Option(
+            help="Picture (.png) or page (.html); default: FILE with .html beside a table, none "
+            "with another --format."
+        ),
     ] = "",
     form: Form = Format.TABLE,
 ) -> None:
     """Show a recorded step: bytes over time, codecs, copies, waits, and a table by module."""
     from cswap.report import timeline
 
-    events = timeline.load(file)
+    recording = timeline.load(file)
+    notes = [timeline.summary(recording)]
+    try:
+        if out or form is Format.TABLE:
+            notes.append(f"Written: {_draw(recording, file, out)}")
+    except UnsupportedError as error:
+        if out:
+            raise
+        notes.append(f"No page: {error}")
+    emit(
+        form,
+        timeline.COLUMNS,
+        rows := timeline.rows(recording),
+        lambda: [dict(zip(timeline.COLUMNS, row, strict=True)) for row in rows],
+        notes,
+    )
+
+
+def _draw(recording: Recording, file: str, out: str) -> str:
+    from cswap.report import timeline
+
     target = out or str(Path(file).with_suffix(".html"))
     path = check_writable("--out", target)
     if path.suffix not in (".png", ".html"):
         raise ConfigError(f"--out {shown(target)}: must end in .png or .html.")
     if path.suffix == ".png":
-        made = timeline.picture(events)
+        made = timeline.picture(recording)
     else:
-        made = timeline.page(events, Path(file).name).encode()
+        made = timeline.page(recording, Path(file).name).encode()
     with writing("--out", target):
         path.write_bytes(made)
-    emit(
-        form,
-        timeline.COLUMNS,
-        rows := list(timeline.rows(events)),
-        lambda: [dict(zip(timeline.COLUMNS, row, strict=True)) for row in rows],
-        [timeline.summary(events), f"Written: {target}"],
-    )
+    return target
 
 
 @app.command()

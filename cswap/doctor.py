@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 from cswap.cache_folder import danger
 from cswap.cores import usable_cores
 from cswap.errors import ConfigError, UnknownCodecError
+from cswap.install_hint import to_install
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -224,7 +225,7 @@ def _is_cached(module: Path, cache: Path, tag: str) -> bool:
 def _host(module: str, what: str) -> Callable[[], Finding]:
     def probe() -> Finding:
         problem = _import_problem(module)
-        remedy = f"pip install {module}  (or 'cswap[host]')" if problem else ""
+        remedy = f"pip install {module}" if problem else ""
         return Finding(module, not problem, False, _version(module), problem or what, remedy)
 
     return probe
@@ -272,7 +273,7 @@ def _cuda_package(part: str, module: str, prefix: str, what: str) -> Callable[[]
         # The distributions are called cupy-cuda12x, nvidia-nvcomp-cu13, numba-cuda, ...
         found = [n for suffix in ("", "12x", "13x", "12", "13") if _version(n := prefix + suffix)]
         problem = _import_problem(module) if found else "not installed"
-        remedy = f"pip install 'cswap[{_cuda_extra()}]'" if problem and _has_cuda() else ""
+        remedy = to_install(_cuda_extra()) if problem and _has_cuda() else ""
         version = _version(found[0]) if found else ""
         if not problem and not _has_cuda():
             problem = "installed, but there is no CUDA device"

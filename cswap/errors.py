@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import copy
 import difflib
-import math
 from typing import TYPE_CHECKING, TypeVar
 
 from cswap.display import MOST_SHOWN, shown, visible
+from cswap.units import show_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -90,17 +90,13 @@ class GoalError(CswapError):
 
     Attributes:
         asked_bytes: the goal.
-        smallest_bytes: the smallest goal that can be reached, as far as is known.
+        smallest_bytes: the smallest goal that can be reached, as far as is known; ``why`` names it.
     """
 
     def __init__(self, asked_bytes: int, smallest_bytes: int, why: str) -> None:
-        smallest = math.ceil(smallest_bytes / (1 << 10))
-        super().__init__(
-            f"fit={asked_bytes} bytes: {why} The smallest goal that can be reached: "
-            f'fit="{smallest}KiB".'
-        )
+        super().__init__(f"fit={show_bytes(asked_bytes)}: {why}")
         self.asked_bytes = asked_bytes
-        self.smallest_bytes = smallest << 10
+        self.smallest_bytes = smallest_bytes
 
 
 class CorruptEncodingError(CswapError):

@@ -27,6 +27,7 @@ from cswap.codecs.base import takes, word_dtype
 from cswap.codecs.registry import get_codec
 from cswap.display import shown
 from cswap.errors import ConfigError, UnsupportedError
+from cswap.install_hint import to_install
 from cswap.log import log
 from cswap.schema.checks import Checks
 from cswap.schema.reading import parse_object
@@ -152,9 +153,7 @@ def search(
     try:
         import optuna
     except ImportError as error:
-        raise UnsupportedError(
-            f"tuning needs optuna ({error}): pip install cswap[bench]"
-        ) from error
+        raise UnsupportedError(f"tuning needs optuna ({error}): {to_install('bench')}") from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     samplers = optuna.samplers
     sampler = (

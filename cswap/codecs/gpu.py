@@ -14,6 +14,7 @@ import torch
 
 from cswap.codecs.launcher import DEFAULT_SHAPE, Launcher, compiled, launched, pinned_word
 from cswap.errors import CorruptEncodingError, UnsupportedError
+from cswap.install_hint import to_install
 from cswap_kernels.unwatched import unwatched
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def missing() -> str | None:
         for module in _NEEDED:
             unwatched(importlib.import_module, module)
     except ImportError as error:
-        return f"numba-cuda is missing or too old ({error}); pip install 'cswap[cuda13]'"
+        return f"numba-cuda is missing or too old ({error}); {to_install('cuda13')}"
     return _cannot_compile()
 
 

@@ -18,6 +18,7 @@ from cswap.codecs.parallel import RangeShape, run_ranges, split
 from cswap.codecs.tiled import all_threads
 from cswap.codecs.traits import CodecTraits
 from cswap.errors import ConfigError, CorruptEncodingError
+from cswap.install_hint import to_install
 from cswap.schema.tensor import DTYPES, dtype_name
 
 if TYPE_CHECKING:
@@ -184,7 +185,7 @@ def _optional(module: str, codec: str) -> Any:
     except ImportError as error:
         raise ConfigError(
             f"codec={codec!r}: needs the package {module.partition('.')[0]!r} ({error}). "
-            "Install it: pip install cswap[host]."
+            f"Install it: {to_install('host')}."
         ) from error
 
 

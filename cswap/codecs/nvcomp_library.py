@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from cswap.errors import ConfigError
+from cswap.install_hint import to_install
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -37,7 +38,7 @@ MAX_CONFIGS: Final = 512
 def missing() -> str | None:
     """The reason why nvCOMP cannot be used here, with a remedy; else None. Uses no GPU."""
     extra = f"cuda{(torch.version.cuda or '13').partition('.')[0]}"
-    install = f"pip install 'cswap[{extra}]'"
+    install = to_install(extra)
     try:
         nvcomp = importlib.import_module("nvidia.nvcomp")
     except (ImportError, OSError) as error:  # its shared library may fail to load

@@ -18,6 +18,7 @@ from cswap.codecs.lossy import FLOATS, float_kind
 from cswap.codecs.tiled import cuda_stream
 from cswap.codecs.traits import CodecTraits
 from cswap.errors import ConfigError, CorruptEncodingError
+from cswap.install_hint import to_install
 from cswap.schema.tensor import dtype_name
 from cswap_kernels.floats import narrow, widen
 from cswap_kernels.zfp import LARGEST, SMALLEST, block_bits, stream_bytes
@@ -69,7 +70,7 @@ class Zfp(Codec):
         except ImportError as error:
             if gpu.missing() is not None:
                 raise ConfigError(
-                    f"codec='zfp': needs zfpy ({error}): pip install cswap[host]"
+                    f"codec='zfp': needs zfpy ({error}): {to_install('host')}"
                 ) from error
         self.name = "zfp" if rate == DEFAULT_RATE else f"zfp:{rate}"
         self._rate = rate

@@ -218,7 +218,9 @@ class SwapEngine:
         state.tidy()
         if state.goal is not None:
             state.goal.settle()
-        found = self.counters.snapshot(state.disk.in_use_bytes if state.disk else 0)
+        found = self.counters.snapshot()
+        if (disk := state.disk) is not None:
+            found = replace(found, disk_bytes=disk.in_use_bytes, peak_disk_bytes=disk.peak_bytes)
         lost = state.lanes.lost_jobs
         if lost:
             reasons = {**found.fallbacks_by_reason, "worker": lost}
@@ -259,6 +261,7 @@ class SwapEngine:
         finally:
             self.synchronize()
             self.counters.timeline = None
+            timeline.end()
         if path is not None:
             timeline.save(path)
 

@@ -10,6 +10,7 @@ import typer
 
 from cswap.display import short
 from cswap.errors import ConfigError, UnsupportedError
+from cswap.install_hint import to_install
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,7 +46,7 @@ def needs(command: str, *modules: str) -> None:
         UnsupportedError: one of them is not installed.
     """
     if missing := [name for name in modules if find_spec(name) is None]:
-        raise UnsupportedError(f"{command} needs {', '.join(missing)}: pip install 'cswap[bench]'")
+        raise UnsupportedError(f"{command} needs {', '.join(missing)}: {to_install('bench')}")
 
 
 def names(option: str, text: str, known: Sequence[str]) -> list[str]:

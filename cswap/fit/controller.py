@@ -535,17 +535,16 @@ class FitController:
 
     def _say_unreachable(self, limit_bytes: int, measured: int) -> None:
         self._phase, self._measured = "unreachable", measured
-        self._smallest_bytes = reachable(measured, self._other)
-        why = (
-            f"a step takes {show_bytes(measured)} at least, {show_bytes(self._other)} of it for "
-            "what is no saved tensor."
-        )
+        self._smallest_bytes = smallest = reachable(measured, self._other)
+        others = f"{show_bytes(self._other)} of it for what is no saved tensor."
         if not self._engine.config.recompute:
-            why += " Modules that are run again hold less: recompute=(...) names them."
+            others += " Modules that are run again hold less: recompute=(...) names them."
         if self._asked.of_device:  # steps go on: that much fits, if barely
-            log.warning("fit: %s The device has %s for it.", why, show_bytes(limit_bytes))
+            takes, has = show_bytes(measured), show_bytes(limit_bytes)
+            log.warning("fit: a step takes %s, %s The device has %s for it.", takes, others, has)
             return
-        raise GoalError(limit_bytes, self._smallest_bytes, why)
+        why = f'the smallest goal that can be reached is fit="{show_bytes(smallest, up=True)}"'
+        raise GoalError(limit_bytes, smallest, f"{why}, {others}")
 
     def _give_up(self, why: str) -> None:
         say = log.info if self._asked.by_default else log.warning
@@ -561,5 +560,6 @@ def _check_floor(limit_bytes: int | None, resident: Resident) -> None:
         raise GoalError(
             limit_bytes,
             floor + 1,
-            f"parameters, buffers and gradients alone take {show_bytes(floor)}.",
+            f"parameters, buffers and gradients alone take {show_bytes(floor, up=True)}. Ask for "
+            "more.",
         )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cswap.display import MOST_SHOWN, shown
 from cswap.errors import BudgetError, ConfigError, HardwareError
+from cswap.install_hint import to_install
 from cswap.plan.hardware import load_hardware
 from cswap.plan.policy_tools.problem import Problem, silent
 from cswap.plan.policy_tools.search import interruptible
@@ -47,7 +48,7 @@ POLICIES: Final[dict[str, str]] = {
 """The module of each policy; its function ``solve`` makes the plan."""
 
 NEEDS: Final = {"tvdnn-ilp": "scipy"}
-"""The package that a policy needs, by policy: ``pip install 'cswap[plan]'``."""
+"""The package that a policy needs, by policy. The extra ``plan`` has it."""
 
 _CHECK: Final = Checks(ConfigError)
 
@@ -256,7 +257,7 @@ def _module(policy: str) -> Any:
         known = ", ".join(POLICIES)
         raise ConfigError(f"policy={shown(policy)}: no such policy.{hint} Known: {known}.")
     if not _installed(package := NEEDS.get(policy, "cswap")):
-        raise ConfigError(f"policy={policy!r}: needs {package}: pip install 'cswap[plan]'.")
+        raise ConfigError(f"policy={policy!r}: needs {package}: {to_install('plan')}.")
     return importlib.import_module(POLICIES[policy])
 
 

@@ -6,6 +6,7 @@ import io
 from typing import TYPE_CHECKING
 
 from cswap.errors import UnsupportedError
+from cswap.install_hint import to_install
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,7 +23,7 @@ def new_figure(width: float, height: float) -> Figure:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise UnsupportedError(
-            f"pictures need matplotlib ({error}): pip install cswap[bench]"
+            f"pictures need matplotlib ({error}): {to_install('bench')}"
         ) from error
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)

@@ -49,6 +49,24 @@ img {{ max-width: 100% }}
 """
 
 
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A timeline that was read.
+
+    Attributes:
+        events: of Chrome's trace format.
+        block_us: microseconds of the block in which it was recorded; None: an older file.
+    """
+
+    events: list[dict[str, Any]]
+    block_us: float | None = None
+
+    @property
+    def spans(self) -> list[dict[str, Any]]:
+        """The events that last."""
+        return [event for event in self.events if event["ph"] == "X"]
+
+
 @dataclass(slots=True)
 class ModuleTotals:
     """Totals of one module's tensors, in seconds and bytes."""
@@ -61,8 +79,8 @@ class ModuleTotals:
     wait_s: float = 0.0
 
 
-def load(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The events of a file that `Timeline.save` wrote.
+def load(path: str | os.PathLike[str]) -> Recording:
+    """Read a file that `Timeline.save` wrote.
 
     Raises:
         ConfigError: the file cannot be read, has another format, or a field is wrong (the message
@@ -77,9 +95,19 @@ def load(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     events = _CHECK.items(f"{where}: traceEvents", trace.get("traceEvents"))
     for i, event in enumerate(events):
         _check_event(f"{where}: traceEvents[{i}]", event)
-    if not any(event["ph"] == "X" for event in events):
+    recording = Recording(list(events), _block_us(where, trace["otherData"]))
+    if not recording.spans:
         raise ConfigError(f"{where}: nothing was swapped while it was recorded.")
-    return list(events)
+    return recording
+
+
+def _block_us(where: str, about: dict[str, Any]) -> float | None:
+    if "recorded_us" not in about:
+        return None
+    span = _CHECK.items(f"{where}: recorded_us", about["recorded_us"])
+    _CHECK.count(f"{where}: len(recorded_us)", len(span), 2, 2)
+    begin = _CHECK.number(f"{where}: recorded_us[0]", span[0], 0.0, MOST_US)
+    return _CHECK.number(f"{where}: recorded_us[1]", span[1], begin, MOST_US) - begin
 
 
 def _check_event(where: str, value: Any) -> None:
@@ -100,12 +128,10 @@ def _check_event(where: str, value: Any) -> None:
         _CHECK.count(f"{where}.args.bytes", about.get("bytes"), most=MOST_BYTES)
 
 
-def by_module(events: list[dict[str, Any]]) -> dict[str, ModuleTotals]:
+def by_module(recording: Recording) -> dict[str, ModuleTotals]:
     """Totals by the module, operator or node that saved the tensors, longest wait first."""
     found: dict[str, ModuleTotals] = {}
-    for event in events:
-        if event["ph"] != "X":
-            continue
+    for event in recording.spans:
         about, seconds = event["args"], event["dur"] / 1e6
         totals = found.setdefault(about["saved in"] or "-", ModuleTotals())
         if event["name"] == "wait":
@@ -121,19 +147,22 @@ def by_module(events: list[dict[str, Any]]) -> dict[str, ModuleTotals]:
     return dict(sorted(found.items(), key=lambda item: -item[1].wait_s))
 
 
-def summary(events: list[dict[str, Any]]) -> str:
+def summary(recording: Recording) -> str:
     """One line: duration, busy time of each track, and the most bytes held."""
-    spans = [event for event in events if event["ph"] == "X"]
-    length_us = max(e["ts"] + e["dur"] for e in spans) - min(e["ts"] for e in spans)
+    spans, length_us = recording.spans, recording.block_us
+    what = "Recorded"
+    if length_us is None:
+        length_us = max(e["ts"] + e["dur"] for e in spans) - min(e["ts"] for e in spans)
+        what = "From the first to the last swap event"
     parts = []
     for i, track in enumerate(TRACKS, 1):
         busy_us = _union([(e["ts"], e["ts"] + e["dur"]) for e in spans if e["tid"] == i])
         if busy_us:
-            what = "swapped or waited" if track == "compute" else "busy"
-            parts.append(f"{track} {what} {busy_us / 1e3:.1f} ms ({busy_us / length_us:.0%})")
-    held = (e["args"]["device"] + e["args"]["host"] for e in events if e["ph"] == "C")
-    peak = max(held, default=0)
-    return f"{length_us / 1e3:.1f} ms; {', '.join(parts)}; at most {peak / 2**20:.1f} MiB held."
+            verb = "swapped or waited" if track == "compute" else "busy"
+            parts.append(f"{track} {verb} {busy_us / 1e3:.1f} ms ({busy_us / length_us:.0%})")
+    held = (e["args"]["device"] + e["args"]["host"] for e in recording.events if e["ph"] == "C")
+    peak = f"at most {max(held, default=0) / 2**20:.1f} MiB held"
+    return f"{what}: {length_us / 1e3:.1f} ms; {', '.join(parts)}; {peak}."
 
 
 def _union(spans: list[tuple[float, float]]) -> float:
@@ -144,7 +173,7 @@ def _union(spans: list[tuple[float, float]]) -> float:
     return total
 
 
-def picture(events: list[dict[str, Any]]) -> bytes:
+def picture(recording: Recording) -> bytes:
     """PNG: bytes over time above, tracks below.
 
     Raises:
@@ -152,8 +181,8 @@ def picture(events: list[dict[str, Any]]) -> bytes:
     """
     figure = new_figure(11, 5.5)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(2, 3))
-    _draw_bytes(events, above)
-    _draw_tracks(events, below)
+    _draw_bytes(recording.events, above)
+    _draw_tracks(recording.spans, below)
     return png_of(figure)
 
 
@@ -171,23 +200,25 @@ def _draw_bytes(events: list[dict[str, Any]], axes: Axes) -> None:
 
 
 def _draw_tracks(events: list[dict[str, Any]], axes: Axes) -> None:
+    used = sorted({event["tid"] for event in events})  # a CPU has no copies
     for name, colour in COLOURS.items():
-        for i in range(len(TRACKS)):
+        for i, track in enumerate(used):
             spans = [
                 (event["ts"] / 1e3, event["dur"] / 1e3)
                 for event in events
-                if event["ph"] == "X" and event["name"] == name and event["tid"] == i + 1
+                if event["name"] == name and event["tid"] == track
             ]
             if spans:
                 axes.broken_barh(spans, (i - 0.4, 0.8), facecolors=colour, label=name)
-    axes.set(xlabel="time, ms", yticks=range(len(TRACKS)), yticklabels=TRACKS)
+    labels = [TRACKS[track - 1] for track in used]
+    axes.set(xlabel="time, ms", yticks=range(len(used)), yticklabels=labels)
     axes.invert_yaxis()
     shown = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     axes.legend(shown.values(), shown.keys(), fontsize=8, ncols=5, loc="upper right")
     axes.grid(alpha=0.3, axis="x")
 
 
-def rows(events: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+def rows(recording: Recording) -> list[tuple[str, ...]]:
     """A row per module, of `COLUMNS`."""
     return [
         (
@@ -196,11 +227,11 @@ def rows(events: list[dict[str, Any]]) -> list[tuple[str, ...]]:
             f"{t.nbytes / 2**20:.2f}",
             *(f"{1e3 * seconds:.2f}" for seconds in (t.encode_s, t.decode_s, t.copy_s, t.wait_s)),
         )
-        for module, t in by_module(events).items()
+        for module, t in by_module(recording).items()
     ]
 
 
-def page(events: list[dict[str, Any]], title: str) -> str:
+def page(recording: Recording, title: str) -> str:
     """An HTML page that contains the picture: it opens from disk, without a network."""
 
     def cells(tag: str, values: tuple[str, ...]) -> str:
@@ -208,8 +239,8 @@ def page(events: list[dict[str, Any]], title: str) -> str:
 
     return _PAGE.format(
         title=escape(visible(title)),
-        summary=escape(summary(events)),
-        picture=base64.b64encode(picture(events)).decode(),
+        summary=escape(summary(recording)),
+        picture=base64.b64encode(picture(recording)).decode(),
         head=cells("th", COLUMNS),
-        body="".join(f"<tr>{cells('td', row)}</tr>" for row in rows(events)),
+        body="".join(f"<tr>{cells('td', row)}</tr>" for row in rows(recording)),
     )

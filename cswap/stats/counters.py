@@ -382,7 +382,7 @@ class Counters:
         with self._lock:
             self.exposed_s += seconds
 
-    def snapshot(self, disk_bytes: int = 0) -> Stats:
+    def snapshot(self) -> Stats:
         """A snapshot of the current counts."""
         self.count_kept()
         with self._lock:
@@ -402,7 +402,6 @@ class Counters:
                 peak_host_bytes=self._peak_host,
                 peak_saved_bytes=self._peak_saved,
                 step_gained_bytes=(self._gained[1] or self._gain()) - self._gained[0],
-                disk_bytes=disk_bytes,
                 host_is_device=self.host_is_device,
                 prefetch_hits=self.prefetch_hits,
                 prefetch_misses=self.prefetch_misses,

@@ -63,6 +63,7 @@ class Stats:
         step_gained_bytes: of the last whole step: bytes by which its saved tensors take less device
             memory than without cswap, between forward and backward.
         disk_bytes: bytes on disk now.
+        peak_disk_bytes: maximum of ``disk_bytes``.
         host_is_device: whether tensors were swapped on a CPU, where host memory is also the
             device's memory. There the gain is only the bytes that codecs remove.
         prefetch_hits: unpacks whose tensor was already decoded, or on its way.
@@ -94,6 +95,7 @@ class Stats:
     peak_saved_bytes: int = 0
     step_gained_bytes: int = 0
     disk_bytes: int = 0
+    peak_disk_bytes: int = 0
     host_is_device: bool = False
     prefetch_hits: int = 0
     prefetch_misses: int = 0

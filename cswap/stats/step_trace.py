@@ -7,6 +7,7 @@ Exported as a Chrome trace (chrome://tracing, https://ui.perfetto.dev). Recordin
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -47,6 +48,11 @@ class Timeline:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._events: list[dict[str, Any]] = []
+        self._begin_s, self._end_s = time.perf_counter(), 0.0
+
+    def end(self) -> None:
+        """Nothing more is recorded."""
+        self._end_s = time.perf_counter()
 
     def job(
         self,
@@ -81,15 +87,22 @@ class Timeline:
             self._events.append(entry)
 
     def to_chrome(self) -> dict[str, Any]:
-        """The Chrome trace as plain data; time starts at 0 with the first event."""
+        """The Chrome trace as plain data; time starts at 0 with the first event or the recording.
+
+        The recording's begin and end are facts of the document, if it has ended.
+        """
         with self._lock:
             events = [dict(event) for event in self._events]
-        first = min((event["ts"] for event in events), default=0.0)
+        span = [1e6 * self._begin_s, 1e6 * self._end_s] if self._end_s else []
+        first = min([event["ts"] for event in events] + span, default=0.0)
         for event in events:
             event["ts"] -= first
         events.sort(key=lambda event: event["ts"])
         names = [chrome_trace.lane(1, i, track) for i, track in enumerate(TRACKS, 1)]
-        return chrome_trace.document(names + events, {"format": FORMAT, "version": VERSION})
+        about: dict[str, Any] = {"format": FORMAT, "version": VERSION}
+        if span:
+            about["recorded_us"] = [at - first for at in span]
+        return chrome_trace.document(names + events, about)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the Chrome trace.

@@ -1,6 +1,6 @@
 """cswap in the Trainer of Lightning: a small network on random data.
 
-It needs ``pip install "cswap[lightning]"``. Run it with ``python with_lightning.py``.
+It needs ``pip install ".[lightning]"``. Run it with ``python with_lightning.py``.
 """
 
 from __future__ import annotations

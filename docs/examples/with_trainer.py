@@ -1,6 +1,6 @@
 """cswap in the Trainer of transformers: a small GPT-2 on random tokens.
 
-It needs ``pip install "cswap[transformers]"``. Run it with
+It needs ``pip install ".[transformers]"``. Run it with
 ``python with_trainer.py --cswap_lossy int8``.
 """
 

@@ -145,5 +145,5 @@ def test_zfp_without_its_package_says_what_to_install(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "zfpy", None)
     monkeypatch.setattr(gpu, "missing", lambda: "this test")
     monkeypatch.setattr(registry, "_made", {})  # other tests have made codecs of many rates
-    with pytest.raises(ConfigError, match=r"pip install cswap\[host\]"):
+    with pytest.raises(ConfigError, match=r'pip install "\.\[host\]"'):
         cswap.get_codec("zfp:9")

@@ -181,7 +181,7 @@ def test_missing_package_is_not_called_corrupt(monkeypatch):
     stream = forged(STREAM[:56] + b"lz4" + STREAM[59:])
     monkeypatch.delitem(registry._made, "lz4", raising=False)
     monkeypatch.setitem(sys.modules, "lz4.block", None)
-    with pytest.raises(ConfigError, match=r"pip install cswap\[host\]"):
+    with pytest.raises(ConfigError, match=r'pip install "\.\[host\]"'):
         read_stream(stream)
 
 

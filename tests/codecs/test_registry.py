@@ -149,7 +149,7 @@ def test_entry_points_never_replace_built_in_codecs():
 def test_missing_package_is_named_with_its_remedy(name, package, monkeypatch):
     monkeypatch.delitem(registry._made, name, raising=False)
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ConfigError, match=r"pip install cswap\[host\]"):
+    with pytest.raises(ConfigError, match=r'pip install "\.\[host\]"'):
         cswap.get_codec(name)
 
 

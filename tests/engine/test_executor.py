@@ -8,6 +8,7 @@ import os
 import threading
 import time
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -71,7 +72,8 @@ class Bench:
         return handle
 
     def stats(self):
-        return self.counters.snapshot(self.disk.in_use_bytes if self.disk else 0)
+        on_disk = self.disk.in_use_bytes if self.disk else 0
+        return replace(self.counters.snapshot(), disk_bytes=on_disk)
 
     def settle(self, *handles):
         for handle in handles:

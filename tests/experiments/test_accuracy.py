@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import statistics
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,9 +34,11 @@ from cswap.experiments.accuracy.verdict import EQUAL, UNDECIDED, WORSE
 from cswap.experiments.launchers import Launcher
 from cswap.experiments.workloads.tasks import make_task
 from cswap.plan.hardware import load_hardware
+from cswap.report import terminal
 from cswap.stats.stats import CodecStats
 
 SEEDS = range(5)
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(out, *arguments):
@@ -135,6 +140,16 @@ def test_diverged_runs_are_reported_from_the_file(tmp_path):
     assert line.startswith(
         "| cnn, 5 | int4 | diverged | diverged | 0.1 | worse | 50.0 | +0.0 [+0.0, +0.0] |"
     )
+
+
+def test_a_narrow_table_has_the_verdict_and_the_latency():
+    out = io.StringIO()
+    console = Console(file=out, width=80, force_terminal=True, color_system=None)
+    document = json.loads((ROOT / "bench/results/cpu/accuracy/results.json").read_text())
+    terminal.show(report.table(document), drop=report.DROPPED, console=console)
+    (line,) = [line for line in out.getvalue().splitlines() if "vit" in line and "int8" in line]
+    assert "equal within the margin" in line
+    assert re.search(r"\d\.\d\d \(-\d+ %\)", line)
 
 
 def test_fewer_steps_than_are_left_out_are_refused(tmp_path):

@@ -215,5 +215,5 @@ def test_a_task_excludes_other_models_and_data(other, bench):
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch):
     monkeypatch.setattr(options, "find_spec", lambda name: None if name == "scipy" else torch)
-    with pytest.raises(UnsupportedError, match=r"needs scipy: pip install 'cswap\[bench\]'"):
+    with pytest.raises(UnsupportedError, match=r'needs scipy: pip install "\.\[bench\]"'):
         options.needs("bench accuracy", "matplotlib", "scipy")

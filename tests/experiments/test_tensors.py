@@ -16,7 +16,9 @@ pytest.importorskip("typer")
 from typer.testing import CliRunner
 
 from bench.__main__ import app
-from cswap.experiments.codecs.user_tensors import MIN_BYTES, load, record
+from cswap.experiments.codecs.script_tensors import MIN_BYTES, record
+from cswap.experiments.codecs.totals import EACH, best, totals
+from cswap.experiments.codecs.user_tensors import load
 
 SCRIPT = """
 import sys
@@ -31,6 +33,28 @@ if __name__ == "__main__":
     raise SystemExit(0)
 """
 
+TRAINING = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(128), nn.Linear(128, 512), nn.Linear(512, 128)
+        self.register_buffer("mask", torch.ones(256, 128))
+
+    def forward(self, x):
+        return self.mask * x + self.down(self.up(self.norm(x)).relu())
+
+model = nn.Sequential(Block(), Block())
+for step in range(3):
+    print(f"{step=}")
+    with torch.autocast("cpu", enabled=step == AUTOCAST):
+        loss = model(torch.randn(256, 128))
+    loss.square().sum().backward()
+    print(f"{step=} is over")
+"""
+
 
 def run(*arguments):
     options = ["--rounds", "1", "--codecs", "zvc,int8", *map(str, arguments)]
@@ -41,7 +65,7 @@ def test_what_a_scripts_autograd_saves_is_measured(tmp_path):
     script, out = tmp_path / "train.py", tmp_path / "out.json"
     script.write_text(SCRIPT)
     found = record(str(script))
-    assert [d.kind.split()[1] for d in found] == ["leaf", "ReluBackward0", "MmBackward0"]
+    assert [d.kind.split(":")[0] for d in found] == ["leaf", "ReluBackward0", "MmBackward0"]
     assert all(d.tensor.nbytes >= MIN_BYTES for d in found)
     result = run("--record", script, "--out", out)
     assert result.exit_code == 0, result.output
@@ -49,6 +73,55 @@ def test_what_a_scripts_autograd_saves_is_measured(tmp_path):
     assert {row["codec"] for row in rows} == {"memcpy", "zvc", "int8"}
     relu = next(r for r in rows if "Relu" in r["data"] and r["codec"] == "zvc")
     assert relu["ratio"] > 1.8
+    (last,) = [line for line in result.output.splitlines() if "lossy: int8" in line]
+    assert result.output.rstrip().endswith(last)
+    assert "Best for your model, lossless: zvc. 1.5 MiB become 1.3 MiB (ratio 1.1" in result.output
+    assert f"Measuring 1 of 3: {rows[0]['data']}" in result.output
+
+
+@pytest.mark.parametrize("autocast", [0, None])
+def test_one_step_of_a_training_is_recorded_by_module_without_parameters(
+    tmp_path, capsys, autocast
+):
+    script = tmp_path / "train.py"
+    script.write_text(TRAINING.replace("AUTOCAST", str(autocast)))
+    found = {d.kind: d for d in record(str(script))}
+    assert capsys.readouterr().out == "step=0\nstep=0 is over\nstep=1\n"
+    assert list(found) == [
+        "*.norm LayerNorm: 2 of 256x128",
+        "*.up Linear: 2 of 256x128",
+        "* Block: 2 of 256x512",
+        "AddBackward0: 1 of 256x128",
+    ]
+
+
+def test_of_a_large_row_a_sample_is_kept_that_stands_for_all(tmp_path, monkeypatch):
+    monkeypatch.setattr("cswap.experiments.codecs.script_tensors.ROW_LIMIT", 3 * 256 * 512)
+    script = tmp_path / "train.py"
+    script.write_text(TRAINING.replace("AUTOCAST", "None"))
+    (hidden,) = [d for d in record(str(script)) if "Block" in d.kind]
+    assert (hidden.tensor.nbytes, hidden.saved_bytes) == (3 * 256 * 512, 2 * 4 * 256 * 512)
+
+
+def test_totals_count_bytes_and_not_tensors():
+    def row(data, codec, ratio, rate, lossless=True):
+        speed = dict.fromkeys(("encode_gb_per_s", "decode_gb_per_s"), rate)
+        size = 3e9 if data == "large" else 1e9
+        known = {"data": data, "dtype": "float32", "codec": codec, "ratio": ratio}
+        return {**known, "lossless": lossless, "saved_bytes": size, **speed}
+
+    rows = [
+        *(row(data, "memcpy", 1, 100) for data in ("large", "small")),
+        *(row("large", "zvc", 3, 1), row("small", "zvc", 1, 1)),
+        *(row("large", "lz4", 2.95, 4), row("small", "bitpack", 4, 2)),
+    ]
+    found = {t.codec: t for t in totals(rows)}
+    assert found["zvc"].ratio == pytest.approx(4 / 2)
+    assert found["bitpack"].ratio == pytest.approx(4 / 3.25)  # the large one stays
+    assert found["bitpack"].encode_s == pytest.approx(0.5)
+    assert found[EACH].ratio == pytest.approx(4 / (3 / 2.95 + 1 / 4))
+    assert best(found.values(), lossless=True) == found["lz4"]  # nearly as small, and faster
+    assert best(found.values(), lossless=False) is None
 
 
 def test_a_report_on_ones_own_tensors_has_a_row_for_each_and_no_table_of_other_data(tmp_path):

@@ -267,13 +267,24 @@ def test_spilled_files_are_private_and_gone_afterwards(tmp_path):
         loss = net(X).square().sum()
         for path in tmp_path.rglob("*"):
             modes.add((path.is_dir(), path.stat().st_mode & 0o777))
-        assert handle.stats.disk_bytes > 0
+        assert (spilled := handle.stats.disk_bytes) > 0
         loss.backward()
         del loss
         assert handle.stats.disk_bytes == 0
+        assert handle.stats.peak_disk_bytes == spilled
     assert equal([p.grad for p in net.parameters()], expected)
     assert modes == {(True, 0o700), (False, 0o600)}
     assert not [p for p in tmp_path.rglob("*") if p.is_file()]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_without_room_on_the_host_the_log_says_that_tensors_stay(caplog, workers):
+    net = model()
+    with cswap.install(net, host_limit=0, workers=workers, **ALL):
+        grads(net, X)
+    said = "host_limit failed (full, and no spill_dir); such tensors stay on the device"
+    assert sum(said in record.message for record in caplog.records) == 1
+    assert "slower path" not in caplog.text
 
 
 def test_exclude_and_include_by_class_and_glob():

@@ -50,8 +50,8 @@ def spans(path):
 @pytest.fixture
 def site(tmp_path):
     """A copy to build in, and the command that does it."""
-    pytest.importorskip("zensical", reason="pip install 'cswap[docs]'")
-    pytest.importorskip("mkdocstrings_handlers.python", reason="pip install 'cswap[docs]'")
+    pytest.importorskip("zensical", reason="pip install '.[docs]'")
+    pytest.importorskip("mkdocstrings_handlers.python", reason="pip install '.[docs]'")
     shutil.copytree(DOCS, tmp_path / "docs")
     shutil.copy(ROOT / "mkdocs.yml", tmp_path)
     for name in ("cswap", "kernels"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -227,7 +228,7 @@ def test_a_peak_of_both_is_seen_though_neither_is_at_its_own():
 @pytest.mark.parametrize("by_a_model", [True, False])
 def test_the_gain_of_a_step_is_that_of_one_step(by_a_model):
     model, x = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.ReLU()), torch.randn(256, 8)
-    options = {"min_bytes": 0, "codec": "zvc", "workers": 0, "remat": False}
+    options: Any = {"min_bytes": 0, "codec": "zvc", "workers": 0, "remat": False}
 
     def gains(stats, n):
         found = []

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+import time
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -21,6 +24,9 @@ pytest.importorskip("matplotlib")
 from typer.testing import CliRunner
 
 from cswap import cli
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @pytest.fixture
@@ -150,7 +156,51 @@ def test_busy_time_counts_what_overlaps_once():
         }
 
     events = [span(0, 1000, 2), span(500, 2000, 2), span(3000, 4000, 2)]
-    assert "codec busy 3.0 ms (75%)" in report.summary(events)
+    found = report.summary(report.Recording(events))
+    assert found.startswith(
+        "From the first to the last swap event: 4.0 ms; codec busy 3.0 ms (75%)"
+    )
+    found = report.summary(report.Recording(events, block_us=6000))
+    assert found.startswith("Recorded: 6.0 ms; codec busy 3.0 ms (50%)")
+
+
+def test_the_time_of_the_recorded_block_is_known(tmp_path):
+    model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU())
+    with cswap.install(model, min_bytes=0, codec="zvc") as handle:
+        begin_s = time.perf_counter()
+        with handle.engine.trace(tmp_path / "step.json"):
+            time.sleep(0.1)
+            model(torch.randn(512, 256)).sum().backward()
+            time.sleep(0.1)
+        took_us = 1e6 * (time.perf_counter() - begin_s)
+    block_us = report.load(tmp_path / "step.json").block_us
+    assert block_us is not None
+    assert 2e5 < block_us < took_us
+
+
+def test_a_picture_has_the_lanes_that_have_events(recorded, monkeypatch):
+    path, _ = recorded
+    figures: list[Figure] = []
+    monkeypatch.setattr(report, "png_of", figures.append)
+    recording = report.load(path)
+    report.picture(recording)
+    labels = {label.get_text() for label in figures[0].axes[1].get_yticklabels()}
+    assert labels == {TRACKS[event["tid"] - 1] for event in recording.spans}
+    assert "d2h" not in labels  # a CPU copies nothing
+
+
+def test_without_matplotlib_there_is_a_table_and_data(recorded, monkeypatch):
+    path, _ = recorded
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    result = CliRunner().invoke(cli.app, ["report", str(path), "--format", "json"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.output)[0]["saved in"]
+    result = CliRunner().invoke(cli.app, ["report", str(path)], env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    assert "No page: pictures need matplotlib" in result.output
+    assert not path.with_suffix(".html").exists()
+    result = CliRunner().invoke(cli.app, ["report", str(path), "--out", "x.png"])
+    assert isinstance(result.exception, ConfigError)
 
 
 def test_a_device_that_does_not_know_when_is_left_out():

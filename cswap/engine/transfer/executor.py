@@ -368,7 +368,7 @@ class Executor(abc.ABC):
     def _keep(self, handle: Handle, reason: str, why: object) -> None:
         # The source is still there; so the tensor stays on the device after all.
         if why is not None:
-            self._counters.fall_back(reason, why)
+            self._counters.fall_back(reason, why, "such tensors stay on the device")
         with self._lock:
             if handle.state is not State.LEAVING:
                 return

@@ -145,7 +145,7 @@ class HostExecutor(Executor):
 
     def _spill(self, payload: torch.Tensor, nbytes: int) -> DiskFile:
         if self._resources.disk is None:
-            raise _NoRoomError("host_limit", "no spill_dir")
+            raise _NoRoomError("host_limit", "full, and no spill_dir")
         try:
             file = self._resources.disk.write(_bytes(payload, nbytes))
         except OSError as error:

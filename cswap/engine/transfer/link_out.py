@@ -287,7 +287,7 @@ class LinkOut:
         if self._disk is not None:
             return self._spill(handle, section, payload, nbytes, after)
         return self._keep_encoding(
-            handle, section, payload, nbytes, after, "host_limit", "no spill_dir"
+            handle, section, payload, nbytes, after, "host_limit", "full, and no spill_dir"
         )
 
     def _keep_encoding(

@@ -225,7 +225,7 @@ def _finished(
     write(folder / "results.json", document)
     for path in report.write(document, folder):
         console.print(literal(f"Written: {path}"), soft_wrap=True)
-    terminal.show(report.table(document), console=console)
+    terminal.show(report.table(document), drop=report.DROPPED, console=console)
     return document
 
 

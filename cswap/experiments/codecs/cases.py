@@ -66,6 +66,7 @@ class Case:
         make: makes the tensor, [n], contiguous.
         codecs: names; empty for all that take the dtype, and blosc2.
         zeros: share of zero elements, in the sparsity sweep.
+        saved_bytes: bytes that the tensor is a sample of; None: its own.
     """
 
     family: str
@@ -74,6 +75,7 @@ class Case:
     make: Callable[[], Tensor]
     codecs: tuple[str, ...] = ()
     zeros: float | None = None
+    saved_bytes: int | None = None
 
     @property
     def needed_bytes(self) -> int:
@@ -86,7 +88,16 @@ class Case:
 
 def of_data_sets(family: str, data_sets: Sequence[DataSet]) -> list[Case]:
     """Cases of existing tensors."""
-    return [Case(family, d.kind, d.tensor.nbytes, partial(getattr, d, "tensor")) for d in data_sets]
+    return [
+        Case(
+            family,
+            d.kind,
+            d.tensor.nbytes,
+            partial(getattr, d, "tensor"),
+            saved_bytes=d.saved_bytes,
+        )
+        for d in data_sets
+    ]
 
 
 def recorded(nbytes: int, *, quick: bool, kinds: Sequence[str]) -> list[Case]:

@@ -24,8 +24,9 @@ from cswap.experiments.codecs.cases import FAMILIES, MIB, OWN, of_data_sets, rec
 from cswap.experiments.codecs.contenders import measure, row_from
 from cswap.experiments.codecs.plots import draw
 from cswap.experiments.codecs.recorded import KINDS
+from cswap.experiments.codecs.script_tensors import record as record_script
+from cswap.experiments.codecs.totals import verdict
 from cswap.experiments.codecs.user_tensors import load
-from cswap.experiments.codecs.user_tensors import record as record_script
 from cswap.experiments.files.kinds import understood
 from cswap.experiments.files.resumable import Partial
 from cswap.experiments.host_memory import host_available_bytes
@@ -77,7 +78,7 @@ def main(
     codecs: Annotated[str, typer.Option(help="Only these, comma-separated; default: all.")] = "",
     tensors: Annotated[str, typer.Option(help="Measure on the tensors of this file.")] = "",
     script: Annotated[
-        str, typer.Option("--record", help="On the tensors that this script saves.")
+        str, typer.Option("--record", help="On the tensors that this script's first step saves.")
     ] = "",
     plots_only: Annotated[
         bool, typer.Option("--plots-only", help="Draw the result file's pictures anew.")
@@ -90,10 +91,10 @@ def main(
     """Measure ratio and speed of every codec on recorded and synthetic tensors, or on your own.
 
     Your own come from a file (--tensors, of torch, safetensors or numpy) or from a script (--record
-    runs it and keeps its saved tensors: --record train.py -- --epochs 1). `cswap bench` writes to
-    cswap-results. `python -m bench` has a default result file for a whole run only: everything else
-    is written only where --out says. Pictures lie beside the result file. An interrupted run goes
-    on when the same command is repeated.
+    runs its first step and keeps what that saves: --record train.py -- --batch 8). `cswap bench`
+    writes to cswap-results. `python -m bench` has a default result file for a whole run only:
+    everything else is written only where --out says. Pictures lie beside the result file. An
+    interrupted run goes on when the same command is repeated.
     """
     console = Console()
     given = arguments or []
@@ -134,6 +135,8 @@ def main(
     if path is not None:
         console.print(literal(f"Written: {path}"), soft_wrap=True)
         _draw(path, document, console)
+    for line in verdict([row for row in document["rows"] if row["family"] == OWN]):
+        console.print(literal(line), soft_wrap=True)
 
 
 def _finished(cases: list[Case], partial: Partial, console: Console) -> dict[str, Any]:
@@ -192,8 +195,10 @@ def _measure(
     rounds, only = 2 if settings["quick"] else settings["rounds"], tuple(settings["codecs"])
     rows: list[Row] = []
     skipped = []
+    lines = Console(stderr=True, quiet=console.is_terminal)  # a pipe shows no bar
     with Progress(console=console, transient=True) as progress:
         for i, case in enumerate(progress.track(cases, description="measuring")):
+            lines.print(literal(f"Measuring {i + 1} of {len(cases)}: {case.data}"), soft_wrap=True)
             free = host_available_bytes()
             if case.family == "sizes" and free is not None and case.needed_bytes > free:
                 skipped.append(

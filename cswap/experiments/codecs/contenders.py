@@ -45,6 +45,7 @@ class Row:
         codec: name, or a peer's.
         lossless: whether every bit comes back.
         nbytes: raw bytes.
+        saved_bytes: bytes that these are a sample of.
         ratio: raw over encoded bytes.
         encode_gb_per_s: raw bytes per second, in 1e9.
         decode_gb_per_s: raw bytes per second, in 1e9.
@@ -63,6 +64,7 @@ class Row:
     codec: str
     lossless: bool
     nbytes: int
+    saved_bytes: int
     ratio: float
     encode_gb_per_s: float
     decode_gb_per_s: float
@@ -196,6 +198,7 @@ def _row(
         codec=codec,
         lossless=contender.lossless,
         nbytes=x.nbytes,
+        saved_bytes=x.nbytes if case.saved_bytes is None else case.saved_bytes,
         ratio=x.nbytes / contender.nbytes,
         encode_gb_per_s=x.nbytes / encode.median_s / 1e9,
         decode_gb_per_s=x.nbytes / decode.median_s / 1e9,

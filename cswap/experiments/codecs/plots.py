@@ -5,12 +5,14 @@ All from the result file. Every codec has a marker of its own.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from cswap.display import visible
 from cswap.experiments.codecs.cases import OWN
 from cswap.experiments.codecs.crossovers import QUANTITIES, Crossover, crossovers, sweeps
 from cswap.experiments.codecs.tables import size_words
+from cswap.experiments.codecs.totals import EACH, by_data_set, totals
 from cswap.experiments.drawing.labels import place
 from cswap.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION
 from cswap.report.figure import new_figure, png_of
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from cswap.experiments.codecs.crossovers import Rows
+    from cswap.experiments.codecs.totals import Total
 
 STYLES: Final = {
     "zvc": (BLUE, "o"),
@@ -47,8 +50,8 @@ _EDGE: Final = 2.0
 """Factor from the slowest of the others to the edge."""
 
 PARETO_DATA: Final = ("relu", "gelu", "softmax", "gradient", "mask", "token")
-MOST_PANELS: Final = 12
-"""Of the user's own tensors."""
+MOST_PANELS: Final = 5
+"""Of the user's own tensors, beside that of all of them together."""
 
 LABELS: Final = {
     "ratio": "raw / encoded bytes",
@@ -134,7 +137,7 @@ def _words(rows: Rows) -> Iterator[tuple[float, float, str]]:
 
 
 def _pareto_groups(rows: Rows) -> dict[str, Rows]:
-    # Rows by panel; of the user's own tensors the largest.
+    # Rows by panel; of the user's own tensors all together, and the largest.
     recorded = [r for r in rows if r.get("family", "recorded") == "recorded"]
     groups: dict[str, Rows] = {}
     for kind in PARETO_DATA:
@@ -142,11 +145,22 @@ def _pareto_groups(rows: Rows) -> dict[str, Rows]:
         if mine:
             groups[f"{kind} {mine[0]['dtype']}"] = mine
     own = [r for r in rows if r.get("family") == OWN]
-    sizes = {(r["data"], r["dtype"]): r["nbytes"] for r in own}
-    for name in sorted(sizes, key=sizes.__getitem__, reverse=True)[:MOST_PANELS]:
+    sets = by_data_set(own)
+    if len(sets) > 1:
+        groups["all of them"] = [_as_row(t) for t in totals(own) if t.codec != EACH]
+    for name in sorted(sets, key=lambda name: -sets[name][0].nbytes)[:MOST_PANELS]:
         title = " ".join(map(visible, name)).replace("$", r"\$")  # else matplotlib sets a formula
-        groups[title] = [r for r in own if (r["data"], r["dtype"]) == name]
+        groups[title] = [_as_row(total) for total in sets[name]]
     return groups
+
+
+def _as_row(total: Total) -> dict[str, Any]:
+    return {
+        **asdict(total),
+        "ratio": total.ratio,
+        "encode_gb_per_s": total.nbytes / total.encode_s / 1e9,
+        "decode_gb_per_s": total.nbytes / total.decode_s / 1e9,
+    }
 
 
 def _pareto_panel(panel: Axes, title: str, rows: Rows) -> None:
@@ -165,8 +179,8 @@ def _pareto_panel(panel: Axes, title: str, rows: Rows) -> None:
             panel.plot(edge, y, "<", color=colour, ms=8)
         best = [(max(edge, x), y) for x, y in front(points)]
         panel.step(*zip(*best, strict=True), where="pre", color=colour, lw=1, alpha=0.7)
+    panel.set_title(f"{title}, {rows[0]['nbytes'] / 2**20:.3g} MiB", fontsize=10)
     panel.set(
-        title=f"{title}, {rows[0]['nbytes'] / 2**20:g} MiB",
         xlabel="encode and decode, GB/s of raw bytes",
         ylabel=LABELS["ratio"],
         xscale="log",

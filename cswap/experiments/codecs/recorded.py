@@ -32,10 +32,12 @@ class DataSet:
     Attributes:
         kind: one of KINDS.
         tensor: [n], contiguous.
+        saved_bytes: bytes that the tensor is a sample of; None: its own.
     """
 
     kind: str
     tensor: Tensor
+    saved_bytes: int | None = None
 
 
 def record(nbytes: int, *, quick: bool = False) -> list[DataSet]:

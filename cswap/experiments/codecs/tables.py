@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rich.table import Table
 
+from cswap.experiments.codecs.cases import OWN
 from cswap.experiments.codecs.crossovers import PAIRS, QUANTITIES, crossovers, sweeps
+from cswap.experiments.codecs.totals import NEARLY, best, by_data_set, totals
 from cswap.report.terminal import literal
 
 if TYPE_CHECKING:
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cswap.experiments.codecs.contenders import Row
+    from cswap.experiments.codecs.crossovers import Rows
 
 DROPPED: Final = ("x", "x", "error", "dec", "enc")
 """Columns of `tables` that a narrow terminal does without, the first to go first."""
@@ -30,8 +33,15 @@ _WORDS: Final = {"ratio": "ratio", "encode": "encode rate", "decode": "decode ra
 
 
 def tables(rows: Sequence[Row], document: dict[str, Any], n_threads: int) -> Iterator[Table]:
-    """One of all rows but the sparsity sweep's, and one of that sweep's crossovers."""
-    plain = [r for r in rows if r.family != "sparsity"]
+    """One of all rows but the sparsity sweep's, and one of that sweep's crossovers.
+
+    Of the user's own tensors: one with a row for each, and one of the totals.
+    """
+    own = [r for r in document["rows"] if r["family"] == OWN]
+    plain = [r for r in rows if r.family not in ("sparsity", OWN)]
+    if own:
+        yield _each(own)
+        yield _totals(own, n_threads)
     if plain:
         yield _measured(plain, n_threads)
     if sweeps(document):
@@ -41,6 +51,39 @@ def tables(rows: Sequence[Row], document: dict[str, Any], n_threads: int) -> Ite
         for line in crossover_rows(document):
             table.add_row(*line)
         yield table
+
+
+def _each(rows: Rows) -> Table:
+    table = Table(title="Saved tensors", caption="Ratios of the best codecs.")
+    table.add_column("tensors")
+    for heading in ("MiB", "lossless", "ratio", "lossy", "ratio"):
+        table.add_column(
+            heading, justify="right" if heading in ("MiB", "ratio") else "left", no_wrap=True
+        )
+    for (data, dtype), found in by_data_set(rows).items():
+        cells = [f"{data} {dtype}", f"{found[0].nbytes / 2**20:.1f}"]
+        for lossless in (True, False):
+            one = best(found, lossless=lossless)
+            cells += ["-", ""] if one is None else [one.codec, f"{one.ratio:.2f}"]
+        table.add_row(*map(literal, cells))
+    return table
+
+
+def _totals(rows: Rows, n_threads: int) -> Table:
+    table = Table(
+        title="All of them",
+        caption=f"One after the other, {n_threads} threads. What a codec does not take stays "
+        f"as it is. Best: the fastest that saves {NEARLY:.0%} of the most.",
+    )
+    table.add_column("codec", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for heading in ("ratio", "MiB", "encode ms", "decode ms"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for t in sorted(totals(rows), key=lambda t: -t.ratio):
+        sizes = f"{t.ratio:.2f}", f"{t.encoded_bytes / 2**20:.1f}"
+        times = f"{1e3 * t.encode_s:.1f}", f"{1e3 * t.decode_s:.1f}"
+        table.add_row(literal(t.codec), "" if t.lossless else "lossy", *sizes, *times)
+    return table
 
 
 def _measured(rows: Sequence[Row], n_threads: int) -> Table:

@@ -66,6 +66,7 @@ MEASURED: Final[dict[str, tuple[str, ...]]] = {
     "codecs": (
         *(*_CODECS, "cswap/experiments/codecs", "cswap/experiments/meters/timing.py"),
         *("!cswap/experiments/codecs/plots.py", "!cswap/experiments/codecs/tables.py"),
+        "!cswap/experiments/codecs/totals.py",
     ),
     "swap": (
         *(*_ENGINE, "bench/swap", "!bench/swap/report.py", _METERS, *_WORKLOADS),

@@ -1,0 +1,15 @@
+"""How packages that cswap can do without are installed: the one place that says it."""
+
+from __future__ import annotations
+
+
+def to_install(extra: str) -> str:
+    """What a message tells the user to do. cswap is not published: pip does not find its name.
+
+    Args:
+        extra: a group of optional packages of ``pyproject.toml``.
+
+    >>> to_install("plan")
+    'pip install ".[plan]" in a checkout of cswap'
+    """
+    return f'pip install ".[{extra}]" in a checkout of cswap'
