@@ -79,6 +79,15 @@ class InstallHandle(RemovedAtExit):
         """The goal's plan, to be saved for the next run; None: there is no plan yet."""
         return None if self._fit is None else self._fit.schedule
 
+    def largest_batch(self) -> float | None:
+        """The largest batch that a limit of bytes holds, predicted, in batches of today's size.
+
+        All but parameters, gradients and optimizer state grow with the batch, and each tensor is
+        held in its smallest way. That plan is made anew, which takes seconds for a large model.
+        None: there is no such limit, or no plan has been made yet.
+        """
+        return None if self._fit is None else self._fit.largest_batch()
+
     def hold(self, fit: FitController) -> None:
         """Follow a goal from now on."""
         self._fit, self._installed = fit, (fit, *self._installed)

@@ -47,7 +47,7 @@ from cswap.fit.pace import Pace
 from cswap.fit.plain_steps import PlainSteps
 from cswap.fit.resident import Resident, meter_for
 from cswap.fit.schedule import Schedule, made_for
-from cswap.fit.solve import found_for, load_solver
+from cswap.fit.solve import found_for, load_solver, smallest
 from cswap.fit.used_bytes import UsedBytes
 from cswap.fit.whole_device import device_of, usable_bytes
 from cswap.log import log
@@ -179,6 +179,15 @@ class FitController:
             plans=self._plans,
             actions=Counter() if plan is None else plan.counts,
         )
+
+    def largest_batch(self) -> float | None:
+        """See `InstallHandle.largest_batch`."""
+        limit, problem = self._asked.limit_bytes, self._problem
+        if limit is None or problem is None:
+            return None
+        fixed = self._resident.nbytes
+        growing = smallest(self._with_measured_times())[0].peak_bytes + self._other - fixed
+        return max(0.0, self._correction.room(limit, fixed)) / growing
 
     def remove(self) -> None:
         """Let go of the model; the engine's advisor decides again."""

@@ -115,6 +115,24 @@ def test_products_are_computed_again_under_a_goal_only(make_training, sizes, ins
         assert not any("addmm" in operator for _, operator, *_ in trials)
 
 
+def test_the_largest_batch_is_predicted(training, sizes, make_training, install):
+    limit = sum(sizes(training))
+    handle = install(training.model, fit=limit)
+    assert handle.largest_batch() is None  # before there is a plan
+    train(training)
+    largest = handle.largest_batch()
+    assert largest > 1.5
+    for share, holds in ((0.75, True), (1.5, False)):
+        mine = make_training(training.kind)
+        rows = int(share * largest * len(training.x))
+        mine.x = torch.randn(rows, *training.x.shape[1:])
+        other = install(mine.model, fit=limit)
+        with nullcontext() if holds else pytest.raises(GoalError):
+            train(mine, 2 * STEPS)
+        if holds:
+            assert is_held(mine, other)
+
+
 def test_second_forwards_of_named_modules_count(make_training, install):
     training = make_training("blocks")
     handle = install(training.model, fit="min", slowdown=3.0, recompute="[0-3]")
