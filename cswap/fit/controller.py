@@ -80,6 +80,9 @@ MOST_REPRICED: Final = 3
 GAIN: Final = 0.002
 """Share of a plain step that another plan has to save: a change costs steps that are looked at."""
 
+GAIN_OVER_LINK: Final = 0.02
+"""The same where that is predicted: of two plans over a link, the faster one is not told apart."""
+
 
 class FitController:
     """Holds the goal of one installed model, until `remove`.
@@ -186,7 +189,8 @@ class FitController:
         if limit is None or problem is None:
             return None
         fixed = self._resident.nbytes
-        growing = smallest(self._with_measured_times())[0].peak_bytes + self._other - fixed
+        plans = smallest(self._with_measured_times())
+        growing = min(plan.peak_bytes for plan in plans) + self._other - fixed
         return max(0.0, self._correction.room(limit, fixed)) / growing
 
     def remove(self) -> None:
@@ -348,6 +352,8 @@ class FitController:
                     self._begin_planning()
                 else:
                     self._obey(before)
+                    if not self._chooser.unified:  # whose predictions are no better than that
+                        self._repriced = MOST_REPRICED
             self._timed.clear()
         elif (
             self._problem is not None
@@ -372,11 +378,12 @@ class FitController:
             self._say_unreachable(limit_bytes, measured)
 
     def _obey_earlier(self, plan: FitPlan) -> bool:
-        # The fastest plan that held the limit before this one was made with measured times; whether
-        # there is one.
+        # The fastest plan that held the limit before this one was made with measured times, for
+        # good; whether there is one.
         others = [one for one in self._timed if one is not plan]
         if others:
             self._repriced = MOST_REPRICED
+            self._correction.rest()
             best = min(others, key=self._cost_s)
             self._obey(best, self._cost_s(best))
         return bool(others)
@@ -399,7 +406,7 @@ class FitController:
             self._begin_planning()
             return
         best = min(self._timed, key=self._cost_s)
-        if self._is_better(best, self._cost_s(best)):
+        if self._is_better(best, self._measured_s, self._cost_s(best)):
             self._obey(best, self._cost_s(best))
 
     def _note_cost(self, plan: FitPlan) -> bool:
@@ -500,8 +507,8 @@ class FitController:
             limit_s = self._pace.allowed_s(self._asked.slowdown or 1.0)
         if self._asked.limit_bytes is not None or not self._chooser.unified:
             problem = self._with_measured_times()
-        problem = problem.taking(self._pace.plain_s)
-        self._planning = Background(lambda: found_for(problem, room, limit_s))
+        problem, obeyed = problem.taking(self._pace.plain_s), self._plan if self._compares else None
+        self._planning = Background(lambda: found_for(problem, room, limit_s, obeyed))
 
     def _take_plan(self) -> None:
         assert self._planning is not None  # it is done
@@ -513,8 +520,11 @@ class FitController:
             return
         compares, self._compares = self._compares, False
         if compares:
-            plan = found.plan
-            if plan is None or not self._is_better(plan, plan.added_s):
+            before_s = self._measured_s if found.obeyed_s is None else found.obeyed_s
+            gain = GAIN if self._chooser.unified else GAIN_OVER_LINK
+            if found.plan is None or not self._is_better(
+                found.plan, before_s, found.plan.added_s, gain
+            ):
                 return
         self._plans += 1
         plan, self._last_resort = found.plan, None
@@ -523,12 +533,13 @@ class FitController:
             self._last_resort = LastResort(others)
         self._obey(plan)
 
-    def _is_better(self, plan: FitPlan, added_s: float) -> bool:
-        # Than the plan that is obeyed, which holds the limit.
-        assert self._measured_s is not None  # before another plan was made
-        if self._plan is None or plan.decided == self._plan.decided:
+    def _is_better(
+        self, plan: FitPlan, before_s: float | None, added_s: float, gain: float = GAIN
+    ) -> bool:
+        # Than the plan that is obeyed, which holds the limit, and adds so many seconds.
+        if self._plan is None or before_s is None or plan.decided == self._plan.decided:
             return False
-        return self._measured_s - added_s > GAIN * (self._pace.plain_s or 0.0)
+        return before_s - added_s > gain * (self._pace.plain_s or 0.0)
 
     def _obey(self, plan: FitPlan, measured_s: float | None = None) -> None:
         if self._phase != "changing":

@@ -72,7 +72,7 @@ class Correction:
         """After a peak above the limit: the plan to go back to; None: another is to be made."""
         held, self._held = self._held, None
         if held is not None and held[0] is not look.plan:
-            self._made = MOST_LOOSENED
+            self.rest()
             self._held = held
             self.bias = held[1]
             return held[0]
@@ -80,6 +80,10 @@ class Correction:
         self.bias += look.measured - min(predicted, look.limit) + self.margin * look.room / 2
         self._made += 1
         return None
+
+    def rest(self) -> None:
+        """Loosen no plan any more."""
+        self._made = MOST_LOOSENED
 
     def may_loosen(self, look: Look) -> bool:
         """After a peak within the limit: whether a plan of less time is to be made."""

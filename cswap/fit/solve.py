@@ -61,6 +61,12 @@ WHOLE: Final = 1e-6
 TOLERANCE: Final = 1e-5
 """Of the solver, in a constraint of bytes."""
 
+NEAR: Final = 1.03
+"""Bytes of a plan that is nearly as small as the smallest one, over the bytes of that."""
+
+MOST_BYTES: Final = 1e15
+"""A limit that holds nothing down."""
+
 MIB: Final = float(1 << 20)
 MS: Final = 1e3
 
@@ -101,24 +107,43 @@ class Found(NamedTuple):
     Attributes:
         plan: None: no plan holds the limit of bytes.
         smallest: the plans of the fewest bytes in that case, one at least.
+        obeyed_s: seconds that the plan that is obeyed adds at the same prices; None: not known.
     """
 
     plan: FitPlan | None
     smallest: tuple[FitPlan, ...] = ()
+    obeyed_s: float | None = None
 
 
-def found_for(problem: Problem, limit_bytes: float, limit_s: float) -> Found:
+def found_for(
+    problem: Problem, limit_bytes: float, limit_s: float, obeyed: FitPlan | None = None
+) -> Found:
     """The plan of a goal.
 
     Args:
         problem: of a step.
         limit_bytes: at every moment; `math.inf`: as few as the time allows.
         limit_s: added to a step, where there is no limit of bytes.
+        obeyed: the plan that is obeyed, if the other one is to be compared with it.
     """
     if math.isinf(limit_bytes):
         return Found(within_time(problem, limit_s))
     plan = within_bytes(problem, limit_bytes)
-    return Found(plan, smallest(problem) if plan is None else ())
+    obeyed_s = None if obeyed is None else seconds_of(problem, obeyed)
+    return Found(plan, smallest(problem) if plan is None else (), obeyed_s)
+
+
+def seconds_of(problem: Problem, plan: FitPlan) -> float | None:
+    """Seconds that a plan adds to a step, at a problem's prices; None: one of its ways is not here.
+
+    Args:
+        problem: of a step.
+        plan: was made for the same tensors.
+    """
+    if problem.over_link is None:
+        return problem.added_s(plan)
+    found = _Table(problem).solve(limit_bytes=MOST_BYTES, limit_s=math.inf, like=plan)
+    return None if found is None else found.added_s
 
 
 def within_bytes(problem: Problem, limit_bytes: float, *, exact: bool = True) -> FitPlan | None:
@@ -153,7 +178,8 @@ def within_time(problem: Problem, limit_s: float, *, exact: bool = True) -> FitP
 def smallest(problem: Problem) -> tuple[FitPlan, ...]:
     """The plans of the fewest bytes, each by a rule of its own, the smallest by prediction first.
 
-    One of them holds each tensor in its smallest way, as the explored steps do.
+    One of them holds each tensor in its smallest way, as the explored steps do. The last bytes may
+    take much time: of plans that are nearly as small, the fastest is the first.
 
     Args:
         problem: of a step.
@@ -168,7 +194,13 @@ def smallest(problem: Problem) -> tuple[FitPlan, ...]:
     ):
         if all(plan.decided != other.decided for other in found):
             found.append(plan)
-    return tuple(sorted(found, key=lambda plan: plan.peak_bytes))
+    near = NEAR * min(plan.peak_bytes for plan in found)
+
+    def turn(plan: FitPlan) -> tuple[bool, float]:
+        is_far = plan.peak_bytes > near
+        return is_far, plan.peak_bytes if is_far else plan.added_s
+
+    return tuple(sorted(found, key=turn))
 
 
 def _useful(ways: tuple[Way, ...]) -> Iterator[Way]:
@@ -204,10 +236,17 @@ class _Table:
         ways = ((i, way) for i, s in enumerate(problem.saved) for way in _useful(s.ways))
         self._variables = [_Variable(i, way) for i, way in ways]
 
-    def solve(self, *, limit_bytes: float, limit_s: float) -> FitPlan | None:
+    def solve(
+        self, *, limit_bytes: float, limit_s: float, like: FitPlan | None = None
+    ) -> FitPlan | None:
         """The best plan that HiGHS finds; None: none, or no scipy, or the process ends.
 
         With a limit of bytes the time is minimised, without one the bytes are.
+
+        Args:
+            limit_bytes: see `found_for`.
+            limit_s: see `found_for`.
+            like: a plan whose ways the tensors are to have: copies and stalls alone are found.
         """
         if is_ending():
             return None
@@ -271,6 +310,10 @@ class _Table:
                 options={"time_limit": limit_s, "mip_rel_gap": gap},
             ).x
 
+        if like is not None:
+            lower[:n] = upper[:n] = [self._is_of(like, v) for v in self._variables]
+            x = best(lower, upper, np.zeros(n_columns))
+            return None if x is None else self._plan(x)
         plans, bound = [], -math.inf
         if relaxes and (shares := best(lower, upper, np.zeros(n_columns))) is not None:
             decided = self._decided(shares[:n])
@@ -281,6 +324,10 @@ class _Table:
             plans.append(best(lower, upper, whole))
         found = min((x for x in plans if x is not None), key=lambda x: cost @ x, default=None)
         return None if found is None else self._plan(found)
+
+    def _is_of(self, plan: FitPlan, variable: _Variable) -> bool:
+        decided = plan.decided.get(self._problem.saved[variable.index].names[0])
+        return decided is not None and decided.action == variable.way.action
 
     def _decided(self, shares: NDArray[np.float64]) -> NDArray[np.bool_]:
         # [variables] whether the tensor has one way in the relaxation.
@@ -306,7 +353,8 @@ class _Table:
         # Variables that cannot all be 1: tensors that would be computed from each other in too many
         # operators.
         again = {v.index: c for c, v in enumerate(self._variables) if v.way.action == REMAT}
-        return [[again[i] for i in chain] for chain in self._problem.too_deep]
+        chains = self._problem.too_deep
+        return [[again[i] for i in chain] for chain in chains if chain <= again.keys()]
 
     def _plan(self, x: NDArray[np.float64]) -> FitPlan:
         n = len(self._variables)

@@ -13,7 +13,13 @@ import torch
 
 from cswap.fit.link_rates import LinkRates
 from cswap.fit.problem import Key, Problem, Saved, Way
-from cswap.fit.solve import _Table, _useful, within_bytes, within_time
+from cswap.fit.solve import (
+    _Table,
+    _useful,
+    seconds_of,
+    within_bytes,
+    within_time,
+)
 from tests.fit.test_solve import LINK, chosen, over_link, random_problem
 
 pytest.importorskip("scipy")
@@ -251,3 +257,27 @@ def test_the_plan_of_the_relaxation_is_near_that_of_the_whole_program(seed, monk
     monkeypatch.setattr(_Table, "_decided", lambda _table, shares: np.zeros(len(shares), bool))
     assert found.peak_bytes <= 1.04 * within_time(problem, limit_s).peak_bytes
     assert found.added_s <= 1.001 * limit_s
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_plans_seconds_at_other_prices_are_those_of_its_own_ways(seed):
+    problem = random_problem(seed, linked=True)
+    room = 0.6 * problem.raw_peak_bytes
+    plan = within_bytes(problem, room)
+    if plan is None:
+        plan = within_time(problem, math.inf)
+    same = seconds_of(problem, plan)
+    assert same is not None
+    assert same <= 1.05 * plan.added_s + 1e-4  # less, where the greedy search has found it
+    slower = problem.having(
+        [
+            replace(s, ways=tuple(w._replace(added_s=2 * w.added_s + 1e-3) for w in s.ways))
+            for s in problem.saved
+        ]
+    )
+    found = seconds_of(slower, plan)
+    assert found is not None
+    assert found >= same - 1e-6
+    first, *others = problem.saved
+    without = problem.having([replace(first, ways=(Way("int8", 1, 0.0),)), *others])
+    assert seconds_of(without, plan) is None

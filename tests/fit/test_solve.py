@@ -18,7 +18,7 @@ import torch
 from cswap.engine.recomputer import GOAL_DEPTH
 from cswap.fit.link_rates import LinkRates
 from cswap.fit.problem import MOST_MOMENTS, Key, Need, OverLink, Problem, Saved, Way, thinned
-from cswap.fit.solve import GAP, smallest, within_bytes, within_time
+from cswap.fit.solve import GAP, NEAR, smallest, within_bytes, within_time
 
 LINK = LinkRates(1e9, 2e9, 0.8e9)
 
@@ -214,11 +214,15 @@ def test_the_greedy_search_ends_where_changes_lead_back_to_equal_peaks(n):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_the_smallest_plans_can_be_kept_and_the_first_is_the_smallest(seed):
+def test_the_smallest_plans_can_be_kept_and_the_first_is_nearly_the_smallest(seed):
     problem = random_problem(seed)
     plans = smallest(problem)
     least = min(plan.peak_bytes for plan in every_plan(problem))
-    assert plans[0].peak_bytes <= least * (1 + GAP) + 1
+    near = [plan for plan in plans if plan.peak_bytes <= NEAR * least * (1 + GAP) + 1]
+    assert plans[0] is min(near, key=lambda plan: plan.added_s)
+    far = [plan.peak_bytes for plan in plans if plan not in near]
+    assert far == sorted(far)
+    assert min(plan.peak_bytes for plan in plans) <= least * (1 + GAP) + 1
     for plan in plans:
         assert can_run(problem, {d.number: way_of(problem, d) for d in plan.decided.values()})
     assert (
