@@ -157,12 +157,13 @@ class SwapEngine:
         numel = min(handle.raw_nbytes, most or handle.raw_nbytes) // itemsize
         return AT_A_TIME * checked_bound(chosen, source.dtype, numel)
 
-    def run_in_line(self, *, in_line: bool) -> None:
-        """Whether a CPU encodes where a tensor is saved, and decodes nothing ahead.
+    def spare_memory(self, *, spares: bool) -> None:
+        """Whether memory counts more than time, in steps that are looked at.
 
-        That takes the least memory at any time. Devices with a link go on as they are.
+        A CPU encodes where a tensor is saved then, and decodes nothing ahead. Over a link, fewer
+        tensors are under way.
         """
-        self._state.lanes.run_in_line(in_line=in_line)
+        self._state.lanes.spare_memory(spares=spares)
 
     def renumber(self) -> None:
         """See `Packer.renumber`; between two steps."""

@@ -77,6 +77,9 @@ _OBEYS: Final = ("obeying", "changing")
 MOST_REPRICED: Final = 3
 """Plans whose tensors are timed, so that plans come to rest."""
 
+MOST_OVER_LINK: Final = 2
+"""The same over a link, looser plans among them: predictions tell such plans hardly apart."""
+
 GAIN: Final = 0.002
 """Share of a plain step that another plan has to save: a change costs steps that are looked at."""
 
@@ -140,6 +143,8 @@ class FitController:
         self._other = 0.0
         self._margin = MARGIN if device.type == "cuda" else COUNTED_MARGIN
         self._correction = Correction(self._margin)
+        most = MOST_REPRICED if link is None else MOST_OVER_LINK
+        self._most_repriced = min(MOST_REPRICED, most)
         self._pace = Pace("cuda" if device.type == "cuda" else "cpu")
         self._plain = PlainSteps(engine, self._pace, watch)
         load_solver()
@@ -147,8 +152,8 @@ class FitController:
         self._drift = Drift()
         self._explore()
         engine.choose_by(self._chooser)
-        # On a CPU: beside the computation, a tensor would be there in both forms for a while.
-        engine.run_in_line(in_line=True)
+        # Beside the computation, a tensor is there in both forms for a while.
+        engine.spare_memory(spares=True)
         if schedule is not None:
             self._begin_with(schedule)
 
@@ -198,7 +203,7 @@ class FitController:
         self._engine.choose_by(None)
         self._engine.plan_copies(0)
         self._plain.end()
-        self._engine.run_in_line(in_line=False)
+        self._engine.spare_memory(spares=False)
         self._resident.remove()
 
     # -------------------------------------------------------------------- steps
@@ -352,8 +357,6 @@ class FitController:
                     self._begin_planning()
                 else:
                     self._obey(before)
-                    if not self._chooser.unified:  # whose predictions are no better than that
-                        self._repriced = MOST_REPRICED
             self._timed.clear()
         elif (
             self._problem is not None
@@ -362,8 +365,11 @@ class FitController:
             and self._correction.may_loosen(look)
         ):
             if self._note_cost(plan):  # else no tensor has been timed on this CPU
-                # The next plan is obeyed if it takes less time than this one was measured to take.
+                # The next plan is obeyed if it takes less time.
                 self._measured_s, self._compares = self._cost_s(plan), True
+                if not self._chooser.unified:
+                    self._timed.append(plan)
+                    self._repriced += 1
             self._begin_planning()
 
     def _obey_smaller(self, resort: LastResort, limit_bytes: int) -> None:
@@ -382,7 +388,7 @@ class FitController:
         # good; whether there is one.
         others = [one for one in self._timed if one is not plan]
         if others:
-            self._repriced = MOST_REPRICED
+            self._repriced = self._most_repriced
             self._correction.rest()
             best = min(others, key=self._cost_s)
             self._obey(best, self._cost_s(best))
@@ -390,7 +396,7 @@ class FitController:
 
     def _reprice(self, plan: FitPlan) -> None:
         # See Note [prices from steps that obey] in way_times.py. A first round of looks is over.
-        if self._since <= LOOK_EVERY or self._repriced >= MOST_REPRICED:
+        if self._since <= LOOK_EVERY or self._repriced >= self._most_repriced:
             return
         if self._planning is not None or self._last_resort is not None or self._problem is None:
             return
@@ -401,7 +407,7 @@ class FitController:
         if self._asked.limit_bytes is None:
             return  # measured steps say how much time is left
         self._timed.append(plan)
-        if self._repriced < MOST_REPRICED:
+        if self._repriced < self._most_repriced:
             self._compares = True
             self._begin_planning()
             return

@@ -23,7 +23,7 @@ from cswap.advisor.live_costs import KEEP, REMAT
 from cswap.engine.recomputer import GOAL_DEPTH
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     import torch
     from numpy.typing import NDArray
@@ -216,13 +216,13 @@ class Moves(NamedTuple):
     """Copies over a link beside a step's computation.
 
     Attributes:
-        nbytes: [slots] of the tensors under way, and of memory that encodings pass through.
-        most_bytes: most of them, each way.
+        most_bytes: of tensors that may be under way, each way.
+        passing_bytes: of memory that encodings pass through.
         added_s: seconds that the plan adds to a step.
     """
 
-    nbytes: NDArray[np.float64]
     most_bytes: int
+    passing_bytes: float
     added_s: float
 
 
@@ -405,6 +405,24 @@ class Problem:
             found[before:end] = one.nbytes + encoded
         return found
 
+    def under_way(self, ways: Mapping[int, Way], most_bytes: int) -> NDArray[np.float64]:
+        """Bytes at each moment that tensors on their way over a link may take.
+
+        Memory is taken and given back in the order of the host, which may be ahead of the device.
+        So the tensors that were saved last are held as far as the bound lets them; in backward, the
+        next ones that will be used (replay/link.py).
+
+        Args:
+            ways: by index of the tensor.
+            most_bytes: the bound.
+        """
+        moved = [self.saved[i] for i, way in ways.items() if way.link_bytes]
+        moments = np.arange(self.n_moments)
+        out = _latest([(one.born, one.nbytes) for one in moved], moments, most_bytes)
+        back = [(-one.first_use, one.nbytes) for one in moved]
+        ahead = _latest(back, -moments - 1, most_bytes)
+        return np.where(moments < min(one.first_use for one in self.saved), out, ahead)
+
     def plan(self, ways: Mapping[int, Way], moves: Moves | None = None) -> FitPlan:
         """The plan that holds tensors in these ways.
 
@@ -419,8 +437,7 @@ class Problem:
         if moves is None:
             total += max((way.passing_bytes for way in ways.values()), default=0)
         else:
-            starts = slots(self.n_moments)
-            total += np.repeat(moves.nbytes, np.diff(starts, append=self.n_moments))
+            total += self.under_way(ways, moves.most_bytes) + moves.passing_bytes
         return FitPlan(
             {
                 name: Decided(way.action, i, self.saved[i].nbytes)
@@ -442,6 +459,17 @@ def _long(
     if not len(values):
         return np.zeros(n_moments)
     return np.pad(values[:n_moments], (0, max(0, n_moments - len(values))), mode)
+
+
+def _latest(
+    tensors: Iterable[tuple[int, int]], moments: NDArray[np.int64], most_bytes: int
+) -> NDArray[np.float64]:
+    # Bytes at each moment of the last of these tensors (moment, bytes), within a bound.
+    inorder = sorted(tensors)
+    sums = np.cumsum([0, *(nbytes for _, nbytes in inorder)])
+    n = np.searchsorted([moment for moment, _ in inorder], moments, "right")
+    found: NDArray[np.float64] = (sums[n] - sums[np.searchsorted(sums, sums[n] - most_bytes)]) * 1.0
+    return found
 
 
 def slots(n_moments: int) -> NDArray[np.intp]:

@@ -16,6 +16,7 @@ of the whole program, and a program of `FEW` variables is solved whole at once.
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ import numpy as np
 from cswap.advisor.live_costs import KEEP, REMAT
 from cswap.fit.background import is_ending
 from cswap.fit.link_program import N_BLOCKS, N_LARGEST, LinkProgram
-from cswap.fit.problem import FitPlan, Moves, Problem, Way, thinned
+from cswap.fit.problem import FitPlan, Moves, Problem, Way, slots, thinned
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,7 +62,10 @@ WHOLE: Final = 1e-6
 TOLERANCE: Final = 1e-5
 """Of the solver, in a constraint of bytes."""
 
-NEAR: Final = 1.03
+MOST_TRIES: Final = 4
+"""Limits of the program, each smaller than the one before, until its plan holds what is asked."""
+
+NEAR: Final = 1.05
 """Bytes of a plan that is nearly as small as the smallest one, over the bytes of that."""
 
 MOST_BYTES: Final = 1e15
@@ -154,10 +158,11 @@ def within_bytes(problem: Problem, limit_bytes: float, *, exact: bool = True) ->
         limit_bytes: at every moment.
         exact: by the solver, if it is there; else greedily.
     """
-    table = _Table(problem)
-    found = table.solve(limit_bytes=limit_bytes, limit_s=math.inf) if exact else None
-    if found is None:
-        found = _greedy(problem, limit_bytes, math.inf)
+    for every_moment in (False, True) if exact else ():
+        found = _Table(problem, every_moment=every_moment).within(limit_bytes)
+        if found is not None:
+            return found
+    found = _greedy(problem, limit_bytes, math.inf)
     return found if found.peak_bytes <= limit_bytes * (1 + TOLERANCE) else None
 
 
@@ -187,12 +192,14 @@ def smallest(problem: Problem) -> tuple[FitPlan, ...]:
     state = _Search(problem)
     state.take_smallest()
     found: list[FitPlan] = []
+    every_moment = _Table(problem, every_moment=True)
     for plan in (
+        every_moment.solve(limit_bytes=math.inf, limit_s=math.inf),
         within_time(problem, math.inf),
         within_time(problem, math.inf, exact=False),
         problem.plan(state.ways),
     ):
-        if all(plan.decided != other.decided for other in found):
+        if plan is not None and all(plan.decided != other.decided for other in found):
             found.append(plan)
     near = NEAR * min(plan.peak_bytes for plan in found)
 
@@ -229,12 +236,32 @@ class _Variable:
 
 
 class _Table:
-    """A problem as the matrices of a linear program."""
+    """A problem as the matrices of a linear program.
 
-    def __init__(self, problem: Problem) -> None:
+    Over a link, a slot stands for several moments, with the most that each tensor takes at one of
+    them. That is too much by some per cent: about as much as a step holds beyond its plan. If no
+    plan is within the limit because of it, each moment counts by itself.
+    """
+
+    def __init__(self, problem: Problem, *, every_moment: bool = False) -> None:
         self._problem = problem
+        self._every_moment = every_moment and problem.over_link is not None
         ways = ((i, way) for i, s in enumerate(problem.saved) for way in _useful(s.ways))
         self._variables = [_Variable(i, way) for i, way in ways]
+
+    def within(self, limit_bytes: float) -> FitPlan | None:
+        """The plan of the least time within so many bytes; None: see `solve`.
+
+        The program knows tensors on their way as a flow of bytes. Where the engine holds more of
+        them (`Problem.under_way`), the program gets a smaller limit.
+        """
+        limit = limit_bytes
+        for _ in range(MOST_TRIES):
+            found = self.solve(limit_bytes=limit, limit_s=math.inf)
+            if found is None or found.peak_bytes <= limit_bytes * (1 + TOLERANCE):
+                return found
+            limit -= found.peak_bytes - limit_bytes
+        return None
 
     def solve(
         self, *, limit_bytes: float, limit_s: float, like: FitPlan | None = None
@@ -256,7 +283,7 @@ class _Table:
         except ImportError:
             return None
         n = len(self._variables)
-        (nbytes, other), once, apart = self._bytes(), self._once(), self._apart()
+        (nbytes, other, at), once, apart = self._bytes(), self._once(), self._apart()
         added = MS * np.array([v.way.added_s for v in self._variables])
         least_bytes = math.isinf(limit_bytes)
         # Columns: ways; the peak in MiB; the time that is added in ms; those of the link.
@@ -277,7 +304,7 @@ class _Table:
             return csr_array((np.ones(len(cells)), (row, column)), (max(row) + 1, n))
 
         peak = np.full((len(nbytes), 1), -1.0)
-        under_way = [] if link is None else [np.zeros_like(peak), link.under_way()]
+        under_way = [] if link is None else [np.zeros_like(peak), link.under_way()[at]]
         constraints = [
             rows(nbytes, peak, *under_way, below=-other),
             rows(ones(once), below=1.0, above=1.0),
@@ -335,15 +362,22 @@ class _Table:
         several = owner[np.abs(shares - np.round(shares)) > WHOLE]
         return ~np.isin(owner, several)
 
-    def _bytes(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        # [slots, variables] and the others' [slots], in MiB. Without a link, slots that repeat one
-        # before are left out.
+    def _bytes(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.intp]]:
+        # [rows, variables] and the others' [rows], in MiB, and the slot of each row. Without a
+        # link, slots that repeat one before are left out; of moments, those at which no plan holds
+        # more than at another one of their slot.
         problem = self._problem
         alone = problem.over_link is None
-        rows = [problem.bytes_of(v.index, v.way, moves=alone) for v in self._variables]
-        found = thinned(np.array([*rows, problem.other_bytes()])) / MIB
-        found = (np.unique(found, axis=1) if alone else found).T
-        return found[:, :-1], found[:, -1]
+        found = [problem.bytes_of(v.index, v.way, moves=alone) for v in self._variables]
+        values = np.array([*found, problem.other_bytes()]) / MIB
+        if self._every_moment:
+            kept, slot = _undominated(values.T)
+            values = values[:, kept]
+        else:
+            values = thinned(values)
+            values = np.unique(values, axis=1) if alone else values
+            slot = np.arange(values.shape[1])
+        return values[:-1].T, values[-1], slot
 
     def _once(self) -> list[tuple[int, int]]:
         # (tensor, variable) where the variable decides about the tensor: one of them does.
@@ -364,9 +398,26 @@ class _Table:
             return self._problem.plan(ways)
         waits, early = x[n + 2 : -N_LARGEST].reshape(N_BLOCKS, -1)[2:4]
         largest, passing = x[-N_LARGEST:]
-        held, most = waits + early + largest + passing, max(waits.max(), early.max()) + largest
-        moves = Moves(MIB * held, int(MIB * most), float(x[n + 1]) / MS)
+        most = max(waits.max(), early.max()) + largest
+        moves = Moves(int(MIB * most), MIB * passing, float(x[n + 1]) / MS)
         return self._problem.plan(ways, moves)
+
+
+def _undominated(rows: NDArray[np.float64]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    # Of moments [moments, values], those that have a value above that of each other one of their
+    # slot; and the slots.
+    starts = slots(len(rows))
+    kept: list[int] = []
+    at: list[int] = []
+    for slot, (start, stop) in enumerate(itertools.pairwise([*starts, len(rows)])):
+        for i in range(start, stop):
+            less = (rows[start:stop] >= rows[i]).all(axis=1)  # itself, too
+            alike = (rows[start:i] == rows[i]).all(axis=1)
+            more = less & ~(rows[start:stop] == rows[i]).all(axis=1)
+            if not (more.any() or alike.any()):
+                kept.append(i)
+                at.append(slot)
+    return np.array(kept, np.intp), np.array(at, np.intp)
 
 
 class _Search:

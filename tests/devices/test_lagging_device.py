@@ -113,14 +113,22 @@ def test_a_large_device_holds_no_more_of_a_small_step(machine, codec):
         machine.cuda.peak_bytes = machine.cuda.allocated_bytes
 
 
-@pytest.mark.parametrize(("steps", "share"), [(1, staging.STEP_SHARE), (64, link.STEP_SHARE)])
+@pytest.mark.parametrize(
+    ("steps", "spares", "share"),
+    [
+        (1, False, staging.STEP_SHARE),
+        (1, True, staging.SPARING[1]),
+        (64, False, link.STEP_SHARE),
+    ],
+)
 def test_a_step_of_many_small_tensors_has_a_share_of_its_bytes_under_way(
-    machine, monkeypatch, steps, share
+    machine, monkeypatch, steps, spares, share
 ):
     monkeypatch.setattr("cswap.engine.state.GENERAL_EVERY", steps)  # 1: all have handles
     machine.device.backlog_bytes = machine.device.ready_bytes = 1 << 30
     engine = machine.engine("raw")
     executor = engine._state.lanes.of(machine.tensor(1).device).executor
+    engine.spare_memory(spares=spares)
 
     def bound():
         return executor.staging.out_bytes if steps == 1 else executor.link.sources.most_bytes
@@ -136,7 +144,7 @@ def test_a_step_of_many_small_tensors_has_a_share_of_its_bytes_under_way(
     assert bound() == 10 * 4096
     if steps == 1:
         engine.begin_step()  # of another model, say
-        assert bound() == staging.FEWEST * 4096
+        assert bound() == (staging.SPARING[0] if spares else staging.FEWEST) * 4096
 
 
 def test_a_plan_lets_more_be_under_way_than_the_device_does_itself(machine):

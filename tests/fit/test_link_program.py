@@ -12,9 +12,11 @@ import pytest
 import torch
 
 from cswap.fit.link_rates import LinkRates
-from cswap.fit.problem import Key, Problem, Saved, Way
+from cswap.fit.problem import MOST_MOMENTS, Key, Problem, Saved, Way, slots
 from cswap.fit.solve import (
+    TOLERANCE,
     _Table,
+    _undominated,
     _useful,
     seconds_of,
     within_bytes,
@@ -32,6 +34,11 @@ def saved(i, nbytes, born, use, *ways):
     return Saved((Key(f"m{i}", torch.float32, 0),), nbytes, ways, born, use, use)
 
 
+def solved(problem, limit):
+    """The program's own plan: tensors on their way are a flow of bytes, and take what that says."""
+    return _Table(problem).solve(limit_bytes=limit, limit_s=math.inf)
+
+
 def tensors_that_have_to_leave(seconds, *, host_s=0.0, limit=200 * MIB, ahead=None, **options):
     """The plan of two tensors, 64 MiB each at moments 0 to 19, that have no room in the middle.
 
@@ -43,7 +50,7 @@ def tensors_that_have_to_leave(seconds, *, host_s=0.0, limit=200 * MIB, ahead=No
     over = over_link(MOMENTS, seconds, other_bytes=held, **options)
     if ahead is not None:
         over = replace(over, host_ahead=np.array(ahead))
-    return within_bytes(Problem([saved(i, 64 * MIB, 0, 19, *ways) for i in (0, 1)], over), limit)
+    return solved(Problem([saved(i, 64 * MIB, 0, 19, *ways) for i in (0, 1)], over), limit)
 
 
 OUT_S, BACK_S = 64 * MIB / LINK.out, 64 * MIB / LINK.back
@@ -61,7 +68,6 @@ def test_computation_hides_as_much_as_the_link_carries_in_its_time(seconds, adde
     plan = tensors_that_have_to_leave(seconds)
     assert plan.counts == {"raw": 2}
     assert plan.added_s == pytest.approx(added_s, abs=0.003)
-    assert plan.peak_bytes <= 200 * MIB * 1.001
     assert 64 * MIB <= plan.under_way_bytes <= 192 * MIB * 1.001
 
 
@@ -117,7 +123,7 @@ def test_copies_out_and_back_at_a_time_slow_each_other_down():
     def added_s(both):
         link = LinkRates(1e9, 1e9, both)
         over = replace(over_link(MOMENTS, 0.02, other_bytes=held), link=link)
-        plan: Any = within_bytes(Problem(four, over), 263 * MIB)
+        plan: Any = solved(Problem(four, over), 263 * MIB)
         assert plan.counts == {"raw": 4}
         return plan.added_s
 
@@ -145,10 +151,8 @@ def test_no_more_leaves_than_the_time_allows():
     everything, nothing = plan(2 * OUT_S, 0.0), plan(0.0, 0.0)
     assert everything.counts["raw"] == 9  # the last is needed at once
     assert nothing.counts["raw"] == 0
-    hidden, stalled = plan(OUT_S / 8, 0.0), plan(OUT_S / 8, 2 * OUT_S)
-    peaks = [found.peak_bytes for found in (nothing, hidden, stalled, everything)]
-    assert peaks == sorted(set(peaks), reverse=True)
-    assert 0 < hidden.counts["raw"] < 9
+    hidden, stalled = plan(OUT_S / 8, 0.0), plan(OUT_S / 8, 6 * OUT_S)
+    assert 0 < hidden.counts["raw"] < stalled.counts["raw"] < 9
 
 
 # Seed 4 is the quickest.
@@ -233,7 +237,7 @@ def test_a_host_that_is_ahead_stays_so_after_the_last_moment_of_its_step():
         over: Any = one.over_link
         assert list(over.host_ahead) == pytest.approx([0.05] * MOMENTS)
         assert len(over.durations) == len(over.other_bytes) == MOMENTS
-        plan: Any = within_bytes(one, 200 * MIB)
+        plan: Any = solved(one, 200 * MIB)
         assert plan.counts == {"raw": 2}
         assert plan.added_s == pytest.approx(0.0, abs=1e-6)
 
@@ -281,3 +285,66 @@ def test_a_plans_seconds_at_other_prices_are_those_of_its_own_ways(seed):
     first, *others = problem.saved
     without = problem.having([replace(first, ways=(Way("int8", 1, 0.0),)), *others])
     assert seconds_of(without, plan) is None
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_moments_that_are_left_out_hold_no_more_than_others_of_their_slot(seed):
+    rng = np.random.default_rng(seed)
+    n = MOST_MOMENTS * rng.integers(1, 4) + rng.integers(0, MOST_MOMENTS)
+    rows = rng.integers(0, 3, (n, 4)).astype(float)
+    kept, slot = _undominated(rows)
+    starts = slots(n)
+    assert (np.searchsorted(starts, kept, "right") - 1 == slot).all()
+    assert set(slot) == set(range(len(starts)))
+    for i in range(n):
+        mine = kept[slot == np.searchsorted(starts, i, "right") - 1]
+        above = [j for j in mine if (rows[j] >= rows[i]).all()]
+        assert above
+        assert i not in mine or above == [i]
+
+
+def test_a_limit_that_tensors_of_one_slot_reach_one_after_the_other():
+    n = 3 * MOST_MOMENTS
+    held = np.zeros(n)
+    held[150] = 64 * MIB
+    ways = Way("keep", 64 * MIB, 0.0), Way("raw", 0, 0.0, link_bytes=64 * MIB)
+    before = saved(0, 64 * MIB, 100, 152, Way("keep", 64 * MIB, 0.0))
+    after = replace(saved(1, 64 * MIB, 151, 152, Way("keep", 64 * MIB, 0.0)), last=200)
+    leaves = saved(2, 64 * MIB, 0, n - 1, *ways)
+    problem = Problem([before, after, leaves], over_link(n, 1.0, other_bytes=held))
+    limit = 3 * 64 * MIB  # at moments 150 to 152: two, and a part of the one that leaves
+    assert _Table(problem).solve(limit_bytes=limit, limit_s=math.inf) is None
+    plan = within_bytes(problem, limit)
+    assert plan is not None
+    assert plan.counts == {"keep": 2, "raw": 1}
+    assert plan.added_s == pytest.approx(0.0, abs=1e-6)
+    assert plan.peak_bytes == limit
+
+
+def test_tensors_under_way_take_what_the_bound_lets_them():
+    raw = Way("raw", 0, 0.0, link_bytes=64 * MIB)
+    four = [saved(i, 64 * MIB, i, 19 - i, Way("keep", 64 * MIB, 0.0), raw) for i in range(4)]
+    problem = Problem(four, over_link(MOMENTS, 0.02))
+    for bound, most in ((64, 1), (128, 2), (200, 3), (512, 4)):
+        held = problem.under_way(dict.fromkeys(range(4), raw), bound * MIB) / (64 * MIB)
+        # Saved at 0 to 3; used at 16 to 19, and those that are used are no longer on their way.
+        assert list(held[:5]) == [min(n, most) for n in (1, 2, 3, 4, 4)]
+        assert list(held[16:]) == [min(n, most) for n in (3, 2, 1, 0)]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_plan_within_a_limit_counts_what_the_engine_may_hold_on_the_way(seed):
+    problem = random_problem(seed, n=8, linked=True)
+    for share in (0.5, 0.7, 0.9):
+        limit = share * problem.raw_peak_bytes
+        plan = within_bytes(problem, limit)
+        if plan is None:
+            continue
+        ways = {
+            d.number: next(w for w in problem.saved[d.number].ways if w.action == d.action)
+            for d in plan.decided.values()
+        }
+        held = problem.other_bytes() + problem.under_way(ways, plan.under_way_bytes)
+        for i, way in ways.items():
+            held += problem.bytes_of(i, way, moves=False)
+        assert held.max() <= limit * (1 + TOLERANCE) + 1 or plan.under_way_bytes == 0

@@ -206,10 +206,12 @@ class Lane:
         if self.executor.in_line is not None:
             self.executor.in_line.trim()
 
-    def run_in_line(self, *, in_line: bool) -> None:
-        """See `SwapEngine.run_in_line`."""
+    def spare_memory(self, *, spares: bool) -> None:
+        """See `SwapEngine.spare_memory`."""
         if isinstance(self.executor, HostExecutor):
-            self.overlaps = self.executor.overlaps = self.device.overlaps and not in_line
+            self.overlaps = self.executor.overlaps = self.device.overlaps and not spares
+        elif self.executor.staging is not None:
+            self.executor.staging.spare(spares=spares)
 
     def close(self) -> None:
         """Keep nothing for reuse."""
@@ -267,7 +269,7 @@ class Lanes:
         self._allowance = Allowance(optional_int(config.host_limit))
         self._lanes: dict[torch.device, Lane | None] = {}
         self._lock = threading.Lock()
-        self._in_line = False
+        self._spares = False
         self.links: list[Link] = []
         self._only = None if device is None else self._make(device)
         self.min_bytes = min(config.min_bytes_on(kind) for kind in ("cpu", "cuda"))
@@ -317,11 +319,11 @@ class Lanes:
         for lane in self._made():
             lane.trim_scratch()
 
-    def run_in_line(self, *, in_line: bool) -> None:
-        """See `SwapEngine.run_in_line`."""
-        self._in_line = in_line
+    def spare_memory(self, *, spares: bool) -> None:
+        """See `SwapEngine.spare_memory`."""
+        self._spares = spares
         for lane in self._made():
-            lane.run_in_line(in_line=in_line)
+            lane.spare_memory(spares=spares)
 
     def close(self) -> None:
         """Keep nothing for reuse."""
@@ -373,7 +375,7 @@ class Lanes:
         lane.step_bytes = self._step_bytes
         if self._step_bytes is None:  # a plan says itself how much is to come back ahead
             lane.ready.staging = lane.executor.staging
-        lane.run_in_line(in_line=self._in_line)
+        lane.spare_memory(spares=self._spares)
         if lane.executor.link is not None:
             self.links.append(lane.executor.link)
         return lane

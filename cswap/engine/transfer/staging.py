@@ -15,6 +15,10 @@ STEP_SHARE: Final = 16
 """Of the bytes that leave in a step, 1/STEP_SHARE may be under way: small tensors are saved in
 bursts, and the link needs some milliseconds of them."""
 
+SPARING: Final = 1, 32
+"""The same two where memory counts more than the time of a step, as it does for a goal: most of its
+steps go by slots, and one that is looked at is not to hold more than those."""
+
 
 class Staging:
     """How many bytes may wait for a link, or be decoded ahead of their use.
@@ -31,22 +35,27 @@ class Staging:
     def __init__(self, device: Device) -> None:
         """Args: device: its own bounds hold as well."""
         self._device = device
+        self._fewest, self._step_share = FEWEST, STEP_SHARE
         self._sent_bytes = 0
         self._largest = self._largest_before = 0
         self.ahead_bytes = self.out_bytes = 0
+
+    def spare(self, *, spares: bool) -> None:
+        """Whether memory counts more than time, from the next step on."""
+        self._fewest, self._step_share = SPARING if spares else (FEWEST, STEP_SHARE)
 
     def sends(self, nbytes: int) -> None:
         """A tensor of so many bytes leaves."""
         self._sent_bytes += nbytes
         if nbytes > self._largest:
             self._largest = nbytes
-            if FEWEST * nbytes > self.ahead_bytes:
-                self._bound(FEWEST * nbytes)
+            if self._fewest * nbytes > self.ahead_bytes:
+                self._bound(self._fewest * nbytes)
 
     def begin_step(self) -> None:
         """A step begins: the one before shows how much leaves."""
         largest = max(self._largest, self._largest_before)
-        self._bound(max(FEWEST * largest, self._sent_bytes // STEP_SHARE))
+        self._bound(max(self._fewest * largest, self._sent_bytes // self._step_share))
         self._largest_before, self._largest, self._sent_bytes = self._largest, 0, 0
 
     def _bound(self, nbytes: int) -> None:
