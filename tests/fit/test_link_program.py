@@ -290,7 +290,7 @@ def test_a_plans_seconds_at_other_prices_are_those_of_its_own_ways(seed):
 @pytest.mark.parametrize("seed", range(8))
 def test_moments_that_are_left_out_hold_no_more_than_others_of_their_slot(seed):
     rng = np.random.default_rng(seed)
-    n = MOST_MOMENTS * rng.integers(1, 4) + rng.integers(0, MOST_MOMENTS)
+    n = int(MOST_MOMENTS * rng.integers(1, 4) + rng.integers(0, MOST_MOMENTS))
     rows = rng.integers(0, 3, (n, 4)).astype(float)
     kept, slot = _undominated(rows)
     starts = slots(n)
