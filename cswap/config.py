@@ -242,15 +242,16 @@ class SwapConfig:
 
     Attributes:
         codec: ``"auto"`` lets the advisor choose per tensor; or one codec for all tensors that it
-            supports (`cswap.list_codecs`); or a function from `TensorProfile` to a name; or a dict
-            from dtype name or module-path glob to a name ("auto" where nothing matches).
+            supports (`cswap.list_codecs`); or a function from `TensorProfile` to a name, "auto" or
+            "keep"; or a dict from dtype name or module-path glob to a name ("auto" where nothing
+            matches).
         lossy: ``"off"`` (default): every bit comes back. The name of a lossy codec: the advisor may
             use it. A number: the advisor may use every lossy codec whose relative error (root mean
             square, on normally distributed values) is at most that. No codec for inputs and outputs
             of norms is coarser than ``fp16``; some tensors stay exact (docs/lossy.md).
         min_bytes: smaller tensors stay in place; default 64 KiB on a CPU, 1 MiB on CUDA.
         budget: bytes of device memory that saved tensors may keep; the tensors saved last stay.
-            Default: none stay, all eligible tensors are swapped.
+            Default: no such bound; prices, the limit of time or a goal decide alone.
         host_limit: bytes of host memory for encodings. Beyond it, encodings go to ``spill_dir``, or
             the tensor stays. Default: no limit.
         spill_dir: existing directory for the disk tier; default: no disk tier.

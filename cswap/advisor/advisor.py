@@ -418,7 +418,9 @@ class Advisor:
         forced, reason = self._named.name(x, site, position)
         if callable(self._config.codec) and forced is None:
             taken = taken or profile(x)
-            forced, reason = self._config.codec(taken), "the codec function said so"
+            forced, reason = self._by_function(taken), "the codec function said so"
+            if forced == KEEP:
+                return Explanation(position, site, taken, (), KEEP, reason)
         if forced not in AUTO:
             name, why = self._named.admissible(str(forced), x, site.kind, tolerance=tolerance)
             if name is not None:
@@ -434,6 +436,15 @@ class Advisor:
         lossy = self.milder.among(self._lossy.of(tolerance, taken), x, site.kind)
         names = (*stay, *self._lossless, *lossy)
         return self._cheapest(x, site, position, reason, names, taken, memory, tolerance=tolerance)
+
+    def _by_function(self, taken: TensorProfile) -> str:
+        function = self._config.codec
+        assert callable(function)  # the caller has looked
+        try:
+            return function(taken)
+        except Exception as error:
+            name = getattr(function, "__qualname__", repr(function))
+            raise RuntimeError(f"codec={name}: {type(error).__name__}: {error}") from error
 
     def _may_adapt(self) -> bool:
         # Times, and the order in which encodes finish, differ from run to run and from rank to

@@ -246,7 +246,7 @@ def test_a_disk_that_is_full_costs_memory_not_gradients(tmp_path, monkeypatch):
     assert set(handle.stats.fallbacks_by_reason) == {"disk"}
 
 
-def test_a_codec_function_that_raises_costs_a_fallback():
+def test_a_codec_function_that_raises_costs_a_fallback_and_is_named(caplog):
     def choose(_profile):
         raise KeyError("oops")
 
@@ -254,8 +254,20 @@ def test_a_codec_function_that_raises_costs_a_fallback():
     expected = grads(net, X)
     with cswap.install(net, codec=choose, min_bytes=0, workers=0) as handle:
         assert equal(grads(net, X), expected)
+    assert "choose: KeyError: 'oops'" in caplog.text
     assert handle.stats.fallbacks_by_reason == {"advisor": handle.stats.fallbacks}
     assert handle.stats.fallbacks > 0
+
+
+def test_a_codec_function_may_keep_a_tensor():
+    net = model()
+    expected = grads(net, X)
+    with cswap.install(net, codec=lambda _: "keep", min_bytes=0, workers=0, remat=False) as handle:
+        for _ in range(3):
+            assert equal(grads(net, X), expected)
+    stats = handle.stats
+    assert (stats.swapped, stats.fallbacks) == (0, 0)
+    assert stats.kept_by_reason["does_not_pay"] > 0
 
 
 def test_spilled_files_are_private_and_gone_afterwards(tmp_path):
