@@ -36,6 +36,7 @@ def tell_of_options(config: SwapConfig, model: nn.Module | None) -> None:
         model: that it is installed on; None: everything that the thread saves.
     """
     _tell_of_workers(config)
+    _tell_of_budget(config, model)
     paths = dict(() if model is None else model.named_modules())
     for name, selectors in _selectors(config):
         if model is None:
@@ -51,6 +52,16 @@ def _tell_of_workers(config: SwapConfig) -> None:
             "workers=%d: this machine has %d cores; threads beyond them take memory and gain "
             "nothing. Leave workers= out, or name at most %d.",
             *(config.workers, cores, cores),
+        )
+
+
+def _tell_of_budget(config: SwapConfig, model: nn.Module | None) -> None:
+    kinds = set() if model is None else {x.device.type for x in model.parameters()}
+    if config.budget is not None and kinds == {"cpu"}:
+        log.warning(
+            "budget=%s on a CPU: host memory is device memory there, so tensors within the budget "
+            "stay that codecs would make smaller, and no others gain. Remedy: fit=, or no budget.",
+            config.budget,
         )
 
 

@@ -259,6 +259,13 @@ def test_a_codec_function_that_raises_costs_a_fallback_and_is_named(caplog):
     assert handle.stats.fallbacks > 0
 
 
+@pytest.mark.parametrize(("budget", "told"), [("1MiB", 1), (None, 0)])
+def test_a_budget_on_a_cpu_is_said_to_gain_nothing(budget, told, caplog):
+    with cswap.install(model(), budget=budget, workers=0):
+        pass
+    assert sum("on a CPU: host memory is device memory" in text for text in caplog.messages) == told
+
+
 def test_a_codec_function_may_keep_a_tensor():
     net = model()
     expected = grads(net, X)
