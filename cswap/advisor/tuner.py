@@ -153,7 +153,7 @@ def search(
     try:
         import optuna
     except ImportError as error:
-        raise UnsupportedError(f"tuning needs optuna ({error}): {to_install('bench')}") from error
+        raise UnsupportedError(f"tuning needs optuna ({error}): {to_install('tune')}") from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     samplers = optuna.samplers
     sampler = (

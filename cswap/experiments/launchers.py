@@ -1,4 +1,4 @@
-"""Run the parts of an experiment: in this process, in several, in torchrun's ranks, or by Ray.
+"""Run the parts of an experiment: in this process, in several, or in torchrun's ranks.
 
 Each part makes all its random numbers from its own seed, so every launcher gives the same losses.
 """
@@ -23,8 +23,7 @@ R = TypeVar("R")
 
 LOCAL: Final = "local"
 TORCHRUN: Final = "torchrun"
-RAY: Final = "ray"
-LAUNCHERS: Final = (LOCAL, TORCHRUN, RAY)
+LAUNCHERS: Final = (LOCAL, TORCHRUN)
 
 LONGEST: Final = timedelta(days=2)
 """Time that a rank waits for the others, each with a part that takes as long as it takes."""
@@ -33,7 +32,7 @@ LauncherOption = Annotated[
     str,
     typer.Option(
         "--launcher",
-        help="Who runs the parts: local; torchrun (start the command with it); ray (an extra).",
+        help="Who runs the parts: local; or torchrun (start the command with it).",
     ),
 ]
 JobsOption = Annotated[
@@ -65,8 +64,6 @@ class Launcher:
                 "--launcher torchrun: start the command with it, such as torchrun "
                 "--nproc-per-node 4 -m cswap bench accuracy --launcher torchrun."
             )
-        if self.name == RAY:
-            needs("--launcher ray", "ray")
         if jobs > 1:
             needs(f"--jobs {jobs}", "joblib")
 
@@ -91,8 +88,7 @@ class Launcher:
         """
         if self.stays_here:
             return ((part, work(part)) for part in parts)
-        by = {LOCAL: self._by_processes, TORCHRUN: _by_ranks, RAY: _by_ray}
-        return by[self.name](work, parts)
+        return self._by_processes(work, parts) if self.name == LOCAL else _by_ranks(work, parts)
 
     def _by_processes(self, work: Callable[[P], R], parts: Sequence[P]) -> Iterator[tuple[P, R]]:
         from joblib import Parallel, delayed
@@ -103,23 +99,6 @@ class Launcher:
 
 def _pair(work: Callable[[P], R], part: P) -> tuple[P, R]:
     return part, work(part)
-
-
-def _by_ray(work: Callable[[P], R], parts: Sequence[P]) -> Iterator[tuple[P, R]]:
-    import ray
-
-    started = not ray.is_initialized()
-    if started:
-        ray.init()  # RAY_ADDRESS names a cluster; without it, this machine is one
-    try:
-        remote = ray.remote(_pair)
-        waiting = [remote.remote(work, part) for part in parts]
-        while waiting:
-            done, waiting = ray.wait(waiting)
-            yield ray.get(done[0])
-    finally:
-        if started:
-            ray.shutdown()
 
 
 def _by_ranks(work: Callable[[P], R], parts: Sequence[P]) -> Iterator[tuple[P, R]]:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import warnings
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -117,15 +116,6 @@ def test_parts_that_end_in_another_order_give_the_same_file(in_one_process, tmp_
     [
         pytest.param(("--jobs", "2"), HERE, id="processes", marks=pytest.mark.slow),
         pytest.param(("--launcher", "torchrun"), TORCHRUN, id="torchrun", marks=pytest.mark.slow),
-        pytest.param(
-            ("--launcher", "ray"),
-            None,
-            id="ray",
-            marks=[
-                pytest.mark.slow,
-                pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed"),
-            ],
-        ),
     ],
 )
 def test_every_launcher_writes_the_same_losses(options, by, in_one_process, tmp_path, forked):
@@ -151,7 +141,7 @@ def test_results_come_as_parts_end_and_an_error_reaches_the_command():
 
 def test_wrong_options_say_what_to_do(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
-    with pytest.raises(ConfigError, match="known are local, torchrun, ray"):
+    with pytest.raises(ConfigError, match="known are local, torchrun"):
         Launcher("slurm")
     with pytest.raises(ConfigError, match="start the command with it"):
         Launcher("torchrun")
@@ -160,8 +150,8 @@ def test_wrong_options_say_what_to_do(monkeypatch):
         Launcher("torchrun", jobs=2)
     assert not Launcher("torchrun").reports
     monkeypatch.setattr(launchers, "needs", refuse)
-    with pytest.raises(UnsupportedError, match="ray"):
-        Launcher("ray")
+    with pytest.raises(UnsupportedError, match="joblib"):
+        Launcher(jobs=2)
 
 
 def refuse(command, *modules):

@@ -156,7 +156,7 @@ def test_constraints_pin_every_direct_dependency():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     extras = project["optional-dependencies"]
     wanted = [*project["dependencies"], *extras["host"], *extras["bench"], *extras["dev"]]
-    for extra in ("docs", "transformers", "lightning", "accelerate", "peers", "ray"):
+    for extra in ("docs", "transformers", "lightning", "accelerate", "peers", "tune"):
         wanted += extras[extra]
     names = {re.split(r"[<>=!\[; ]", requirement)[0] for requirement in wanted}
     pins = re.findall(r"^([\w-]+)==", (ROOT / "constraints.txt").read_text("utf-8"), re.MULTILINE)
