@@ -33,14 +33,6 @@ HERE = object()
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "cswap")
 
 
-CSWAP = """
-import runpy, torch
-torch.set_num_threads(1)
-runpy.run_module("cswap", run_name="__main__", alter_sys=True)
-"""
-"""As `python -m cswap`, in a process that has imported torch."""
-
-
 def command_of(folder, *options):
     """`cswap bench accuracy` on the example."""
     task = ("bench", "accuracy", "--task", f"{EXAMPLE}:make_task")
@@ -65,17 +57,13 @@ def train_here(folder, *options):
     return found_in(folder)
 
 
-def train_apart(forked, folder, *options, by=None):
-    """Run the command in a process of its own; the result document."""
-    command = command_of(folder, *options)
-    if by is None:
-        done = forked.run(CSWAP, *command, timeout=240, OMP_NUM_THREADS="1")
-    else:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-W", "ignore", *by, *command]
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=240, check=False
-        )
+def train_apart(folder, *options, by):
+    """Run the command in processes of their own; the result document."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "ignore", *by, *command_of(folder, *options)]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("results.json") == 1  # of two ranks, one reports
     return found_in(folder)
@@ -118,7 +106,7 @@ def test_parts_that_end_in_another_order_give_the_same_file(in_one_process, tmp_
         pytest.param(("--launcher", "torchrun"), TORCHRUN, id="torchrun", marks=pytest.mark.slow),
     ],
 )
-def test_every_launcher_writes_the_same_losses(options, by, in_one_process, tmp_path, forked):
+def test_every_launcher_writes_the_same_losses(options, by, in_one_process, tmp_path):
     # They go on from an unfinished run of one process.
     document = json.loads((in_one_process / "results.json").read_text())
     document["runs"] = [run for run in document["runs"] if run["seed"] == 2]
@@ -127,7 +115,7 @@ def test_every_launcher_writes_the_same_losses(options, by, in_one_process, tmp_
     if by is HERE:
         found = train_here(tmp_path, *options)
     else:
-        found = train_apart(forked, tmp_path, *options, by=by)
+        found = train_apart(tmp_path, *options, by=by)
     assert found["complete"]
     assert json.dumps(found) == json.dumps(found_in(in_one_process))
 
