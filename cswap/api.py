@@ -57,7 +57,9 @@ class InstallHandle(RemovedAtExit):
     def __str__(self) -> str:
         """What the last step has gained, the goal, and the reasons if little was saved."""
         stats, goal = self.stats, self.goal
-        lines = [f"cswap: {show_bytes(stats.step_gained_bytes)} less held by the last step"]
+        gained = stats.step_gained_bytes
+        less = "more" if gained < 0 else "less"
+        lines = [f"cswap: {show_bytes(abs(gained))} {less} held by the last step"]
         if goal is not None:
             lines.append(str(goal))
         if stats.fallbacks:

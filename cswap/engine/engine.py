@@ -292,6 +292,7 @@ class SwapEngine:
         if self._state.goal is not None:
             self._state.goal.used()
         self.collect()
+        self.counters.end_backward()
         self._state.lanes.backward_ended()
 
     def rest(self) -> None:

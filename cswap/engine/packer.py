@@ -7,6 +7,7 @@ codec, sampling values, compiling) happens where a recipe or an advice is made.
 from __future__ import annotations
 
 import time
+from threading import get_ident
 from typing import TYPE_CHECKING
 
 import torch
@@ -190,7 +191,6 @@ class Packer:
 
     def begin_step(self) -> None:
         """A step begins, in this thread."""
-        self._counters.begin_step()
         self.book.begin_step()
         self._state.lanes.begin_step()
         self._state.backward_is_next = True
@@ -334,7 +334,7 @@ class Packer:
         if handle.raw_nbytes < lane.min_bytes:
             return self._keep(tensor, "small")
         handle.position, handle.step, handle.site = position, step, recipe.site
-        handle.place = place.number
+        handle.place = get_ident(), self._order.call, place.number
         handle.tolerance, handle.views = recipe.tolerance, 1
         handle.section_bytes = None if decision is None else decision.section_bytes
         packed = PackedView(token, tensor)

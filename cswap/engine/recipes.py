@@ -51,8 +51,8 @@ class Place:
         rest: see Note [a tensor that rests] in rest.py; None: the tensor does not rest.
         shares: it rests because the tensor rests whose memory it shares.
         formula: by which the tensor could be computed again; None: it could not.
-        worth_at: position, least price of a byte and number of refused trials at which that is
-            worth its time; None: it was not.
+        worth_at: position, least price of a byte, number of refused trials and `Handle.place` at
+            which that is worth its time; None: it was not.
         shared_use: of the last tensor, if the next one may do without a handle.
         codec: that encoded that tensor; None: it was computed again.
         notes: that were taken of its encoding.
@@ -67,7 +67,7 @@ class Place:
     rest: Rest | None = None
     shares: bool = False
     formula: Formula | None = None
-    worth_at: tuple[int, float, int] | None = None
+    worth_at: tuple[int, float, int, tuple[int, int, int]] | None = None
     shared_use: SharedUse | None = None
     codec: Codec | None = None
     notes: Notes | None = None

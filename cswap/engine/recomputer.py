@@ -146,12 +146,14 @@ class Recomputer:
         handle, known = token.handle, place.worth_at
         if (
             known is not None
-            and (handle.position, self.trials.refused) == (known[0], known[2])
+            and (handle.position, self.trials.refused, handle.place) == (known[0], *known[2:])
             and self._advisor.price(token.lane.device.kind) >= known[1]
         ):
             return True
         least = self._least_price(token, fresh=fresh)
-        place.worth_at = None if least is None else (handle.position, least, self.trials.refused)
+        place.worth_at = (
+            None if least is None else (handle.position, least, self.trials.refused, handle.place)
+        )
         return least is not None
 
     def _least_price(self, token: Token, *, fresh: bool) -> float | None:

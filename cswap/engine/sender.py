@@ -163,8 +163,12 @@ class Sender:
                 lambda: self._seconds_again(token, tensor, place),
                 lambda: self._candidates(handle, source),
             )
-        elif choice is not None and choice.action == REMAT:
-            self._seconds_again(token, tensor, place)
+        elif (
+            choice is not None
+            and choice.action == REMAT
+            and self._seconds_again(token, tensor, place) is None
+        ):
+            token.remat = None
         if choice is None or self._is_forbidden(choice, handle):
             return False
         if choice.action == REMAT and token.remat is not None:

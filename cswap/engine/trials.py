@@ -5,7 +5,10 @@ Note [a chain is tried once]
 Where a call site saves the result of a chain of operators for the first time, the chain runs at
 once and is compared with the tensor, bit by bit. So a chain whose kernels are not repeatable on
 this machine is never used, nor one in whose values somebody wrote behind autograd's back. The try
-also says how long it takes. From then on the chain is trusted at this call site. A machine that was
+also says how long it takes. From then on the chain is trusted at this call site: a place in the
+sequence of saved tensors of one call of the model, in one thread. In another step, another tensor
+of the same module may come to a trusted place. So where the bits of one differ, no chain of this
+module that is alike is used any more. A machine that was
 busy then says too long a time: where nothing was worth its time, the chain is timed once more
 whenever the tensor has rested (Note [a tensor that rests]), and the shorter time counts.
 """
@@ -40,7 +43,10 @@ NEAR: Final = 0.2
 MOST_TRIALS: Final = 1 << 12
 """Trials that are remembered: another shape may run other kernels, so it has a trial of its own."""
 
-_Key = tuple[str, str, Layout, int]
+Kind = tuple[str, str, Layout]
+"""Of chains: module, operators, layout of the result."""
+
+_Key = tuple[Kind, tuple[int, int, int]]
 
 
 class Trial(NamedTuple):
@@ -49,19 +55,21 @@ class Trial(NamedTuple):
     Attributes:
         agrees: whether it gave the tensor's bits.
         seconds: that it took, or an estimate where that is not measured.
+        differs: whether it gave others; else it could not run.
     """
 
     agrees: bool
     seconds: float
+    differs: bool = False
 
 
 class Trials:
     """The trials of one engine.
 
     Attributes:
-        refused: number of trials that disagreed where one had agreed.
+        refused: number of kinds of chains that are not used any more.
         by_site: by module, operators, layout of the result, and place in the step: a module may
-            write into the result of one of several such chains.
+            write into the result of one of several such chains. See `Handle.place`.
     """
 
     def __init__(
@@ -75,6 +83,7 @@ class Trials:
         """
         self.refused = 0
         self.by_site: Recent[_Key, Trial] = Recent(MOST_TRIALS)
+        self._refused: Recent[Kind, bool] = Recent(MOST_TRIALS)
         self._counters, self._bring = counters, bring
 
     def of(self, token: Token, *, again: bool = False) -> Trial | None:
@@ -88,16 +97,26 @@ class Trials:
         if remat is None or handle.site is None:
             return None
         formula = remat.formula
-        key = handle.site.scope, formula.operator, formula.layout, handle.place
+        kind = handle.site.scope, formula.operator, formula.layout
+        if kind in self._refused:
+            return Trial(agrees=False, seconds=0.0)
+        key = kind, handle.place
         trial = self.by_site.get(key)
         if trial is None:
             trial = self.by_site[key] = self._try(token, remat)
         elif again and trial.agrees:
             latest = self._try(token, remat)
             seconds = min(trial.seconds, latest.seconds)
-            trial = self.by_site[key] = Trial(latest.agrees, seconds)
-            self.refused += not latest.agrees
+            trial = self.by_site[key] = latest._replace(seconds=seconds)
+        if trial.differs:
+            self._refused[kind] = True
+            self.refused += 1
         return trial
+
+    def agreed(self, kind: Kind, place: tuple[int, int, int]) -> bool:
+        """Whether a chain has been tried at a place, with its bits. Args: as in `of`."""
+        trial = self.by_site.get((kind, place))
+        return trial is not None and trial.agrees
 
     def _try(self, token: Token, remat: Remat) -> Trial:
         source = token.source
@@ -116,7 +135,7 @@ class Trials:
         except (RuntimeError, CswapError) as error:
             self._counters.fall_back("remat", error)
             return Trial(agrees=False, seconds=0.0)
-        return Trial(agrees, seconds)
+        return Trial(agrees, seconds, not agrees)
 
 
 def _is_near(result: torch.Tensor, source: torch.Tensor) -> bool:

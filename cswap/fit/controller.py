@@ -141,10 +141,10 @@ class FitController:
         self._steps_s: list[tuple[FitPlan, float]] = []  # of a GPU, that obeyed these plans
         self._measured_s: float | None = None  # that this one adds, at measured times
         self._other = 0.0
+        self._resident_then = 0  # when that was measured
         self._margin = MARGIN if device.type == "cuda" else COUNTED_MARGIN
         self._correction = Correction(self._margin)
-        most = MOST_REPRICED if link is None else MOST_OVER_LINK
-        self._most_repriced = min(MOST_REPRICED, most)
+        self._most_repriced = MOST_REPRICED if link is None else MOST_OVER_LINK
         self._pace = Pace("cuda" if device.type == "cuda" else "cpu")
         self._plain = PlainSteps(engine, self._pace, watch)
         load_solver()
@@ -193,10 +193,10 @@ class FitController:
         limit, problem = self._asked.limit_bytes, self._problem
         if limit is None or problem is None:
             return None
-        fixed = self._resident.nbytes
         plans = smallest(self._with_measured_times())
-        growing = min(plan.peak_bytes for plan in plans) + self._other - fixed
-        return max(0.0, self._correction.room(limit, fixed)) / growing
+        other = max(0.0, self._other - self._resident_then)
+        growing = min(plan.peak_bytes for plan in plans) + other
+        return max(0.0, self._correction.room(limit, self._resident.nbytes)) / max(1.0, growing)
 
     def remove(self) -> None:
         """Let go of the model; the engine's advisor decides again."""
@@ -253,6 +253,7 @@ class FitController:
         if total is None:
             return
         if step.explored:
+            self._resident_then = self._resident.nbytes
             if self._chooser.unified:
                 self._other = float(max(0, total - saved) + self.used.most_bytes)
             else:
@@ -369,7 +370,6 @@ class FitController:
                 self._measured_s, self._compares = self._cost_s(plan), True
                 if not self._chooser.unified:
                     self._timed.append(plan)
-                    self._repriced += 1
             self._begin_planning()
 
     def _obey_smaller(self, resort: LastResort, limit_bytes: int) -> None:
@@ -407,10 +407,11 @@ class FitController:
         if self._asked.limit_bytes is None:
             return  # measured steps say how much time is left
         self._timed.append(plan)
-        if self._repriced < self._most_repriced:
+        if max(self._repriced, len(self._timed)) < self._most_repriced:
             self._compares = True
             self._begin_planning()
             return
+        self._repriced = self._most_repriced
         best = min(self._timed, key=self._cost_s)
         if self._is_better(best, self._measured_s, self._cost_s(best)):
             self._obey(best, self._cost_s(best))

@@ -138,7 +138,7 @@ def found_for(
 
 
 def seconds_of(problem: Problem, plan: FitPlan) -> float | None:
-    """Seconds that a plan adds to a step, at a problem's prices; None: one of its ways is not here.
+    """Seconds that a plan adds to a step, at a problem's prices; None: nobody can say, over a link.
 
     Args:
         problem: of a step.
@@ -146,7 +146,8 @@ def seconds_of(problem: Problem, plan: FitPlan) -> float | None:
     """
     if problem.over_link is None:
         return problem.added_s(plan)
-    found = _Table(problem).solve(limit_bytes=MOST_BYTES, limit_s=math.inf, like=plan)
+    table = _Table(problem, every_way=True)
+    found = table.solve(limit_bytes=MOST_BYTES, limit_s=math.inf, like=plan)
     return None if found is None else found.added_s
 
 
@@ -204,8 +205,10 @@ def smallest(problem: Problem) -> tuple[FitPlan, ...]:
     near = NEAR * min(plan.peak_bytes for plan in found)
 
     def turn(plan: FitPlan) -> tuple[bool, float]:
-        is_far = plan.peak_bytes > near
-        return is_far, plan.peak_bytes if is_far else plan.added_s
+        if plan.peak_bytes > near:
+            return True, plan.peak_bytes
+        seconds = seconds_of(problem, plan)  # they were made by different rules
+        return False, math.inf if seconds is None else seconds
 
     return tuple(sorted(found, key=turn))
 
@@ -243,10 +246,13 @@ class _Table:
     plan is within the limit because of it, each moment counts by itself.
     """
 
-    def __init__(self, problem: Problem, *, every_moment: bool = False) -> None:
+    def __init__(
+        self, problem: Problem, *, every_moment: bool = False, every_way: bool = False
+    ) -> None:
         self._problem = problem
         self._every_moment = every_moment and problem.over_link is not None
-        ways = ((i, way) for i, s in enumerate(problem.saved) for way in _useful(s.ways))
+        useful = iter if every_way else _useful
+        ways = ((i, way) for i, s in enumerate(problem.saved) for way in useful(s.ways))
         self._variables = [_Variable(i, way) for i, way in ways]
 
     def within(self, limit_bytes: float) -> FitPlan | None:
@@ -411,10 +417,9 @@ def _undominated(rows: NDArray[np.float64]) -> tuple[NDArray[np.intp], NDArray[n
     at: list[int] = []
     for slot, (start, stop) in enumerate(itertools.pairwise([*starts, len(rows)])):
         for i in range(start, stop):
-            less = (rows[start:stop] >= rows[i]).all(axis=1)  # itself, too
-            alike = (rows[start:i] == rows[i]).all(axis=1)
-            more = less & ~(rows[start:stop] == rows[i]).all(axis=1)
-            if not (more.any() or alike.any()):
+            alike = (rows[start:stop] == rows[i]).all(axis=1)
+            above = (rows[start:stop] >= rows[i]).all(axis=1) & ~alike
+            if not (above.any() or alike[: i - start].any()):
                 kept.append(i)
                 at.append(slot)
     return np.array(kept, np.intp), np.array(at, np.intp)

@@ -102,7 +102,7 @@ class Counters:
         self._peak_host = 0
         self._peak_saved = 0
         self._peak_since = 0
-        self._gained = (0, 0)  # when the last two steps began
+        self._gained_before = self._step_gained = 0  # before the last backward ended, and by then
         # Since tensors that rest were counted: at the beginning of the step, or at its end.
         self._step_peak_device = self._step_peak_saved = 0
 
@@ -114,11 +114,12 @@ class Counters:
             entry[0] += 1
             entry[1] += nbytes
 
-    def begin_step(self) -> None:
-        """A step begins: what was gained since the last one began is that step's."""
+    def end_backward(self) -> None:
+        """A backward has ended: what was gained since the last one did is its step's."""
         self.count_kept()
         with self._lock:
-            self._gained = self._gained[1], self._gain()
+            gained = self._gain()
+            self._gained_before, self._step_gained = gained, gained - self._gained_before
 
     def _gain(self) -> int:
         raw, encoded = self._totals()
@@ -401,7 +402,7 @@ class Counters:
                 peak_device_bytes=self._peak_device,
                 peak_host_bytes=self._peak_host,
                 peak_saved_bytes=self._peak_saved,
-                step_gained_bytes=(self._gained[1] or self._gain()) - self._gained[0],
+                step_gained_bytes=self._step_gained,
                 host_is_device=self.host_is_device,
                 prefetch_hits=self.prefetch_hits,
                 prefetch_misses=self.prefetch_misses,

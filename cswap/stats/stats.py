@@ -60,8 +60,8 @@ class Stats:
         peak_host_bytes: maximum of ``host_bytes``.
         peak_saved_bytes: maximum of their sum, likewise, over all steps: the first ones, in which
             choices are learned, may hold more than a step without cswap.
-        step_gained_bytes: of the last whole step: bytes by which its saved tensors take less device
-            memory than without cswap, between forward and backward.
+        step_gained_bytes: bytes of device memory by which the saved tensors of the last step whose
+            backward has ended took less than without cswap; negative: they took more.
         disk_bytes: bytes on disk now.
         peak_disk_bytes: maximum of ``disk_bytes``.
         host_is_device: whether tensors were swapped on a CPU, where host memory is also the

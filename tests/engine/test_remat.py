@@ -282,7 +282,7 @@ def test_policies_that_are_compared_plans_and_checksums_do_without(options):
 
 
 def test_a_chain_that_disagrees_once_is_used_nowhere_in_its_scope(monkeypatch):
-    saved = SimpleNamespace(site=Site("scope"), position=0, place=0, raw_nbytes=1 << 20)
+    saved = SimpleNamespace(site=Site("scope"), position=0, place=(0, 0, 0), raw_nbytes=1 << 20)
     token: Any = SimpleNamespace(
         handle=saved,
         remat=SimpleNamespace(formula=SimpleNamespace(operator="gelu", layout=None)),
@@ -295,7 +295,8 @@ def test_a_chain_that_disagrees_once_is_used_nowhere_in_its_scope(monkeypatch):
         monkeypatch.setattr(recomputer.trials, "_try", lambda *_: Trial(agrees=True, seconds=1e-6))
         assert recomputer.is_worth(token, here)
         assert here.worth_at is not None
-        monkeypatch.setattr(recomputer.trials, "_try", lambda *_: Trial(agrees=False, seconds=1e-6))
+        refused = Trial(agrees=False, seconds=1e-6, differs=True)
+        monkeypatch.setattr(recomputer.trials, "_try", lambda *_: refused)
         assert recomputer.is_worth(token, here, fresh=True)  # nothing has changed since
         assert not recomputer.is_worth(token, there, fresh=True)
         assert not recomputer.is_worth(token, here)

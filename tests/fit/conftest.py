@@ -22,6 +22,7 @@ def _repeatable(monkeypatch):
     monkeypatch.setattr("cswap.fit.controller.Background", AtOnce)
     monkeypatch.setattr("cswap.engine.trials._timed", lambda *_: 1e-5)
     monkeypatch.setattr("cswap.fit.controller.MOST_REPRICED", 0)
+    monkeypatch.setattr("cswap.fit.controller.MOST_OVER_LINK", 0)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     torch.manual_seed(0)

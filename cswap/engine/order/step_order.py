@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     Saved: TypeAlias = Handle | WithoutHandle
 
 
+MOST_CALLS: Final = 15
+"""Calls of a model before a backward that are told apart."""
+
 NO_BACKWARD: Final = -1
 """torch's number of the backward that runs, while none does."""
 
@@ -27,6 +30,7 @@ class StepOrder:
 
     Attributes:
         step: number of the step.
+        call: of the model, since backward has asked for a tensor; MOST_CALLS at the most.
         position: of the tensor that will be saved next.
         asked_since_pack: backward has asked for a tensor after the last one was saved: the next
             one that is saved begins a step.
@@ -35,7 +39,7 @@ class StepOrder:
     """
 
     def __init__(self) -> None:
-        self.step = 0
+        self.step = self.call = 0
         self.position = 0
         self.asked_since_pack = False
         self._live: dict[tuple[int, int], weakref.ref[Any]] = {}
@@ -47,6 +51,7 @@ class StepOrder:
     def begin_step(self) -> None:
         """A forward begins: count positions from zero again."""
         if self.position:
+            self.call = 0 if self.asked_since_pack else min(self.call + 1, MOST_CALLS)
             self.step += 1
             self.position = 0
         self.asked_since_pack = False

@@ -40,10 +40,24 @@ class AgainSlot(Slot):
         for_goal: whether a goal has chosen it.
         finder: recognises the formula.
         trials: of chains.
+        refused: number of kinds of these that were not used any more when it was made.
+        kind: of its chain, for these.
+        place: of the handle: another call of the model before a backward may write into the result.
+        steps: know which call it is now.
         again: see `Counters`.
     """
 
-    __slots__ = ("again", "finder", "for_goal", "formula", "trials")
+    __slots__ = (
+        "again",
+        "finder",
+        "for_goal",
+        "formula",
+        "kind",
+        "place",
+        "refused",
+        "steps",
+        "trials",
+    )
 
     def __init__(
         self,
@@ -67,6 +81,11 @@ class AgainSlot(Slot):
         self.formula, self.for_goal = formula, place.choice is not None
         self.finder = recomputer.finder(tolerance=handle.tolerance, for_goal=self.for_goal)
         self.trials, self.again = recomputer.trials, state.counters.again
+        self.refused, self.steps = self.trials.refused, state.order
+        self.kind, self.place = (
+            (place.recipe.scope.path, formula.operator, formula.layout),
+            handle.place,
+        )
 
     def is_for(self, handle: Handle, place: SlotPlace) -> bool:
         """See `Slot.is_for`."""
@@ -75,6 +94,7 @@ class AgainSlot(Slot):
             and self.formula is place.formula
             and self.for_goal is (place.choice is not None)
             and self.position == handle.position
+            and self.refused == self.trials.refused
             and place.codec is None
         )
 
@@ -82,14 +102,20 @@ class AgainSlot(Slot):
         """See `Slot.stands`."""
         if place.shared_use is not self.shared_use or self.shared_use.seen:
             return False
+        thread, call, number = self.place
+        if self.refused != self.trials.refused:
+            return False
+        if call != self.steps.call and not self.trials.agreed(
+            self.kind, (thread, self.steps.call, number)
+        ):
+            return False
         if self.for_goal:
             return True
         if place.worth_at is None:
             return False
-        position, least_price, refused = place.worth_at
+        position, least_price, _, _ = place.worth_at
         if (
             position != self.position  # the limit knows the tensor by another one
-            or refused != self.trials.refused
             or advisor.price(self.lane.device.kind) < least_price
         ):
             return False

@@ -88,7 +88,8 @@ class Handle:
         token: weak reference to its owner.
         storage_key: of its storage, in the alias table.
         position: index of this tensor among those saved in its step.
-        place: number of its place in the step, whether or not tensors before it stay.
+        place: thread, call of the model since the last backward, and number among the tensors that
+            are saved there, whether or not they stay.
         step: number of that step.
         raw_nbytes: bytes of the region.
         tolerance: for errors; of its encoding, if there is one (cswap/codecs/tolerance.py).
@@ -151,8 +152,8 @@ class Handle:
         self.gathered = gathered
         self.version = version
         self.raw_nbytes = raw_nbytes
-        self.position = self.place = self.step = self.storage_key = 0
-        self.views = self.unpacked = 0
+        self.position = self.step = self.storage_key = self.views = self.unpacked = 0
+        self.place = 0, 0, -1
         self.tolerance = EXACT
         self.must_round_trip = self.whole = self.pinned = self.prefetched = False
         self.recomputed = self.aligned = False
