@@ -308,7 +308,7 @@ def with_a_goal(wrap):
         goals.extend(handle.goal for handle in handles)
         for handle in handles:
             trials = handle.engine._state.recomputer.trials.by_site
-            products.extend(operator for _, operator, *_ in trials if "mm" in operator)
+            products.extend(op for (_, op, _), _ in trials if "mm" in op)
             handle.remove()
         return found
 
