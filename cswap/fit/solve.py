@@ -2,8 +2,8 @@
 
 Both are mixed-integer linear programs, solved by HiGHS (`scipy.optimize.milp`): one of its ways
 for each tensor; over a link, the bytes that move in each slot of the step, too
-(link_program.py). Where scipy is missing, or HiGHS finds nothing in its time, a greedy search
-takes, at the fullest moment, the change that adds the least time per byte.
+(link_program.py). Where scipy is missing, or HiGHS finds nothing in its time, the search is greedy
+(greedy.py).
 
 Note [most tensors are decided by the relaxation]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -26,16 +26,14 @@ import numpy as np
 
 from cswap.advisor.live_costs import KEEP, REMAT
 from cswap.fit.background import is_ending
+from cswap.fit.greedy import Search, greedy
 from cswap.fit.link_program import N_BLOCKS, N_LARGEST, LinkProgram
 from cswap.fit.problem import FitPlan, Moves, Problem, Way, slots, thinned
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import TypeAlias
 
     from numpy.typing import NDArray
-
-    _Change: TypeAlias = tuple[float, NDArray[np.float64], int, Way]
 
 TIME_LIMIT_S: Final = 5.0
 """Of one call of the solver for a whole program."""
@@ -63,7 +61,7 @@ TOLERANCE: Final = 1e-5
 """Of the solver, in a constraint of bytes."""
 
 MOST_TRIES: Final = 4
-"""Limits of the program, each smaller than the one before, until its plan holds what is asked."""
+"""Limits of the program, each smaller than the one before, until its plan holds the one asked."""
 
 NEAR: Final = 1.05
 """Bytes of a plan that is nearly as small as the smallest one, over the bytes of that."""
@@ -159,11 +157,11 @@ def within_bytes(problem: Problem, limit_bytes: float, *, exact: bool = True) ->
         limit_bytes: at every moment.
         exact: by the solver, if it is there; else greedily.
     """
-    for every_moment in (False, True) if exact else ():
-        found = _Table(problem, every_moment=every_moment).within(limit_bytes)
+    for table in _tables(problem) if exact else ():
+        found = table.within(limit_bytes)
         if found is not None:
             return found
-    found = _greedy(problem, limit_bytes, math.inf)
+    found = greedy(problem, limit_bytes, math.inf)
     return found if found.peak_bytes <= limit_bytes * (1 + TOLERANCE) else None
 
 
@@ -177,7 +175,7 @@ def within_time(problem: Problem, limit_s: float, *, exact: bool = True) -> FitP
     """
     found = _Table(problem).solve(limit_bytes=math.inf, limit_s=limit_s) if exact else None
     if found is None:
-        return _greedy(problem, 0.0, limit_s)
+        return greedy(problem, 0.0, limit_s)
     return found
 
 
@@ -190,14 +188,12 @@ def smallest(problem: Problem) -> tuple[FitPlan, ...]:
     Args:
         problem: of a step.
     """
-    state = _Search(problem)
+    state = Search(problem)
     state.take_smallest()
     found: list[FitPlan] = []
-    every_moment = _Table(problem, every_moment=True)
     for plan in (
-        every_moment.solve(limit_bytes=math.inf, limit_s=math.inf),
-        within_time(problem, math.inf),
-        within_time(problem, math.inf, exact=False),
+        *(table.solve(limit_bytes=math.inf, limit_s=math.inf) for table in _tables(problem)),
+        greedy(problem, 0.0, math.inf),
         problem.plan(state.ways),
     ):
         if plan is not None and all(plan.decided != other.decided for other in found):
@@ -211,6 +207,13 @@ def smallest(problem: Problem) -> tuple[FitPlan, ...]:
         return False, math.inf if seconds is None else seconds
 
     return tuple(sorted(found, key=turn))
+
+
+def _tables(problem: Problem) -> Iterator[_Table]:
+    # In turn, until one finds a plan: see `_Table`.
+    yield _Table(problem)
+    if problem.over_link is not None:
+        yield _Table(problem, every_moment=True)
 
 
 def _useful(ways: tuple[Way, ...]) -> Iterator[Way]:
@@ -250,7 +253,7 @@ class _Table:
         self, problem: Problem, *, every_moment: bool = False, every_way: bool = False
     ) -> None:
         self._problem = problem
-        self._every_moment = every_moment and problem.over_link is not None
+        self._every_moment = every_moment
         useful = iter if every_way else _useful
         ways = ((i, way) for i, s in enumerate(problem.saved) for way in useful(s.ways))
         self._variables = [_Variable(i, way) for i, way in ways]
@@ -423,76 +426,3 @@ def _undominated(rows: NDArray[np.float64]) -> tuple[NDArray[np.intp], NDArray[n
                 kept.append(i)
                 at.append(slot)
     return np.array(kept, np.intp), np.array(at, np.intp)
-
-
-class _Search:
-    """The greedy search's state: a way for each tensor, and bytes at each moment."""
-
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-        self.ways = {i: _kept(s.ways) for i, s in enumerate(problem.saved)}
-        self._left: set[tuple[int, Way]] = set()  # no tensor returns to a way: the search ends
-        self.total = sum(
-            (problem.bytes_of(i, w) for i, w in self.ways.items()), problem.other_bytes()
-        )
-        self.added_s = sum(map(problem.alone_s, self.ways.values()))
-
-    def changes(self) -> list[_Change]:
-        """Every change: seconds that it adds, bytes at each moment, index, way."""
-        problem = self.problem
-        again = {i for i, way in self.ways.items() if way.action == REMAT}
-        found: list[_Change] = []
-        for i, now in self.ways.items():
-            before = problem.bytes_of(i, now)
-            found += [
-                (problem.alone_s(w) - problem.alone_s(now), problem.bytes_of(i, w) - before, i, w)
-                for w in problem.saved[i].ways
-                if w is not now and (i, w) not in self._left
-                if w.action != REMAT or self._may_run(i, again)
-            ]
-        return found
-
-    def _may_run(self, index: int, again: set[int]) -> bool:
-        # Whether a tensor can be computed again besides these.
-        too_deep = self.problem.too_deep
-        return not any(index in chain and chain - {index} <= again for chain in too_deep)
-
-    def take(self, change: _Change) -> None:
-        """Make a change."""
-        added_s, nbytes, index, way = change
-        self._left.add((index, self.ways[index]))
-        self.ways[index] = way
-        self.added_s += added_s
-        self.total = self.total + nbytes
-
-    def take_smallest(self) -> None:
-        """Hold each tensor in its smallest way, the first ones first."""
-        again: set[int] = set()
-        for i, saved in enumerate(self.problem.saved):
-            ways = sorted(saved.ways, key=lambda way: (way.held_bytes, way.added_s))
-            self.ways[i] = next(
-                way for way in ways if way.action != REMAT or self._may_run(i, again)
-            )
-            if self.ways[i].action == REMAT:
-                again.add(i)
-
-
-def _greedy(problem: Problem, limit_bytes: float, limit_s: float) -> FitPlan:
-    state = _Search(problem)
-    while state.total.max() > limit_bytes:
-        moment, peak = int(state.total.argmax()), state.total.max()
-        useful = [
-            change
-            for change in state.changes()
-            if change[1][moment] < 0
-            and (state.total + change[1]).max() <= peak
-            and state.added_s + change[0] <= limit_s
-        ]
-        if not useful:
-            break
-        state.take(min(useful, key=lambda c: max(c[0], 0.0) / -c[1][moment]))
-    return problem.plan(state.ways)
-
-
-def _kept(ways: tuple[Way, ...]) -> Way:
-    return next(way for way in ways if way.action == KEEP)
