@@ -55,11 +55,13 @@ class InstallHandle(RemovedAtExit):
         self._installed, self._fit = installed, fit
 
     def __str__(self) -> str:
-        """What the last step has gained, the goal, and the reasons if little was saved."""
+        """The gain of the last step, the goal, and the reasons if little was saved."""
         stats, goal = self.stats, self.goal
         gained = stats.step_gained_bytes
         less = "more" if gained < 0 else "less"
         lines = [f"cswap: {show_bytes(abs(gained))} {less} held by the last step"]
+        if not stats.packed:
+            lines = ["cswap: no step yet"]
         if goal is not None:
             lines.append(str(goal))
         if stats.fallbacks:

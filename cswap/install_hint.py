@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def to_install(extra: str) -> str:
-    """What a message tells the user to do. cswap is not published: pip does not find its name.
+    """The command for a message. cswap is not published: pip does not find its name.
 
     Args:
         extra: a group of optional packages of ``pyproject.toml``.

@@ -8,9 +8,10 @@ this machine is never used, nor one in whose values somebody wrote behind autogr
 also says how long it takes. From then on the chain is trusted at this call site: a place in the
 sequence of saved tensors of one call of the model, in one thread. In another step, another tensor
 of the same module may come to a trusted place. So where the bits of one differ, no chain of this
-module that is alike is used any more. A machine that was
-busy then says too long a time: where nothing was worth its time, the chain is timed once more
-whenever the tensor has rested (Note [a tensor that rests]), and the shorter time counts.
+module that is alike is used any more.
+
+A machine that was busy says too long a time: where nothing was worth its time, the chain is timed
+once more whenever the tensor has rested (Note [a tensor that rests]), and the shorter time counts.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ class Counters:
             entry[1] += nbytes
 
     def end_backward(self) -> None:
-        """A backward has ended: what was gained since the last one did is its step's."""
+        """A backward has ended: the gain since the last one did is its step's."""
         self.count_kept()
         with self._lock:
             gained = self._gain()

@@ -35,7 +35,7 @@ def saved(i, nbytes, born, use, *ways):
 
 
 def solved(problem, limit):
-    """The program's own plan: tensors on their way are a flow of bytes, and take what that says."""
+    """The program's own plan: tensors on their way are a flow of bytes, and take its bytes."""
     return _Table(problem).solve(limit_bytes=limit, limit_s=math.inf)
 
 

@@ -195,6 +195,7 @@ def test_a_gpus_encodings_count_as_gone_and_what_stayed_does_not():
 def test_hooks_that_saw_nothing_say_so():
     model = torch.nn.Linear(8, 8)
     with cswap.install(model) as handle:
+        assert str(handle).startswith("cswap: no step yet")
         pass
     model(torch.ones(8)).sum().backward()  # after they were removed
     assert "saved nothing" in str(handle.stats)

@@ -37,7 +37,7 @@ _CALL: Final = nn.Module._call_impl.__code__  # noqa: SLF001 - runs each module'
 
 
 def record(script: str, arguments: Sequence[str] = ()) -> list[DataSet]:
-    """Run a script as ``python SCRIPT ARGUMENTS`` would, and keep what its first step saves.
+    """Run a script as ``python SCRIPT ARGUMENTS`` would; the tensors that its first step saves.
 
     Tensors of `MIN_BYTES` or more, parameters and buffers left out. Those of one module, shape and
     dtype are one data set; modules that differ by a number in their path count as one.

@@ -1,4 +1,4 @@
-"""The user's own tensors taken together: what each codec makes of all of them, and the best one."""
+"""Totals of each codec over all of the user's own tensors, and the best codec."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def best(found: Iterable[Total], *, lossless: bool) -> Total | None:
 
 
 def verdict(rows: Rows) -> Iterator[str]:
-    """What is best on all data sets together, a line each for lossless and lossy codecs."""
+    """The best codec on all data sets together: a line each for lossless and lossy ones."""
     found = totals(rows)
     for lossless, kind in ((True, "lossless"), (False, "lossy")):
         one = best(found, lossless=lossless)
