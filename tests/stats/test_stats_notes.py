@@ -196,7 +196,6 @@ def test_hooks_that_saw_nothing_say_so():
     model = torch.nn.Linear(8, 8)
     with cswap.install(model) as handle:
         assert str(handle).startswith("cswap: no step yet")
-        pass
     model(torch.ones(8)).sum().backward()  # after they were removed
     assert "saved nothing" in str(handle.stats)
 
