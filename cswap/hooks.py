@@ -37,6 +37,7 @@ from cswap.hook_stack import are_disabled
 from cswap.module_calls import FollowedModule
 from cswap.module_patch import ModulePatch, mark
 from cswap.quiet_modules.quiet_modules import QuietModules
+from cswap.quiet_modules.recording import Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -310,14 +311,14 @@ class _ModelCall:
         scopes = self._engine.scopes
         before, run_before = scopes.stack, scopes.run
         pair = HookPair(self._engine)
-        run = None if self._engine.stand_in else self._quiet.run(pair, args, kwargs)
         try:
             self._engine.review_slots()
+            run = None if self._engine.stand_in else self._quiet.run(pair, args, kwargs)
             scopes.stack, scopes.run = [OUTSIDE, self._scope], run
             pair.push()
             set_compiler(compiler)
             result = _call(target, args, kwargs)
-            if run is not None:
+            if isinstance(run, Recorder):
                 set_compiler(None)
                 self._quiet.end(run)
             return result

@@ -18,7 +18,7 @@ from torch.compiler import is_dynamo_compiling
 
 from cswap.dynamo import begin_below
 from cswap.module_patch import ModulePatch, mark
-from cswap.quiet_modules.stretch import Boundary
+from cswap.quiet_modules.recording import Boundary
 
 if TYPE_CHECKING:
     import torch
@@ -41,8 +41,7 @@ class FollowedModule:
         name = "_call_impl" if module._compiled_call_impl is None else "_compiled_call_impl"  # noqa: SLF001
         inside = _Inside(module, name)
         own = inside.own
-        ends = Boundary()
-        begins = Boundary(ends)
+        begins, ends = Boundary(), Boundary()
 
         def call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
             # In a graph, our state of this moment would be a constant.
@@ -50,22 +49,19 @@ class FollowedModule:
                 return inside.run(module, args, kwargs)
             stack = scopes.stack
             stack.append(scope)
-            result = None
             try:
                 run = scopes.run
                 # Here, not in a call: most modules come here for nothing.
-                if run is not None and (begins.turns or run.learns):
-                    run.at(begins, module, args)
+                if run is not None and (begins.turns or run.records):
+                    run.at(begins)
                 if own is None:
-                    result = type(module)._call_impl(module, *args, **kwargs)  # type: ignore[no-untyped-call]  # noqa: SLF001
-                else:
-                    result = inside.run(module, args, kwargs)
-                return result
+                    return type(module)._call_impl(module, *args, **kwargs)  # type: ignore[no-untyped-call]  # noqa: SLF001
+                return inside.run(module, args, kwargs)
             finally:
                 stack.pop()
                 run = scopes.run
-                if run is not None and (ends.turns or run.learns):
-                    run.at(ends, module, result)
+                if run is not None and (ends.turns or run.records):
+                    run.at(ends)
 
         begin_below(call)
         self._patch.set(name, types.MethodType(mark(call), module))

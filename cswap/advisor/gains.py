@@ -35,7 +35,7 @@ DOUBT: Final = 0.75
 """Factor of a measured time, each time that it is doubted."""
 
 UNUSED: Final = 130
-"""Steps after which a tensor that did not come is forgotten: twice as long as places rest."""
+"""Steps after which a tensor that did not come is forgotten: two looks at tensors that stay."""
 
 MOST_TENSORS: Final = 1 << 14
 """Tensors that are remembered."""
@@ -176,7 +176,7 @@ class Gains:
         return {key: gain for key, gain in self._gains.items() if gain.used >= since}
 
     def forget_unused(self) -> None:
-        """Forget the others. A place that rests is not asked for many steps."""
+        """Forget the others. A tensor that stays is not asked for many steps."""
         self._gains = self.recent()
 
     def clear(self) -> None:

@@ -74,13 +74,11 @@ class StepReports:
 
     Attributes:
         wanted: whether the step that runs reports.
-        sees_all: in the step that begins, every tensor comes to the hooks, so it takes longer than
-            others.
         saved: what it has reported of tensors that were saved: key of each, bytes held after it.
     """
 
     def __init__(self) -> None:
-        self.wanted = self.sees_all = False
+        self.wanted = False
         self.saved: list[tuple[Key, int]] = []
         self._last: list[tuple[Key, int]] = []  # the last report that is complete
         self._asked: list[tuple[Node, Key]] = []

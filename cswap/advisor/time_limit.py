@@ -71,10 +71,6 @@ NEAR: Final = 0.85
 FEWEST: Final = 3
 """Steps that are measured before a choice: the first ones after another choice take longer."""
 
-MOST_LEFT_OUT: Final = 8
-"""Most steps in a row that are left out, since all tensors came to the hooks: they take longer than
-others. In some models all steps do."""
-
 CORRECTIONS: Final = (1.0, 10.0)
 """Smallest and largest factor between the measured and the expected sum: a pause must not count."""
 
@@ -157,8 +153,6 @@ class TimeLimit:
         self._began: Moment | None = None
         self._steps: deque[tuple[float, float, float]] = deque(maxlen=STEPS)
         self._last_step_s = 0.0
-        self._saw_all = False  # the step that runs: see `StepReports`
-        self._left_out = 0  # steps in a row, up to the last one, that saw all
 
     @staticmethod
     def of(config: SwapConfig) -> TimeLimit | None:
@@ -206,7 +200,6 @@ class TimeLimit:
         """
         began, self._began = self._began, begins
         gains, reports = self.gains, self.reports
-        saw_all, self._saw_all, reports.sees_all = self._saw_all, reports.sees_all, False
         reports.begin_step(gains)
         while self.took:
             position, nbytes, seconds = self.took.popleft()
@@ -217,11 +210,6 @@ class TimeLimit:
             return
         if ended.at_s <= began.at_s and begins.leaving_s != began.leaving_s:
             self._forget_peak()
-        if saw_all and self._left_out < MOST_LEFT_OUT:
-            self._left_out += 1
-            return
-        if not saw_all:
-            self._left_out = 0
         self._measure(began, begins, ended)
 
     def _measure(self, began: Moment, begins: Moment, ended: Moment) -> None:
@@ -295,7 +283,7 @@ class TimeLimit:
         expected_s = sum(gain.expected_s for key, gain in gains if key not in self.staying)
         low, high = CORRECTIONS
         factor = min(max(leaving_s / expected_s, low), high) if expected_s else low
-        # Slowly down: tensors that may leave again do so only when their place has rested.
+        # Slowly down: tensors that may leave again do so only in the next look.
         self._factor = factor if exceeds and expected_s else (self._factor + factor) / 2
 
     def _choose(self, look: Look | None, limit_s: float) -> frozenset[Key]:

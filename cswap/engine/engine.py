@@ -191,6 +191,11 @@ class SwapEngine:
         )
 
     @property
+    def goes_by_slots(self) -> bool:
+        """Whether places keep what was decided for them in the step that has begun."""
+        return self._replay.is_plain
+
+    @property
     def looks(self) -> bool:
         """Whether each tensor of the step that has begun is looked at."""
         return self._state.looks

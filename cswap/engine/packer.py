@@ -7,6 +7,7 @@ codec, sampling values, compiling) happens where a recipe or an advice is made.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from threading import get_ident
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,6 @@ import torch
 from torch.nn import Parameter
 
 from cswap.advisor.call_site import Site
-from cswap.advisor.time_limit import BY_LIMIT
 from cswap.codecs.tolerance import COARSE
 from cswap.engine.order.chooser import STAYS
 from cswap.engine.order.step_order import NO_BACKWARD
@@ -33,9 +33,10 @@ from cswap.log import log
 from cswap.ranks import local_part
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from cswap.engine.saved.module_stack import Scope
     from cswap.engine.saved.packed import Token
-    from cswap.engine.saved.rest import Rest
     from cswap.engine.state import EngineState
     from cswap.schema.plan import Decision
 
@@ -47,8 +48,8 @@ _len_dispatch_modes = torch._C._len_torch_dispatch_stack  # noqa: SLF001
 _strided = torch.strided
 
 
-def _kept(tensor: torch.Tensor, kind: type[Kept] = Kept) -> Kept:
-    # `Packer.pass_through` for a strided tensor of no special class, with fewer calls.
+def kept_in_place(tensor: torch.Tensor, kind: type[Kept] = Kept) -> Kept:
+    """`Packer.pass_through` for a strided tensor of no special class, with fewer calls."""
     if _len_dispatch_modes():  # one of them may record operators
         return Packer.pass_through(tensor, kind)
     try:
@@ -93,10 +94,8 @@ class Packer:
         self._remat = self._sender.remat
         self._slots = SlotMaker(state)
         self._follower = state.follower
-        self._limit = state.advisor.limit
         self.notes = StepNotes(state, self.book)
         self._reports = self.notes.reports
-        self._rested = state.counters.rested
         self._warned_of_capture = False
 
     def pack(self, tensor: torch.Tensor) -> Kept | PackedView:
@@ -120,10 +119,10 @@ class Packer:
                     or (kind is not _Tensor and isinstance(owner, Parameter))
                 ):
                     self._parameters.append(nbytes)
-                    packed = _kept(tensor, KeptParameter)
+                    packed = kept_in_place(tensor, KeptParameter)
                 elif nbytes < self._min_bytes:
                     self._small.append(nbytes)
-                    packed = _kept(tensor)
+                    packed = kept_in_place(tensor)
                 elif tensor.is_nested:  # strided, and without sizes
                     packed = self._keep(tensor, "layout")
                 else:
@@ -147,16 +146,6 @@ class Packer:
         place = self.book.next_place()
         scopes, chooser = self._scopes, state.chooser
         scope = scopes.stack[-1]
-        watched = chooser is not None or state.observer.seen is not None
-        settled = not watched and not self._follower.follows
-        if settled and place is not None and place.nbytes == nbytes and place.recipe.scope is scope:
-            # Nothing more need be known of a tensor that stays.
-            if place.choice is STAYS:
-                self._counters.by_goal.append(nbytes)
-                return _kept(tensor)
-            rest = place.rest
-            if rest is not None and self.rests(rest):
-                return self._leave(tensor, place, rest)
         operator = scopes.operator
         if place is None or not self.book.is_of(place, tensor, scope, operator):
             if state.goal is not None and (chooser is None or place is not None):
@@ -164,13 +153,13 @@ class Packer:
             place = self._place(tensor, scope, operator)
         if place.recipe.keep is not None:
             self._counters.keep(place.recipe.keep, nbytes)
-            return _kept(tensor)
+            return kept_in_place(tensor)
         if chooser is not None:
-            place.choice = place.shared_use = place.saved_by = None
+            place.choice = place.shared_use = place.saved_by = place.stay = None
             if chooser.keeps(tensor, scope.path):
                 place.choice, place.slot = STAYS, None
                 self._counters.by_goal.append(nbytes)
-                return _kept(tensor)
+                return kept_in_place(tensor)
         return self._take_general_way(tensor, place, scope)
 
     def _take_general_way(
@@ -258,47 +247,28 @@ class Packer:
 
     # ----------------------------------------------------------------- handles
 
-    def rests(self, rest: Rest) -> bool:
-        """Whether a tensor whose rest this is rests in the step that has begun."""
-        if self._order.step >= rest.until:
-            return False
-        # A tensor that the limit no longer keeps leaves at once.
-        limit = self._limit if rest.reason in BY_LIMIT else None
-        return limit is None or rest.limited in limit.staying
-
-    @property
-    def step(self) -> int:
-        """Number of the step."""
-        return self._order.step
-
-    @property
-    def limited(self) -> frozenset[tuple[int, int]] | None:
-        """Tensors that have to stay for the limit of time; None: there is no limit."""
-        return None if self._limit is None else self._limit.staying
-
-    def rest_unseen(self, tensors: tuple[tuple[int, int], ...]) -> None:
-        """Tensors rest, at the next positions, and are saved without hooks.
-
-        Args:
-            tensors: position in the step and bytes of each, in order.
-        """
+    def pass_by(self, places: Sequence[Place]) -> None:
+        """The tensors of the next places stay, and are saved without hooks."""
+        counters = self._counters
+        self.book.skip(len(places))
+        counters.n_unseen += len(places)
+        keys = []
+        for place in places:
+            stay = place.stay
+            if stay is None:
+                counters.kept_sizes[place.recipe.keep or "goal"].append(place.nbytes)
+            elif stay.shares:
+                counters.share()
+            else:
+                counters.stayed.append((stay.reason, stay.key[1]))
+                keys.append(stay.key)
+        if not keys:
+            return
         with self._lock:
-            first = self._order.skip(len(tensors))
+            first = self._order.skip(len(keys))
         if first == 0:
             self.notes.begin()
-        self.notes.saved_unseen(tensors)
-
-    def _leave(self, tensor: torch.Tensor, place: Place, rest: Rest) -> Kept:
-        # See Note [a tensor that rests].
-        if place.shares:
-            self._counters.share()
-            return _kept(tensor)
-        with self._lock:
-            position, _ = self._order.next_position()
-        if position == 0:
-            self.notes.begin()
-        self._rested.append((rest.reason, rest.limited[1]))
-        return _kept(tensor)
+        self.notes.saved_unseen(keys)
 
     def _pack(self, tensor: torch.Tensor, place: Place) -> Kept | PackedView:
         recipe = place.recipe
@@ -315,7 +285,7 @@ class Packer:
             if found is None:
                 position, step = self._order.next_position()
         if found is not None:
-            place.rest, place.shares = found.rest, True
+            place.stay = None if found.stay is None else replace(found.stay, shares=True)
             place.shared_use = place.choice = None
             place.saved_by = self._sharing.use_of(found, tensor)
             self._slots.learn_shared(found, tensor, place)
@@ -384,14 +354,6 @@ class Packer:
             self._counters.fall_back("plan", follower.drift)
             self._state.advisor.forget_plan()
         return position, follower.decision(position)
-
-    def is_small(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor stays because it is small, and for no other reason."""
-        return (
-            type(tensor) is _Tensor
-            and tensor.layout is _strided
-            and tensor.nbytes < self._min_bytes
-        )
 
     def renumber(self) -> None:
         """Forget facts about positions: the next steps save other tensors, or another number.

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
     from cswap.codecs.base import Codec
     from cswap.engine.order.chooser import Choice
+    from cswap.engine.order.looks import Stay
     from cswap.engine.recipe import Recipe
     from cswap.engine.replay.slot import Slot
     from cswap.engine.saved.module_stack import Scope
-    from cswap.engine.saved.rest import Rest
     from cswap.engine.saved.without_handle import SharedUse
     from cswap.engine.transfer.notes import Notes
     from cswap.remat.record import Formula, Remat
@@ -48,8 +48,7 @@ class Place:
         recipe: of the tensor that was saved here last.
         nbytes: of that tensor.
         number: of the place.
-        rest: see Note [a tensor that rests] in rest.py; None: the tensor does not rest.
-        shares: it rests because the tensor rests whose memory it shares.
+        stay: of the last tensor; None: it has left, or nobody has asked the advisor.
         formula: by which the tensor could be computed again; None: it could not.
         worth_at: position, least price of a byte, number of refused trials and `Handle.place` at
             which that is worth its time; None: it was not.
@@ -64,8 +63,7 @@ class Place:
     recipe: Recipe
     nbytes: int
     number: int = -1
-    rest: Rest | None = None
-    shares: bool = False
+    stay: Stay | None = None
     formula: Formula | None = None
     worth_at: tuple[int, float, int, tuple[int, int, int]] | None = None
     shared_use: SharedUse | None = None

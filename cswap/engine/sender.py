@@ -13,7 +13,7 @@ from cswap.codecs.base import takes
 from cswap.codecs.registry import get_codec
 from cswap.codecs.tolerance import EXACT, needed_tolerance
 from cswap.codecs.warmup import WARM, warm
-from cswap.engine.saved.rest import Rest
+from cswap.engine.order.looks import Stay
 from cswap.engine.saved.without_handle import SharedUse
 from cswap.engine.transfer.handle import State
 from cswap.engine.transfer.section import INDICES
@@ -60,21 +60,17 @@ class Sender:
         self.remat = _computes_again(state.config)
         self._limit = state.advisor.limit
         # Where encodings have a limit, prices follow the demand of every tensor in every step.
-        self._may_rest = state.config.policy == "auto" and state.config.host_limit is None
+        self._may_stay = state.config.policy == "auto" and state.config.host_limit is None
 
     def send(self, token: Token, place: Place) -> None:
         """Decide how to hold a tensor, and let it leave if it is to. Args: place: in the step."""
-        before = None if place.shares else place.rest
-        place.rest, place.shares, place.shared_use = None, False, None
-        stays = self._swap_out(token, place, fresh=before is not None)
-        if stays is not None and self._may_rest:
+        fresh = place.stay is not None and not place.stay.shares
+        place.stay = place.shared_use = None
+        reason = self._swap_out(token, place, fresh=fresh)
+        if reason is not None and self._may_stay:
             handle = token.handle
-            limited = handle.position, handle.raw_nbytes
-            if before is None:
-                rest = Rest(handle.step + 1, reason=stays, limited=limited)
-            else:
-                rest = before.longer(handle.step, stays, limited)
-            place.rest = token.rest = rest
+            key = handle.position, handle.raw_nbytes
+            place.stay = token.stay = Stay(handle.step, reason, key)
 
     def hold_in_window(self, token: Token) -> None:
         """Let a tensor stay within the budget; the oldest ones leave for it."""
@@ -96,17 +92,17 @@ class Sender:
     def _swap_out(
         self, token: Token, place: Place | None = None, *, fresh: bool = False
     ) -> str | None:
-        # The reason why it was not worth its time; None: it was. place: None for a tensor that
-        # leaves the window. fresh: see `Advisor.choose`.
+        # The reason why it stays in the next steps as well; None: nobody knows about these. place:
+        # None for a tensor that leaves the window. fresh: see `Advisor.choose`.
         handle, source = token.handle, token.source
         if handle.state is not State.KEPT or source is None:
             return None
         if handle.pinned:
             key = handle.position, handle.raw_nbytes
             outlives = key in self._state.outliving.known
-            self._counters.stay("outlives" if outlives else "saved_again", handle.raw_nbytes)
             self._state.advisor.stays(*key)
-            return None
+            reason = self._leave_in_place(handle, "outlives" if outlives else "saved_again")
+            return None if outlives else reason  # the program may let go of it in the next step
         limit = self._limit if token.lane.may_keep else None
         if limit is not None and limit.keeps(handle.position, handle.raw_nbytes):
             token.remat = None

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from cswap.advisor.advisor import Advisor
 from cswap.engine.order.budget_window import BudgetWindow
+from cswap.engine.order.looks import is_look
 from cswap.engine.order.plan_follower import PlanFollower
 from cswap.engine.order.step_order import StepOrder
 from cswap.engine.recomputer import Recomputer
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
     from cswap.engine.transfer.device_lanes import Lane
     from cswap.engine.transfer.handle import Handle
     from cswap.schema.plan import Plan
-
-GENERAL_EVERY: Final = 64
-"""Steps between two that are looked at. A goal has a measure of its own."""
 
 
 class EngineState:
@@ -117,8 +115,7 @@ class EngineState:
         """Whether each tensor of the step that has begun is looked at, and goes the general way."""
         if self.goal is not None:
             return self.chooser is not None
-        step = self.order.step
-        return step > 0 and not step % GENERAL_EVERY
+        return is_look(self.order.step)
 
     def _release(self, handle: Handle, lane: Lane) -> None:
         with self.lock:

@@ -31,7 +31,7 @@ class StepNotes:
         self._book = book
         limit = state.advisor.limit
         self.reports = None if limit is None else limit.reports
-        self._unseen_bytes = 0  # of tensors that rest, in a step that reports
+        self._unseen_bytes = 0  # of tensors that stay uncounted, in a step that reports
         self._begun = -1  # number of the step that has begun last
         self._ended = self._moment()
 
@@ -68,9 +68,9 @@ class StepNotes:
                 key = packed.position, packed.nbytes
         else:
             place = self._book.last_place
-            rest = None if place is None or place.shares else place.rest
-            if rest is not None:
-                key = rest.limited
+            stay = None if place is None else place.stay
+            if stay is not None and not stay.shares:
+                key = stay.key
                 self._unseen_bytes += key[1]
         if key is not None and reports is not None:
             reports.holds(key, self._counters.held_bytes + self._unseen_bytes)

@@ -11,7 +11,7 @@ of the same module may come to a trusted place. So where the bits of one differ,
 module that is alike is used any more.
 
 A machine that was busy says too long a time: where nothing was worth its time, the chain is timed
-once more whenever the tensor has rested (Note [a tensor that rests]), and the shorter time counts.
+once more in each look (Note [a tensor that stays] in order/looks.py), and the shorter time counts.
 """
 
 from __future__ import annotations

@@ -1,124 +1,113 @@
-"""Where the hooks are taken off and put back in a call of the model: `Spans`."""
+"""Where the hooks are taken off and put back in a call of the model: `lay_out`, `Run`."""
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Final
 
-from cswap.engine.saved.rest import MOST_STEPS
-from cswap.quiet_modules.stretch import Span
-from cswap.stats.counters import SHARED
+from cswap import hook_stack
+from cswap.dynamo import leave_alone
+from cswap.engine.recipes import Place
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from cswap.engine.packer import Packer
-    from cswap.engine.recipes import Place
-    from cswap.quiet_modules.stretch import Boundary, Saved, Stretch
+    from cswap.engine.engine import SwapEngine
+    from cswap.engine.replay.slot import Slot
+    from cswap.quiet_modules.recording import Boundary, Event, Pair
 
 LEAST_TENSORS: Final = 4
 """Fewest tensors of a span: to take the hooks off and to put them back takes some time."""
 
 
-class Spans:
-    """The spans of one model: they change when a tensor's rest ends, and when it begins again."""
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A part of a call in which all tensors stay, between two boundaries.
 
-    def __init__(self, packer: Packer) -> None:
-        """Args: packer: of the engine that swaps."""
-        self._packer = packer
-        self._boundaries: Sequence[Boundary] = ()
-        self._until = 0  # first step for which they have to be laid out anew
-        self._limited: object = None  # the tensors that had to stay when they were laid out
+    Attributes:
+        first: number of its first place.
+        places: where its tensors are saved that are neither parameters nor small.
+    """
 
-    def learned(self, boundaries: Sequence[Boundary]) -> None:
-        """Args: boundaries: of the last call that learned, in order."""
-        called = set(map(id, boundaries))
-        for boundary in self._boundaries:
-            if id(boundary) not in called:
-                boundary.forget()
-        self._boundaries, self._until = boundaries, 0
-
-    def forget(self) -> None:
-        """The step has changed."""
-        for boundary in self._boundaries:
-            boundary.forget()
-        self._boundaries = ()
-
-    def lay_out(self) -> None:
-        """Set the boundaries for the call that begins, in this thread."""
-        step, limited = self._packer.step, self._packer.limited
-        if step < self._until and limited is self._limited:
-            return
-        self._until, self._limited = step + MOST_STEPS, limited
-        parts = _Parts()
-        for boundary in self._boundaries:
-            boundary.stay()
-            stretch = boundary.stretch
-            rests = None if stretch is None else self._rests_of(stretch)
-            if stretch is None or rests is None:
-                parts.end(boundary)
-                parts = _Parts()
-            else:
-                parts.add(boundary, stretch, rests)
-        parts.end(None)
-
-    def _rests_of(self, stretch: Stretch) -> list[Place] | None:
-        # The places of a stretch that rest in this step; None: one of them does not.
-        packer, found = self._packer, []
-        for number in stretch.resting:
-            place = packer.book.place_at(number)
-            if place is None or place.rest is None:  # it has left: the others are known
-                return None
-            if not packer.rests(place.rest):  # it is looked at, and may rest again
-                self._until = packer.step + 1
-                return None
-            self._until = min(self._until, place.rest.until)
-            found.append(place)
-        return found
+    first: int
+    places: Sequence[Place]
 
 
-class _Parts:
-    # Stretches in a row.
+def lay_out(events: Sequence[Event], slots: Sequence[Slot | Place | None]) -> None:
+    """Set the boundaries for the call that begins.
 
-    def __init__(self) -> None:
-        self._begins: Boundary | None = None
-        self._first: Saved | None = None
-        self._n_places = 0
-        self._counts: Counter[str] = Counter()
-        self._sizes: Counter[str] = Counter()
-        self._resting: list[tuple[int, int]] = []
-
-    def add(self, begins: Boundary, stretch: Stretch, rests: Iterable[Place]) -> None:
-        if self._first is None:
-            if not _may_begin(begins, stretch.saved):
-                return
-            self._begins, self._first = begins, stretch.saved
-        self._n_places += stretch.saved.n_places
-        for reason, (n, nbytes) in stretch.unseen:
-            self._counts[reason] += n
-            self._sizes[reason] += nbytes
-        for place in rests:
-            rest = place.rest
-            assert rest is not None  # it rests
-            reason = SHARED if place.shares else rest.reason
-            self._counts[reason] += 1
-            self._sizes[reason] += rest.limited[1]
-            if not place.shares:
-                self._resting.append(rest.limited)
-
-    def end(self, ends: Boundary | None) -> None:
-        # The hooks are off until there, if that is worth its time.
-        first = self._first
-        if self._begins is None or first is None or self._counts.total() < LEAST_TENSORS:
-            return
-        unseen = tuple((reason, (n, self._sizes[reason])) for reason, n in self._counts.items())
-        span = Span(first, ends, self._n_places, unseen, tuple(self._resting))
-        self._begins.turn_off(span)
-        if ends is not None:
-            ends.turn_on(first.first + self._n_places)
+    Args:
+        events: of a call like this one.
+        slots: of `Replay.review`.
+    """
+    for event in events:
+        event.boundary.stay()
+    begins: Event | None = None
+    events = _told_apart(events)
+    for event, after in zip_longest(events, events[1:]):
+        stays = after is not None and event.ours and after.ours
+        quiet = stays and _all_stay(slots[event.place : after.place])
+        if begins is None:
+            begins = event if quiet else None
+        elif not quiet:
+            _take_off(begins, event, slots)
+            begins = None
 
 
-def _may_begin(begins: Boundary, saved: Saved) -> bool:
-    # Where a module with others inside begins, its code may put hooks on top of ours first.
-    is_leaf = begins.module_ends is None or begins.module_ends is saved.ends
-    return is_leaf and saved.begins_with_a_tensor
+def _told_apart(events: Sequence[Event]) -> list[Event]:
+    # A boundary that comes twice in a call does not say which one it is.
+    times = Counter(id(event.boundary) for event in events)
+    found: list[Event] = []
+    for event in events:
+        if times[id(event.boundary)] == 1:
+            found.append(event)
+        elif not event.ours and found:
+            found[-1] = found[-1]._replace(ours=False)
+    return found
+
+
+def _all_stay(slots: Iterable[Slot | Place | None]) -> bool:
+    return all(type(slot) is Place for slot in slots)
+
+
+def _take_off(begins: Event, ends: Event, slots: Sequence[Slot | Place | None]) -> None:
+    # Between these two, if that is worth its time.
+    if ends.n_saved - begins.n_saved < LEAST_TENSORS:
+        return
+    found = [slot for slot in slots[begins.place : ends.place] if isinstance(slot, Place)]
+    begins.boundary.turn_off(Span(begins.place, found))
+    ends.boundary.turn_on(ends.place)
+
+
+class Run:
+    """One call of the model, in its thread, with the hooks off in its spans."""
+
+    records: Final = False
+
+    def __init__(self, engine: SwapEngine, pair: Pair) -> None:
+        """Args: engine: swaps; pair: the hooks."""
+        self._engine, self._pair = engine, pair
+        self._off = False
+
+    @leave_alone
+    def at(self, boundary: Boundary) -> None:
+        """See `ModuleCalls`."""
+        packer = self._engine.packer
+        if self._off and boundary.wakes >= 0:
+            if hook_stack.top(True) is not None:
+                return  # somebody has put hooks there, and will take off the top ones
+            self._off = False
+            packer.book.go_to(boundary.wakes)
+            hook_stack.push(self._pair.pack, self._engine.unpack)
+        span = boundary.span
+        if (
+            span is not None
+            and not self._off
+            and packer.book.position == span.first
+            and hook_stack.owner_of_top() is self._pair
+        ):
+            hook_stack.pop()
+            self._off = True
+            packer.pass_by(span.places)

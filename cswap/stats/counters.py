@@ -16,9 +16,6 @@ from cswap.stats.stats import CodecStats, Stats, gained_bytes
 if TYPE_CHECKING:
     from cswap.stats.step_trace import Timeline
 
-Unseen: TypeAlias = tuple[tuple[str, tuple[int, int]], ...]
-"""Reasons for which tensors stay, each with their number and their bytes."""
-
 Moved: TypeAlias = tuple[int, int, int, str, int, int, float]
 """Bytes of device memory and of host memory that are held from now on (negative: no more); 1 if a
 tensor was saved. If one was encoded: its codec, its bytes, those of the encoding, and the seconds
@@ -29,12 +26,6 @@ NO_TENSOR: Final = (0, "", 0, 0, 0.0)
 
 SAVED: Final = (1, "", 0, 0, 0.0)
 """The rest of a `Moved` by which a tensor was saved."""
-
-SHARED: Final = "shared"
-"""In place of a reason: the memory of another tensor that stays."""
-
-UNCOUNTED: Final = frozenset({"parameter", "small", "goal"})
-"""Reasons for which tensors stay that are not among the bytes held."""
 
 
 class Counters:
@@ -56,11 +47,12 @@ class Counters:
         parameters: bytes of each parameter that was saved and stays.
         small: bytes of each small tensor that was saved and stays.
         by_goal: bytes of each saved tensor that stays by a goal's plan.
-        rested: reason and bytes of each tensor that was saved where the last one stayed (rest.py).
+        kept_sizes: the last three by reason: these tensors are not among the bytes held.
+        stayed: reason and bytes of each tensor that was saved where the last one stayed
+            (engine/order/looks.py).
         again: bytes of each saved tensor that is computed again and has no handle.
         hits: for each tensor that was asked for first, whether it was ready or on its way.
-        unseen: the tensors of each call of a module that ran without the hooks.
-        n_unseen: number of those that have been counted.
+        n_unseen: number of the counted tensors that were saved without hooks.
         held_at_backward: bytes of device and host memory held when the last backward began.
     """
 
@@ -72,10 +64,14 @@ class Counters:
         self.parameters: deque[int] = deque()
         self.small: deque[int] = deque()
         self.by_goal: deque[int] = deque()
-        self.rested: deque[tuple[str, int]] = deque()
+        self.kept_sizes = {
+            "parameter": self.parameters,
+            "small": self.small,
+            "goal": self.by_goal,
+        }
+        self.stayed: deque[tuple[str, int]] = deque()
         self.again: deque[int] = deque()
         self.hits: deque[int] = deque()
-        self.unseen: deque[Unseen] = deque()
         self.n_unseen = self.held_at_backward = 0
         self.kept: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
         self.host_is_device = self.interrupted = False
@@ -103,7 +99,7 @@ class Counters:
         self._peak_saved = 0
         self._peak_since = 0
         self._gained_before = self._step_gained = 0  # before the last backward ended, and by then
-        # Since tensors that rest were counted: at the beginning of the step, or at its end.
+        # Since these were counted: at the beginning of the step, or at its end.
         self._step_peak_device = self._step_peak_saved = 0
 
     def keep(self, reason: str, nbytes: int) -> None:
@@ -134,8 +130,7 @@ class Counters:
         with self._lock:
             if self.moves or self.decodes:
                 self._count_moves()
-            kept = ("parameter", self.parameters), ("small", self.small), ("goal", self.by_goal)
-            for reason, saved in kept:
+            for reason, saved in self.kept_sizes.items():
                 if not saved:  # as in most calls
                     continue
                 n, nbytes = _take_all(saved)
@@ -143,13 +138,13 @@ class Counters:
                 entry = self.kept[reason]
                 entry[0] += n
                 entry[1] += nbytes
-            rested_bytes = self._count_rested() if self.rested or self.unseen else 0
-            # Nobody has noticed when tensors that rest were freed. They were there at the end of
+            stayed_bytes = self._count_stayed() if self.stayed else 0
+            # Nobody has noticed when tensors that stay uncounted were freed. They were there at the end of
             # the forward, where most steps have their peak.
-            device = self._step_peak_device + rested_bytes
+            device = self._step_peak_device + stayed_bytes
             if device > self._peak_device:
                 self._peak_device = device
-            saved_bytes = self._step_peak_saved + rested_bytes
+            saved_bytes = self._step_peak_saved + stayed_bytes
             if saved_bytes > self._peak_saved:
                 self._peak_saved = saved_bytes
             if saved_bytes > self._peak_since:
@@ -205,28 +200,16 @@ class Counters:
             self.by_codec[codec].decode_s += decode_s
             self.exposed_s += decode_s
 
-    def _count_rested(self) -> int:
-        # Returns the bytes of those that nobody looked at, and that are neither small nor owned.
-        rested_bytes, n = 0, len(self.rested)  # others may append meanwhile
+    def _count_stayed(self) -> int:
+        # Returns their bytes.
+        stayed_bytes, n = 0, len(self.stayed)  # others may append meanwhile
         self.packed += n
-        for reason, nbytes in islice(iter(self.rested.popleft, None), n):
+        for reason, nbytes in islice(iter(self.stayed.popleft, None), n):
             entry = self.kept[reason]
             entry[0] += 1
             entry[1] += nbytes
-            rested_bytes += nbytes
-        while self.unseen:
-            for reason, (n, nbytes) in self.unseen.popleft():
-                self.packed += n
-                self.n_unseen += n
-                if reason == SHARED:
-                    self.deduplicated += n
-                    continue
-                entry = self.kept[reason]
-                entry[0] += n
-                entry[1] += nbytes
-                if reason not in UNCOUNTED:
-                    rested_bytes += nbytes
-        return rested_bytes
+            stayed_bytes += nbytes
+        return stayed_bytes
 
     def stay(self, reason: str, nbytes: int, by: int = 1) -> None:
         """Count a packed tensor that stays on the device after all; ``by=-1`` takes this back."""

@@ -44,7 +44,8 @@ class Stats:
     """A snapshot of an engine's counts. Prints as a table.
 
     Attributes:
-        packed: tensors that autograd saved.
+        packed: tensors that autograd saved, but for parameters and small ones in modules that run
+            without hooks, since nothing leaves there.
         swapped: packed tensors that were encoded and moved out.
         deduplicated: packed tensors served by a tensor already held (same storage and version).
         kept_by_reason: packed tensors that stayed on the device, by reason

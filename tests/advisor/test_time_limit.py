@@ -20,7 +20,6 @@ from cswap.advisor.time_limit import (
     LEAST_S,
     LOSSY_PATIENCE,
     MEASURED_SHARE,
-    MOST_LEFT_OUT,
     NO_TIME,
     UNSEEN_S,
     Moment,
@@ -69,9 +68,8 @@ class Steps:
         self.rests.pop(position, None)
         return True
 
-    def run(self, steps=4, *, sees_all=False):
+    def run(self, steps=4):
         for _ in range(steps):
-            self.limit.reports.sees_all = sees_all
             self.limit.begin_step(self.now, self.ended)
             if self.n and self.n % 4 == 0:
                 self.limit.look_back()
@@ -107,25 +105,6 @@ def test_all_leave_below_the_limit():
     assert steps.leaving == list(range(10))
 
 
-def test_steps_in_which_all_tensors_come_to_the_hooks_are_left_out():
-    steps = Steps(alike(10, LIMIT_S / 10))
-    steps.factors = [2.0] * 10
-    steps.run(MOST_LEFT_OUT - 1, sees_all=True)
-    steps.factors = [0.5] * 10
-    steps.run(8)
-    assert steps.leaving == list(range(10))
-
-
-def test_steps_that_see_all_are_left_out_however_many_there_are_if_others_come_between():
-    steps = Steps(alike(10, LIMIT_S / 20))
-    for _ in range(2 * MOST_LEFT_OUT):
-        steps.factors = [4.0] * 10  # a choice by these alone would keep tensors
-        steps.run(3, sees_all=True)
-        steps.factors = [1.0] * 10
-        steps.run(1)
-        assert steps.leaving == list(range(10))
-
-
 def test_a_choice_needs_some_steps():
     limit = TimeLimit(SLOWDOWN)
     limit.note(0, MIB, Gain(2 * LIMIT_S, MIB))
@@ -148,12 +127,6 @@ def test_without_a_limit_of_time_no_step_has_to_be_measured():
     limit.begin_step(moment, moment)
     limit.look_back()
     assert limit.staying  # those that lower no peak
-
-
-def test_the_limit_holds_where_tensors_come_to_the_hooks_in_all_steps():
-    steps = Steps(alike(10, LIMIT_S / 5))
-    steps.run(MOST_LEFT_OUT + 5, sees_all=True)
-    assert steps.leaving_s <= LIMIT_S
 
 
 def test_those_that_save_the_fewest_bytes_for_a_second_stay():

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from cswap.engine import state
 from tests.devices.lagging_machine import LaggingMachine
+from tests.engine.looks import look_every
 
 N = 6
 NUMEL = 1024
@@ -124,7 +124,7 @@ def interrupt():
     ids=["raw", "slots raw", "zvc", "slots zvc"],
 )
 def test_a_ctrl_c_at_any_line_leaves_nothing_wrong_or_held(codec, steps, stride, monkeypatch):
-    monkeypatch.setattr(state, "GENERAL_EVERY", steps)
+    look_every(monkeypatch, steps)
     line = 1
     while True:
         with monkeypatch.context() as patch:

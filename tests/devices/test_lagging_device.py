@@ -16,6 +16,7 @@ from cswap.engine.transfer import staging
 from cswap.schema.plan import Decision, Plan
 from cswap.stores.disk import DiskStore
 from tests.devices.lagging_machine import LaggingMachine
+from tests.engine.looks import look_every
 
 MIB = 1 << 20
 N_TENSORS = 48
@@ -124,7 +125,7 @@ def test_a_large_device_holds_no_more_of_a_small_step(machine, codec):
 def test_a_step_of_many_small_tensors_has_a_share_of_its_bytes_under_way(
     machine, monkeypatch, steps, spares, share
 ):
-    monkeypatch.setattr("cswap.engine.state.GENERAL_EVERY", steps)  # 1: all have handles
+    look_every(monkeypatch, steps)  # 1: all have handles
     machine.device.backlog_bytes = machine.device.ready_bytes = 1 << 30
     engine = machine.engine("raw")
     executor = engine._state.lanes.of(machine.tensor(1).device).executor

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from cswap.config import SwapConfig
-from cswap.engine import state
 from cswap.engine.engine import SwapEngine
 from cswap.engine.replay import link, way_out
 from cswap.engine.replay.link_slot import LinkSlot
@@ -25,6 +24,7 @@ from tests.devices.lagging_machine import LaggingMachine
 from tests.devices.saved import assert_nothing_is_held, result
 from tests.devices.sim import SimDevice
 from tests.engine.engines import assert_empty
+from tests.engine.looks import look_every
 
 MIB = 1 << 20
 N = 12
@@ -32,7 +32,7 @@ NUMEL = MIB // 4
 """Elements of one MiB."""
 
 GENERAL_WAY, BY_SLOTS = 1, 64
-"""Values of `state.GENERAL_EVERY`."""
+"""Values of `looks.EVERY`."""
 
 
 @pytest.fixture
@@ -403,7 +403,7 @@ def test_a_tensor_is_rounded_as_on_the_whole_way(monkeypatch, section_bytes):
     """By its position, its part and the step."""
     found = []
     for steps in (GENERAL_WAY, BY_SLOTS):
-        monkeypatch.setattr(state, "GENERAL_EVERY", steps)
+        look_every(monkeypatch, steps)
         with monkeypatch.context() as patch:
             machine = LaggingMachine(patch)
             machine.device.section_bytes = section_bytes
@@ -504,7 +504,7 @@ def test_a_traced_step_and_a_captured_one_go_the_whole_way(machine):
 def test_statistics_are_those_of_the_whole_way(monkeypatch):
     found = []
     for steps in (GENERAL_WAY, BY_SLOTS):
-        monkeypatch.setattr(state, "GENERAL_EVERY", steps)
+        look_every(monkeypatch, steps)
         with monkeypatch.context() as patch:
             machine = LaggingMachine(patch)
             machine.device.backlog_bytes = machine.device.ready_bytes = 4 * MIB
@@ -643,7 +643,7 @@ def test_the_memory_that_a_plan_was_made_for_is_held_after_the_model_has_changed
 def test_a_second_stream_waits_for_memory_that_the_first_was_given(
     machine, monkeypatch, ahead, steps, codec
 ):
-    monkeypatch.setattr(state, "GENERAL_EVERY", steps)
+    look_every(monkeypatch, steps)
     monkeypatch.setattr("cswap.engine.unpacker._current_backward", lambda: 7)  # one runs
     engine = machine.engine(codec)
     engine._unpacker.backward = 7

@@ -13,10 +13,10 @@ from torch.nn import functional
 
 import cswap
 from cswap.advisor.time_limit import TimeLimit
-from cswap.engine import state
 from cswap.engine.saved.results import MOST
 from cswap.remat.record import Remat
 from tests.engine.engines import assert_empty
+from tests.engine.looks import look_every
 
 if TYPE_CHECKING:
     from cswap.advisor.gains import Took
@@ -91,7 +91,7 @@ def test_nothing_holds_the_memory_between_forward_and_backward(taken):
 def test_statistics_are_those_of_the_whole_way(monkeypatch, taken):
     counts = []
     for steps in (1, 64):
-        monkeypatch.setattr(state, "GENERAL_EVERY", steps)
+        look_every(monkeypatch, steps)
         given = leaves()
         with swapping() as engine:
             for _ in range(3):
@@ -277,15 +277,15 @@ def test_one_of_two_users_is_never_asked(taken):
 
 
 def test_a_second_save_that_begins_later_is_right_and_is_seen_after_some_steps(monkeypatch, taken):
-    monkeypatch.setattr(state, "GENERAL_EVERY", 4)
+    look_every(monkeypatch, 4)
     given = leaves()
     wanted = {loss: torch.autograd.grad(loss(*given), given) for loss in (one, twice)}
     with swapping() as engine:
         for loss in [one, one, *10 * [twice]]:
             assert equal(gradients(engine, loss, given), wanted[loss])
-        assert engine.stats.deduplicated == 8
-    # In the first three steps the second save has a slot of its own, until the fourth one.
-    assert taken == [*4 * [True], *3 * [True], *3 * [True]]
+        assert engine.stats.swapped == 2 + 2 * 2 + 8  # of gelu(h), saved twice or shared
+    # Until the fourth step the second save has a slot of its own.
+    assert taken == 9 * [True]
 
 
 def complex_pairs(y):

@@ -14,17 +14,17 @@ import cswap
 from cswap.codecs.one_thread import OneThread
 from cswap.codecs.registry import get_codec
 from cswap.devices.cpu import IDLE_SCRATCH_BYTES
-from cswap.engine import state
 from cswap.engine.saved import reclaim
 from cswap.engine.saved.encoded import Encoded
 from cswap.engine.saved.packed import PackedView
 from cswap.engine.transfer.in_line import MOST_KEPT, InLine
 from tests.engine.engines import assert_empty
+from tests.engine.looks import look_every
 
 MODIFIED = "modified by an inplace operation"
 
 GENERAL_WAY, BY_SLOTS = 1, 64
-"""Values of `state.GENERAL_EVERY`."""
+"""Values of `looks.EVERY`."""
 
 
 pytestmark = pytest.mark.usefixtures("_same_numbers")
@@ -104,7 +104,7 @@ def test_gradients_are_bit_equal_and_nothing_stays(codec, name, made):
 def test_statistics_and_values_are_those_of_the_whole_way(codec, monkeypatch, made):
     found = []
     for n in (GENERAL_WAY, BY_SLOTS):
-        monkeypatch.setattr(state, "GENERAL_EVERY", n)
+        look_every(monkeypatch, n)
         torch.manual_seed(0)
         given = leaves()
         with swapping(codec) as engine:
@@ -269,7 +269,7 @@ def test_an_interrupt_leaves_nothing_behind(where, monkeypatch, made):
 
 
 def test_a_leaf_that_others_begin_to_save_is_pinned_at_the_next_look(monkeypatch):
-    monkeypatch.setattr(state, "GENERAL_EVERY", 4)
+    look_every(monkeypatch, 4)
     mask = (torch.rand(512, 64) < 0.5).float()
     x = torch.randn(512, 64, requires_grad=True)
     with swapping("zvc") as engine:

@@ -16,13 +16,13 @@ from torch.nn import functional
 import cswap
 from cswap.advisor.call_site import Site
 from cswap.codecs.tolerance import EXACT
-from cswap.engine import state
+from cswap.engine.order.looks import EARLY
 from cswap.engine.recipes import Place
 from cswap.engine.saved.packed import Token
 from cswap.engine.saved.reclaim import MOST_LATER
-from cswap.engine.saved.rest import FIRST_STEPS
 from cswap.engine.trials import Trial
 from tests.engine.engines import assert_empty
+from tests.engine.looks import look_every
 
 N = 1 << 15
 
@@ -83,7 +83,7 @@ def test_gradients_are_bit_equal_and_less_is_held(workers, codec):
 
 
 def test_handles_without_bytes_are_released_in_groups(monkeypatch):
-    monkeypatch.setattr(state, "GENERAL_EVERY", 1)  # the general way in every step
+    look_every(monkeypatch, 1)  # the general way in every step
     model, x = torch.nn.Sequential(*(Block(64, 4) for _ in range(9))), torch.randn(8, 64, 64)
     waiting = []
     with cswap.install(model, min_bytes=0, workers=0) as handle:
@@ -130,7 +130,7 @@ def test_a_chain_that_a_busy_machine_has_timed_is_timed_once_more(monkeypatch):
     x = torch.randn(64, 64)
     wanted = gradients(model, x)
     with cswap.install(model, min_bytes=0, workers=0) as handle:
-        for _ in range(FIRST_STEPS + 1):
+        for _ in range(EARLY[0]):
             gradients(model, x)
         assert "remat" not in handle.stats.by_codec
         seconds[0] = 1e-6

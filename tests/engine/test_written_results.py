@@ -15,8 +15,8 @@ import torch
 from torch.nn import functional
 
 import cswap
-from cswap.engine import state
 from tests.engine.engines import assert_empty
+from tests.engine.looks import look_every
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,7 +84,7 @@ LOSSES = [saved_twice, saved_thrice, an_input_of_another]
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_write_into_a_result_reaches_no_other_user(loss, workers, options, whole, monkeypatch):
     if whole:
-        monkeypatch.setattr(state, "GENERAL_EVERY", 1)
+        look_every(monkeypatch, 1)
     given = [torch.randn(n, 64, requires_grad=True) for n in (512, 64)]
     wanted = torch.autograd.grad(loss(*given, write=False), given)
     with cswap.swapping(min_bytes=0, workers=workers, **options) as engine:

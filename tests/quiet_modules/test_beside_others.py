@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from cswap.engine.order import looks
 from tests.quiet_modules.training import (
     LARGE,
-    OFTEN,
     STEPS,
     Net,
     Training,
@@ -114,11 +114,13 @@ def test_an_error_that_the_model_catches_puts_the_hooks_back(install, packs):
     assert handle.stats.swapped - before == 2 * swapped
 
 
-def test_hooks_of_others_get_the_tensors_that_they_got_before(install, monkeypatch):
-    monkeypatch.setattr(OFTEN, 1)
+def test_hooks_of_others_get_the_tensors_that_they_got_before(install, monkeypatch, packs):
+    monkeypatch.setattr(looks, "EVERY", STEPS // 2)
     training = Training()
-    handle = install(training.model, min_bytes=LARGE)
-    settle(training)
+    install(training.model, min_bytes=LARGE)
+    training.step()
+    everything = packs.total()
+    settle(training, packs)
     outer: list[int] = []
     inner: list[int] = []
 
@@ -128,23 +130,24 @@ def test_hooks_of_others_get_the_tensors_that_they_got_before(install, monkeypat
         with noting(inner):
             return forward(x)
 
-    before = handle.stats.packed
     training.step()
-    packed = handle.stats.packed - before
+    assert packs.total() < everything / 10
+    packs.clear()
     with noting(outer):
         training.step()
     assert len(outer) == 1  # of the loss
-    assert handle.stats.packed - before == 2 * packed
+    assert packs.total() == everything
     training.model.large.forward = under_hooks
     training.step()
     alone: list[int] = []
     with noting(alone):
         forward(torch.randn(16, 64))
     assert inner == alone
-    settle(training)
-    before = handle.stats.packed
+    settle(training, packs)
+    inner.clear()
     training.step()
-    assert handle.stats.packed - before == packed - len(alone)
+    assert inner == alone
+    assert packs.total() < everything / 10
 
 
 def test_a_checkpointed_module_inside(install):

@@ -6,11 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from cswap.advisor.time_limit import TimeLimit
-from cswap.quiet_modules.learner import Learner
 from tests.quiet_modules.training import (
     LARGE,
-    OFTEN,
     STEPS,
     Net,
     Training,
@@ -56,27 +53,6 @@ def test_after_another_tensor_hooks_stay_on(install, packs):
     training.step()
     assert packs[4] > quiet
     assert handle.stats.swapped - before == 2 * swapped + 1
-
-
-def test_a_module_that_was_left_out_has_to_be_learned_again(install, monkeypatch, packs):
-    monkeypatch.setattr(OFTEN, 1)
-
-    class LeavesOut(Net):
-        all = True
-
-        def forward(self, x):
-            return super().forward(x) if self.all else self.large(self.wide(x))
-
-    training = Training(LeavesOut())
-    install(training.model, min_bytes=LARGE)
-    settle(training)
-    training.model.all = False
-    for _ in range(17):  # of which one learns
-        training.step()
-    training.model.all = True
-    packs.clear()
-    training.step()
-    assert packs[4]
 
 
 @pytest.mark.parametrize(
@@ -230,53 +206,3 @@ def test_a_module_that_begins_to_train_is_seen_at_once(install, how):
     training.model.requires_grad_(True)
     training.step()
     assert handle.stats.swapped - before >= 8
-
-
-def test_a_tensor_that_leaves_again_is_no_reason_to_learn(install, monkeypatch):
-    learned = []
-
-    class Counted(Learner):
-        def __init__(self, *args):
-            learned.append(self)
-            super().__init__(*args)
-
-    monkeypatch.setattr("cswap.quiet_modules.quiet_modules.Learner", Counted)
-    monkeypatch.setattr(OFTEN, 1)
-    training = Training()
-    handle = install(training.model, min_bytes=64, remat=False)
-    settle(training, rows=64)
-    learned.clear()
-    while len(learned) < 2:  # then it does not learn for a while
-        training.step(rows=64)
-    places = map(handle.engine.packer.book.place_at, range(20))
-    place = next(place for place in places if place is not None and place.rest is not None)
-    place.rest = None
-    for _ in range(4):
-        training.step(rows=64)
-    assert place.rest is not None  # it was looked at
-    assert len(learned) == 2
-
-
-def test_the_limit_of_time_is_told_of_calls_that_learn(install, monkeypatch):
-    told: list[bool] = []
-    learned: list[bool] = []
-    begin_step = TimeLimit.begin_step
-
-    class Counted(Learner):
-        def __init__(self, *args):
-            learned[-1] = True
-            super().__init__(*args)
-
-    def noted(limit, *moments):
-        told.append(limit.reports.sees_all)
-        begin_step(limit, *moments)
-
-    monkeypatch.setattr("cswap.quiet_modules.quiet_modules.Learner", Counted)
-    monkeypatch.setattr(TimeLimit, "begin_step", noted)
-    training = Training()
-    install(training.model, min_bytes=64, remat=False)
-    for _ in range(STEPS):
-        learned.append(False)
-        training.step(rows=64)
-    assert told == learned
-    assert {True, False} <= set(learned)

@@ -11,11 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from cswap import hook_stack
 
 STEPS = 36
-"""Of training, after which many calls do not learn."""
-
-
-OFTEN = "cswap.quiet_modules.quiet_modules.LONGEST"
-"""At 1, intervals between calls that learn do not grow."""
+"""Of training, after which many calls are not recorded."""
 
 LARGE = 1 << 40
 
@@ -81,7 +77,7 @@ def hooks_are_off():
 
 
 def settle(training, packs=None, **options):
-    """Train until the next step does not learn."""
+    """Train until the next step is not recorded."""
     for _ in range(STEPS):
         training.step(**options)
     if packs is not None:

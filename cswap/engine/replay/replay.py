@@ -9,8 +9,9 @@ torch's compares its type, dtype, layout and device. Where something may be loss
 that made it and that save it have to be the same, too. Any other tensor goes the general way, so a
 slot is a guess about time, never about values.
 
-Most tensors stay: parameters, small ones, and those of places where the last tensor stayed by a
-goal or is a parameter's. They need no slot, and nothing is wrong if another tensor stays instead.
+Most tensors stay: parameters, small ones, and those of places where the last tensor stayed. They
+need no slot, and nothing is wrong if another tensor stays instead. See Note [a tensor that stays]
+in order/looks.py.
 
 A slot takes tensors until the next step begins. Where anything else is wanted (a choice of codecs,
 a look at every tensor, a timeline), none does, and all tensors go the general way. Now and then
@@ -30,8 +31,11 @@ import torch
 from torch.nn import Parameter
 
 from cswap.advisor.site_history import Advice
+from cswap.advisor.time_limit import BY_LIMIT
 from cswap.dynamo import leave_alone
 from cswap.engine.order.chooser import STAYS
+from cswap.engine.order.looks import last_look
+from cswap.engine.packer import kept_in_place
 from cswap.engine.recipes import Place, producer
 from cswap.engine.replay.link_slot import LinkSlot
 from cswap.engine.replay.slot import CodecSlot
@@ -44,6 +48,7 @@ from cswap.engine.saved.recomputed import Recomputed
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from cswap.engine.order.looks import Stay
     from cswap.engine.packer import Packer
     from cswap.engine.replay.slot import Slot
     from cswap.engine.saved.packed import PackedView
@@ -63,7 +68,11 @@ _current_backward = torch._C._current_graph_task_id  # noqa: SLF001
 
 
 class Replay:
-    """The slots of one engine, and its two hooks."""
+    """The slots of one engine, and its two hooks.
+
+    Attributes:
+        is_plain: whether slots and places where tensors stay are asked in the step that runs.
+    """
 
     __slots__ = (
         "_advisor",
@@ -72,7 +81,7 @@ class Replay:
         "_counters",
         "_deaths",
         "_hits",
-        "_is_plain",
+        "_kept_sizes",
         "_later",
         "_limit",
         "_min_bytes",
@@ -82,8 +91,8 @@ class Replay:
         "_reclaimer",
         "_recomputer",
         "_reports",
+        "_stayed",
         "_scopes",
-        "_sizes_by_reason",
         "_small",
         "_state",
         "_steps",
@@ -91,6 +100,7 @@ class Replay:
         "_unpack",
         "_unpacker",
         "_used",
+        "is_plain",
     )
 
     def __init__(self, state: EngineState, packer: Packer, unpacker: Unpacker) -> None:
@@ -100,15 +110,10 @@ class Replay:
         self._steps, self._scopes, self._counters = state.order, state.scopes, state.counters
         self._reclaimer, self._advisor = state.reclaimer, state.advisor
         self._deaths, self._later = state.reclaimer.deaths, state.reclaimer.later
-        self._hits = state.counters.hits
+        self._hits, self._stayed = state.counters.hits, state.counters.stayed
         self._parameters, self._small = state.counters.parameters, state.counters.small
-        # Of places where the tensor stays, by the reason of their recipe; None: of their choice.
-        self._sizes_by_reason = {
-            "parameter": self._parameters,
-            "small": self._small,
-            None: state.counters.by_goal,
-        }
-        self._min_bytes, self._is_plain = max(1, state.lanes.min_bytes), False
+        self._kept_sizes = state.counters.kept_sizes
+        self._min_bytes, self.is_plain = max(1, state.lanes.min_bytes), False
         self._limit = state.advisor.limit
         self._reports = None if self._limit is None else self._limit.reports
         self._by_role = state.advisor.may_use_lossy
@@ -131,30 +136,38 @@ class Replay:
         places = book.begun.places
         slots: Sequence[Slot | Place | None] = ()
         self.tell()
-        self._is_plain = False
+        self.is_plain = False
         if saving or torch.is_grad_enabled():
             has_slots = any([place.slot is not None for place in places])  # noqa: C419 - no calls
-            if has_slots:
+            if has_slots or any([place.stay is not None for place in places]):  # noqa: C419
                 self._notes.begin()  # it may want another kind of step
-            self._is_plain = not self._is_special()
-            if self._is_plain:
+            self.is_plain = not self._is_special()
+            if self.is_plain:
                 self._thread = get_ident()
-                reasons, advisor = self._sizes_by_reason.keys() - {None}, self._advisor
+                reasons, advisor = self._kept_sizes, self._advisor
+                looked = last_look(self._steps.step)
                 slots = [
                     (slot if slot.stands(place, advisor) else None)
                     if (slot := place.slot) is not None
                     else place
-                    if place.choice is STAYS or place.recipe.keep in reasons
+                    if place.choice is STAYS
+                    or place.recipe.keep in reasons
+                    or ((stay := place.stay) is not None and self._stays(stay, looked))
                     else None
                     for place in places
                 ]
-            if self._is_plain and has_slots:
+            if self.is_plain and has_slots:
                 self._reclaimer.wake()
         for link in self._state.lanes.links:
             mine = [slot for slot in slots if type(slot) is LinkSlot and slot.link is link]
             link.begin_step(mine)
         book.slots = slots
         return slots
+
+    def _stays(self, stay: Stay, looked: int) -> bool:
+        # Whether what was decided in that step holds. looked: the step of the last look.
+        limit = self._limit if stay.reason in BY_LIMIT else None
+        return stay.since >= looked and (limit is None or stay.key in limit.staying)
 
     def tell(self) -> None:
         """Tell the advisor of the tensors that slots have taken since the last call."""
@@ -191,7 +204,7 @@ class Replay:
             slots = self.review(saving=True)  # operators switch gradients off while they save
         steps, kind = self._steps, type(tensor)
         if (
-            self._is_plain
+            self.is_plain
             and (kind is _Tensor or kind is Parameter)
             and not _is_tracing()
             and tensor.layout is _strided
@@ -203,17 +216,16 @@ class Replay:
                 sizes = self._small
             elif n < len(slots) and type(place := slots[n]) is Place:
                 if (
-                    place.nbytes == nbytes
-                    and place.recipe.scope is self._scopes.stack[-1]
-                    and not steps.asked_since_pack
-                    and get_ident() == self._thread
-                    and not self._deaths
-                    and not tensor.is_nested
+                    place.nbytes != nbytes
+                    or place.recipe.scope is not self._scopes.stack[-1]
+                    or steps.asked_since_pack
+                    or get_ident() != self._thread
+                    or tensor.is_nested
                 ):
-                    sizes = self._sizes_by_reason[place.recipe.keep]
-                    after = n + 1
-                else:
                     return self._other(tensor, n)
+                if place.stay is not None:
+                    return self._stay(tensor, place.stay)
+                sizes, after = self._kept_sizes[place.recipe.keep or "goal"], n + 1
             if sizes is not None and not _len_dispatch_modes():
                 try:
                     held = tensor if tensor.is_leaf else tensor.detach()
@@ -281,6 +293,19 @@ class Replay:
             self._state.interrupted = True
             raise
         return packed
+
+    def _stay(self, tensor: torch.Tensor, stay: Stay) -> Kept:
+        # Without the lock, as with slots.
+        self._book.begun.next += 1
+        if stay.shares:
+            self._counters.share()
+        else:
+            self._steps.position += 1
+            self._stayed.append((stay.reason, stay.key[1]))
+        kept = kept_in_place(tensor)
+        if self._reports is not None and self._reports.wanted:
+            self._notes.saved(kept)
+        return kept
 
     def _other(self, tensor: torch.Tensor, n: int) -> Kept | PackedView | WithoutHandle:
         # Another tensor than the slot of the n-th place is for. If it is at no place, as weights

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
-
-if TYPE_CHECKING:
-    import torch
+from typing import Any, Final, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,20 +31,14 @@ class ModuleCalls(Protocol):
     """Follows the modules that run in one call of the model: see `cswap.quiet_modules`.
 
     Attributes:
-        learns: whether every module is followed.
+        records: whether every module is followed.
     """
 
     @property
-    def learns(self) -> bool: ...  # noqa: D102 - see above
+    def records(self) -> bool: ...  # noqa: D102 - see above
 
-    def at(self, boundary: Any, module: torch.nn.Module, values: Any) -> None:
-        """A module begins or ends.
-
-        Args:
-            boundary: which one.
-            module: it.
-            values: arguments of its forward, or their result.
-        """
+    def at(self, boundary: Any) -> None:
+        """A module begins or ends. Args: boundary: which one."""
         ...
 
 

@@ -11,7 +11,7 @@ from cswap.engine.saved.modified import modified_error
 from cswap.errors import InternalError
 
 if TYPE_CHECKING:
-    from cswap.engine.saved.rest import Rest
+    from cswap.engine.order.looks import Stay
     from cswap.engine.saved.without_handle import SharedUse
     from cswap.engine.transfer.device_lanes import Lane
     from cswap.engine.transfer.handle import Handle
@@ -62,7 +62,7 @@ class Token:
         source: see `Owner`.
         result: see `Owner`.
         remat: see `Owner`.
-        rest: of its place in the step, if its tensor stays for some steps (see rest.py).
+        stay: its tensor stays (engine/order/looks.py); None: it leaves, or nobody has decided.
         shared_use: set if the next tensor of its place may do without a handle; told of other users
             of the memory.
     """
@@ -72,10 +72,10 @@ class Token:
         "handle",
         "lane",
         "remat",
-        "rest",
         "result",
         "shared_use",
         "source",
+        "stay",
     )
 
     def __init__(self, handle: Handle, source: torch.Tensor, lane: Lane) -> None:
@@ -84,7 +84,7 @@ class Token:
         self.source: torch.Tensor | None = source
         self.result: torch.Tensor | None = None
         self.remat: Remat | None = None
-        self.rest: Rest | None = None
+        self.stay: Stay | None = None
         self.shared_use: SharedUse | None = None
         handle.token = weakref.ref(self)
 

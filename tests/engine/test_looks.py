@@ -1,4 +1,4 @@
-"""Tensors that stay because no codec is worth its time rest for several steps."""
+"""Tensors that stay because no codec is worth its time stay until the next look."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from torch import nn
 
 import cswap
 from cswap.advisor.time_limit import TimeLimit
-from cswap.engine.saved.rest import FIRST_STEPS, MOST_STEPS, Rest
+from cswap.engine.order.looks import EARLY, EVERY
 
 OPTIONS: dict[str, Any] = {"min_bytes": 0, "workers": 0, "remat": False}
 
@@ -42,10 +42,10 @@ def asked(monkeypatch):
     return positions
 
 
-def test_a_tensor_that_stays_rests_and_is_counted(asked):
+def test_a_tensor_that_stays_is_counted_and_no_more(asked):
     model, x = Scaled(), dense()
     with cswap.install(model, **OPTIONS) as handle:
-        for step in range(FIRST_STEPS + 1):
+        for step in range(EARLY[0]):
             loss = model(x)
             looked_at = step == 0
             assert handle.stats.device_bytes == looked_at * x.nbytes
@@ -71,42 +71,41 @@ def test_peaks_are_those_of_steps_in_which_all_is_looked_at(monkeypatch):
     model, x, sparse = Both(), dense(1 << 16), torch.zeros(1 << 16, requires_grad=True)
     with cswap.install(model, **OPTIONS) as handle:
         peaks = set()
-        for _ in range(FIRST_STEPS + 3):
+        for _ in range(EARLY[0] + 2):
             model(x, sparse).backward()
             stats = handle.stats
             peaks.add((stats.peak_device_bytes, stats.peak_saved_bytes))
-        assert stats.kept_by_reason["does_not_pay"] == FIRST_STEPS + 3
-        assert stats.swapped == FIRST_STEPS + 3
+        assert stats.kept_by_reason["does_not_pay"] == EARLY[0] + 2
+        assert stats.swapped == EARLY[0] + 2
     assert len(peaks) == 1
     assert peaks.pop()[1] >= x.nbytes + sparse.nbytes
 
 
-def test_rests_grow_longer():
-    rest, step, lengths = Rest(1), 0, []
-    for _ in range(7):
-        start = step
-        while step + 1 < rest.until:
-            step += 1
-        lengths.append(step - start)
-        step += 1
-        rest = rest.longer(step)
-    assert lengths == [2, 8, 32, 64, 64, 64, 64]
-    assert (lengths[0], lengths[-1]) == (FIRST_STEPS, MOST_STEPS)
+def test_looks_become_rare(asked):
+    model, x = Scaled(), dense()
+    looked = []
+    with cswap.install(model, **OPTIONS):
+        for step in range(3 * EVERY + 1):
+            asked.clear()
+            model(x).backward()
+            if asked:
+                looked.append(step)
+    assert looked == [0, *EARLY, EVERY, 2 * EVERY, 3 * EVERY]
 
 
-def test_a_tensor_that_becomes_sparse_is_swapped_after_its_rest():
+def test_a_tensor_that_becomes_sparse_is_swapped_in_the_next_look():
     n = 1 << 19  # decoding zeros takes less time than the memory is worth
     model, sparse = Scaled(), torch.zeros(n, requires_grad=True)
     with cswap.install(model, **OPTIONS) as handle:
         model(dense(n)).backward()
-        for _ in range(FIRST_STEPS):
+        for _ in range(EARLY[0] - 1):
             model(sparse).backward()
         assert handle.stats.swapped == 0
         model(sparse).backward()
         assert handle.stats.swapped == 1
 
 
-def test_another_tensor_in_its_place_does_not_rest(asked):
+def test_another_tensor_in_its_place_is_looked_at(asked):
     model = Scaled()
     with cswap.install(model, **OPTIONS):
         model(dense()).backward()
@@ -129,7 +128,7 @@ def test_gradients_are_those_without_cswap():
             x.grad = None
 
 
-def test_a_resting_tensor_that_is_written_into_raises():
+def test_a_tensor_that_stays_and_is_written_into_raises():
     class Written(nn.Module):
         def forward(self, x, *, write):
             y = x * 2.0
@@ -153,7 +152,7 @@ def test_a_tensor_that_the_limit_no_longer_keeps_leaves_at_once(monkeypatch):
         limit = handle.engine.advisor.limit
         assert limit is not None
         limit.staying = frozenset({(0, x.nbytes)})
-        for _ in range(FIRST_STEPS + 3):  # the last is in the middle of the second rest
+        for _ in range(EARLY[0] + 2):
             model(x).backward()
         assert handle.stats.swapped == 0
         limit.staying = frozenset()
@@ -162,11 +161,11 @@ def test_a_tensor_that_the_limit_no_longer_keeps_leaves_at_once(monkeypatch):
 
 
 @pytest.mark.parametrize("limit", [{"host_limit": 1 << 30}, {"budget": 1 << 30}])
-def test_nothing_rests_where_a_limit_decides(limit):
+def test_all_are_looked_at_where_a_limit_decides(limit):
     model, x = Scaled(), dense()
     with cswap.install(model, **OPTIONS, **limit) as handle:
         for _ in range(3):
             model(x).backward()
         places = handle.engine.packer.book.begun.places
         assert places
-        assert all(place.rest is None for place in places)
+        assert all(place.stay is None for place in places)
