@@ -139,7 +139,7 @@ class Counters:
                 entry[0] += n
                 entry[1] += nbytes
             stayed_bytes = self._count_stayed() if self.stayed else 0
-            # Nobody has noticed when tensors that stay uncounted were freed. They were there at the end of
+            # Nobody has noticed when these tensors were freed. They were there at the end of
             # the forward, where most steps have their peak.
             device = self._step_peak_device + stayed_bytes
             if device > self._peak_device:
