@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
-from cswap.advisor.candidates import predicted_ratio
+from cswap.advisor.candidates import RAW, predicted_ratio
 from cswap.advisor.correction import Correction, usable
 from cswap.display import visible
 
@@ -228,7 +228,7 @@ class SiteMemory:
         elif abs(ratio - self._reference[1]) > DRIFT * self._reference[1]:
             self.stale = True
         profile = self.explanation.profile
-        if profile is not None and nbytes != raw_nbytes and _is_due(seen[_COUNT]):
+        if profile is not None and codec != RAW and _is_due(seen[_COUNT]):
             predicted = predicted_ratio(codec, profile)
             if usable(predicted, ratio):
                 self._ratios.setdefault(codec, Correction()).observe(predicted, ratio)
