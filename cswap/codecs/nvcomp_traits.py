@@ -80,6 +80,8 @@ def _ans(profile: TensorProfile) -> float:
 def _ans_of_bytes(profile: TensorProfile) -> float:
     # Which words are zero, at the entropy of that; bytes of other words verbatim, and those of
     # bools, which are all the same, for nothing. Upper bound of the entropy of all bytes.
+    if not profile.sampled:
+        return 1.0
     zeros = profile.zero_fraction
     other = 0.0 if profile.dtype == "bool" else 8 * (1 - zeros)
     return 8 / (_entropy((zeros, 1 - zeros)) + other + _CODING_BITS)
@@ -98,10 +100,11 @@ def _runs(least: int, per_run: int, per_byte: float) -> Callable[[TensorProfile]
 
 
 def _cascaded(profile: TensorProfile) -> float:
-    # Runs, of which each has a value in the bits of the integers' range, and a byte for its length.
+    # Runs, of which each has a value in the bits of the integers' range, and a byte for its length;
+    # and 64 bytes for each 4096, which it encodes on their own.
     word = word_bits(profile)
     value = word if profile.int_bits is None else min(word, profile.int_bits + 1)
-    return word / ((1 - profile.repeat_fraction) * (value + 8) + _CODING_BITS)
+    return word / ((1 - profile.repeat_fraction) * (value + 8) + word / 64)
 
 
 def _bitcomp(profile: TensorProfile) -> float:
