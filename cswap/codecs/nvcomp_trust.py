@@ -26,14 +26,14 @@ class Trust:
     """Of one codec.
 
     Attributes:
-        failed: dtypes that it does not take any more.
+        failed: dtypes that it does not take any more, and what nvCOMP raised.
     """
 
     def __init__(self, codec: Codec) -> None:
         """Args: codec: it."""
         self._codec = codec
         self._proven: set[torch.dtype] = set()
-        self.failed: set[torch.dtype] = set()
+        self.failed: dict[torch.dtype, str] = {}
 
     def prove(self, dtype: torch.dtype, device: torch.device) -> None:
         """Encode and decode some bytes, the first time for this dtype. Waits for the device then.
@@ -50,14 +50,16 @@ class Trust:
                 self._proven.discard(dtype)
                 if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
                     raise
-                self.lose(dtype, error)
-        if dtype in self.failed:
-            raise UnsupportedError(f"codec {self._codec.name!r}: nvCOMP has failed on {dtype}.")
+                self.failed[dtype] = str(error)
+        why = self.failed.get(dtype)
+        if why is not None:
+            name = self._codec.name
+            raise UnsupportedError(f"codec {name!r}: nvCOMP has failed on {dtype} ({why}).")
 
     def lose(self, dtype: torch.dtype, error: Exception) -> None:
-        """Take the dtype no more, because nvCOMP raised this error."""
+        """Take the dtype no more, because nvCOMP raised this error after the proof."""
         if dtype not in self.failed:
-            self.failed.add(dtype)
+            self.failed[dtype] = str(error)
             log.warning("codec %r takes no %s any more: %s", self._codec.name, dtype, error)
 
     def _round_trip(self, dtype: torch.dtype, device: torch.device) -> None:

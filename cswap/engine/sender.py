@@ -139,8 +139,6 @@ class Sender:
         if refusal is not None:
             self._counters.fall_back(f"{codec.name}:choice", refusal)
             codec = get_codec("raw")
-            if isinstance(handle.advice, Advice):
-                handle.advice.memory.stale = True  # it may have failed since it was chosen
         handle.tolerance = EXACT if codec.lossless else needed_tolerance(codec)
         if (codec.name, x.dtype, x.device) not in WARM:
             self._counters.compiled(warm(codec, x.dtype, x.device))
