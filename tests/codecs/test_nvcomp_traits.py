@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 import zlib
+from pathlib import Path
 
 import pytest
 import torch
 
+from cswap.advisor.rates import UNKNOWN_RATES
 from cswap.codecs.layout import words_of
 from cswap.codecs.nvcomp_library import CHUNK_BYTES
 from cswap.codecs.nvcomp_traits import TRAITS, exponent_bits
@@ -15,6 +18,7 @@ from cswap.codecs.registry import NVCOMP
 from cswap.profiler import profile
 from cswap.schema.tensor import DTYPES, TensorProfile
 
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "format" / "nvcomp.md"
 N = 1 << 17
 
 
@@ -171,3 +175,14 @@ def test_a_ratio_is_foretold_of_any_tensor(name):
 @pytest.mark.parametrize("name", ["nvcomp-ans", "nvcomp-lz4", "nvcomp-bitcomp", "nvcomp-cascaded"])
 def test_noise_is_not_foretold_to_shrink(name):
     assert foretold(name, values("noise", torch.float32).view(torch.int32)) == 1.0
+
+
+def test_the_page_has_these_rates():
+    row = re.compile(r"^\| (`nvcomp-[^|]+`) \|[^|]+\| (\d+), (\d+) \| [^|]+ \|$", re.MULTILINE)
+    shown = {
+        name: (1e9 * float(encode), 1e9 * float(decode))
+        for names, encode, decode in row.findall(PAGE.read_text("utf-8"))
+        for name in re.findall(r"`([^`]+)`", names)
+    }
+    rates = {name: t.rates.get("cuda", UNKNOWN_RATES["cuda"]) for name, t in TRAITS.items()}
+    assert shown == {n: (r.encode_bytes_per_s, r.decode_bytes_per_s) for n, r in rates.items()}
