@@ -41,9 +41,8 @@ _CODING_BITS: Final = 0.2
 """Bits per symbol that ANS takes above the entropy. Assumed: normal values in bfloat16 then have
 the ratio 1.46, which NVIDIA's blog (see the note) has for weights in bfloat16."""
 
-_OVERHEAD_S: Final = 100e-6
-"""Per tensor and direction. Assumed: calls of nvCOMP's Python take longer than a launch, and a
-payload of late size has a handle in each step."""
+_OVERHEAD_S: Final = 50e-6
+"""Per tensor and direction. Assumed: calls of nvCOMP's Python take longer than a launch."""
 
 
 def _entropy(shares: Iterable[float]) -> float:

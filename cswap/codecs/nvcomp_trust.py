@@ -7,6 +7,7 @@ come back. Where they do not, or where nvCOMP fails later, the codec takes the d
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -23,7 +24,7 @@ PROOF_BYTES: Final = 1 << 17
 
 
 class Trust:
-    """Of one codec.
+    """Of one codec. Thread-safe.
 
     Attributes:
         failed: dtypes that it does not take any more, and what nvCOMP raised.
@@ -32,6 +33,8 @@ class Trust:
     def __init__(self, codec: Codec) -> None:
         """Args: codec: it."""
         self._codec = codec
+        self._lock = threading.RLock()  # the proof itself encodes
+        self._trying: set[torch.dtype] = set()
         self._proven: set[torch.dtype] = set()
         self.failed: dict[torch.dtype, str] = {}
 
@@ -42,25 +45,38 @@ class Trust:
             UnsupportedError: nvCOMP has failed on this dtype.
             MemoryError, torch.OutOfMemoryError: no memory; the next call tries again.
         """
-        if dtype not in self._proven:
-            self._proven.add(dtype)  # what follows encodes
-            try:
-                self._round_trip(dtype, device)
-            except Exception as error:
-                self._proven.discard(dtype)
-                if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-                    raise
-                self.failed[dtype] = str(error)
-        why = self.failed.get(dtype)
-        if why is not None:
-            name = self._codec.name
-            raise UnsupportedError(f"codec {name!r}: nvCOMP has failed on {dtype} ({why}).")
+        if dtype in self._proven:
+            return
+        with self._lock:
+            if dtype in self._trying:
+                return
+            if dtype not in self.failed:
+                self._try(dtype, device)
+            why = self.failed.get(dtype)
+            if why is not None:
+                name = self._codec.name
+                raise UnsupportedError(f"codec {name!r}: nvCOMP has failed on {dtype} ({why}).")
+            self._proven.add(dtype)
 
     def lose(self, dtype: torch.dtype, error: Exception) -> None:
         """Take the dtype no more, because nvCOMP raised this error after the proof."""
-        if dtype not in self.failed:
+        with self._lock:
+            first = dtype not in self.failed
+            self._proven.discard(dtype)
             self.failed[dtype] = str(error)
+        if first:
             log.warning("codec %r takes no %s any more: %s", self._codec.name, dtype, error)
+
+    def _try(self, dtype: torch.dtype, device: torch.device) -> None:
+        self._trying.add(dtype)
+        try:
+            self._round_trip(dtype, device)
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            self.failed[dtype] = str(error)
+        finally:
+            self._trying.discard(dtype)
 
     def _round_trip(self, dtype: torch.dtype, device: torch.device) -> None:
         codec = self._codec

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections import deque
 from typing import Any
 
@@ -18,6 +19,7 @@ from cswap.config import SwapConfig
 from cswap.engine.engine import SwapEngine
 from cswap.engine.order.chooser import Choice
 from cswap.engine.saved.packed import PackedView
+from cswap.errors import UnsupportedError
 from cswap.schema.plan import Decision, Plan
 from tests.codecs.nvcomp_stand_in import FakeArray, FakeCodec, forgotten, installed
 from tests.devices.lagging_machine import LaggingMachine
@@ -255,3 +257,35 @@ def test_a_plan_may_name_one(machine):
     engine = engine_of(machine, plan=plan)
     step(machine, engine)
     assert used(engine) == {"nvcomp-cascaded"}
+
+
+def test_threads_wait_for_the_proof_of_another(machine, monkeypatch):
+    """Else the second one's tensor would be encoded before it is known that decodes fail."""
+    began, go = threading.Event(), threading.Event()
+
+    def slow(*_args, **_options):
+        began.set()
+        go.wait(10)
+        fails()
+
+    monkeypatch.setattr(FakeCodec, "decode", slow)
+    codec, ends = get_codec("nvcomp-lz4"), []
+    assert isinstance(codec, NvcompCodec)
+
+    def work():
+        try:
+            codec._trust.prove(torch.float32, torch.device("cpu"))
+        except UnsupportedError as error:
+            ends.append(str(error))
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    threads[0].start()
+    assert began.wait(10)
+    threads[1].start()
+    threads[1].join(0.05)
+    assert threads[1].is_alive()
+    go.set()
+    for thread in threads:
+        thread.join(10)
+    assert len(ends) == 2
+    assert all("has failed on torch.float32 (code=1000)" in end for end in ends)
