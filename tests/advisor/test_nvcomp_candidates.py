@@ -233,7 +233,6 @@ def test_a_tensor_that_is_stored_raw_corrects_the_predicted_ratio():
     advisor = advised(SLOW)
     values, chosen = normal(), []
     for _ in range(20):
-        advisor.begin_step(0.0)
         advice = advisor.choose(OnGpu(values), Site(), 0, tolerance=EXACT, may_keep=False)
         assert advice.codec is not None
         chosen.append(advice.codec.name)

@@ -80,7 +80,7 @@ def test_without_the_package_the_message_says_what_to_install(name, monkeypatch)
     monkeypatch.setitem(sys.modules, "nvidia.nvcomp", None)
     with pytest.raises(ConfigError) as caught:
         get_codec(name)
-    assert str(caught.value).startswith(f"codec={name!r}: needs nvCOMP (")
+    assert str(caught.value).startswith(f"codec={name!r}: needs nvCOMP (it is not installed)")
     assert 'Install it: pip install ".[cuda1' in str(caught.value)
     assert isinstance(caught.value.__cause__, ImportError)
     assert name not in cswap.list_codecs()
