@@ -6,15 +6,17 @@ codec that is overrated is chosen, and then disappoints. The advisor corrects it
 Note [rates that others have published]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 All rates are by NVIDIA's figures, of large data on other GPUs than the user's, not measured by us.
-Of several figures, the lowest counts. Rates without a source are assumed, and slow on purpose.
-`cswap calibrate` and measured round trips replace them.
+Rates without a source are assumed, and slow on purpose. `cswap calibrate` and measured round trips
+replace them.
 
-ANS       180 and 240 GB/s of bfloat16, on a B200. "Cut Checkpoint Costs with About 30 Lines of
-          Python and NVIDIA nvCOMP", NVIDIA Technical Blog, 2026-04-09, as others quote its table.
-          Bytes take twice the time: nvCOMP's release notes, 5.3.0, on its float8 mode.
+ANS       180 and 240 GB/s, on a B200. "Cut Checkpoint Costs with About 30 Lines of Python and
+          NVIDIA nvCOMP", NVIDIA Technical Blog, 2026-04-09. Its figures are taken from others who
+          quote it, and some quote higher ones (530). Bytes take twice the time: nvCOMP's release
+          notes, 5.3.0, on its float8 mode.
 Cascaded  184 and 229 GB/s of 64-bit integers, on a V100: README of github.com/NVIDIA/nvcomp, 2.0.
-LZ4       37 and 118 GB/s of 64-bit integers, on an RTX 3090: the same, 2.1. On an A100, 90 and 313
-          (doc/Benchmarks.md).
+LZ4       37 and 118 GB/s of repetitive integers, on an RTX 3090: the same, 2.1. On an A100, 90 and
+          313 (doc/Benchmarks.md). Of text, on a V100 with the first releases, 3 and 27; but only
+          repeats are foretold to shrink here.
 Snappy    "Comparable to LZ4": nvCOMP's documentation, "Algorithm Selection".
 Zstd      Encodes 16 GB/s of a checkpoint: as ANS. Decoding is assumed.
 Others    Assumed. The documentation has "High" for Bitcomp, which counts as `UNKNOWN_RATES`, and
@@ -39,7 +41,7 @@ ANS_FLOATS: Final = {2: "<f2", 4: "<f4"}
 
 _CODING_BITS: Final = 0.2
 """Bits per symbol that ANS takes above the entropy. Assumed: normal values in bfloat16 then have
-the ratio 1.46, which NVIDIA's blog (see the note) has for weights in bfloat16."""
+the ratio 1.46, which NVIDIA's blog is quoted with for weights in bfloat16 (see the note)."""
 
 _OVERHEAD_S: Final = 50e-6
 """Per tensor and direction. Assumed: calls of nvCOMP's Python take longer than a launch."""
