@@ -153,7 +153,7 @@ def _calibrate(device: str, *, again: bool) -> bool:
     from cswap.advisor import calibrate as measuring
 
     with Progress(disable=not sys.stdout.isatty()) as progress:
-        bar = progress.add_task("Measuring", total=measuring.n_steps())
+        bar = progress.add_task("Measuring", total=measuring.n_steps(device))
         try:
             for name in measuring.steps(device, again=again):
                 progress.update(bar, advance=1, description=f"Measured {name}")

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Final
 from cswap.advisor import background_calibration as background
 from cswap.advisor import lossy_rules, options, time_limit
 from cswap.advisor.call_site import Site
-from cswap.advisor.candidates import RAW, LossyCandidates, lossless_candidates
+from cswap.advisor.candidates import RAW, LosslessCandidates, LossyCandidates
 from cswap.advisor.cheapest import MARGIN, cheapest
 from cswap.advisor.cost import candidate
 from cswap.advisor.explore import trial_at
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from cswap.advisor.candidates import FallBack
     from cswap.advisor.site_history import Learner
     from cswap.advisor.time_limit import Moment
     from cswap.config import SwapConfig
@@ -87,14 +88,24 @@ class Advisor:
         limit: of the time that swapping adds to a CPU's step; None: there is none.
     """
 
-    def __init__(self, config: SwapConfig, plan: Plan | None) -> None:
-        """Args: config: parsed options; plan: decisions that take precedence.
+    def __init__(
+        self,
+        config: SwapConfig,
+        plan: Plan | None,
+        fall_back: FallBack | None = None,
+    ) -> None:
+        """An advisor that knows no call site yet.
+
+        Args:
+            config: parsed options.
+            plan: decisions that take precedence.
+            fall_back: counts and logs what failed, why, and what happens then; None: nobody does.
 
         Raises:
             ConfigError: the options contradict each other.
         """
         options.check(config, plan)
-        self._config = config
+        self._config, self._lossless = config, LosslessCandidates(fall_back)
         self._pricing = make_pricing(config.policy)
         self.may_use_lossy = options.may_use_lossy(config, plan)
         self.milder = Milder()
@@ -110,11 +121,6 @@ class Advisor:
     def tolerance_of(self, tensor: torch.Tensor, site: Site) -> int:
         """How large an error this tensor may get, by the options and by its role."""
         return lossy_rules.tolerance_of(tensor, site) if self.may_use_lossy else EXACT
-
-    @cached_property
-    def _lossless(self) -> tuple[str, ...]:
-        # Not before the first choice: all codecs are imported to be asked.
-        return lossless_candidates()
 
     @cached_property
     def _lossy(self) -> LossyCandidates:
@@ -434,7 +440,7 @@ class Advisor:
             return Explanation(position, site, None, (), RAW, reason + EARLY)
         stay = (KEEP, RAW) if may_keep else (RAW,)
         lossy = self.milder.among(self._lossy.of(tolerance, taken), x, site.kind)
-        names = (*stay, *self._lossless, *lossy)
+        names = (*stay, *self._lossless.on(x.device.type), *lossy)
         return self._cheapest(x, site, position, reason, names, taken, memory, tolerance=tolerance)
 
     def _by_function(self, taken: TensorProfile) -> str:

@@ -11,7 +11,7 @@ import torch
 
 from cswap.advisor import link
 from cswap.advisor.calibration import Calibration, CodecTimes, machine_of, stored
-from cswap.advisor.candidates import all_candidates
+from cswap.advisor.candidates import all_candidates, nvcomp_candidates
 from cswap.advisor.fit import fit
 from cswap.advisor.round_trip import round_trip
 from cswap.codecs.base import takes
@@ -73,7 +73,7 @@ def steps(kind: str, *, again: bool = False, compiled_only: bool = False) -> Ite
         missing = frozenset(name for name in missing if _is_compiled(name, kind))
         if found.complete and not missing:
             return
-    for name in all_candidates():
+    for name in _names(kind):
         if name in missing:
             found = _with_codec(found, name, kind)
             found.save()
@@ -86,14 +86,18 @@ def steps(kind: str, *, again: bool = False, compiled_only: bool = False) -> Ite
     yield LINK
 
 
-def n_steps() -> int:
-    """Number of steps of a whole calibration."""
-    return len(all_candidates()) + 1
+def n_steps(kind: str) -> int:
+    """Number of steps of a whole calibration of that kind of device."""
+    return len(_names(kind)) + 1
 
 
 def lacking(found: Calibration) -> frozenset[str]:
     """Codecs that the advisor considers and that this calibration has not tried to measure."""
-    return frozenset(all_candidates()) - found.times.keys() - found.left_out.keys()
+    return frozenset(_names(found.machine["kind"])) - found.times.keys() - found.left_out.keys()
+
+
+def _names(kind: str) -> tuple[str, ...]:
+    return (*all_candidates(), *nvcomp_candidates(kind))
 
 
 def _is_compiled(name: str, kind: str) -> bool:

@@ -10,16 +10,21 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from cswap.advisor.rates import UNKNOWN_RATES
+from cswap.codecs import nvcomp_library
+from cswap.codecs.nvcomp_traits import TRAITS
 from cswap.codecs.registry import compositions, get_codec, installed_codecs
 from cswap.codecs.tolerance import COARSE, FINE, needed_tolerance
 from cswap.log import log
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from cswap.codecs.base import Codec
     from cswap.codecs.traits import CodecRate
     from cswap.schema.tensor import TensorProfile
+
+    FallBack = Callable[[str, object, str], None]
+    """Counts and logs what failed, why, and what is done instead."""
 
 RAW: Final = "raw"
 """Always a candidate where a tensor may not stay: the codec that does nothing."""
@@ -44,6 +49,15 @@ def lossless_candidates() -> tuple[str, ...]:
     )
 
 
+def nvcomp_candidates(kind: str) -> tuple[str, ...]:
+    """Names of nvCOMP's codecs on that kind of device; none where it is missing or does not work.
+
+    It is loaded for a GPU alone, and only where it is installed.
+    """
+    usable = kind == "cuda" and nvcomp_library.is_installed() and not nvcomp_library.failure()
+    return tuple(TRAITS) if usable else ()
+
+
 def lossy_candidates(lossy: str | float) -> tuple[str, ...]:
     """Names of the lossy codecs that the option ``lossy`` admits, and their compositions.
 
@@ -55,6 +69,25 @@ def lossy_candidates(lossy: str | float) -> tuple[str, ...]:
     if isinstance(lossy, str):
         return _with_compositions([get_codec(lossy)])
     return _with_compositions(c for c in _lossy_codecs() if _error(c) <= lossy)
+
+
+class LosslessCandidates:
+    """The lossless candidates, by kind of device."""
+
+    def __init__(self, fall_back: FallBack | None = None) -> None:
+        """Args: fall_back: told why an nvCOMP that is installed is not used; None: nobody is."""
+        self._fall_back = fall_back
+        self._known: dict[str, tuple[str, ...]] = {}
+
+    def on(self, kind: str) -> tuple[str, ...]:
+        """Their names. At first, all codecs are imported to be asked."""
+        found = self._known.get(kind)
+        if found is None:
+            found = self._known[kind] = (*lossless_candidates(), *nvcomp_candidates(kind))
+            why = nvcomp_library.failure() if kind == "cuda" else None
+            if why is not None and self._fall_back is not None:
+                self._fall_back("nvcomp", why, "taking other codecs")
+        return found
 
 
 class LossyCandidates:
@@ -92,7 +125,10 @@ class LossyCandidates:
 
 
 def all_candidates() -> tuple[str, ...]:
-    """Every codec that the advisor may choose under some value of ``lossy``: raw comes first."""
+    """Every codec that the advisor may choose under some value of ``lossy``: raw comes first.
+
+    Those of nvCOMP are left out (`nvcomp_candidates`).
+    """
     return (RAW, *lossless_candidates(), *_with_compositions(_lossy_codecs()))
 
 

@@ -1,16 +1,16 @@
 """CSwap+'s pricing rule for an engine (``policy="cswap+"``), by the equations of cswap_plus.py.
 
-A tensor goes through RLE, CSR or ZVC if that shortens its swap, else it is moved raw. Values are
-sampled once per epoch (`SwapEngine.begin_epoch`). Times come from sub-models, regressed on size and
-sparsity. With ``lossy="zfp"`` dense tensors may go through ZFP at a fixed rate: Algorithm 1 finds
-the rate from the tensors of the first epoch, and it slides down from then on.
+A tensor goes through RLE, CSR, ZVC or LZ4 (nvCOMP's, on a GPU where it is installed) if that
+shortens its swap, else it is moved raw. Values are sampled once per epoch
+(`SwapEngine.begin_epoch`). Times come from sub-models, regressed on size and sparsity. With
+``lossy="zfp"`` dense tensors may go through ZFP at a fixed rate: Algorithm 1 finds the rate from
+the tensors of the first epoch, and it slides down from then on.
 
 The planning policy ``cswap+`` (`cswap.plan.policies.cswap_plus`) applies the same equations to a
 trace, where it knows the computation that hides each transfer. Here that is unknown per tensor.
 
 Our readings of the papers: the price of a byte stands for the link, and nothing hides a transfer.
-LZ4 is left out: the papers name it and use ZVC. A tensor is dense if its sparsity lies below the
-range that the sub-models are fitted on.
+A tensor is dense if its sparsity lies below the range that the sub-models are fitted on.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from cswap.advisor.cswap_plus import TimeModels
     from cswap.advisor.live_costs import LiveCosts
 
-CODECS: Final = ("zvc", "csr", "rle")
-"""The lossless codecs of the papers."""
+CODECS: Final = ("zvc", "csr", "rle", "nvcomp-lz4")
+"""The lossless codecs of the papers. They name LZ4, and use ZVC."""
 
 ZFP_SAMPLE: Final = 1 << 16
 """Number of values on which ZFP's time is measured, once."""

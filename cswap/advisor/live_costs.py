@@ -121,7 +121,8 @@ class LiveCosts:
         codec = get_codec(name)
         if not self.adapts or codec.traits.predicted_ratio is None:
             return
-        is_known = name in self._times or self._kind in codec.traits.rates
+        rate = codec.traits.rates.get(self._kind)
+        is_known = name in self._times or (rate is not None and not rate.assumed)
         predicted_s = self._times_of(codec).device_s(profile)
         self.corrections.observe(name, predicted_s, device_s, of_device=is_known)
 

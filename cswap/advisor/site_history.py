@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
-from cswap.advisor.candidates import predicted_ratio
+from cswap.advisor.candidates import RAW, predicted_ratio
 from cswap.advisor.correction import Correction, usable
 from cswap.display import visible
 
@@ -223,12 +223,14 @@ class SiteMemory:
             seen[_COUNT] += 1
         if not learn:
             return
+        if codec == RAW != self.explanation.codec:
+            self.stale = True  # what was chosen has failed, and may be no candidate any more
         if self._reference[0] != codec:
             self._reference = (codec, ratio)
         elif abs(ratio - self._reference[1]) > DRIFT * self._reference[1]:
             self.stale = True
         profile = self.explanation.profile
-        if profile is not None and nbytes != raw_nbytes and _is_due(seen[_COUNT]):
+        if profile is not None and codec != RAW and _is_due(seen[_COUNT]):
             predicted = predicted_ratio(codec, profile)
             if usable(predicted, ratio):
                 self._ratios.setdefault(codec, Correction()).observe(predicted, ratio)

@@ -7,8 +7,8 @@ encode has ended, and calls without a stream, which must be complete when they r
 from __future__ import annotations
 
 import abc
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
@@ -23,7 +23,10 @@ from cswap.codecs.nvcomp_host import (
     decode_on_host,
     read_header,
 )
-from cswap.codecs.nvcomp_library import CHUNK_BYTES, copy_now, running_on
+from cswap.codecs.nvcomp_library import CHUNK_BYTES, running_on
+from cswap.codecs.nvcomp_size import NvcompSize
+from cswap.codecs.nvcomp_traits import ANS_FLOATS, TRAITS
+from cswap.codecs.nvcomp_trust import Trust
 from cswap.codecs.tiled import cuda_stream
 from cswap.errors import ConfigError, CorruptEncodingError, UnsupportedError
 from cswap.schema.tensor import DTYPES, dtype_name
@@ -58,6 +61,7 @@ class NvcompCodec(Codec):
 
     def __init__(self) -> None:
         nvcomp_library.require(self.name)
+        self._trust = Trust(self)
 
     @abc.abstractmethod
     def options(self, dtype: DType) -> dict[str, object] | None:
@@ -68,9 +72,10 @@ class NvcompCodec(Codec):
         return None
 
     def supports(self, dtype: torch.dtype, device: str = "cpu") -> bool:
-        """On a CUDA device only."""
+        """On a CUDA device only, as long as nvCOMP has not failed on the dtype."""
         found = DTYPES.get(dtype_name(dtype))
-        return device == "cuda" and found is not None and self.options(found) is not None
+        takes = found is not None and self.options(found) is not None
+        return device == "cuda" and takes and dtype not in self._trust.failed
 
     def bound(self, dtype: torch.dtype, numel: int) -> int:
         """Bytes that nvCOMP may need during encode. The payload is at most the raw bytes."""
@@ -88,6 +93,7 @@ class NvcompCodec(Codec):
         """See `Codec.encode_flat`."""
         if x.numel() == 0:
             return 0
+        self._trust.prove(x.dtype, x.device)
         given = cuda_stream(stream)
         with running_on(given, x.device) as own:
             source = _aligned(x.view(torch.uint8))
@@ -95,7 +101,8 @@ class NvcompCodec(Codec):
             direct = out.device == x.device
             target = out if direct else torch.empty(out.numel(), dtype=torch.uint8, device=x.device)
             encoded = self._coder(x, own).encode(source, target)
-            size = NvcompSize(encoded, x.view(torch.uint8), target, out, self._outliers(x))
+            give_up = partial(self._trust.lose, x.dtype)
+            size = NvcompSize(encoded, x.view(torch.uint8), target, out, self._outliers(x), give_up)
         if given is not None:
             return size
         own.synchronize()
@@ -169,40 +176,6 @@ class NvcompCodec(Codec):
         return flag
 
 
-@dataclass(slots=True)
-class NvcompSize:
-    """A `LateSize`. It stores the tensor raw if nvCOMP's payload is not shorter or is not allowed.
-
-    Attributes:
-        encoded: nvCOMP's array; None after the size is known.
-        source: [n] uint8, the raw bytes at the begin of the encode.
-        target: uint8, memory that nvCOMP writes.
-        out: uint8, memory of the final payload.
-        outliers: [] bool on the host: whether the tensor must be stored raw; None: never.
-    """
-
-    encoded: Any
-    source: torch.Tensor | None
-    target: torch.Tensor
-    out: torch.Tensor
-    outliers: torch.Tensor | None
-    nbytes: int = 0
-
-    def value(self) -> int:
-        """See `LateSize.value`."""
-        if self.source is None:
-            return self.nbytes
-        nbytes, source = int(self.encoded.buffer_size), self.source
-        raw = nbytes >= source.numel() or (self.outliers is not None and bool(self.outliers))
-        if raw:
-            nbytes = source.numel()
-            copy_now(self.out[:nbytes], source)
-        elif self.target is not self.out:
-            copy_now(self.out[:nbytes], self.target[:nbytes])
-        self.nbytes, self.source, self.encoded = nbytes, None, None
-        return nbytes
-
-
 class Ans(NvcompCodec):
     """nvCOMP ANS: entropy coding of floats' exponents; ``nvcomp-ans:1`` codes all bytes."""
 
@@ -217,6 +190,7 @@ class Ans(NvcompCodec):
             )
         self._bytewise = symbol_bytes == 1
         self.name = "nvcomp-ans:1" if self._bytewise else "nvcomp-ans"
+        self.traits = TRAITS[self.name]
         super().__init__()
 
     def options(self, dtype: DType) -> dict[str, object]:
@@ -228,31 +202,14 @@ def _ans_type(dtype: DType) -> str:
     if dtype.name == "float8_e4m3fn":
         return "|f1"
     # Also for bfloat16: nvCOMP's documentation defines <f2 for every format of 16 bits.
-    return {2: "<f2", 4: "<f4"}.get(dtype.word, "|u1") if dtype.kind == "float" else "|u1"
-
-
-BYTEWISE_FROM: Final = {"bfloat16": 0.3, "float16": 0.2, "float32": 0.2}
-"""Share of zeros from which ANS of bytes is smaller than ANS of exponents.
-
-Source: computed entropies of normally distributed values with a share of zeros. They cross at 0.28
-for bfloat16 and at 0.17 for the others.
-"""
-
-
-def ans_for(dtype: torch.dtype, zeros: float | None) -> str:
-    """Name of the ANS codec for a tensor with a share of ``zeros`` (None: not known).
-
-    >>> ans_for(torch.bfloat16, 0.1), ans_for(torch.bfloat16, 0.6)
-    ('nvcomp-ans', 'nvcomp-ans:1')
-    """
-    least = BYTEWISE_FROM.get(dtype_name(dtype), 2.0)
-    return "nvcomp-ans:1" if zeros is not None and zeros >= least else "nvcomp-ans"
+    return ANS_FLOATS.get(dtype.word, "|u1") if dtype.kind == "float" else "|u1"
 
 
 class Bitcomp(NvcompCodec):
     """nvCOMP Bitcomp, its default algorithm: for numbers of similar magnitude."""
 
     name = "nvcomp-bitcomp"
+    traits = TRAITS[name]
     algorithm = "Bitcomp"
     max_chunk_bytes = 65632
 
@@ -265,6 +222,7 @@ class BitcompSparse(NvcompCodec):
     """nvCOMP Bitcomp, its algorithm for data with many zeros."""
 
     name = "nvcomp-bitcomp-sparse"
+    traits = TRAITS[name]
     algorithm = "Bitcomp"
     max_chunk_bytes = 65632
 
@@ -277,6 +235,7 @@ class Cascaded(NvcompCodec):
     """nvCOMP Cascaded: run lengths, differences and bit packing of integers."""
 
     name = "nvcomp-cascaded"
+    traits = TRAITS[name]
     algorithm = "Cascaded"
     max_chunk_bytes = 65544
 
@@ -293,6 +252,7 @@ class Lz4(NvcompCodec):
     """nvCOMP LZ4."""
 
     name = "nvcomp-lz4"
+    traits = TRAITS[name]
     algorithm = "LZ4"
     max_chunk_bytes = 65800
 
@@ -311,6 +271,7 @@ class Snappy(_WithoutOptions):
     """nvCOMP Snappy."""
 
     name = "nvcomp-snappy"
+    traits = TRAITS[name]
     algorithm = "Snappy"
     max_chunk_bytes = 76490
 
@@ -319,6 +280,7 @@ class GDeflate(_WithoutOptions):
     """nvCOMP GDeflate: Deflate, rearranged for GPUs."""
 
     name = "nvcomp-gdeflate"
+    traits = TRAITS[name]
     algorithm = "GDeflate"
     max_chunk_bytes = 131360
 
@@ -327,6 +289,7 @@ class Deflate(_WithoutOptions):
     """nvCOMP Deflate."""
 
     name = "nvcomp-deflate"
+    traits = TRAITS[name]
     algorithm = "Deflate"
     max_chunk_bytes = 148256
 
@@ -335,6 +298,7 @@ class Zstd(_WithoutOptions):
     """nvCOMP Zstandard."""
 
     name = "nvcomp-zstd"
+    traits = TRAITS[name]
     algorithm = "Zstd"
     max_chunk_bytes = 65547
 

@@ -1,12 +1,14 @@
 """nvCOMP's Python library: a check that it works here, its scratch memory, its codec objects.
 
-nvCOMP is proprietary and optional. It is imported when a codec that needs it is requested.
+nvCOMP is proprietary and optional. It is imported when a codec that needs it is requested, by name
+or by ``codec="auto"`` for a tensor on a GPU, and never where it is not installed.
 """
 
 from __future__ import annotations
 
 import atexit
 import importlib
+import importlib.util
 import threading
 import weakref
 from contextlib import contextmanager
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 WANTED: Final = "6.0."
 """The required version. Enumerations, options and the stream of ANS changed between 5 and 6.0."""
 
+MODULE: Final = "nvidia.nvcomp"
+
 CHUNK_BYTES: Final = 1 << 16
 """Raw bytes of a chunk, which nvCOMP encodes independently of others: nvCOMP's default."""
 
@@ -35,13 +39,31 @@ MAX_CONFIGS: Final = 512
 
 
 @cache
+def is_installed() -> bool:
+    """Whether there is an nvCOMP to import, of any version. It is not imported."""
+    try:
+        return importlib.util.find_spec(MODULE) is not None
+    except ModuleNotFoundError:  # nothing of NVIDIA's is installed
+        return False
+    except Exception:  # there is something, and `missing` says what is wrong with it
+        return True
+
+
+def failure() -> str | None:
+    """Why an installed nvCOMP cannot be used here; None: it can, or none is installed."""
+    return (missing() or _refusal()) if is_installed() else None
+
+
+@cache
 def missing() -> str | None:
     """The reason why nvCOMP cannot be used here, with a remedy; else None. Uses no GPU."""
     extra = f"cuda{(torch.version.cuda or '13').partition('.')[0]}"
     install = to_install(extra)
+    if not is_installed():
+        return f"needs nvCOMP (it is not installed). Install it: {install}."
     try:
-        nvcomp = importlib.import_module("nvidia.nvcomp")
-    except (ImportError, OSError) as error:  # its shared library may fail to load
+        nvcomp = importlib.import_module(MODULE)
+    except Exception as error:  # its shared library may fail to load
         return f"needs nvCOMP ({error}). Install it: {install}."
     version = str(getattr(nvcomp, "__version__", "unknown"))
     if not version.startswith(WANTED):
@@ -68,7 +90,7 @@ def _refusal() -> str | None:
     # nvCOMP's own reason against this machine, such as an old driver.
     try:
         library().Codec(algorithm="LZ4", device_id=torch.cuda.current_device())
-    except RuntimeError as error:
+    except Exception as error:
         return f"nvCOMP does not work here: {error} Update the driver, or take another nvCOMP."
     return None
 
@@ -76,7 +98,7 @@ def _refusal() -> str | None:
 @cache
 def library() -> Any:
     """Import ``nvidia.nvcomp`` and make it take its scratch memory from torch."""
-    nvcomp = importlib.import_module("nvidia.nvcomp")
+    nvcomp = importlib.import_module(MODULE)
     nvcomp.set_device_allocator(SCRATCH.allocate)
     # Without this, nvCOMP releases the allocator after the end of the interpreter, and the process
     # crashes.

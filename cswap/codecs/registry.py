@@ -121,8 +121,8 @@ def list_codecs() -> list[str]:
 def installed_codecs() -> list[Codec]:
     """One codec per family that can be made here, without parameters; nvCOMP's are left out.
 
-    nvCOMP's codecs have no traits, and making them would load NVIDIA's library. A codec of another
-    package that cannot be made is left out with one warning.
+    To make nvCOMP's would load NVIDIA's library, see `cswap.advisor.candidates.nvcomp_candidates`.
+    A codec of another package that cannot be made is left out with one warning.
     """
     found = []
     for name in _factories():

@@ -41,6 +41,8 @@ class CodecRate:
         encode_bytes_per_s: raw bytes per second; infinite if encoding takes no time.
         decode_bytes_per_s: raw bytes per second; infinite if decoding takes no time.
         overhead_s: seconds per tensor and direction, independent of the size.
+        assumed: whether the rates are neither measured nor computed by this project. Then a wrong
+            prediction says nothing about the device (`cswap.advisor.correction`).
 
     Raises:
         ConfigError: a rate is not positive, or the overhead is negative or infinite.
@@ -49,6 +51,7 @@ class CodecRate:
     encode_bytes_per_s: float
     decode_bytes_per_s: float
     overhead_s: float = 20e-6
+    assumed: bool = False
 
     def __post_init__(self) -> None:
         if not (self.encode_bytes_per_s > 0 and self.decode_bytes_per_s > 0):

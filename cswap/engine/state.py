@@ -70,10 +70,10 @@ class EngineState:
         """See `SwapEngine`."""
         self.config = config
         self.scopes = ScopeStack()
-        self.advisor = Advisor(config, plan)
+        self.counters = Counters()
+        self.advisor = Advisor(config, plan, self.counters.fall_back)
         self.follower = PlanFollower(plan, unseen)
         self.observer = Observer()
-        self.counters = Counters()
         self.owned = OwnedStorages()
         self.results = Results(self.counters)
         self.recomputer = Recomputer(self.counters, self.advisor, self.owned, self.results)

@@ -10,12 +10,14 @@ import pytest
 import torch
 
 import cswap
+from cswap.advisor.candidates import foretold_ratio
 from cswap.codecs.base import DEFAULT_KEY, Encoding
 from cswap.codecs.layout import torch_dtype
 from cswap.codecs.nvcomp_host import can_decode_on_host, chunk_decoder, decode_on_host
 from cswap.codecs.nvcomp_library import CHUNK_BYTES, SCRATCH, missing
 from cswap.codecs.registry import NVCOMP, get_codec
 from cswap.errors import ConfigError, CorruptEncodingError, UnsupportedError
+from cswap.profiler import profile
 from cswap.schema.tensor import DTYPES
 from cswap.testing import TensorSpec
 from cswap.testing.buffers import bits
@@ -95,6 +97,16 @@ def test_what_training_saves_comes_back(name, dtype, zeros, device, stream):
     if zeros == 1.0:  # it was not stored raw; ANS of floats codes the exponents alone
         coded = 8 if codec.name != "nvcomp-ans" or not x.is_floating_point() else 1
         assert payload.numel() < x.nbytes // coded
+
+
+@pytest.mark.parametrize("zeros", [0.0, 0.6, 0.95])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "int64", "bool"])
+@pytest.mark.parametrize("name", LOSSLESS)
+def test_no_ratio_is_foretold_too_high(name, dtype, zeros, device):
+    x = like_training(dtype, 3_000_000, zeros)
+    foretold = foretold_ratio(get_codec(name), profile(x))
+    assert foretold is not None
+    assert foretold <= 1.05 * get_codec(name).encode(x.to(device)).ratio
 
 
 @pytest.mark.parametrize("name", LOSSLESS)
