@@ -13,6 +13,7 @@ from cswap.config import SwapConfig
 from cswap.devices.stopwatch import CudaStopwatch
 from cswap.engine.engine import SwapEngine
 from cswap.engine.saved.module_stack import Scope
+from cswap.engine.saved.operators import EXCLUDED
 from cswap.errors import ConfigError
 from cswap.fit.controller import FitController
 from cswap.fit.goal import Asked
@@ -27,7 +28,7 @@ from cswap.recompute import Recomputed, modules_named, modules_to_recompute
 from cswap.removable import RemovedAtExit
 from cswap.schema.executable import obstacles
 from cswap.schema.plan import Plan
-from cswap.selectors import Globs, Selectors
+from cswap.selectors import Globs, Selectors, of_modules, of_operators
 from cswap.units import show_bytes
 
 if TYPE_CHECKING:
@@ -291,7 +292,10 @@ class _ScopeRules:
     """The options' rules for a module; to be asked about parents before children."""
 
     def __init__(self, config: SwapConfig) -> None:
-        self._exclude, self._include = Selectors(config.exclude), Selectors(config.include)
+        self._exclude = Selectors(of_modules(config.exclude))
+        self._include = Selectors(of_modules(config.include))
+        self._includes_all = not config.include
+        self._includes_operators = bool(of_operators(config.include))
         codec = config.codec if isinstance(config.codec, dict) else {}
         self._codecs = {k: v for k, v in codec.items() if isinstance(k, str)}
         self._globs = Globs(self._codecs)
@@ -303,9 +307,11 @@ class _ScopeRules:
         parent = path.rpartition(".")[0] if path else None
         if parent in self._excluded or self._exclude.matches(path, module):
             self._excluded.add(path)
-        if not self._include or parent in self._included or self._include.matches(path, module):
+        if self._includes_all or parent in self._included or self._include.matches(path, module):
             self._included.add(path)
-        kept = path in self._excluded or path not in self._included
+        included = path in self._included
+        # A module that is not included may run an operator that is.
+        kept = path in self._excluded or not (included or self._includes_operators)
         glob = self._globs.first(path)
         codec = None if glob is None else self._codecs[glob]
-        return Scope(path, kind, keep="excluded" if kept else None, codec=codec)
+        return Scope(path, kind, EXCLUDED if kept else None, codec, included)

@@ -13,6 +13,7 @@ from cswap.codecs.base import takes
 from cswap.codecs.registry import get_codec
 from cswap.codecs.tolerance import EXACT, needed_tolerance
 from cswap.codecs.warmup import WARM, warm
+from cswap.engine.saved.operators import EXCLUDED, LEFT_OUT
 from cswap.engine.saved.rest import Rest
 from cswap.engine.saved.without_handle import SharedUse
 from cswap.engine.transfer.handle import State
@@ -102,11 +103,12 @@ class Sender:
         if handle.state is not State.KEPT or source is None:
             return None
         if handle.pinned:
-            key = handle.position, handle.raw_nbytes
-            outlives = key in self._state.outliving.known
-            self._counters.stay("outlives" if outlives else "saved_again", handle.raw_nbytes)
-            self._state.advisor.stays(*key)
-            return None
+            self._state.advisor.stays(handle.position, handle.raw_nbytes)
+            if handle.pinned == EXCLUDED:
+                return self._leave_in_place(handle, EXCLUDED)
+            by_selector = handle.pinned == LEFT_OUT
+            self._counters.stay(EXCLUDED if by_selector else handle.pinned, handle.raw_nbytes)
+            return EXCLUDED if by_selector else None  # others may leave in the next step
         limit = self._limit if token.lane.may_keep else None
         if limit is not None and limit.keeps(handle.position, handle.raw_nbytes):
             token.remat = None
@@ -126,6 +128,15 @@ class Sender:
             return self._leave_in_place(handle, "does_not_pay")
         self._encode(token, x, codec, place)
         return None
+
+    def leave_after_all(self, token: Token) -> None:
+        """Let a tensor leave that was `LEFT_OUT`: an operator that is included has saved it."""
+        token.handle.pinned, token.rest = "", None
+        self._counters.stay(EXCLUDED, token.handle.raw_nbytes, -1)
+        if self._window.open:
+            self.hold_in_window(token)
+        else:
+            self._swap_out(token)
 
     def _leave_in_place(self, handle: Handle, reason: str) -> str:
         handle.tolerance = EXACT
