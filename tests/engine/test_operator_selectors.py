@@ -180,15 +180,22 @@ def test_a_view_of_memory_that_stays_stays():
         assert counts(engine, run) == [(0, 1, 2)] * STEPS
 
 
-def test_without_a_budget_of_their_own():
-    # Tensors that stay by a selector take nothing of the budget, as those of a module that does.
-    def run():
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"exclude": "op:softmax"}, {"excluded": 1, "budget": 1}),
+        ({"include": "op:tanh"}, {"excluded": 1, "budget": 1}),
+        ({"include": ["op:tanh", "op:mul"]}, {"budget": 1}),  # which saves softmax's result again
+    ],
+)
+def test_what_stays_by_a_selector_takes_nothing_of_the_budget(options, expected):
+    with cswap.swapping(**OPTIONS, **options, budget=32 * 32 * 4) as engine:
         x = leaf(32, 32) * 1
-        return (x.softmax(-1) + x.tanh()).sum()
-
-    with cswap.swapping(**OPTIONS, exclude="op:softmax", budget=32 * 32 * 4) as engine:
-        run().backward()
-    assert engine.stats.kept_by_reason == {"excluded": 1, "budget": 1}
+        y, z = x.tanh(), x.softmax(-1)
+        (y + z * z).sum().backward()
+    stats = engine.stats
+    assert {why: n for why, n in stats.kept_by_reason.items() if n} == expected
+    assert stats.swapped == 2 - sum(expected.values())
 
 
 def test_the_first_of_two_operators_says_which_codec():
