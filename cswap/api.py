@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.compiler import is_compiling
@@ -23,6 +24,7 @@ from cswap.fit.whole_device import is_on_one_gpu
 from cswap.hooks import HookPair, ModuleHooks, Swapping, check_model, installed_on
 from cswap.log import log
 from cswap.notices import tell_of_options
+from cswap.option_types import SwapOptions  # noqa: TC001 - for typing.get_type_hints
 from cswap.ranks import are_several
 from cswap.recompute import Recomputed, modules_named, modules_to_recompute
 from cswap.removable import RemovedAtExit
@@ -34,9 +36,13 @@ from cswap.units import show_bytes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from typing_extensions import Unpack
+
     from cswap.fit.goal import Goal
     from cswap.removable import Removable
     from cswap.stats.stats import Stats
+elif sys.version_info >= (3, 11):  # below, typing.get_type_hints knows nothing of the options
+    from typing import Unpack
 
 
 class InstallHandle(RemovedAtExit):
@@ -105,7 +111,9 @@ class InstallHandle(RemovedAtExit):
 
 
 def install(
-    model: torch.nn.Module | None = None, config: SwapConfig | None = None, **options: Any
+    model: torch.nn.Module | None = None,
+    config: SwapConfig | None = None,
+    **options: Unpack[SwapOptions],
 ) -> InstallHandle:
     """Swap the tensors that autograd saves, from now on.
 
@@ -152,7 +160,7 @@ def install_on(model: torch.nn.Module, config: SwapConfig, entry: str) -> Instal
 
 
 def _install_on(
-    model: torch.nn.Module | None, config: SwapConfig | None, options: dict[str, Any], entry: str
+    model: torch.nn.Module | None, config: SwapConfig | None, options: SwapOptions, entry: str
 ) -> InstallHandle:
     resolved = _resolved(config, options)
     asked = Asked.of(resolved, has_model=model is not None)
@@ -236,7 +244,7 @@ class _Everything:
         self._pair.withdraw()
 
 
-def swapping(*, config: SwapConfig | None = None, **options: Any) -> Swapping:
+def swapping(*, config: SwapConfig | None = None, **options: Unpack[SwapOptions]) -> Swapping:
     """Swap the tensors that this thread's autograd saves inside the ``with``.
 
     Backward may run inside or after it.
@@ -257,7 +265,7 @@ def swapping(*, config: SwapConfig | None = None, **options: Any) -> Swapping:
     return Swapping(engine)
 
 
-def _resolved(config: SwapConfig | None, options: dict[str, Any]) -> SwapConfig:
+def _resolved(config: SwapConfig | None, options: SwapOptions) -> SwapConfig:
     if config is not None and not isinstance(config, SwapConfig):
         raise ConfigError(f"config={config!r}: must be a SwapConfig.")
     return SwapConfig.resolve(config, **options)

@@ -288,7 +288,7 @@ class Calls(nn.Module):
         return self.inner(y, z, others=[y if self.same else z])
 
 
-MODELS = {
+MODELS: dict[str, Any] = {
     "fused norm": (lambda: nn.Sequential(Fused(), Fused(), nn.Linear(N, 1)), "[01]"),
     "one object": (lambda: nn.Sequential(Calls(same=True), Calls(same=False)), Same),
     "attention": (
