@@ -56,10 +56,10 @@ def of_operators(selectors: Iterable[object]) -> list[str]:
     """The globs on names of operators among selectors, in their order; without ``op:``.
 
     >>> of_operators(["op:Scaled*", "head", "op:AddmmBackward0"])
-    ['Scaled*', 'addmm']
+    ['scaled*', 'addmm']
     """
     globs = [s.removeprefix(OPERATOR) for s in selectors if _is_of_operators(s)]
-    return [glob if _WILD.search(glob) else operator_name(glob) for glob in globs]
+    return [glob.lower() if _WILD.search(glob) else operator_name(glob) for glob in globs]
 
 
 def of_modules(selectors: Iterable[str | type]) -> list[str | type]:

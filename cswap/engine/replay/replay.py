@@ -1,12 +1,13 @@
 """`Replay`: an engine's two hooks. Most steps repeat the one before, slot by slot.
 
-Note [a step is repeated] ~~~~~~~~~~~~~~~~~~~~~~~~~ A tensor's way is learned once (packer.py). Then
-the place in the step gets a `Slot`, which has at hand what the next tensor needs. When a step
-begins, one loop asks for all slots together whether what was decided still holds. A tensor is asked
-only whether it looks like the last one: one call of torch's compares its type, dtype, layout and
-device. Where something may be lossy, or operators are selected, those that made it and that save it
-have to be the same, too. Any other tensor goes the general way, so a slot is a guess about time,
-never about values.
+Note [a step is repeated]
+~~~~~~~~~~~~~~~~~~~~~~~~~
+A tensor's way is learned once (packer.py). Then the place in the step gets a `Slot`, which has at
+hand what the next tensor needs. When a step begins, one loop asks for all slots together whether
+what was decided still holds. A tensor is asked only whether it looks like the last one: one call of
+torch's compares its type, dtype, layout and device. Where something may be lossy, or operators are
+selected, those that made it and that save it have to be the same, too. Any other tensor goes the
+general way, so a slot is a guess about time, never about values.
 
 Most tensors stay: parameters, small ones, and those of places where the last tensor stayed by a
 goal or is a parameter's. They need no slot, and nothing is wrong if another tensor stays instead.

@@ -8,8 +8,8 @@ recorder of torch functions is on (`OperatorRecorder`), the function that the us
 is: ``linear``, ``softmax``, but ``multi_head_attention_forward`` for all that happens inside of
 that. And a result has its autograd node when the node saves it, ``SoftmaxBackward0``, wherever that
 was called (`Role.is_result`). A tensor matches by either name. So an input that is saved inside of
-a function that torch has written in Python goes by that function's name alone. So do the inputs of
-nodes that no torch function makes: custom autograd Functions, and graphs of the compiler.
+a function that torch has written in Python goes by that function's name alone. Inputs of nodes that
+no torch function makes, of custom autograd Functions and compiled graphs, go by no name.
 
 Note [several operators save the same memory]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -57,8 +57,10 @@ class OperatorRules:
     def __init__(self, config: SwapConfig) -> None:
         """Args: config: the engine's."""
         codecs = config.codec if isinstance(config.codec, dict) else {}
-        names = (codecs[key] for key in codecs if of_operators([key]))
-        self._codecs = dict(zip(of_operators(codecs), names, strict=True))
+        self._codecs: dict[str, str] = {}
+        for key, name in codecs.items():
+            for glob in of_operators([key]):
+                self._codecs.setdefault(glob, name)  # relu_ is relu
         self._order = {glob: n for n, glob in enumerate(self._codecs)}
         globs = {
             "exclude": of_operators(config.exclude),
