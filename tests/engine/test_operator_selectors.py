@@ -213,7 +213,7 @@ def test_the_first_of_two_operators_says_which_codec():
     assert codecs(float32="zvc", op_relu="raw") == "raw"
     assert codecs(**{"op_re*": "raw", "op_relu": "zvc"}) == "raw"
     assert codecs(**{"op_relu": "zvc", "op_re*": "raw"}) == "zvc"
-    assert codecs(**{"op_relu_": "raw", "op_ReluBackward0": "zvc"}) == "raw"
+    assert codecs(op_relu_="raw", op_ReluBackward0="zvc") == "raw"
 
 
 def test_the_first_key_counts_whichever_of_its_names_an_operator_has():
