@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from cswap.errors import CorruptEncodingError as CorruptEncodingError
     from cswap.errors import CswapError as CswapError
     from cswap.errors import UnknownCodecError as UnknownCodecError
+    from cswap.option_types import SwapOptions as SwapOptions
     from cswap.plan.estimate import estimate as estimate
     from cswap.plan.hardware import list_hardware as list_hardware
     from cswap.plan.hardware import load_hardware as load_hardware
@@ -46,6 +47,7 @@ _EXPORTS: Final = {
     "Plan": "cswap.schema.plan",
     "Stats": "cswap.stats.stats",
     "SwapConfig": "cswap.config",
+    "SwapOptions": "cswap.option_types",
     "TensorProfile": "cswap.schema.tensor",
     "Trace": "cswap.schema.trace",
     "UnknownCodecError": "cswap.errors",
@@ -72,6 +74,7 @@ __all__ = [
     "Plan",
     "Stats",
     "SwapConfig",
+    "SwapOptions",
     "TensorProfile",
     "Trace",
     "UnknownCodecError",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.compiler import is_compiling
@@ -13,6 +14,7 @@ from cswap.config import SwapConfig
 from cswap.devices.stopwatch import CudaStopwatch
 from cswap.engine.engine import SwapEngine
 from cswap.engine.saved.module_stack import Scope
+from cswap.engine.saved.operators import EXCLUDED
 from cswap.errors import ConfigError
 from cswap.fit.controller import FitController
 from cswap.fit.goal import Asked
@@ -22,20 +24,25 @@ from cswap.fit.whole_device import is_on_one_gpu
 from cswap.hooks import HookPair, ModuleHooks, Swapping, check_model, installed_on
 from cswap.log import log
 from cswap.notices import tell_of_options
+from cswap.option_types import SwapOptions  # noqa: TC001 - for typing.get_type_hints
 from cswap.ranks import are_several
 from cswap.recompute import Recomputed, modules_named, modules_to_recompute
 from cswap.removable import RemovedAtExit
 from cswap.schema.executable import obstacles
 from cswap.schema.plan import Plan
-from cswap.selectors import Globs, Selectors
+from cswap.selectors import Globs, Selectors, of_modules, of_operators
 from cswap.units import show_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from typing_extensions import Unpack
+
     from cswap.fit.goal import Goal
     from cswap.removable import Removable
     from cswap.stats.stats import Stats
+elif sys.version_info >= (3, 11):  # below, typing.get_type_hints knows nothing of the options
+    from typing import Unpack
 
 
 class InstallHandle(RemovedAtExit):
@@ -104,7 +111,9 @@ class InstallHandle(RemovedAtExit):
 
 
 def install(
-    model: torch.nn.Module | None = None, config: SwapConfig | None = None, **options: Any
+    model: torch.nn.Module | None = None,
+    config: SwapConfig | None = None,
+    **options: Unpack[SwapOptions],
 ) -> InstallHandle:
     """Swap the tensors that autograd saves, from now on.
 
@@ -151,7 +160,7 @@ def install_on(model: torch.nn.Module, config: SwapConfig, entry: str) -> Instal
 
 
 def _install_on(
-    model: torch.nn.Module | None, config: SwapConfig | None, options: dict[str, Any], entry: str
+    model: torch.nn.Module | None, config: SwapConfig | None, options: SwapOptions, entry: str
 ) -> InstallHandle:
     resolved = _resolved(config, options)
     asked = Asked.of(resolved, has_model=model is not None)
@@ -235,7 +244,7 @@ class _Everything:
         self._pair.withdraw()
 
 
-def swapping(*, config: SwapConfig | None = None, **options: Any) -> Swapping:
+def swapping(*, config: SwapConfig | None = None, **options: Unpack[SwapOptions]) -> Swapping:
     """Swap the tensors that this thread's autograd saves inside the ``with``.
 
     Backward may run inside or after it.
@@ -256,7 +265,7 @@ def swapping(*, config: SwapConfig | None = None, **options: Any) -> Swapping:
     return Swapping(engine)
 
 
-def _resolved(config: SwapConfig | None, options: dict[str, Any]) -> SwapConfig:
+def _resolved(config: SwapConfig | None, options: SwapOptions) -> SwapConfig:
     if config is not None and not isinstance(config, SwapConfig):
         raise ConfigError(f"config={config!r}: must be a SwapConfig.")
     return SwapConfig.resolve(config, **options)
@@ -291,7 +300,10 @@ class _ScopeRules:
     """The options' rules for a module; to be asked about parents before children."""
 
     def __init__(self, config: SwapConfig) -> None:
-        self._exclude, self._include = Selectors(config.exclude), Selectors(config.include)
+        self._exclude = Selectors(of_modules(config.exclude))
+        self._include = Selectors(of_modules(config.include))
+        self._includes_all = not config.include
+        self._includes_operators = bool(of_operators(config.include))
         codec = config.codec if isinstance(config.codec, dict) else {}
         self._codecs = {k: v for k, v in codec.items() if isinstance(k, str)}
         self._globs = Globs(self._codecs)
@@ -303,9 +315,11 @@ class _ScopeRules:
         parent = path.rpartition(".")[0] if path else None
         if parent in self._excluded or self._exclude.matches(path, module):
             self._excluded.add(path)
-        if not self._include or parent in self._included or self._include.matches(path, module):
+        if self._includes_all or parent in self._included or self._include.matches(path, module):
             self._included.add(path)
-        kept = path in self._excluded or path not in self._included
+        included = path in self._included
+        # A module that is not included may run an operator that is.
+        kept = path in self._excluded or not (included or self._includes_operators)
         glob = self._globs.first(path)
         codec = None if glob is None else self._codecs[glob]
-        return Scope(path, kind, keep="excluded" if kept else None, codec=codec)
+        return Scope(path, kind, EXCLUDED if kept else None, codec, included)

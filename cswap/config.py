@@ -7,7 +7,7 @@ import difflib
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from cswap.display import MOST_SHOWN, short, shown
 from cswap.errors import ConfigError
 from cswap.log import log
-from cswap.selectors import check_globs
+from cswap.selectors import OPERATOR, check_globs, of_operators
 
 if TYPE_CHECKING:
     from cswap.schema.tensor import TensorProfile
@@ -161,10 +161,11 @@ def _parse_codec(value: Any, name: str) -> CodecOption:
         return chosen
     if isinstance(value, Mapping) and all(isinstance(v, str) for v in value.values()):
         check_globs((key for key in value if isinstance(key, str)), name)
+        _check_operators(value, name)
         return dict(value)
     raise ConfigError(
         f"{name}={shown(value)}: must be 'auto', the name of a codec, a function from "
-        "TensorProfile to a name, or a dict from dtype or module-path glob to a name."
+        "TensorProfile to a name, or a dict from dtype, module-path glob or op:GLOB to a name."
     )
 
 
@@ -177,10 +178,23 @@ def _parse_selectors(value: Any, name: str) -> tuple[Any, ...]:
         isinstance(v, str | type) for v in value
     ):
         raise ConfigError(
-            f"{name}={shown(value)}: must be module classes or path globs, or a list."
+            f"{name}={shown(value)}: must be module classes, path globs or op:GLOB, or a list."
         )
     check_globs((v for v in value if isinstance(v, str)), name)
+    _check_operators(value, name)
     return tuple(value)
+
+
+def _check_operators(selectors: Iterable[object], name: str) -> None:
+    chosen = of_operators(selectors)
+    if chosen and name == "recompute":
+        raise ConfigError(
+            f"{name}={shown(OPERATOR + chosen[0])}: names an operator; whole modules run again. "
+            "Name a module's class or path. Single operators are computed again by remat=True, "
+            "the default, or by a goal, fit=."
+        )
+    if "" in chosen:
+        raise ConfigError(f'{name}="{OPERATOR}": names no operator. Write op:softmax, say.')
 
 
 def _parse_directory(value: Any, name: str) -> Path | None:
@@ -243,8 +257,8 @@ class SwapConfig:
     Attributes:
         codec: ``"auto"`` lets the advisor choose per tensor; or one codec for all tensors that it
             supports (`cswap.list_codecs`); or a function from `TensorProfile` to a name, "auto" or
-            "keep"; or a dict from dtype name or module-path glob to a name ("auto" where nothing
-            matches).
+            "keep"; or a dict from dtype name, module-path glob or ``"op:GLOB"`` to a name ("auto"
+            where nothing matches). Operators come before modules, and these before dtypes.
         lossy: ``"off"`` (default): every bit comes back. The name of a lossy codec: the advisor may
             use it. A number: the advisor may use every lossy codec whose relative error (root mean
             square, on normally distributed values) is at most that. No codec for inputs and outputs
@@ -258,8 +272,10 @@ class SwapConfig:
         spill_limit: bytes on disk; default: no limit.
         keep_last: number of the tensors saved last that stay on the device: backward needs them
             first, before a copy could be back.
-        exclude: module classes, or globs on module paths, whose saved tensors stay.
-        include: if given, only tensors saved in these modules are swapped.
+        exclude: module classes, globs on module paths, or ``"op:GLOB"`` for operators, whose saved
+            tensors stay: ``"op:softmax"`` are results of softmax, ``"op:gelu"`` inputs of gelu
+            (docs/options.md).
+        include: if given, only tensors saved in these modules or by these operators are swapped.
         recompute: module classes, or globs on module paths, that run again in backward as a whole
             instead of saving tensors, as torch's checkpointing does it; of modules within each
             other, the outermost. Their forwards may only compute: one that changes a buffer or an

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from cswap.display import MOST_SHOWN, shown
 from cswap.log import log
 from cswap.schema.tensor import DTYPES
-from cswap.selectors import unmatched
+from cswap.selectors import of_modules, unmatched
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -67,11 +67,12 @@ def _tell_of_budget(config: SwapConfig, model: nn.Module | None) -> None:
 
 def _selectors(config: SwapConfig) -> Iterator[tuple[str, tuple[str | type, ...]]]:
     for name in ("exclude", "include"):
-        if found := getattr(config, name):
-            yield name, found
+        if found := of_modules(getattr(config, name)):
+            yield name, tuple(found)
     if isinstance(config.codec, dict):
         dtypes = {*DTYPES, *(f"torch.{dtype}" for dtype in DTYPES)}
-        globs = tuple(k for k in config.codec if isinstance(k, str) and k not in dtypes)
+        names = [k for k in config.codec if isinstance(k, str) and k not in dtypes]
+        globs = tuple(of_modules(names))
         if globs:
             yield "codec", globs
 

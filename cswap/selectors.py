@@ -1,4 +1,4 @@
-"""Selectors of modules: classes, and globs on module paths, as ``exclude`` takes them.
+"""Selectors, as ``exclude`` takes them: module classes, globs on module paths, and operators.
 
 A path without wildcards is looked up, whatever the number of such paths. Globs with wildcards are
 compiled once and tried one by one, so their number and length are bounded.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from fnmatch import translate
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeGuard
 
 from cswap.display import shown
 from cswap.errors import ConfigError
@@ -29,6 +29,46 @@ MOST_LOOKS: Final = 200_000
 """Pairs of a glob and a path that `unmatched` looks at."""
 
 _WILD: Final = re.compile(r"[*?\[]")
+
+OPERATOR: Final = "op:"
+"""Begins a glob on names of operators (cswap/engine/saved/operators.py)."""
+
+_NODE: Final = re.compile(r"Backward\d*$")
+_WORD: Final = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z0-9])(?=[A-Z][a-z])")
+
+
+def operator_name(name: str) -> str:
+    """The name by which selectors know an operator.
+
+    Args:
+        name: of a function of torch, or of an autograd node.
+
+    >>> [operator_name(x) for x in ("SoftmaxBackward0", "relu_", "__getitem__", "mm.default")]
+    ['softmax', 'relu', 'getitem', 'mm']
+    >>> operator_name("MaxPool2DWithIndicesBackward0")
+    'max_pool2d_with_indices'
+    """
+    words = _WORD.sub("_", _NODE.sub("", name.partition(".")[0]))
+    return words.strip("_").lower()
+
+
+def of_operators(selectors: Iterable[object]) -> list[str]:
+    """The globs on names of operators among selectors, in their order; without ``op:``.
+
+    >>> of_operators(["op:Scaled*", "head", "op:AddmmBackward0"])
+    ['scaled*', 'addmm']
+    """
+    globs = [s.removeprefix(OPERATOR) for s in selectors if _is_of_operators(s)]
+    return [glob.lower() if _WILD.search(glob) else operator_name(glob) for glob in globs]
+
+
+def of_modules(selectors: Iterable[str | type]) -> list[str | type]:
+    """The other selectors, in their order."""
+    return [s for s in selectors if not _is_of_operators(s)]
+
+
+def _is_of_operators(selector: object) -> TypeGuard[str]:
+    return isinstance(selector, str) and selector.startswith(OPERATOR)
 
 
 def check_globs(globs: Iterable[str], name: str) -> None:

@@ -76,7 +76,7 @@ _BEFORE_PROFILE: Final = ("bitpack", "zvc", RAW)
 """Until a tensor's profile has arrived, the first of these codecs that takes it encodes it: they
 are fast and never enlarge a tensor by much."""
 
-_SiteKey = tuple[int, str, "torch.dtype", int, int]
+_SiteKey = tuple[int, str, "torch.dtype", int, int, str | None]
 
 
 class Advisor:
@@ -191,7 +191,7 @@ class Advisor:
         Raises:
             ConfigError: the user's own function named a codec that does not exist.
         """
-        key = (position, site.scope, x.dtype, self._class_of(x), tolerance)
+        key = (position, site.scope, x.dtype, self._class_of(x), tolerance, site.codec)
         kind = x.device.type
         costs = self._costs.get(kind) or self._costs_on(kind)
         with self._lock:

@@ -14,7 +14,7 @@ class Site:
         kind: class of the module.
         operator: the torch function that the user's code called, if that is recorded.
         producer: autograd node that produced the tensor, "" for a leaf.
-        codec: forced for this module by the ``codec`` option.
+        codec: forced for this module or operator by the ``codec`` option.
     """
 
     scope: str = ""

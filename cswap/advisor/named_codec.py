@@ -47,7 +47,7 @@ class NamedCodecs:
         if decision is not None and decision.codec is not None:
             return decision.codec, "the plan says so"
         if site.codec is not None:
-            return site.codec, "forced for this module"
+            return site.codec, "forced for this module or operator"
         option = self._option
         if isinstance(option, dict):
             for key in (x.dtype, str(x.dtype), dtype_name(x.dtype)):

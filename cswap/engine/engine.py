@@ -106,8 +106,8 @@ class SwapEngine:
 
     @property
     def wants_operators(self) -> bool:
-        """Whether the scopes should say which operator runs: only lossy codecs care."""
-        return self.advisor.may_use_lossy
+        """Whether the scopes should say which operator runs: lossy codecs and selectors care."""
+        return self.packer.book.by_role
 
     def begin_step(self) -> None:
         """A forward of the model begins."""
@@ -177,11 +177,11 @@ class SwapEngine:
     def may_be_quiet(self) -> bool:
         """Whether modules may run without the hooks in the step that has begun.
 
-        Nobody may want to see every tensor, and what may be lossy depends on operators.
+        Nobody may want to see every tensor, and nothing may depend on operators.
         """
         state = self._state
         return not (
-            self.advisor.may_use_lossy
+            self.wants_operators
             or state.follower.follows
             or state.window.open
             or state.observer.seen is not None
@@ -294,6 +294,7 @@ class SwapEngine:
     @leave_alone
     def _end_backward(self) -> None:
         self.packer.notes.end_backward()
+        self._state.operators.tell()
         if self._state.goal is not None:
             self._state.goal.used()
         self.collect()

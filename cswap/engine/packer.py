@@ -18,11 +18,12 @@ from cswap.advisor.call_site import Site
 from cswap.codecs.tolerance import COARSE
 from cswap.engine.order.chooser import STAYS
 from cswap.engine.order.step_order import NO_BACKWARD
-from cswap.engine.recipe import Recipe
-from cswap.engine.recipes import Place, RecipeBook, producer
+from cswap.engine.recipe import Recipe, is_as_new, producer
+from cswap.engine.recipes import Place, RecipeBook
 from cswap.engine.replay.slot_maker import SlotMaker
 from cswap.engine.saved.aliases import make_token
 from cswap.engine.saved.eligibility import bytes_of, is_tracing, is_wrapped, reason_to_keep
+from cswap.engine.saved.operators import EXCLUDED, LEFT_OUT
 from cswap.engine.saved.packed import Kept, KeptParameter, PackedView
 from cswap.engine.saved.reclaim import MOST_LATER
 from cswap.engine.sender import Sender
@@ -58,17 +59,6 @@ def kept_in_place(tensor: torch.Tensor, kind: type[Kept] = Kept) -> Kept:
         return Packer.pass_through(tensor, kind)
 
 
-def _is_as_new(tensor: torch.Tensor) -> bool:
-    # Whether a new tensor of the sizes has these strides: those of sizes of one, too, on which the
-    # way of a matrix product depends, and so the last bit.
-    step = 1
-    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
-        if stride != step:
-            return False
-        step *= max(size, 1)
-    return True
-
-
 class Packer:
     """Packs the tensors of one engine.
 
@@ -86,7 +76,7 @@ class Packer:
         self._later = state.reclaimer.later
         self._min_bytes = max(1, state.lanes.min_bytes)
         self._parameters, self._small = state.counters.parameters, state.counters.small
-        self.book = RecipeBook(by_role=state.advisor.may_use_lossy)
+        self.book = RecipeBook(by_role=state.advisor.may_use_lossy or bool(state.operators))
         self._sharing = Sharing(state)
         self._outliving = state.outliving.known
         self._recomputer = state.recomputer
@@ -225,10 +215,12 @@ class Packer:
 
     def _make_recipe(self, tensor: torch.Tensor, scope: Scope, operator: str) -> Recipe:
         state = self._state
-        site = Site(scope.path, scope.kind, operator, producer(tensor), scope.codec)
+        role = self.book.role(tensor, operator)
+        codec, stays = state.operators.of(role, scope)
+        site = Site(scope.path, scope.kind, operator, producer(tensor), codec)
         recipe = Recipe(
             scope, tensor.dtype, tensor.shape, tensor.stride(), tensor.device,
-            _is_as_new(tensor), self.book.role(tensor, operator), site=site,
+            is_as_new(tensor), role, site=site, stays=stays,
         )  # fmt: skip
         recipe.keep = scope.keep or reason_to_keep(tensor)
         if recipe.keep is not None:
@@ -285,11 +277,7 @@ class Packer:
             if found is None:
                 position, step = self._order.next_position()
         if found is not None:
-            place.stay = None if found.stay is None else replace(found.stay, shares=True)
-            place.shared_use = place.choice = None
-            place.saved_by = self._sharing.use_of(found, tensor)
-            self._slots.learn_shared(found, tensor, place)
-            return self._sharing.pack(found, tensor)
+            return self._share(found, tensor, place)
         place.saved_by = place.shared_use = None
         if position == 0:
             self.notes.begin()
@@ -313,12 +301,32 @@ class Packer:
             lane.hold_step()
         return packed
 
+    def _share(self, first: Token, tensor: torch.Tensor, place: Place) -> PackedView:
+        # A tensor in the memory of one that was saved before.
+        stays = place.recipe.stays
+        decided = self._state.goal is not None or self._follower.follows
+        if first.handle.pinned == LEFT_OUT and not stays and not decided:
+            its_place = self.book.place_at(first.handle.place[2])
+            if its_place is not None:
+                its_place.stay = None
+            self._sender.leave_after_all(first)
+        place.stay = None if first.stay is None else replace(first.stay, shares=True)
+        place.shared_use = place.choice = None
+        if stays == EXCLUDED:
+            place.saved_by = place.slot = None
+            return self._sharing.keep(first, tensor)
+        place.saved_by = self._sharing.use_of(first, tensor)
+        self._slots.learn_shared(first, tensor, place)
+        return self._sharing.pack(first, tensor)
+
     def _send(
         self, token: Token, tensor: torch.Tensor, place: Place, decision: Decision | None
     ) -> None:
         handle, storage = token.handle, tensor.untyped_storage()
         key = handle.position, handle.raw_nbytes
-        handle.pinned = key in self._sharing.saved_again or key in self._outliving
+        by_selector = place.recipe.stays
+        reason = "outlives" if key in self._outliving else self._sharing.saved_again.get(key)
+        handle.pinned = by_selector if by_selector == EXCLUDED else reason or by_selector
         obeys = self._state.chooser is not None or place.choice is not None
         if self._remat and decision is None and not obeys:
             token.remat = self._recomputer.find(tensor, handle, place)
@@ -330,7 +338,7 @@ class Packer:
         if decision is not None and decision.action == "keep":
             # A handle all the same: if it is saved again later it must be found again.
             self._counters.stay("plan", handle.raw_nbytes)
-        elif self._window.open:
+        elif self._window.open and not by_selector:
             self._sender.hold_in_window(token)
         elif not obeys or not self._sender.obey(token, tensor, place):
             self._sender.send(token, place)

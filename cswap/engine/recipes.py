@@ -4,10 +4,10 @@ Note [a step goes by position]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 Nearly every step saves the same tensors in the same order. So the recipe of the n-th tensor of a
 step is expected to be that of the n-th tensor of the step before. A look at the tensor's module,
-dtype, sizes and strides says whether it is. Where something may be lossy, the operator that made
-the tensor and the one that saves it have to be the same, too: probabilities must not be rounded
-because a branch went another way. If it is another tensor, the recipe is looked up by all of these,
-and if there is none, it is made.
+dtype, sizes and strides says whether it is. Where something may be lossy, or operators are
+selected, the operator that made the tensor and the one that saves it have to be the same, too:
+probabilities must not be rounded because a branch went another way. If it is another tensor, the
+recipe is looked up by all of these, and if there is none, it is made.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from cswap.engine.recipe import NO_ROLE, role_of
 from cswap.recent import Recent
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from cswap.codecs.base import Codec
     from cswap.engine.order.chooser import Choice
     from cswap.engine.order.looks import Stay
-    from cswap.engine.recipe import Recipe
+    from cswap.engine.recipe import Recipe, Role
     from cswap.engine.replay.slot import Slot
     from cswap.engine.saved.module_stack import Scope
     from cswap.engine.saved.without_handle import SharedUse
@@ -101,18 +102,19 @@ class RecipeBook:
     Attributes:
         learned: whether a recipe was made since somebody set this to False.
         version: grows when all is forgotten.
+        by_role: whether call sites are told apart by operators, too.
         begun: sequence of the thread that has begun a step last.
         slots: of its places, those that take tensors in this step (replay/replay.py); None: nobody
             has asked.
     """
 
-    __slots__ = ("_by_role", "_here", "_known", "begun", "learned", "slots", "version")
+    __slots__ = ("_here", "_known", "begun", "by_role", "learned", "slots", "version")
 
     def __init__(self, *, by_role: bool) -> None:
-        """Args: by_role: tell call sites apart by operators, too."""
+        """Args: by_role: see above."""
         self.learned = True
         self.version = 0
-        self._by_role = by_role
+        self.by_role = by_role
         self._known: Recent[tuple[object, ...], Recipe] = Recent(MOST_RECIPES)
         self._here = _Here()
         self.begun = self._here.sequence
@@ -164,7 +166,7 @@ class RecipeBook:
             and recipe.sizes == tensor.shape
             and recipe.strides == tensor.stride()
             and recipe.device == tensor.device
-            and (not self._by_role or recipe.role == (operator, producer(tensor)))
+            and (not self.by_role or recipe.role == role_of(tensor, operator))
         )
 
     def known(self, tensor: torch.Tensor, scope: Scope, operator: str) -> Recipe | None:
@@ -188,9 +190,9 @@ class RecipeBook:
             here.places.append(place)
         return place
 
-    def role(self, tensor: torch.Tensor, operator: str) -> tuple[str, str]:
+    def role(self, tensor: torch.Tensor, operator: str) -> Role:
         """See `Recipe`."""
-        return (operator, producer(tensor)) if self._by_role else ("", "")
+        return role_of(tensor, operator) if self.by_role else NO_ROLE
 
     def forget(self) -> None:
         """Make every recipe anew."""
@@ -208,9 +210,3 @@ class RecipeBook:
 class _Here(threading.local):
     def __init__(self) -> None:
         self.sequence = ThreadPlaces()
-
-
-def producer(tensor: torch.Tensor) -> str:
-    """Name of the autograd node that made a tensor, "" for a leaf."""
-    node = tensor.grad_fn
-    return "" if node is None else node.name()

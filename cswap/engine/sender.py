@@ -14,6 +14,7 @@ from cswap.codecs.registry import get_codec
 from cswap.codecs.tolerance import EXACT, needed_tolerance
 from cswap.codecs.warmup import WARM, warm
 from cswap.engine.order.looks import Stay
+from cswap.engine.saved.operators import EXCLUDED, LEFT_OUT
 from cswap.engine.saved.without_handle import SharedUse
 from cswap.engine.transfer.handle import State
 from cswap.engine.transfer.section import INDICES
@@ -98,11 +99,12 @@ class Sender:
         if handle.state is not State.KEPT or source is None:
             return None
         if handle.pinned:
-            key = handle.position, handle.raw_nbytes
-            outlives = key in self._state.outliving.known
-            self._state.advisor.stays(*key)
-            reason = self._leave_in_place(handle, "outlives" if outlives else "saved_again")
-            return None if outlives else reason  # the program may let go of it in the next step
+            self._state.advisor.stays(handle.position, handle.raw_nbytes)
+            if handle.pinned == LEFT_OUT:  # it may leave after all
+                self._counters.stay(EXCLUDED, handle.raw_nbytes)
+                return EXCLUDED
+            reason = self._leave_in_place(handle, handle.pinned)
+            return None if reason == "outlives" else reason  # the program may soon let go of it
         limit = self._limit if token.lane.may_keep else None
         if limit is not None and limit.keeps(handle.position, handle.raw_nbytes):
             token.remat = None
@@ -122,6 +124,15 @@ class Sender:
             return self._leave_in_place(handle, "does_not_pay")
         self._encode(token, x, codec, place)
         return None
+
+    def leave_after_all(self, token: Token) -> None:
+        """Let a tensor leave that was `LEFT_OUT`: an operator that is included has saved it."""
+        token.handle.pinned, token.stay = "", None
+        self._counters.stay(EXCLUDED, token.handle.raw_nbytes, -1)
+        if self._window.open:
+            self.hold_in_window(token)
+        else:
+            self._swap_out(token)
 
     def _leave_in_place(self, handle: Handle, reason: str) -> str:
         handle.tolerance = EXACT

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from cswap.codecs.layout import torch_dtype
 from cswap.engine.saved.aliases import is_result, is_saved_again, make_token
+from cswap.engine.saved.operators import EXCLUDED
 from cswap.engine.saved.packed import PackedView
 from cswap.engine.transfer.handle import State
 from cswap.recent import Recent
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from cswap.engine.saved.without_handle import SharedUse
     from cswap.engine.state import EngineState
 
+SAVED_AGAIN: Final = "saved_again"
+"""Reason of leaves (`cswap.stats.keep_reasons`)."""
+
 MOST_SAVED_AGAIN: Final = 1 << 12
 """Tensors that are remembered. One that is forgotten leaves once more before it stays."""
 
@@ -28,20 +32,27 @@ class Sharing:
     """The shared memory of one engine's tensors.
 
     Attributes:
-        saved_again: position and bytes of tensors whose memory stays, because a leaf in it was
-            saved again.
+        saved_again: position and bytes of tensors whose memory stays, because a leaf in it, or one
+            that has to stay, was saved again; and the reason (`cswap.stats.keep_reasons`).
     """
 
     def __init__(self, state: EngineState) -> None:
         """Args: state: the engine's."""
         self._lock, self._aliases, self._counters = state.lock, state.aliases, state.counters
         self._reclaimer = state.reclaimer
-        self.saved_again: Recent[tuple[int, int], bool] = Recent(MOST_SAVED_AGAIN)
+        self.saved_again: Recent[tuple[int, int], str] = Recent(MOST_SAVED_AGAIN)
 
     def pack(self, token: Token, tensor: torch.Tensor) -> PackedView:
         """The packed object of a tensor in the memory of this token."""
         if not is_result(tensor):
-            token = self._pin(token, tensor)
+            token = self._pin(token, tensor, SAVED_AGAIN)
+        return self._packed(token, tensor)
+
+    def keep(self, token: Token, tensor: torch.Tensor) -> PackedView:
+        """The same for a tensor that has to stay: Note [several operators save the same memory]."""
+        return self._packed(self._pin(token, tensor, EXCLUDED), tensor)
+
+    def _packed(self, token: Token, tensor: torch.Tensor) -> PackedView:
         with self._lock:
             token.handle.views += 1
         self._counters.share()
@@ -59,28 +70,27 @@ class Sharing:
         shared_use.seen = True
         return None
 
-    def pin(self, token: Token) -> None:
+    def pin(self, token: Token, reason: str = SAVED_AGAIN) -> None:
         """The memory stays anyway: no encoding, from the next step on from the beginning."""
         handle = token.handle
         if token.shared_use is not None:
             token.shared_use.seen = True
-        self.saved_again[handle.position, handle.raw_nbytes] = True
-        handle.pinned = True
+        self.saved_again[handle.position, handle.raw_nbytes] = handle.pinned = reason
         token.lane.executor.stop(handle)
 
-    def _pin(self, token: Token, tensor: torch.Tensor) -> Token:
-        # A leaf is saved again.
+    def _pin(self, token: Token, tensor: torch.Tensor, reason: str) -> Token:
+        # A tensor whose own memory stays is saved again.
         handle, lane = token.handle, token.lane
-        self.pin(token)
+        self.pin(token, reason)
         if handle.state is State.KEPT and not handle.must_round_trip:
             return token
         storage = tensor.untyped_storage()
         mine = make_token(tensor, lane, storage)
-        mine.handle.pinned = True
+        mine.handle.pinned = reason
         mine.handle.site, mine.handle.step = handle.site, handle.step
         self._reclaimer.watch(mine)
         self._counters.admit(mine.handle.raw_nbytes)
-        self._counters.stay("saved_again", mine.handle.raw_nbytes)
+        self._counters.stay(reason, mine.handle.raw_nbytes)
         with self._lock:
             self._aliases.add(mine.handle, storage)
         return mine

@@ -15,6 +15,7 @@ from cswap.engine.saved.aliases import AliasTable
 from cswap.engine.saved.eligibility import OwnedStorages
 from cswap.engine.saved.module_stack import ScopeStack
 from cswap.engine.saved.observer import Observer
+from cswap.engine.saved.operators import OperatorRules
 from cswap.engine.saved.outliving import Outliving
 from cswap.engine.saved.reclaim import Reclaimer
 from cswap.engine.saved.results import Results
@@ -42,6 +43,7 @@ class EngineState:
         scopes: where in the model the current thread is; written by module hooks.
         advisor: chooses codecs.
         follower: knows the plan.
+        operators: what the options say of operators.
         observer: notes the saved tensors, for the guard.
         counters: counts of everything done so far.
         disk: the disk tier, or None.
@@ -73,6 +75,7 @@ class EngineState:
         self.counters = Counters()
         self.advisor = Advisor(config, plan, self.counters.fall_back)
         self.follower = PlanFollower(plan, unseen)
+        self.operators = OperatorRules(config)
         self.observer = Observer()
         self.owned = OwnedStorages()
         self.results = Results(self.counters)

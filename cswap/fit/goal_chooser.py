@@ -318,7 +318,10 @@ class GoalChooser:
             # The engine has decided itself: it is a leaf that is saved again, for example.
             one = self._see(handle, name)
             nbytes = handle.raw_nbytes
-            self._ways.setdefault(name, _Ways(nbytes, _kept(nbytes), complete=False))
+            stays = _Ways(nbytes, _kept(nbytes), complete=False)
+            if handle.pinned:  # since the step before, in which it has left
+                self._ways[name] = stays
+            self._ways.setdefault(name, stays)
         elif handle is not self._decided:
             one.names.append(name)
         self._decided = None

@@ -44,7 +44,9 @@ REASONS: Final[dict[str, Reason]] = {
         "backward asked before its encode was done",
         "usual for the tensors saved last; if it is most of them, raise workers=",
     ),
-    "excluded": Reason("its module is excluded, or not included", "change exclude= or include="),
+    "excluded": Reason(
+        "its module or operator is excluded, or not included", "change exclude= or include="
+    ),
     "plan": Reason("the plan keeps it", "plan for a smaller budget, or install without plan="),
     "goal": Reason("the memory goal leaves room for it", "ask for less with fit="),
     "host_limit": Reason("no room in host memory", "raise host_limit=, or name a spill_dir="),

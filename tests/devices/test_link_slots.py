@@ -101,6 +101,25 @@ def test_a_tensor_at_a_known_place_is_copied_out_and_back(machine, codec):
     assert_nothing_is_held(machine, engine)
 
 
+def test_an_excluded_operators_tensor_stays_at_a_known_place(machine, codec):
+    engine = machine.engine(codec, exclude="op:other")
+    engine.scopes.operator = "one"
+    warm_up(machine, engine)
+    packed, values = machine.save(engine, N // 2, NUMEL)
+    engine.scopes.operator = "other"
+    mine, its_values = machine.save(engine, 1, NUMEL)
+    engine.scopes.operator = "one"
+    others, their_values = machine.save(engine, N // 2 - 1, NUMEL)
+    assert [type(p) for p in (*packed, *mine)] == [*[Away] * (N // 2), PackedView]
+    assert engine.stats.kept_by_reason == {"excluded": 1}
+    packed, values = [*packed, *mine, *others], [*values, *its_values, *their_values]
+    del mine, others
+    engine.synchronize()
+    ask_all(machine, engine, packed, values)
+    assert engine.stats.swapped == 2 * N - 1
+    assert_nothing_is_held(machine, engine)
+
+
 def test_a_part_of_a_storage_that_is_no_view_comes_back_as_it_was(machine, codec):
     # As LSTM cells save them.
     engine = machine.engine(codec)

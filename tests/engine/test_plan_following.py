@@ -168,3 +168,15 @@ def test_without_sizes_a_plan_goes_by_positions():
     assert [follower.find(n, "anywhere", 7) for n in (3, 0)] == [3, 0]
     assert follower.decision(0) == Decision("keep")
     assert follower.drift == ""
+
+
+def test_excluded_operators_stay_whatever_the_plan_says():
+    model = make_model()
+    expected = gradients(model)
+    plan = Plan(plan_of(model, codec="zvc"))
+    with cswap.install(model, plan=plan, min_bytes=0, workers=0, exclude="op:relu") as handle:
+        for n in range(1, 4):
+            assert equal(gradients(model), expected)
+            assert handle.stats.kept_by_reason["excluded"] == 4 * n
+    assert handle.stats.swapped > 0
+    assert "plan" not in handle.stats.fallbacks_by_reason  # positions are those of the plan

@@ -61,3 +61,18 @@ def test_a_plan_of_these_ways_can_be_kept(explored, share):
     assert seen == [0, 0, 0]
     assert handle.goal.held
     assert handle.stats.fallbacks == 0
+
+
+@pytest.mark.parametrize("selectors", [{"exclude": "op:conv2d"}, {"include": "op:batch_norm"}])
+def test_what_operators_keep_is_in_the_plan(make_training, install, selectors):
+    mine, plain = make_training("convolutions"), make_training("convolutions")
+    handle = install(mine.model, fit="min", slowdown=10, **selectors)
+    for n in range(STEPS):
+        for one in (mine, plain):
+            torch.manual_seed(n)
+            one.gradients = one.step()
+        assert all(map(torch.equal, mine.gradients, plain.gradients))
+    goal = handle.goal
+    assert goal.phase == "obeying"
+    assert goal.measured_bytes < 1.05 * goal.predicted_bytes
+    assert handle.stats.kept_by_reason["excluded"] > 0

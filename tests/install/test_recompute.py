@@ -288,7 +288,7 @@ class Calls(nn.Module):
         return self.inner(y, z, others=[y if self.same else z])
 
 
-MODELS = {
+MODELS: dict[str, Any] = {
     "fused norm": (lambda: nn.Sequential(Fused(), Fused(), nn.Linear(N, 1)), "[01]"),
     "one object": (lambda: nn.Sequential(Calls(same=True), Calls(same=False)), Same),
     "attention": (
@@ -329,7 +329,7 @@ def test_modules_with_state_and_arguments_that_are_one_object(kind, goal, named)
         ({"recompute": "nowhere.*"}, "recompute='nowhere.*': selects no submodule"),
         ({"recompute": nn.Conv2d}, "recompute='Conv2d': selects no submodule"),
         ({"recompute": "0", "plan": {}}, "with plan: a plan says what is recomputed"),
-        ({"recompute": 3}, "must be module classes or path globs"),
+        ({"recompute": 3}, "must be module classes, path globs"),
     ],
 )
 def test_wrong_words_are_refused_before_anything_changes(options, words):

@@ -36,10 +36,9 @@ def reasons_named(path):
             named += [
                 k.value for k in node.keywords if k.arg == "keep" and isinstance(k.value, ast.IfExp)
             ]
-        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in (
-            "reason",
-            "recipe.keep",
-        ):
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and ast.unparse(
+            node.targets[0] if isinstance(node, ast.Assign) else node.target
+        ) in ("reason", "recipe.keep", "EXCLUDED", "SAVED_AGAIN"):
             named = [node.value]
         elif isinstance(node, ast.FunctionDef) and node.name == "reason_to_keep":
             named = [r.value for r in ast.walk(node) if isinstance(r, ast.Return)]

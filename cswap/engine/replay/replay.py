@@ -5,9 +5,9 @@ Note [a step is repeated]
 A tensor's way is learned once (packer.py). Then the place in the step gets a `Slot`, which has at
 hand what the next tensor needs. When a step begins, one loop asks for all slots together whether
 what was decided still holds. A tensor is asked only whether it looks like the last one: one call of
-torch's compares its type, dtype, layout and device. Where something may be lossy, the operators
-that made it and that save it have to be the same, too. Any other tensor goes the general way, so a
-slot is a guess about time, never about values.
+torch's compares its type, dtype, layout and device. Where something may be lossy, or operators are
+selected, those that made it and that save it have to be the same, too. Any other tensor goes the
+general way, so a slot is a guess about time, never about values.
 
 Most tensors stay: parameters, small ones, and those of places where the last tensor stayed. They
 need no slot, and nothing is wrong if another tensor stays instead. See Note [a tensor that stays]
@@ -36,7 +36,8 @@ from cswap.dynamo import leave_alone
 from cswap.engine.order.chooser import STAYS
 from cswap.engine.order.looks import last_look
 from cswap.engine.packer import kept_in_place
-from cswap.engine.recipes import Place, producer
+from cswap.engine.recipe import role_of
+from cswap.engine.recipes import Place
 from cswap.engine.replay.link_slot import LinkSlot
 from cswap.engine.replay.slot import CodecSlot
 from cswap.engine.saved.away import Away
@@ -116,7 +117,7 @@ class Replay:
         self._min_bytes, self.is_plain = max(1, state.lanes.min_bytes), False
         self._limit = state.advisor.limit
         self._reports = None if self._limit is None else self._limit.reports
-        self._by_role = state.advisor.may_use_lossy
+        self._by_role = packer.book.by_role
         self._thread = 0
         self._recomputer = state.recomputer
         self._used: deque[CodecSlot] = deque()  # since the advisor was told
@@ -254,7 +255,7 @@ class Replay:
             or not slot.check(tensor)
             or self._scopes.stack[-1] is not slot.scope
             or steps.position != slot.position
-            or (self._by_role and slot.recipe.role != (self._scopes.operator, producer(tensor)))
+            or (self._by_role and slot.recipe.role != role_of(tensor, self._scopes.operator))
         ):
             return self._other(tensor, n)
         base = tensor._base  # noqa: SLF001

@@ -16,12 +16,14 @@ class Scope:
         kind: class of the module.
         keep: why its saved tensors stay (``"excluded"``), or None.
         codec: forced by a glob of the ``codec`` option, or None.
+        included: whether ``include`` selects the module; asked where it selects operators, too.
     """
 
     path: str = ""
     kind: str = ""
     keep: str | None = None
     codec: str | None = None
+    included: bool = False
 
 
 OUTSIDE: Final = Scope()

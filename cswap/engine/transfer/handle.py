@@ -84,7 +84,8 @@ class Handle:
         base: weak reference to the tensor that owns the version counter (see aliases.py).
         whole: whether the region is the whole storage.
         aligned: whether the region begins at an address at which new memory may begin.
-        pinned: it is never to leave its own memory (see aliases.py).
+        pinned: why it is never to leave its own memory, a name in `cswap.stats.keep_reasons` or
+            `LEFT_OUT`; empty: it may.
         token: weak reference to its owner.
         storage_key: of its storage, in the alias table.
         position: index of this tensor among those saved in its step.
@@ -155,7 +156,8 @@ class Handle:
         self.position = self.step = self.storage_key = self.views = self.unpacked = 0
         self.place = 0, 0, -1
         self.tolerance = EXACT
-        self.must_round_trip = self.whole = self.pinned = self.prefetched = False
+        self.must_round_trip = self.whole = self.prefetched = False
+        self.pinned = ""
         self.recomputed = self.aligned = False
         self.took_s = 0.0
         self.base: weakref.ref[torch.Tensor] | None = None
