@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from cswap.codecs.tolerance import EXACT, FINE
+from cswap.codecs.tolerance import COARSE, EXACT, FINE
 from cswap.engine.order.step_order import NO_BACKWARD
 from cswap.engine.saved.away import Away
 from cswap.engine.saved.encoded import Encoded
@@ -80,12 +80,10 @@ class Recomputer:
         """Args: counters, advisor, owned, results: the engine's."""
         self._counters, self._advisor, self._owned = counters, advisor, owned
         self._results = results
-        kept = frozenset({Kept, KeptParameter})
         goal: dict[str, Any] = {"max_depth": GOAL_DEPTH, "products": True}
-        keep = _keep if CAN_TELL else None
-        depths = (_depth_of_exact, _depth_of_fine, _depth_of)  # by tolerance
-        self._finders = tuple(Finder(depth, held=kept, keep=keep) for depth in depths)
-        self._goal_finders = tuple(Finder(depth, held=kept, keep=keep, **goal) for depth in depths)
+        keep, tolerances = _keep if CAN_TELL else None, (EXACT, FINE, COARSE)
+        self._finders = tuple(Finder(tolerance=t, keep=keep) for t in tolerances)
+        self._goal_finders = tuple(Finder(tolerance=t, keep=keep, **goal) for t in tolerances)
         self.trials = Trials(counters, lambda remat: self._bring(remat, again=False))
         self.inputs_s = 0.0
         self.note_ready: Callable[[Token], None] = lambda _: None
@@ -213,7 +211,7 @@ class Recomputer:
                 inputs.append(self._bring_back(packed, again=again))
                 owner = packed.first or packed
             else:
-                assert isinstance(packed, PackedView)  # see _depth_of
+                assert isinstance(packed, PackedView)  # or it would have no depth
                 inputs.append(self._input(packed, again=again))
                 owner = packed.token.handle
             exact = exact and owner.tolerance == EXACT
@@ -270,35 +268,6 @@ def _keep(tensor: torch.Tensor) -> Kept:
     base, kept = tensor._base, tensor if tensor.is_leaf else tensor.detach()  # noqa: SLF001
     is_parameter = type(tensor) is _Parameter or (base is not None and isinstance(base, _Parameter))
     return (KeptParameter if is_parameter else Kept)(kept, tensor._version)  # noqa: SLF001
-
-
-def _depth_of(packed: object) -> int | None:
-    # See `Finder`.
-    if isinstance(packed, Kept):
-        return 0
-    if isinstance(packed, PackedView):
-        token = packed.token
-        remat = token.remat
-        return remat.formula.depth if remat is not None and token.handle.recomputed else 0
-    return packed.depth if isinstance(packed, WithoutHandle) else None
-
-
-def _depth_of_exact(packed: object) -> int | None:
-    # The same, for a tensor that has to come back exactly.
-    if isinstance(packed, Kept):  # as most are
-        return 0
-    return None if _tolerance_of(packed) > EXACT else _depth_of(packed)
-
-
-def _depth_of_fine(packed: object) -> int | None:
-    # The same, for a tensor that forgives a small error.
-    return None if _tolerance_of(packed) > FINE else _depth_of(packed)
-
-
-def _tolerance_of(packed: object) -> int:
-    if isinstance(packed, PackedView):
-        return packed.token.handle.tolerance
-    return packed.tolerance if isinstance(packed, WithoutHandle) else EXACT
 
 
 def are_aligned(remat: Remat) -> bool:

@@ -10,8 +10,6 @@ from cswap.remat.search import Limits, Rows, Search, has_own_memory, is_result
 from cswap.remat.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import torch
 
     from cswap.remat.reads import Keep
@@ -29,32 +27,28 @@ class Finder:
 
     def __init__(
         self,
-        depth_of: Callable[[object], int | None],
         *,
+        tolerance: int = 0,
         max_depth: int = DEFAULT_DEPTH,
         max_passes: int = DEFAULT_PASSES,
         through_unsaved: bool = True,
         products: bool = False,
-        held: frozenset[type] = frozenset(),
         keep: Keep | None = None,
     ) -> None:
         """A finder for one engine.
 
         Args:
-            depth_of: returns the number of operators between a packed object and bytes that are
-                held: 0 for a tensor that is kept or swapped, `Formula.depth` for a tensor that is
-                computed again, None for an object that is not the engine's.
+            tolerance: of the tensors for errors (0: none): inputs forgive no larger ones.
             max_depth: largest number of operators in a row; each costs time at unpack.
             max_passes: largest number of reads and writes of memory of the tensor's size.
             through_unsaved: whether intermediate values may be unsaved; see `Formula.unseen`.
             products: whether matrix products and convolutions run again, too.
-            held: types of packed objects for which ``depth_of`` returns 0, whatever they hold.
-            keep: makes such an object of a tensor that autograd holds itself, saved while no hooks
+            keep: makes a packed object of a tensor that autograd holds itself, saved while no hooks
                 were on; None: such tensors are no inputs.
         """
         rows = Rows(products=products)
-        self._limits = Limits(rows, depth_of, keep, max_depth, max_passes, through_unsaved)
-        self._depth_of, self._held, self._keep = depth_of, held, keep
+        self._limits = Limits(rows, tolerance, keep, max_depth, max_passes, through_unsaved)
+        self._keep = keep
 
     def find(self, tensor: torch.Tensor, expected: Formula | None = None) -> Remat | None:
         """Find the operators that compute again the memory of a tensor that autograd is saving.
@@ -118,9 +112,7 @@ class Finder:
                 if row is None or not is_result(base, node, row):
                     return None
             settings = Settings.current(product=formula.product)
-            found = formula.recognition.again(
-                node, formula.nbytes, self._held, self._depth_of, self._keep
-            )
+            found = formula.recognition.again(node, formula.nbytes, self._keep)
         except (NotFoundError, AttributeError):
             return None
         if found is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import torch
@@ -36,6 +37,13 @@ Keep: TypeAlias = "Callable[[torch.Tensor], object]"
 """Makes the packed object of a tensor that autograd holds itself, and that stays."""
 
 
+facts_of: Final[Callable[[object], tuple[int, int]]] = attrgetter("depth", "tolerance")
+"""What a search asks of a packed object: the number of operators between it and bytes that are held
+(0: it holds bytes itself), and the tolerance for errors of these (cswap/codecs/tolerance.py). Such
+attributes, and no function, so that no Python runs for most objects. It raises an AttributeError
+for an object that is not an engine's."""
+
+
 class NotFoundError(Exception):
     """The tensor cannot be computed again and has to be stored."""
 
@@ -60,7 +68,7 @@ class Read(NamedTuple):
         what: its kind.
         node: number of the node: the root is 0, then every `What.BELOW` adds one.
         name: of the attribute, or number of the edge or the output.
-        found: by the search. Of an input: its depth, and its index among the inputs.
+        found: by the search. Of an input: its facts, and its index among the inputs.
     """
 
     what: What
@@ -115,9 +123,9 @@ class Reader:
             self._note(What.EMPTY, node, f"_raw_saved_{name}")
         return packed
 
-    def take_input(self, node: Any, name: str, depth: int, index: int) -> None:
-        """Note that the object in a slot is an input, at this depth."""
-        self._note(What.INPUT, node, f"_raw_saved_{name}", (depth, index))
+    def take_input(self, node: Any, name: str, facts: tuple[int, int], index: int) -> None:
+        """Note that the object in a slot is an input. Args: facts: see `facts_of`."""
+        self._note(What.INPUT, node, f"_raw_saved_{name}", (facts, index))
 
     def plain(self, node: Any, name: str, keep: Keep) -> object:
         """The packed object of the tensor in a slot that no hook has packed; see `plain`."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
-from cswap.remat.reads import LOOKS, PLAIN, What, constant, leaf, saved_name
+from cswap.remat.reads import LOOKS, PLAIN, What, constant, facts_of, leaf, saved_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -74,10 +74,9 @@ class Recognition:
         self._n_nodes = 1 + sum(read.what is What.BELOW for read in reads)
         self._nodes, places = _by_node(reads, self._n_nodes)
         inputs = [(i, *_pair(r)) for i, r in enumerate(reads) if r.what is What.INPUT]
-        firsts = {index: (places[i], depth) for i, depth, index in reversed(inputs)}
+        firsts = {index: (places[i], facts) for i, facts, index in reversed(inputs)}
         self._inputs = _items([firsts[index][0] for index in range(len(firsts))])
-        self._depths = tuple(firsts[index][1] for index in range(len(firsts)))
-        self._are_held = not any(self._depths)
+        self._facts = tuple(firsts[index][1] for index in range(len(firsts)))
         self._repeated = [(places[i], n) for i, _, n in inputs if places[i] != firsts[n][0]]
         arguments = [i for i, read in enumerate(reads) if read.what in _ARGUMENTS]
         self._arguments = _items([places[i] for i in arguments])
@@ -96,8 +95,6 @@ class Recognition:
         self,
         root: Any,
         nbytes: int,
-        held: frozenset[type],
-        depth_of: Callable[[object], int | None],
         keep: Keep | None,
     ) -> tuple[tuple[object, ...], tuple[Constant, ...]] | None:
         """The inputs and constants of another tensor of the same call site; None: a read differs.
@@ -105,13 +102,11 @@ class Recognition:
         Args:
             root: the node that made this one.
             nbytes: of the tensor.
-            held: see `Finder`.
-            depth_of: see `Finder`.
             keep: see `Finder`.
 
         Raises:
             NotFoundError: a number or a leaf is not of the kind that can be copied.
-            AttributeError: a node was freed.
+            AttributeError: a node was freed, or an object is not an engine's.
         """
         nodes = [root] * self._n_nodes
         found: tuple[Any, ...] = ()
@@ -150,16 +145,14 @@ class Recognition:
             inputs = tuple(kept)
         if len(set(map(id, inputs))) != len(inputs):
             return None
-        if not (self._are_held and held.issuperset(map(type, inputs))) and (
-            tuple(map(depth_of, inputs)) != self._depths
-        ):
+        if tuple(map(facts_of, inputs)) != self._facts:
             return None
         if not (self._repeated or self._looks or self._constants):  # as most
             return inputs, ()
         for place, index in self._repeated:
             if found[place] is not read[index]:
                 return None
-        constants = self._read_constants(nodes, found, nbytes, depth_of)
+        constants = self._read_constants(nodes, found, nbytes)
         return None if constants is None else (inputs, constants)
 
     def _read_constants(
@@ -167,7 +160,6 @@ class Recognition:
         nodes: Sequence[Any],
         found: tuple[Any, ...],
         nbytes: int,
-        depth_of: Callable[[object], int | None],
     ) -> tuple[Constant, ...] | None:
         # None: a look differs, or an object is no constant.
         for look, read in self._looks:
@@ -177,7 +169,7 @@ class Recognition:
         for node, slot in self._constants:
             if slot is None:
                 constants.append(leaf(nodes[node].variable, nbytes))
-            elif depth_of(found[slot]) is not None:
+            elif hasattr(found[slot], "depth"):
                 return None
             else:
                 constants.append(constant(found[slot]))
@@ -227,10 +219,10 @@ def _getter(names: list[str]) -> _Get:
     return attrgetter(*(names if len(names) > 1 else 2 * names))
 
 
-def _pair(read: Read) -> tuple[int, int]:
-    # Of an input: its depth and its index.
-    depth, index = read.found  # type: ignore[misc] # see `Read`
-    return depth, index  # type: ignore[has-type]
+def _pair(read: Read) -> tuple[tuple[int, int], int]:
+    # Of an input: its facts and its index.
+    facts, index = read.found  # type: ignore[misc] # see `Read`
+    return facts, index  # type: ignore[has-type]
 
 
 def _items(places: list[int]) -> _Get:

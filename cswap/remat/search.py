@@ -24,14 +24,14 @@ import torch
 from cswap.remat.chain import Chain, PlannedStep, Value
 from cswap.remat.norms import FULL
 from cswap.remat.operators import LEAST_DROPPED, NO_SIZES, RESULT_SLOTS, Operator, operator_of
-from cswap.remat.reads import NotFoundError, Reader, is_number
+from cswap.remat.reads import NotFoundError, Reader, facts_of, is_number
 from cswap.remat.recognition import Recognition
 from cswap.remat.record import VIEW, Formula, Layout, Remat
 from cswap.remat.settings import Settings
 from cswap.remat.views import View, constants_of, view_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from cswap.remat.operators import Operand
     from cswap.remat.reads import Keep
@@ -49,7 +49,7 @@ class Limits:
     """See `Finder`."""
 
     rows: Rows
-    depth_of: Callable[[object], int | None]
+    tolerance: int
     keep: Keep | None
     max_depth: int
     max_passes: int
@@ -239,13 +239,16 @@ class Search:
         return self._made_by(node, number, row, strides, level)
 
     def _held(self, node: Any, slot: str, packed: object) -> Value:
-        depth, keep = self._limits.depth_of(packed), self._limits.keep
-        if depth is None:
+        keep = self._limits.keep
+        if not hasattr(packed, "depth"):  # it is not an engine's
             if is_number(packed) or keep is None:
                 return self._chain.add_constant(self._read.constant(node, slot))
-            packed, depth = self._read.plain(node, slot, keep), 0
+            packed = self._read.plain(node, slot, keep)
+        depth, tolerance = facts = facts_of(packed)
+        if tolerance > self._limits.tolerance:
+            raise NotFoundError
         value = self._chain.add_input(packed, depth)
-        self._read.take_input(node, slot, depth, value.index)
+        self._read.take_input(node, slot, facts, value.index)
         return value
 
     # -------------------------------------------------------------- arguments

@@ -12,14 +12,14 @@ from torch.nn import functional
 from cswap.remat.finder import Finder
 from cswap.remat.reads import CAN_TELL
 from cswap.remat.record import same_bits
-from tests.remat.conftest import Held, depth_of
+from tests.remat.conftest import Held
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 pytestmark = pytest.mark.skipif(not CAN_TELL, reason="needs torch 2.11")
 
-FINDER: Final = Finder(depth_of, held=frozenset({Held}), keep=Held)
+FINDER: Final = Finder(keep=Held)
 
 
 def layer_norm(x: torch.Tensor) -> torch.Tensor:
@@ -130,7 +130,7 @@ def test_a_graph_that_was_freed_has_none() -> None:
 
 
 def test_a_finder_that_keeps_nothing_takes_none() -> None:
-    finder = Finder(depth_of, held=frozenset({Held}))
+    finder = Finder()
     remat = FINDER.find(layer_norm(hidden()))
     assert remat is not None
     y = layer_norm(hidden())

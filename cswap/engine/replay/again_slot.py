@@ -130,13 +130,17 @@ class AgainSlot(Slot):
         remat = self.finder.recognised(tensor, formula)
         if (
             remat is None
-            or (lane.ahead and not _are_at_hand(remat))
+            or (lane.ahead and PackedView in map(type, remat.inputs) and not _are_at_hand(remat))
             or (formula.product and not are_aligned(remat))
         ):
             return None
         packed = Recomputed(
-            tensor, recipe, remat, lane, self.shared_use, tolerance=recipe.tolerance
+            tensor, recipe, lane, self.shared_use, self.nbytes, tolerance=recipe.tolerance
         )
+        packed.remat, packed.depth = remat, formula.depth
+        packed.is_memory = tensor._base is None  # noqa: SLF001
+        if not packed.is_memory:
+            packed.offset = int(tensor.storage_offset())
         packed.position, packed.step = self.position, step
         self.again.append(self.nbytes)
         return packed

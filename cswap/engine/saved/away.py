@@ -21,12 +21,8 @@ class Away(WithoutHandle):
     """
 
     __slots__ = ("aligned", "link", "region")
+    depth = 0
 
     link: Link
     region: Region
     aligned: bool
-
-    @property
-    def depth(self) -> int:
-        """See `WithoutHandle.depth`."""
-        return 0

@@ -24,14 +24,10 @@ class Encoded(WithoutHandle):
     """
 
     __slots__ = ("aligned", "codec", "encoding", "in_line", "notes")
+    depth = 0
 
     codec: Codec
     encoding: Encoding
     in_line: InLine
     aligned: bool
     notes: TripNotes | None
-
-    @property
-    def depth(self) -> int:
-        """See `WithoutHandle.depth`."""
-        return 0

@@ -31,6 +31,7 @@ class Kept:
     """
 
     __slots__ = ("__weakref__", "tensor", "version")
+    depth = tolerance = 0  # `facts_of` in cswap/remat/reads.py; exact
 
     def __init__(self, tensor: torch.Tensor, version: int) -> None:
         self.tensor = tensor
@@ -111,6 +112,17 @@ class PackedView:
         self.offset = int(tensor.storage_offset())
         self.conj = tensor.is_conj()
         self.neg = tensor.is_neg()
+
+    @property
+    def depth(self) -> int:
+        """See `cswap.remat.reads.facts_of`."""
+        remat = self.token.remat
+        return remat.formula.depth if remat is not None and self.token.handle.recomputed else 0
+
+    @property
+    def tolerance(self) -> int:
+        """For errors (cswap/codecs/tolerance.py)."""
+        return self.token.handle.tolerance
 
     def raise_modified(self) -> NoReturn:
         """See Note [modified in place].

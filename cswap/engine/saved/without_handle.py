@@ -45,6 +45,7 @@ class WithoutHandle:
     """One saved tensor without a handle, with the dtype of its memory.
 
     Attributes:
+        depth: number of operators in a row that compute it again; 0 if it holds bytes.
         recipe: of its place in the step; it has the tensor's layout.
         offset: of the tensor in its memory, in elements.
         lane: of its device.
@@ -90,6 +91,7 @@ class WithoutHandle:
         "version",
     )
 
+    depth: int
     ready: Event
     result_version: int
 
@@ -120,11 +122,6 @@ class WithoutHandle:
         self.version = tensor._version  # noqa: SLF001
         self.counter = counter = tensor.detach()  # see `version_counter`
         counter.data = recipe.nothing
-
-    @property
-    def depth(self) -> int:
-        """Number of operators in a row that compute it again; 0 if it holds bytes."""
-        raise NotImplementedError
 
     def expect_others(self, tensor: torch.Tensor) -> None:
         """The same tensor will be saved again. Args: tensor: as autograd saves it now."""
@@ -168,7 +165,7 @@ class WithoutHandle:
 class Again(WithoutHandle):
     """A tensor that another place has saved before: ``first`` brings it back."""
 
-    __slots__ = ()
+    __slots__ = ("depth",)
 
     def __init__(
         self, tensor: torch.Tensor, recipe: Recipe, first: WithoutHandle, shared_use: SharedUse
@@ -185,11 +182,6 @@ class Again(WithoutHandle):
             tensor, recipe, first.lane, shared_use, first.nbytes, tolerance=first.tolerance
         )
         self.offset = int(tensor.storage_offset())
-        self.first, self.position, self.step = first, first.position, first.step
+        self.first, self.depth = first, first.depth
+        self.position, self.step = first.position, first.step
         first.users += 1
-
-    @property
-    def depth(self) -> int:
-        """See `WithoutHandle.depth`."""
-        assert self.first is not None  # set where it is made
-        return self.first.depth
