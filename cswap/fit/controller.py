@@ -349,8 +349,8 @@ class FitController:
             self._smallest_bytes = min(self._smallest_bytes, limit_bytes)
         if self._last_resort is not None:
             self._last_resort.note(plan, look.measured)
-            if over:
-                self._obey_smaller(self._last_resort, limit_bytes)
+        if over and self._last_resort is not None:
+            self._obey_smaller(self._last_resort, limit_bytes)
         elif over:
             if not self._obey_earlier(plan):
                 before = self._correction.too_much(look)

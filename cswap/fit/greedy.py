@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from cswap.advisor.live_costs import KEEP, REMAT
+
+from cswap.fit.problem import Moves
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -15,6 +17,10 @@ if TYPE_CHECKING:
     from cswap.fit.problem import FitPlan, Problem, Way
 
     _Change: TypeAlias = tuple[float, NDArray[np.float64], int, Way]
+
+
+MOST_TRIES: Final = 4
+"""Limits of a search, each smaller than the one before, until its plan holds the one asked."""
 
 
 class Search:
@@ -28,6 +34,13 @@ class Search:
             (problem.bytes_of(i, w) for i, w in self.ways.items()), problem.other_bytes()
         )
         self.added_s = sum(map(problem.alone_s, self.ways.values()))
+
+    def peak_after(self, change: _Change | None = None) -> float:
+        """Most bytes at a moment; after a change, if one is given."""
+        ways, total = self.ways, self.total
+        if change is not None:
+            ways, total = {**ways, change[2]: change[3]}, total + change[1]
+        return float(total.max()) + max(way.passing_bytes for way in ways.values())
 
     def changes(self) -> list[_Change]:
         """Every change: seconds that it adds, bytes at each moment, index, way."""
@@ -57,6 +70,16 @@ class Search:
         self.added_s += added_s
         self.total = self.total + nbytes
 
+    def plan(self) -> FitPlan:
+        """The plan of these ways."""
+        problem, ways = self.problem, self.ways
+        if problem.over_link is None:
+            return problem.plan(ways)
+        most = max((problem.saved[i].nbytes for i, w in ways.items() if w.link_bytes), default=0)
+        passing = max(way.passing_bytes for way in ways.values())
+        added_s = sum(map(problem.alone_s, ways.values()))
+        return problem.plan(ways, Moves(2 * most, passing, added_s))
+
     def take_smallest(self) -> None:
         """Hold each tensor in its smallest way, the first ones first."""
         again: set[int] = set()
@@ -73,27 +96,38 @@ def greedy(problem: Problem, limit_bytes: float, limit_s: float) -> FitPlan:
     """A plan without a solver.
 
     At the fullest moment it takes the change that adds the least time per byte, as long as one
-    lowers that moment.
+    lowers that moment. Over a link, two tensors may be under way, each way: what they take at a
+    moment is known of a plan, and makes the limit of the next one smaller.
 
     Args:
         problem: of a step.
         limit_bytes: at every moment, if that can be reached.
         limit_s: seconds that the plan may add to a step.
     """
+    limit = limit_bytes
+    for _ in range(MOST_TRIES):
+        plan = _searched(problem, limit, limit_s)
+        if plan.peak_bytes <= limit_bytes or problem.over_link is None:
+            break
+        limit -= plan.peak_bytes - limit_bytes
+    return plan
+
+
+def _searched(problem: Problem, limit_bytes: float, limit_s: float) -> FitPlan:
     state = Search(problem)
-    while state.total.max() > limit_bytes:
-        moment, peak = int(state.total.argmax()), state.total.max()
+    while (peak := state.peak_after()) > limit_bytes:
+        moment = int(state.total.argmax())
         useful = [
             change
             for change in state.changes()
             if change[1][moment] < 0
-            and (state.total + change[1]).max() <= peak
             and state.added_s + change[0] <= limit_s
+            and state.peak_after(change) <= peak
         ]
         if not useful:
             break
         state.take(min(useful, key=lambda c: max(c[0], 0.0) / -c[1][moment]))
-    return problem.plan(state.ways)
+    return state.plan()
 
 
 def _kept(ways: tuple[Way, ...]) -> Way:

@@ -19,14 +19,14 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import numpy as np
 
 from cswap.advisor.live_costs import KEEP, REMAT
 from cswap.fit.background import is_ending
-from cswap.fit.greedy import Search, greedy
+from cswap.fit.greedy import MOST_TRIES, Search, greedy
 from cswap.fit.link_program import N_BLOCKS, N_LARGEST, LinkProgram
 from cswap.fit.problem import FitPlan, Moves, Problem, Way, slots, thinned
 
@@ -59,9 +59,6 @@ WHOLE: Final = 1e-6
 
 TOLERANCE: Final = 1e-5
 """Of the solver, in a constraint of bytes."""
-
-MOST_TRIES: Final = 4
-"""Limits of the program, each smaller than the one before, until its plan holds the one asked."""
 
 NEAR: Final = 1.05
 """Bytes of a plan that is nearly as small as the smallest one, over the bytes of that."""
@@ -162,7 +159,11 @@ def within_bytes(problem: Problem, limit_bytes: float, *, exact: bool = True) ->
         if found is not None:
             return found
     found = greedy(problem, limit_bytes, math.inf)
-    return found if found.peak_bytes <= limit_bytes * (1 + TOLERANCE) else None
+    if found.peak_bytes > limit_bytes * (1 + TOLERANCE):
+        return None
+    # The search prices copies as if no computation hid them.
+    added_s = seconds_of(problem, found) if exact else None
+    return found if added_s is None else replace(found, added_s=added_s)
 
 
 def within_time(problem: Problem, limit_s: float, *, exact: bool = True) -> FitPlan:
@@ -194,7 +195,7 @@ def smallest(problem: Problem) -> tuple[FitPlan, ...]:
     for plan in (
         *(table.solve(limit_bytes=math.inf, limit_s=math.inf) for table in _tables(problem)),
         greedy(problem, 0.0, math.inf),
-        problem.plan(state.ways),
+        state.plan(),
     ):
         if plan is not None and all(plan.decided != other.decided for other in found):
             found.append(plan)
