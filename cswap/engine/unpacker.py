@@ -141,9 +141,15 @@ class Unpacker:
             self._order.asked(handle)
             if self._reports is not None and self._reports.wanted:
                 _note_asked(self._reports, (handle.position, handle.raw_nbytes))
-        if lane.overlaps and (lane.ahead or self._follower.depth):
+        depth, is_asked_first = self._follower.depth, False
+        if depth and lane.executor.link is not None:
+            # A link has one queue, and a plan may start many at once: first what is wanted now.
+            memory, own = lane.executor.memory(handle)
+            is_asked_first = True
+        if lane.overlaps and (lane.ahead or depth):
             self._prefetch_after(handle, lane.ahead)
-        memory, own = lane.executor.memory(handle)
+        if not is_asked_first:
+            memory, own = lane.executor.memory(handle)
         out = packed.rebuild(memory, own=own)
         with self._lock:
             handle.unpacked += 1

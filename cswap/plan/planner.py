@@ -18,6 +18,7 @@ from cswap.install_hint import to_install
 from cswap.plan.hardware import load_hardware
 from cswap.plan.policy_tools.problem import Problem, silent
 from cswap.plan.policy_tools.search import interruptible
+from cswap.plan.policy_tools.starts import with_starts
 from cswap.plan.simulate import Simulation, simulate, smallest_feasible_budget
 from cswap.schema.checks import MOST_MEMORY, Checks
 from cswap.schema.plan import Plan
@@ -131,7 +132,7 @@ def plan(
     made = _solve(problem, policy, stoppable=stoppable)
     if policy not in UNBOUNDED:
         _check(problem, policy, _judged(problem, policy, made))
-    return made
+    return with_starts(problem, made)
 
 
 def compare(
@@ -191,7 +192,8 @@ def _row(problem: Problem, policy: str, *, stoppable: bool) -> Row:
         return Row(policy, None, None, time.monotonic() - compile_s() - began, math.inf, str(error))
     ideal_s = problem.simulator.compute_s
     slowdown = simulation.step_s / ideal_s if ideal_s else 1.0
-    return Row(policy, simulation, made, time.monotonic() - compile_s() - began, slowdown)
+    seconds = time.monotonic() - compile_s() - began
+    return Row(policy, simulation, with_starts(problem, made), seconds, slowdown)
 
 
 def _problem(
