@@ -33,7 +33,7 @@ DEVICE_GOAL: Final = 'fit="device"'
 
 CSWAP: Final[dict[str, dict[str, Any]]] = {
     "default": {},
-    PLANNED: {},
+    PLANNED: {"codec": "raw"},  # of tensors of which the plan names none
     "raw": {"codec": "raw"},
     "int8": {"lossy": "int8"},
     FIT: {},

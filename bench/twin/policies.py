@@ -8,7 +8,7 @@ host that takes no time, since the simulator has none.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from bench.twin.methods import CHECKPOINT, PLAIN, PLANNED
@@ -75,7 +75,10 @@ def compared(model: str, profile: str, policies: Sequence[str]) -> list[dict[str
     trace = Trace.parse(call("tracing", same))
     plain, checkpoint = rows({**same, "method": m} for m in (PLAIN, CHECKPOINT))
     machine, budget = hardware_of(PROFILES[profile]), checkpoint["peak_bytes"]
-    plans = {p: _plan(trace, machine, p, (budget, plain["peak_bytes"])) for p in policies}
+    positions = [t.saved for t in trace.tensors if t.saved >= 0]
+    again = frozenset(call("chains", {**same, "positions": positions}))
+    task = _Task(trace, machine, again)
+    plans = {p: task.plan(p, budget, plain["peak_bytes"]) for p in policies}
     found = [{"model": model, "policy": policy, **_about(plan)} for policy, plan in plans.items()]
     planned = [{**same, "method": PLANNED, "plan": plan.to_dict()} for plan in plans.values()]
     for row, done, free in zip(
@@ -85,32 +88,48 @@ def compared(model: str, profile: str, policies: Sequence[str]) -> list[dict[str
     return found
 
 
-def _plan(trace: Trace, machine: Hardware, policy: str, budgets: tuple[int, int]) -> Plan:
-    # For the budget, or for the least one that the policy has a plan for, up to the most.
-    low, high = budgets
-    if policy == "none":
-        return _followed(trace, machine, policy, 2 * high)
-    try:
-        return _followed(trace, machine, policy, low)
-    except BudgetError:
-        found = _followed(trace, machine, policy, high)
-    for _ in range(ROUNDS):
-        middle = (low + high) // 2
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """What plans are made for.
+
+    Attributes:
+        trace: the step.
+        machine: its rates.
+        again: positions of the tensors that the engine can compute again one by one.
+    """
+
+    trace: Trace
+    machine: Hardware
+    again: frozenset[int]
+
+    def plan(self, policy: str, least: int, most: int) -> Plan:
+        """Of a policy, for the least of these budgets that it has a plan for."""
+        if policy == "none":
+            return self._followed(policy, 2 * most)
         try:
-            found, high = _followed(trace, machine, policy, middle), middle
+            return self._followed(policy, least)
         except BudgetError:
-            low = middle
-    return found
+            found = self._followed(policy, most)
+        for _ in range(ROUNDS):
+            middle = (least + most) // 2
+            try:
+                found, most = self._followed(policy, middle), middle
+            except BudgetError:
+                least = middle
+        return found
 
-
-def _followed(trace: Trace, machine: Hardware, policy: str, budget: int) -> Plan:
-    again = policy in RECOMPUTE
-    made = planner.plan(trace, machine, budget, policy, recompute=again, time_limit=LIMIT_S)
-    if not made.order:
-        return made
-    own = replace(made, order=())  # an engine runs the model's own
-    figures = asdict(simulate(trace, machine, own, budget))
-    return replace(own, predicted=predictions(figures, figures["compute_s"]))
+    def _followed(self, policy: str, budget: int) -> Plan:
+        again = self.again if policy in RECOMPUTE else False
+        made = planner.plan(
+            self.trace, self.machine, budget, policy, recompute=again, time_limit=LIMIT_S
+        )
+        # No modules, so that they are not run again as a whole; and the model's own order.
+        single = {p: replace(d, module="") for p, d in made.decisions.items()}
+        own = replace(made, order=(), decisions=single)
+        if not made.order:
+            return own
+        figures = asdict(simulate(self.trace, self.machine, own, budget))
+        return replace(own, predicted=predictions(figures, figures["compute_s"]))
 
 
 def _about(plan: Plan) -> dict[str, Any]:
@@ -129,6 +148,6 @@ def _figures(row: dict[str, Any]) -> dict[str, Any]:
     stats, n_steps = row["cswap"], len(row["steps_s"])
     return {
         **{k: row[k] for k in ("step_s", "peak_bytes", "peak_of_all_bytes", "host_s", "link_s")},
-        **{k: stats[k] / n_steps for k in ("swapped", "recomputed")},
+        "moved": {codec: c["count"] / n_steps for codec, c in stats["by_codec"].items()},
         **{k: stats[k] for k in ("fallbacks_by_reason", "kept_by_reason")},
     }

@@ -26,7 +26,7 @@ from cswap.schema.trace import Trace
 from cswap_kernels.jit import compile_s
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from cswap.plan.hardware import Hardware
     from cswap.plan.policy_tools.problem import Report
@@ -103,7 +103,7 @@ def plan(
     *,
     seed: int = 0,
     time_limit: float | None = None,
-    recompute: bool = False,
+    recompute: bool | Collection[int] = False,
     stoppable: bool = True,
     progress: Report | None = None,
 ) -> Plan:
@@ -116,8 +116,9 @@ def plan(
         policy: one of `POLICIES`.
         seed: seed of every random choice.
         time_limit: seconds after which the best plan so far is returned; None: the policy decides.
-        recompute: whether the plan may recompute tensors. An engine recomputes only whole modules:
-            `cswap.install` refuses most of these plans (`cswap.schema.executable`).
+        recompute: whether the plan may recompute tensors; or the positions of those that it may.
+            An engine recomputes whole modules, and single tensors where it finds a short chain of
+            operators; it swaps the others.
         stoppable: whether the first Ctrl-C in the main thread ends the search with the best plan so
             far. Otherwise it raises KeyboardInterrupt as usual.
         progress: called with the fraction done and a text.
@@ -143,7 +144,7 @@ def compare(
     *,
     seed: int = 0,
     time_limit: float | None = None,
-    recompute: bool = False,
+    recompute: bool | Collection[int] = False,
     stoppable: bool = True,
     progress: Report | None = None,
 ) -> list[Row]:
@@ -202,7 +203,7 @@ def _problem(
     budget: int | None,
     seed: int,
     time_limit: float | None,
-    recompute: bool,
+    recompute: bool | Collection[int],
     progress: Report | None,
 ) -> Problem:
     step, machine = Trace.parse(trace), load_hardware(hardware)
