@@ -35,7 +35,8 @@ def found(model: str, profile: str, positions: list[int]) -> list[int]:
                 known.add(token.handle.position)
                 sends(sender, token)
 
-            Sender._compute_later = compute_later  # type: ignore[method-assign]  # noqa: SLF001
+            patched: Any = Sender
+            patched._compute_later = compute_later  # noqa: SLF001
 
     decisions = {str(position): {"action": "recompute"} for position in positions}
     plan = {"version": 3, "decisions": decisions}

@@ -33,14 +33,14 @@ RECOMPUTE: Final = ("home", "capuchin")
 
 POLICIES: Final = tuple(p for p in planner.POLICIES if p not in planner.UNBOUNDED)
 
+PLANNED_MODELS: Final = ("gpt2-small", "resnet50")
+"""Models that policies are compared on, unless others are named."""
+
 ROUNDS: Final = 8
 """Of bisection, for the least budget of a policy that has no plan for the common one."""
 
 LIMIT_S: Final = 60.0
 """Time limit of a policy."""
-
-BAR: Final = 0.1
-"""Largest share by which a prediction is to be off."""
 
 FREE: Final = {"host": {f.name: 0.0 for f in fields(Host) if f.name != "pin_bytes_per_s"}}
 """Changes of a profile: a host that takes no time."""

@@ -1,4 +1,4 @@
-"""One plain step of a model on the twin, as a trace to plan for: `python -m bench.twin.tracing JSON`.
+"""A plain step on the twin as a trace to plan for: `python -m bench.twin.tracing JSON` prints it.
 
 It is a measured trace (`cswap.plan.measure`) but for two things: an operator's duration is the time
 that its work takes on the twin's compute stream, and profiles and ratios are those that the twin
@@ -12,12 +12,12 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-import torch
-
 from bench.twin import worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import torch
 
     from cswap.plan.tracing.positions import SavedRegion
     from cswap.plan.tracing.recorder import Recorder
@@ -48,7 +48,7 @@ class _Sampler:
         self._cuda = cuda
 
     def __call__(
-        self, tensor: torch.Tensor, _region: SavedRegion
+        self, tensor: torch.Tensor, region: SavedRegion
     ) -> tuple[dict[str, float], dict[str, float]]:
         from bench.twin.values import profile_for  # imports cswap, which the twin has to precede
         from cswap.advisor.candidates import foretold_ratio
@@ -56,6 +56,7 @@ class _Sampler:
         from cswap.codecs.registry import get_codec
         from cswap.plan.measure import numbers_of
 
+        del region  # the whole tensor stands for it
         known = profile_for(self._cuda, tensor)
         codecs = [c for c in map(get_codec, CODECS) if takes(c, tensor.dtype, "cuda")]
         ratios = {c.name: foretold_ratio(c, known) or 1.0 for c in codecs}

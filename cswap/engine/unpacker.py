@@ -141,15 +141,12 @@ class Unpacker:
             self._order.asked(handle)
             if self._reports is not None and self._reports.wanted:
                 _note_asked(self._reports, (handle.position, handle.raw_nbytes))
-        depth, is_asked_first = self._follower.depth, False
-        if depth and lane.executor.link is not None:
-            # A link has one queue, and a plan may start many at once: first what is wanted now.
-            memory, own = lane.executor.memory(handle)
-            is_asked_first = True
+        depth, executor = self._follower.depth, lane.executor
+        # A link has one queue, and a plan may start many at once: then first what is wanted now.
+        first = executor.memory(handle) if depth and executor.link is not None else None
         if lane.overlaps and (lane.ahead or depth):
             self._prefetch_after(handle, lane.ahead)
-        if not is_asked_first:
-            memory, own = lane.executor.memory(handle)
+        memory, own = executor.memory(handle) if first is None else first
         out = packed.rebuild(memory, own=own)
         with self._lock:
             handle.unpacked += 1

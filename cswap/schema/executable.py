@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from cswap.schema.plan import Plan
 
+
 def whole_modules(plan: Plan, paths: Iterable[str]) -> dict[str, set[int]]:
     """The largest modules of which the plan recomputes all tensors, and those positions.
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from cswap.schema.plan import Plan
 
 MOST_SLOWER: Final = 0.01
-"""Share of the step that exact starts may cost: they are counted in saved tensors, not operators."""
+"""Share of the step that such starts may cost: they count saved tensors, not operators."""
 
 
 def with_starts(problem: Problem, plan: Plan) -> Plan:
