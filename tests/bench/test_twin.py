@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bench.__main__ import app
+from bench.drawing.steps import UNKNOWN
 from bench.twin import report
 from bench.twin.methods import FIT, METHODS
 from bench.twin.models import TINY
@@ -179,7 +180,7 @@ def test_a_prediction_that_is_off_does_not_hold():
     failed = {**row, "done": {"failure": "out of memory"}}
     document = {"rows": [row, slow, large, failed], "settings": {"profile": H200.name}}
     lines = report.policy_cells(document)
-    assert [line[-1] for line in lines] == ["yes", "no", "no", report.UNKNOWN]
+    assert [line[-1] for line in lines] == ["yes", "no", "no", UNKNOWN]
     assert lines[0][3:6] == ["3", "1", "1"]
     assert lines[1][8:10] == ["+20.0%", "+0.0%"]
     assert report.policies(document).row_count == 4

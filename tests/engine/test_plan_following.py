@@ -162,8 +162,10 @@ def test_single_tensors_of_a_published_plan_are_computed_again(policy, monkeypat
     torch.manual_seed(0)
     model = nn.Sequential(*(Mlp(64) for _ in range(4)))
     expected = gradients(model)
-    options = {"min_bytes": 1024, "warm_up": 0, "repeats": 1, "profiles": False}
-    trace = measure(model, X, lambda out: out.square().sum(), **options)
+    trace = measure(
+        model, X, lambda out: out.square().sum(),
+        min_bytes=1024, warm_up=0, repeats=1, profiles=False,
+    )  # fmt: skip
     rates = load_hardware("v100-pcie3")
     slow = replace(rates, d2h_bytes_per_s=1e6, h2d_bytes_per_s=1e6)
     budget = (smallest_feasible_budget(trace, slow) + max(live_bytes(trace))) // 2
@@ -174,7 +176,7 @@ def test_single_tensors_of_a_published_plan_are_computed_again(policy, monkeypat
     with cswap.install(model, plan=plan, min_bytes=1024, workers=0) as handle:
         for _ in range(3):
             assert equal(gradients(model), expected)
-        assert handle.engine._state.follower.drift == ""  # noqa: SLF001
+        assert handle.engine._state.follower.drift == ""
     stats = handle.stats
     assert stats.fallbacks == 0
     assert stats.by_codec["remat"].count == 3 * counts["recompute"]
