@@ -286,10 +286,10 @@ def _engine(
     plan = None if resolved.plan is None else Plan.parse(resolved.plan)
     recompute = modules_to_recompute(plan, model) if plan and model else {}
     unseen = {position for positions in recompute.values() for position in positions}
-    if plan is not None and (found := obstacles(plan, unseen)):
+    if plan is not None and (found := obstacles(plan)):
         raise ConfigError(
-            f"plan: an engine cannot follow it: {'; '.join(found)}. Make a plan without "
-            "recomputation (recompute=False), by a policy that keeps the model's order."
+            f"plan: an engine cannot follow it: {'; '.join(found)}. Make a plan "
+            "by a policy that keeps the model's order."
         )
     engine = SwapEngine(resolved, plan, unseen=unseen)
     tell_of_options(resolved, model)

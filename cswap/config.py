@@ -287,7 +287,7 @@ class SwapConfig:
         seed: of stochastic rounding; the same seed gives the same bytes.
         remat: compute a saved tensor again instead of storing it, where a cheap operator made it
             from tensors that are held anyway. Every bit is the same. Not with another ``policy``
-            than "auto", with a plan, or with ``verify``.
+            than "auto" or with ``verify``; with a plan, only the tensors that it says.
         verify: checksum every round trip; costs a pass over each tensor on both ways.
         guard_every: interval of the accuracy guard, in steps; its first check is in the second
             step; 0: never. A check computes the gradients of one module with lossy and with exact

@@ -177,6 +177,7 @@ TABLES: Final = {
     "gpu targets": gpu_tables.targets_table,
     "twin": twin_tables.steps_tables,
     "twin validation": twin_tables.validation_table,
+    "twin policies": twin_tables.policies_table,
     "kernels": kernels_table,
     "kernel file": build_table,
     "kernel targets": targets_table,

@@ -25,6 +25,13 @@ def validation_table() -> str:
     return f"{table}\n\n{_where(data, 'validation.json')}"
 
 
+def policies_table() -> str:
+    """Plans of policies, predicted and followed."""
+    data = read_object(FOLDER / "policies.json", "file")
+    table = as_markdown(report.POLICY_HEADINGS, report.policy_cells(data))
+    return f"{table}\n\n{_where(data, 'policies.json')}"
+
+
 def steps_tables() -> str:
     """Steps of models, by machine and method."""
     return "\n\n".join(_steps())

@@ -19,6 +19,7 @@ from bench.twin import report
 from bench.twin.methods import CHECKPOINT, FIT, METHODS
 from bench.twin.models import ALL, MODELS
 from bench.twin.optimum import curve
+from bench.twin.policies import PLANNED_MODELS, POLICIES, compared
 from bench.twin.profiles import H200, PROFILES
 from bench.twin.runs import call, rows
 from bench.twin.validate import validate
@@ -51,6 +52,9 @@ def main(
     check: Annotated[
         bool, typer.Option("--validate", help="Against the rows measured on an H200 only.")
     ] = False,
+    policies: Annotated[
+        bool, typer.Option("--policies", help="Plans of all policies, predicted and followed.")
+    ] = False,
     again: Again = False,
 ) -> None:
     """Simulate training steps on a GPU: no GPU is needed, and nothing depends on this machine."""
@@ -60,6 +64,9 @@ def main(
         _validate(out or RESULTS / "validation.json", console)
         return
     (profile,) = names("--profile", profile, list(PROFILES))
+    if policies:
+        _policies(models, profile, out or RESULTS / "policies.json", console, again=again)
+        return
     wanted = names("--models", models, list(ALL))
     ways = names("--methods", methods, METHODS)
     out = out or (Path("twin-trace.json") if trace else RESULTS / f"{profile}.json")
@@ -82,6 +89,18 @@ def main(
     console.print(report.table(document))
     report.draw(document, out.with_suffix(".png"))
     console.print(literal(f"Written: {out}, {out.with_suffix('.png')}"))
+
+
+def _policies(models: str, profile: str, out: Path, console: Console, *, again: bool) -> None:
+    wanted = PLANNED_MODELS if models == ",".join(MODELS) else names("--models", models, list(ALL))
+    writable_file(out)
+    settings = {"models": list(wanted), "policies": list(POLICIES), "profile": profile}
+    partial = Partial(out, kind="twin", version=VERSION, settings=settings, again=again)
+    found: list[dict[str, Any]] = []
+    for name in track(wanted, "Planning and simulating", console=console):
+        found += partial.part(name, bound(compared, name, profile, POLICIES))
+    console.print(report.policies(partial.finish(rows=found)))
+    console.print(literal(f"Written: {out}"))
 
 
 def _rows(model: str, methods: Sequence[str], profile: str) -> list[dict[str, Any]]:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from bench.workloads.large_models import BlockModel
 
 PLAIN: Final = "plain"
+PLANNED: Final = "plan"
+"""A method that no table has: it needs a plan (`policies.py`)."""
+
 CHECKPOINT: Final = "checkpoint"
 SELECTIVE: Final = "selective checkpoint"
 FIT: Final = "fit=checkpoint's peak"
@@ -30,6 +33,7 @@ DEVICE_GOAL: Final = 'fit="device"'
 
 CSWAP: Final[dict[str, dict[str, Any]]] = {
     "default": {},
+    PLANNED: {"codec": "raw"},  # of tensors of which the plan names none
     "raw": {"codec": "raw"},
     "int8": {"lossy": "int8"},
     FIT: {},
@@ -37,7 +41,10 @@ CSWAP: Final[dict[str, dict[str, Any]]] = {
 }
 """Options of `cswap.install`, by method."""
 
-METHODS: Final = (PLAIN, CHECKPOINT, SELECTIVE, "save_on_cpu", "TRL's offload", *CSWAP)
+METHODS: Final = (
+    *(PLAIN, CHECKPOINT, SELECTIVE, "save_on_cpu", "TRL's offload"),
+    *(method for method in CSWAP if method != PLANNED),
+)
 
 STASH: Final = 5
 """Tensors whose copies TRL lets be under way in forward."""

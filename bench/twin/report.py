@@ -34,6 +34,21 @@ RESIDUAL_HEADINGS: Final = (
     *("row", "figure", "fitted", "measured", "simulated", "error", "bound", "holds"),
 )
 
+POLICY_HEADINGS: Final = (
+    *("model", "policy", "budget GiB", "swapped", "again", "no chain"),
+    *("predicted ms", "engine ms", "off", "off, free host"),
+    *("predicted GiB", "engine GiB", "off", "holds"),
+)
+
+POLICY_NOTE: Final = (
+    "All figures are simulated: a plan's step by `cswap.plan.simulate`, and by the real engine "
+    "that follows the plan in virtual time. Again: computed again; no chain: swapped instead. "
+    "Free host: where the host takes no time. Holds: time and peak are off by at most 10 %."
+)
+
+BAR: Final = 0.1
+"""Largest share by which a prediction is to be off."""
+
 COLOURS: Final = {PLAIN: BLACK, CHECKPOINT: GREEN, FIT: BLUE, "default": BLUE, DEVICE_GOAL: BLUE}
 MARKERS: Final = {PLAIN: "o", CHECKPOINT: "s", FIT: "D", "default": "v", DEVICE_GOAL: "^"}
 
@@ -85,6 +100,44 @@ def residuals(document: dict[str, Any]) -> Table:
     """For a terminal."""
     title = "The twin against the rows measured on an H200"
     return grouped_table(title, "", RESIDUAL_HEADINGS, ("row", "figure"), residual_cells(document))
+
+
+def policy_cells(document: dict[str, Any]) -> list[list[str]]:
+    """A line per policy, of `POLICY_HEADINGS`."""
+    return [_policy_line(row) for row in document["rows"]]
+
+
+def _policy_line(row: dict[str, Any]) -> list[str]:
+    done, free, predicted = row["done"], row["free_host"], row["predicted"]
+    start = [ALL[row["model"]].name, row["policy"], f"{row['budget_bytes'] / GIB:.2f}"]
+    if "failure" in done or "failure" in free:
+        failure = done.get("failure") or free["failure"]
+        return [*start, failure[:72], *[UNKNOWN] * (len(POLICY_HEADINGS) - 4)]
+    moved = dict(done["moved"])
+    again = moved.pop("remat", 0.0)
+    missing = row["actions"].get("recompute", 0) - again
+    step, bare, peak = (
+        figures[k] / predicted[k] - 1
+        for figures, k in ((done, "step_s"), (free, "step_s"), (done, "peak_bytes"))
+    )
+    return [
+        *start,
+        *(f"{n:.0f}" for n in (sum(moved.values()), again, missing)),
+        f"{1e3 * predicted['step_s']:.1f}",
+        f"{1e3 * done['step_s']:.1f}",
+        *(f"{step:+.1%}", f"{bare:+.1%}"),
+        f"{predicted['peak_bytes'] / GIB:.2f}",
+        f"{done['peak_bytes'] / GIB:.2f}",
+        f"{peak:+.1%}",
+        "yes" if max(abs(step), abs(peak)) <= BAR else "no",
+    ]
+
+
+def policies(document: dict[str, Any]) -> Table:
+    """For a terminal."""
+    title = f"Plans on {document['settings']['profile']}, predicted and followed, simulated"
+    lines = policy_cells(document)
+    return grouped_table(title, POLICY_NOTE, POLICY_HEADINGS, ("model", "policy"), lines)
 
 
 def draw(document: dict[str, Any], path: Path) -> None:

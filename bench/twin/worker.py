@@ -130,22 +130,30 @@ class Step:
         }
 
     def _train(self) -> None:
-        import torch
-
         from bench.twin.methods import around
-        from bench.twin.models import PASSES, STATES, optimizer
 
         task, (x, y) = self._task, self._inputs
         for p in self._parameters:
             p.grad = None
-        dtype = task.autocast
-        with torch.autocast("cpu", dtype or torch.bfloat16, enabled=dtype is not None):
+        with self._autocast():
             with around(self._method, self._cuda):
                 out = self._net(x)
             loss = task.loss(out, y)
         del out
         loss.backward()
         del loss
+        self._update()
+
+    def _autocast(self) -> torch.autocast:
+        import torch
+
+        dtype = self._task.autocast
+        return torch.autocast("cpu", dtype or torch.bfloat16, enabled=dtype is not None)
+
+    def _update(self) -> None:
+        from bench.twin.models import PASSES, STATES, optimizer
+
+        task = self._task
         self._states = self._states or [
             self._cuda.empty(p.numel(), dtype=p.dtype, device=DEVICE)
             for p in self._parameters

@@ -340,6 +340,8 @@ class Packer:
             self._counters.stay("plan", handle.raw_nbytes)
         elif self._window.open and not by_selector:
             self._sender.hold_in_window(token)
+        elif decision is not None and decision.action == "recompute":
+            self._sender.recompute(token, tensor, place)
         elif not obeys or not self._sender.obey(token, tensor, place):
             self._sender.send(token, place)
         self._slots.learn(token, tensor, place)

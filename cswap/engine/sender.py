@@ -39,17 +39,15 @@ ENCODED: Final = (State.STORED, State.LEAVING)
 
 
 def _computes_again(config: SwapConfig) -> bool:
-    # Policies that are compared mean codecs, a plan has said what to do, and a checksum is of bytes
-    # that come back.
-    wanted = config.remat and config.policy == "auto" and config.plan is None
-    return wanted and not config.verify and CAN_READ
+    # Policies that are compared mean codecs, and a checksum is of bytes that come back.
+    return config.remat and config.policy == "auto" and not config.verify and CAN_READ
 
 
 class Sender:
     """Decides for the handles of one engine, and sends them.
 
     Attributes:
-        remat: whether tensors may be computed again.
+        remat: whether tensors may be computed again because that pays; a plan says it itself.
     """
 
     def __init__(self, state: EngineState) -> None:
@@ -58,7 +56,8 @@ class Sender:
         self._counters, self._lock, self._window = state.counters, state.lock, state.window
         self._budget_bytes = state.window.budget_bytes
         self._recomputer = state.recomputer
-        self.remat = _computes_again(state.config)
+        self._may_compute = _computes_again(state.config)
+        self.remat = self._may_compute and state.config.plan is None
         self._limit = state.advisor.limit
         # Where encodings have a limit, prices follow the demand of every tensor in every step.
         self._may_stay = state.config.policy == "auto" and state.config.host_limit is None
@@ -112,8 +111,7 @@ class Sender:
             return self._leave_in_place(handle, reason)
         if token.remat is not None:
             if self._recomputer.is_worth(token, place, fresh=fresh):
-                token.lane.executor.recompute_later(handle)
-                self._state.reclaimer.release_later(token)
+                self._compute_later(token)
                 if place is not None:
                     _may_have_slot(place, token)
                 return None
@@ -179,8 +177,7 @@ class Sender:
         if choice is None or self._is_forbidden(choice, handle):
             return False
         if choice.action == REMAT and token.remat is not None:
-            token.lane.executor.recompute_later(handle)
-            self._state.reclaimer.release_later(token)
+            self._compute_later(token)
             _may_have_slot(place, token)
             return True
         token.remat = None
@@ -192,6 +189,22 @@ class Sender:
         handle.advice = choice.notes
         self._encode(token, x, get_codec(choice.action), place)
         return True
+
+    def recompute(self, token: Token, tensor: torch.Tensor, place: Place) -> None:
+        """Compute a tensor again, as a plan says; send it if no chain of operators makes it."""
+        handle = token.handle
+        if handle.state is State.KEPT and not handle.pinned and not handle.modified():
+            if self._seconds_again(token, tensor, place) is not None:
+                self._compute_later(token)
+                return
+            token.remat = None
+            why = f"no chain of operators makes tensor {handle.position} again"
+            self._counters.fall_back("plan:recompute", why, "such tensors are swapped")
+        self.send(token, place)
+
+    def _compute_later(self, token: Token) -> None:
+        token.lane.executor.recompute_later(token.handle)
+        self._state.reclaimer.release_later(token)
 
     def _is_forbidden(self, choice: Choice, handle: Handle) -> bool:
         # By the guard, since the choice was made.
@@ -206,7 +219,7 @@ class Sender:
         return True
 
     def _seconds_again(self, token: Token, tensor: torch.Tensor, place: Place) -> float | None:
-        if self.remat:
+        if self._may_compute:
             token.remat = self._recomputer.find(tensor, token.handle, place, for_goal=True)
         return self._recomputer.seconds(token)
 

@@ -141,9 +141,12 @@ class Unpacker:
             self._order.asked(handle)
             if self._reports is not None and self._reports.wanted:
                 _note_asked(self._reports, (handle.position, handle.raw_nbytes))
-        if lane.overlaps and (lane.ahead or self._follower.depth):
+        depth, executor = self._follower.depth, lane.executor
+        # A link has one queue, and a plan may start many at once: then first what is wanted now.
+        first = executor.memory(handle) if depth and executor.link is not None else None
+        if lane.overlaps and (lane.ahead or depth):
             self._prefetch_after(handle, lane.ahead)
-        memory, own = lane.executor.memory(handle)
+        memory, own = executor.memory(handle) if first is None else first
         out = packed.rebuild(memory, own=own)
         with self._lock:
             handle.unpacked += 1

@@ -251,7 +251,7 @@ class _Sampler:
             kind = x.device.type
             codecs = [c for c in map(get_codec, self._options.codecs) if takes(c, x.dtype, kind)]
             ratios = {codec.name: codec.encode(x).ratio for codec in codecs}
-        return ({} if found is None else _numbers(found)), ratios
+        return ({} if found is None else numbers_of(found)), ratios
 
 
 def _flat(tensor: torch.Tensor, region: SavedRegion) -> torch.Tensor:
@@ -271,7 +271,8 @@ def _profile(x: torch.Tensor, options: MeasureOptions) -> TensorProfile | None:
     return late.get()
 
 
-def _numbers(found: TensorProfile) -> dict[str, float]:
+def numbers_of(found: TensorProfile) -> dict[str, float]:
+    """A profile as `TraceTensor.profile` has it."""
     names = ("zero_fraction", "repeat_fraction", "non_finite", "amax", "zero_exponent")
     numbers = {name: float(getattr(found, name)) for name in names}
     for name in ("spread", "spread_nonzero"):

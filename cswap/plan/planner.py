@@ -18,6 +18,7 @@ from cswap.install_hint import to_install
 from cswap.plan.hardware import load_hardware
 from cswap.plan.policy_tools.problem import Problem, silent
 from cswap.plan.policy_tools.search import interruptible
+from cswap.plan.policy_tools.starts import with_starts
 from cswap.plan.simulate import Simulation, simulate, smallest_feasible_budget
 from cswap.schema.checks import MOST_MEMORY, Checks
 from cswap.schema.plan import Plan
@@ -25,7 +26,7 @@ from cswap.schema.trace import Trace
 from cswap_kernels.jit import compile_s
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from cswap.plan.hardware import Hardware
     from cswap.plan.policy_tools.problem import Report
@@ -102,7 +103,7 @@ def plan(
     *,
     seed: int = 0,
     time_limit: float | None = None,
-    recompute: bool = False,
+    recompute: bool | Collection[int] = False,
     stoppable: bool = True,
     progress: Report | None = None,
 ) -> Plan:
@@ -115,8 +116,9 @@ def plan(
         policy: one of `POLICIES`.
         seed: seed of every random choice.
         time_limit: seconds after which the best plan so far is returned; None: the policy decides.
-        recompute: whether the plan may recompute tensors. An engine recomputes only whole modules:
-            `cswap.install` refuses most of these plans (`cswap.schema.executable`).
+        recompute: whether the plan may recompute tensors; or the positions of those that it may.
+            An engine recomputes whole modules, and single tensors where it finds a short chain of
+            operators; it swaps the others.
         stoppable: whether the first Ctrl-C in the main thread ends the search with the best plan so
             far. Otherwise it raises KeyboardInterrupt as usual.
         progress: called with the fraction done and a text.
@@ -131,7 +133,7 @@ def plan(
     made = _solve(problem, policy, stoppable=stoppable)
     if policy not in UNBOUNDED:
         _check(problem, policy, _judged(problem, policy, made))
-    return made
+    return with_starts(problem, made)
 
 
 def compare(
@@ -142,7 +144,7 @@ def compare(
     *,
     seed: int = 0,
     time_limit: float | None = None,
-    recompute: bool = False,
+    recompute: bool | Collection[int] = False,
     stoppable: bool = True,
     progress: Report | None = None,
 ) -> list[Row]:
@@ -191,7 +193,8 @@ def _row(problem: Problem, policy: str, *, stoppable: bool) -> Row:
         return Row(policy, None, None, time.monotonic() - compile_s() - began, math.inf, str(error))
     ideal_s = problem.simulator.compute_s
     slowdown = simulation.step_s / ideal_s if ideal_s else 1.0
-    return Row(policy, simulation, made, time.monotonic() - compile_s() - began, slowdown)
+    seconds = time.monotonic() - compile_s() - began
+    return Row(policy, simulation, with_starts(problem, made), seconds, slowdown)
 
 
 def _problem(
@@ -200,7 +203,7 @@ def _problem(
     budget: int | None,
     seed: int,
     time_limit: float | None,
-    recompute: bool,
+    recompute: bool | Collection[int],
     progress: Report | None,
 ) -> Problem:
     step, machine = Trace.parse(trace), load_hardware(hardware)

@@ -13,10 +13,12 @@ import pytest
 from typer.testing import CliRunner
 
 from bench.__main__ import app
+from bench.drawing.steps import UNKNOWN
 from bench.twin import report
 from bench.twin.methods import FIT, METHODS
 from bench.twin.models import TINY
-from bench.twin.profiles import H200
+from bench.twin.policies import compared, hardware_of
+from bench.twin.profiles import GIB, H200
 from bench.twin.runs import ROOT, FailedError, call, rows
 
 N_STEPS = 8
@@ -154,6 +156,40 @@ def test_too_small_a_device_is_a_row_with_its_reason():
     document = {"rows": [found], "settings": {"profile": H200.name}}
     assert "out of memory" in report.cells(document)[0][2]
     assert report.table(document).row_count == 1
+
+
+@pytest.mark.slow
+def test_the_engine_follows_plans_for_the_trace_of_the_twin():
+    # Positions of the trace are the engine's: all tensors are moved that the plan names.
+    for row in compared(TINY, H200.name, ("none", "vdnn-all", "home")):
+        actions, done = row["actions"], row["done"]
+        moved = {"raw": actions.get("swap", 0), "remat": actions.get("recompute", 0)}
+        assert done["moved"] == {codec: n for codec, n in moved.items() if n}
+        assert done["fallbacks_by_reason"] == {}
+        assert row["free_host"]["step_s"] == pytest.approx(row["predicted"]["step_s"], rel=0.3)
+        assert done["peak_bytes"] == pytest.approx(row["predicted"]["peak_bytes"], rel=0.05)
+
+
+def test_a_prediction_that_is_off_does_not_hold():
+    figures = {"step_s": 0.1, "peak_bytes": GIB}
+    done = {**figures, "moved": {"raw": 3.0, "remat": 1.0}}
+    row = {"model": TINY, "policy": "home", "budget_bytes": GIB, "actions": {"recompute": 2}}
+    row |= {"predicted": figures, "free_host": done, "done": done}
+    slow = {**row, "done": {**done, "step_s": 0.12}}
+    large = {**row, "done": {**done, "peak_bytes": 1.2 * GIB}}
+    failed = {**row, "done": {"failure": "out of memory"}}
+    document = {"rows": [row, slow, large, failed], "settings": {"profile": H200.name}}
+    lines = report.policy_cells(document)
+    assert [line[-1] for line in lines] == ["yes", "no", "no", UNKNOWN]
+    assert lines[0][3:6] == ["3", "1", "1"]
+    assert lines[1][8:10] == ["+20.0%", "+0.0%"]
+    assert report.policies(document).row_count == 4
+
+
+def test_the_rates_of_plans_are_those_of_the_twin():
+    found = hardware_of(H200)
+    assert found.d2h_bytes_per_s * found.duplex_factor == pytest.approx(H200.both)
+    assert found.codecs["zvc"].encode_bytes_per_s == H200.codec_rates("zvc")[0]
 
 
 @pytest.mark.slow

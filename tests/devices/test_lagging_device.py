@@ -13,6 +13,7 @@ import torch
 
 from cswap.engine.replay import link
 from cswap.engine.transfer import staging
+from cswap.engine.transfer.link_back import LinkBack
 from cswap.schema.plan import Decision, Plan
 from cswap.stores.disk import DiskStore
 from tests.devices.lagging_machine import LaggingMachine
@@ -259,6 +260,22 @@ def test_the_memory_that_a_plan_was_made_for_is_held(machine):
         del back
     assert MIB < machine.cuda.peak_bytes <= 6 * MIB + MIB
     assert engine.stats.prefetch_hits > 0
+
+
+def test_with_a_plan_the_tensor_that_is_wanted_now_is_first_on_the_link(machine, monkeypatch):
+    decisions = {i: Decision("swap", "raw", prefetch=8) for i in range(8)}
+    engine = machine.engine("raw", plan=Plan(decisions, budget_bytes=1 << 30))
+    packed, values = machine.save(engine, 8, 1024)
+    engine.synchronize()
+    brought, bring = [], LinkBack.bring
+
+    def noting(self, handle, *arguments):
+        brought.append(handle.position)
+        return bring(self, handle, *arguments)
+
+    monkeypatch.setattr(LinkBack, "bring", noting)
+    assert torch.equal(engine.unpack(packed[-1]), values[-1])
+    assert brought == [7, 6, 5, 4, 3, 2, 1, 0]
 
 
 def test_files_are_read_ahead_beside_the_computation(machine, tmp_path, monkeypatch):

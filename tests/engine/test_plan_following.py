@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 
@@ -13,6 +14,12 @@ from torch import nn
 import cswap
 from cswap.engine.order.plan_follower import PlanFollower
 from cswap.errors import ConfigError
+from cswap.plan import planner
+from cswap.plan.hardware import load_hardware
+from cswap.plan.measure import measure
+from cswap.plan.policies import home
+from cswap.plan.simulate import smallest_feasible_budget
+from cswap.plan.simulator.lifetimes import live_bytes
 from cswap.recompute import modules_to_recompute
 from cswap.schema.executable import obstacles
 from cswap.schema.plan import Decision, Plan
@@ -128,26 +135,70 @@ def test_a_module_of_which_all_is_to_be_recomputed_is():
     assert equal(gradients(model), expected)
 
 
-def test_plans_that_an_engine_cannot_follow_are_refused():
+def test_a_plan_with_an_order_of_its_own_is_refused():
     model = make_model()
-    decisions = plan_of(model)
-    first = next(p for p, d in decisions.items() if d.module == "1.act")
-    decisions[first] = Decision("recompute", module="1.act", nbytes=decisions[first].nbytes)
-    assert set(modules_to_recompute(Plan(decisions), model)) == {"1.act"}
-    decisions[first] = Decision("recompute", nbytes=decisions[first].nbytes)
-    assert modules_to_recompute(Plan(decisions), model) == {}
-    wanted = rf"plan: an engine cannot follow it: tensors recomputed outside of .*: {first}\."
+    kept = plan_of(model, action="keep")
+    assert obstacles(Plan(kept)) == []
     for refused in (partial(cswap.install, model), cswap.install, cswap.swapping):
-        with pytest.raises(ConfigError, match=wanted):
-            refused(plan=Plan(decisions), min_bytes=0)
-    kept = {p: replace(d, action="keep", codec=None) for p, d in decisions.items()}
-    with pytest.raises(ConfigError, match="an order of operators"):
-        cswap.install(model, plan=Plan(kept, order=(0,)), min_bytes=0)
-    named = {p: Decision("recompute", module="1.act") for p in range(20)}
-    assert obstacles(Plan(named)) == []
-    named[30] = Decision("keep", module="1.act")
-    (text,) = obstacles(Plan(named))
-    assert text.endswith("7 (1.act) and 12 more")
+        with pytest.raises(ConfigError, match="cannot follow it: an order of operators"):
+            refused(plan=Plan(kept, order=(0,)), min_bytes=0)
+
+
+class Mlp(nn.Module):
+    """Of a norm, a product and GELU, which the engine can compute again one by one."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.norm, self.up = nn.LayerNorm(width), nn.Linear(width, 4 * width)
+        self.act, self.down = nn.GELU(), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        return x + self.down(self.act(self.up(self.norm(x))))
+
+
+@pytest.mark.parametrize("policy", ["home", "capuchin"])
+def test_single_tensors_of_a_published_plan_are_computed_again(policy, monkeypatch):
+    monkeypatch.setattr(home, "EVALUATIONS", 400)
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Mlp(64) for _ in range(4)))
+    expected = gradients(model)
+    trace = measure(
+        model, X, lambda out: out.square().sum(),
+        min_bytes=1024, warm_up=0, repeats=1, profiles=False,
+    )  # fmt: skip
+    rates = load_hardware("v100-pcie3")
+    slow = replace(rates, d2h_bytes_per_s=1e6, h2d_bytes_per_s=1e6)
+    budget = (smallest_feasible_budget(trace, slow) + max(live_bytes(trace))) // 2
+    plan = planner.plan(trace, slow, budget, policy, recompute=True)
+    counts = Counter(d.action for d in plan.decisions.values())
+    assert counts["recompute"] > 0
+    assert modules_to_recompute(plan, model) == {}
+    with cswap.install(model, plan=plan, min_bytes=1024, workers=0) as handle:
+        for _ in range(3):
+            assert equal(gradients(model), expected)
+        assert handle.engine._state.follower.drift == ""
+    stats = handle.stats
+    assert stats.fallbacks == 0
+    assert stats.by_codec["remat"].count == 3 * counts["recompute"]
+    assert stats.swapped == 3 * (counts["recompute"] + counts["swap"])
+    assert stats.kept_by_reason.get("plan", 0) == 3 * counts["keep"]
+
+
+@pytest.mark.parametrize("remat", [True, False])
+def test_a_tensor_that_no_chain_makes_is_swapped_and_counted(remat, caplog):
+    model = make_model()
+    expected = gradients(model)
+    decisions = {p: replace(d, module="") for p, d in plan_of(model, action="recompute").items()}
+    options = {"min_bytes": 0, "workers": 0, "codec": "raw", "remat": remat, "budget": None}
+    with cswap.install(model, plan=Plan(decisions), **options) as handle:
+        for _ in range(2):
+            assert equal(gradients(model), expected)
+    stats = handle.stats
+    again = stats.by_codec["remat"].count if remat else 0
+    assert (again > 0) is remat  # the input of the model is made by nothing
+    assert stats.fallbacks_by_reason == {"plan:recompute": 2 * len(decisions) - again}
+    assert stats.by_codec["raw"].count == 2 * len(decisions) - again
+    assert caplog.text.count("no chain of operators") == 1
 
 
 @pytest.mark.parametrize(("prefetch", "hit"), [(0, False), (2, True), (None, True)])

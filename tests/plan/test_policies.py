@@ -104,6 +104,44 @@ def test_every_policy_makes_a_plan_that_fits_or_says_that_it_cannot(policy, shar
     assert made or share < 1.0
 
 
+def test_a_plan_says_when_swap_ins_start():
+    # An engine does not know what memory later operators need: without, it fills all that there is.
+    for seed in range(4):
+        trace = network(np.random.default_rng(seed), 12)
+        budget = between(trace, 0.5)
+        plan = planner.plan(trace, MACHINE, budget, "tvdnn-heuristic")
+        early = {p: replace(d, prefetch=None) for p, d in plan.decisions.items()}
+        swaps = [d for d in plan.decisions.values() if d.action == "swap"]
+        assert swaps
+        assert all(d.prefetch is not None for d in swaps)
+        found = simulate(trace, MACHINE, plan, budget)
+        before = simulate(trace, MACHINE, replace(plan, decisions=early), budget)
+        assert found.feasible
+        assert found.step_s == pytest.approx(plan.predicted["step_s"])
+        assert found.step_s <= 1.01 * before.step_s
+
+
+def test_only_named_tensors_may_be_computed_again():
+    trace = network(np.random.default_rng(3), 12)
+
+    def may_be(recompute):
+        simulator = Problem(trace, MACHINE, 1 << 30, recompute=recompute).simulator
+        return {p for p, may in zip(simulator.saved, simulator.recomputable, strict=True) if may}
+
+    every = may_be(True)
+    assert len(every) > 2
+    some = {min(every), max(every)}
+    assert may_be(some) == some
+    assert may_be({-5}) == may_be(set()) == may_be(False) == set()
+    slow = replace(MACHINE, d2h_bytes_per_s=1e7, h2d_bytes_per_s=1e7)
+    budget = between(trace, 0.9)
+    plan = planner.plan(trace, slow, budget, "capuchin", recompute=every)
+    free = {p for p, d in plan.decisions.items() if d.action == "recompute"}
+    assert free
+    plan = planner.plan(trace, slow, budget, "capuchin", recompute=every - free)
+    assert free.isdisjoint(p for p, d in plan.decisions.items() if d.action == "recompute")
+
+
 @pytest.mark.parametrize("policy", SEARCHED)
 def test_the_same_seed_gives_the_same_plan(policy, monkeypatch):
     for search in (genetic, home):  # some generations, not all of the search

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from cswap.plan.simulate import Simulator
 
@@ -33,7 +35,8 @@ class Problem:
         seed: seed of every random choice.
         deadline: time in `time.monotonic` seconds at which the policy returns its best plan so far;
             None: no limit.
-        recompute: whether tensors may be computed again.
+        recompute: whether tensors may be computed again; or the positions (`TraceTensor.saved`) of
+            those that may.
         report: progress function; policies call it from time to time.
         interrupt: set from outside to stop early.
     """
@@ -43,7 +46,7 @@ class Problem:
     budget_bytes: int
     seed: int = 0
     deadline: float | None = None
-    recompute: bool = True
+    recompute: bool | Collection[int] = True
     report: Report = silent
     interrupt: threading.Event = field(default_factory=threading.Event)
     _simulator: Simulator | None = None
@@ -53,8 +56,10 @@ class Problem:
         """The simulator of this trace, hardware and budget, built once."""
         if self._simulator is None:
             self._simulator = Simulator(self.trace, self.hardware, self.budget_bytes)
-            if not self.recompute:
-                self._simulator.recomputable[:] = False
+            may = self.recompute
+            if may is not True:
+                named = np.isin(self._simulator.saved, list(may or ()))
+                self._simulator.recomputable &= named
         return self._simulator
 
     def stopped(self) -> bool:

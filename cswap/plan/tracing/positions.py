@@ -57,12 +57,16 @@ class SavedRegion:
 
 
 class Positions:
-    """Counts the saved tensors of one step."""
+    """Counts the saved tensors of one step.
+
+    Attributes:
+        count: of those that have a position.
+    """
 
     def __init__(self, min_bytes: int) -> None:
         """Args: min_bytes: smaller tensors are not swapped, as in `SwapConfig`."""
         self._min_bytes = min_bytes
-        self._next = 0
+        self.count = 0
 
     def add(self, tensor: torch.Tensor, regions: list[SavedRegion], writes: int) -> bool:
         """Count a saved tensor; append its region unless one of ``regions`` serves it.
@@ -77,8 +81,8 @@ class Positions:
         """
         if not self._is_eligible(tensor) or any(_serves(r, tensor, writes) for r in regions):
             return False
-        region = _region(tensor, self._next, writes)
-        self._next += 1
+        region = _region(tensor, self.count, writes)
+        self.count += 1
         if region.nbytes >= self._min_bytes:
             regions.append(region)
         return region.nbytes >= self._min_bytes

@@ -156,6 +156,11 @@ class Recorder(TorchDispatchMode):
 
     # ------------------------------------------------------------- the caller
 
+    @property
+    def n_saved(self) -> int:
+        """Positions that saved tensors have so far."""
+        return self._positions.count
+
     def name(self, tensor: torch.Tensor, name: str, role: str) -> None:
         """Set name and role of a tensor's storage; add the storage if it is missing."""
         if _key(tensor) not in self._owned:
