@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from cswap.advisor.live_costs import KEEP, REMAT
-
 from cswap.fit.problem import Moves
 
 if TYPE_CHECKING:
