@@ -95,7 +95,7 @@ def _policies(models: str, profile: str, out: Path, console: Console, *, again: 
     wanted = PLANNED_MODELS if models == ",".join(MODELS) else names("--models", models, list(ALL))
     writable_file(out)
     settings = {"models": list(wanted), "policies": list(POLICIES), "profile": profile}
-    partial = Partial(out, kind="twin", version=VERSION, settings=settings, again=again)
+    partial = Partial(out, kind="twin policies", version=VERSION, settings=settings, again=again)
     found: list[dict[str, Any]] = []
     for name in track(wanted, "Planning and simulating", console=console):
         found += partial.part(name, bound(compared, name, profile, POLICIES))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import torch
@@ -11,11 +12,11 @@ from cswap import hook_stack
 from cswap.dynamo import leave_alone
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping
+    from collections.abc import Callable, Hashable, Mapping, Sequence
     from typing import TypeAlias
 
     from cswap.engine.engine import SwapEngine
-    from cswap.quiet_modules.spans import Span
+    from cswap.engine.recipes import Place
 
     Facts: TypeAlias = tuple[object, ...]
 
@@ -30,6 +31,19 @@ class Pair(Protocol):
     def pack_by(self, pack: Callable[[torch.Tensor], object]) -> None:
         """Args: pack: is called instead of the engine's from here on, and calls that."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A part of a call in which all tensors stay, between two boundaries.
+
+    Attributes:
+        first: number of its first place.
+        places: where its tensors are saved that are neither parameters nor small.
+    """
+
+    first: int
+    places: Sequence[Place]
 
 
 class Boundary:

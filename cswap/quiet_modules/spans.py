@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Final
 
 from cswap import hook_stack
 from cswap.dynamo import leave_alone
 from cswap.engine.recipes import Place
+from cswap.quiet_modules.recording import Span
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -20,19 +20,6 @@ if TYPE_CHECKING:
 
 LEAST_TENSORS: Final = 4
 """Fewest tensors of a span: to take the hooks off and to put them back takes some time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A part of a call in which all tensors stay, between two boundaries.
-
-    Attributes:
-        first: number of its first place.
-        places: where its tensors are saved that are neither parameters nor small.
-    """
-
-    first: int
-    places: Sequence[Place]
 
 
 def lay_out(events: Sequence[Event], slots: Sequence[Slot | Place | None]) -> None:

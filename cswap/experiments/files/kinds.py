@@ -468,6 +468,17 @@ KINDS: Final = (
         "twin.json",
     ),
     Kind(
+        "twin policies",
+        (),
+        _plain,
+        ("model", "policy"),
+        (
+            Measure("step s, simulated", ("done", "step_s"), timed=False),
+            _bytes("peak bytes, simulated", "done", "peak_bytes"),
+        ),
+        "policies.json",
+    ),
+    Kind(
         "twin validation",
         (),
         _plain,
