@@ -210,7 +210,8 @@ class FitController:
         if plan is None or problem is None:
             raise ConfigError(
                 f"curve: there is no plan of explored steps (phase {self._phase!r}). Remedy: "
-                f"without schedule=, train {2 * EXPLORED} steps, and more until the plan is made."
+                f"without schedule=, train {2 * EXPLORED} steps, and more until the plan is made. "
+                "If the goal was given up, the log says why."
             )
         if measured_s is not None and self._chooser.unified:  # else that is of whole steps
             plan = replace(plan, added_s=measured_s)
@@ -375,7 +376,7 @@ class FitController:
                 if before is None:
                     self._begin_planning()
                 else:
-                    self._obey(before)
+                    self._obey(before, self._measure(before) if self._chooser.unified else None)
             self._timed.clear()
         elif (
             self._problem is not None
@@ -599,7 +600,7 @@ class FitController:
     def _give_up(self, why: str) -> None:
         say = log.info if self._asked.by_default else log.warning
         say("fit: %s; cswap decides as without a goal from here on.", why)
-        self._phase = "given up"
+        self._phase, self._priced = "given up", None
         self.remove()
 
 

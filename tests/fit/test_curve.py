@@ -17,7 +17,7 @@ from cswap.errors import ConfigError, GoalError
 from cswap.fit.correction import COUNTED_MARGIN, Correction
 from cswap.fit.curve import Point, curve_of
 from cswap.fit.goal import Goal
-from cswap.fit.solve import smallest, within_bytes
+from cswap.fit.solve import seconds_of, smallest, within_bytes
 from cswap.report import curve as report
 from cswap.units import show_bytes
 from tests.fit import test_goal_over_a_link as over_a_link
@@ -77,7 +77,11 @@ def test_each_goal_has_the_plan_that_the_planner_makes_for_it(linked, bias):
         assert point.peak_bytes <= point.goal_bytes
     first, last = found.points[0], found.points[-1]
     assert first.peak_bytes == problem.raw_peak_bytes + OTHER + bias
-    assert last.peak_bytes == smallest(problem)[0].peak_bytes + OTHER + bias
+    least = smallest(problem)[0]
+    assert (last.peak_bytes, last.added_s) == (
+        least.peak_bytes + OTHER + bias,
+        seconds_of(problem, least),
+    )
     for point in (first, last):  # the smallest goals that leave so much room
         need = point.peak_bytes - OTHER - bias
         assert correction.room(point.goal_bytes, OTHER, besides) >= need
@@ -102,6 +106,15 @@ def test_a_present_plan_that_another_one_beats_is_shown_beside_the_curve():
     assert found.rows[-1] is found.present or found.rows[-2] is found.present
     (row,) = (line for line in str(found).splitlines() if "1 odd" in line)
     assert row.endswith(" the present plan, measured 7 B, 2.50 of the time")
+
+
+def test_a_plan_that_is_made_again_is_the_present_one():
+    problem = random_problem(3, 8)
+    plan = smallest(problem)[0]
+    present = replace(plan, added_s=plan.added_s + 1e-3)  # the solver has ended a bit elsewhere
+    found = curve_of(problem, present, a_goal(), Correction(0.02), OTHER, 5)
+    assert_is_a_curve(found)
+    assert found.present is found.points[-1]
 
 
 def test_the_present_goal_is_the_one_asked_for_or_all_that_a_step_takes():
@@ -200,11 +213,15 @@ def test_the_curve_agrees_with_the_goal_in_every_step_and_changes_nothing(
         if handle.goal.phase == "obeying" and n % 3 == 0:
             if n == 2 * STEPS:
                 handle._fit._correction.bias += 4096
+                handle._fit._begin_planning()  # with the measured times, if there is a limit
             before, stats = handle.goal, handle.stats.to_dict()
-            assert_agrees(handle.curve(2), before)
+            found, fit_ = handle.curve(2), handle._fit
+            assert_agrees(found, before)
+            priced_s = fit_._priced.added_s(fit_._plan)  # of the other points, too
+            assert found.present.added_s == pytest.approx(priced_s)
             assert (handle.goal, handle.stats.to_dict()) == (before, stats)
-            measured += handle._fit._measured_s is not None
-    assert measured > 3
+            measured += fit_._measured_s is not None
+    assert measured
 
 
 def test_over_a_link(machine, install):
@@ -240,8 +257,14 @@ def test_without_a_plan_of_explored_steps_an_error_says_what_to_do(install, tmp_
         step(model)
     path = tmp_path / "schedule.json"
     handle.schedule.save(path)
+    handle.curve(2)
     handle._fit._explore()
     with pytest.raises(ConfigError, match=r"phase 'exploring'"):
+        handle.curve()
+    while handle.goal.phase != "obeying":
+        step(model)
+    handle._fit._give_up("it is a test")
+    with pytest.raises(ConfigError, match=r"phase 'given up'.*the log says why"):
         handle.curve()
     with pytest.raises(ConfigError, match=r"phase 'obeying'.*without schedule="):
         install(net(), fit="1GiB", schedule=path).curve()
