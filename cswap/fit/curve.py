@@ -23,7 +23,7 @@ from cswap.advisor.live_costs import KEEP
 from cswap.display import shown
 from cswap.errors import ConfigError
 from cswap.fit.solve import seconds_of, smallest, within_bytes
-from cswap.report.curve import COLUMNS, picture
+from cswap.report.curve import picture
 from cswap.report.files import writing
 from cswap.report.terminal import add_rows, as_csv, as_text, new_table
 from cswap.schema.checks import Checks
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 KIND: Final = "cswap curve"
 VERSION: Final = 1
 
+COLUMNS: Final = ("fit=", "peak", "time / plain", "added ms", "tensors", "")
 FORMATS: Final = (".png", ".svg", ".json", ".csv")
 MOST_GOALS: Final = 100
 
@@ -130,9 +131,17 @@ class Curve:
             cells = [["" if cell is None else str(cell) for cell in line] for line in lines]
             made = as_csv(points[0], cells).encode()
         else:
-            made = picture(self, kind[1:])
+            at = [(point.peak_bytes, point.slowdown) for point in (*self.points, self.present)]
+            made = picture(at[:-1], at[-1], self._measured(), kind[1:])
         with writing("path", str(file)):
             file.write_bytes(made)
+
+    def _measured(self) -> tuple[int, float] | None:
+        # Bytes and time over the plain step's, of the present plan.
+        now = self.present
+        if now.measured_bytes is None or now.measured_s is None:
+            return None
+        return now.measured_bytes, now.measured_s / self.plain_s
 
     def _cells(self, point: Point) -> tuple[str, ...]:
         now = "" if point is not self.present else "the present plan"

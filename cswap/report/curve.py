@@ -1,25 +1,29 @@
-"""A curve of time over memory as a table's columns, and as a picture."""
+"""A curve of time over memory as a picture."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from cswap.palette import BLACK, BLUE, GREY
 from cswap.report.figure import image_of, new_figure
 
 if TYPE_CHECKING:
-    from cswap.fit.curve import Curve
+    from collections.abc import Sequence
+    from typing import TypeAlias
 
-COLUMNS: Final = ("fit=", "peak", "time / plain", "added ms", "tensors", "")
+    _At: TypeAlias = tuple[float, float]
 
 MIB: Final = 1 << 20
 
 
-def picture(curve: Curve, kind: str) -> bytes:
-    """Step time over the plain one's against the peak of memory.
+def picture(points: Sequence[_At], present: _At, measured: _At | None, kind: str) -> bytes:
+    """Step time against the peak of memory.
 
     Args:
-        curve: to draw.
+        points: of goals, predicted, each (bytes, time over the plain step's); the first is the step
+            in which everything stays.
+        present: of the present plan, predicted.
+        measured: of the same.
         kind: "png" or "svg".
 
     Raises:
@@ -27,16 +31,16 @@ def picture(curve: Curve, kind: str) -> bytes:
     """
     figure = new_figure(6, 4)
     axes = figure.subplots()
-    plain, now = curve.points[0], curve.present
-    peaks = [point.peak_bytes / MIB for point in curve.points]
-    times = [point.slowdown for point in curve.points]
-    axes.plot(peaks, times, "o-", ms=4, color=BLUE, label="goals, predicted")
-    axes.plot(plain.peak_bytes / MIB, plain.slowdown, "o", color=BLACK, label="everything stays")
-    at = now.peak_bytes / MIB, now.slowdown
-    axes.plot(*at, "o", ms=10, mfc="none", color=BLUE, label="the present plan, predicted")
-    if now.measured_bytes is not None and now.measured_s is not None:
-        at = now.measured_bytes / MIB, now.measured_s / curve.plain_s
-        axes.plot(*at, "x", ms=8, color=BLUE, label="the present plan, measured")
+
+    def draw(at: Sequence[_At], style: str, label: str, **more: Any) -> None:
+        nbytes, times = zip(*at, strict=True)
+        axes.plot([n / MIB for n in nbytes], times, style, **({"color": BLUE} | more), label=label)
+
+    draw(points, "o-", "goals, predicted", ms=4)
+    draw(points[:1], "o", "everything stays", color=BLACK)
+    draw([present], "o", "the present plan, predicted", ms=10, mfc="none")
+    if measured is not None:
+        draw([measured], "x", "the present plan, measured", ms=8)
     axes.axhline(1.0, color=GREY, lw=0.6)
     axes.set(xlabel="peak of a step, MiB", ylabel="step time / plain step's")
     axes.grid(alpha=0.3)

@@ -9,6 +9,7 @@ import json
 import sys
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from cswap.fit.correction import COUNTED_MARGIN, Correction
 from cswap.fit.curve import Point, curve_of
 from cswap.fit.goal import Goal
 from cswap.fit.solve import seconds_of, smallest, within_bytes
-from cswap.report import curve as report
+from cswap.report.figure import new_figure
 from cswap.units import show_bytes
 from tests.fit import test_goal_over_a_link as over_a_link
 from tests.fit.test_goal import STEPS
@@ -72,6 +73,7 @@ def test_each_goal_has_the_plan_that_the_planner_makes_for_it(linked, bias):
     assert found.present is found.points[0]
     for point in found.points[1:-1]:
         plan = within_bytes(problem, correction.room(point.goal_bytes, OTHER, besides))
+        assert plan is not None
         assert (point.peak_bytes, point.added_s) == (plan.peak_bytes + OTHER + bias, plan.added_s)
         assert point.actions == plan.counts
         assert point.peak_bytes <= point.goal_bytes
@@ -274,6 +276,7 @@ def test_without_a_plan_of_explored_steps_an_error_says_what_to_do(install, tmp_
 def a_curve():
     problem, correction = random_problem(3, 8), Correction(0.02)
     plan = within_bytes(problem, 0.6 * problem.raw_peak_bytes)
+    assert plan is not None
     goal = a_goal(measured_bytes=30 << 20, step_s=1.25, smallest_bytes=1 << 20)
     return curve_of(problem, plan, goal, correction, OTHER, 5)
 
@@ -296,11 +299,13 @@ def test_figures_in_files(a_curve, tmp_path):
 
 def test_pictures(a_curve, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
-    figures = []
-    new_figure = report.new_figure
-    monkeypatch.setattr(
-        report, "new_figure", lambda *size: figures.append(new_figure(*size)) or figures[-1]
-    )
+    figures: list[Any] = []
+
+    def noted(*size):
+        figures.append(new_figure(*size))
+        return figures[-1]
+
+    monkeypatch.setattr("cswap.report.curve.new_figure", noted)
     for name, begin in (("a.png", b"\x89PNG"), ("a.svg", b"<?xml")):
         a_curve.save(tmp_path / name)
         assert (tmp_path / name).read_bytes().startswith(begin)
