@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
+    from cswap.fit.curve import Curve
     from cswap.fit.goal import Goal
     from cswap.removable import Removable
     from cswap.stats.stats import Stats
@@ -98,6 +99,35 @@ class InstallHandle(RemovedAtExit):
         None: there is no such limit, or no plan has been made yet.
         """
         return None if self._fit is None else self._fit.largest_batch()
+
+    def curve(self, goals: int = 10) -> Curve:
+        """Time over memory at some goals, predicted from the explored steps.
+
+        The planner makes the plan of each goal, in this thread; training goes on as it was. On a
+        CPU this takes about a second or less. Over a link it takes as long as so many plans: one to
+        three minutes for ten goals of a large model.
+
+        Args:
+            goals: number of goals, at even distances in bytes from the step in which everything
+                stays to the smallest one.
+
+        Raises:
+            ConfigError: there is no goal, or no plan of explored steps yet.
+
+        >>> import cswap, torch
+        >>> model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU())
+        >>> with cswap.install(model) as handle:
+        ...     handle.curve()
+        Traceback (most recent call last):
+        ...
+        cswap.errors.ConfigError: curve: there is no goal...
+        """
+        if self._fit is None:
+            raise ConfigError(
+                "curve: there is no goal. Remedy: cswap.install(model, fit=...), and train some "
+                "steps. A GPU's goal by default begins with the first one."
+            )
+        return self._fit.curve(goals)
 
     def hold(self, fit: FitController) -> None:
         """Follow a goal from now on."""

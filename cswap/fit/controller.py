@@ -29,14 +29,16 @@ from __future__ import annotations
 import math
 import weakref
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import torch
 
 from cswap.devices.stopwatch import stopwatch_of
-from cswap.errors import GoalError
+from cswap.errors import ConfigError, GoalError
 from cswap.fit.background import Background
 from cswap.fit.correction import COUNTED_MARGIN, MARGIN, Correction, Look
+from cswap.fit.curve import curve_of
 from cswap.fit.drift import DRIFT, Drift
 from cswap.fit.exploration import EXPLORED, Exploration
 from cswap.fit.goal import Asked, Goal, Phase
@@ -55,6 +57,7 @@ from cswap.units import show_bytes
 
 if TYPE_CHECKING:
     from cswap.engine.engine import SwapEngine
+    from cswap.fit.curve import Curve
     from cswap.fit.problem import FitPlan, Problem
     from cswap.fit.seen import Step
     from cswap.fit.solve import Found
@@ -131,7 +134,8 @@ class FitController:
         self._phase: Phase = "exploring"
         self._exploration: Exploration | None = None
         self._problem: Problem | None = None
-        self._planning: Background[Found] | None = None
+        self._priced: Problem | None = None  # at the prices of the prediction of the plan's time
+        self._planning: Background[tuple[Found, Problem]] | None = None
         self._plan: FitPlan | None = None
         self._smallest_bytes: int | None = None
         self._last_resort: LastResort | None = None
@@ -176,7 +180,9 @@ class FitController:
             self._asked.limit_bytes,
             self._asked.slowdown,
             self._phase,
-            predicted_bytes=None if plan is None else int(self._predicted(plan)),
+            predicted_bytes=None
+            if plan is None
+            else int(self._correction.predicted(plan, self._other)),
             measured_bytes=self._measured,
             measured_by=self._meter.by,
             resident_bytes=self._resident.nbytes,
@@ -197,6 +203,19 @@ class FitController:
         other = max(0.0, self._other - self._resident_then)
         growing = min(plan.peak_bytes for plan in plans) + other
         return max(0.0, self._correction.room(limit, self._resident.nbytes)) / max(1.0, growing)
+
+    def curve(self, goals: int) -> Curve:
+        """See `InstallHandle.curve`."""
+        plan, problem, measured_s = self._plan, self._priced, self._measured_s
+        if plan is None or problem is None:
+            raise ConfigError(
+                f"curve: there is no plan of explored steps (phase {self._phase!r}). Remedy: "
+                f"without schedule=, train {2 * EXPLORED} steps, and more until the plan is made. "
+                "If the goal was given up, the log says why."
+            )
+        if measured_s is not None and self._chooser.unified:  # else that is of whole steps
+            plan = replace(plan, added_s=measured_s)
+        return curve_of(problem, plan, self.goal, self._correction, self._other, goals)
 
     def remove(self) -> None:
         """Let go of the model; the engine's advisor decides again."""
@@ -357,7 +376,7 @@ class FitController:
                 if before is None:
                     self._begin_planning()
                 else:
-                    self._obey(before)
+                    self._obey(before, self._measure(before) if self._chooser.unified else None)
             self._timed.clear()
         elif (
             self._problem is not None
@@ -367,7 +386,8 @@ class FitController:
         ):
             if self._note_cost(plan):  # else no tensor has been timed on this CPU
                 # The next plan is obeyed if it takes less time.
-                self._measured_s, self._compares = self._cost_s(plan), True
+                self._compares = True
+                self._measure(plan)
                 if not self._chooser.unified:
                     self._timed.append(plan)
             self._begin_planning()
@@ -391,7 +411,7 @@ class FitController:
             self._repriced = self._most_repriced
             self._correction.rest()
             best = min(others, key=self._cost_s)
-            self._obey(best, self._cost_s(best))
+            self._obey(best, self._measure(best))
         return bool(others)
 
     def _reprice(self, plan: FitPlan) -> None:
@@ -403,7 +423,7 @@ class FitController:
         if not self._note_cost(plan):
             return
         self._repriced += 1
-        self._measured_s = self._cost_s(plan)
+        measured_s = self._measure(plan)
         if self._asked.limit_bytes is None:
             return  # measured steps say how much time is left
         self._timed.append(plan)
@@ -413,7 +433,7 @@ class FitController:
             return
         self._repriced = self._most_repriced
         best = min(self._timed, key=self._cost_s)
-        if self._is_better(best, self._measured_s, self._cost_s(best)):
+        if self._is_better(best, measured_s, self._cost_s(best)):
             self._obey(best, self._cost_s(best))
 
     def _note_cost(self, plan: FitPlan) -> bool:
@@ -432,12 +452,16 @@ class FitController:
         steps_s = [step_s for one, step_s in self._steps_s if one is plan]
         return min(steps_s, default=math.inf) - (self._pace.plain_s or 0.0)
 
+    def _measure(self, plan: FitPlan) -> float:
+        # The plan's time is predicted by measured ones from now on.
+        if self._chooser.unified:
+            self._priced = self._with_measured_times()
+        self._measured_s = self._cost_s(plan)
+        return self._measured_s
+
     def _with_measured_times(self) -> Problem:
         assert self._problem is not None  # a plan has been made
         return self._chooser.times.repriced(self._problem) or self._problem
-
-    def _predicted(self, plan: FitPlan) -> float:
-        return plan.peak_bytes + self._other + self._correction.bias
 
     # -------------------------------------------------------------------- plans
 
@@ -460,7 +484,7 @@ class FitController:
         self.used.most_bytes = 0
         self._planning, self._repriced, self._smallest_bytes = None, 0, None
         self._compares, self._measured_s, self._timed, self._steps_s = False, None, [], []
-        self._exploration = Exploration(self._chooser)
+        self._exploration, self._priced = Exploration(self._chooser), None
 
     def _pose(self, exploration: Exploration) -> None:
         problem, explored = exploration.problem, exploration.fullest
@@ -515,13 +539,13 @@ class FitController:
         if self._asked.limit_bytes is not None or not self._chooser.unified:
             problem = self._with_measured_times()
         problem, obeyed = problem.taking(self._pace.plain_s), self._plan if self._compares else None
-        self._planning = Background(lambda: found_for(problem, room, limit_s, obeyed))
+        self._planning = Background(lambda: (found_for(problem, room, limit_s, obeyed), problem))
 
     def _take_plan(self) -> None:
         assert self._planning is not None  # it is done
         planning, self._planning = self._planning, None
         try:
-            found = planning.result()
+            found, problem = planning.result()
         except Exception as error:
             self._give_up(f"no plan could be made ({error})")
             return
@@ -533,7 +557,7 @@ class FitController:
                 found.plan, before_s, found.plan.added_s, gain
             ):
                 return
-        self._plans += 1
+        self._plans, self._priced = self._plans + 1, problem
         plan, self._last_resort = found.plan, None
         if plan is None:
             plan, *others = found.smallest
@@ -576,7 +600,7 @@ class FitController:
     def _give_up(self, why: str) -> None:
         say = log.info if self._asked.by_default else log.warning
         say("fit: %s; cswap decides as without a goal from here on.", why)
-        self._phase = "given up"
+        self._phase, self._priced = "given up", None
         self.remove()
 
 

@@ -7,6 +7,7 @@ taken again, for good.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
@@ -68,6 +69,17 @@ class Correction:
         room = limit - other
         return room - self.margin * max(0.0, room - besides) - self.bias
 
+    def limit(self, room: float, other: float, besides: float = 0.0) -> int:
+        """The smallest limit that leaves so many bytes: `room` the other way round."""
+        room += self.bias
+        if room > besides:
+            room = (room - self.margin * besides) / (1 - self.margin)
+        return math.ceil(room + other)
+
+    def predicted(self, plan: FitPlan, other: float) -> float:
+        """Peak in bytes of a step that obeys a plan. Args: other: see `Look`."""
+        return plan.peak_bytes + other + self.bias
+
     def too_much(self, look: Look) -> FitPlan | None:
         """After a peak above the limit: the plan to go back to; None: another is to be made."""
         held, self._held = self._held, None
@@ -76,7 +88,7 @@ class Correction:
             self._held = held
             self.bias = held[1]
             return held[0]
-        predicted = look.plan.peak_bytes + look.other + self.bias
+        predicted = self.predicted(look.plan, look.other)
         self.bias += look.measured - min(predicted, look.limit) + self.margin * look.room / 2
         self._made += 1
         return None
@@ -87,7 +99,7 @@ class Correction:
 
     def may_loosen(self, look: Look) -> bool:
         """After a peak within the limit: whether a plan of less time is to be made."""
-        predicted = look.plan.peak_bytes + look.other + self.bias
+        predicted = self.predicted(look.plan, look.other)
         self._held = look.plan, self.bias
         if (
             look.plan.added_s <= 0

@@ -32,6 +32,11 @@ def new_figure(width: float, height: float) -> Figure:
 
 def png_of(figure: Figure) -> bytes:
     """The figure as a PNG."""
+    return image_of(figure, "png")
+
+
+def image_of(figure: Figure, kind: str) -> bytes:
+    """The figure as a file. Args: kind: "png" or "svg"."""
     out = io.BytesIO()
-    figure.savefig(out, dpi=120, format="png")
+    figure.savefig(out, dpi=120, format=kind)
     return out.getvalue()

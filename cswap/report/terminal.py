@@ -90,6 +90,15 @@ def show(table: Table, *, drop: Sequence[str] = (), console: Console | None = No
         console.print(literal(f"Left out for lack of width: {names}."), soft_wrap=True)
 
 
+def as_text(table: Table) -> str:
+    """A table as text, every row on one line."""
+    from rich.console import Console
+
+    out = io.StringIO()
+    show(table, console=Console(file=out))
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+
+
 def fit(table: Table, width: int, drop: Sequence[str] = ()) -> list[str]:
     """Drop columns until the others fit, and set their widths; returns the headings dropped."""
     missing: list[str] = []
