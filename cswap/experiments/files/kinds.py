@@ -474,7 +474,7 @@ KINDS: Final = (
         ("model", "policy"),
         (
             Measure("step s, simulated", ("done", "step_s"), timed=False),
-            _bytes("peak bytes, simulated", "done", "peak_bytes"),
+            Measure("peak bytes, simulated", ("done", "peak_bytes"), timed=False),
         ),
         "policies.json",
     ),
