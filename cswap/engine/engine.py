@@ -196,11 +196,6 @@ class SwapEngine:
         return self._replay.is_plain
 
     @property
-    def looks(self) -> bool:
-        """Whether each tensor of the step that has begun is looked at."""
-        return self._state.looks
-
-    @property
     def wants_owned(self) -> bool:
         """Whether `own` is to be called before the next step.
 

@@ -84,7 +84,7 @@ class Packer:
         self._remat = self._sender.remat
         self._slots = SlotMaker(state)
         self._follower = state.follower
-        self.notes = StepNotes(state, self.book)
+        self.notes = StepNotes(state)
         self._reports = self.notes.reports
         self._warned_of_capture = False
 

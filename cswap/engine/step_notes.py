@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from cswap.advisor.gains import Key
-    from cswap.engine.recipes import RecipeBook
     from cswap.engine.saved.packed import Kept
     from cswap.engine.state import EngineState
 
@@ -25,10 +24,9 @@ class StepNotes:
         reports: see `TimeLimit`; None: there is no limit.
     """
 
-    def __init__(self, state: EngineState, book: RecipeBook) -> None:
-        """Args: state, book: the engine's."""
+    def __init__(self, state: EngineState) -> None:
+        """Args: state: the engine's."""
         self._state, self._counters, self._order = state, state.counters, state.order
-        self._book = book
         limit = state.advisor.limit
         self.reports = None if limit is None else limit.reports
         self._unseen_bytes = 0  # of tensors that stay uncounted, in a step that reports
@@ -63,20 +61,13 @@ class StepNotes:
             handle = packed.token.handle
             if handle.views == 1 and handle.position == self._order.position - 1:
                 key = handle.position, handle.raw_nbytes
-        elif isinstance(packed, WithoutHandle):
-            if packed.first is None:
-                key = packed.position, packed.nbytes
-        else:
-            place = self._book.last_place
-            stay = None if place is None else place.stay
-            if stay is not None and not stay.shares:
-                key = stay.key
-                self._unseen_bytes += key[1]
+        elif isinstance(packed, WithoutHandle) and packed.first is None:
+            key = packed.position, packed.nbytes
         if key is not None and reports is not None:
             reports.holds(key, self._counters.held_bytes + self._unseen_bytes)
 
     def saved_unseen(self, tensors: Iterable[Key]) -> None:
-        """Tensors are saved without hooks, one after the other."""
+        """Tensors that stay are saved without a look, one after the other."""
         reports = self.reports
         if reports is not None and reports.wanted:
             held_bytes = self._counters.held_bytes

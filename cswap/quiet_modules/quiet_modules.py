@@ -6,20 +6,20 @@ torch calls Python twice for each tensor that is saved under hooks, also for a p
 tensors stay, that is for nothing. So the hooks are taken off torch's stack there, and autograd
 holds the tensors as it does without cswap.
 
-A call of the model is cut at its boundaries: where it begins, and where modules begin and end. In a
-look (order/looks.py) and in the call after it all hooks are on, and both note how many tensors have
-been saved at each boundary (recording.py). If they agree, later calls take the hooks off between
-boundaries where all tensors stay (spans.py): parameters, small tensors, and those of places whose
-tensors stay in this step (`Replay.review`). Nothing more is learned.
+A call of the model is cut at its boundaries: where modules begin and end. Two calls of a kind are
+recorded: all hooks are on, and it is noted which tensors have been saved at each boundary
+(recording.py). If they agree, later calls take the hooks off between boundaries where all tensors
+stay (spans.py): parameters, small tensors, and those of places whose tensors stay in this step
+(`Replay.review`), and are those of the record. After `EVERY` calls, two are recorded again.
 
 A tensor that is computed again needs the tensors in the slots of autograd's nodes. In a span these
 are no objects of ours, but the tensors themselves: see `Finder`. Where torch does not tell them
 from objects of hooks (before 2.11), no hooks are taken off.
 
-All hooks stay on if the sizes, the dtype or the need of a gradient of the model's own arguments are
-others, if a module is in another mode, if other parameters need a gradient, or under autocast. What
-cannot be seen by this is seen in the next look. Until then a tensor stays that could have left; no
-value can be wrong by that.
+A kind of calls has the sizes, the dtype and the need of a gradient of the model's own arguments,
+the modes of its modules, and the parameters that need a gradient. What cannot be seen by this is
+seen in the next record. Until then a tensor stays that could have left; no value can be wrong by
+that.
 
 If somebody's hooks are on top of ours, or below ours, nothing is taken off: the tensors would be
 given to those.
@@ -29,13 +29,14 @@ from __future__ import annotations
 
 import threading
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from cswap import hook_stack
+from cswap.engine.order.looks import EVERY
 from cswap.quiet_modules.recording import Recorder, facts_of_call
 from cswap.quiet_modules.spans import Run, lay_out
 from cswap.recent import Recent
@@ -45,9 +46,9 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
 
     from cswap.engine.engine import SwapEngine
-    from cswap.quiet_modules.recording import Event, Pair
+    from cswap.quiet_modules.recording import Pair, Record
 
-MOST_KNOWN: Final = 16
+MOST_KNOWN: Final = 64
 """Kinds of calls that are remembered."""
 
 _requires_grad, _training = attrgetter("requires_grad"), attrgetter("training")
@@ -56,9 +57,10 @@ _is_any_autocast_enabled = torch._C._is_any_autocast_enabled  # noqa: SLF001
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    # A kind of calls: the last one that was recorded, and whether the one before was alike; None:
-    # that one is still to come.
-    events: list[Event] = field(default_factory=list)
+    # A kind of calls: the number of the first one that was recorded, the last one, and whether both
+    # were alike; None: the second is still to come.
+    since: int
+    record: Record | None = None
     alike: bool | None = None
 
 
@@ -69,8 +71,9 @@ class QuietModules:
         """Args: model: it; engine: swaps for it."""
         self._model, self._engine = weakref.ref(model), engine
         self._known: Recent[Hashable, _Known] = Recent(MOST_KNOWN)
-        self._events: list[Event] = []  # by which the boundaries are set
+        self._record: Record | None = None  # by which the boundaries are set
         self._slots: object = None  # the same
+        self._n_calls = 0
         self._modules: list[torch.nn.Module] = []
         self._parameters: list[torch.nn.Parameter] = []
         self._thread: int | None = None
@@ -88,36 +91,39 @@ class QuietModules:
         me, engine = threading.get_ident(), self._engine
         self._thread = self._thread or me
         is_mine = me == self._thread and hook_stack.top(True) is None
-        if not (CAN_TELL and is_mine and engine.may_be_quiet):
+        if not (CAN_TELL and is_mine and engine.may_be_quiet) or engine.scopes.run is not None:
             return None
-        if engine.looks or not self._modules:
+        n = self._n_calls
+        self._n_calls = n + 1
+        if n % EVERY == 0:
             model = self._model()
             assert model is not None  # it is being called
             self._modules, self._parameters = list(model.modules()), list(model.parameters())
         key = (engine.packer.book.version, facts_of_call(args, kwargs), *self._settings())
-        if engine.looks:
-            self._known[key] = _Known()
-        known = self._known.get(key) or _Known()
+        known = self._known.get(key)
+        if known is None or n >= known.since + EVERY:
+            known = self._known[key] = _Known(n)
         if known.alike is None:
             return Recorder(engine, pair, key)
-        if not known.alike or not engine.goes_by_slots:
+        if not known.alike or known.record is None or not engine.goes_by_slots:
             return None
-        self._lay_out(known.events)
+        self._lay_out(known.record)
         return Run(engine, pair)
 
     def end(self, recorder: Recorder) -> None:
         """A recorded call of the model has ended well."""
-        known, events = self._known.get(recorder.key) or _Known(), recorder.events
-        alike = events == known.events if known.events else None
-        self._known[recorder.key] = _Known(events, alike)
+        known, record = self._known.get(recorder.key), recorder.record()
+        if known is not None:
+            alike = None if known.record is None else record == known.record
+            self._known[recorder.key] = _Known(known.since, record, alike)
 
-    def _lay_out(self, events: list[Event]) -> None:
-        slots = self._engine.packer.book.slots or ()
-        if events is not self._events or slots != self._slots:
-            for event in self._events:
-                event.boundary.stay()
-            lay_out(events, slots)
-            self._events, self._slots = events, slots
+    def _lay_out(self, record: Record) -> None:
+        slots, before = self._engine.packer.book.slots or (), self._record
+        if record is not before or slots != self._slots:
+            for event in () if before is None else before.events:
+                event.boundary.reset()
+            lay_out(record, slots)
+            self._record, self._slots = record, slots
 
     def _settings(self) -> tuple[Hashable, ...]:
         return (

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from cswap.engine.engine import SwapEngine
+    from cswap.engine.recipe import Recipe
     from cswap.engine.recipes import Place
 
     Facts: TypeAlias = tuple[object, ...]
@@ -69,7 +70,7 @@ class Boundary:
         """The hooks are to be put back here. Args: place: number of the next one."""
         self.wakes, self.turns = place, True
 
-    def stay(self) -> None:
+    def reset(self) -> None:
         """The hooks are to be as they were."""
         self.span, self.wakes, self.turns = None, -1, False
 
@@ -90,19 +91,26 @@ class Event(NamedTuple):
     ours: bool
 
 
-class Recorder:
-    """One call of the model, in its thread.
+class Record(NamedTuple):
+    """A call with all hooks on.
 
     Attributes:
-        key: of the kind of call.
         events: in order.
+        places: recipe of each place of the step that it came to, and bytes of the tensor.
     """
+
+    events: list[Event]
+    places: list[tuple[Recipe, int]]
+
+
+class Recorder:
+    """One call of the model, in its thread. Attributes: key: of the kind of call."""
 
     records: Final = True
 
     def __init__(self, engine: SwapEngine, pair: Pair, key: Hashable) -> None:
         """Args: engine: swaps; pair: the hooks, which are to call `pack`; key: see the class."""
-        self.key, self.events = key, list[Event]()
+        self.key, self._events = key, list[Event]()
         self._engine, self._n_saved = engine, 0
         self._pair = weakref.ref(pair)  # which refers to this
         pair.pack_by(self.pack)
@@ -117,7 +125,13 @@ class Recorder:
         """See `ModuleCalls`."""
         ours = torch.is_grad_enabled() and hook_stack.owner_of_top() is self._pair()
         place = self._engine.packer.book.position
-        self.events.append(Event(boundary, place, self._n_saved, ours))
+        self._events.append(Event(boundary, place, self._n_saved, ours))
+
+    def record(self) -> Record:
+        """What was recorded, when the call ends."""
+        book = self._engine.packer.book
+        places = book.begun.places[: book.position]
+        return Record(self._events, [(place.recipe, place.nbytes) for place in places])
 
 
 def facts_of_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Facts:

@@ -12,30 +12,35 @@ from cswap.engine.recipes import Place
 from cswap.quiet_modules.recording import Span
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from cswap.engine.engine import SwapEngine
+    from cswap.engine.recipe import Recipe
     from cswap.engine.replay.slot import Slot
-    from cswap.quiet_modules.recording import Boundary, Event, Pair
+    from cswap.quiet_modules.recording import Boundary, Event, Pair, Record
 
 LEAST_TENSORS: Final = 4
 """Fewest tensors of a span: to take the hooks off and to put them back takes some time."""
 
 
-def lay_out(events: Sequence[Event], slots: Sequence[Slot | Place | None]) -> None:
+def lay_out(record: Record, slots: Sequence[Slot | Place | None]) -> None:
     """Set the boundaries for the call that begins.
 
     Args:
-        events: of a call like this one.
-        slots: of `Replay.review`.
+        record: of a call like this one.
+        slots: of `Replay.review`: they are of the last call, which may have been of another kind.
     """
-    for event in events:
-        event.boundary.stay()
+    for event in record.events:
+        event.boundary.reset()
+    stay = [_stays(*pair) for pair in zip(record.places, slots, strict=False)]
     begins: Event | None = None
-    events = _told_apart(events)
+    events = _told_apart(record.events)
     for event, after in zip_longest(events, events[1:]):
-        stays = after is not None and event.ours and after.ours
-        quiet = stays and _all_stay(slots[event.place : after.place])
+        quiet = after is not None and event.ours and after.ours
+        # A backward inside of the call begins a step, whose places are counted from 0.
+        if quiet and (event.place > after.place or after.place > len(stay)):
+            quiet = False
+        quiet = quiet and all(stay[event.place : after.place])
         if begins is None:
             begins = event if quiet else None
         elif not quiet:
@@ -55,8 +60,9 @@ def _told_apart(events: Sequence[Event]) -> list[Event]:
     return found
 
 
-def _all_stay(slots: Iterable[Slot | Place | None]) -> bool:
-    return all(type(slot) is Place for slot in slots)
+def _stays(recorded: tuple[Recipe, int], slot: Slot | Place | None) -> bool:
+    # Whether the tensor of a recorded place stays.
+    return isinstance(slot, Place) and (slot.recipe, slot.nbytes) == recorded
 
 
 def _take_off(begins: Event, ends: Event, slots: Sequence[Slot | Place | None]) -> None:

@@ -303,10 +303,8 @@ class Replay:
         else:
             self._steps.position += 1
             self._stayed.append((stay.reason, stay.key[1]))
-        kept = kept_in_place(tensor)
-        if self._reports is not None and self._reports.wanted:
-            self._notes.saved(kept)
-        return kept
+            self._notes.saved_unseen((stay.key,))
+        return kept_in_place(tensor)
 
     def _other(self, tensor: torch.Tensor, n: int) -> Kept | PackedView | WithoutHandle:
         # Another tensor than the slot of the n-th place is for. If it is at no place, as weights
