@@ -47,7 +47,7 @@ def _unlimited(monkeypatch):
 
 
 def test_a_model_that_saved_small_tensors_alone_is_recorded_again(install):
-    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), Zeros())
+    model: Any = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), Zeros())
     handle = install(model, remat=False)
     for _ in range(10):
         assert not swapped_by(handle, model, torch.randn(4, 8))
@@ -79,7 +79,7 @@ def test_spans_are_those_of_the_kind_of_call_that_comes(install, packs, period):
 
 
 def test_a_kind_of_call_with_an_even_period_is_recorded_again(install):
-    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), Zeros())
+    model: Any = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), Zeros())
     handle, found = install(model, remat=False), []
     for n in range(4 * EVERY):
         if n == 10:

@@ -29,7 +29,8 @@ from tests.quiet_modules.training import (
 @pytest.fixture
 def recorded(monkeypatch):
     """A number for each call that was recorded."""
-    found, end = [], QuietModules.end
+    found: list[int] = []
+    end = QuietModules.end
 
     def noted(quiet, recorder):
         found.append(len(found))
