@@ -338,10 +338,10 @@ class Packer:
         if decision is not None and decision.action == "keep":
             # A handle all the same: if it is saved again later it must be found again.
             self._counters.stay("plan", handle.raw_nbytes)
-        elif self._window.open and not by_selector:
-            self._sender.hold_in_window(token)
         elif decision is not None and decision.action == "recompute":
             self._sender.recompute(token, tensor, place)
+        elif self._window.open and not by_selector:
+            self._sender.hold_in_window(token)
         elif not obeys or not self._sender.obey(token, tensor, place):
             self._sender.send(token, place)
         self._slots.learn(token, tensor, place)

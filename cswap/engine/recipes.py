@@ -138,12 +138,6 @@ class RecipeBook:
         """Number of the place that comes next in this thread."""
         return self._here.sequence.next
 
-    @property
-    def last_place(self) -> Place | None:
-        """The place of the tensor that was asked for last in this thread."""
-        here = self._here.sequence
-        return here.places[here.next - 1] if 0 < here.next <= len(here.places) else None
-
     def place_at(self, number: int) -> Place | None:
         """The n-th place of a step in this thread."""
         places = self._here.sequence.places

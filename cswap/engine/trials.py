@@ -47,7 +47,7 @@ MOST_TRIALS: Final = 1 << 12
 Kind = tuple[str, str, Layout]
 """Of chains: module, operators, layout of the result."""
 
-_Key = tuple[Kind, tuple[int, int, int]]
+_Key = tuple[Kind, tuple[int, int, int], int]
 
 
 class Trial(NamedTuple):
@@ -69,8 +69,9 @@ class Trials:
 
     Attributes:
         refused: number of kinds of chains that are not used any more.
-        by_site: by module, operators, layout of the result, and place in the step: a module may
-            write into the result of one of several such chains. See `Handle.place`.
+        by_site: by module, operators, layout of the result, place in the step, and tolerance: a
+            module may write into the result of one of several such chains (`Handle.place`), and
+            from rounded inputs a result is near, no more.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class Trials:
         kind = handle.site.scope, formula.operator, formula.layout
         if kind in self._refused:
             return Trial(agrees=False, seconds=0.0)
-        key = kind, handle.place
+        key = kind, handle.place, handle.tolerance
         trial = self.by_site.get(key)
         if trial is None:
             trial = self.by_site[key] = self._try(token, remat)
@@ -114,9 +115,9 @@ class Trials:
             self.refused += 1
         return trial
 
-    def agreed(self, kind: Kind, place: tuple[int, int, int]) -> bool:
-        """Whether a chain has been tried at a place, with its bits. Args: as in `of`."""
-        trial = self.by_site.get((kind, place))
+    def agreed(self, kind: Kind, place: tuple[int, int, int], tolerance: int) -> bool:
+        """Whether a chain has been tried at a place, for such a tensor, with its bits."""
+        trial = self.by_site.get((kind, place, tolerance))
         return trial is not None and trial.agrees
 
     def _try(self, token: Token, remat: Remat) -> Trial:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from cswap.advisor.live_costs import KEEP, REMAT
@@ -34,12 +35,10 @@ class Search:
         )
         self.added_s = sum(map(problem.alone_s, self.ways.values()))
 
-    def peak_after(self, change: _Change | None = None) -> float:
-        """Most bytes at a moment; after a change, if one is given."""
-        ways, total = self.ways, self.total
-        if change is not None:
-            ways, total = {**ways, change[2]: change[3]}, total + change[1]
-        return float(total.max()) + max(way.passing_bytes for way in ways.values())
+    @property
+    def peak(self) -> float:
+        """Most bytes at a moment."""
+        return float(self.total.max()) + max(way.passing_bytes for way in self.ways.values())
 
     def changes(self) -> list[_Change]:
         """Every change: seconds that it adds, bytes at each moment, index, way."""
@@ -103,6 +102,17 @@ def greedy(problem: Problem, limit_bytes: float, limit_s: float) -> FitPlan:
         limit_bytes: at every moment, if that can be reached.
         limit_s: seconds that the plan may add to a step.
     """
+    # Memory that encodings pass through may cost more than they save.
+    ways = [tuple(way for way in one.ways if not way.passing_bytes) for one in problem.saved]
+    changed = [replace(one, ways=w) for one, w in zip(problem.saved, ways, strict=True)]
+    problems = [problem]
+    if any(len(a.ways) < len(b.ways) for a, b in zip(changed, problem.saved, strict=True)):
+        problems.append(problem.having(changed))
+    plans = [_within(one, limit_bytes, limit_s) for one in problems]
+    return min(plans, key=lambda p: (max(p.peak_bytes, limit_bytes), p.added_s))
+
+
+def _within(problem: Problem, limit_bytes: float, limit_s: float) -> FitPlan:
     limit = limit_bytes
     for _ in range(MOST_TRIES):
         plan = _searched(problem, limit, limit_s)
@@ -114,14 +124,14 @@ def greedy(problem: Problem, limit_bytes: float, limit_s: float) -> FitPlan:
 
 def _searched(problem: Problem, limit_bytes: float, limit_s: float) -> FitPlan:
     state = Search(problem)
-    while (peak := state.peak_after()) > limit_bytes:
-        moment = int(state.total.argmax())
+    while state.peak > limit_bytes:
+        moment, most = int(state.total.argmax()), state.total.max()
         useful = [
             change
             for change in state.changes()
             if change[1][moment] < 0
+            and (state.total + change[1]).max() <= most
             and state.added_s + change[0] <= limit_s
-            and state.peak_after(change) <= peak
         ]
         if not useful:
             break

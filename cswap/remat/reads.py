@@ -33,15 +33,26 @@ _NUMBERS: Final = frozenset({torch.float64, torch.int64, torch.complex128, torch
 PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter})
 """Types of tensors that autograd may hold itself, without hooks."""
 
-Keep: TypeAlias = "Callable[[torch.Tensor], object]"
+Keep: TypeAlias = "Callable[[torch.Tensor], Packed]"
 """Makes the packed object of a tensor that autograd holds itself, and that stays."""
 
 
-facts_of: Final[Callable[[object], tuple[int, int]]] = attrgetter("depth", "tolerance")
-"""What a search asks of a packed object: the number of operators between it and bytes that are held
-(0: it holds bytes itself), and the tolerance for errors of these (cswap/codecs/tolerance.py). Such
-attributes, and no function, so that no Python runs for most objects. It raises an AttributeError
-for an object that is not an engine's."""
+class Packed:
+    """A packed object of an engine; others' hooks make other ones.
+
+    Attributes:
+        depth: number of operators between it and bytes that are held; 0: it holds bytes itself.
+        tolerance: for errors (cswap/codecs/tolerance.py).
+    """
+
+    __slots__ = ()
+
+    depth: int
+    tolerance: int
+
+
+facts_of: Final[Callable[[Packed], tuple[int, int]]] = attrgetter("depth", "tolerance")
+"""What a search asks of a packed object. No Python runs for most of them."""
 
 
 class NotFoundError(Exception):
@@ -127,7 +138,7 @@ class Reader:
         """Note that the object in a slot is an input. Args: facts: see `facts_of`."""
         self._note(What.INPUT, node, f"_raw_saved_{name}", (facts, index))
 
-    def plain(self, node: Any, name: str, keep: Keep) -> object:
+    def plain(self, node: Any, name: str, keep: Keep) -> Packed:
         """The packed object of the tensor in a slot that no hook has packed; see `plain`."""
         return plain(node, f"_raw_saved_{name}", keep)
 
@@ -169,7 +180,7 @@ def saved_name(slot: str) -> str:
     return slot.removeprefix("_raw")
 
 
-def plain(node: Any, slot: str, keep: Keep) -> object:
+def plain(node: Any, slot: str, keep: Keep) -> Packed:
     """The packed object of a tensor that autograd holds itself.
 
     Args:

@@ -13,10 +13,11 @@ function written in C reads all attributes of a node, and all that was found is 
 
 from __future__ import annotations
 
+from itertools import repeat
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
-from cswap.remat.reads import LOOKS, PLAIN, What, constant, facts_of, leaf, saved_name
+from cswap.remat.reads import LOOKS, PLAIN, Packed, What, constant, facts_of, leaf, saved_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -106,7 +107,7 @@ class Recognition:
 
         Raises:
             NotFoundError: a number or a leaf is not of the kind that can be copied.
-            AttributeError: a node was freed, or an object is not an engine's.
+            AttributeError: a node was freed.
         """
         nodes = [root] * self._n_nodes
         found: tuple[Any, ...] = ()
@@ -145,6 +146,8 @@ class Recognition:
             inputs = tuple(kept)
         if len(set(map(id, inputs))) != len(inputs):
             return None
+        if not all(map(isinstance, inputs, repeat(Packed))):
+            return None
         if tuple(map(facts_of, inputs)) != self._facts:
             return None
         if not (self._repeated or self._looks or self._constants):  # as most
@@ -169,7 +172,7 @@ class Recognition:
         for node, slot in self._constants:
             if slot is None:
                 constants.append(leaf(nodes[node].variable, nbytes))
-            elif hasattr(found[slot], "depth"):
+            elif isinstance(found[slot], Packed):
                 return None
             else:
                 constants.append(constant(found[slot]))

@@ -24,7 +24,7 @@ import torch
 from cswap.remat.chain import Chain, PlannedStep, Value
 from cswap.remat.norms import FULL
 from cswap.remat.operators import LEAST_DROPPED, NO_SIZES, RESULT_SLOTS, Operator, operator_of
-from cswap.remat.reads import NotFoundError, Reader, facts_of, is_number
+from cswap.remat.reads import NotFoundError, Packed, Reader, facts_of, is_number
 from cswap.remat.recognition import Recognition
 from cswap.remat.record import VIEW, Formula, Layout, Remat
 from cswap.remat.settings import Settings
@@ -240,7 +240,7 @@ class Search:
 
     def _held(self, node: Any, slot: str, packed: object) -> Value:
         keep = self._limits.keep
-        if not hasattr(packed, "depth"):  # it is not an engine's
+        if not isinstance(packed, Packed):
             if is_number(packed) or keep is None:
                 return self._chain.add_constant(self._read.constant(node, slot))
             packed = self._read.plain(node, slot, keep)

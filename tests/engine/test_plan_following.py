@@ -204,6 +204,18 @@ def test_a_tensor_that_no_chain_makes_is_swapped_and_counted(remat, caplog):
     assert caplog.text.count("no chain of operators") == 1
 
 
+@pytest.mark.parametrize("options", [{}, {"keep_last": 1}, {"budget": "1MiB"}])
+def test_a_plan_computes_again_beside_a_window(options):
+    model = make_model()
+    expected = gradients(model)
+    decisions = {p: replace(d, module="") for p, d in plan_of(model, action="recompute").items()}
+    options = {"min_bytes": 0, "workers": 0, "codec": "raw", **options}
+    with cswap.install(model, plan=Plan(decisions), **options) as handle:
+        for _ in range(2):
+            assert equal(gradients(model), expected)
+        assert handle.stats.by_codec["remat"].count > 0
+
+
 @pytest.mark.parametrize(("prefetch", "hit"), [(0, False), (2, True), (None, True)])
 def test_swap_ins_start_when_the_plan_says(prefetch, hit):
     model = make_model(n=8)

@@ -104,7 +104,7 @@ def test_products_are_computed_again_under_a_goal_only(make_training, sizes, ins
         assert all(map(torch.equal, mine.gradients, plain.gradients))
     assert is_held(mine, handle)
     trials = handle.engine._state.recomputer.trials.by_site
-    assert any("addmm" in operator for (_, operator, _), _ in trials)
+    assert any("addmm" in operator for (_, operator, _), _, _ in trials)
     assert handle.goal.actions["remat"] > 0
     handle.remove()
     with cswap.install(mine.model, min_bytes=0, slowdown=1e6) as after:  # without a goal
@@ -112,7 +112,7 @@ def test_products_are_computed_again_under_a_goal_only(make_training, sizes, ins
             mine.step()
         trials = after.engine._state.recomputer.trials.by_site
         assert trials
-        assert not any("addmm" in operator for (_, operator, _), _ in trials)
+        assert not any("addmm" in operator for (_, operator, _), _, _ in trials)
 
 
 def test_the_largest_batch_is_predicted(training, sizes, make_training, install):
@@ -172,7 +172,7 @@ def test_convolutions_are_computed_again(install):
         assert all(map(torch.equal, *found))
     assert handle.goal.phase == "obeying"
     trials = handle.engine._state.recomputer.trials.by_site
-    assert {operator for (_, operator, _), _ in trials} >= {"convolution", "batch_norm>relu"}
+    assert {operator for (_, operator, _), _, _ in trials} >= {"convolution", "batch_norm>relu"}
     assert handle.stats.fallbacks == 0
 
 

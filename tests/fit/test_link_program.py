@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from cswap.fit.greedy import greedy
+from cswap.fit.greedy import Search, greedy
 from cswap.fit.link_rates import LinkRates
 from cswap.fit.problem import MOST_MOMENTS, Key, Problem, Saved, Way, slots
 from cswap.fit.solve import (
@@ -95,15 +95,18 @@ def test_the_greedy_search_counts_what_tensors_take_on_their_way():
     ways = Way("keep", 64 * MIB, 0.0), way
     over = over_link(MOMENTS, 0.001, other_bytes=held)
     problem = Problem([saved(i, 64 * MIB, 0, 19, *ways) for i in (0, 1)], over)
-    plan = greedy(problem, 0.0, math.inf)
-    assert plan.counts == {"zvc": 2}
+    search = Search(problem)
+    search.ways = {0: way, 1: way}
+    plan = search.plan()
     assert plan.under_way_bytes == 2 * 64 * MIB  # wherever they are
     assert plan.peak_bytes == (136 + 2 * 64 + 48) * MIB
-    # Memory that encodings pass through is not worth it for a small tensor alone.
-    small = Way("keep", 8 * MIB, 0.0), Way("zvc", 0, 1e-6, passing_bytes=48 * MIB)
+    # Memory that encodings pass through is not worth it for a small tensor alone, but for many.
+    small = Way("keep", 8 * MIB, 0.0), Way("zvc", MIB, 1e-6, passing_bytes=12 * MIB)
     large = Way("keep", 64 * MIB, 0.0), Way("raw", 0, 1e-3)
     problem = Problem([saved(0, 8 * MIB, 0, 19, *small), saved(1, 64 * MIB, 0, 19, *large)], over)
     assert greedy(problem, 150 * MIB, math.inf).counts == {"keep": 1, "raw": 1}
+    many = [saved(n, 8 * MIB, n, 19 - n, *small) for n in range(9)]
+    assert greedy(Problem(many, over_link(MOMENTS, 0.001)), 60 * MIB, math.inf).counts["zvc"] > 3
 
 
 def test_the_host_counts_where_it_is_no_longer_ahead():

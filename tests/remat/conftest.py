@@ -11,6 +11,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from cswap.remat.finder import Finder
+from cswap.remat.reads import Packed
 from cswap.remat.record import Layout, Remat, same_bits
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from cswap.remat.record import Formula
 
 
-class Held:
+class Held(Packed):
     """Bytes of a saved tensor, which are its own memory."""
 
     depth = tolerance = 0
@@ -34,7 +35,7 @@ class Held:
         return self.tensor
 
 
-class Again:
+class Again(Packed):
     """A saved tensor that is computed again, and, to compare with, a copy of its bytes."""
 
     tolerance = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
+import cswap
 from cswap.remat.record import same_bits
 
 if TYPE_CHECKING:
@@ -441,3 +442,39 @@ def test_parts_of_a_result(engine: Engine, storing: Engine) -> None:
         grads += torch.autograd.grad(loss, x)
     assert engine.found == []  # a part of unsafe_chunk says that it is no view
     assert same_bits(*grads)
+
+
+class AttrDict(dict[str, Any]):
+    """Answers every question for an attribute with one for a key."""
+
+    __getattr__ = dict.__getitem__
+
+
+class Pretends(NamedTuple):
+    """Of somebody else, with the attributes that ours have."""
+
+    tensor: torch.Tensor
+    depth: Any = 0
+    tolerance: Any = 0
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [lambda x: AttrDict(tensor=x), Pretends, lambda x: Pretends(x, "deep", None)],
+)
+def test_objects_of_others_hooks_are_no_inputs(packed: Callable[[torch.Tensor], Any]) -> None:
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        h = (x * 1.5).clone()
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t: packed(t.detach()), lambda p: p["tensor"] if isinstance(p, dict) else p.tensor
+        ):
+            y = functional.gelu(h)
+        return torch.sin(y).sum()
+
+    x = torch.randn(2048, 64, requires_grad=True)
+    (wanted,) = torch.autograd.grad(loss(x), x)
+    with cswap.swapping(min_bytes=1024, workers=0) as engine:
+        for _ in range(4):
+            (found,) = torch.autograd.grad(loss(x), x)
+            assert same_bits(found, wanted)
+    assert engine.stats.fallbacks == 0

@@ -106,7 +106,7 @@ class AgainSlot(Slot):
         if self.refused != self.trials.refused:
             return False
         if call != self.steps.call and not self.trials.agreed(
-            self.kind, (thread, self.steps.call, number)
+            self.kind, (thread, self.steps.call, number), self.recipe.tolerance
         ):
             return False
         if self.for_goal:

@@ -9,6 +9,7 @@ import torch
 
 from cswap.engine.saved.modified import modified_error
 from cswap.errors import InternalError
+from cswap.remat.reads import Packed
 
 if TYPE_CHECKING:
     from cswap.engine.order.looks import Stay
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from cswap.remat.record import Remat
 
 
-class Kept:
+class Kept(Packed):
     """A tensor left where it is.
 
     Note [kept tensors are checked and detached]
@@ -31,7 +32,7 @@ class Kept:
     """
 
     __slots__ = ("__weakref__", "tensor", "version")
-    depth = tolerance = 0  # `facts_of` in cswap/remat/reads.py; exact
+    depth = tolerance = 0
 
     def __init__(self, tensor: torch.Tensor, version: int) -> None:
         self.tensor = tensor
@@ -90,7 +91,7 @@ class Token:
         handle.token = weakref.ref(self)
 
 
-class PackedView:
+class PackedView(Packed):
     """One saved tensor: its exact layout, as a view of a handle's memory.
 
     Note [modified in place]
@@ -114,14 +115,14 @@ class PackedView:
         self.neg = tensor.is_neg()
 
     @property
-    def depth(self) -> int:
-        """See `cswap.remat.reads.facts_of`."""
+    def depth(self) -> int:  # type: ignore[override] # slots have no defaults
+        """See `Packed`."""
         remat = self.token.remat
         return remat.formula.depth if remat is not None and self.token.handle.recomputed else 0
 
     @property
-    def tolerance(self) -> int:
-        """For errors (cswap/codecs/tolerance.py)."""
+    def tolerance(self) -> int:  # type: ignore[override]
+        """See `Packed`."""
         return self.token.handle.tolerance
 
     def raise_modified(self) -> NoReturn:

@@ -15,6 +15,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 from cswap.engine.saved.modified import modified_error
+from cswap.remat.reads import Packed
 
 if TYPE_CHECKING:
     import torch
@@ -41,7 +42,7 @@ class SharedUse:
         self.last: weakref.ref[WithoutHandle] | None = None
 
 
-class WithoutHandle:
+class WithoutHandle(Packed):
     """One saved tensor without a handle, with the dtype of its memory.
 
     Attributes:
