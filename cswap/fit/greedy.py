@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from cswap.advisor.live_costs import KEEP, REMAT
 from cswap.fit.problem import Moves
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import TypeAlias
 
     import numpy as np
@@ -17,10 +18,6 @@ if TYPE_CHECKING:
     from cswap.fit.problem import FitPlan, Problem, Way
 
     _Change: TypeAlias = tuple[float, NDArray[np.float64], int, Way]
-
-
-MOST_TRIES: Final = 4
-"""Limits of a search, each smaller than the one before, until its plan holds the one asked."""
 
 
 class Search:
@@ -34,11 +31,6 @@ class Search:
             (problem.bytes_of(i, w) for i, w in self.ways.items()), problem.other_bytes()
         )
         self.added_s = sum(map(problem.alone_s, self.ways.values()))
-
-    @property
-    def peak(self) -> float:
-        """Most bytes at a moment."""
-        return float(self.total.max()) + max(way.passing_bytes for way in self.ways.values())
 
     def changes(self) -> list[_Change]:
         """Every change: seconds that it adds, bytes at each moment, index, way."""
@@ -94,37 +86,33 @@ def greedy(problem: Problem, limit_bytes: float, limit_s: float) -> FitPlan:
     """A plan without a solver.
 
     At the fullest moment it takes the change that adds the least time per byte, as long as one
-    lowers that moment. Over a link, two tensors may be under way, each way: what they take at a
-    moment is known of a plan, and makes the limit of the next one smaller.
+    lowers that moment. Over a link, two tensors may be under way, each way.
 
     Args:
         problem: of a step.
         limit_bytes: at every moment, if that can be reached.
         limit_s: seconds that the plan may add to a step.
     """
+    found = _searched(problem, limit_bytes, limit_s)
+    if found.peak_bytes <= limit_bytes or not any(w.passing_bytes for w in _ways(problem)):
+        return found
     # Memory that encodings pass through may cost more than they save.
-    ways = [tuple(way for way in one.ways if not way.passing_bytes) for one in problem.saved]
-    changed = [replace(one, ways=w) for one, w in zip(problem.saved, ways, strict=True)]
-    problems = [problem]
-    if any(len(a.ways) < len(b.ways) for a, b in zip(changed, problem.saved, strict=True)):
-        problems.append(problem.having(changed))
-    plans = [_within(one, limit_bytes, limit_s) for one in problems]
-    return min(plans, key=lambda p: (max(p.peak_bytes, limit_bytes), p.added_s))
+    others = [
+        replace(one, ways=tuple(way for way in one.ways if not way.passing_bytes))
+        for one in problem.saved
+    ]
+    without = _searched(problem.having(others), limit_bytes, limit_s)
+    return min(found, without, key=lambda plan: plan.peak_bytes)
 
 
-def _within(problem: Problem, limit_bytes: float, limit_s: float) -> FitPlan:
-    limit = limit_bytes
-    for _ in range(MOST_TRIES):
-        plan = _searched(problem, limit, limit_s)
-        if plan.peak_bytes <= limit_bytes or problem.over_link is None:
-            break
-        limit -= plan.peak_bytes - limit_bytes
-    return plan
+def _ways(problem: Problem) -> Iterator[Way]:
+    for one in problem.saved:
+        yield from one.ways
 
 
 def _searched(problem: Problem, limit_bytes: float, limit_s: float) -> FitPlan:
     state = Search(problem)
-    while state.peak > limit_bytes:
+    while state.total.max() > limit_bytes or state.plan().peak_bytes > limit_bytes:
         moment, most = int(state.total.argmax()), state.total.max()
         useful = [
             change

@@ -26,7 +26,7 @@ import numpy as np
 
 from cswap.advisor.live_costs import KEEP, REMAT
 from cswap.fit.background import is_ending
-from cswap.fit.greedy import MOST_TRIES, Search, greedy
+from cswap.fit.greedy import Search, greedy
 from cswap.fit.link_program import N_BLOCKS, N_LARGEST, LinkProgram
 from cswap.fit.problem import FitPlan, Moves, Problem, Way, slots, thinned
 
@@ -62,6 +62,9 @@ TOLERANCE: Final = 1e-5
 
 NEAR: Final = 1.05
 """Bytes of a plan that is nearly as small as the smallest one, over the bytes of that."""
+
+MOST_TRIES: Final = 4
+"""Limits of the program, each smaller than the one before, until its plan holds the one asked."""
 
 MOST_BYTES: Final = 1e15
 """A limit that holds nothing down."""
