@@ -120,9 +120,7 @@ class Advisor:
 
     def tolerance_of(self, tensor: torch.Tensor, site: Site) -> int:
         """How large an error this tensor may get, by the options and by its role."""
-        if not self.may_use_lossy or self._named.is_exact(tensor, site):
-            return EXACT
-        return lossy_rules.tolerance_of(tensor, site)
+        return lossy_rules.tolerance_of(tensor, site) if self.may_use_lossy else EXACT
 
     @cached_property
     def _lossy(self) -> LossyCandidates:

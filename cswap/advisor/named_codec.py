@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from cswap.advisor.live_costs import KEEP
 from cswap.codecs.base import takes
 from cswap.codecs.registry import get_codec
 from cswap.codecs.tolerance import needed_tolerance
@@ -32,7 +31,7 @@ class NamedCodecs:
         self, config: SwapConfig, plan: Plan | None, static: str | None, milder: Milder
     ) -> None:
         """Args: config, plan, milder: the advisor's; static: the codec of `policy="static"`."""
-        self._option, self._plan, self._lossy = config.codec, plan, config.lossy
+        self._option, self._plan = config.codec, plan
         self._static, self._milder = static, milder
 
     def forget_plan(self) -> None:
@@ -57,16 +56,6 @@ class NamedCodecs:
         if isinstance(option, str) and option != "auto":
             return option, "forced"
         return self._static, "policy static"
-
-    def is_exact(self, x: torch.Tensor, site: Site) -> bool:
-        """Whether lossy codecs are named for other tensors alone.
-
-        Then this one is not to be computed again from theirs, either.
-        """
-        if self._lossy != "off" or self._plan is not None or callable(self._option):
-            return False
-        name, _ = self.name(x, site, -1)
-        return name is None or name in (*AUTO, KEEP) or get_codec(name).lossless
 
     def admissible(
         self, name: str, x: torch.Tensor, kind: str, *, tolerance: int

@@ -282,7 +282,9 @@ def test_policies_that_are_compared_plans_and_checksums_do_without(options):
 
 
 def test_a_chain_that_disagrees_once_is_used_nowhere_in_its_scope(monkeypatch):
-    saved = SimpleNamespace(site=Site("scope"), position=0, place=(0, 0, 0), raw_nbytes=1 << 20)
+    saved = SimpleNamespace(
+        site=Site("scope"), position=0, place=(0, 0, 0), tolerance=0, raw_nbytes=1 << 20
+    )
     token: Any = SimpleNamespace(
         handle=saved,
         remat=SimpleNamespace(formula=SimpleNamespace(operator="gelu", layout=None)),
