@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class SwapOptions(TypedDict, total=False):
-    """What `cswap.install` and `cswap.swapping` take by name; `cswap.SwapConfig` describes each.
+    """The options of `cswap.install` and `cswap.swapping`; `cswap.SwapConfig` describes each.
 
     It names the type of a dict of options, too: ``options: cswap.SwapOptions = {"lossy": "int8"}``.
     """

@@ -1,4 +1,4 @@
-"""Plans of the published policies: what the simulator predicts, and what the engine then does.
+"""Plans of the published policies: the simulator's prediction, and the engine's step.
 
 A plan is made for the trace of a plain step of the twin (`tracing.py`), on the twin's rates. The
 simulator predicts its step. Then the real engine follows the plan on the twin, and once more with a
@@ -90,7 +90,7 @@ def compared(model: str, profile: str, policies: Sequence[str]) -> list[dict[str
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """What plans are made for.
+    """The conditions that plans are made for.
 
     Attributes:
         trace: the step.

@@ -99,7 +99,8 @@ class Advisor:
         Args:
             config: parsed options.
             plan: decisions that take precedence.
-            fall_back: counts and logs what failed, why, and what happens then; None: nobody does.
+            fall_back: counts and logs a failure, its reason and the way taken instead; None: nobody
+                does.
 
         Raises:
             ConfigError: the options contradict each other.

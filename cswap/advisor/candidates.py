@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from cswap.schema.tensor import TensorProfile
 
     FallBack = Callable[[str, object, str], None]
-    """Counts and logs what failed, why, and what is done instead."""
+    """Counts and logs a failure, its reason, and the way taken instead."""
 
 RAW: Final = "raw"
 """Always a candidate where a tensor may not stay: the codec that does nothing."""

@@ -224,7 +224,7 @@ class SiteMemory:
         if not learn:
             return
         if codec == RAW != self.explanation.codec:
-            self.stale = True  # what was chosen has failed, and may be no candidate any more
+            self.stale = True  # the chosen codec has failed, and may be no candidate any more
         if self._reference[0] != codec:
             self._reference = (codec, ratio)
         elif abs(ratio - self._reference[1]) > DRIFT * self._reference[1]:

@@ -45,7 +45,7 @@ def is_installed() -> bool:
         return importlib.util.find_spec(MODULE) is not None
     except ModuleNotFoundError:  # nothing of NVIDIA's is installed
         return False
-    except Exception:  # there is something, and `missing` says what is wrong with it
+    except Exception:  # it is there, and `missing` gives the reason why it does not work
         return True
 
 

@@ -23,7 +23,7 @@ class NvcompSize:
         target: uint8, memory that nvCOMP writes.
         out: uint8, memory of the final payload.
         outliers: [] bool on the host: whether the tensor must be stored raw; None: never.
-        give_up: told what nvCOMP raised, if it has failed. The tensor is stored raw then.
+        give_up: gets nvCOMP's error, if it has failed. The tensor is stored raw then.
     """
 
     encoded: Any

@@ -1,6 +1,6 @@
 """Traits of nvCOMP's lossless codecs: how far they shrink a tensor, and how fast. Needs no torch.
 
-A prediction uses only what a profile determines, and takes the worst case for the rest, because a
+A prediction uses only facts of the profile, and takes the worst case for the rest, because a
 codec that is overrated is chosen, and then disappoints. The advisor corrects it by measured sizes.
 
 Note [rates that others have published]

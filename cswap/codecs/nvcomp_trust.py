@@ -27,7 +27,7 @@ class Trust:
     """Of one codec. Thread-safe.
 
     Attributes:
-        failed: dtypes that it does not take any more, and what nvCOMP raised.
+        failed: dtypes that it does not take any more, and nvCOMP's errors.
     """
 
     def __init__(self, codec: Codec) -> None:

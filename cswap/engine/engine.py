@@ -192,7 +192,7 @@ class SwapEngine:
 
     @property
     def goes_by_slots(self) -> bool:
-        """Whether places keep what was decided for them in the step that has begun."""
+        """Whether the decisions for places hold in the step that has begun."""
         return self._replay.is_plain
 
     @property

@@ -43,7 +43,7 @@ class EngineState:
         scopes: where in the model the current thread is; written by module hooks.
         advisor: chooses codecs.
         follower: knows the plan.
-        operators: what the options say of operators.
+        operators: the options' rules for operators.
         observer: notes the saved tensors, for the guard.
         counters: counts of everything done so far.
         disk: the disk tier, or None.

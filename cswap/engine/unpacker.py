@@ -142,7 +142,7 @@ class Unpacker:
             if self._reports is not None and self._reports.wanted:
                 _note_asked(self._reports, (handle.position, handle.raw_nbytes))
         depth, executor = self._follower.depth, lane.executor
-        # A link has one queue, and a plan may start many at once: then first what is wanted now.
+        # A link has one queue, and a plan may start many at once: first the one wanted now.
         first = executor.memory(handle) if depth and executor.link is not None else None
         if lane.overlaps and (lane.ahead or depth):
             self._prefetch_after(handle, lane.ahead)

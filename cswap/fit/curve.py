@@ -1,10 +1,10 @@
-"""Time over memory: what each goal would cost, predicted from one explored step: `Curve`.
+"""Time over memory: the cost of each goal, predicted from one explored step: `Curve`.
 
 Note [a curve is predicted]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~
 Every point is a plan that the planner makes for its goal, from the problem and at the prices by
 which it predicts the plan that is obeyed. Nothing but that plan is measured, and small plans are
-predicted the least exactly (last_resort.py). What is known by measurement is used: the correction
+predicted the least exactly (last_resort.py). Measured facts are used: the correction
 of the goal's peaks (correction.py), and, where the smallest plans were obeyed in turn, which of
 them is the smallest.
 """
@@ -83,7 +83,7 @@ class Curve:
         plain_s: seconds of a step without cswap; see `Goal.plain_s`.
         smallest_bytes: the smallest goal that was measured to be in reach; see
             `Goal.smallest_bytes`.
-        measured_by: what counts in a peak, in words.
+        measured_by: the meter of peaks, in words.
     """
 
     points: tuple[Point, ...]

@@ -17,7 +17,7 @@ are no objects of ours, but the tensors themselves: see `Finder`. Where torch do
 from objects of hooks (before 2.11), no hooks are taken off.
 
 A kind of calls has the sizes, the dtype and the need of a gradient of the model's own arguments,
-the modes of its modules, and the parameters that need a gradient. What cannot be seen by this is
+the modes of its modules, and the parameters that need a gradient. A change of anything else is
 seen in the next record. Until then a tensor stays that could have left; no value can be wrong by
 that.
 

@@ -128,7 +128,7 @@ class Recorder:
         self._events.append(Event(boundary, place, self._n_saved, ours))
 
     def record(self) -> Record:
-        """What was recorded, when the call ends."""
+        """The record, when the call ends."""
         book = self._engine.packer.book
         places = book.begun.places[: book.position]
         return Record(self._events, [(place.recipe, place.nbytes) for place in places])

@@ -36,11 +36,7 @@ def lay_out(record: Record, slots: Sequence[Slot | Place | None]) -> None:
     begins: Event | None = None
     events = _told_apart(record.events)
     for event, after in zip_longest(events, events[1:]):
-        quiet = after is not None and event.ours and after.ours
-        # A backward inside of the call begins a step, whose places are counted from 0.
-        if quiet and (event.place > after.place or after.place > len(stay)):
-            quiet = False
-        quiet = quiet and all(stay[event.place : after.place])
+        quiet = after is not None and _is_quiet(event, after, stay)
         if begins is None:
             begins = event if quiet else None
         elif not quiet:
@@ -58,6 +54,15 @@ def _told_apart(events: Sequence[Event]) -> list[Event]:
         elif not event.ours and found:
             found[-1] = found[-1]._replace(ours=False)
     return found
+
+
+def _is_quiet(event: Event, after: Event, stay: Sequence[bool]) -> bool:
+    # Whether all tensors stay between these two. stay: whether that of each place does.
+    if not (event.ours and after.ours):
+        return False
+    # A backward inside of the call begins a step, whose places are counted from 0.
+    first, end = event.place, after.place
+    return first <= end <= len(stay) and all(stay[first:end])
 
 
 def _stays(recorded: tuple[Recipe, int], slot: Slot | Place | None) -> bool:

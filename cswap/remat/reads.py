@@ -52,7 +52,7 @@ class Packed:
 
 
 facts_of: Final[Callable[[Packed], tuple[int, int]]] = attrgetter("depth", "tolerance")
-"""What a search asks of a packed object. No Python runs for most of them."""
+"""The facts of a packed object for a search. No Python runs for most of them."""
 
 
 class NotFoundError(Exception):

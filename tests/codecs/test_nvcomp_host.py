@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from cswap.codecs.nvcomp_host import MAGIC, TABLE_ENTRY, chunk_decoder, decode_on_host
+from cswap.codecs.nvcomp_host import chunk_decoder, decode_on_host
 from cswap.errors import ConfigError, CorruptEncodingError
+from tests.codecs.nvcomp_stand_in import container
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "format" / "nvcomp.md"
 CHUNK = 1 << 16
@@ -50,17 +51,6 @@ def raw_stream(name, raw):
         return bytes(package.snappy.compress_raw(raw))
     stream = zlib.compressobj(6, zlib.DEFLATED, -15)
     return stream.compress(raw) + stream.flush()
-
-
-def container(segments, raw_nbytes, chunk_nbytes=CHUNK):
-    starts, data = [], b""
-    for segment in segments:
-        starts.append(len(data))
-        data += segment + bytes(-len(segment) % 8)
-    begin = 72 + TABLE_ENTRY * len(segments)
-    numbers = (len(data), raw_nbytes, len(segments), chunk_nbytes, begin)
-    head = struct.pack("<IBBHQQQQI", MAGIC, 6, 0, 0, *numbers).ljust(72, b"\0")
-    return head + struct.pack(f"<{2 * len(segments)}Q", *starts, *map(len, segments)) + data
 
 
 def contents(nbytes):

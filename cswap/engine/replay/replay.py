@@ -153,7 +153,7 @@ class Replay:
                     else place
                     if place.choice is STAYS
                     or place.recipe.keep in reasons
-                    or ((stay := place.stay) is not None and self._stays(stay, looked))
+                    or ((stay := place.stay) is not None and self._stands(stay, looked))
                     else None
                     for place in places
                 ]
@@ -165,8 +165,8 @@ class Replay:
         book.slots = slots
         return slots
 
-    def _stays(self, stay: Stay, looked: int) -> bool:
-        # Whether what was decided in that step holds. looked: the step of the last look.
+    def _stands(self, stay: Stay, looked: int) -> bool:
+        # Whether the decision holds. looked: the step of the last look.
         limit = self._limit if stay.reason in BY_LIMIT else None
         return stay.since >= looked and (limit is None or stay.key in limit.staying)
 

@@ -13,8 +13,8 @@ no torch function makes, of custom autograd Functions and compiled graphs, go by
 
 Note [several operators save the same memory]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-Softmax saves its result, and the product after it the same tensor as its input. ``codec`` is what
-the options say of the first of them. Memory that one of them excludes stays for all of them: an
+Softmax saves its result, and the product after it the same tensor as its input. The first of them
+decides about ``codec``. Memory that one of them excludes stays for all of them: an
 encoding would come on top of it. Memory that one of them includes may leave. So a tensor that stays
 by one of these rules has a handle, which the others find. If the excluded one is not the first, and
 the first has left, both are held in this step; from the next one on, the first one stays, too. If
@@ -76,7 +76,7 @@ class OperatorRules:
         return self._any
 
     def of(self, role: Role, scope: Scope) -> tuple[str | None, str]:
-        """What the options say of a tensor that is saved in a module.
+        """The rules of the options for a tensor that is saved in a module.
 
         Returns:
             The name of its codec, or None; and `EXCLUDED` or `LEFT_OUT`, if it stays by a selector

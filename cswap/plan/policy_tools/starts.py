@@ -18,9 +18,9 @@ MOST_SLOWER: Final = 0.01
 def with_starts(problem: Problem, plan: Plan) -> Plan:
     """The same plan with the simulator's starts, so that an engine keeps within the same memory.
 
-    The simulator knows what memory later operators need, and an engine does not: by its own measure
-    it fills the memory with tensors that come back, and then an operator allocates beyond the
-    budget. A plan in sections or in another order of operators stays as it is, and so does one that
+    The simulator knows the memory that later operators need, and an engine does not: by its own
+    measure it fills the memory with tensors that come back, and then an operator allocates beyond
+    the budget. A plan in sections or in another order of operators stays as it is, and so does one that
     would become slower or infeasible.
     """
     decisions = plan.decisions.values()
