@@ -183,7 +183,6 @@ class SwapEngine:
         return not (
             self.wants_operators
             or state.follower.follows
-            or state.window.open
             or state.observer.seen is not None
             or state.counters.timeline is not None
             or not torch.is_grad_enabled()

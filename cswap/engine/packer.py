@@ -71,7 +71,7 @@ class Packer:
         """Args: state: the engine's."""
         self._state = state
         self._scopes, self._counters, self._lock = state.scopes, state.counters, state.lock
-        self._aliases, self._order, self._window = state.aliases, state.order, state.window
+        self._aliases, self._order, self._newest = state.aliases, state.order, state.newest
         self._deaths = state.reclaimer.deaths
         self._later = state.reclaimer.later
         self._min_bytes = max(1, state.lanes.min_bytes)
@@ -174,8 +174,10 @@ class Packer:
         self._state.lanes.begin_step()
         self._state.backward_is_next = True
         with self._lock:
-            self._order.begin_step()
-            self._window.begin_step()
+            order, ended, n_saved = self._order, self._order.call, self._order.position
+            order.begin_step()
+            if self._newest.open and n_saved:
+                self._newest.begin_call(ended, n_saved, order.call)
 
     @staticmethod
     def pass_through(tensor: torch.Tensor, kind: type[Kept] = Kept) -> Kept:
@@ -340,8 +342,6 @@ class Packer:
             self._counters.stay("plan", handle.raw_nbytes)
         elif decision is not None and decision.action == "recompute":
             self._sender.recompute(token, tensor, place)
-        elif self._window.open and not by_selector:
-            self._sender.hold_in_window(token)
         elif not obeys or not self._sender.obey(token, tensor, place):
             self._sender.send(token, place)
         self._slots.learn(token, tensor, place)

@@ -34,6 +34,12 @@ if TYPE_CHECKING:
     from cswap.engine.transfer.handle import Handle
 
 
+BY_BUDGET: Final = "budget"
+"""Reason of a tensor that stays within the budget."""
+
+BY_SELECTOR: Final = (EXCLUDED, LEFT_OUT)
+"""Reasons of tensors that take nothing of the budget."""
+
 ENCODED: Final = (State.STORED, State.LEAVING)
 """An encoding has been made, or ordered where there is a link."""
 
@@ -53,9 +59,8 @@ class Sender:
     def __init__(self, state: EngineState) -> None:
         """Args: state: the engine's."""
         self._state = state
-        self._counters, self._lock, self._window = state.counters, state.lock, state.window
-        self._budget_bytes = state.window.budget_bytes
-        self._recomputer = state.recomputer
+        self._counters, self._lock, self._newest = state.counters, state.lock, state.newest
+        self._order, self._recomputer = state.order, state.recomputer
         self._may_compute = _computes_again(state.config)
         self.remat = self._may_compute and state.config.plan is None
         self._limit = state.advisor.limit
@@ -67,36 +72,31 @@ class Sender:
         fresh = place.stay is not None and not place.stay.shares
         place.stay = place.shared_use = None
         reason = self._swap_out(token, place, fresh=fresh)
-        if reason is not None and self._may_stay:
-            handle = token.handle
+        handle = token.handle
+        if reason == BY_BUDGET or (reason is not None and self._may_stay):
             key = handle.position, handle.raw_nbytes
             place.stay = token.stay = Stay(handle.step, reason, key)
-
-    def hold_in_window(self, token: Token) -> None:
-        """Let a tensor stay within the budget; the oldest ones leave for it."""
-        handle = token.handle
-        self._counters.stay("budget", handle.raw_nbytes)
-        with self._lock:
-            leaving = self._window.add(token, handle.raw_nbytes)
-        for oldest in leaving:
-            nbytes = oldest.handle.raw_nbytes
-            self._counters.stay("budget", nbytes, -1)
-            if oldest.handle.modified():
-                self._counters.stay("modified", nbytes)  # unpack has to raise
-            else:
-                self._swap_out(oldest)
-        if self._budget_bytes is not None:
+        rest_bytes = self._newest.rest_bytes
+        if rest_bytes is not None:
             # Tensors on their way out count, too: the budget is a limit, not a goal.
-            token.lane.hold_within(max(0, self._budget_bytes - self._window.nbytes))
+            token.lane.hold_within(rest_bytes)
 
     def _swap_out(
         self, token: Token, place: Place | None = None, *, fresh: bool = False
     ) -> str | None:
         # The reason why it stays in the next steps as well; None: nobody knows about these. place:
-        # None for a tensor that leaves the window. fresh: see `Advisor.choose`.
+        # None for a tensor that leaves after all. fresh: see `Advisor.choose`.
         handle, source = token.handle, token.source
         if handle.state is not State.KEPT or source is None:
             return None
+        if self._newest.open and handle.pinned not in BY_SELECTOR:
+            is_far = not token.lane.device.unified
+            with self._lock:
+                call = self._order.call
+                stays = self._newest.keeps(call, handle.position, handle.raw_nbytes, is_far=is_far)
+            if stays:
+                token.remat = None
+                return self._leave_in_place(handle, BY_BUDGET)
         if handle.pinned:
             self._state.advisor.stays(handle.position, handle.raw_nbytes)
             if handle.pinned == LEFT_OUT:  # it may leave after all
@@ -127,10 +127,7 @@ class Sender:
         """Let a tensor leave that was `LEFT_OUT`: an operator that is included has saved it."""
         token.handle.pinned, token.stay = "", None
         self._counters.stay(EXCLUDED, token.handle.raw_nbytes, -1)
-        if self._window.open:
-            self.hold_in_window(token)
-        else:
-            self._swap_out(token)
+        self._swap_out(token)
 
     def _leave_in_place(self, handle: Handle, reason: str) -> str:
         handle.tolerance = EXACT

@@ -6,8 +6,8 @@ import threading
 from typing import TYPE_CHECKING
 
 from cswap.advisor.advisor import Advisor
-from cswap.engine.order.budget_window import BudgetWindow
 from cswap.engine.order.looks import is_look
+from cswap.engine.order.newest import Newest
 from cswap.engine.order.plan_follower import PlanFollower
 from cswap.engine.order.step_order import StepOrder
 from cswap.engine.recomputer import Recomputer
@@ -52,7 +52,7 @@ class EngineState:
         lock: for the four that follow.
         aliases: handles by storage.
         order: positions in the step, and the order of backward.
-        window: tensors that stay, within the budget.
+        newest: knows which tensors stay within the budget.
         reclaimer: handles that nobody can ask for any more.
         outliving: tensors that the program holds itself.
         results: memory that was computed again, for tensors without handles.
@@ -94,7 +94,7 @@ class EngineState:
         self.lock = threading.Lock()
         self.aliases = AliasTable()
         self.order = StepOrder()
-        self.window = BudgetWindow(optional_int(config.budget), config.keep_last)
+        self.newest = Newest(optional_int(config.budget), config.keep_last)
         self.reclaimer = Reclaimer(self._release, self.lanes, self.counters)
         self.outliving = Outliving(config)
         self.interrupted = False
@@ -118,7 +118,7 @@ class EngineState:
         """Whether each tensor of the step that has begun is looked at, and goes the general way."""
         if self.goal is not None:
             return self.chooser is not None
-        return is_look(self.order.step)
+        return self.newest.looks or is_look(self.order.step)
 
     def _release(self, handle: Handle, lane: Lane) -> None:
         with self.lock:
@@ -151,7 +151,6 @@ class EngineState:
             self.lanes.drain()
             with self.lock:
                 handles = list(self.aliases)
-                self.window.recount()
             self.lanes.recount(handles)
             on_device = sum(h.device_bytes for h in handles)
             on_device += self.results.nbytes + sum(x.device_bytes for x in self.lanes.links)

@@ -77,11 +77,11 @@ def test_peak_falls_without_waiting_for_swaps(net, device):
 def test_a_budget_stays_on_the_device(net, device):
     x = torch.randn(ROWS, WIDTH, device=device)
     with cswap.install(net, codec="zvc", budget=4 * ONE) as handle:
+        net(x).sum().backward()  # which shows which tensors are the newest
         loss = net(x).sum()
         handle.engine.synchronize()
-        assert 3 * ONE <= handle.stats.device_bytes <= 4 * ONE
+        assert 3 * ONE <= handle.stats.kept_bytes_by_reason["budget"] <= 4 * ONE
         loss.backward()
-    assert handle.stats.kept_by_reason["budget"] >= 3
 
 
 def test_a_goal_is_held_by_the_allocators_peak(net, device):

@@ -250,8 +250,13 @@ class Link:
 
     # -------------------------------------------------------------------- slots
 
-    def begin_step(self, slots: Iterable[RegionSlot]) -> None:
-        """A step begins: bound what is under way. Args: slots: of this link, that take tensors."""
+    def begin_step(self, slots: Iterable[RegionSlot], limit_bytes: int | None = None) -> None:
+        """A step begins: bound what is under way.
+
+        Args:
+            slots: of this link, that take tensors.
+            limit_bytes: that may be under way, each way; None: no limit but the device's.
+        """
         self.begin_backward()
         most = total = bound = payload = 0
         for slot in slots:
@@ -265,6 +270,9 @@ class Link:
         most = max(most, total // STEP_SHARE)
         self._most_ahead = max(min(most, self._device.ready_bytes), self.planned_bytes)
         self.sources.most_bytes = max(min(most, self._device.backlog_bytes), self.planned_bytes)
+        if limit_bytes is not None:
+            self._most_ahead = min(self._most_ahead, limit_bytes)
+            self.sources.most_bytes = min(self.sources.most_bytes, limit_bytes)
         self.out.ring.nbytes, self.back.ring.nbytes = AT_A_TIME * bound, AT_A_TIME * payload
         self.release_dead()
         for slot in self._slots.difference(slots):

@@ -44,11 +44,13 @@ from cswap.engine.saved.away import Away
 from cswap.engine.saved.encoded import Encoded
 from cswap.engine.saved.packed import Kept, KeptParameter
 from cswap.engine.saved.reclaim import MOST_LATER
+from cswap.engine.sender import BY_BUDGET
 from cswap.engine.saved.recomputed import Recomputed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
+    from cswap.advisor.gains import Key
     from cswap.engine.order.looks import Stay
     from cswap.engine.packer import Packer
     from cswap.engine.replay.slot import Slot
@@ -86,6 +88,7 @@ class Replay:
         "_later",
         "_limit",
         "_min_bytes",
+        "_newest",
         "_notes",
         "_pack",
         "_parameters",
@@ -115,7 +118,7 @@ class Replay:
         self._parameters, self._small = state.counters.parameters, state.counters.small
         self._kept_sizes = state.counters.kept_sizes
         self._min_bytes, self.is_plain = max(1, state.lanes.min_bytes), False
-        self._limit = state.advisor.limit
+        self._limit, self._newest = state.advisor.limit, state.newest
         self._reports = None if self._limit is None else self._limit.reports
         self._by_role = packer.book.by_role
         self._thread = 0
@@ -146,14 +149,14 @@ class Replay:
             if self.is_plain:
                 self._thread = get_ident()
                 reasons, advisor = self._kept_sizes, self._advisor
-                looked = last_look(self._steps.step)
+                looked, newest = last_look(self._steps.step), self._newest.of_call(self._steps.call)
                 slots = [
-                    (slot if slot.stands(place, advisor) else None)
+                    (slot if slot.stands(place, advisor) and slot.key not in newest else None)
                     if (slot := place.slot) is not None
                     else place
                     if place.choice is STAYS
                     or place.recipe.keep in reasons
-                    or ((stay := place.stay) is not None and self._stands(stay, looked))
+                    or ((stay := place.stay) is not None and self._stands(stay, looked, newest))
                     else None
                     for place in places
                 ]
@@ -161,12 +164,15 @@ class Replay:
                 self._reclaimer.wake()
         for link in self._state.lanes.links:
             mine = [slot for slot in slots if type(slot) is LinkSlot and slot.link is link]
-            link.begin_step(mine)
+            link.begin_step(mine, self._newest.rest_bytes)
         book.slots = slots
         return slots
 
-    def _stands(self, stay: Stay, looked: int) -> bool:
-        # Whether the decision holds. looked: the step of the last look.
+    def _stands(self, stay: Stay, looked: int, newest: Collection[Key]) -> bool:
+        # Whether the decision holds. looked: the step of the last look. newest: that stay within
+        # the budget.
+        if stay.reason == BY_BUDGET:
+            return stay.key in newest
         limit = self._limit if stay.reason in BY_LIMIT else None
         return stay.since >= looked and (limit is None or stay.key in limit.staying)
 

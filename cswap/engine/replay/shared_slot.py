@@ -53,6 +53,7 @@ class SharedSlot(Slot):
         """
         super().__init__(recipe, shared_use, position, nbytes, check)
         self.after, self.counters = position, counters
+        self.key = -1, nbytes
 
     def stands(self, place: SlotPlace, advisor: Advisor) -> bool:
         """See `Slot.stands`."""

@@ -47,11 +47,13 @@ class Slot:
         scope, recipe, shared_use, lane, nbytes: of the last one.
         position: of that one among the tensors that were saved in its step.
         after: position of the next tensor.
+        key: position and bytes, by which a budget knows the tensor.
     """
 
     __slots__ = (
         "after",
         "check",
+        "key",
         "lane",
         "nbytes",
         "position",
@@ -74,6 +76,7 @@ class Slot:
         self.recipe, self.scope, self.lane = recipe, recipe.scope, recipe.lane
         self.shared_use = shared_use
         self.nbytes, self.position, self.after = nbytes, position, position + 1
+        self.key = position, nbytes
 
     def is_for(self, handle: Handle, place: SlotPlace) -> bool:
         """Whether the slot is for the next tensor, too, after one that had a handle of its own.
