@@ -98,7 +98,7 @@ class Advisor:
 
         Args:
             config: parsed options.
-            plan: decisions that take precedence.
+            plan: that an engine follows.
             fall_back: counts and logs a failure, its reason and the way taken instead; None: nobody
                 does.
 
@@ -110,7 +110,7 @@ class Advisor:
         self._pricing = make_pricing(config.policy)
         self.may_use_lossy = options.may_use_lossy(config, plan)
         self.milder = Milder()
-        self._named = NamedCodecs(config, plan, static_codec(config.policy), self.milder)
+        self._named = NamedCodecs(config, static_codec(config.policy), self.milder)
         self.limit = TimeLimit.of(config)
         self._lock = threading.Lock()
         self._sites: Recent[_SiteKey, SiteMemory] = Recent(MAX_SITES)
@@ -127,9 +127,8 @@ class Advisor:
     def _lossy(self) -> LossyCandidates:
         return LossyCandidates(self._config.lossy)
 
-    def forget_plan(self) -> None:
-        """Decide without the plan from here on: the steps differ from the planned ones."""
-        self._named.forget_plan()
+    def forget_sites(self) -> None:
+        """Know no call site from here on: a plan is no longer followed."""
         with self._lock:
             for memory in self._sites.values():
                 memory.stale = True  # an engine may remember its advice
@@ -178,6 +177,7 @@ class Advisor:
         tolerance: int,
         may_keep: bool,
         fresh: bool = False,
+        planned: str | None = None,
     ) -> Advice:
         """Choose for x [n], flat, saved at this call site and position of the step.
 
@@ -188,11 +188,12 @@ class Advisor:
             tolerance: that a codec may need (`cswap.codecs.tolerance`).
             may_keep: whether the tensor may stay in place, if no codec is worth its time.
             fresh: whether to sample the values anew; many steps have passed since the last call.
+            planned: codec that a plan names for the tensor.
 
         Raises:
             ConfigError: the user's own function named a codec that does not exist.
         """
-        key = (position, site.scope, x.dtype, self._class_of(x), tolerance, site.codec)
+        key = (position, site.scope, x.dtype, self._class_of(x), tolerance, planned or site.codec)
         kind = x.device.type
         costs = self._costs.get(kind) or self._costs_on(kind)
         with self._lock:
@@ -212,13 +213,20 @@ class Advisor:
         if memory is not None and not self._needs_sample(memory):
             taken = memory.explanation.profile_for(x.nbytes)
             sampled = taken is None
-        elif _is_far(x) and self._needs_profile(x, site, position):
+        elif _is_far(x) and self._needs_profile(x, site, planned):
             pending = LateProfile(x) if memory is None or not memory.pending else memory.pending
             taken = pending.get() if self._may_adapt() else pending.wait()
             if taken is None:
                 return self._wait_for(pending, key, memory, x, costs)
         explanation = self._decide(
-            x, site, position, taken, memory, tolerance=tolerance, may_keep=may_keep
+            x,
+            site,
+            position,
+            taken,
+            memory,
+            tolerance=tolerance,
+            may_keep=may_keep,
+            planned=planned,
         )
         return self._remember(key, memory, explanation, costs, sampled=sampled)
 
@@ -390,8 +398,8 @@ class Advisor:
         memory.pending = pending
         return Advice(memory.codec, memory, costs)
 
-    def _needs_profile(self, x: torch.Tensor, site: Site, position: int) -> bool:
-        return self._named.name(x, site, position)[0] in AUTO
+    def _needs_profile(self, x: torch.Tensor, site: Site, planned: str | None) -> bool:
+        return self._named.name(x, site, planned)[0] in AUTO
 
     def explain(self) -> list[Explanation]:
         """The last decision of every call site, in the order of the step."""
@@ -421,8 +429,9 @@ class Advisor:
         *,
         tolerance: int,
         may_keep: bool,
+        planned: str | None,
     ) -> Explanation:
-        forced, reason = self._named.name(x, site, position)
+        forced, reason = self._named.name(x, site, planned)
         if callable(self._config.codec) and forced is None:
             taken = taken or profile(x)
             forced, reason = self._by_function(taken), "the codec function said so"

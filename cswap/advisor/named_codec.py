@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from cswap.advisor.call_site import Site
     from cswap.advisor.lossy_fallback import Milder
     from cswap.config import SwapConfig
-    from cswap.schema.plan import Plan
 
 AUTO: Final = (None, "auto")
 """Names that leave the choice to the advisor."""
@@ -27,25 +26,22 @@ _WORDS: Final = ("exactly", "almost exactly")
 class NamedCodecs:
     """The codecs that are named."""
 
-    def __init__(
-        self, config: SwapConfig, plan: Plan | None, static: str | None, milder: Milder
-    ) -> None:
-        """Args: config, plan, milder: the advisor's; static: the codec of `policy="static"`."""
-        self._option, self._plan = config.codec, plan
-        self._static, self._milder = static, milder
+    def __init__(self, config: SwapConfig, static: str | None, milder: Milder) -> None:
+        """Args: config, milder: the advisor's; static: the codec of `policy="static"`."""
+        self._option, self._static, self._milder = config.codec, static, milder
 
-    def forget_plan(self) -> None:
-        """The plan names none any more."""
-        self._plan = None
-
-    def name(self, x: torch.Tensor, site: Site, position: int) -> tuple[str | None, str]:
+    def name(self, x: torch.Tensor, site: Site, planned: str | None) -> tuple[str | None, str]:
         """The codec's name, one of `AUTO` if none is named; and who says so.
 
         A codec that the user's own function would name is not among them.
+
+        Args:
+            x: the values.
+            site: the call site.
+            planned: codec that a plan names.
         """
-        decision = self._plan.decisions.get(position) if self._plan else None
-        if decision is not None and decision.codec is not None:
-            return decision.codec, "the plan says so"
+        if planned is not None:
+            return planned, "the plan says so"
         if site.codec is not None:
             return site.codec, "forced for this module or operator"
         option = self._option

@@ -182,7 +182,6 @@ class SwapEngine:
         state = self._state
         return not (
             self.wants_operators
-            or state.follower.follows
             or state.observer.seen is not None
             or state.counters.timeline is not None
             or not torch.is_grad_enabled()

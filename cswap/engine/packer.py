@@ -36,10 +36,10 @@ from cswap.ranks import local_part
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from cswap.engine.order.plan_follower import Planned
     from cswap.engine.saved.module_stack import Scope
     from cswap.engine.saved.packed import Token
     from cswap.engine.state import EngineState
-    from cswap.schema.plan import Decision
 
 _now = time.perf_counter
 _Tensor = torch.Tensor
@@ -86,7 +86,7 @@ class Packer:
         self._follower = state.follower
         self.notes = StepNotes(state)
         self._reports = self.notes.reports
-        self._warned_of_capture = False
+        self._warned_of_capture = self._has_drifted = False
 
     def pack(self, tensor: torch.Tensor) -> Kept | PackedView:
         """See `SwapEngine.pack`."""
@@ -170,6 +170,9 @@ class Packer:
 
     def begin_step(self) -> None:
         """A step begins, in this thread."""
+        if self._has_drifted:  # places know what the plan said
+            self._has_drifted = False
+            self.renumber()
         self.book.begin_step()
         self._state.lanes.begin_step()
         self._state.backward_is_next = True
@@ -288,17 +291,15 @@ class Packer:
         except RuntimeError:  # a storage that is smaller than its tensor says, as FSDP makes them
             return self._keep(tensor, "storage")
         handle = token.handle
-        decision = None
         if self._follower.follows:
-            position, decision = self._planned(position, recipe.site, handle.raw_nbytes)
+            handle.planned = self._planned(position, recipe.site, handle.raw_nbytes)
         if handle.raw_nbytes < lane.min_bytes:
             return self._keep(tensor, "small")
         handle.position, handle.step, handle.site = position, step, recipe.site
         handle.place = get_ident(), self._order.call, place.number
         handle.tolerance, handle.views = recipe.tolerance, 1
-        handle.section_bytes = None if decision is None else decision.section_bytes
         packed = PackedView(token, tensor)
-        self._send(token, tensor, place, decision)
+        self._send(token, tensor, place)
         if lane.step_bytes is not None:
             lane.hold_step()
         return packed
@@ -321,28 +322,26 @@ class Packer:
         self._slots.learn_shared(first, tensor, place)
         return self._sharing.pack(first, tensor)
 
-    def _send(
-        self, token: Token, tensor: torch.Tensor, place: Place, decision: Decision | None
-    ) -> None:
+    def _send(self, token: Token, tensor: torch.Tensor, place: Place) -> None:
         handle, storage = token.handle, tensor.untyped_storage()
+        action = None if handle.planned is None else handle.planned.decision.action
         key = handle.position, handle.raw_nbytes
         by_selector = place.recipe.stays
         reason = "outlives" if key in self._outliving else self._sharing.saved_again.get(key)
         handle.pinned = by_selector if by_selector == EXCLUDED else reason or by_selector
         obeys = self._state.chooser is not None or place.choice is not None
-        if self._remat and decision is None and not obeys:
+        if self._remat and action is None and not obeys:
             token.remat = self._recomputer.find(tensor, handle, place)
         self._state.reclaimer.watch(token)
         self._counters.admit(handle.raw_nbytes)
         with self._lock:
             self._aliases.add(handle, storage)
             self._order.add(handle, token)
-        if decision is not None and decision.action == "keep":
-            # A handle all the same: if it is saved again later it must be found again.
-            self._counters.stay("plan", handle.raw_nbytes)
-        elif decision is not None and decision.action == "recompute":
+        if action == "keep":
+            self._sender.keep(token, place)
+        elif action == "recompute":
             self._sender.recompute(token, tensor, place)
-        elif not obeys or not self._sender.obey(token, tensor, place):
+        elif action == "swap" or not obeys or not self._sender.obey(token, tensor, place):
             self._sender.send(token, place)
         self._slots.learn(token, tensor, place)
 
@@ -356,14 +355,14 @@ class Packer:
             )
         return self._keep(tensor, "capturing")
 
-    def _planned(self, position: int, site: Site, nbytes: int) -> tuple[int, Decision | None]:
+    def _planned(self, position: int, site: Site, nbytes: int) -> Planned | None:
         follower = self._follower
-        drifted = follower.drift
-        position = follower.find(position, site.scope, nbytes)
-        if follower.drift and not drifted:
+        planned = follower.find(position, site.scope, nbytes)
+        if follower.drift:
             self._counters.fall_back("plan", follower.drift)
-            self._state.advisor.forget_plan()
-        return position, follower.decision(position)
+            self._state.advisor.forget_sites()
+            self._has_drifted = True
+        return planned
 
     def renumber(self) -> None:
         """Forget facts about positions: the next steps save other tensors, or another number.

@@ -13,6 +13,7 @@ from cswap.codecs.base import takes
 from cswap.codecs.registry import get_codec
 from cswap.codecs.tolerance import EXACT, needed_tolerance
 from cswap.codecs.warmup import WARM, warm
+from cswap.engine.order.chooser import Choice
 from cswap.engine.order.looks import Stay
 from cswap.engine.saved.operators import EXCLUDED, LEFT_OUT
 from cswap.engine.saved.without_handle import SharedUse
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from cswap.advisor.cost import Candidate
     from cswap.codecs.base import Codec
     from cswap.config import SwapConfig
-    from cswap.engine.order.chooser import Choice
     from cswap.engine.recipes import Place
     from cswap.engine.saved.packed import Token
     from cswap.engine.state import EngineState
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 BY_BUDGET: Final = "budget"
 """Reason of a tensor that stays within the budget."""
+
+BY_PLAN: Final = "plan"
+"""Reason of a tensor that stays because a plan says so."""
 
 BY_SELECTOR: Final = (EXCLUDED, LEFT_OUT)
 """Reasons of tensors that take nothing of the budget."""
@@ -187,14 +190,23 @@ class Sender:
         self._encode(token, x, get_codec(choice.action), place)
         return True
 
+    def keep(self, token: Token, place: Place) -> None:
+        """Let a tensor stay, as a plan says."""
+        handle = token.handle
+        key = handle.position, handle.raw_nbytes
+        place.shared_use = place.choice = None
+        place.stay = token.stay = Stay(handle.step, self._leave_in_place(handle, BY_PLAN), key)
+
     def recompute(self, token: Token, tensor: torch.Tensor, place: Place) -> None:
         """Compute a tensor again, as a plan says; send it if no chain of operators makes it."""
         handle = token.handle
         if handle.state is State.KEPT and not handle.pinned and not handle.modified():
             if self._seconds_again(token, tensor, place) is not None:
+                place.choice = Choice(REMAT)
                 self._compute_later(token)
+                _may_have_slot(place, token)
                 return
-            token.remat = None
+            token.remat = place.choice = None
             why = f"no chain of operators makes tensor {handle.position} again"
             self._counters.fall_back("plan:recompute", why, "such tensors are swapped")
         self.send(token, place)
@@ -229,6 +241,7 @@ class Sender:
         self, handle: Handle, x: torch.Tensor, *, may_keep: bool, fresh: bool = False
     ) -> Codec | None:
         assert handle.site is not None  # set where the handle is made
+        planned = handle.planned
         try:
             advice = self._state.advisor.choose(
                 x,
@@ -237,6 +250,7 @@ class Sender:
                 tolerance=handle.tolerance,
                 may_keep=may_keep,
                 fresh=fresh,
+                planned=None if planned is None else planned.decision.codec,
             )
         except Exception as error:
             self._counters.fall_back("advisor", error)

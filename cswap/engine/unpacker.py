@@ -173,8 +173,8 @@ class Unpacker:
             distance = coming.number - n_asked
             if not depth and distance > owner.lane.ahead:
                 return
-            position = owner.handle.position
-            if self._follower.follows and not self._follower.may_start(position, distance):
+            planned = owner.handle.planned
+            if self._follower.follows and planned is not None and distance > planned.ahead:
                 continue
             if owner.handle.recomputed:
                 begun = self._prefetch_inputs(owner)

@@ -30,7 +30,6 @@ from cswap.codecs.tolerance import COARSE, EXACT, FINE
 from cswap.codecs.traits import CodecRate
 from cswap.config import SwapConfig
 from cswap.profiler import profile
-from cswap.schema.plan import Decision, Plan
 
 N = 1 << 18
 
@@ -41,9 +40,12 @@ def relu(zeros, seed=0):
     return x * (torch.rand(N, generator=generator) >= zeros)
 
 
-def choice(x, *, may_keep=True, tolerance=EXACT, site=None, plan=None, **options):
-    advisor = Advisor(SwapConfig(**options), plan)
-    codec = advisor.choose(x, site or Site(), 0, tolerance=tolerance, may_keep=may_keep).codec
+def choice(x, *, may_keep=True, tolerance=EXACT, site=None, planned=None, **options):
+    advisor = Advisor(SwapConfig(**options), None)
+    advice = advisor.choose(
+        x, site or Site(), 0, tolerance=tolerance, may_keep=may_keep, planned=planned
+    )
+    codec = advice.codec
     return KEEP if codec is None else codec.name
 
 
@@ -133,7 +135,7 @@ def test_a_forced_codec_gives_way_where_it_cannot_serve():
     assert choice(torch.randn(N), codec={torch.float32: "zvc"}) == "zvc"
     assert choice(torch.randn(N), codec=lambda p: "rle" if p.zero_fraction < 1 else "zvc") == "rle"
     assert choice(torch.randn(N), site=Site(codec="csr")) == "csr"
-    assert choice(torch.randn(N), plan=Plan({0: Decision("swap", "rle")}), codec="zvc") == "rle"
+    assert choice(torch.randn(N), planned="rle", codec="zvc") == "rle"
 
 
 @pytest.fixture

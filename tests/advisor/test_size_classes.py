@@ -100,12 +100,14 @@ def test_a_table_never_says_anything_else_than_a_dict_and_forgets_only_what_is_o
     used: list[int] = []  # the last use of each key is the last in here
     for n, (writes, key) in enumerate(steps):
         among_last = key in list(dict.fromkeys(reversed(used)))[: max(1, most // 2) - 1]
+        found: int | None = n
         if writes:
             table[key] = known[key] = n
         else:
-            assert table.get(key) in (None, known.get(key))
-            assert table.get(key) == known.get(key) or not among_last
-        if writes or key in used:
+            found = table.get(key)
+            assert found in (None, known.get(key))
+            assert found == known.get(key) or not among_last
+        if found is not None:
             used.append(key)
         assert len(table) <= max(2, most)
         assert len(set(table)) == len(table) == len(table.values())

@@ -15,6 +15,7 @@ from cswap.config import SwapConfig
 from cswap.engine.engine import SwapEngine
 from cswap.engine.replay import link, way_out
 from cswap.engine.replay.link_slot import LinkSlot
+from cswap.engine.replay.way_back import WayBack
 from cswap.engine.saved.away import Away
 from cswap.engine.saved.packed import PackedView
 from cswap.engine.saved.without_handle import Again
@@ -163,6 +164,55 @@ def test_all_are_brought_back_ahead_each_time_that_they_are_asked_for(small, cod
     del one
     packed.clear()
     assert_nothing_is_held(small, engine)
+
+
+@pytest.mark.parametrize("planned", [0, 1, 3, None])
+def test_a_way_back_begins_when_the_plan_says(machine, monkeypatch, planned):
+    """The tensors in between that stay count for the plan, and not for the slots."""
+    swap, keep = Decision("swap", "raw", planned), Decision("keep")
+    decisions = {n: swap if n % 2 == 0 else keep for n in range(12)}
+    machine.device.backlog_bytes = machine.device.ready_bytes = 1 << 30
+    engine = machine.engine("raw", plan=Plan(decisions, budget_bytes=1 << 30))
+    warm_up(machine, engine, 12)
+    packed, values = machine.save(engine, 12, NUMEL)
+    assert are_copied(packed[::2])
+    engine.synchronize()
+    started, start = [], WayBack.start
+
+    def noting(self, region):
+        started.append(region.slot.position)
+        return start(self, region)
+
+    monkeypatch.setattr(WayBack, "start", noting)
+    engine._unpacker._note_backward()
+    for n in (11, 10):
+        assert torch.equal(engine.unpack(packed[n]), values[n])
+    n_ahead = 5 if planned is None else planned // 2
+    assert started == [10, 8, 6, 4, 2, 0][: 1 + n_ahead]
+    ask_all(machine, engine, packed[:10], values[:10])
+
+
+def test_a_tensor_that_is_to_wait_does_not_keep_the_next_ones(machine, monkeypatch):
+    ahead = {n: 0 if n in (4, 5) else 4 for n in range(8)}
+    decisions = {n: Decision("swap", "raw", many) for n, many in ahead.items()}
+    machine.device.backlog_bytes = machine.device.ready_bytes = 1 << 30
+    engine = machine.engine("raw", plan=Plan(decisions, budget_bytes=1 << 30))
+    warm_up(machine, engine, 8)
+    packed, values = machine.save(engine, 8, NUMEL)
+    engine.synchronize()
+    started, start = [], WayBack.start
+
+    def noting(self, region):
+        started.append(region.slot.position)
+        return start(self, region)
+
+    monkeypatch.setattr(WayBack, "start", noting)
+    engine._unpacker._note_backward()
+    expected = [[7, 6, 3], [2], [5, 1], [4, 0], [], [], [], []]
+    for n in range(7, -1, -1):
+        started.clear()
+        assert torch.equal(engine.unpack(packed[n]), values[n])
+        assert started == expected[7 - n]
 
 
 def test_a_tensor_that_is_wanted_early_is_its_own_memory(machine, codec):

@@ -17,6 +17,7 @@ import torch
 from bench.twin.lagging_cuda import LaggingStream
 from cswap.engine.replay.link_slot import LinkSlot
 from cswap.engine.saved.away import Away
+from cswap.schema.plan import Decision, Plan
 from tests.devices.lagging_machine import LaggingMachine
 from tests.devices.saved import assert_nothing_is_held, result
 
@@ -26,6 +27,30 @@ MIB = 1 << 20
 def is_near(back, value):
     """Of a lossy codec."""
     return bool((back - value).norm() <= 0.05 * value.norm())
+
+
+def random_objective(chance):
+    """A budget, a number of tensors that stay, or a plan for positions, often."""
+    decisions = {
+        position: Decision(
+            chance.choice(["keep", "swap", "swap", "recompute"]),
+            chance.choice([None, None, "raw", "zvc"]),
+            chance.choice([None, 0, 1, 4]),
+            chance.choice([None, None, 4096]),
+        )
+        for position in range(24)
+        if chance.random() < 0.8
+    }
+    return chance.choice(
+        [
+            {},
+            {},
+            {"budget": chance.choice([4096, 20000])},
+            {"keep_last": 2},
+            {"plan": Plan(decisions, budget_bytes=chance.choice([None, 30000, MIB]))},
+            {"plan": Plan(decisions, budget_bytes=chance.choice([None, 30000, MIB]))},
+        ]
+    )
 
 
 class Steps:
@@ -40,9 +65,9 @@ class Steps:
         codec = self.random.choice(["raw", "raw", "zvc", "zvc", "int8"])
         if codec == "int8":
             machine.same = is_near
-        self.engine = machine.engine(
-            codec, host_limit=self.random.choice([None, None, None, 40000])
-        )
+        host_limit = self.random.choice([None, None, None, 40000])
+        options = {"host_limit": host_limit, **random_objective(random.Random(seed))}
+        self.engine = machine.engine(codec, **options)
         n = self.random.randrange(3, 24)
         self.sizes = [self.random.choice([64, 500, 1500, 3000]) for _ in range(n)]
         self.twice = {i for i in range(n) if self.random.random() < 0.2}
@@ -162,8 +187,14 @@ def test_random_steps_on_a_lagging_device(monkeypatch, seeds):
         steps = run_steps(monkeypatch, seed)
         faults = steps.machine.cuda.faults
         assert not faults, (seed, faults[:5])
+        kept = steps.engine.stats.kept_by_reason
+        decided = kept.get("plan", 0) + kept.get("budget", 0)
         reached.update(
-            away=steps.n_away, parts=steps.n_parts, grown=steps.n_grown, deep=steps.n_deep
+            away=steps.n_away,
+            parts=steps.n_parts,
+            grown=steps.n_grown,
+            deep=steps.n_deep,
+            decided=decided * (steps.n_away > 0),
         )
     assert reached["away"] > 20 * len(seeds)
     assert min(reached.values()) > len(seeds) // 2, reached

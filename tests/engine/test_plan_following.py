@@ -56,9 +56,9 @@ def equal(a, b):
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-def saved_by(model, x=X):
+def saved_by(model, x=X, **options):
     """What the engine sees of a step: (module, bytes) by position."""
-    with cswap.install(model, min_bytes=0, workers=0) as handle:
+    with cswap.install(model, min_bytes=0, workers=0, **options) as handle:
         gradients(model, x)
     found = handle.engine.explain()
     return [(e.site.scope, e.profile.nbytes) for e in found if e.profile is not None]
@@ -199,7 +199,8 @@ def test_a_tensor_that_no_chain_makes_is_swapped_and_counted(remat, caplog):
     stats = handle.stats
     again = stats.by_codec["remat"].count if remat else 0
     assert (again > 0) is remat  # the input of the model is made by nothing
-    assert stats.fallbacks_by_reason == {"plan:recompute": 2 * len(decisions) - again}
+    # Once for each: in the second step, it goes by a slot.
+    assert stats.fallbacks_by_reason == {"plan:recompute": len(decisions) - again // 2}
     assert stats.by_codec["raw"].count == 2 * len(decisions) - again
     assert caplog.text.count("no chain of operators") == 1
 
@@ -231,8 +232,10 @@ def test_swap_ins_start_when_the_plan_says(prefetch, hit):
 
 def test_without_sizes_a_plan_goes_by_positions():
     follower = PlanFollower(Plan({0: Decision("keep"), 5: Decision("swap", "zvc")}))
-    assert [follower.find(n, "anywhere", 7) for n in (3, 0)] == [3, 0]
-    assert follower.decision(0) == Decision("keep")
+    assert follower.find(3, "anywhere", 7) is None
+    found = follower.find(0, "anywhere", 7)
+    assert found is not None
+    assert found.decision == Decision("keep")
     assert follower.drift == ""
 
 
@@ -246,3 +249,77 @@ def test_excluded_operators_stay_whatever_the_plan_says():
             assert handle.stats.kept_by_reason["excluded"] == 4 * n
     assert handle.stats.swapped > 0
     assert "plan" not in handle.stats.fallbacks_by_reason  # positions are those of the plan
+
+
+def test_slots_take_what_a_plan_swaps_and_computes_again():
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Mlp(64) for _ in range(4)))
+    expected = gradients(model)
+    actions = {"0.down": "recompute", "1.down": "recompute", "2.down": "keep", "3.up": "keep"}
+    decisions = {
+        position: Decision(actions.get(module, "swap"), "raw", nbytes=nbytes)
+        for position, (module, nbytes) in enumerate(saved_by(model, remat=False))
+    }
+    with cswap.install(model, plan=Plan(decisions), min_bytes=0, workers=0) as handle:
+        steps = []
+        for _ in range(5):
+            before = handle.stats
+            again = before.by_codec["remat"].count if "remat" in before.by_codec else 0
+            assert equal(gradients(model), expected)
+            after = handle.stats
+            steps.append(
+                (
+                    after.swapped - before.swapped,
+                    after.kept_by_reason["plan"] - before.kept_by_reason.get("plan", 0),
+                    after.by_codec["remat"].count - again,
+                )
+            )
+        places = handle.engine.packer.book.begun.places
+        assert handle.engine.goes_by_slots
+    assert len(set(steps)) == 1
+    assert min(steps[0]) > 0
+    firsts = [place for place in places if place.recipe.keep is None]
+    assert all(place.slot is not None or place.stay is not None for place in firsts)
+    assert handle.stats.fallbacks_by_reason.keys() <= {"plan:recompute"}
+
+
+@pytest.mark.parametrize("step", [1, 2, 4])
+def test_another_batch_in_a_step_of_slots_ends_the_plan(step, caplog):
+    model = make_model()
+    plan = Plan(plan_of(model, codec="rle"))
+    batches = [X] * step + [torch.randn(96, 64)] * 2 + [X]
+    expected = [gradients(model, x) for x in batches]
+    with (
+        caplog.at_level(logging.WARNING, "cswap"),
+        cswap.install(model, plan=plan, min_bytes=0, workers=0) as handle,
+    ):
+        for x, gradient in zip(batches, expected, strict=True):
+            before = handle.stats.by_codec.get("rle")
+            assert equal(gradients(model, x), gradient)
+    assert handle.stats.fallbacks_by_reason == {"plan": 1}
+    assert caplog.text.count("what the plan expects") == 1
+    assert handle.stats.by_codec.get("rle") == before  # in the last step, none goes as planned
+
+
+def test_a_tensor_is_found_after_others_that_slots_have_taken():
+    plan = Plan({n: Decision("keep", nbytes=n % 3) for n in range(9)})
+    follower = PlanFollower(plan)
+    decisions = []
+    for asked in (range(9), (0, 4, 5), (8,), (3, 7)):
+        follower.begin_step()
+        decisions.append([follower.find(n, "", n % 3) for n in asked])
+    assert [[p.decision.nbytes for p in found if p] for found in decisions] == [
+        [n % 3 for n in asked] for asked in (range(9), (0, 4, 5), (8,), (3, 7))
+    ]
+    assert follower.drift == ""
+    follower.begin_step()
+    assert follower.find(4, "m", 2) is None
+    assert "tensor 4 of the step, 2 bytes saved in 'm'" in follower.drift
+
+
+def test_a_distance_counts_the_tensors_that_are_swapped():
+    swap, keep = Decision("swap", prefetch=2), Decision("keep")
+    follower = PlanFollower(Plan({0: swap, 1: keep, 2: swap, 5: swap, 6: Decision("swap")}))
+    found = [follower.find(n, "", 4) for n in (0, 2, 5, 6)]
+    assert [(p.ahead, p.swaps_ahead) for p in found if p] == [(2, 1), (2, 2), (2, 1), (16, 0)]
+    assert follower.depth == 16

@@ -38,7 +38,7 @@ def reasons_named(path):
             ]
         elif isinstance(node, ast.Assign | ast.AnnAssign) and ast.unparse(
             node.targets[0] if isinstance(node, ast.Assign) else node.target
-        ) in ("reason", "recipe.keep", "EXCLUDED", "SAVED_AGAIN", "BY_BUDGET"):
+        ) in ("reason", "recipe.keep", "EXCLUDED", "SAVED_AGAIN", "BY_BUDGET", "BY_PLAN"):
             named = [node.value]
         elif isinstance(node, ast.FunctionDef) and node.name == "reason_to_keep":
             named = [r.value for r in ast.walk(node) if isinstance(r, ast.Return)]

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from cswap.advisor.gains import Key
 
 AT_A_TIME: Final = 3
-"""Tensors of the largest size that may be on their way over a link: part of the budget is theirs."""
+"""So many of the largest tensors may be on their way over a link: a part of the budget is theirs."""
 
 LINK_SHARE: Final = 4
-"""They get at most 1/LINK_SHARE of the budget."""
+"""That part is at most 1/LINK_SHARE of it."""
 
 
 class Newest:

@@ -11,7 +11,7 @@ batch, or another order. Then the plan is worth nothing, and the engine goes on 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,6 +20,20 @@ if TYPE_CHECKING:
 
 AS_EARLY: Final = 16
 """How far ahead a swap-in starts if the plan lets it start as early as memory allows."""
+
+
+class Planned(NamedTuple):
+    """The part of a plan for one saved tensor.
+
+    Attributes:
+        decision: of the plan.
+        ahead: saved tensors that may come before it in backward when its swap-in starts.
+        swaps_ahead: those of them that are swapped, if backward asks for the newest first.
+    """
+
+    decision: Decision
+    ahead: int
+    swaps_ahead: int
 
 
 class PlanFollower:
@@ -35,54 +49,62 @@ class PlanFollower:
         """Args: plan: to follow; unseen: positions that modules recompute: autograd keeps none."""
         decisions = {} if plan is None else plan.decisions
         hidden = set(unseen)
-        self._decisions: dict[int, Decision] = dict(decisions)
+        self._planned = _with_distances(dict(decisions))
         self._expected = sorted(p for p in decisions if p not in hidden)
         self._spare = len(hidden)
         self._exact = any(d.nbytes is not None for d in decisions.values())
-        self._next = self._extra = 0
-        self.depth = max((_ahead(d) for d in decisions.values() if d.action == "swap"), default=0)
+        self._next = self._extra = self._position = 0
+        self._before: dict[int, tuple[int, int]] = {}
+        swaps = [p.ahead for p in self._planned.values() if p.decision.action == "swap"]
+        self.depth = max(swaps, default=0)
         self.drift = ""
         self.follows = bool(decisions)
 
     def begin_step(self) -> None:
         """Expect the first tensor again."""
-        self._next = self._extra = 0
+        self._next = self._extra = self._position = 0
 
-    def find(self, position: int, module: str, nbytes: int) -> int:
-        """The plan's position of the tensor that is being saved; another number if it has none.
+    def find(self, position: int, module: str, nbytes: int) -> Planned | None:
+        """The plan for the tensor that is being saved.
 
         Args:
-            position: of the tensor among those saved in the step.
+            position: of the tensor among those saved in the step. Slots may have taken those since
+                the last call, as in the steps before.
             module: path of the module that saves it.
             nbytes: of its region.
         """
         if self.drift or not self._exact:
-            return position
+            return self._planned.get(position)
+        if position == self._position:
+            self._before[position] = self._next, self._extra
+        else:
+            self._next, self._extra = self._before.get(position, (self._next, self._extra))
+        self._position = position + 1
         if self._next < len(self._expected):
-            expected = self._expected[self._next]
-            wanted = self._decisions[expected]
-            if wanted.nbytes in (None, nbytes):
+            planned = self._planned[self._expected[self._next]]
+            if planned.decision.nbytes in (None, nbytes):
                 self._next += 1
-                return expected
+                return planned
         self._extra += 1
         if self._extra > self._spare:
             self.drift = (
                 f"tensor {position} of the step, {nbytes} bytes saved in {module or '-'!r}, is not "
                 "what the plan expects"
             )
-            self._decisions.clear()
+            self._planned.clear()
             self.follows = False
-        return self._expected[-1] + 1 + self._extra if self._expected else position
-
-    def decision(self, position: int) -> Decision | None:
-        """The plan's decision for a position that `find` gave."""
-        return self._decisions.get(position)
-
-    def may_start(self, position: int, ahead: int) -> bool:
-        """Whether the swap-in of a position may start while so many others come before it."""
-        decision = self._decisions.get(position)
-        return decision is None or ahead <= _ahead(decision)
+        return None
 
 
-def _ahead(decision: Decision) -> int:
-    return AS_EARLY if decision.prefetch is None else decision.prefetch
+def _with_distances(decisions: dict[int, Decision]) -> dict[int, Planned]:
+    positions = sorted(decisions)
+    swaps_before = [0]  # number of swapped tensors among the first n
+    for position in positions:
+        swaps_before.append(swaps_before[-1] + (decisions[position].action == "swap"))
+    found = {}
+    for n, position in enumerate(positions):
+        decision = decisions[position]
+        ahead = AS_EARLY if decision.prefetch is None else decision.prefetch
+        later = min(len(positions), n + 1 + ahead)
+        found[position] = Planned(decision, ahead, swaps_before[later] - swaps_before[n + 1])
+    return found

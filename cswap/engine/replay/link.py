@@ -78,7 +78,7 @@ class Link:
         self.prepare_thread = streams.prepare_thread
         self._slots: set[RegionSlot] = set()  # with regions
         self._order = BackwardOrder()
-        self._ahead_bytes = self._most_ahead = self.planned_bytes = 0
+        self._ahead_bytes = self._most_ahead = self._furthest = self.planned_bytes = 0
 
     # --------------------------------------------------------------------- back
 
@@ -103,7 +103,7 @@ class Link:
             CorruptEncodingError: values that were computed before may be wrong.
             MemoryError: no memory to copy into.
         """
-        region, stream, lane = away.region, self._streams.current(), away.lane
+        region, stream = away.region, self._streams.current()
         slot = region.slot
         if not slot.verbatim:
             self._resources.raise_damage()
@@ -125,8 +125,8 @@ class Link:
                     self._counters.stay("wanted_early", slot.nbytes)
                 if stream is not region.stream:
                     memory.record_stream(stream)
-            if expected and lane.ahead:
-                self._bring_ahead(slot.turn + lane.ahead, region.step)
+            if expected:
+                self._bring_ahead(slot.turn, region.step)
             self.sources.let_go(self.sources.most_bytes)
         return memory
 
@@ -153,11 +153,17 @@ class Link:
             self._counters.moves.append((-nbytes, 0, *NO_TENSOR))
         return memory
 
-    def _bring_ahead(self, last: int, step: int) -> None:
-        # Begin the way back of the next tensors, up to the one with this turn, while there is room.
+    def _bring_ahead(self, turn: int, step: int) -> None:
+        # Begin the way back of the tensors after this turn that may come so early, while there is
+        # room.
         order, n = self._order.slots, self._order.next
-        while n < len(order) and n <= last:
+        last, waiting = min(turn + self._furthest, len(order) - 1), None
+        while n <= last:
             slot = order[n]
+            if n - turn > slot.ahead:
+                waiting = n if waiting is None else waiting
+                n += 1
+                continue
             region = slot.region
             if region is not None and region.step != step:
                 region = slot.region_of(step)
@@ -172,7 +178,7 @@ class Link:
             region.wanted = region.ahead = True
             self._ahead_bytes += slot.nbytes
             n += 1
-        self._order.next = n
+        self._order.next = n if waiting is None else waiting
 
     def _begin(self, region: Region) -> bool:
         # The way back of a tensor that nobody has asked for yet; whether there was room.
@@ -258,8 +264,9 @@ class Link:
             limit_bytes: that may be under way, each way; None: no limit but the device's.
         """
         self.begin_backward()
-        most = total = bound = payload = 0
+        most = total = bound = payload = furthest = 0
         for slot in slots:
+            furthest = max(furthest, slot.ahead)
             if not slot.verbatim:
                 slot.prepare()
             total += slot.nbytes
@@ -267,7 +274,7 @@ class Link:
             if not slot.verbatim:
                 bound = max(bound, slot.cuts[0][2])
                 payload = max(payload, *slot.reserves)
-        most = max(most, total // STEP_SHARE)
+        most, self._furthest = max(most, total // STEP_SHARE), furthest
         self._most_ahead = max(min(most, self._device.ready_bytes), self.planned_bytes)
         self.sources.most_bytes = max(min(most, self._device.backlog_bytes), self.planned_bytes)
         if limit_bytes is not None:

@@ -29,6 +29,7 @@ class LinkSlot(CodecSlot):
 
     Attributes:
         link: that brings the tensors out and back.
+        ahead: tensors of slots that may come before one in backward when its way back begins.
         verbatim: whether they are copied as they are.
         as_it_is: whether they are copied in their own layout.
         sizes, strides: of the memory that one comes back into.
@@ -46,6 +47,7 @@ class LinkSlot(CodecSlot):
     """
 
     __slots__ = (
+        "ahead",
         "as_it_is",
         "cuts",
         "dtype",
@@ -80,7 +82,7 @@ class LinkSlot(CodecSlot):
         self.flat = (numel,)
         self.tolerance = EXACT if codec.lossless else needed_tolerance(codec)
         self.round_trip = False
-        self.sections = handle.sections
+        self.note(handle)
         pieces = ((0, numel),) if codec.verbatim else ((s.start, s.numel) for s in handle.sections)
         self.cuts = tuple((at, n, checked_bound(codec, recipe.dtype, n)) for at, n in pieces)
         self.reserves: tuple[int, ...] = (self.nbytes,) if codec.verbatim else ()
@@ -92,6 +94,11 @@ class LinkSlot(CodecSlot):
         """See `Slot.is_for`."""
         same_parts = self.verbatim or len(self.cuts) == len(handle.sections)
         return same_parts and super().is_for(handle, place)
+
+    def note(self, handle: Handle) -> None:
+        """Take notes of the last tensor of the place that had a handle."""
+        self.sections, planned = handle.sections, handle.planned
+        self.ahead = self.lane.ahead if planned is None else planned.swaps_ahead
 
     def prepare(self) -> None:
         """A step begins: reserve host memory by the sizes of the last encodings."""

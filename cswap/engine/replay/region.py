@@ -35,6 +35,7 @@ class RegionSlot(Protocol):
     round_trip: bool
     cuts: tuple[tuple[int, int, int], ...]
     reserves: tuple[int, ...]
+    ahead: int
     encoded_bytes: int
     turn: int
     flat: tuple[int]

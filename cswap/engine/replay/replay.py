@@ -44,8 +44,8 @@ from cswap.engine.saved.away import Away
 from cswap.engine.saved.encoded import Encoded
 from cswap.engine.saved.packed import Kept, KeptParameter
 from cswap.engine.saved.reclaim import MOST_LATER
-from cswap.engine.sender import BY_BUDGET
 from cswap.engine.saved.recomputed import Recomputed
+from cswap.engine.sender import BY_BUDGET
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -195,7 +195,6 @@ class Replay:
         return (
             state.looks
             or state.observer.seen is not None
-            or state.follower.follows
             or state.counters.timeline is not None
             or _is_tracing()
         )

@@ -41,7 +41,7 @@ class SlotMaker:
         elif slot is not None and slot.is_for(token.handle, place):
             slot.renew(shared_use, place.notes)
             if isinstance(slot, LinkSlot):
-                slot.sections = token.handle.sections
+                slot.note(token.handle)
         else:
             place.slot = self._made(token, tensor, place)
 

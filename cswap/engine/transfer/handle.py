@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from cswap.advisor.call_site import Site
     from cswap.devices.base import Event
+    from cswap.engine.order.plan_follower import Planned
     from cswap.engine.transfer.notes import Notes
     from cswap.engine.transfer.section import Section
     from cswap.remat.record import Remat
@@ -104,7 +105,7 @@ class Handle:
         site: where in the model it was saved.
         prefetched: the fetch under way was not asked for by unpack.
         recomputed: it is computed again rather than stored.
-        section_bytes: by a plan; None: as the device has it.
+        planned: by a plan; None: there is none for this tensor.
         advice: to be told how the swap went; None unless somebody was asked.
     """
 
@@ -122,11 +123,11 @@ class Handle:
         "must_round_trip",
         "pinned",
         "place",
+        "planned",
         "position",
         "prefetched",
         "raw_nbytes",
         "recomputed",
-        "section_bytes",
         "sections",
         "site",
         "start",
@@ -165,7 +166,7 @@ class Handle:
         self.event: Event | None = None
         self.error: BaseException | None = None
         self.site: Site | None = None
-        self.section_bytes: int | None = None
+        self.planned: Planned | None = None
         self.advice: Notes | None = None
         self._counter: torch.Tensor | None = None
         self.last_result: weakref.ref[torch.Tensor] | None = None

@@ -89,7 +89,8 @@ class LinkExecutor(Executor):
         device.pump()
         self.staging.sends(handle.raw_nbytes)
         most = None if codec.verbatim else device.section_bytes
-        sections = cut(x, codec, handle.section_bytes or most)
+        planned = handle.planned
+        sections = cut(x, codec, (planned and planned.decision.section_bytes) or most)
         for section in sections:
             section.checked = self._what_to_check(x.dtype, codec)
         try:
