@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cswap.advisor.gains import Key
 
 AT_A_TIME: Final = 3
-"""So many of the largest tensors may be on their way over a link: a part of the budget is theirs."""
+"""Largest tensors that may be on their way over a link: a part of the budget is theirs."""
 
 LINK_SHARE: Final = 4
 """That part is at most 1/LINK_SHARE of it."""
