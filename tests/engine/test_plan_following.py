@@ -22,7 +22,7 @@ from cswap.plan.simulate import smallest_feasible_budget
 from cswap.plan.simulator.lifetimes import live_bytes
 from cswap.recompute import modules_to_recompute
 from cswap.schema.executable import obstacles
-from cswap.schema.plan import Decision, Plan
+from cswap.schema.plan import Action, Decision, Plan
 
 
 class Block(nn.Module):
@@ -255,7 +255,12 @@ def test_slots_take_what_a_plan_swaps_and_computes_again():
     torch.manual_seed(0)
     model = nn.Sequential(*(Mlp(64) for _ in range(4)))
     expected = gradients(model)
-    actions = {"0.down": "recompute", "1.down": "recompute", "2.down": "keep", "3.up": "keep"}
+    actions: dict[str, Action] = {
+        "0.down": "recompute",
+        "1.down": "recompute",
+        "2.down": "keep",
+        "3.up": "keep",
+    }
     decisions = {
         position: Decision(actions.get(module, "swap"), "raw", nbytes=nbytes)
         for position, (module, nbytes) in enumerate(saved_by(model, remat=False))
