@@ -98,6 +98,11 @@ class Operator:
     in_place: tuple[Callable[..., torch.Tensor], ...] = ()
 
     @property
+    def unsaved(self) -> list[int]:
+        """Edges of the arguments that the node never saves."""
+        return [o.edge for o in self.operands if o.slot is None and o.edge is not None]
+
+    @property
     def keeps_strides(self) -> bool:
         """Whether a dense argument has the strides of the result."""
         return self.kind == "elementwise" and len(self.operands) == 1

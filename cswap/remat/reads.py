@@ -63,6 +63,7 @@ class What(enum.Enum):
     """Kinds of reads of a node."""
 
     BELOW = "type of the node at an edge, and number of its output"
+    SAME = "the node at an edge is one that was read before"
     ARGUMENT = "saved argument that is not a tensor"
     OUTPUT = "dtype, device and sizes of an output"
     VARIABLE = "dtype and device of a leaf"
@@ -78,7 +79,7 @@ class Read(NamedTuple):
     Attributes:
         what: its kind.
         node: number of the node: the root is 0, then every `What.BELOW` adds one.
-        name: of the attribute, or number of the edge or the output.
+        name: of the attribute, or number of the edge, of the output, or of the same node.
         found: by the search. Of an input: its facts, and its index among the inputs.
     """
 
@@ -107,6 +108,16 @@ class Reader:
         self._numbers[id(below)] = len(self._nodes)
         self._nodes.append(below)
         return below, number
+
+    @property
+    def last(self) -> int:
+        """Number of the node that was read last."""
+        return len(self._nodes) - 1
+
+    def same(self, node: Any, edge: int, number: int) -> None:
+        """Note that an edge leads to the node with this number. It is another read of that one."""
+        self.below(node, edge)
+        self.reads.append(Read(What.SAME, self.last, number))
 
     def argument(self, node: Any, name: str) -> object:
         """A saved argument that is not a tensor."""

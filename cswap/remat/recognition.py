@@ -90,6 +90,7 @@ class Recognition:
             for i, read in enumerate(reads)
             if read.what in (What.CONSTANT, What.LEAF)
         ]
+        self._same = [(read.node, read.name) for read in reads if read.what is What.SAME]
         self._looks = [(LOOKS[read.what], read) for read in reads if read.what in LOOKS]
 
     def again(
@@ -129,6 +130,9 @@ class Recognition:
                 if (type(node), output) != expected:
                     return None
                 nodes[below] = node
+        for one, other in self._same:
+            if nodes[one] is not nodes[other]:
+                return None
         inputs, arguments = self._inputs(found), self._arguments(found)
         if (
             tuple(map(type, arguments)) != self._types

@@ -28,6 +28,7 @@ from cswap.remat.reads import NotFoundError, Packed, Reader, facts_of, is_number
 from cswap.remat.recognition import Recognition
 from cswap.remat.record import VIEW, Formula, Layout, Remat
 from cswap.remat.settings import Settings
+from cswap.remat.upstream import find_holder, oldest_edge
 from cswap.remat.views import View, constants_of, view_of
 
 if TYPE_CHECKING:
@@ -86,11 +87,15 @@ class Rows:
         """
         if isinstance(row, View):
             return self._is_lost(node.next_functions[0][0])
-        edges = [o.edge for o in row.operands if o.slot is None and o.edge is not None]
+        edges = row.unsaved
         if not edges or row.kind == "product":  # the bias may be absent
             return False
         below = node.next_functions
-        return any(self._is_lost(below[edge][0]) for edge in edges)
+        lost = [edge for edge in edges if self._is_lost(below[edge][0])]
+        if not lost:
+            return False
+        # Another operator may hold the older one of several arguments: see upstream.py.
+        return len(edges) == 1 or len(lost) > 1 or lost[0] != oldest_edge(node, edges)
 
     def _is_lost(self, node: Any) -> bool:
         while node is not None:
@@ -166,7 +171,8 @@ class Search:
         if row.rounds_statistics:
             self._check_statistics(node, number, level)
         below = strides if row.keeps_strides else None
-        operands = tuple([self._operand(node, o, below, level) for o in row.operands])
+        joins = len(row.unsaved) > 1
+        operands = tuple([self._operand(node, o, below, level, joins) for o in row.operands])
         constants = tuple([self._read.argument(node, name) for name in row.constants])
         if row.drops:
             self._check_dropped(node, number, *constants)
@@ -201,8 +207,14 @@ class Search:
         return self._chain.add_step(step, operand.depth, computed=operand.computed)
 
     def _operand(
-        self, node: Any, operand: Operand, strides: tuple[int, ...] | None, level: int
+        self,
+        node: Any,
+        operand: Operand,
+        strides: tuple[int, ...] | None,
+        level: int,
+        joins: bool,
     ) -> Value | None:
+        # joins: whether other arguments have histories of their own.
         if operand.sizes is not None and self._read.argument(node, operand.sizes) in NO_SIZES:
             return None
         if operand.slot is not None:
@@ -214,7 +226,22 @@ class Search:
         if operand.edge is None:
             raise NotFoundError
         below, number = self._read.below(node, operand.edge)
-        return self._value(below, number, strides, level + 1)
+        held = self._held_upstream(node, operand.edge) if joins and below is not None else None
+        return self._value(below, number, strides, level + 1) if held is None else held
+
+    def _held_upstream(self, node: Any, edge: int) -> Value | None:
+        # See Note [the older summand is held by the other branch] in upstream.py.
+        read, wanted = self._read, self._read.last
+        if type(node.next_functions[edge][0]).__name__ in RESULT_SLOTS:
+            return None
+        holder = find_holder(node, edge)
+        if holder is None:
+            return None
+        for number in holder.path:
+            node, _ = read.below(node, number)
+        read.same(node, holder.edge, wanted)
+        self._unseen += 1
+        return self._held(node, holder.slot, read.slot(node, holder.slot))
 
     def _value(self, node: Any, number: int, strides: tuple[int, ...] | None, level: int) -> Value:
         """Find the output of a node that its consumer did not save."""

@@ -114,7 +114,8 @@ class Engine:
 
     def pack(self, tensor: torch.Tensor) -> Held | Again:
         storage = tensor.untyped_storage()
-        key = (storage._cdata, tensor._version, tensor.size(), tensor.stride())
+        where = tensor.size(), tensor.stride(), tensor.storage_offset()
+        key = (storage._cdata, tensor._version, *where)
         if key in self.again:
             self.saved.append("shared")
             return self.again[key]
@@ -126,7 +127,8 @@ class Engine:
 
     def pack_found(self, tensor: torch.Tensor, remat: Remat | None) -> Held | Again:
         storage = tensor.untyped_storage()
-        key = (storage._cdata, tensor._version, tensor.size(), tensor.stride())
+        where = tensor.size(), tensor.stride(), tensor.storage_offset()
+        key = (storage._cdata, tensor._version, *where)
         self.saved.append("-" if remat is None else remat.formula.operator)
         packed = Held(tensor) if remat is None else Again(remat, tensor)
         self.packed.append(packed)
