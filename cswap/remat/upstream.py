@@ -65,7 +65,9 @@ def find_holder(node: Any, edge: int) -> Holder | None:
     wanted = node.next_functions[edge]
     oldest = wanted[0]._sequence_nr()  # noqa: SLF001 - no user of the value is older
     visited: dict[Any, None] = {}
-    found = deque(((n,), e[0]) for n, e in enumerate(node.next_functions) if n != edge)
+    found: deque[tuple[tuple[int, ...], Any]] = deque(
+        ((n,), e[0]) for n, e in enumerate(node.next_functions) if n != edge
+    )
     while found and len(visited) < MOST_NODES:
         path, at = found.popleft()
         if at is None or at in visited or at._sequence_nr() < oldest:  # noqa: SLF001

@@ -183,7 +183,7 @@ class Random(nn.Module):
         super().__init__()
         chance = random.Random(seed)
         torch.manual_seed(seed)
-        kinds = [Attention, Mlp, lambda w: Mlp(w, 0.2)]
+        kinds: list[Callable[[int], nn.Module]] = [Attention, Mlp, lambda width: Mlp(width, 0.2)]
         self.blocks = nn.ModuleList(chance.choice(kinds)(WIDTH) for _ in range(4))
         self.joins = [chance.choice(["", "", "in place", "twice", "reads"]) for _ in range(4)]
 
