@@ -62,7 +62,8 @@ class Link:
         out, back: the ways.
         sources: on the way out.
         alive: regions whose tensor may be asked for, as far as is known.
-        planned_bytes: that may be under way, each way, whatever the device's own bounds are.
+        planned_out_bytes, planned_back_bytes: that may be under way on each way, by a plan,
+            whatever the device's own bounds are.
         is_capturing, prepare_thread: see `SideStreams`.
     """
 
@@ -78,7 +79,8 @@ class Link:
         self.prepare_thread = streams.prepare_thread
         self._slots: set[RegionSlot] = set()  # with regions
         self._order = BackwardOrder()
-        self._ahead_bytes = self._most_ahead = self._furthest = self.planned_bytes = 0
+        self._ahead_bytes = self._most_ahead = self._furthest = 0
+        self.planned_out_bytes = self.planned_back_bytes = 0
 
     # --------------------------------------------------------------------- back
 
@@ -275,8 +277,9 @@ class Link:
                 bound = max(bound, slot.cuts[0][2])
                 payload = max(payload, *slot.reserves)
         most, self._furthest = max(most, total // STEP_SHARE), furthest
-        self._most_ahead = max(min(most, self._device.ready_bytes), self.planned_bytes)
-        self.sources.most_bytes = max(min(most, self._device.backlog_bytes), self.planned_bytes)
+        self._most_ahead = max(min(most, self._device.ready_bytes), self.planned_back_bytes)
+        backlog_bytes = min(most, self._device.backlog_bytes)
+        self.sources.most_bytes = max(backlog_bytes, self.planned_out_bytes)
         if limit_bytes is not None:
             self._most_ahead = min(self._most_ahead, limit_bytes)
             self.sources.most_bytes = min(self.sources.most_bytes, limit_bytes)
