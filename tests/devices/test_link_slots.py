@@ -193,7 +193,7 @@ def test_a_way_back_begins_when_the_plan_says(machine, monkeypatch, planned):
 
 
 def test_a_tensor_that_is_to_wait_does_not_keep_the_next_ones(machine, monkeypatch):
-    ahead = {n: 0 if n in (4, 5) else 4 for n in range(8)}
+    ahead = {n: 1 if n in (4, 5) else 4 for n in range(8)}
     decisions = {n: Decision("swap", "raw", many) for n, many in ahead.items()}
     machine.device.backlog_bytes = machine.device.ready_bytes = 1 << 30
     engine = machine.engine("raw", plan=Plan(decisions, budget_bytes=1 << 30))
@@ -208,7 +208,7 @@ def test_a_tensor_that_is_to_wait_does_not_keep_the_next_ones(machine, monkeypat
 
     monkeypatch.setattr(WayBack, "start", noting)
     engine._unpacker._note_backward()
-    expected = [[7, 6, 3], [2], [5, 1], [4, 0], [], [], [], []]
+    expected = [[7, 6, 3], [5, 2], [4, 1], [0], [], [], [], []]
     for n in range(7, -1, -1):
         started.clear()
         assert torch.equal(engine.unpack(packed[n]), values[n])
@@ -694,6 +694,28 @@ def test_a_copy_that_cannot_be_issued_goes_the_whole_way(machine, monkeypatch):
     assert type(packed[0]) is PackedView
     ask_all(machine, engine, packed, values)
     assert_nothing_is_held(machine, engine)
+
+
+@pytest.mark.parametrize("codec", ["raw", "zvc"])
+def test_a_budget_holds_in_steps_of_slots(machine, codec):
+    one = 4 * NUMEL
+    machine.device.backlog_bytes = machine.device.ready_bytes = 1 << 30
+    engine = machine.engine(codec, budget=8 * one)
+    for _ in range(2):
+        warm_up(machine, engine, 2 * N)
+    kept_bytes = engine.stats.kept_bytes_by_reason["budget"]
+    packed, values = machine.save(engine, 2 * N, NUMEL)
+    kept_bytes = engine.stats.kept_bytes_by_reason["budget"] - kept_bytes
+    leaving = [p for p in packed if type(p) is Away]
+    assert len(leaving) == 2 * N - kept_bytes // one
+    assert 4 * one < kept_bytes <= 8 * one
+    scratch = 4 * one * (codec != "raw")
+    assert machine.cuda.peak_bytes <= 9 * one + scratch  # and the tensor that is being saved
+    machine.cuda.synchronize()
+    machine.device.pump()
+    machine.cuda.peak_bytes = 0
+    ask_all(machine, engine, packed, values)
+    assert machine.cuda.peak_bytes <= 10 * one + scratch
 
 
 def test_the_memory_that_a_plan_was_made_for_is_held_after_the_model_has_changed(machine):

@@ -12,6 +12,7 @@ from torch import nn
 import cswap
 from cswap.engine.order.newest import LINK_SHARE, Newest
 from cswap.engine.order.step_order import MOST_CALLS
+from cswap.engine.replay.shared_slot import SharedSlot
 
 OPTIONS: dict[str, Any] = {"min_bytes": 0, "workers": 0, "codec": "raw", "remat": False}
 ONE = 32 * 32 * 4
@@ -94,6 +95,20 @@ def test_a_step_that_differs_is_followed_by_one_that_is_recorded(other):
     assert not newest.looks
 
 
+def test_a_call_less_is_noticed():
+    two, one = [[4, 4], [4, 4]], [[4, 4]]
+    found, newest = run([two, two, one, one, one], budget=8)
+    assert found[1] == [[], [0, 1]]
+    assert found[-1] == [[0, 1]]
+    assert not newest.looks
+
+
+def test_what_is_left_for_tensors_on_their_way_counts_larger_ones_that_stay():
+    _, newest = run([[[4, 4]], [[4, 4]], [[9, 9]], [[5, 5]]], budget=10)
+    assert newest.looks
+    assert newest.rest_bytes == 0
+
+
 def test_calls_without_a_backward_are_bounded():
     _, newest = run([[[4, 4]] * (MOST_CALLS + 50)], budget=8)
     assert len(newest._recorded) <= 2 * MOST_CALLS
@@ -151,6 +166,27 @@ def test_slots_take_those_that_leave_and_the_others_stay(limit):
     assert counts == [(0, 6, 0)] + 5 * [(2, 4, 2 * ONE)]
     assert [place.slot is not None for place in places] == [True] * 4 + [False] * 2
     assert handle.engine.goes_by_slots
+
+
+class Twice(Chain):
+    """Saves every other result twice."""
+
+    def forward(self, x):
+        for _ in range(self.depth):
+            x = x.tanh().exp().sin()
+        return x.sum()
+
+
+def test_a_tensor_that_shares_memory_is_not_taken_for_the_next_one():
+    model, x = Twice(3), leaf()
+    with cswap.install(model, **OPTIONS, budget=ONE) as handle:
+        for _ in range(4):
+            model(x).backward()
+        model(x)
+        book = handle.engine.packer.book
+        assert book.slots is not None
+        shared = [p for p in book.slots if isinstance(p, SharedSlot)]
+        assert len(shared) == sum(isinstance(p.slot, SharedSlot) for p in book.begun.places) > 0
 
 
 def test_two_calls_of_one_model_share_a_budget():

@@ -306,6 +306,31 @@ def test_another_batch_in_a_step_of_slots_ends_the_plan(step, caplog):
     assert handle.stats.by_codec.get("rle") == before  # in the last step, none goes as planned
 
 
+class Grown(nn.Module):
+    """One operator more, at the end."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model, self.grows = model, False
+
+    def forward(self, x):
+        y = self.model(x)
+        return y.tanh().sin().cos() if self.grows else y.tanh()
+
+
+def test_what_slots_have_learned_from_a_plan_ends_with_it():
+    model = Grown(make_model())
+    with cswap.install(model, plan=Plan(plan_of(model, codec="rle")), min_bytes=0) as handle:
+        for _ in range(3):
+            gradients(model)
+        model.grows = True
+        gradients(model)
+        assert handle.stats.fallbacks_by_reason == {"plan": 1}
+        before = handle.stats.by_codec["rle"]
+        gradients(model)
+        assert handle.stats.by_codec["rle"] == before
+
+
 def test_a_tensor_is_found_after_others_that_slots_have_taken():
     plan = Plan({n: Decision("keep", nbytes=n % 3) for n in range(9)})
     follower = PlanFollower(plan)
