@@ -179,7 +179,7 @@ class Twice(Chain):
 
 def test_a_tensor_that_shares_memory_is_not_taken_for_the_next_one():
     model, x = Twice(3), leaf()
-    with cswap.install(model, **OPTIONS, budget=ONE) as handle:
+    with cswap.install(model, **OPTIONS, budget=2 * ONE) as handle:
         for _ in range(4):
             model(x).backward()
         model(x)
