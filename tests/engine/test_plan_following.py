@@ -13,6 +13,7 @@ from torch import nn
 
 import cswap
 from cswap.engine.order.plan_follower import PlanFollower
+from cswap.engine.replay.again_slot import AgainSlot
 from cswap.errors import ConfigError
 from cswap.plan import planner
 from cswap.plan.hardware import load_hardware
@@ -279,12 +280,14 @@ def test_slots_take_what_a_plan_swaps_and_computes_again():
                     after.by_codec["remat"].count - again,
                 )
             )
-        places = handle.engine.packer.book.begun.places
+        model(X)
+        book = handle.engine.packer.book
         assert handle.engine.goes_by_slots
+        assert book.slots is not None
+        assert None not in book.slots  # each has a slot that takes tensors, or is one that stays
+        assert sum(isinstance(slot, AgainSlot) for slot in book.slots) == 2
     assert len(set(steps)) == 1
     assert min(steps[0]) > 0
-    firsts = [place for place in places if place.recipe.keep is None]
-    assert all(place.slot is not None or place.stay is not None for place in firsts)
     assert handle.stats.fallbacks_by_reason.keys() <= {"plan:recompute"}
 
 
@@ -320,15 +323,19 @@ class Grown(nn.Module):
 
 def test_what_slots_have_learned_from_a_plan_ends_with_it():
     model = Grown(make_model())
-    with cswap.install(model, plan=Plan(plan_of(model, codec="rle")), min_bytes=0) as handle:
+    decisions = plan_of(model, codec="rle")
+    decisions |= {n: replace(decisions[n], action="keep") for n in (1, 2)}
+    with cswap.install(model, plan=Plan(decisions), min_bytes=0, workers=0) as handle:
         for _ in range(3):
             gradients(model)
         model.grows = True
         gradients(model)
-        assert handle.stats.fallbacks_by_reason == {"plan": 1}
-        before = handle.stats.by_codec["rle"]
+        before = handle.stats
+        assert before.fallbacks_by_reason == {"plan": 1}
+        assert before.kept_by_reason["plan"] == 4 * 2
         gradients(model)
-        assert handle.stats.by_codec["rle"] == before
+        assert handle.stats.by_codec["rle"] == before.by_codec["rle"]
+        assert handle.stats.kept_by_reason["plan"] == before.kept_by_reason["plan"]
 
 
 def test_a_tensor_is_found_after_others_that_slots_have_taken():
