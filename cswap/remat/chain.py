@@ -49,12 +49,12 @@ class Chain:
 
     Attributes:
         inputs: packed objects.
-        constants: copies and numbers.
+        constants: copies and numbers; None for an argument that is read off the result.
     """
 
     def __init__(self) -> None:
         self.inputs: list[object] = []
-        self.constants: list[Constant] = []
+        self.constants: list[Constant | None] = []
         self._steps: list[PlannedStep] = []
 
     def add_input(self, packed: object, depth: int) -> Value:
@@ -65,8 +65,8 @@ class Chain:
         self.inputs.append(packed)
         return Value("input", len(self.inputs) - 1, depth)
 
-    def add_constant(self, constant: Constant) -> Value:
-        """Add a copy or a number."""
+    def add_constant(self, constant: Constant | None) -> Value:
+        """Add a copy or a number, or the place of one."""
         self.constants.append(constant)
         return Value("constant", len(self.constants) - 1)
 

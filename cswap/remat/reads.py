@@ -70,6 +70,7 @@ class What(enum.Enum):
     INPUT = "slot with a packed object"
     CONSTANT = "slot with a number that torch has wrapped"
     LEAF = "leaf that is copied"
+    PART = "argument that is read off the result"
 
 
 class Read(NamedTuple):
@@ -151,6 +152,10 @@ class Reader:
         """A copy of a leaf. Args: nbytes: of the tensor that is to be computed."""
         self._note(What.LEAF, node, "variable")
         return leaf(node.variable, nbytes)
+
+    def part(self, node: Any) -> None:
+        """Note that the root's argument is read off its result: copies.py."""
+        self._note(What.PART, node, "")
 
 
 def is_number(packed: object) -> bool:

@@ -88,8 +88,9 @@ class Recognition:
         self._constants = [
             (read.node, places.get(i))
             for i, read in enumerate(reads)
-            if read.what in (What.CONSTANT, What.LEAF)
+            if read.what in (What.CONSTANT, What.LEAF, What.PART)
         ]
+        self._has_part = any(read.what is What.PART for read in reads)
         self._looks = [(LOOKS[read.what], read) for read in reads if read.what in LOOKS]
 
     def again(
@@ -97,7 +98,7 @@ class Recognition:
         root: Any,
         nbytes: int,
         keep: Keep | None,
-    ) -> tuple[tuple[object, ...], tuple[Constant, ...]] | None:
+    ) -> tuple[tuple[object, ...], tuple[Constant | None, ...]] | None:
         """The inputs and constants of another tensor of the same call site; None: a read differs.
 
         Args:
@@ -163,14 +164,16 @@ class Recognition:
         nodes: Sequence[Any],
         found: tuple[Any, ...],
         nbytes: int,
-    ) -> tuple[Constant, ...] | None:
+    ) -> tuple[Constant | None, ...] | None:
         # None: a look differs, or an object is no constant.
         for look, read in self._looks:
             if look(nodes[read.node], read.name) != read.found:
                 return None
-        constants: list[Constant] = []
+        constants: list[Constant | None] = []
         for node, slot in self._constants:
-            if slot is None:
+            if self._has_part:  # and nothing else: see `Search`
+                constants.append(None)
+            elif slot is None:
                 constants.append(leaf(nodes[node].variable, nbytes))
             elif isinstance(found[slot], Packed):
                 return None

@@ -22,6 +22,7 @@ from cswap.remat.settings import SameBits, Settings
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from cswap.remat.copies import Part
     from cswap.remat.reads import Constant
     from cswap.remat.recognition import Recognition
 
@@ -98,6 +99,7 @@ class Formula:
         root: type of the node that made it.
         recognition: of another tensor that it computes again.
         product: whether a step is a matrix product or a convolution.
+        part: how the argument of the only operator is read off the result; None: it is not.
         operator: name of the chain, without its views: ``"silu>mul"``.
         nbytes: bytes of the result.
     """
@@ -111,6 +113,7 @@ class Formula:
     root: type
     recognition: Recognition
     product: bool = False
+    part: Part | None = None
     operator: str = field(init=False)
     nbytes: int = field(init=False)
 
@@ -131,14 +134,37 @@ class Remat:
     Attributes:
         formula: the operators.
         inputs: packed objects, which autograd holds for the operators that saved them.
-        constants: copies of small leaves, and numbers. Operands number them after the inputs.
+        constants: copies of small leaves, and numbers. Operands number them after the inputs. Where
+            the formula has a part, there is only that; None before `read_off`.
         settings: settings of torch under which the result has the same bits.
     """
 
     formula: Formula
     inputs: tuple[object, ...]
-    constants: tuple[Constant, ...]
+    constants: tuple[Constant | None, ...]
     settings: Settings
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that are held for this tensor alone; copies of small leaves do not count."""
+        if self.formula.part is None:
+            return 0
+        part = self.constants[0]
+        return part.nbytes if isinstance(part, torch.Tensor) else 0
+
+    def read_off(self, memory: torch.Tensor, inputs: Sequence[torch.Tensor]) -> None:
+        """Hold the argument that is read off the result: Note [an argument ...] in copies.py.
+
+        Args:
+            memory: of the formula's layout.
+            inputs: see `run`.
+
+        Raises:
+            NotFoundError: it cannot be read off.
+        """
+        part = self.formula.part
+        assert part is not None  # the caller has looked
+        self.constants = (part.of(memory, inputs),)
 
     @property
     def distances(self) -> tuple[int, ...]:

@@ -49,13 +49,14 @@ class _Layers(nn.Module):
         self.checkpointed = True
 
 
-def _on_nodes(net: _Layers, width: int, n_nodes: int) -> Workload:
-    # Classes of the nodes of a random graph with eight edges a node.
+def _on_nodes(net: _Layers, width: int, n_nodes: int, *, same: bool = False) -> Workload:
+    # Classes of the nodes of a random graph with eight edges a node. same: in every step.
     def batch(step: int) -> Batch:
         of_step = generator(step)
         labels = torch.randint(N_CLASSES, (n_nodes,), generator=of_step)
         x = torch.randn(n_nodes, width, generator=of_step)
-        edges = torch.randint(n_nodes, (2, 8 * n_nodes), generator=of_step)
+        of_graph = generator(0) if same else of_step
+        edges = torch.randint(n_nodes, (2, 8 * n_nodes), generator=of_graph)
         return {"target": labels, "x": x, "edges": edges}
 
     return Workload(WithLoss(net), batch, net.recompute)
@@ -75,7 +76,7 @@ def _attentive(convolution: Callable[..., nn.Module], width: int, n_nodes: int) 
             return convolution(before, after, heads=HEADS, concat=False)
         return convolution(before, after // HEADS, heads=HEADS)
 
-    return _on_nodes(_Layers(width, make), width, n_nodes)
+    return _on_nodes(_Layers(width, make), width, n_nodes, same=True)
 
 
 def gat(scale: Scale) -> Workload:

@@ -19,6 +19,7 @@ from bench.frameworks.models.workload import (
 
 def language(net: Any, scale: Scale) -> Workload:
     """A model that learns to repeat random tokens."""
+
     def batch(step: int) -> Batch:
         shape = (scale.batch, scale.tokens)
         tokens = torch.randint(VOCABULARY, shape, generator=generator(step))

@@ -1,0 +1,195 @@
+"""Arguments that are read off their copies: gathers, repetitions, nearest upsampling."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from torch.nn import functional
+
+from cswap.remat.copies import LEAST_REPEATED
+from cswap.remat.record import same_bits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.remat.conftest import Engine
+
+    Function = Callable[[torch.Tensor], torch.Tensor]
+
+
+def gradient(f: Function, x: torch.Tensor) -> torch.Tensor:
+    """Of a result that backward needs as it is: it is multiplied with itself."""
+    y = f(x)
+    return torch.autograd.grad((y * y).sum(), x)[0]
+
+
+def check(engine: Engine, f: Function, x: torch.Tensor, found: list[str]) -> None:
+    wanted = gradient(f, x)
+    with engine.hooks():
+        assert same_bits(gradient(f, x), wanted)
+    assert engine.found == found
+
+
+def index(n_rows: int, n: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    return torch.randint(n_rows, (n,), dtype=dtype)
+
+
+def special(*sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Random numbers, NaN with a payload, infinities and zeros of both signs."""
+    x = torch.randn(sizes).to(dtype)
+    flat = x.view(-1)
+    values = torch.tensor([float("nan"), float("inf"), -0.0, 0.0], dtype=dtype)
+    flat[: len(values)] = values[: flat.numel()]
+    return x.requires_grad_()
+
+
+CASES: dict[str, tuple[str, Callable[[], tuple[Function, torch.Tensor]]]] = {
+    "rows": (
+        "index_select",
+        lambda: (lambda x, i=index(8, 40): x.index_select(0, i), special(8, 3)),
+    ),
+    "some_rows": (
+        "index_select",
+        lambda: (lambda x, i=index(3, 40): x.index_select(0, i), special(8, 3)),
+    ),
+    "columns": (
+        "index_select",
+        lambda: (lambda x, i=index(5, 11, torch.int32): x.index_select(-1, i), special(4, 5)),
+    ),
+    "repeat": ("repeat", lambda: (lambda x: x.repeat(1, 3), special(4, 5))),
+    "repeat_more": ("repeat", lambda: (lambda x: x.repeat(2, 1, 3), special(4, 5))),
+    "upsample": (
+        "upsample",
+        lambda: (
+            lambda x: functional.interpolate(x, scale_factor=(2.0, 3.0)),
+            special(2, 3, 4, 5),
+        ),
+    ),
+    "upsample_to": (
+        "upsample",
+        lambda: (lambda x: functional.interpolate(x, size=(8, 10)), special(2, 3, 4, 5)),
+    ),
+    "upsample_channels_last": (
+        "upsample",
+        lambda: (
+            lambda x: functional.interpolate(
+                x.contiguous(memory_format=torch.channels_last), scale_factor=2
+            ),
+            special(2, 3, 4, 5),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_every_row_gives_the_result_again(case, dtype, engine):
+    name, make = CASES[case]
+    f, x = make()
+    x = x.detach().to(dtype).requires_grad_()
+    check(engine, f, x, [name])
+    part = engine.remats[0].held_bytes
+    assert part == x.nbytes
+    assert engine.held_bytes <= part + 40 * 8  # and the index
+
+
+def test_only_the_part_is_held(engine):
+    x = torch.randn(8, 64, requires_grad=True)
+    with engine.hooks():
+        y = x.index_select(0, index(8, 800))
+        loss = (y * y).sum()
+    assert engine.held_bytes == x.nbytes + 800 * 8
+    del y
+    loss.backward()
+
+
+def test_a_view_of_the_result_is_one_of_the_memory(engine):
+    i = index(8, 40)
+    check(
+        engine, lambda x: x.index_select(0, i).view(40, 2, 4)[:, 1], special(8, 8), ["index_select"]
+    )
+
+
+def test_what_is_written_into_the_argument_does_not_matter(engine):
+    x, i = torch.randn(8, 3, requires_grad=True), index(8, 40)
+    wanted = gradient(lambda x: x.index_select(0, i), x)
+    with engine.hooks():
+        y = x.index_select(0, i)
+        x.data.zero_()  # which autograd does not see: no operator has saved it
+        found = torch.autograd.grad((y * y).sum(), x)[0]
+    assert engine.found == ["index_select"]
+    assert same_bits(found, wanted)
+
+
+def test_a_result_that_was_written_into_is_stored(engine):
+    i = index(8, 40)
+    check(engine, lambda x: x.index_select(0, i).mul_(2), special(8, 3), [])
+
+
+def test_an_index_that_was_written_into_raises_as_without_hooks(engine):
+    x, i = torch.randn(8, 3, requires_grad=True), index(8, 40)
+    with engine.hooks():
+        y = x.index_select(0, i)
+        loss = (y * y).sum()
+    assert engine.found == ["index_select"]
+    i.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: x.index_select(0, index(8, 8 * LEAST_REPEATED - 1)),
+        lambda x: x.repeat(1, 1),
+        lambda x: functional.interpolate(x[None, None], size=(12, 7))[0, 0],
+    ],
+    ids=["as_many_rows", "once", "no_whole_factor"],
+)
+def test_a_part_that_is_not_much_smaller_or_not_regular_is_not_read_off(f, engine):
+    torch.manual_seed(1)
+    x = special(8, 3)
+    wanted = gradient(f, x)
+    torch.manual_seed(1)
+    special(8, 3)
+    with engine.hooks():
+        found = gradient(f, x)
+    assert engine.found == []
+    assert found.shape == wanted.shape
+
+
+def test_without_copies_nothing_is_read_off(make_engine):
+    i = index(8, 40)
+    check(make_engine(copies=False), lambda x: x.index_select(0, i), special(8, 3), [])
+
+
+def test_random_gathers_and_repetitions(make_engine):
+    chance, n_found = random.Random(0), 0
+    for _ in range(150):
+        sizes = [chance.randint(1, 6) for _ in range(chance.randint(1, 4))]
+        dim = chance.randrange(len(sizes))
+        x = special(*sizes)
+        if chance.random() < 0.5:
+            i = index(sizes[dim], chance.randint(1, 30))
+            n = i.numel() * x.numel() // sizes[dim]
+
+            def f(x, dim=dim, i=i):
+                return x.transpose(0, -1).transpose(0, -1).index_select(dim, i)
+        else:
+            times = [chance.randint(1, 4) for _ in range(len(sizes) + chance.randint(0, 2))]
+            n = x.numel() * torch.Size(times).numel()
+
+            def f(x, times=times):
+                return x.repeat(*times)
+
+        engine = make_engine()
+        expected = x.numel() * LEAST_REPEATED <= n
+        wanted = gradient(f, x)
+        with engine.hooks():
+            assert same_bits(gradient(f, x), wanted)
+        assert bool(engine.found) == expected
+        n_found += expected
+    assert n_found > 50
