@@ -16,10 +16,10 @@ Note [products are for goals]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 A matrix product or a convolution takes long: whether it is worth its time depends on the other ways
 to free as many bytes. A goal compares all ways of all tensors (`cswap.fit`), so it
-alone asks for such chains. It does not ask for arguments that are read off their copies, since it
-counts on all bytes of a tensor. Compared with checkpointing, a chain computes only that which is needed
+alone asks for such chains. Compared with checkpointing, a chain computes only that which is needed
 to make one tensor again: of a perceptron it is the first product and not the second. Their time is
-measured, on a GPU as well, since no rate of memory tells it.
+measured, on a GPU as well, since no rate of memory tells it. A goal does not ask for arguments that
+are read off their copies: it counts on all bytes of a tensor.
 
 A library of matrix products may add in another order where an input begins at another address. So
 an input that may come back in new memory has to begin where new memory may begin.
@@ -113,11 +113,11 @@ class Recomputer:
         ):
             found = None
         place.note(found)
-        if found is not None and found.formula.part is not None:
-            return self._with_part(found, tensor)
+        if found is not None and found.formula.parts:
+            return self._with_parts(found, tensor)
         return found
 
-    def _with_part(self, remat: Remat, tensor: torch.Tensor) -> Remat | None:
+    def _with_parts(self, remat: Remat, tensor: torch.Tensor) -> Remat | None:
         # See Note [an argument that is read off its copies] in cswap/remat/copies.py.
         base = tensor._base  # noqa: SLF001
         try:

@@ -70,6 +70,15 @@ class Chain:
         self.constants.append(constant)
         return Value("constant", len(self.constants) - 1)
 
+    def mark(self) -> tuple[int, int, int]:
+        """What has been found so far, for `back_to`."""
+        return len(self.inputs), len(self.constants), len(self._steps)
+
+    def back_to(self, mark: tuple[int, int, int]) -> None:
+        """Forget what was found since a mark."""
+        n_inputs, n_constants, n_steps = mark
+        del self.inputs[n_inputs:], self.constants[n_constants:], self._steps[n_steps:]
+
     def add_step(self, step: PlannedStep, depth: int, *, computed: bool) -> Value:
         """Add a step after the steps that compute its operands. Args: see `Value`."""
         self._steps.append(step)

@@ -2,21 +2,25 @@
 
 Note [an argument that is read off its copies]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-A gather by edges, `repeat` and nearest upsampling write each element of their argument several
-times. Their nodes do not save the argument, and nobody else has to hold it. But it can be read off
-the result, of which it is a smaller part: of each row that was gathered the last copy, of a
-repetition the first. This part is held, and the operator runs again on it. So nothing is asked of
-other operators: the part has the result's bits, whatever the argument's memory holds by now.
+A gather by edges, a look-up in a table, `repeat` and nearest upsampling write each element of their
+argument several times. Their nodes do not save the argument, and nobody else has to hold it as it
+was. But it can be read off the result, of which it is a smaller part: of each row that was gathered
+the last copy, of a repetition the first. This part is held, and the operator runs again on it. So
+nothing is asked of other operators: the part has the result's bits, whatever the argument's memory
+holds by now.
 
 Rows that were not gathered have no copy. In the part they have the bits of another row, which
-nobody reads.
+nobody reads. An embedding bag of one row for each bag is a gather, whatever it does with a row: the
+same row gives the same result. Of several rows it is a sum, and its part cannot be read off.
+
+Of a stack, each operand is read off where it lies. An operand that is neither held nor the result
+of such an operator is copied as it is.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -27,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 LEAST_REPEATED: Final = 2
-"""The part is to have at most 1/LEAST_REPEATED of the result's bytes."""
+"""The parts are to have at most 1/LEAST_REPEATED of the result's bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +43,10 @@ class Copying:
         function: takes the part, the operands, then the constants; returns the result.
         part: takes the result, the operands, then the constants; returns new memory.
         operands: tensor arguments besides the one that is read off, all saved.
-        constants: names of saved numbers; the last one is the argument's sizes.
+        constants: names of saved numbers.
+        sizes: takes the result's sizes, then the constants; returns those of the part.
+        absent: slots that have to be empty.
+        of_rows: whether the result has, for each number in the first operand, a row of the part.
     """
 
     name: str
@@ -47,6 +54,17 @@ class Copying:
     part: Callable[..., torch.Tensor]
     operands: tuple[Operand, ...]
     constants: tuple[str, ...]
+    sizes: Callable[..., Sequence[int]]
+    absent: tuple[str, ...] = ()
+    of_rows: bool = False
+
+
+def _last(_: Sequence[int], *constants: Any) -> Sequence[int]:
+    return constants[-1]  # type: ignore[no-any-return] # the argument's sizes
+
+
+def _of_table(result: Sequence[int], n_rows: int) -> Sequence[int]:
+    return n_rows, result[-1]
 
 
 def _index_select(
@@ -63,6 +81,31 @@ def _selected(
     # Of several copies any one will do: which is written last does not matter.
     of_row.scatter_(0, index.reshape(-1).long(), numbers)
     return result.index_select(dim, of_row)
+
+
+def _embedding(part: torch.Tensor, index: torch.Tensor, _: int) -> torch.Tensor:
+    return part.index_select(0, index.reshape(-1)).view(*index.shape, part.shape[-1])
+
+
+def _embedded(result: torch.Tensor, index: torch.Tensor, n_rows: int) -> torch.Tensor:
+    return _selected(result.reshape(-1, result.shape[-1]), index, 0, (n_rows,))
+
+
+def _bag(part: torch.Tensor, index: torch.Tensor, _offsets: object, _: int) -> torch.Tensor:
+    return part.index_select(0, index)
+
+
+def _bagged(
+    result: torch.Tensor, index: torch.Tensor, offsets: torch.Tensor, n_rows: int
+) -> torch.Tensor:
+    n_bags = len(result)
+    if offsets.is_cuda:  # to compare would be to wait for the device
+        raise NotFoundError
+    if index.numel() != n_bags or not torch.equal(
+        offsets[:n_bags], torch.arange(n_bags, dtype=offsets.dtype, device=offsets.device)
+    ):
+        raise NotFoundError
+    return _selected(result, index, 0, (n_rows,))
 
 
 def _repeat(part: torch.Tensor, repeats: Sequence[int], _: Sequence[int]) -> torch.Tensor:
@@ -97,20 +140,43 @@ def _upsampled(
 
 
 _SIZES: Final = "self_sym_sizes"
+_N_ROWS: Final = "weight_sym_argsize_0"
 
 _ROWS: Final[dict[str, Copying]] = {
     "IndexSelectBackward0": Copying(
-        "index_select", _index_select, _selected, (Operand("index"),), ("dim", _SIZES)
+        "index_select", _index_select, _selected, (Operand("index"),), ("dim", _SIZES), _last
     ),
-    "RepeatBackward0": Copying("repeat", _repeat, _repeated, (), ("repeats", _SIZES)),
+    "EmbeddingBackward0": Copying(
+        "embedding",
+        _embedding,
+        _embedded,
+        (Operand("indices"),),
+        (_N_ROWS,),
+        _of_table,
+        of_rows=True,
+    ),
+    "EmbeddingBagBackward0": Copying(
+        "embedding_bag",
+        _bag,
+        _bagged,
+        (Operand("indices"), Operand("offsets")),
+        (_N_ROWS,),
+        _of_table,
+        absent=("per_sample_weights",),
+        of_rows=True,
+    ),
+    "RepeatBackward0": Copying("repeat", _repeat, _repeated, (), ("repeats", _SIZES), _last),
     "UpsampleNearest2DBackward0": Copying(
         "upsample",
         _upsample_nearest,
         _upsampled,
         (),
         ("output_size", "scales_h", "scales_w", _SIZES),
+        _last,
     ),
 }
+
+STACK: Final = "StackBackward0"
 
 
 def copying_of(name: str) -> Copying | None:
@@ -122,58 +188,77 @@ def copying_of(name: str) -> Copying | None:
     return _ROWS.get(name)
 
 
+def may_be_read_off(name: str) -> bool:
+    """Whether arguments of the operator of this node may be read off its result.
+
+    >>> may_be_read_off("StackBackward0"), may_be_read_off("MulBackward0")
+    (True, False)
+    """
+    return name == STACK or name in _ROWS
+
+
+def stacked_rows(*arguments: Any) -> torch.Tensor:
+    """A stack of rows of tables, [..., width], in one gather: no operand gets memory of its own.
+
+    Args:
+        arguments: of each operand, the table, [n, width], and the numbers of its rows, or the
+            operand itself; then the dimension of the stack, and by operand how many these are.
+    """
+    *given, dim, groups = arguments
+    tables, numbers = [], []
+    rest, before = iter(given), 0
+    for n in groups:
+        table = next(rest)
+        if n == 1:
+            number = torch.arange(table[..., 0].numel(), device=table.device)
+            number = number.view(table.shape[:-1])
+            table = table.reshape(-1, table.shape[-1])
+        else:
+            number = next(rest)
+        tables.append(table)
+        numbers.append(number + before)
+        before += len(table)
+    index = torch.stack(numbers, dim)
+    rows = torch.cat(tables).index_select(0, index.view(-1))
+    return rows.view(*index.shape, rows.shape[-1])
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
-    """How an operator's argument is read off its result.
+    """How an argument is read off a result.
 
     Attributes:
-        row: of the operator.
-        inputs: numbers of its operands among the record's inputs.
+        row: of the operator; None: the result is copied as it is.
+        sizes: of the argument.
+        inputs: numbers of the operator's operands among the record's inputs.
         constants: its saved numbers.
+        place: dimension of a stack and number in it, where the result lies; None: it is no stack.
     """
 
-    row: Copying
-    inputs: tuple[int, ...]
-    constants: tuple[object, ...]
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Sizes of the argument."""
-        return self.constants[-1]  # type: ignore[return-value] # see `Copying`
+    row: Copying | None
+    sizes: tuple[int, ...]
+    inputs: tuple[int, ...] = ()
+    constants: tuple[object, ...] = ()
+    place: tuple[int, int] | None = None
 
     def of(self, result: torch.Tensor, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         """The part, in new memory, without a history.
 
         Args:
-            result: the operator's.
+            result: that is saved.
             inputs: of the record, unpacked.
 
         Raises:
-            NotFoundError: it cannot be read off by strides.
+            NotFoundError: it cannot be read off.
         """
         operands = [inputs[n] for n in self.inputs]
         with torch.no_grad():
-            found = self.row.part(result.detach(), *operands, *self.constants)
+            result = result.detach()
+            if self.place is not None:
+                result = result.select(*self.place)
+            if self.row is None:
+                return result.clone(memory_format=torch.contiguous_format)
+            found = self.row.part(result, *operands, *self.constants)
         if found.shape != self.sizes:
             raise NotFoundError
         return found
-
-
-def part_of(
-    row: Copying, inputs: tuple[int, ...], constants: tuple[object, ...], numel: int
-) -> Part:
-    """How the argument of one operator is read off its result.
-
-    Args:
-        row: of the operator.
-        inputs: see `Part`.
-        constants: its saved numbers.
-        numel: elements of the result.
-
-    Raises:
-        NotFoundError: the part would not be much smaller than the result.
-    """
-    found = Part(row, inputs, constants)
-    if math.prod(found.sizes) * LEAST_REPEATED > numel:
-        raise NotFoundError
-    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from cswap.remat.reading_off import ReadingOff
 from cswap.remat.reads import NotFoundError
 from cswap.remat.record import Remat
 from cswap.remat.search import Limits, Rows, Search, has_own_memory, is_result
@@ -44,7 +45,7 @@ class Finder:
             max_passes: largest number of reads and writes of memory of the tensor's size.
             through_unsaved: whether intermediate values may be unsaved; see `Formula.unseen`.
             products: whether matrix products and convolutions run again, too.
-            copies: whether an argument may be read off the result: then a part of the tensor is held.
+            copies: whether an argument may be read off the result, which holds bytes.
             keep: makes a packed object of a tensor that autograd holds itself, saved while no hooks
                 were on; None: such tensors are no inputs.
         """
@@ -64,7 +65,7 @@ class Finder:
                 limits. The result is the same with and without it; the right one makes it faster.
 
         Returns:
-            None if the tensor has to be stored. Where its formula has a part, that is not read off
+            None if the tensor has to be stored. Where its formula has parts, those are not read off
             yet: `Remat.read_off`.
         """
         if expected is not None:
@@ -79,12 +80,15 @@ class Finder:
             return None
         rows = self._limits.rows
         row = rows.of(node)
-        copying = rows.copying(node) if row is None else None
-        if copying is None and (row is None or rows.is_hopeless(node, row)):
+        if row is None:
+            if not rows.reads_off(node):
+                return None
+        elif rows.is_hopeless(node, row):
             return None
         try:
-            search = Search(self._limits, base, node)
-            return search.remat(row) if copying is None else search.copied(copying)
+            if row is None:
+                return ReadingOff(self._limits, base, node).remat_of_copies()
+            return Search(self._limits, base, node).remat(row)
         except (NotFoundError, AttributeError):  # nodes of other versions of torch may differ
             return None
 

@@ -86,11 +86,10 @@ class Recognition:
         # Zeros have signs, which comparisons do not tell.
         self._text = repr(self._found) if any(map(_may_be_zero, self._found)) else None
         self._constants = [
-            (read.node, places.get(i))
+            (read.node, places.get(i), read.what is What.PART)
             for i, read in enumerate(reads)
             if read.what in (What.CONSTANT, What.LEAF, What.PART)
         ]
-        self._has_part = any(read.what is What.PART for read in reads)
         self._looks = [(LOOKS[read.what], read) for read in reads if read.what in LOOKS]
 
     def again(
@@ -170,8 +169,8 @@ class Recognition:
             if look(nodes[read.node], read.name) != read.found:
                 return None
         constants: list[Constant | None] = []
-        for node, slot in self._constants:
-            if self._has_part:  # and nothing else: see `Search`
+        for node, slot, is_part in self._constants:
+            if is_part:  # it is read off later
                 constants.append(None)
             elif slot is None:
                 constants.append(leaf(nodes[node].variable, nbytes))

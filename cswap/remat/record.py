@@ -99,7 +99,7 @@ class Formula:
         root: type of the node that made it.
         recognition: of another tensor that it computes again.
         product: whether a step is a matrix product or a convolution.
-        part: how the argument of the only operator is read off the result; None: it is not.
+        parts: how arguments are read off the result, in the order of their constants.
         operator: name of the chain, without its views: ``"silu>mul"``.
         nbytes: bytes of the result.
     """
@@ -113,7 +113,7 @@ class Formula:
     root: type
     recognition: Recognition
     product: bool = False
-    part: Part | None = None
+    parts: tuple[Part, ...] = ()
     operator: str = field(init=False)
     nbytes: int = field(init=False)
 
@@ -135,7 +135,8 @@ class Remat:
         formula: the operators.
         inputs: packed objects, which autograd holds for the operators that saved them.
         constants: copies of small leaves, and numbers. Operands number them after the inputs. Where
-            the formula has a part, there is only that; None before `read_off`.
+            the formula has parts, each is None before `read_off`.
+        held_bytes: bytes of the parts.
         settings: settings of torch under which the result has the same bits.
     """
 
@@ -143,28 +144,22 @@ class Remat:
     inputs: tuple[object, ...]
     constants: tuple[Constant | None, ...]
     settings: Settings
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes that are held for this tensor alone; copies of small leaves do not count."""
-        if self.formula.part is None:
-            return 0
-        part = self.constants[0]
-        return part.nbytes if isinstance(part, torch.Tensor) else 0
+    held_bytes: int = 0
 
     def read_off(self, memory: torch.Tensor, inputs: Sequence[torch.Tensor]) -> None:
-        """Hold the argument that is read off the result: Note [an argument ...] in copies.py.
+        """Hold the formula's parts: Note [an argument that is read off its copies] in copies.py.
 
         Args:
             memory: of the formula's layout.
             inputs: see `run`.
 
         Raises:
-            NotFoundError: it cannot be read off.
+            NotFoundError: one cannot be read off.
         """
-        part = self.formula.part
-        assert part is not None  # the caller has looked
-        self.constants = (part.of(memory, inputs),)
+        parts = [part.of(memory, inputs) for part in self.formula.parts]
+        self.held_bytes = sum(part.nbytes for part in parts)
+        rest = iter(parts)
+        self.constants = tuple([next(rest) if c is None else c for c in self.constants])
 
     @property
     def distances(self) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from cswap.remat.chain import Chain, PlannedStep, Value
-from cswap.remat.copies import Copying, copying_of, part_of
+from cswap.remat.copies import may_be_read_off
 from cswap.remat.norms import FULL
 from cswap.remat.operators import LEAST_DROPPED, NO_SIZES, RESULT_SLOTS, Operator, operator_of
 from cswap.remat.reads import NotFoundError, Packed, Reader, facts_of, is_number
@@ -65,7 +65,7 @@ class Rows:
         """Args: products: see `operator_of`; copies: see `Finder`."""
         self._products, self._copies = products, copies
         self._rows: dict[type, Operator | View | None] = {}
-        self._copying: dict[type, Copying | None] = {}
+        self._reads_off: dict[type, bool] = {}
 
     def of(self, node: Any) -> Operator | View | None:
         """The row of a node; None: its operator does not run again."""
@@ -81,14 +81,14 @@ class Rows:
         row = self._rows[kind] = operator_of(kind, products=self._products) or view_of(name)
         return row
 
-    def copying(self, node: Any) -> Copying | None:
-        """The row of a node without another one: its argument is read off its result."""
+    def reads_off(self, node: Any) -> bool:
+        """Whether a node's arguments are read off its result: reading_off.py."""
         kind = type(node)
         try:
-            return self._copying[kind]
+            return self._reads_off[kind]
         except KeyError:
-            row = self._copying[kind] = copying_of(kind.__name__) if self._copies else None
-            return row
+            does = self._reads_off[kind] = self._copies and may_be_read_off(kind.__name__)
+            return does
 
     def is_hopeless(self, node: Any, row: Operator | View) -> bool:
         """Whether an unsaved argument comes from a node that cannot run again.
@@ -146,7 +146,7 @@ class Search:
             raise NotFoundError
         return self._found(value.depth)
 
-    def _found(self, depth: int, part: Part | None = None) -> Remat:
+    def _found(self, depth: int, parts: tuple[Part, ...] = ()) -> Remat:
         formula = Formula(
             self._chain.steps(),
             self._layout,
@@ -157,35 +157,10 @@ class Search:
             type(self._node),
             Recognition(self._read.reads),
             self._product,
-            part,
+            parts,
         )
         chain, settings = self._chain, Settings.current(product=self._product)
         return Remat(formula, tuple(chain.inputs), tuple(chain.constants), settings)
-
-    def copied(self, row: Copying) -> Remat:
-        """Find the record for the result of an operator whose argument is read off it.
-
-        Raises:
-            NotFoundError: no record exists within the limits.
-        """
-        node = self._node
-        if not has_own_memory(self._base) or self._base._version or self._base.output_nr:  # noqa: SLF001
-            raise NotFoundError
-        self._read.part(node)
-        argument = self._chain.add_constant(None)
-        operands = tuple([self._operand(node, o, None, 0) for o in row.operands])
-        if any(o is None or o.place != "input" for o in operands):
-            raise NotFoundError
-        inputs = tuple([o.index for o in operands if o is not None])
-        constants = tuple([self._read.argument(node, name) for name in row.constants])
-        part = part_of(row, inputs, constants, self._layout.sizes.numel())
-        depth = 1 + max([o.depth for o in operands if o is not None], default=0)
-        if depth > self._limits.max_depth:
-            raise NotFoundError
-        step = PlannedStep(row.name, row.function, (argument, *operands), constants)
-        self._chain.add_step(step, depth, computed=True)
-        self._passes = 2 + len(operands)
-        return self._found(depth, part)
 
     # ----------------------------------------------------------------- values
 

@@ -78,7 +78,7 @@ def assert_same(a: Remat, b: Remat) -> None:
     )  # 0.0 is not -0.0
     assert (mine.layout, mine.version, mine.root) == (its.layout, its.version, its.root)
     assert (mine.depth, mine.passes, mine.unseen) == (its.depth, its.passes, its.unseen)
-    assert mine.part == its.part
+    assert mine.parts == its.parts
     assert all(x is y for x, y in zip(a.inputs, b.inputs, strict=True))
     for x, y in zip(a.constants, b.constants, strict=True):
         assert type(x) is type(y)
@@ -123,7 +123,7 @@ class Engine:
         if self.finder is not None and tensor.numel() >= self.least_numel:
             remat = self.finder.find(tensor)
             self._find_with_formulas(tensor, remat)
-        if remat is not None and remat.formula.part is not None:
+        if remat is not None and remat.formula.parts:
             base = tensor if tensor._base is None else tensor._base
             inputs = [packed.unpack() for packed in remat.inputs]  # type: ignore[attr-defined]
             try:
@@ -148,8 +148,8 @@ class Engine:
         assert self.finder is not None
         limits = self.finder._limits
         products = limits.rows._products
-        kinds = products, limits.rows._copies
-        known = FORMULAS[limits.max_depth, limits.max_passes, limits.through_unsaved, *kinds]
+        bounds = limits.max_depth, limits.max_passes, limits.through_unsaved
+        known = FORMULAS[(*bounds, products, limits.rows._copies)]
         if remat is not None:
             known.append(remat.formula)
         for formula in known:

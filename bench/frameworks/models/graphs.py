@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import nn
@@ -130,7 +130,8 @@ def _edge_mlp(before: int, after: int) -> nn.Sequential:
 
 
 def _nearest(x: Tensor) -> Tensor:
-    # Edges [2, clouds * points * NEIGHBOURS] from each point's nearest ones. x: [clouds, points, _].
+    # Edges [2, clouds * points * NEIGHBOURS] from each point's nearest ones.
+    # x: [clouds, points, _].
     n_clouds, n_points, _ = x.shape
     first = torch.arange(n_clouds).view(-1, 1, 1) * n_points
     near = torch.cdist(x, x).topk(NEIGHBOURS, largest=False).indices + first

@@ -25,6 +25,8 @@ ROWS: Final = 2000
 class _Dlrm(nn.Module):
     """Products of all pairs of embedding bags and an MLP's result, and an MLP on them."""
 
+    pairs: Tensor
+
     def __init__(self, width: int) -> None:
         super().__init__()
         bags = (nn.EmbeddingBag(ROWS, width, mode="sum") for _ in range(N_TABLES))
