@@ -76,12 +76,11 @@ class ReadingOff(Search):
 
     def _stacked(self, node: Any) -> Value:
         rows = [copying_of(type(below).__name__) for below, _ in node.next_functions]
-        n_operands = self._read.edges(node)
         dim = self._read.argument(node, "dim")
         assert isinstance(dim, int)
         sizes = list(self._layout.sizes)
         n_of_rows = sum(row is not None and row.of_rows for row in rows)
-        if n_of_rows * LEAST_REPEATED < n_operands or dim == len(sizes) - 1:
+        if n_of_rows * LEAST_REPEATED < len(rows) or dim == len(sizes) - 1:
             raise NotFoundError
         del sizes[dim]
         self._passes += STACK_PASSES
@@ -97,7 +96,7 @@ class ReadingOff(Search):
         # The values of one operand: a part and the numbers of its rows; or itself, if that is held
         # or computed; or else a copy of it.
         reads, chain = self._read.mark(), self._chain.mark()
-        counts = self._unseen, self._passes, len(self._parts)
+        counts = self._unseen, self._passes
         try:
             below, output = self._read.below(node, place[1])
             if row is None or not row.of_rows or output:
@@ -107,8 +106,7 @@ class ReadingOff(Search):
         except NotFoundError:
             self._read.back_to(reads)
             self._chain.back_to(chain)
-            self._unseen, self._passes, n_parts = counts
-            del self._parts[n_parts:]
+            self._unseen, self._passes = counts
         self._parts.append(Part(None, sizes, place=place))
         return (self._part(node),)
 

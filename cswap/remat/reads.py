@@ -71,7 +71,6 @@ class What(enum.Enum):
     CONSTANT = "slot with a number that torch has wrapped"
     LEAF = "leaf that is copied"
     PART = "argument that is read off the result"
-    EDGES = "number of edges"
 
 
 class Read(NamedTuple):
@@ -157,12 +156,6 @@ class Reader:
     def part(self, node: Any) -> None:
         """Note that an argument of a node is read off the result: copies.py."""
         self._note(What.PART, node, "")
-
-    def edges(self, node: Any) -> int:
-        """The number of a node's edges."""
-        found = _n_edges(node)
-        self._note(What.EDGES, node, "", found)
-        return found
 
     def mark(self) -> tuple[int, int]:
         """Where the reads are, for `back_to`."""
@@ -253,13 +246,8 @@ def _variable(node: Any, _: str = "") -> tuple[torch.dtype, torch.device] | None
     return None if found is None else (found.dtype, found.device)
 
 
-def _n_edges(node: Any, _: str = "") -> int:
-    return len(node.next_functions)
-
-
 LOOKS: Final[dict[What, Callable[[Any, Any], object]]] = {
     What.OUTPUT: _output,
     What.VARIABLE: _variable,
-    What.EDGES: _n_edges,
 }
 """Reads of a node that are no attributes of it."""

@@ -168,6 +168,19 @@ def test_a_result_that_was_written_into_is_stored(engine):
     check(engine, lambda x: x.index_select(0, i).mul_(2), special(8, 3), [])
 
 
+def test_a_result_that_was_written_into_without_a_history_is_stored(engine):
+    x, i = torch.randn(8, 3, requires_grad=True), index(8, 40)
+    with engine.hooks():
+        y = x.index_select(0, i)
+        with torch.no_grad():
+            y[:20] = 0  # other copies of these rows stay as they were
+        wanted = (2 * y.detach()).clone()
+        loss = (y * y).sum()
+        found = torch.autograd.grad(loss, x)[0]
+    assert engine.found == []
+    assert torch.allclose(found, torch.zeros(8, 3).index_add_(0, i, wanted))
+
+
 def test_an_index_that_was_written_into_raises_as_without_hooks(engine):
     x, i = torch.randn(8, 3, requires_grad=True), index(8, 40)
     with engine.hooks():
@@ -251,7 +264,7 @@ def tables(dim: int, n_tables: int, n_rows: int = 8, n: int = 40) -> tuple[Any, 
         rows = [functional.embedding_bag(i, w, torch.arange(n), mode="sum")
                 for w, i in zip(weights[1:], indices[1:], strict=True)]  # fmt: skip
         first = functional.embedding(indices[0], weights[0])
-        together = torch.stack([dense.tanh(), first, *rows, other + 1.5], dim)
+        together = torch.stack([dense.tanh(), first, *rows, other.tanh() + other.detach()], dim)
         return (together * together.detach()).sum() + (together * together).sum()
 
     return f, [*weights, dense, other]
