@@ -2,7 +2,8 @@
 
 Note [the contents of a Remat]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-A Remat holds packed objects of the inputs, copies of small leaves, and numbers. It never holds a
+A Remat holds packed objects of the inputs, copies of small leaves, numbers, and the parts that are
+read off the result (copies.py), which are new memory. It never holds a
 node of the graph or a tensor with a history. So it makes no cycle: an operator's saved input cannot
 refer to a result computed from it. A Remat keeps its inputs alive, and it lives no longer than the
 node that saved the tensor. Backward runs that node before the node that saved the inputs. So the
