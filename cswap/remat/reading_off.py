@@ -6,7 +6,8 @@ import math
 from typing import TYPE_CHECKING, Any, Final
 
 from cswap.remat.chain import PlannedStep, Value
-from cswap.remat.copies import LEAST_REPEATED, Part, copying_of, stacked_rows
+from cswap.remat.copies import LEAST_REPEATED, copying_of, stacked_rows
+from cswap.remat.part import Part
 from cswap.remat.reads import NotFoundError
 from cswap.remat.search import Search, has_own_memory
 
@@ -67,7 +68,7 @@ class ReadingOff(Search):
         constants = tuple([self._read.argument(node, name) for name in row.constants])
         sizes = tuple(row.sizes(result, *constants))
         inputs = tuple([o.index for o in operands])
-        self._parts.append(Part(row, sizes, inputs, constants, place))
+        self._parts.append(Part(row.part, sizes, inputs, constants, place))
         return argument, operands, constants
 
     def _part(self, node: Any) -> Value:

@@ -23,7 +23,7 @@ from cswap.remat.settings import SameBits, Settings
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from cswap.remat.copies import Part
+    from cswap.remat.part import Part
     from cswap.remat.reads import Constant
     from cswap.remat.recognition import Recognition
 

@@ -34,8 +34,8 @@ from cswap.remat.views import View, constants_of, view_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cswap.remat.copies import Part
     from cswap.remat.operators import Operand
+    from cswap.remat.part import Part
     from cswap.remat.reads import Keep
 
 REDUCTION_PASSES: Final = 4

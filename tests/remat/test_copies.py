@@ -280,7 +280,7 @@ def test_a_stack_of_rows_is_one_gather(dim, engine):
     assert "stack" in engine.found
     remat = next(r for r in engine.remats if r.formula.operator == "stack")
     assert remat.held_bytes == 5 * 8 * 3 * 4 + 40 * 3 * 4  # tables, and what nobody holds
-    assert [part.row is None for part in remat.formula.parts] == 5 * [False] + [True]
+    assert [part.read is None for part in remat.formula.parts] == 5 * [False] + [True]
 
 
 @pytest.mark.parametrize(("dim", "n_tables", "n"), [(2, 5, 40), (1, 1, 40), (1, 5, 15)])
