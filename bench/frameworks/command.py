@@ -13,8 +13,9 @@ import typer
 from rich.console import Console
 
 from bench.frameworks import report
+from bench.frameworks.catalogue import SETS, WORKLOADS
 from bench.frameworks.measure import N_SETTLING, PLAIN, WAYS, Counted, Row, measure
-from bench.frameworks.models import FULL, QUICK, WORKLOADS
+from bench.frameworks.models.workload import FULL, QUICK
 from cswap.experiments.files.environment import version_of
 from cswap.experiments.files.resumable import Partial
 from cswap.experiments.options import N_THREADS, Again, names, writable_file
@@ -24,13 +25,15 @@ from cswap.report.terminal import literal
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from bench.frameworks.models import Workload
+    from bench.frameworks.models.workload import Workload
 
 STEPS: Final = 25
 SECONDS: Final = 90.0
 QUICK_STEPS: Final = 2
 VERSION: Final = 2
-DEFAULT_OUT: Final = Path("bench/results/cpu/workloads.json")
+FOLDER: Final = Path("bench/results/cpu")
+OUT: Final = {"second": FOLDER / "workloads-second.json"}
+"""Default result files of sets; of any other choice it is the first set's."""
 PACKAGES: Final = (
     *("transformers", "accelerate", "timm", "torchvision", "torch-geometric", "diffusers", "peft"),
 )
@@ -38,9 +41,9 @@ PACKAGES: Final = (
 
 
 def main(
-    workloads: Annotated[str, typer.Option(help=f"Some of {', '.join(WORKLOADS)}.")] = ",".join(
-        WORKLOADS
-    ),
+    workloads: Annotated[
+        str, typer.Option(help=f"The first set, the second, or some of {', '.join(WORKLOADS)}.")
+    ] = "first",
     ways: Annotated[
         str, typer.Option(help="Some of the ways, comma-separated; plain is always one.")
     ] = ",".join(WAYS),
@@ -49,7 +52,7 @@ def main(
         float | None,
         typer.Option(help="Least time of a workload's counted steps, all ways together.", min=0),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Result file (JSON).")] = DEFAULT_OUT,
+    out: Annotated[Path | None, typer.Option(help="Result file (JSON).")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small models, a few steps.")] = False,
     sites: Annotated[
         int, typer.Option(help="Say per workload which tensors stay, so many of the largest.")
@@ -64,12 +67,13 @@ def main(
     """
     torch.set_num_threads(N_THREADS)
     settings: dict[str, Any] = {
-        "workloads": names("--workloads", workloads, tuple(WORKLOADS)),
+        "workloads": names("--workloads", _without_sets(workloads), tuple(WORKLOADS)),
         "ways": [PLAIN, *(w for w in names("--ways", ways, WAYS) if w != PLAIN)],
         "steps": steps or (QUICK_STEPS if quick else STEPS),
         "seconds": seconds if seconds is not None else (0.0 if quick else SECONDS),
         "quick": quick,
     }
+    out = out or OUT.get(workloads, FOLDER / "workloads.json")
     writable_file(out)
     console = Console()
     partial = Partial(out, kind="workloads", version=VERSION, settings=settings, again=again)
@@ -82,6 +86,12 @@ def main(
     for line in (report.summary(document), *report.sites(document, sites)):
         console.print(literal(line), soft_wrap=True)
     console.print(literal(f"Written: {out}"), soft_wrap=True)
+
+
+def _without_sets(text: str) -> str:
+    # Names of sets, replaced by those of their workloads.
+    parts = [part.strip() for part in text.split(",")]
+    return ",".join([name for part in parts for name in SETS.get(part, (part,))])
 
 
 def _of_one(

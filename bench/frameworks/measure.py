@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from bench.frameworks.models import Batch, Workload
+    from bench.frameworks.models.workload import Batch, Workload
     from cswap.api import InstallHandle
 
 N_SETTLING: Final = 8

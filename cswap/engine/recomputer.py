@@ -18,7 +18,8 @@ A matrix product or a convolution takes long: whether it is worth its time depen
 to free as many bytes. A goal compares all ways of all tensors (`cswap.fit`), so it
 alone asks for such chains. Compared with checkpointing, a chain computes only that which is needed
 to make one tensor again: of a perceptron it is the first product and not the second. Their time is
-measured, on a GPU as well, since no rate of memory tells it.
+measured, on a GPU as well, since no rate of memory tells it. A goal does not ask for arguments that
+are read off their copies: it counts on all bytes of a tensor.
 
 A library of matrix products may add in another order where an input begins at another address. So
 an input that may come back in new memory has to begin where new memory may begin.
@@ -40,8 +41,9 @@ from cswap.engine.saved.recomputed import Recomputed
 from cswap.engine.saved.without_handle import WithoutHandle
 from cswap.engine.transfer.handle import State
 from cswap.engine.trials import Trials
+from cswap.errors import CswapError
 from cswap.remat.finder import Finder
-from cswap.remat.reads import CAN_TELL
+from cswap.remat.reads import CAN_TELL, NotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,7 +82,7 @@ class Recomputer:
         """Args: counters, advisor, owned, results: the engine's."""
         self._counters, self._advisor, self._owned = counters, advisor, owned
         self._results = results
-        goal: dict[str, Any] = {"max_depth": GOAL_DEPTH, "products": True}
+        goal: dict[str, Any] = {"max_depth": GOAL_DEPTH, "products": True, "copies": False}
         keep, tolerances = _keep if CAN_TELL else None, (EXACT, FINE, COARSE)
         self._finders = tuple(Finder(tolerance=t, keep=keep) for t in tolerances)
         self._goal_finders = tuple(Finder(tolerance=t, keep=keep, **goal) for t in tolerances)
@@ -111,7 +113,22 @@ class Recomputer:
         ):
             found = None
         place.note(found)
+        if found is not None and found.formula.parts:
+            return self._with_parts(found, tensor)
         return found
+
+    def _with_parts(self, remat: Remat, tensor: torch.Tensor) -> Remat | None:
+        # See Note [an argument that is read off its copies] in cswap/remat/copies.py.
+        base = tensor._base  # noqa: SLF001
+        try:
+            inputs, _ = self._bring(remat, again=False)
+            remat.read_off(tensor if base is None else base, inputs)
+        except NotFoundError:
+            return None
+        except (RuntimeError, CswapError) as error:  # an input was modified in place, or damaged
+            self._counters.fall_back("remat", error)
+            return None
+        return remat
 
     def _has_parameters(self, remat: Remat) -> bool:
         # Whether the parameters among the inputs will be there: FSDP gathers those of a module for
@@ -159,8 +176,15 @@ class Recomputer:
         handle, trial = token.handle, self.trials.of(token, again=fresh)
         if trial is None or not trial.agrees or handle.site is None:
             return None
-        position, nbytes, kind = handle.position, handle.raw_nbytes, token.lane.device.kind
-        return self._advisor.least_price(handle.site, position, nbytes, trial.seconds, kind)
+        assert token.remat is not None  # of which that is a trial
+        return self._advisor.least_price(
+            handle.site,
+            handle.position,
+            handle.raw_nbytes,
+            trial.seconds,
+            token.lane.device.kind,
+            held_bytes=token.remat.held_bytes,
+        )
 
     def seconds(self, token: Token) -> float | None:
         """Seconds that computing the token's tensor again takes; None: it cannot be."""

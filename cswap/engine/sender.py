@@ -212,7 +212,8 @@ class Sender:
         self.send(token, place)
 
     def _compute_later(self, token: Token) -> None:
-        token.lane.executor.recompute_later(token.handle)
+        held_bytes = 0 if token.remat is None else token.remat.held_bytes
+        token.lane.executor.recompute_later(token.handle, held_bytes)
         self._state.reclaimer.release_later(token)
 
     def _is_forbidden(self, choice: Choice, handle: Handle) -> bool:

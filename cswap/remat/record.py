@@ -2,7 +2,8 @@
 
 Note [the contents of a Remat]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-A Remat holds packed objects of the inputs, copies of small leaves, and numbers. It never holds a
+A Remat holds packed objects of the inputs, copies of small leaves, numbers, and the parts that are
+read off the result (copies.py), which are new memory. It never holds a
 node of the graph or a tensor with a history. So it makes no cycle: an operator's saved input cannot
 refer to a result computed from it. A Remat keeps its inputs alive, and it lives no longer than the
 node that saved the tensor. Backward runs that node before the node that saved the inputs. So the
@@ -22,6 +23,7 @@ from cswap.remat.settings import SameBits, Settings
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from cswap.remat.part import Part
     from cswap.remat.reads import Constant
     from cswap.remat.recognition import Recognition
 
@@ -98,6 +100,7 @@ class Formula:
         root: type of the node that made it.
         recognition: of another tensor that it computes again.
         product: whether a step is a matrix product or a convolution.
+        parts: how arguments are read off the result, in the order of their constants.
         operator: name of the chain, without its views: ``"silu>mul"``.
         nbytes: bytes of the result.
     """
@@ -111,6 +114,7 @@ class Formula:
     root: type
     recognition: Recognition
     product: bool = False
+    parts: tuple[Part, ...] = ()
     operator: str = field(init=False)
     nbytes: int = field(init=False)
 
@@ -131,14 +135,32 @@ class Remat:
     Attributes:
         formula: the operators.
         inputs: packed objects, which autograd holds for the operators that saved them.
-        constants: copies of small leaves, and numbers. Operands number them after the inputs.
+        constants: copies of small leaves, and numbers. Operands number them after the inputs. Where
+            the formula has parts, each is None before `read_off`.
+        held_bytes: bytes of the parts.
         settings: settings of torch under which the result has the same bits.
     """
 
     formula: Formula
     inputs: tuple[object, ...]
-    constants: tuple[Constant, ...]
+    constants: tuple[Constant | None, ...]
     settings: Settings
+    held_bytes: int = 0
+
+    def read_off(self, memory: torch.Tensor, inputs: Sequence[torch.Tensor]) -> None:
+        """Hold the formula's parts: Note [an argument that is read off its copies] in copies.py.
+
+        Args:
+            memory: of the formula's layout.
+            inputs: see `run`.
+
+        Raises:
+            NotFoundError: one cannot be read off.
+        """
+        parts = [part.of(memory, inputs) for part in self.formula.parts]
+        self.held_bytes = sum(part.nbytes for part in parts)
+        rest = iter(parts)
+        self.constants = tuple([next(rest) if c is None else c for c in self.constants])
 
     @property
     def distances(self) -> tuple[int, ...]:

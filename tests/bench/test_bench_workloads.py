@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,10 +20,11 @@ from torch.utils.checkpoint import checkpoint
 from typer.testing import CliRunner
 
 from bench.__main__ import app
-from bench.frameworks import command, models, report
+from bench.frameworks import command, report
 from bench.frameworks import measure as measuring
+from bench.frameworks.catalogue import FIRST, SECOND, SETS, WORKLOADS
 from bench.frameworks.measure import CSWAP, N_SETTLING, WAYS, Counted, measure
-from bench.frameworks.models import QUICK, WORKLOADS, Workload
+from bench.frameworks.models.workload import QUICK, Workload
 
 
 class Layers(nn.Module):
@@ -86,8 +88,7 @@ def workloads(monkeypatch):
     def use(**builders):
         packages = {missing: "no_such_package"}
         known = {name: (packages.get(made, "torch"), made) for name, made in builders.items()}
-        for module in (command, models):
-            monkeypatch.setattr(module, "WORKLOADS", known)
+        monkeypatch.setattr(command, "WORKLOADS", known)
         return ["--workloads", ",".join(known)]
 
     return use
@@ -203,6 +204,42 @@ def test_a_report_has_its_table(workloads, tmp_path):
     page = (tmp_path / "report.md").read_text()
     assert "| mlp | plain |" in page
     assert "| mlp | cswap |" in page
+
+
+def test_a_set_stands_for_its_workloads(workloads, tmp_path, monkeypatch):
+    workloads(a=missing, b=missing, c=missing)
+    monkeypatch.setattr(command, "SETS", {"first": ["a", "b"], "second": ["c"]})
+    monkeypatch.setattr(command, "FOLDER", tmp_path)
+    monkeypatch.setattr(command, "OUT", {"second": tmp_path / "second.json"})
+    for words, file, expected in (
+        ([], "workloads.json", ["a", "b"]),
+        (["--workloads", "second"], "second.json", ["c"]),
+        (["--workloads", "second, a"], "workloads.json", ["c", "a"]),
+    ):
+        result = CliRunner().invoke(app, ["workloads", "--quick", "--again", *words])
+        assert result.exit_code == 0, result.output
+        document = json.loads((tmp_path / file).read_text())
+        assert [row["workload"] for row in document["rows"]] == expected
+
+
+def test_the_sets_have_no_workload_in_common():
+    assert [*WORKLOADS] == [*FIRST, *SECOND]
+    assert len(WORKLOADS) == len(FIRST) + len(SECOND)
+    assert not SETS.keys() & WORKLOADS.keys()
+
+
+@pytest.mark.parametrize("name", ["dlrm", "lstm"])  # which torch alone makes
+def test_a_workload_of_torch_alone_gives_a_loss_and_its_checkpoints_the_same(name):
+    made = WORKLOADS[name][1](replace(QUICK, nodes=64, tokens=4, width=32))
+    losses, batch = [], made.batch(1)
+    for _ in range(2):
+        torch.manual_seed(0)
+        loss = made.model.train()(**batch)
+        loss.backward()
+        losses.append(loss.item())
+        made.recompute()
+    assert losses[0] == losses[1]
+    assert all(p.grad is not None for p in made.model.parameters())
 
 
 def test_unknown_names_are_refused():
