@@ -14,18 +14,17 @@ from cswap.codecs.registry import get_codec
 from cswap.codecs.tolerance import EXACT, needed_tolerance
 from cswap.codecs.warmup import WARM, warm
 from cswap.engine.order.looks import Stay
+from cswap.engine.recomputer import computes_again
 from cswap.engine.saved.operators import EXCLUDED, LEFT_OUT
 from cswap.engine.saved.without_handle import SharedUse
 from cswap.engine.transfer.handle import State
 from cswap.engine.transfer.section import INDICES
-from cswap.remat.reads import CAN_READ
 
 if TYPE_CHECKING:
     import torch
 
     from cswap.advisor.cost import Candidate
     from cswap.codecs.base import Codec
-    from cswap.config import SwapConfig
     from cswap.engine.order.chooser import Choice
     from cswap.engine.recipes import Place
     from cswap.engine.saved.packed import Token
@@ -36,11 +35,6 @@ if TYPE_CHECKING:
 
 ENCODED: Final = (State.STORED, State.LEAVING)
 """An encoding has been made, or ordered where there is a link."""
-
-
-def _computes_again(config: SwapConfig) -> bool:
-    # Policies that are compared mean codecs, and a checksum is of bytes that come back.
-    return config.remat and config.policy == "auto" and not config.verify and CAN_READ
 
 
 class Sender:
@@ -56,7 +50,7 @@ class Sender:
         self._counters, self._lock, self._window = state.counters, state.lock, state.window
         self._budget_bytes = state.window.budget_bytes
         self._recomputer = state.recomputer
-        self._may_compute = _computes_again(state.config)
+        self._may_compute = computes_again(state.config)
         self.remat = self._may_compute and state.config.plan is None
         self._limit = state.advisor.limit
         # Where encodings have a limit, prices follow the demand of every tensor in every step.

@@ -1,0 +1,67 @@
+"""`Unread`: a saved tensor whose values backward does not read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from cswap.codecs.tolerance import COARSE
+from cswap.engine.saved.modified import modified_error
+from cswap.errors import ValuesGoneError
+from cswap.remat.reads import Packed
+from cswap.remat.unread import asked_by_autograd
+
+if TYPE_CHECKING:
+    from cswap.engine.recipes import Place
+
+NO_VALUES: Final = COARSE + 1
+"""Tolerance of these objects: no tensor is computed again from them."""
+
+_current_backward = torch._C._current_graph_task_id  # noqa: SLF001
+_NO_BACKWARD: Final = -1
+
+
+class Unread(Packed):
+    """One saved tensor of which backward needs nothing but the layout.
+
+    Attributes:
+        tensor: shares the counter of versions with the saved tensor, and its memory until that is
+            let go.
+        version: at which the tensor was saved.
+        place: in the step; its recipe has the tensor's layout.
+        holds: whether the memory has not been let go.
+    """
+
+    __slots__ = ("__weakref__", "holds", "place", "tensor", "version")
+    depth = 0
+    tolerance = NO_VALUES
+
+    def __init__(self, tensor: torch.Tensor, place: Place) -> None:
+        self.tensor = tensor.detach()
+        self.version = tensor._version  # noqa: SLF001
+        self.place = place
+        self.holds = True
+
+    def let_go(self) -> None:
+        """Hold nothing from here on."""
+        self.tensor.data = self.place.recipe.nothing  # the counter stays
+        self.holds = False
+
+    def unpack(self) -> torch.Tensor:
+        """A tensor with the layout of the saved one: that one, while its memory is held.
+
+        Raises:
+            RuntimeError: autograd's own: the tensor was modified in place since it was saved.
+            ValuesGoneError: somebody else than autograd asks.
+        """
+        recipe = self.place.recipe
+        if self.tensor._version != self.version:  # noqa: SLF001
+            raise modified_error(self.tensor, recipe.sizes, self.version)
+        if self.holds:
+            return self.tensor
+        if _current_backward() == _NO_BACKWARD or not asked_by_autograd():
+            raise ValuesGoneError(recipe.sizes, recipe.dtype)
+        return torch.empty_strided(
+            recipe.sizes, recipe.strides, dtype=recipe.dtype, device=recipe.device
+        )
