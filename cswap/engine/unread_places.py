@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
+from cswap.engine.saved.eligibility import is_wrapped
 from cswap.engine.saved.unread import Unread
 from cswap.remat.unread import node_below, unread_slot
 
@@ -99,6 +100,7 @@ class UnreadPlaces:
             state.goal is not None
             or lane is None
             or (lane.may_capture and lane.device.is_capturing())
+            or is_wrapped(tensor)
             or tensor.is_conj()
             or tensor.is_neg()
         ):

@@ -15,8 +15,6 @@ from __future__ import annotations
 import sys
 from typing import Any, Final
 
-import torch
-
 _POOLS: Final = (
     *("AdaptiveAvgPool2D", "AdaptiveAvgPool3D", "AdaptiveMaxPool2D", "AdaptiveMaxPool3D"),
     *("AvgPool2D", "AvgPool3D", "FractionalMaxPool2D", "FractionalMaxPool3D"),
@@ -36,9 +34,9 @@ UNREAD: Final = {
 MOST_NODES: Final = 64
 """Nodes that are looked at for the one that has just saved a tensor."""
 
-_ENGINE: Final = frozenset({"_engine_run_backward", "call_hook"})
-"""Functions of torch from which autograd asks for saved tensors: its engine's, on the thread that
-calls it (`torch.autograd.graph`), and that of a compiled backward (`torch._dynamo`)."""
+_ENGINE: Final = "_engine_run_backward", "torch.autograd.graph"
+"""Name and module of the function that calls autograd's engine, which runs nodes of a CPU in the
+same thread."""
 
 _OURS: Final = __name__.partition(".")[0] + "."
 
@@ -50,10 +48,10 @@ def unread_slot(node: Any, packed: object) -> str | None:
         node: of autograd, or None.
         packed: returned by a pack hook.
     """
-    kind = type(node)
-    name = UNREAD.get(kind.__name__)
-    if name is None or issubclass(kind, torch.autograd.function.BackwardCFunction):
-        return None  # a user's function may have any name
+    # Nodes of users' functions have names without a number at the end.
+    name = UNREAD.get(type(node).__name__)
+    if name is None:
+        return None
     slot = f"_raw_saved_{name}"
     try:
         return slot if getattr(node, slot).data is packed else None
@@ -89,14 +87,13 @@ def node_below(tensor: torch.Tensor, number: int, newest: int) -> Any:
     return None
 
 
-def asked_by_autograd() -> bool:
-    """Whether autograd itself has called the hook in which this is asked, to run a node.
+def asked_by_engine() -> bool:
+    """Whether autograd's engine has called the hook in which this is asked, to run a node.
 
-    Else Python code reads a node's attribute: a hook of a node may do so inside of a backward.
+    Else Python code may be reading a node's attribute, as a hook of a node does in a backward. Or
+    it has called the engine by another function of torch's.
     """
     frame = sys._getframe()  # noqa: SLF001
     while frame is not None and frame.f_globals.get("__name__", "").startswith(_OURS):
         frame = frame.f_back  # type: ignore[assignment] # a GPU's thread has no frames above ours
-    return frame is None or (
-        frame.f_code.co_name in _ENGINE and frame.f_globals.get("__name__", "").startswith("torch.")
-    )
+    return frame is None or (frame.f_code.co_name, frame.f_globals.get("__name__")) == _ENGINE
