@@ -79,11 +79,11 @@ class UnreadPlaces:
         place, handle = packed.place, packed.token.handle
         if place is None or not place.may_be_unread or place.recipe.stays:
             return
-        if self._state.goal is not None or unread_slot(_current_node(), packed) is None:
+        if unread_slot(_current_node(), packed) is None:
             return
         # One that is alone keeps its number, so those of the tensors after it stay the same.
         place.unread = "numbered" if handle.views == 1 else "shared"
-        place.stay = place.slot = place.shared_use = place.saved_by = None
+        place.stay = place.slot = place.choice = place.shared_use = place.saved_by = None
         if handle.views == 1 and handle.site is not None:
             self._state.advisor.unread(handle.site, handle.position, handle.raw_nbytes)
 
@@ -94,11 +94,9 @@ class UnreadPlaces:
             tensor: it looks like the last one.
             place: where in the step.
         """
-        state, recipe = self._state, place.recipe
-        lane = recipe.lane
+        lane = place.recipe.lane
         if (
-            state.goal is not None
-            or lane is None
+            lane is None
             or (lane.may_capture and lane.device.is_capturing())
             or is_wrapped(tensor)
             or tensor.is_conj()

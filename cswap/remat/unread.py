@@ -13,7 +13,12 @@ database (tests/remat/test_unread.py). It lists slots that could become rows as 
 from __future__ import annotations
 
 import sys
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    import torch
 
 _POOLS: Final = (
     *("AdaptiveAvgPool2D", "AdaptiveAvgPool3D", "AdaptiveMaxPool2D", "AdaptiveMaxPool3D"),
@@ -93,7 +98,8 @@ def asked_by_engine() -> bool:
     Else Python code may be reading a node's attribute, as a hook of a node does in a backward. Or
     it has called the engine by another function of torch's.
     """
-    frame = sys._getframe()  # noqa: SLF001
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001
     while frame is not None and frame.f_globals.get("__name__", "").startswith(_OURS):
-        frame = frame.f_back  # type: ignore[assignment] # a GPU's thread has no frames above ours
+        frame = frame.f_back
+    # Above ours, a GPU's thread has no frames.
     return frame is None or (frame.f_code.co_name, frame.f_globals.get("__name__")) == _ENGINE

@@ -40,8 +40,8 @@ class Counters:
             next two: a lost summand does no harm.
         staying_s: seconds in the pack hook for tensors that stay.
         beside_s: seconds of workers that encode and decode beside the computation.
-        moves: bytes held and given free, in order. Appended to without the lock, like the next seven,
-            and counted later: where caches are cold, a lock takes as long as a small copy.
+        moves: bytes held and given free, in order. Appended to without the lock, like the next
+            seven, and counted later: where caches are cold, a lock takes as long as a small copy.
         decodes: codec and seconds of each decode, by the computing thread, of a tensor without a
             handle.
         parameters: bytes of each parameter that was saved and stays.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from contextlib import suppress
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from cswap.remat.reads import CAN_READ
 from cswap.remat.unread import MOST_NODES, UNREAD, node_below, unread_slot
-from tests.remat.unread_slots import Reads, Slot, differentiable, note_reads, reads_of_each
+from tests.remat.unread_slots import Found, Reads, Slot, differentiable, note_reads, reads_of_each
 
 pytestmark = [
     pytest.mark.skipif(not CAN_READ, reason="torch does not show what nodes have saved"),
@@ -54,8 +55,10 @@ LAYOUTS = {
 }
 
 
-LIMITED = {"NllLoss2D", "AvgPool3D", "FractionalMaxPool2D", "FractionalMaxPool3D"}
-"""Operators that do not take every layout and dtype."""
+LIMITED = dict.fromkeys(
+    ("NllLoss2D", "AvgPool3D", "FractionalMaxPool2D", "FractionalMaxPool3D"), (RuntimeError,)
+)
+"""Operators that do not take every layout and dtype, and what they raise then."""
 
 
 def test_each_row_has_a_call():
@@ -67,17 +70,15 @@ def test_each_row_has_a_call():
 def test_the_rows_are_not_read(layout, dtype):
     for name, function in SAVE.items():
         x = LAYOUTS[layout](torch.randn(2, 3, 7, 6, 5).to(dtype)).requires_grad_()
-        found, slot = defaultdict(Reads), (f"{name}Backward0", UNREAD[f"{name}Backward0"])
-        try:
+        found: Found = defaultdict(Reads)
+        slot = f"{name}Backward0", UNREAD[f"{name}Backward0"]
+        with suppress(*LIMITED.get(name, ())):
             note_reads(lambda: function(x), [x], found, {slot[0]})  # noqa: B023
-        except RuntimeError as error:  # nothing but torch has run so far
-            assert name in LIMITED, error
-        else:
             assert found[slot] == Reads(same=1), slot
 
 
 def test_a_slot_that_is_read_is_told():
-    found = defaultdict(Reads)
+    found: Found = defaultdict(Reads)
     x = torch.randn(3, requires_grad=True)
     note_reads(lambda: F.leaky_relu(x).cos(), [x], found)
     assert found == {
@@ -86,14 +87,34 @@ def test_a_slot_that_is_read_is_told():
     }
 
 
+NO_ROWS = {
+    # As large as other saved tensors, but rare.
+    *(("CdistBackward0", name) for name in ("x1", "x2", "result")),
+    *(("ComplexBackward0", name) for name in ("real", "imag")),
+    *(("DivBackward2", name) for name in ("self", "other")),  # rounds: no gradient
+    *(("SparseSampledAddmmBackward0", name) for name in ("mat1", "mat2")),
+    ("FftR2CBackward0", "self"),
+    ("OrmqrBackward0", "input3"),
+    ("TriangularSolveBackward0", "self"),
+    # Saved in a backward.
+    ("NativeDropoutBackwardBackward0", "grad_output"),
+    ("SoftmaxBackwardDataBackward0", "grad_output"),
+    # Small.
+    *(("BatchNormWithUpdateBackward0", f"running_{name}") for name in ("mean", "var")),
+    ("NativeLayerNormBackward0", "bias"),
+}
+"""Slots that no sample's backward reads, and that are no rows; of torch 2.13."""
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 def test_of_every_operator_the_rows_are_not_read():
-    """Also lists the slots that could become rows."""
+    """Nor are others that could become rows, but for these."""
     pytest.importorskip("expecttest", reason="PyTorch's operator tests need expecttest")
     found, rows = reads_of_each(differentiable(), most=12), set(UNREAD.items())
     assert rows <= found.keys()
     assert {row: found[row] for row in rows if found[row].differ or not found[row].same} == {}
-    print("unread, and no rows:", sorted(k for k in found.keys() - rows if not found[k].differ))
+    assert {key for key in found.keys() - rows if not found[key].differ} <= NO_ROWS
 
 
 def test_no_function_of_a_user_has_the_name_of_a_row():
@@ -109,10 +130,13 @@ def test_no_function_of_a_user_has_the_name_of_a_row():
 
 def test_only_the_object_in_the_slot_counts():
     x, index = torch.randn(4, 5, requires_grad=True), torch.zeros(4, 5, dtype=torch.long)
-    packed = []
-    with torch.autograd.graph.saved_tensors_hooks(
-        lambda t: packed.append(Slot(t)) or packed[-1], Slot.unpack
-    ):
+    packed: list[Slot] = []
+
+    def pack(tensor: torch.Tensor) -> Slot:
+        packed.append(Slot(tensor))
+        return packed[-1]
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, Slot.unpack):
         y = torch.gather(x, 1, index)
     of_index, of_self = packed
     assert unread_slot(y.grad_fn, of_self) == "_raw_saved_self"

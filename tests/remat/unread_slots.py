@@ -148,7 +148,8 @@ def _leaves(given: Any) -> Iterator[torch.Tensor]:
 
 def _slots(outputs: Sequence[torch.Tensor]) -> Iterator[tuple[str, str, Slot]]:
     # Of floating point or complex numbers: others may be addresses.
-    waiting, seen = [output.grad_fn for output in outputs], set()
+    waiting: list[Any] = [output.grad_fn for output in outputs]
+    seen: set[Any] = set()
     while waiting:
         node = waiting.pop()
         if node is None or node in seen:
@@ -174,6 +175,7 @@ def _derivatives(
 ) -> list[torch.Tensor | None]:
     # Of all orders, with respect to the inputs and to the gradients of the outputs.
     found: list[torch.Tensor | None] = []
+    grads: Sequence[torch.Tensor | None]
     seeds = [_seed(output).requires_grad_() for output in outputs]
     of, given, by = list(outputs), seeds, list(inputs)
     for order in range(1, ORDERS + 1):

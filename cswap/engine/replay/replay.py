@@ -100,9 +100,9 @@ class Replay:
         "_steps",
         "_thread",
         "_unpack",
+        "_unpacker",
         "_unproven",
         "_unread",
-        "_unpacker",
         "_used",
         "is_plain",
     )
@@ -312,9 +312,7 @@ class Replay:
             self._notes.saved_unseen((stay.key,))
         return kept_in_place(tensor)
 
-    def _other(
-        self, tensor: torch.Tensor, n: int
-    ) -> Kept | PackedView | Unread | WithoutHandle:
+    def _other(self, tensor: torch.Tensor, n: int) -> Kept | PackedView | Unread | WithoutHandle:
         # Another tensor than the slot of the n-th place is for. If it is at no place, as weights
         # and small tensors are, the slot waits for the next one.
         begun = self._book.begun
