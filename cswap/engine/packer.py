@@ -26,6 +26,7 @@ from cswap.engine.saved.eligibility import bytes_of, is_tracing, is_wrapped, rea
 from cswap.engine.saved.operators import EXCLUDED, LEFT_OUT
 from cswap.engine.saved.packed import Kept, KeptParameter, PackedView
 from cswap.engine.saved.reclaim import MOST_LATER
+from cswap.engine.saved.unread import Unread
 from cswap.engine.sender import Sender
 from cswap.engine.sharing import Sharing
 from cswap.engine.step_notes import StepNotes
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
     from cswap.engine.saved.module_stack import Scope
     from cswap.engine.saved.packed import Token
-    from cswap.engine.saved.unread import Unread
     from cswap.engine.state import EngineState
     from cswap.schema.plan import Decision
 
@@ -121,7 +121,7 @@ class Packer:
                     packed = self._take(tensor, nbytes)
                     if self._reports is not None and self._reports.wanted:
                         self.notes.saved(packed)
-            if chooser is not None:
+            if chooser is not None and not isinstance(packed, Unread):  # a goal has none
                 chooser.packed(tensor, packed, entered)
         except BaseException:
             self._state.interrupted = True

@@ -82,7 +82,8 @@ class EngineState:
         self.owned = OwnedStorages()
         self.results = Results(self.counters)
         self.recomputer = Recomputer(self.counters, self.advisor, self.owned, self.results)
-        self.unread = UnreadPlaces(self, seeks=computes_again(config) and plan is None)
+        self.unread = UnreadPlaces(self.counters, self.advisor)
+        self._may_be_unread = computes_again(config) and plan is None
         self.disk = disk_store(config, self.counters)
         budget = None if plan is None else plan.budget_bytes
         self.lanes = Lanes(
@@ -110,6 +111,7 @@ class EngineState:
     def choose_by(self, goal: Chooser | None) -> None:
         """See `SwapEngine.choose_by`."""
         self.goal = self.chooser = goal
+        self.unread.seeks = self._may_be_unread and goal is None
         limit = self.advisor.limit
         if goal is not None:
             self.took = goal.took

@@ -103,9 +103,7 @@ class Unpacker:
 
     def _bring_unread(self, packed: Unread) -> torch.Tensor:
         state = self._state
-        if state.chooser is not None:
-            state.chooser.used()
-        if packed.holds:
+        if packed.holds and state.unread.unproven:
             state.unread.give_up(packed)
         if state.backward_is_next and _current_backward() != NO_BACKWARD:
             self._begin_backward()

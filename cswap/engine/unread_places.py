@@ -31,9 +31,10 @@ from cswap.engine.saved.unread import Unread
 from cswap.remat.unread import node_below, unread_slot
 
 if TYPE_CHECKING:
+    from cswap.advisor.advisor import Advisor
     from cswap.engine.recipes import Place
     from cswap.engine.saved.packed import PackedView
-    from cswap.engine.state import EngineState
+    from cswap.stats.counters import Counters
 
 MOST_LOOKS: Final = 32
 """Tensors that are saved after an unread one, and may lead to its node."""
@@ -63,14 +64,14 @@ class UnreadPlaces:
 
     Attributes:
         unproven: tensors whose nodes are to be found.
-        seeks: whether places are noted.
+        seeks: whether places are noted. Not for a goal, which counts the bytes of every tensor.
     """
 
-    __slots__ = ("_n_looks", "_state", "seeks", "unproven")
+    __slots__ = ("_advisor", "_counters", "_n_looks", "seeks", "unproven")
 
-    def __init__(self, state: EngineState, *, seeks: bool) -> None:
-        """Args: state: the engine's; seeks: see above."""
-        self._state, self.seeks = state, seeks
+    def __init__(self, counters: Counters, advisor: Advisor) -> None:
+        """Args: counters, advisor: the engine's."""
+        self._counters, self._advisor, self.seeks = counters, advisor, False
         self.unproven: list[_Unproven] = []
         self._n_looks = 0
 
@@ -83,9 +84,9 @@ class UnreadPlaces:
             return
         # One that is alone keeps its number, so those of the tensors after it stay the same.
         place.unread = "numbered" if handle.views == 1 else "shared"
-        place.stay = place.slot = place.choice = place.shared_use = place.saved_by = None
+        place.forget_ways()
         if handle.views == 1 and handle.site is not None:
-            self._state.advisor.unread(handle.site, handle.position, handle.raw_nbytes)
+            self._advisor.unread(handle.site, handle.position, handle.raw_nbytes)
 
     def take(self, tensor: torch.Tensor, place: Place) -> Unread | None:
         """The object of a tensor that is being saved at a place that was noted; None: another way.
@@ -96,7 +97,8 @@ class UnreadPlaces:
         """
         lane = place.recipe.lane
         if (
-            lane is None
+            not self.seeks
+            or lane is None
             or (lane.may_capture and lane.device.is_capturing())
             or is_wrapped(tensor)
             or tensor.is_conj()
@@ -121,7 +123,7 @@ class UnreadPlaces:
                 node = node_below(tensor, one.number, newest)
                 if node is not None and unread_slot(node, packed) is not None:
                     packed.let_go()
-                    self._state.counters.unread.append(packed.place.nbytes)
+                    self._counters.unread.append(packed.place.nbytes)
                     self.unproven.remove(one)
                 elif node is not None or self._n_looks > one.last:
                     self.give_up(packed)
@@ -141,4 +143,4 @@ class UnreadPlaces:
         before = len(self.unproven)
         self.unproven[:] = [one for one in self.unproven if one.packed() is not packed]
         if len(self.unproven) < before:
-            self._state.counters.keep("unproven", place.nbytes)
+            self._counters.keep("unproven", place.nbytes)

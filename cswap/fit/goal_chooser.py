@@ -23,7 +23,6 @@ from cswap.codecs.registry import get_codec
 from cswap.codecs.tolerance import needed_tolerance
 from cswap.engine.order.chooser import Choice
 from cswap.engine.saved.packed import Kept, PackedView
-from cswap.engine.saved.unread import Unread
 from cswap.engine.transfer.handle import State
 from cswap.fit.problem import DWELL, Key, Need, Saved, Way
 from cswap.fit.seen import Lap, SeenFormula, SeenTensor, Step, WayNotes
@@ -297,19 +296,13 @@ class GoalChooser:
             self._lap_bytes()
         return mark
 
-    def packed(
-        self, tensor: torch.Tensor, packed: Kept | PackedView | Unread, entered: Entered
-    ) -> None:
+    def packed(self, tensor: torch.Tensor, packed: Kept | PackedView, entered: Entered) -> None:
         """See `Chooser`."""
         step = self.step
         if threading.get_ident() != self._thread:
             return
-        self._leave(entered, stays=not isinstance(packed, PackedView))
+        self._leave(entered, stays=isinstance(packed, Kept))
         step.last = weakref.ref(packed)
-        if isinstance(packed, Unread):  # it holds nothing, and those after it keep their names
-            name = self._name(tensor, self._scopes.current.path)
-            self._count[name.scope, name.dtype] += 1
-            return
         if isinstance(packed, Kept):
             kept, self._kept = self._kept, None
             plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided

@@ -134,6 +134,27 @@ def test_the_options_may_say_that_all_is_held(options, let_go):
     assert let_go == []
 
 
+def test_all_is_held_where_torch_does_not_show_what_nodes_have_saved(let_go, monkeypatch):
+    monkeypatch.setattr("cswap.engine.recomputer.CAN_READ", False)
+    x = images()
+    with swapping() as engine:
+        for _ in range(STEPS):
+            grads(engine, pooled, x)
+    assert let_go == []
+
+
+def test_a_goal_has_none(let_go):
+    """It counts the bytes of every tensor."""
+    x, model = images(), torch.nn.Sequential(torch.nn.Conv2d(3, 3, 3), torch.nn.MaxPool2d(2))
+    model.append(torch.nn.GELU())
+    for fit in (None, "1GiB"):
+        with cswap.install(model, min_bytes=0, fit=fit) as handle:
+            for _ in range(8):
+                model(x).square().sum().backward()
+            assert ("unread" in handle.stats.by_codec) == (fit is None)
+    assert let_go
+
+
 def test_a_selector_of_operators_holds(let_go):
     x = images()
     with swapping(exclude=["op:*pool*"]) as engine:
@@ -253,6 +274,7 @@ def test_another_operator_at_the_place_gets_the_values(let_go, given_up):
     assert given_up
 
 
+@pytest.mark.usefixtures("no_limit")
 def test_one_whose_node_is_not_found_stays_and_goes_the_general_way(let_go, given_up):
     x = images()
 
@@ -268,6 +290,57 @@ def test_one_whose_node_is_not_found_stays_and_goes_the_general_way(let_go, give
         assert stats.by_codec["raw"].count >= STEPS - 1
     assert let_go == []
     assert given_up == [(2, 3, 8, 8)]
+
+
+def test_the_search_for_a_node_ends(let_go, given_up):
+    x, others = images(), torch.randn(4, requires_grad=True)
+
+    def late(x):
+        y = F.max_pool2d(x * 2, 2)
+        between = sum(torch.sin(others * n).sum() for n in range(unread_places.MOST_LOOKS + 1))
+        given_up_by_then.append(len(given_up))
+        return torch.sin(y).sum() + between
+
+    given_up_by_then: list[int] = []
+    wanted = torch.autograd.grad(late(x), x)
+    with swapping() as engine:
+        for _ in range(3):
+            assert equal(grads(engine, late, x), wanted)
+    assert given_up_by_then == [0, 0, 1, 1]
+    assert let_go == []
+
+
+def test_a_graph_that_lives_on_has_its_values(let_go, given_up):
+    x = images()
+    wanted = torch.autograd.grad(pooled(x), x)
+    with swapping() as engine:
+        for _ in range(2):
+            grads(engine, pooled, x)
+        engine.begin_step()
+        y = F.max_pool2d(x * 2, 2)
+        assert given_up == []
+        engine.begin_step()  # no tensor after it has led to the node
+        assert given_up == [(2, 3, 8, 8)]
+        assert equal(torch.autograd.grad(torch.sin(y).sum(), x), wanted)
+    assert len(let_go) == 1
+
+
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+def test_gradients_have_the_same_strides(layout, let_go):
+    x = images()
+    strides = []
+
+    def laid_out(x):
+        h = (x * 2).contiguous(memory_format=layout)
+        h.register_hook(lambda gradient: strides.append(gradient.stride()))
+        return torch.sin(F.max_pool2d(h, 2)).sum()
+
+    wanted = torch.autograd.grad(laid_out(x), x)
+    with swapping() as engine:
+        for _ in range(3):
+            assert equal(grads(engine, laid_out, x), wanted)
+    assert strides == 4 * strides[:1]
+    assert len(let_go) == 2
 
 
 def test_a_graph_that_is_dropped_gives_up_nothing(let_go, given_up):

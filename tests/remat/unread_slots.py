@@ -175,7 +175,6 @@ def _derivatives(
 ) -> list[torch.Tensor | None]:
     # Of all orders, with respect to the inputs and to the gradients of the outputs.
     found: list[torch.Tensor | None] = []
-    grads: Sequence[torch.Tensor | None]
     seeds = [_seed(output).requires_grad_() for output in outputs]
     of, given, by = list(outputs), seeds, list(inputs)
     for order in range(1, ORDERS + 1):
@@ -189,7 +188,7 @@ def _derivatives(
                 raise
             break  # not differentiable so often
         found += grads
-        of = [one for one in grads if one is not None and one.requires_grad]
+        of = [one for one in found[-len(by) :] if one is not None and one.requires_grad]
         given, by = [_seed(one) for one in of], [*inputs, *seeds]
         if not of:
             break

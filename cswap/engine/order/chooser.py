@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from cswap.advisor.cost import Candidate
     from cswap.advisor.gains import Took
     from cswap.engine.saved.packed import Kept, PackedView
-    from cswap.engine.saved.unread import Unread
     from cswap.engine.transfer.handle import Handle
     from cswap.engine.transfer.notes import Notes
 
@@ -86,9 +85,7 @@ class Chooser(Protocol):
         """The engine is about to pack or to unpack a tensor; `packed` or `unpacked` get this."""
         ...
 
-    def packed(
-        self, tensor: torch.Tensor, packed: Kept | PackedView | Unread, entered: Any
-    ) -> None:
+    def packed(self, tensor: torch.Tensor, packed: Kept | PackedView, entered: Any) -> None:
         """A tensor was packed. Args: entered: of `enter`."""
         ...
 

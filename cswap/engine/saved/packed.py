@@ -13,7 +13,7 @@ from cswap.remat.reads import Packed
 
 if TYPE_CHECKING:
     from cswap.engine.order.looks import Stay
-    from cswap.engine.recipes import Place
+    from cswap.engine.saved.unread import UnreadPlace
     from cswap.engine.saved.without_handle import SharedUse
     from cswap.engine.transfer.device_lanes import Lane
     from cswap.engine.transfer.handle import Handle
@@ -121,7 +121,7 @@ class PackedView(Packed):
 
     def __init__(self, token: Token, tensor: torch.Tensor) -> None:
         self.token = token
-        self.place: Place | None = None
+        self.place: UnreadPlace | None = None
         self.dtype = tensor.dtype
         self.sizes = tensor.shape
         self.strides = tensor.stride()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
 
@@ -14,13 +14,26 @@ from cswap.remat.reads import Packed
 from cswap.remat.unread import asked_by_engine
 
 if TYPE_CHECKING:
-    from cswap.engine.recipes import Place
+    from cswap.engine.recipe import Recipe
 
 NO_VALUES: Final = COARSE + 1
 """Tolerance of these objects: no tensor is computed again from them."""
 
 _current_backward = torch._C._current_graph_task_id  # noqa: SLF001
 _NO_BACKWARD: Final = -1
+
+
+class UnreadPlace(Protocol):
+    """The part of a `Place` that its unread tensors ask for, and whoever notes that they are."""
+
+    recipe: Recipe
+    nbytes: int
+    unread: str | None
+    may_be_unread: bool
+
+    def forget_ways(self) -> None:
+        """Forget how the last tensor went."""
+        ...
 
 
 class Unread(Packed):
@@ -38,7 +51,7 @@ class Unread(Packed):
     depth = 0
     tolerance = NO_VALUES
 
-    def __init__(self, tensor: torch.Tensor, place: Place) -> None:
+    def __init__(self, tensor: torch.Tensor, place: UnreadPlace) -> None:
         self.tensor = tensor.detach()
         self.version = tensor._version  # noqa: SLF001
         self.place = place
