@@ -103,8 +103,8 @@ class Unpacker:
 
     def _bring_unread(self, packed: Unread) -> torch.Tensor:
         state = self._state
-        if packed.holds and state.unread.unproven:
-            state.unread.give_up(packed)
+        if packed.tensor is not None:
+            state.unread.asked(packed)
         if state.backward_is_next and _current_backward() != NO_BACKWARD:
             self._begin_backward()
         return packed.unpack()

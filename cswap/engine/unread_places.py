@@ -118,29 +118,42 @@ class UnreadPlaces:
         for one in self.unproven.copy():
             packed = one.packed()
             if packed is None:
-                self.unproven.remove(one)
+                self._drop(one)
             elif one.thread == thread and one.number < newest:
                 node = node_below(tensor, one.number, newest)
                 if node is not None and unread_slot(node, packed) is not None:
-                    packed.let_go()
-                    self._counters.unread.append(packed.place.nbytes)
-                    self.unproven.remove(one)
+                    if self._drop(one):
+                        packed.let_go()
+                        self._counters.unread.append(packed.place.nbytes)
                 elif node is not None or self._n_looks > one.last:
-                    self.give_up(packed)
+                    self._give_up(one, packed)
 
     def begin_step(self) -> None:
         """A step begins: nothing leads to nodes of the one before."""
         for one in self.unproven.copy():
             packed = one.packed()
-            if packed is not None:
-                self.give_up(packed)
-        self.unproven.clear()
+            if packed is None:
+                self._drop(one)
+            else:
+                self._give_up(one, packed)
 
-    def give_up(self, packed: Unread) -> None:
-        """A tensor stays: its node was not found. Its place goes the general way from here on."""
+    def asked(self, packed: Unread) -> None:
+        """Somebody asks for a tensor whose node has not been found."""
+        for one in self.unproven.copy():
+            if one.packed() is packed:
+                self._give_up(one, packed)
+
+    def _give_up(self, one: _Unproven, packed: Unread) -> None:
+        # The tensor stays, and its place goes the general way from here on.
         place = packed.place
         place.unread, place.may_be_unread = None, False
-        before = len(self.unproven)
-        self.unproven[:] = [one for one in self.unproven if one.packed() is not packed]
-        if len(self.unproven) < before:
+        if self._drop(one):
             self._counters.keep("unproven", place.nbytes)
+
+    def _drop(self, one: _Unproven) -> bool:
+        # Whether no other thread has done so.
+        try:
+            self.unproven.remove(one)
+        except ValueError:
+            return False
+        return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -35,7 +36,7 @@ def let_go(monkeypatch):
     found, of_one = [], Unread.let_go
 
     def noted(self):
-        found.append(tuple(self.tensor.shape))
+        found.append(tuple(self.place.recipe.sizes))
         of_one(self)
 
     monkeypatch.setattr(Unread, "let_go", noted)
@@ -45,13 +46,13 @@ def let_go(monkeypatch):
 @pytest.fixture
 def given_up(monkeypatch):
     """Sizes of the tensors that stay, though they were expected to be unread."""
-    found, of_one = [], unread_places.UnreadPlaces.give_up
+    found, of_one = [], unread_places.UnreadPlaces._give_up
 
-    def noted(self, packed):
-        found.append(tuple(packed.tensor.shape))
-        of_one(self, packed)
+    def noted(self, one, packed):
+        found.append(tuple(packed.place.recipe.sizes))
+        of_one(self, one, packed)
 
-    monkeypatch.setattr(unread_places.UnreadPlaces, "give_up", noted)
+    monkeypatch.setattr(unread_places.UnreadPlaces, "_give_up", noted)
     return found
 
 
@@ -388,6 +389,24 @@ def test_no_tensor_is_computed_again_from_one(let_go, monkeypatch):
         for _ in range(STEPS):
             assert equal(grads(engine, both, x, w), wanted)
         assert engine.stats.by_codec["remat"].count
+        assert engine.stats.fallbacks == 0
+    assert let_go
+
+
+def test_threads_save_at_the_same_time(let_go):
+    x = images()
+    wanted = torch.autograd.grad(pooled(x), x)
+    with swapping() as engine:
+        for _ in range(2):
+            grads(engine, pooled, x)
+
+        def train(_):
+            with torch.autograd.graph.saved_tensors_hooks(engine.pack, engine.unpack):
+                return [torch.autograd.grad(pooled(x), x) for _ in range(20)]
+
+        with ThreadPoolExecutor(4) as threads:
+            for found in threads.map(train, range(4)):
+                assert all(equal(one, wanted) for one in found)
         assert engine.stats.fallbacks == 0
     assert let_go
 

@@ -40,27 +40,26 @@ class Unread(Packed):
     """One saved tensor of which backward needs nothing but the layout.
 
     Attributes:
-        tensor: shares the counter of versions with the saved tensor, and its memory until that is
-            let go.
-        version: at which the tensor was saved.
+        tensor: shares the memory of the saved tensor; None: it was let go.
+        counter: counts the versions with that.
+        version: at which it was saved.
         place: in the step; its recipe has the tensor's layout.
-        holds: whether the memory has not been let go.
     """
 
-    __slots__ = ("__weakref__", "holds", "place", "tensor", "version")
+    __slots__ = ("__weakref__", "counter", "place", "tensor", "version")
     depth = 0
     tolerance = NO_VALUES
 
     def __init__(self, tensor: torch.Tensor, place: UnreadPlace) -> None:
-        self.tensor = tensor.detach()
+        self.tensor: torch.Tensor | None = tensor.detach()
+        self.counter = counter = tensor.detach()
+        counter.data = place.recipe.nothing
         self.version = tensor._version  # noqa: SLF001
         self.place = place
-        self.holds = True
 
     def let_go(self) -> None:
         """Hold nothing from here on."""
-        self.tensor.data = self.place.recipe.nothing  # the counter stays
-        self.holds = False
+        self.tensor = None
 
     def unpack(self) -> torch.Tensor:
         """A tensor with the layout of the saved one: that one, while its memory is held.
@@ -69,11 +68,11 @@ class Unread(Packed):
             RuntimeError: autograd's own: the tensor was modified in place since it was saved.
             ValuesGoneError: there is no backward: somebody looks at the node.
         """
-        recipe = self.place.recipe
-        if self.tensor._version != self.version:  # noqa: SLF001
-            raise modified_error(self.tensor, recipe.sizes, self.version)
-        if self.holds:
-            return self.tensor
+        recipe, tensor = self.place.recipe, self.tensor
+        if self.counter._version != self.version:  # noqa: SLF001
+            raise modified_error(self.counter, recipe.sizes, self.version)
+        if tensor is not None:
+            return tensor
         if _current_backward() == _NO_BACKWARD:
             raise ValuesGoneError(recipe.sizes, recipe.dtype)
         found = torch.empty_strided(
