@@ -8,6 +8,7 @@
     - HardwareError       a hardware profile is unknown, incomplete or impossible
     - BudgetError         no plan of this kind fits in the budget; carries the smallest that does
   + GoalError             a memory goal cannot be reached; carries the smallest that can
+  + ValuesGoneError       the values of a saved tensor are not held, since backward reads none
   + CorruptEncodingError  bytes that came back are not the bytes that were written
   + InternalError         cswap broke one of its own rules: please report
 """
@@ -22,7 +23,7 @@ from cswap.display import MOST_SHOWN, shown, visible
 from cswap.units import show_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 
 class CswapError(Exception):
@@ -97,6 +98,24 @@ class GoalError(CswapError):
         super().__init__(f"fit={show_bytes(asked_bytes)}: {why}")
         self.asked_bytes = asked_bytes
         self.smallest_bytes = smallest_bytes
+
+
+class ValuesGoneError(CswapError, RuntimeError):
+    """Somebody asks for the values of a saved tensor that backward does not read: nobody has them.
+
+    >>> try:
+    ...     raise ValuesGoneError((2, 3), "torch.float32")
+    ... except RuntimeError as error:
+    ...     str(error)[:63]
+    'the values of a saved tensor, torch.float32 [2, 3], are gone: i'
+    """
+
+    def __init__(self, sizes: Sequence[int], dtype: object) -> None:
+        super().__init__(
+            f"the values of a saved tensor, {dtype} {list(sizes)}, are gone: its operator's "
+            "backward reads only its sizes, so cswap does not hold it. To look at the saved "
+            "tensors of nodes, install with remat=False."
+        )
 
 
 class CorruptEncodingError(CswapError):

@@ -34,7 +34,7 @@ from cswap.advisor.cheapest import MARGIN, cheapest
 from cswap.advisor.cost import candidate
 from cswap.advisor.explore import trial_at
 from cswap.advisor.gains import Gain
-from cswap.advisor.live_costs import KEEP, REMAT, LiveCosts
+from cswap.advisor.live_costs import KEEP, REMAT, UNREAD, LiveCosts
 from cswap.advisor.lossy_fallback import Milder
 from cswap.advisor.named_codec import AUTO, NamedCodecs
 from cswap.advisor.pricing import make_pricing, static_codec
@@ -298,6 +298,20 @@ class Advisor:
                 position, site, None, (again, stay), REMAT, "computed again", price
             )
         return again.device_s / ((1 - MARGIN) * nbytes - max(1, held_bytes))
+
+    def unread(self, site: Site, position: int, nbytes: int) -> None:
+        """Backward does not read a saved tensor: it is not held from the next step on.
+
+        Args:
+            site: the call site.
+            position: number of the saved tensor in the step.
+            nbytes: bytes of the tensor.
+        """
+        self.stays(position, nbytes)
+        with self._lock:
+            self._recomputed[position, site.scope, rough_size(nbytes)] = Explanation(
+                position, site, None, (), UNREAD, "backward reads only its sizes"
+            )
 
     def stays(self, position: int, nbytes: int) -> None:
         """A tensor never leaves, whatever its leaving would be worth."""

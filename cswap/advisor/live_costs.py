@@ -38,6 +38,9 @@ KEEP: Final = "keep"
 REMAT: Final = "remat"
 """Candidate that computes the tensor again: an operator's time, no bytes."""
 
+UNREAD: Final = "unread"
+"""Way of a tensor that backward does not read: nothing is held, so there is no choice."""
+
 
 class LiveCosts:
     """Predicted cost of codecs on one kind of device, corrected by measurements.

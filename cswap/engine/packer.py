@@ -26,6 +26,7 @@ from cswap.engine.saved.eligibility import bytes_of, is_tracing, is_wrapped, rea
 from cswap.engine.saved.operators import EXCLUDED, LEFT_OUT
 from cswap.engine.saved.packed import Kept, KeptParameter, PackedView
 from cswap.engine.saved.reclaim import MOST_LATER
+from cswap.engine.saved.unread import Unread
 from cswap.engine.sender import Sender
 from cswap.engine.sharing import Sharing
 from cswap.engine.step_notes import StepNotes
@@ -84,18 +85,19 @@ class Packer:
         self._remat = self._sender.remat
         self._slots = SlotMaker(state)
         self._follower = state.follower
+        self._unread = state.unread
         self.notes = StepNotes(state)
         self._reports = self.notes.reports
         self._warned_of_capture = self._has_drifted = False
 
-    def pack(self, tensor: torch.Tensor) -> Kept | PackedView:
+    def pack(self, tensor: torch.Tensor) -> Kept | PackedView | Unread:
         """See `SwapEngine.pack`."""
         # Most tensors stay: parameters and small ones take a way with few calls.
         chooser = self._state.chooser
         try:
             entered = None if chooser is None else chooser.enter()
             kind = type(tensor)
-            packed: Kept | PackedView
+            packed: Kept | PackedView | Unread
             if (kind is not _Tensor and kind is not Parameter) or _is_tracing():
                 packed = self._keep_special(tensor)
             elif tensor.layout is not _strided:  # has no nbytes, or another meaning of it
@@ -119,14 +121,14 @@ class Packer:
                     packed = self._take(tensor, nbytes)
                     if self._reports is not None and self._reports.wanted:
                         self.notes.saved(packed)
-            if chooser is not None:
+            if chooser is not None and not isinstance(packed, Unread):  # a goal has none
                 chooser.packed(tensor, packed, entered)
         except BaseException:
             self._state.interrupted = True
             raise
         return packed
 
-    def _take(self, tensor: torch.Tensor, nbytes: int) -> Kept | PackedView:
+    def _take(self, tensor: torch.Tensor, nbytes: int) -> Kept | PackedView | Unread:
         # A strided tensor of no special class, which is large enough to leave.
         state, order = self._state, self._order
         if self._deaths or len(self._later) > MOST_LATER or state.interrupted:
@@ -144,6 +146,13 @@ class Packer:
         if place.recipe.keep is not None:
             self._counters.keep(place.recipe.keep, nbytes)
             return kept_in_place(tensor)
+        if place.unread is not None and (unread := self._unread.take(tensor, place)) is not None:
+            if place.unread == "numbered":
+                with self._lock:
+                    position, _ = order.next_position()
+                if not position:
+                    self.notes.begin()
+            return unread
         if chooser is not None:
             place.choice = place.shared_use = place.saved_by = place.stay = None
             if chooser.keeps(tensor, scope.path):
@@ -163,6 +172,8 @@ class Packer:
         else:
             self._counters.leaving_s += took_s
             handle.took_s += took_s
+        if self._unread.seeks and not isinstance(packed, Kept):
+            packed.place = place
         observer = self._state.observer
         if observer.seen is not None:
             observer.note(scope.path, tensor, packed)
@@ -174,6 +185,8 @@ class Packer:
             self._has_drifted = False
             self.renumber()
         self.book.begin_step()
+        if self._unread.unproven:
+            self._unread.begin_step()
         self._state.lanes.begin_step()
         self._state.backward_is_next = True
         with self._lock:

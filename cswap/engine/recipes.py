@@ -59,6 +59,9 @@ class Place:
         saved_by: of the place that saves this place's tensors first, if they have no handles.
         choice: of a goal, for the last tensor; None: there is none.
         slot: that may take the next tensor (replay/replay.py).
+        unread: backward does not read the last tensor (engine/unread_places.py), which is
+            ``"numbered"`` among those of the step, or else ``"shared"``; None: it may.
+        may_be_unread: whether that may be set.
     """
 
     recipe: Recipe
@@ -73,6 +76,12 @@ class Place:
     saved_by: SharedUse | None = None
     choice: Choice | None = None
     slot: Slot | None = None
+    unread: str | None = None
+    may_be_unread: bool = True
+
+    def forget_ways(self) -> None:
+        """Forget how the last tensor went: the next one goes another way."""
+        self.stay = self.slot = self.shared_use = self.saved_by = None
 
     def note(self, remat: Remat | None) -> None:
         """The tensor that is saved here now can be computed again like this; None: it cannot."""

@@ -43,12 +43,13 @@ from cswap.engine.transfer.handle import State
 from cswap.engine.trials import Trials
 from cswap.errors import CswapError
 from cswap.remat.finder import Finder
-from cswap.remat.reads import CAN_TELL, NotFoundError
+from cswap.remat.reads import CAN_READ, CAN_TELL, NotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cswap.advisor.advisor import Advisor
+    from cswap.config import SwapConfig
     from cswap.engine.recipes import Place
     from cswap.engine.saved.eligibility import OwnedStorages
     from cswap.engine.saved.packed import Token
@@ -64,6 +65,12 @@ GOAL_DEPTH: Final = 4
 _Parameter = torch.nn.Parameter
 _clock = time.perf_counter
 _current_backward = torch._C._current_graph_task_id  # noqa: SLF001
+
+
+def computes_again(config: SwapConfig) -> bool:
+    """Whether the options allow that a tensor is not held."""
+    # Policies that are compared mean codecs, and a checksum is of bytes that come back.
+    return config.remat and config.policy == "auto" and not config.verify and CAN_READ
 
 
 class Recomputer:

@@ -15,18 +15,17 @@ from cswap.codecs.tolerance import EXACT, needed_tolerance
 from cswap.codecs.warmup import WARM, warm
 from cswap.engine.order.chooser import Choice
 from cswap.engine.order.looks import Stay
+from cswap.engine.recomputer import computes_again
 from cswap.engine.saved.operators import EXCLUDED, LEFT_OUT
 from cswap.engine.saved.without_handle import SharedUse
 from cswap.engine.transfer.handle import State
 from cswap.engine.transfer.section import INDICES
-from cswap.remat.reads import CAN_READ
 
 if TYPE_CHECKING:
     import torch
 
     from cswap.advisor.cost import Candidate
     from cswap.codecs.base import Codec
-    from cswap.config import SwapConfig
     from cswap.engine.recipes import Place
     from cswap.engine.saved.packed import Token
     from cswap.engine.state import EngineState
@@ -47,11 +46,6 @@ ENCODED: Final = (State.STORED, State.LEAVING)
 """An encoding has been made, or ordered where there is a link."""
 
 
-def _computes_again(config: SwapConfig) -> bool:
-    # Policies that are compared mean codecs, and a checksum is of bytes that come back.
-    return config.remat and config.policy == "auto" and not config.verify and CAN_READ
-
-
 class Sender:
     """Decides for the handles of one engine, and sends them.
 
@@ -64,7 +58,7 @@ class Sender:
         self._state = state
         self._counters, self._lock, self._newest = state.counters, state.lock, state.newest
         self._order, self._recomputer = state.order, state.recomputer
-        self._may_compute = _computes_again(state.config)
+        self._may_compute = computes_again(state.config)
         self.remat = self._may_compute and state.config.plan is None
         self._limit = state.advisor.limit
         # Where encodings have a limit, prices follow the demand of every tensor in every step.

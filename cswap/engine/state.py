@@ -10,7 +10,7 @@ from cswap.engine.order.looks import is_look
 from cswap.engine.order.newest import Newest
 from cswap.engine.order.plan_follower import PlanFollower
 from cswap.engine.order.step_order import StepOrder
-from cswap.engine.recomputer import Recomputer
+from cswap.engine.recomputer import Recomputer, computes_again
 from cswap.engine.saved.aliases import AliasTable
 from cswap.engine.saved.eligibility import OwnedStorages
 from cswap.engine.saved.module_stack import ScopeStack
@@ -21,6 +21,7 @@ from cswap.engine.saved.reclaim import Reclaimer
 from cswap.engine.saved.results import Results
 from cswap.engine.transfer.device_lanes import Lanes, disk_store, optional_int
 from cswap.engine.transfer.handle import State
+from cswap.engine.unread_places import UnreadPlaces
 from cswap.stats.counters import Counters
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class EngineState:
         outliving: tensors that the program holds itself.
         results: memory that was computed again, for tensors without handles.
         recomputer: computes tensors again.
+        unread: knows the places whose tensors backward does not read.
         goal: decides instead of the advisor; None: the advisor decides.
         chooser: the same, in steps that it looks at; None: each place in the step keeps the choice
             that was made for its last tensor.
@@ -80,6 +82,8 @@ class EngineState:
         self.owned = OwnedStorages()
         self.results = Results(self.counters)
         self.recomputer = Recomputer(self.counters, self.advisor, self.owned, self.results)
+        self.unread = UnreadPlaces(self.counters, self.advisor)
+        self._may_be_unread = computes_again(config) and plan is None
         self.disk = disk_store(config, self.counters)
         budget = None if plan is None else plan.budget_bytes
         self.lanes = Lanes(
@@ -107,6 +111,7 @@ class EngineState:
     def choose_by(self, goal: Chooser | None) -> None:
         """See `SwapEngine.choose_by`."""
         self.goal = self.chooser = goal
+        self.unread.seeks = self._may_be_unread and goal is None
         limit = self.advisor.limit
         if goal is not None:
             self.took = goal.took

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from cswap.advisor.gains import Key
     from cswap.engine.saved.packed import Kept
+    from cswap.engine.saved.unread import Unread
     from cswap.engine.state import EngineState
 
 
@@ -51,7 +52,7 @@ class StepNotes:
         """A backward has ended: a step's time is measured until then."""
         self._ended = self._moment()
 
-    def saved(self, packed: Kept | PackedView | WithoutHandle) -> None:
+    def saved(self, packed: Kept | PackedView | Unread | WithoutHandle) -> None:
         """A tensor has been saved, in a step that reports.
 
         Those that share another one's memory are no news.

@@ -15,6 +15,7 @@ from cswap.engine.order.step_order import NO_BACKWARD
 from cswap.engine.saved.away import Away
 from cswap.engine.saved.packed import Kept, PackedView
 from cswap.engine.saved.reclaim import MOST_LATER
+from cswap.engine.saved.unread import Unread
 from cswap.engine.saved.without_handle import WithoutHandle
 from cswap.engine.transfer.handle import State
 
@@ -52,11 +53,12 @@ class Unpacker:
         self._at_end = at_end
         self._recomputer, self._results = state.recomputer, state.results
         self._recomputer.note_ready = self._note_ready
+        self._unread = state.unread
         self.backward = NO_BACKWARD
         limit = state.advisor.limit
         self._reports = None if limit is None else limit.reports
 
-    def unpack(self, packed: Kept | PackedView | WithoutHandle) -> torch.Tensor:
+    def unpack(self, packed: Kept | PackedView | Unread | WithoutHandle) -> torch.Tensor:
         """See `SwapEngine.unpack`."""
         state = self._state
         chooser = state.chooser
@@ -69,6 +71,8 @@ class Unpacker:
             if version >= 0 and packed.tensor._version != version:  # noqa: SLF001
                 return packed.unpack()  # which raises; a call for each tensor that stays is saved
             return packed.tensor
+        if isinstance(packed, Unread):
+            return self._bring_unread(packed)
         try:
             entered = None
             if chooser is not None:
@@ -83,6 +87,8 @@ class Unpacker:
                 return self._bring_without_handle(packed, start_s)
             self._recomputer.inputs_s = 0.0
             tensor = self._bring(packed)
+            if self._unread.seeks and self.backward != NO_BACKWARD:
+                self._unread.note(packed)
             took_s = _now() - start_s
             self._counters.leaving_s += took_s
             packed.token.handle.took_s += took_s - self._recomputer.inputs_s
@@ -94,6 +100,14 @@ class Unpacker:
             self._state.interrupted = True
             raise
         return tensor
+
+    def _bring_unread(self, packed: Unread) -> torch.Tensor:
+        state = self._state
+        if packed.tensor is not None:
+            state.unread.asked(packed)
+        if state.backward_is_next and _current_backward() != NO_BACKWARD:
+            self._begin_backward()
+        return packed.unpack()
 
     def _bring_without_handle(self, packed: WithoutHandle, start_s: float) -> torch.Tensor:
         first = packed.first or packed

@@ -228,9 +228,9 @@ class Search:
         operand: Operand,
         strides: tuple[int, ...] | None,
         level: int,
-        joins: bool,
+        joins: bool = False,
     ) -> Value | None:
-        # joins: whether other arguments have histories of their own.
+        # joins: whether other arguments that the node does not save have histories, too.
         if operand.sizes is not None and self._read.argument(node, operand.sizes) in NO_SIZES:
             return None
         if operand.slot is not None:

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict, deque
 from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from cswap.advisor.live_costs import REMAT
+from cswap.advisor.live_costs import REMAT, UNREAD
 from cswap.log import log
 from cswap.stats.stats import CodecStats, Stats, gained_bytes
 
@@ -40,8 +40,8 @@ class Counters:
             next two: a lost summand does no harm.
         staying_s: seconds in the pack hook for tensors that stay.
         beside_s: seconds of workers that encode and decode beside the computation.
-        moves: bytes held and given free, in order. Appended to without the lock, like the next six,
-            and counted later: where caches are cold, a lock takes as long as a small copy.
+        moves: bytes held and given free, in order. Appended to without the lock, like the next
+            seven, and counted later: where caches are cold, a lock takes as long as a small copy.
         decodes: codec and seconds of each decode, by the computing thread, of a tensor without a
             handle.
         parameters: bytes of each parameter that was saved and stays.
@@ -51,6 +51,7 @@ class Counters:
         stayed: reason and bytes of each tensor that was saved where the last one stayed
             (engine/order/looks.py).
         again: bytes of each saved tensor that is computed again and has no handle.
+        unread: bytes of each saved tensor that is let go, since backward does not read it.
         hits: for each tensor that was asked for first, whether it was ready or on its way.
         n_unseen: number of the counted tensors that were saved without hooks.
         held_at_backward: bytes of device and host memory held when the last backward began.
@@ -71,6 +72,7 @@ class Counters:
         }
         self.stayed: deque[tuple[str, int]] = deque()
         self.again: deque[int] = deque()
+        self.unread: deque[int] = deque()
         self.hits: deque[int] = deque()
         self.n_unseen = self.held_at_backward = 0
         self.kept: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
@@ -155,13 +157,14 @@ class Counters:
                 n, hits = _take_all(self.hits)
                 self.prefetch_hits += hits
                 self.prefetch_misses += n - hits
-            if self.again:
-                n, nbytes = _take_all(self.again)
-                self.packed += n
-                self.swapped += n
-                totals = self.by_codec[REMAT]
-                totals.count += n
-                totals.raw += nbytes
+            for way, gone in ((REMAT, self.again), (UNREAD, self.unread)):
+                if gone:
+                    n, nbytes = _take_all(gone)
+                    self.packed += n
+                    self.swapped += n
+                    totals = self.by_codec[way]
+                    totals.count += n
+                    totals.raw += nbytes
 
     def _count_moves(self) -> None:
         # Under the lock.

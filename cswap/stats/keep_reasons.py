@@ -68,6 +68,10 @@ REASONS: Final[dict[str, Reason]] = {
         "a mask, a table or an input that several layers save: one copy serves all of them",
         "none: an encoding would come on top of the tensor's own memory",
     ),
+    "unproven": Reason(
+        "expected to be one that backward does not read, by the step before",
+        "none: such tensors go the usual way from the next step on",
+    ),
     "outlives": Reason(
         "the program holds it while backward runs: a batch, an output",
         "none, or delete the program's reference before backward",

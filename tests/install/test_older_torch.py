@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import cswap
-from cswap.engine import sender
+from cswap.engine import recomputer
 
 BEFORE_2_8 = """
 import torch
@@ -74,7 +74,7 @@ def test_the_hooks_on_top_are_known_before_torch_2_8(forked):
 
 
 def test_nothing_is_computed_again_where_slots_cannot_be_read(monkeypatch):
-    monkeypatch.setattr(sender, "CAN_READ", False)
+    monkeypatch.setattr(recomputer, "CAN_READ", False)
     net = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64))
     with cswap.install(net, min_bytes=0, slowdown=1e6, workers=0) as handle:
         for _ in range(4):

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from cswap.engine.packer import Packer
     from cswap.engine.replay.slot import Slot
     from cswap.engine.saved.packed import PackedView
+    from cswap.engine.saved.unread import Unread
     from cswap.engine.saved.without_handle import WithoutHandle
     from cswap.engine.state import EngineState
     from cswap.engine.unpacker import Unpacker
@@ -103,6 +104,8 @@ class Replay:
         "_thread",
         "_unpack",
         "_unpacker",
+        "_unproven",
+        "_unread",
         "_used",
         "is_plain",
     )
@@ -123,6 +126,7 @@ class Replay:
         self._by_role = packer.book.by_role
         self._thread = 0
         self._recomputer = state.recomputer
+        self._unread, self._unproven = state.unread, state.unread.unproven
         self._used: deque[CodecSlot] = deque()  # since the advisor was told
 
     # ---------------------------------------------------------------- each step
@@ -201,10 +205,12 @@ class Replay:
 
     # -------------------------------------------------------------- each tensor
 
-    def pack(self, tensor: torch.Tensor) -> Kept | PackedView | WithoutHandle:
+    def pack(self, tensor: torch.Tensor) -> Kept | PackedView | Unread | WithoutHandle:
         """See `SwapEngine.pack`."""
         # One function for all questions: see the Note.
         book = self._book
+        if self._unproven:
+            self._unread.look(tensor)
         n, slots = book.begun.next, book.slots
         if slots is None:
             slots = self.review(saving=True)  # operators switch gradients off while they save
@@ -311,7 +317,7 @@ class Replay:
             self._notes.saved_unseen((stay.key,))
         return kept_in_place(tensor)
 
-    def _other(self, tensor: torch.Tensor, n: int) -> Kept | PackedView | WithoutHandle:
+    def _other(self, tensor: torch.Tensor, n: int) -> Kept | PackedView | Unread | WithoutHandle:
         # Another tensor than the slot of the n-th place is for. If it is at no place, as weights
         # and small tensors are, the slot waits for the next one.
         begun = self._book.begun
@@ -324,7 +330,7 @@ class Replay:
         return packed
 
     @leave_alone
-    def unpack(self, packed: Kept | PackedView | WithoutHandle) -> torch.Tensor:
+    def unpack(self, packed: Kept | PackedView | Unread | WithoutHandle) -> torch.Tensor:
         """See `SwapEngine.unpack`."""
         state = self._state
         if type(packed) is Kept or type(packed) is KeptParameter:

@@ -13,6 +13,7 @@ from cswap.remat.reads import Packed
 
 if TYPE_CHECKING:
     from cswap.engine.order.looks import Stay
+    from cswap.engine.saved.unread import UnreadPlace
     from cswap.engine.saved.without_handle import SharedUse
     from cswap.engine.transfer.device_lanes import Lane
     from cswap.engine.transfer.handle import Handle
@@ -94,6 +95,9 @@ class Token:
 class PackedView(Packed):
     """One saved tensor: its exact layout, as a view of a handle's memory.
 
+    Attributes:
+        place: where in the step it was saved; None: nobody wants to know.
+
     Note [modified in place]
     ~~~~~~~~~~~~~~~~~~~~~~~~
     A tensor that was modified after it was saved raises, as it does without hooks, even where its
@@ -103,10 +107,21 @@ class PackedView(Packed):
     they let the memory go.
     """
 
-    __slots__ = ("__weakref__", "conj", "dtype", "neg", "offset", "sizes", "strides", "token")
+    __slots__ = (
+        "__weakref__",
+        "conj",
+        "dtype",
+        "neg",
+        "offset",
+        "place",
+        "sizes",
+        "strides",
+        "token",
+    )
 
     def __init__(self, token: Token, tensor: torch.Tensor) -> None:
         self.token = token
+        self.place: UnreadPlace | None = None
         self.dtype = tensor.dtype
         self.sizes = tensor.shape
         self.strides = tensor.stride()

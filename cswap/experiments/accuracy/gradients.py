@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 import cswap
-from cswap.advisor.live_costs import REMAT
+from cswap.advisor.live_costs import REMAT, UNREAD
 from cswap.codecs.registry import get_codec
 from cswap.experiments.accuracy.train import POLICIES, gradients
 
@@ -77,7 +77,7 @@ def _lossy_bytes(handle: Any) -> float:
         return 0.0
     handle.engine.synchronize()
     by_codec = handle.stats.by_codec
-    codecs = {name: get_codec(name) for name in by_codec if name != REMAT}
+    codecs = {name: get_codec(name) for name in by_codec if name not in (REMAT, UNREAD)}
     return float(sum(by_codec[name].raw for name, c in codecs.items() if not c.lossless))
 
 
