@@ -53,7 +53,7 @@ def _merge(a, b):
 def _encode_run(
     measure, encode, size, x, start, entries, codes, random, first_group, last_group, n
 ):
-    # Encode groups of n values each; x begins with value ``start``. Returns an argument of `_merge`.
+    # Encode groups of n values; x begins with value ``start``. Returns an argument of `_merge`.
     total = np.int32(0), np.int64(0), np.int64(0)
     for group in range(first_group, last_group):
         first, at = np.uint64(size * group), np.uint64(size * group - start)
@@ -94,13 +94,9 @@ def _decode_piece(decode, size, entries, codes, x, start, n):
 def encode_groups(measure, encode, size, entry, words, dst, kind, random):
     """Encode a tile, see cswap_kernels/tiles.py. Bytes of entries and codes; -1 for a raw tile.
 
-    Args:
-        measure, encode: of the format.
-        size: words per group, a constant that divides `floats.PIECE`.
-        entry: type of an entry, np.uint8 or np.uint32.
-        words, dst: of the tile encoder.
-        kind: float format of the words, args[0] of the tile encoder.
-        random: an array for ``encode``.
+    ``measure`` and ``encode`` are the format's; ``size``, words per group, is a constant that
+    divides `floats.PIECE`; ``entry`` the type of an entry, np.uint8 or np.uint32; ``kind`` the
+    float format of the words, args[0] of the tile encoder; ``random`` an array for ``encode``.
     """
     n_groups = (words.size + size - 1) // size
     end = n_groups * (np.iinfo(entry).bits // 8)
@@ -124,10 +120,7 @@ def encode_groups(measure, encode, size, entry, words, dst, kind, random):
 def decode_groups(decode, size, entry, src, code_bytes, words, kind):
     """Decode a tile; 0, or -1 if ``src`` is no encoding of so many words.
 
-    Args:
-        decode, size, entry, words, kind: as of `encode_groups`.
-        src: of the tile decoder.
-        code_bytes: bytes of the codes of so many words.
+    ``code_bytes`` is the bytes of the codes of so many words; the others: see `encode_groups`.
     """
     n_groups = (words.size + size - 1) // size
     end = n_groups * (np.iinfo(entry).bits // 8)

@@ -1,4 +1,8 @@
-"""``int4`` on CUDA: the format of cswap_kernels/int4.py, a warp per row of four groups."""
+"""``int4`` on CUDA: the format of cswap_kernels/int4.py.
+
+Decoded as all formats of groups (groups.py). Encoded by a warp per row of four groups, a word per
+lane: the random numbers of a row come in that order, four to a lane.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,8 @@ from numba import cuda, float32, int32, int64, uint8, uint32, uint64
 
 from cswap_kernels.cuda.container import in_one_step
 from cswap_kernels.cuda.floats import MAGNITUDE, any_raw, float_access, ordered, unordered
+from cswap_kernels.cuda.fours import WHOLE, raised
+from cswap_kernels.cuda.groups import group_decoder
 from cswap_kernels.cuda.primitives import (
     advance,
     as_u32,
@@ -27,6 +33,7 @@ from cswap_kernels.cuda.warps import (
     zero_bytes,
 )
 from cswap_kernels.floats import LIMIT
+from cswap_kernels.int4 import GROUP
 
 LEAST_STEP = 0x0D800000
 FLATTEST = 0x38800000
@@ -75,11 +82,37 @@ def grid_of(low, high, top):
 
 
 @cuda.jit(device=True)
-def sections(n):
-    """Groups of n words, the byte at which codes begin behind their scales, and bytes of codes."""
-    n_groups = int32((n + int32(31)) >> int32(5))
-    half = int32(int32(int32(n_groups + int32(1)) >> int32(1)) << int32(5))
-    return n_groups, padded(int32(n_groups << int32(2))), half
+def groups_of(n):
+    """Groups of n words."""
+    return int32((n + int32(31)) >> int32(5))
+
+
+@cuda.jit(device=True)
+def code_bytes(n):
+    """Bytes of the codes of n words: a byte has those of two, so many words apart."""
+    return int32(int32(int32(groups_of(n) + int32(1)) >> int32(1)) << int32(5))
+
+
+@cuda.jit(device=True)
+def quad_at(codes, i, n):
+    """The quad of the i-th four codes."""
+    quarter = int32(code_bytes(n) >> int32(2))
+    both = uint32(codes[i if i < quarter else int32(i - quarter)])
+    return uint32((both if i < quarter else uint32(both >> uint32(4))) & uint32(0x0F0F0F0F))
+
+
+@cuda.jit(device=True)
+def four(entry, quad):
+    """The values of four codes."""
+    step = bits_f32(uint32(entry << uint32(16)))
+    zero = float32(int32(signed(entry) >> int32(16)))
+    base = float32(bits_f32(uint32(WHOLE)) - zero)  # 2**23 - z, exact
+    a, b, c, d = raised(quad)
+    a, b = float32(float32(a - base) * step), float32(float32(b - base) * step)
+    return a, b, float32(float32(c - base) * step), float32(float32(d - base) * step)
+
+
+make_decode = group_decoder(GROUP, 4, four, code_bytes, quad_at)
 
 
 @cuda.jit(device=True)
@@ -160,7 +193,7 @@ def int4_tile(word, as_words):
 
     a1, a2: seed and stream of the random numbers.
     """
-    load, store = float_access(word)
+    load, _ = float_access(word)
 
     @cuda.jit(device=True)
     def seen(x, i, n, kind):
@@ -180,7 +213,7 @@ def int4_tile(word, as_words):
     @cuda.jit(device=True)
     def put_row(x, n, row, scales, codes, kind, random, found):
         # Scales and codes of a row's groups, unless values are too large; `found`, carried on.
-        (top, exponents, n_nonzero), n_groups = found, int32((n + int32(31)) >> int32(5))
+        (top, exponents, n_nonzero), n_groups = found, groups_of(n)
         for g in range(4):
             group = int32(int32(row << int32(2)) + int32(g))
             i = int32(int32(group << int32(5)) + lane_id())
@@ -203,7 +236,8 @@ def int4_tile(word, as_words):
 
     @cuda.jit(device=True)
     def encode(x, n, dst, tmp, a0, a1, a2, a3, first):
-        n_groups, start, half = sections(n)
+        n_groups, half = groups_of(n), code_bytes(n)
+        start = padded(int32(n_groups << int32(2)))
         zero_bytes(dst, int32(n_groups << int32(2)), start)
         scales, codes = as_u32(dst), advance(dst, start)  # one code per byte, at first
         zero_codes(codes, n, int32(half << int32(1)))
@@ -218,24 +252,4 @@ def int4_tile(word, as_words):
         pack(codes, half)
         return int32(start + half)
 
-    @cuda.jit(device=True)
-    def decode(src, nbytes, x, n, tmp, a0, a1, a2, a3, first):
-        _, start, half = sections(n)
-        if nbytes != int32(start + half):
-            return int32(-1)
-        scales, codes = as_u32(src), advance(src, start)
-        i = int32(cuda.threadIdx.x)
-        while i < n:
-            entry = uint32(scales[int32(i >> int32(5))])
-            step = bits_f32(uint32(entry << uint32(16)))
-            zero = int32(signed(entry) >> int32(16))
-            if i < half:
-                q = int32(int32(codes[i]) & int32(15))
-            else:
-                q = int32(int32(codes[int32(i - half)]) >> int32(4))
-            store(x, i, int32(a0), float32(float32(int32(q + zero)) * step))
-            i = int32(i + int32(cuda.blockDim.x))
-        cuda.syncthreads()
-        return int32(0)
-
-    return *in_one_step(encode), decode
+    return *in_one_step(encode), make_decode(word)
