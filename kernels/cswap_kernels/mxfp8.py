@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 GROUP: Final = 32
 """Values that share a scale: the specification's k."""
 
-_E_MAX = 8
+E_MAX: Final = 8
+"""Exponent of E4M3's largest number."""
 
 
 @njit(nogil=True, cache=True)
@@ -41,7 +42,7 @@ def e8m0(code):
 
 @inlined
 def _encode(x, at, n, top, entries, group, codes, first, random):
-    scale = max(np.int32(top >> np.uint32(23)) - np.int32(_E_MAX), np.int32(0))
+    scale = max(np.int32(top >> np.uint32(23)) - np.int32(E_MAX), np.int32(0))
     entries[group] = np.uint8(scale)
     inverse = float_of(np.uint32(np.uint32(254 - scale) << np.uint32(23)))
     for i in range(np.uint64(n)):
@@ -73,7 +74,7 @@ def mxfp8_encode_reference(x: NDArray[np.float32]) -> bytes | None:
         return None
     groups = np.pad(x, (0, -x.size % GROUP)).reshape(-1, GROUP)
     amax = np.abs(groups).max(1, initial=0)
-    scale = np.maximum((amax.view(np.uint32) >> 23).astype(np.int32) - _E_MAX, 0)
+    scale = np.maximum((amax.view(np.uint32) >> 23).astype(np.int32) - E_MAX, 0)
     quotients = np.ldexp(groups, 127 - scale[:, None]).astype(np.float32)
     codes = to_e4m3_reference(quotients)
     return pad_reference(scale.astype(np.uint8).tobytes()) + codes.tobytes()[: x.size]

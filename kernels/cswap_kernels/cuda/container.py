@@ -251,19 +251,15 @@ def finish(control, size, base, stride, n_tiles, directory):
                 directory[int64(n_tiles * int64(2) + int64(1))] = uint32(0)
 
 
-def encode_kernel(
-    make_tile: MakeTile, word: int, tile_words: int | None = None
-) -> Callable[..., None]:
+def encode_kernel(make_tile: MakeTile, word: int) -> Callable[..., None]:
     """The kernel that encodes a tensor of words of ``word`` bytes; see `encode_signature`.
-
-    ``tile_words``, a power of two, is TILE_WORDS[word]; tests in the simulator want smaller tiles.
 
     ``out`` starts at a multiple of 16 bytes and holds `tiles.container_bound` of them, or those of
     the directory and n_tiles * stride. ``aligned`` says whether ``words`` does, too.
     """
     measure_tile, write_tile, _ = make_tile(word, WORDS[word][1])
     as_words = WORDS[word][1]
-    full = tile_words or TILE_WORDS[word]
+    full = TILE_WORDS[word]
     log, shift, x_u64 = word.bit_length() - 1, full.bit_length() - 1, full * word // 8
     segment_u64 = x_u64 + SLACK // 8
 
@@ -305,9 +301,7 @@ def read_entry(directory, tile, n_tiles):
     return uint32(directory[entry]), uint32(directory[int64(entry + int64(1))])
 
 
-def decode_kernel(
-    make_tile: MakeTile, word: int, tile_words: int | None = None
-) -> Callable[..., None]:
+def decode_kernel(make_tile: MakeTile, word: int) -> Callable[..., None]:
     """The kernel that decodes a container; see `decode_signature`.
 
     ``payload`` starts at a multiple of 16 bytes and is padded to one. ``status[0]`` is raised to
@@ -315,7 +309,7 @@ def decode_kernel(
     """
     _, _, decode_tile = make_tile(word, WORDS[word][1])
     as_words = WORDS[word][1]
-    full = tile_words or TILE_WORDS[word]
+    full = TILE_WORDS[word]
     log, shift, x_u64 = word.bit_length() - 1, full.bit_length() - 1, full * word // 8
     segment_u64 = x_u64 + SLACK // 8
 

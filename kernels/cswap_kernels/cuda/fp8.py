@@ -1,31 +1,25 @@
-"""``fp8`` and ``mxfp8`` on CUDA: the formats of cswap_kernels/{fp8,mxfp8}.py, see groups.py."""
+"""``fp8`` on CUDA: the format of cswap_kernels/fp8.py; groups.py has all but a group."""
 
 from __future__ import annotations
 
-from numba import cuda, float32, int32, uint8, uint32, uint64
+from numba import cuda, float32, int32, uint32, uint64
 
-from cswap_kernels import fp8, mxfp8
-from cswap_kernels.cuda.fours import bits_of_four, largest_of, magnitudes, quad_of, top_bytes
+from cswap_kernels.cuda.fours import largest_of, quad_of, top_bytes
 from cswap_kernels.cuda.groups import group_tile, groups_of
 from cswap_kernels.cuda.primitives import (
-    FULL,
     as_u32,
     bits_f32,
     f32_bits,
     fused,
-    greater,
-    lesser,
     signed,
     unsigned,
 )
 from cswap_kernels.cuda.quads import FLAGS, LOW, ONES, halves, pair
 from cswap_kernels.cuda.warps import warp_max_u32
 from cswap_kernels.floats import E4M3_LEAST, E4M3_SHIFT
+from cswap_kernels.fp8 import GROUP
 
 LEAST_SCALE = 0x00800000
-E_MAX = 8
-"""Exponent of E4M3's largest number."""
-
 SMALL_SCALE = 0x17800000
 """Bits of 2**-80. Below, the remainder of a division may be no float32."""
 
@@ -108,19 +102,8 @@ def quotient(x, scale, inverse):
 
 
 @cuda.jit(device=True)
-def e8m0(c):
-    """The float32 of an E8M0 scale (u32 of 8 bits): 2**(c - 127), NaN for 255."""
-    bits = uint32(c << uint32(23))
-    if c == uint32(0):
-        bits = uint32(0x00400000)  # 2**-127 is not a normal number
-    if c == uint32(255):
-        bits = uint32(0x7FC00000)
-    return bits_f32(bits)
-
-
-@cuda.jit(device=True)
 def see(bits, sizes, i, numbers):
-    """``fp8``: the group's largest magnitude."""
+    """The group's largest magnitude."""
     largest = warp_max_u32(largest_of(sizes))
     numbers[int32(i >> int32(5))] = uint64(largest)  # the same of all lanes
     return signed(largest)
@@ -128,7 +111,7 @@ def see(bits, sizes, i, numbers):
 
 @cuda.jit(device=True)
 def put_scales(numbers, n, dst):
-    """``fp8``: write scales, and put (scale, reciprocal) in the place of largest magnitudes.
+    """Write scales, and put (scale, reciprocal) in the place of largest magnitudes.
 
     Whether one of them is too small for `quotient`.
     """
@@ -147,7 +130,7 @@ def put_scales(numbers, n, dst):
 
 @cuda.jit(device=True)
 def quad(four, i, numbers, dst, n):
-    """``fp8``: the codes of four values, none of whose scales is too small for `quotient`."""
+    """The codes of four values, none of whose scales is too small for `quotient`."""
     scale, inverse = halves(uint64(numbers[int32(i >> int32(5))]))
     scale, inverse = bits_f32(scale), bits_f32(inverse)
     a, b = quotient(four[0], scale, inverse), quotient(four[1], scale, inverse)
@@ -157,7 +140,7 @@ def quad(four, i, numbers, dst, n):
 
 @cuda.jit(device=True)
 def divided_quad(four, i, numbers, dst, n):
-    """``fp8``: the codes of four values."""
+    """The codes of four values."""
     scale, _ = halves(uint64(numbers[int32(i >> int32(5))]))
     scale = bits_f32(scale)
     a, b = float32(four[0] / scale), float32(four[1] / scale)
@@ -173,44 +156,8 @@ def scaled(quad, scale):
 
 @cuda.jit(device=True)
 def four(entry, quad):
-    """``fp8``: the values of four codes."""
+    """The values of four codes."""
     return scaled(quad, bits_f32(entry))
 
 
-@cuda.jit(device=True)
-def mx_see(bits, sizes, i, numbers):
-    """``mxfp8``: the largest magnitude; groups need not be measured."""
-    return signed(largest_of(sizes))
-
-
-@cuda.jit(device=True)
-def cut(x):
-    """A float32 cut to -448 to 448, the range of E4M3."""
-    return lesser(greater(x, float32(-448.0)), float32(448.0))
-
-
-@cuda.jit(device=True)
-def mx_quad(four, i, numbers, dst, n):
-    """``mxfp8``: the codes of four values. The group's first lane writes the scale."""
-    largest = largest_of(magnitudes(bits_of_four(four)))
-    for k in range(3):  # over the eight lanes that have a group together
-        other = unsigned(int32(cuda.shfl_xor_sync(FULL, signed(largest), int32(4 >> k))))
-        largest = uint32(max(largest, other))
-    scale = int32(max(int32(signed(uint32(largest >> uint32(23))) - int32(E_MAX)), int32(0)))
-    group = int32(i >> int32(3))
-    if int32(i & int32(7)) == int32(0) and int32(group << int32(5)) < n:
-        dst[group] = uint8(scale)
-    inverse = bits_f32(unsigned(int32(int32(int32(254) - scale) << int32(23))))
-    a, b = cut(float32(four[0] * inverse)), cut(float32(four[1] * inverse))
-    c, d = cut(float32(four[2] * inverse)), cut(float32(four[3] * inverse))
-    return quad_of_e4m3(a, b, c, d)
-
-
-@cuda.jit(device=True)
-def mx_four(entry, quad):
-    """``mxfp8``: the values of four codes."""
-    return scaled(quad, e8m0(entry))
-
-
-fp8_tile = group_tile(fp8.GROUP, 4, see, quad, four, put_scales, divided_quad)
-mxfp8_tile = group_tile(mxfp8.GROUP, 1, mx_see, mx_quad, mx_four)
+fp8_tile = group_tile(GROUP, 4, see, quad, four, put_scales, divided_quad)
