@@ -207,12 +207,6 @@ def ordered(bits):
     return np.int32(b ^ np.int32((b >> np.int32(31)) & _M))
 
 
-@njit(nogil=True, cache=True)
-def padded(nbytes):
-    """Bytes rounded up to 16."""
-    return (np.int64(nbytes) + 15) & ~np.int64(15)
-
-
 # References: the same in numpy, slow and obvious.
 
 

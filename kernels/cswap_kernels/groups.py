@@ -21,16 +21,10 @@ from __future__ import annotations
 import numpy as np
 from numba import literally
 
-from cswap_kernels.floats import (
-    LIMIT,
-    OCTAVES,
-    floats_of,
-    narrow_piece,
-    padded,
-    widen_piece,
-)
+from cswap_kernels.floats import LIMIT, OCTAVES, floats_of, narrow_piece, widen_piece
 from cswap_kernels.jit import njit
 from cswap_kernels.uncounted import inlined, uncounted
+from cswap_kernels.words import padded
 
 _COUNT = np.int32(1 << 20)  # beyond any sum of the biased exponents of a group
 

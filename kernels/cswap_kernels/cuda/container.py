@@ -85,29 +85,14 @@ _A = (types.uint64,) * 4
 
 def encode_signature(word: int) -> Any:
     """words, out, control, size, n_words, stride, whether aligned, a0..a3."""
-    return types.void(
-        _P(WORDS[word][0]),
-        _P(types.uint8),
-        _P(types.uint64),
-        _P(types.uint64),
-        types.int64,
-        types.int64,
-        types.int32,
-        *_A,
-    )
+    own = (_P(WORDS[word][0]), _P(types.uint8), _P(types.uint64), _P(types.uint64))
+    return types.void(*own, types.int64, types.int64, types.int32, *_A)
 
 
 def decode_signature(word: int) -> Any:
     """payload, its bytes, words, status, n_words, whether aligned, a0..a3."""
-    return types.void(
-        _P(types.uint8),
-        types.int64,
-        _P(WORDS[word][0]),
-        _P(types.uint32),
-        types.int64,
-        types.int32,
-        *_A,
-    )
+    payload, words = (_P(types.uint8), types.int64), (_P(WORDS[word][0]), _P(types.uint32))
+    return types.void(*payload, *words, types.int64, types.int32, *_A)
 
 
 def in_one_step(encode: Any) -> tuple[Any, Any]:

@@ -18,29 +18,12 @@ if TYPE_CHECKING:
     from cswap_kernels.cuda.container import MakeTile
 
 ALL_WORDS: Final = (1, 2, 4, 8)
-_FLOATS: Final = (2, 4, 8)
-_WIDE: Final = (4, 8)
 
 FORMATS: Final[dict[str, tuple[int, ...]]] = {
-    "zvc": ALL_WORDS,
-    "csr": ALL_WORDS,
-    "rle": ALL_WORDS,
-    "bitpack": ALL_WORDS,
-    "expk": _FLOATS,
-    "cast": _WIDE,
-    "int8": _FLOATS,
-    "fp8": _FLOATS,
-    "mxfp8": _FLOATS,
-    "int4": _FLOATS,
-    "zfp": _FLOATS,
-    "zvc+rle": ALL_WORDS,
-    "zvc+int4": _FLOATS,
-    "zvc+bitpack": ALL_WORDS,
-    "zvc+cast": _WIDE,
-    "zvc+expk": _FLOATS,
-    "zvc+fp8": _FLOATS,
-    "zvc+int8": _FLOATS,
-    "zvc+mxfp8": _FLOATS,
+    **dict.fromkeys(("zvc", "csr", "rle", "bitpack", "zvc+rle", "zvc+bitpack"), ALL_WORDS),
+    **dict.fromkeys(("expk", "int8", "fp8", "mxfp8", "int4", "zfp"), (2, 4, 8)),
+    **dict.fromkeys(("zvc+expk", "zvc+int8", "zvc+fp8", "zvc+mxfp8", "zvc+int4"), (2, 4, 8)),
+    **dict.fromkeys(("cast", "zvc+cast"), (4, 8)),
 }
 """Bytes of the words that a format is for. The module X of this package has the function X_tile
 (word, as_words) -> (measure, write, decode), see container.py; ``zfp`` has no tiles."""

@@ -6,14 +6,7 @@ from numba import cuda, float32, int32, uint32, uint64
 
 from cswap_kernels.cuda.fours import largest_of, quad_of, top_bytes
 from cswap_kernels.cuda.groups import group_tile, groups_of
-from cswap_kernels.cuda.primitives import (
-    as_u32,
-    bits_f32,
-    f32_bits,
-    fused,
-    signed,
-    unsigned,
-)
+from cswap_kernels.cuda.primitives import as_u32, bits_f32, f32_bits, fused, signed, unsigned
 from cswap_kernels.cuda.quads import FLAGS, LOW, ONES, halves, pair
 from cswap_kernels.cuda.warps import warp_max_u32
 from cswap_kernels.floats import E4M3_LEAST, E4M3_SHIFT

@@ -21,17 +21,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from numba import cuda, int32, uint32
+from numba import cuda, float32, int32, uint32
 
-from cswap_kernels.cuda.fours import (
-    bits_of_four,
-    exponents_of,
-    four_access,
-    magnitudes,
-    raw_test,
-)
+from cswap_kernels.cuda.floats import is_raw, of_block
+from cswap_kernels.cuda.fours import bits_of_four, exponents_of, four_access, magnitudes
 from cswap_kernels.cuda.primitives import advance, as_u8, as_u32, as_u64, signed
-from cswap_kernels.cuda.warps import padded, warp_max, zero_bytes
+from cswap_kernels.cuda.warps import block_sum, padded, warp_max, warp_sum, zero_bytes
 from cswap_kernels.cuda.zvc import zero_rest
 
 if TYPE_CHECKING:
@@ -40,7 +35,7 @@ if TYPE_CHECKING:
     from cswap_kernels.cuda.container import MakeTile, TileFunctions
 
 NUMBERS: Final = 128
-"""Where numbers of the groups begin in tmp, a u64 for each of up to 64; behind `RAW_WORDS`."""
+"""Where numbers of the groups begin in tmp, a u64 for each of up to 64; behind `THREES`."""
 
 
 @cuda.jit(device=True)
@@ -132,8 +127,19 @@ def group_tile(
 
     def make(word: int, as_words: Any) -> TileFunctions:
         load, _ = four_access(word)
-        is_raw = raw_test(load)
         put, put_otherwise = _putter(load, quad), _putter(load, other or quad)
+
+        @cuda.jit(device=True)
+        def stays_raw(x, n, kind, top, exponents, tmp):
+            top, exponents, _ = of_block(top, exponents, int32(0), tmp)
+            if not is_raw(top, exponents, n):  # whatever the number of zeros
+                return False
+            count, i = int32(0), int32(cuda.threadIdx.x)
+            while int32(i << int32(2)) < n:
+                for value in load(x, i, kind):
+                    count = int32(count + int32(value != float32(0.0)))
+                i = int32(i + int32(cuda.blockDim.x))
+            return is_raw(top, exponents, block_sum(count, tmp))
 
         @cuda.jit(device=True)
         def measure(x, n, dst, tmp, a0, a1, a2, a3, first):
@@ -151,7 +157,8 @@ def group_tile(
                 exponents = uint32(exponents + exponents_of(sizes))
                 top = int32(max(top, see(bits, sizes, i, numbers)))
                 i = int32(i + int32(cuda.blockDim.x))
-            raw = is_raw(x, n, int32(a0), warp_max(top), signed(exponents), tmp)
+            top, total = warp_max(top), warp_sum(signed(exponents))
+            raw = stays_raw(x, n, int32(a0), top, total, tmp)
             return int32(-1) if raw else int32(padded(end(n)) + n), (int32(0),)
 
         @cuda.jit(device=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from numba import cuda, float32, int32, int64, uint8, uint32, uint64
 
 from cswap_kernels.cuda.container import in_one_step
-from cswap_kernels.cuda.floats import MAGNITUDE, any_raw, float_access, ordered, unordered
-from cswap_kernels.cuda.fours import WHOLE, raised
+from cswap_kernels.cuda.floats import MAGNITUDE, float_loader, is_raw, of_block, ordered, unordered
+from cswap_kernels.cuda.fours import WHOLE, scaled
 from cswap_kernels.cuda.groups import group_decoder
 from cswap_kernels.cuda.primitives import (
     advance,
@@ -23,6 +23,7 @@ from cswap_kernels.cuda.primitives import (
     unsigned,
 )
 from cswap_kernels.cuda.warps import (
+    fill,
     lane_id,
     n_warps,
     padded,
@@ -107,9 +108,7 @@ def four(entry, quad):
     step = bits_f32(uint32(entry << uint32(16)))
     zero = float32(int32(signed(entry) >> int32(16)))
     base = float32(bits_f32(uint32(WHOLE)) - zero)  # 2**23 - z, exact
-    a, b, c, d = raised(quad)
-    a, b = float32(float32(a - base) * step), float32(float32(b - base) * step)
-    return a, b, float32(float32(c - base) * step), float32(float32(d - base) * step)
+    return scaled(quad, base, step)
 
 
 make_decode = group_decoder(GROUP, 4, four, code_bytes, quad_at)
@@ -169,15 +168,6 @@ def code_of(value, grid, random):
 
 
 @cuda.jit(device=True)
-def zero_codes(codes, first, last):
-    """Zero codes[first:last]."""
-    i = int32(first + int32(cuda.threadIdx.x))
-    while i < last:
-        codes[i] = uint8(0)
-        i = int32(i + int32(cuda.blockDim.x))
-
-
-@cuda.jit(device=True)
 def pack(codes, half):
     """Two codes per byte, of words ``half`` apart, from one per byte. Ends with a syncthreads."""
     i = int32(cuda.threadIdx.x)
@@ -193,22 +183,7 @@ def int4_tile(word, as_words):
 
     a1, a2: seed and stream of the random numbers.
     """
-    load, _ = float_access(word)
-
-    @cuda.jit(device=True)
-    def seen(x, i, n, kind):
-        # (value, smallest, largest as `ordered`, exponent and 1 << 20 unless 0) of one word, the
-        # last three to be reduced over a group.
-        value, low, high, counts = float32(0.0), int32(HIGHEST), int32(LOWEST), int32(0)
-        if i < n:
-            value = load(x, i, kind)
-            bits = f32_bits(value)
-            magnitude = signed(uint32(bits & uint32(MAGNITUDE)))
-            low = ordered(bits)
-            high, counts = low, int32(magnitude >> int32(23))
-            if magnitude != int32(0):
-                counts = int32(counts + int32(1 << 20))
-        return value, low, high, counts
+    load = float_loader(word)
 
     @cuda.jit(device=True)
     def put_row(x, n, row, scales, codes, kind, random, found):
@@ -217,7 +192,13 @@ def int4_tile(word, as_words):
         for g in range(4):
             group = int32(int32(row << int32(2)) + int32(g))
             i = int32(int32(group << int32(5)) + lane_id())
-            value, low, high, counts = seen(x, i, n, kind)
+            value, low, high, counts = float32(0.0), int32(HIGHEST), int32(LOWEST), int32(0)
+            if i < n:
+                value = load(x, i, kind)
+                low = high = ordered(f32_bits(value))
+                magnitude = signed(uint32(f32_bits(value) & uint32(MAGNITUDE)))
+                counts = int32(magnitude >> int32(23))  # and 1 << 20 unless 0, summed up at once
+                counts = int32(counts + (int32(1 << 20) if magnitude != int32(0) else int32(0)))
             low, high, counts = warp_min(low), warp_max(high), warp_sum(counts)
             exponents = int32(exponents + int32(counts & int32(0xFFFFF)))
             n_nonzero = int32(n_nonzero + int32(counts >> int32(20)))
@@ -226,10 +207,8 @@ def int4_tile(word, as_words):
                 amax = int32(max(magnitude_of(high), magnitude_of(low)))
             top = int32(max(top, amax))
             if group < n_groups and top < int32(LIMIT):
-                grid = put_scale(
-                    scales, group, bits_f32(unordered(low)), bits_f32(unordered(high)), amax
-                )
-                own = random_of(random, g)
+                low, high = bits_f32(unordered(low)), bits_f32(unordered(high))
+                grid, own = put_scale(scales, group, low, high, amax), random_of(random, g)
                 if i < n:
                     codes[i] = code_of(value, grid, own)
         return top, exponents, n_nonzero
@@ -240,14 +219,14 @@ def int4_tile(word, as_words):
         start = padded(int32(n_groups << int32(2)))
         zero_bytes(dst, int32(n_groups << int32(2)), start)
         scales, codes = as_u32(dst), advance(dst, start)  # one code per byte, at first
-        zero_codes(codes, n, int32(half << int32(1)))
+        fill(advance(codes, n), int32(int32(half << int32(1)) - n), 0)
         found, row = (int32(0), int32(0), int32(0)), warp_id()
         while int32(row << int32(2)) < n_groups:
             random = random_of_row(int64(int64(first >> int64(7)) + int64(row)), a1, a2)
             found = put_row(x, n, row, scales, codes, int32(a0), random, found)
             row = int32(row + n_warps())
-        top, exponents, n_nonzero = found
-        if any_raw(top, exponents, n_nonzero, tmp):
+        top, exponents, n_nonzero = of_block(found[0], found[1], found[2], tmp)
+        if is_raw(top, exponents, n_nonzero):
             return int32(-1)
         pack(codes, half)
         return int32(start + half)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from numba import cuda, float32, int32, uint32, uint64
 
 from cswap_kernels.cuda.floats import MAGNITUDE
-from cswap_kernels.cuda.fours import WHOLE, largest_of, quad_of, raised
+from cswap_kernels.cuda.fours import WHOLE, largest_of, quad_of, scaled
 from cswap_kernels.cuda.groups import group_tile, groups_of
 from cswap_kernels.cuda.primitives import (
     as_u32,
@@ -92,9 +92,7 @@ def four(entry, quad):
     """The values of four codes."""
     scale = bits_f32(uint32(entry & uint32(0xFFFFFF00)))
     base = bits_f32(uint32(uint32(WHOLE) | uint32(entry & uint32(255))))  # 2**23 + z
-    a, b, c, d = raised(quad)
-    a, b = float32(float32(a - base) * scale), float32(float32(b - base) * scale)
-    return a, b, float32(float32(c - base) * scale), float32(float32(d - base) * scale)
+    return scaled(quad, base, scale)
 
 
 int8_tile = group_tile(GROUP, 4, see, quad, four, put_scales)

@@ -181,11 +181,7 @@ unsigned = _bitcast(types.int32, types.uint32)
 signed64 = _bitcast(types.uint64, types.int64)
 unsigned64 = _bitcast(types.int64, types.uint64)
 
-_LETTERS = {
-    types.float32: "f",
-    types.uint32: "r",
-    types.int32: "r",
-}
+_LETTERS = {types.float32: "f", types.uint32: "r", types.int32: "r"}
 
 
 def _instruction(text: str, result: Any, *operands: Any, warp: bool = False) -> Any:
