@@ -5,7 +5,7 @@ One rounding per operation: the linker is told not to fuse products and sums, se
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from numba import cuda, float32, int32, uint32, uint64
 
@@ -20,9 +20,6 @@ from cswap_kernels.floats import (
     LIMIT,
     OCTAVES,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MAGNITUDE = 0x7FFFFFFF
 _HALF_MAX = 0x7BFF
@@ -131,7 +128,7 @@ def of_block(top, exponents, n_nonzero, tmp):
     return highest, total, count
 
 
-def float_loader(word: int) -> Callable[..., Any]:
+def float_loader(word: int) -> Any:
     """load(x, i, kind) -> float32 of words of ``word`` bytes, kind being IEEE or BFLOAT16.
 
     f64 is rounded to nearest even.
