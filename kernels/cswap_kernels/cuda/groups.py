@@ -7,8 +7,8 @@ A warp has 128 words at a time: one group of them, or four of 32. A format contr
 group, the bytes of an entry, and device functions:
 
     see(bits, sizes, i, numbers) -> i32
-        Of the i-th four words' bits, with sign and without, as u32: the bits of their max |x|; that
-        of other words of the tile may be counted in. May write a u64 for each group.
+        Of the i-th four words' bits, with sign and without, as u32: the bits of their max |x|, or
+        of groups of 128 that of the warp's words. May write a u64 for each group.
     prepare(numbers, n, dst) -> whether `other` is to be called in the place of `quad`
         May turn each group's number into others, and write entries. Ends with a syncthreads if so.
     quad(four, i, numbers, dst, n) -> u32
@@ -157,8 +157,9 @@ def group_tile(
                 exponents = uint32(exponents + exponents_of(sizes))
                 top = int32(max(top, see(bits, sizes, i, numbers)))
                 i = int32(i + int32(cuda.blockDim.x))
-            top, total = warp_max(top), warp_sum(signed(exponents))
-            raw = stays_raw(x, n, int32(a0), top, total, tmp)
+            if size < 128:
+                top = warp_max(top)
+            raw = stays_raw(x, n, int32(a0), top, warp_sum(signed(exponents)), tmp)
             return int32(-1) if raw else int32(padded(end(n)) + n), (int32(0),)
 
         @cuda.jit(device=True)
